@@ -1,0 +1,187 @@
+//! What `precast` and its Python worker say to each other: one JSON document per line, in both directions.
+//!
+//! The worker reads requests on stdin and answers on its original stdout; everything that torch, a model or a compiler
+//! prints goes to the worker's stderr, which is its log. A request has an `id`; the worker answers it with exactly one
+//! `result` or `error` of that id, and may send `event`s before. A worker serves one request at a time and stays alive.
+//! Paths in answers are absolute and lie in the `out` folder of the request; the store takes its own copy of them.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::record::{Constant, Input, Layout, Output, Package, Sizes, Source};
+
+/// Part of every key, so that a change in how the worker captures or compiles makes every old artifact miss.
+pub const PROTOCOL: u32 = 1;
+
+/// What a worker is asked to do.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    /// Says what the worker is: answered with [`Hello`].
+    Hello,
+    /// Imports the entry and makes the model: answered with [`Opened`]. Once per worker and model.
+    Open {
+        /// The spec's folder, first on `sys.path`.
+        root: PathBuf,
+        /// `module:callable`.
+        entry: String,
+        /// `cpu` or `cuda`.
+        device: String,
+    },
+    /// Writes the weight set as safetensors: answered with [`Weights`].
+    Weights { out: PathBuf },
+    /// Captures one module at one bucket: answered with [`Captured`].
+    Capture { module: ModuleRequest, sizes: Sizes, out: PathBuf },
+    /// Compiles one captured segment: answered with [`Compiled`].
+    Compile {
+        /// [`Segment::file`] of an earlier answer, of this worker or another.
+        file: PathBuf,
+        device: String,
+        /// `native` or a level of [`crate::target::ISA_LEVELS`].
+        isa: String,
+        mode: String,
+        options: serde_json::Map<String, Value>,
+        out: PathBuf,
+    },
+}
+
+/// The module to capture, as the plan has it.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModuleRequest {
+    pub name: String,
+    /// FQN of the submodule, empty for the model itself.
+    pub path: String,
+    pub method: String,
+    /// In call order. `layout.shape` holds the sizes of this bucket.
+    pub inputs: Vec<Input>,
+    /// FQN globs of the regions to cut out.
+    pub regions: Vec<String>,
+}
+
+/// One line from a worker.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Line {
+    Result { id: u64, value: Value },
+    Error { id: u64, error: WorkerError },
+    /// Where the request is, as `lower` or `link`; for progress only.
+    Event { id: u64, phase: String },
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, Deserialize, Serialize, thiserror::Error)]
+#[error("{message}")]
+pub struct WorkerError {
+    /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `no_module`, `no_method`, `bad_input`, `capture`,
+    /// `compile`, `weights`, `protocol`, `internal`.
+    pub code: String,
+    /// One line, lower case, no final period: names the thing.
+    pub message: String,
+    /// The user's file and line that caused it, as `model.py:12`.
+    #[serde(default)]
+    pub location: Option<String>,
+    #[serde(default)]
+    pub hint: Option<String>,
+    /// The whole Python traceback.
+    #[serde(default)]
+    pub trace: String,
+}
+
+/// What the worker is.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Hello {
+    pub protocol: u32,
+    /// Version, as `3.11.7`.
+    pub python: String,
+    pub site_packages: Vec<String>,
+    pub torch: String,
+    pub torch_git: String,
+    pub cuda: Option<String>,
+    pub cxx11_abi: bool,
+    /// Compute capability of each CUDA device, as `90`; empty without one.
+    pub sm: Vec<String>,
+}
+
+/// What importing the entry and making the model showed.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Opened {
+    /// The project's own files that were imported or read, sorted by path.
+    pub sources: Vec<Source>,
+    /// Installed packages that were imported, sorted by name.
+    pub packages: Vec<Package>,
+    /// FQN -> class name of every submodule; the model itself is under the empty name.
+    pub modules: BTreeMap<String, String>,
+}
+
+/// The weight set of the opened model.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Weights {
+    /// None when the model has no parameters and no buffers.
+    pub file: Option<PathBuf>,
+    /// Names of tied tensors -> the name under which the file holds them.
+    pub aliases: BTreeMap<String, String>,
+}
+
+/// A captured program: segments to compile and the steps that call them.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Captured {
+    pub segments: Vec<Segment>,
+    pub steps: Vec<CapturedStep>,
+    pub inputs: Vec<Input>,
+    pub outputs: Vec<Output>,
+    /// Value numbers of the outputs.
+    pub results: Vec<usize>,
+    /// How many values there are.
+    pub values: usize,
+    pub call_spec: Value,
+    /// Why a smaller request can't be padded into this bucket, if it can't.
+    #[serde(default)]
+    pub padding_refused: Option<String>,
+    /// A safetensors file with `in.0`, `in.1`, … (inputs) and `out.0`, … (what eager answers).
+    pub samples: PathBuf,
+    /// A `torch.export.save` archive of the whole module at this bucket.
+    #[serde(default)]
+    pub exported: Option<PathBuf>,
+    /// Seconds it took.
+    pub seconds: f64,
+}
+
+/// One distinct piece of a captured program.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Segment {
+    /// The canonical graph: no names of nodes, modules or files, no paths, no float weight values.
+    pub graph: String,
+    /// Where the piece lies, ready to compile by any worker.
+    pub file: PathBuf,
+    pub inputs: Vec<Layout>,
+    pub outputs: Vec<Layout>,
+    pub constants: Vec<Constant>,
+}
+
+/// One call of a segment.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct CapturedStep {
+    pub name: String,
+    /// Index into [`Captured::segments`].
+    pub segment: usize,
+    pub inputs: Vec<usize>,
+    pub outputs: Vec<usize>,
+    /// Constant name in the segment -> tensor name in the weight set.
+    pub binding: BTreeMap<String, String>,
+}
+
+/// A compiled segment.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Compiled {
+    /// The shared object.
+    pub library: PathBuf,
+    /// JSON for the proxy executor, if the artifact calls operators through it.
+    #[serde(default)]
+    pub proxy: Option<PathBuf>,
+    /// AOTInductor's own metadata, as written beside the library.
+    pub metadata: Value,
+    /// Seconds by phase (`lower`, `cpp`, `link`, …).
+    pub seconds: BTreeMap<String, f64>,
+}

@@ -1,0 +1,286 @@
+//! The JSON truth about what is in a store: artifacts, programs and releases.
+//!
+//! Records are immutable files. An **artifact** is one shared object and its layout, named by its artifact key. A
+//! **program** is what runs one module at one bucket, named by its request key: steps that call artifacts with
+//! bindings. A **release** is a complete set of programs of one model with one weight set, visible as a whole.
+//! No record holds weight values; a program names weights, a release says which weight set.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{Digest, Target};
+
+/// The version written as `"schema"` into every record.
+pub const SCHEMA: u32 = 1;
+
+/// Element types, by torch's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    Float64,
+    Float32,
+    Float16,
+    Bfloat16,
+    Int64,
+    Int32,
+    Int16,
+    Int8,
+    Uint8,
+    Bool,
+}
+
+impl Dtype {
+    /// Every dtype a module's input may have, in the order errors list them.
+    pub const ALL: [Self; 10] = [
+        Self::Float32,
+        Self::Float64,
+        Self::Float16,
+        Self::Bfloat16,
+        Self::Int64,
+        Self::Int32,
+        Self::Int16,
+        Self::Int8,
+        Self::Uint8,
+        Self::Bool,
+    ];
+
+    /// Returns torch's name without the `torch.` prefix.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float64 => "float64",
+            Self::Float32 => "float32",
+            Self::Float16 => "float16",
+            Self::Bfloat16 => "bfloat16",
+            Self::Int64 => "int64",
+            Self::Int32 => "int32",
+            Self::Int16 => "int16",
+            Self::Int8 => "int8",
+            Self::Uint8 => "uint8",
+            Self::Bool => "bool",
+        }
+    }
+
+    /// Returns the dtype with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    /// Returns the size of one element in bytes.
+    pub fn size(self) -> usize {
+        match self {
+            Self::Float64 | Self::Int64 => 8,
+            Self::Float32 | Self::Int32 => 4,
+            Self::Float16 | Self::Bfloat16 | Self::Int16 => 2,
+            Self::Int8 | Self::Uint8 | Self::Bool => 1,
+        }
+    }
+
+    /// Returns whether values are floating point.
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::Float64 | Self::Float32 | Self::Float16 | Self::Bfloat16)
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The layout of one tensor. Sizes and strides are in elements.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Layout {
+    pub dtype: Dtype,
+    pub shape: Vec<i64>,
+    pub stride: Vec<i64>,
+}
+
+/// One point of a module's shape grid: dimension name -> size.
+pub type Sizes = BTreeMap<String, i64>;
+
+/// Returns `batch=8 seq=128`, or `fixed` for a module without bucketed dimensions.
+pub fn bucket_name(sizes: &Sizes) -> String {
+    if sizes.is_empty() {
+        return "fixed".to_owned();
+    }
+    let parts: Vec<String> = sizes.iter().map(|(name, size)| format!("{name}={size}")).collect();
+    parts.join(" ")
+}
+
+/// One input of a program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Input {
+    pub name: String,
+    #[serde(flatten)]
+    pub layout: Layout,
+    /// For each axis, the bucketed dimension it has, if it has one.
+    pub dims: Vec<Option<String>>,
+    /// What fills the rest of a bucket that is larger than the request.
+    pub pad: Pad,
+}
+
+/// A padding value: exact for integers beyond 2^53 too.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Pad {
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+}
+
+/// How the size of one output axis follows from one bucketed dimension: `scale * size + offset`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Follow {
+    pub dim: String,
+    pub scale: i64,
+    pub offset: i64,
+}
+
+/// One output of a program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Output {
+    pub name: String,
+    #[serde(flatten)]
+    pub layout: Layout,
+    /// For each axis, how it follows a bucketed dimension, if it does.
+    pub dims: Vec<Option<Follow>>,
+}
+
+/// One call of an artifact with one weight binding.
+///
+/// `inputs` and `outputs` are value numbers: values `0..program.inputs.len()` are the program's inputs, later ones are
+/// what earlier steps wrote.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    pub name: String,
+    /// Key of the artifact.
+    pub artifact: Digest,
+    pub inputs: Vec<usize>,
+    pub outputs: Vec<usize>,
+    /// Constant name in the artifact -> tensor name in the weight set.
+    pub binding: BTreeMap<String, String>,
+}
+
+/// Whether a request smaller than the bucket may be padded into it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "padding", rename_all = "kebab-case")]
+pub enum Padding {
+    Allowed,
+    /// Only exact sizes; `why` says what was found.
+    Refused { why: String },
+}
+
+/// What runs one module at one bucket.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    pub schema: u32,
+    /// The request key.
+    pub id: Digest,
+    pub model: String,
+    pub module: String,
+    pub sizes: Sizes,
+    pub target: Target,
+    pub inputs: Vec<Input>,
+    pub outputs: Vec<Output>,
+    /// Value numbers of the outputs.
+    pub results: Vec<usize>,
+    /// How many values there are.
+    pub values: usize,
+    pub steps: Vec<Step>,
+    #[serde(flatten)]
+    pub padding: Padding,
+    /// torch's pytree specs of the call (inputs, outputs) as it was captured.
+    pub call_spec: Value,
+    /// The explained request key.
+    pub request: Value,
+    /// What was measured when it was built.
+    pub receipt: Value,
+    /// Who built it, when and with what; never part of a key.
+    pub provenance: Value,
+}
+
+/// One constant an artifact must be given before it runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Constant {
+    /// The name a binding uses.
+    pub name: String,
+    #[serde(flatten)]
+    pub layout: Layout,
+}
+
+/// One AOTInductor shared object.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Artifact {
+    pub schema: u32,
+    /// The artifact key.
+    pub id: Digest,
+    /// Digest of the shared object.
+    pub object: Digest,
+    /// Size of the shared object in bytes.
+    pub size: u64,
+    pub target: Target,
+    pub inputs: Vec<Layout>,
+    pub outputs: Vec<Layout>,
+    pub constants: Vec<Constant>,
+    /// Digest of the JSON for the proxy executor, for artifacts that call operators through it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<Digest>,
+    /// Digests of shared libraries to load before it (custom operators).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub libraries: Vec<Digest>,
+    /// Digest of the compile log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<Digest>,
+    /// The explained artifact key.
+    pub key: Value,
+    /// What was measured when it was compiled.
+    pub receipt: Value,
+    pub provenance: Value,
+}
+
+/// One of the project's own files that the entry imports or reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// Relative to the spec's folder, with `/`.
+    pub path: String,
+    pub digest: Digest,
+}
+
+/// One installed package that the entry imports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Package {
+    pub name: String,
+    pub version: String,
+}
+
+/// What importing the entry showed: remembered, so that an unchanged build starts no Python.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    pub entry: String,
+    pub sources: Vec<Source>,
+    pub packages: Vec<Package>,
+    /// Where the packages were found; a place to look again, never part of a key.
+    pub site_packages: Vec<String>,
+}
+
+/// A complete set of programs of one model with one weight set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Release {
+    pub schema: u32,
+    pub model: String,
+    /// Counts up from 1 within a model; the highest one is what a plain load gets.
+    pub seq: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Request keys of the programs.
+    pub programs: Vec<Digest>,
+    /// Digest of the weight set, a safetensors object; none for a model without parameters and buffers.
+    pub weights: Option<Digest>,
+    /// Names of tied tensors -> the name under which the weight set holds them.
+    #[serde(default)]
+    pub aliases: BTreeMap<String, String>,
+    pub entry: Entry,
+    pub provenance: Value,
+}

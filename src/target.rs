@@ -1,0 +1,227 @@
+//! What a compiled artifact is tied to, and whether a host can run it.
+//!
+//! A target is part of every key. Before anything is loaded, the target in a record is compared with the host, so
+//! that a wrong machine is an error that names what differs, never a crash inside a kernel.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Where tensors live and kernels run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    Cpu,
+    Cuda,
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        })
+    }
+}
+
+/// One device of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Device {
+    Cpu,
+    /// The CUDA device with this ordinal.
+    Cuda(usize),
+}
+
+impl Device {
+    /// Returns the kind of this device.
+    pub fn kind(self) -> DeviceKind {
+        match self {
+            Self::Cpu => DeviceKind::Cpu,
+            Self::Cuda(_) => DeviceKind::Cuda,
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// What a binary is tied to.
+///
+/// `isa` is a level's name (`native`, `x86-64-v3`); `features` are the CPU features the host code may use, sorted. A
+/// host runs the artifact when it has all of them, whatever the level is called.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    pub os: String,
+    pub arch: String,
+    pub isa: String,
+    pub features: Vec<String>,
+    pub device: DeviceKind,
+    /// Compute capability as `90` for 9.0; none on the CPU.
+    pub sm: Option<String>,
+    /// Full torch version, as `2.11.0+cu130`.
+    pub torch: String,
+    pub torch_git: String,
+    /// CUDA version torch was built with, as `13.0`.
+    pub cuda: Option<String>,
+    pub cxx11_abi: bool,
+}
+
+/// One field of a target that this host does not meet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Mismatch {
+    pub field: &'static str,
+    pub artifact: String,
+    pub host: String,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: artifact has `{}`, host has `{}`",
+            self.field, self.artifact, self.host
+        )
+    }
+}
+
+impl Target {
+    /// Returns the human name, as `torch211-cxx11-cu130-x86_64-linux-sm90`.
+    pub fn name(&self) -> String {
+        let plain = self.torch.split('+').next().unwrap_or_default();
+        let mut parts = plain.split('.');
+        let major = parts.next().unwrap_or_default();
+        let minor = parts.next().unwrap_or_default();
+        let abi = if self.cxx11_abi { "cxx11" } else { "cxx98" };
+        let backend = match (self.device, &self.cuda) {
+            (DeviceKind::Cuda, Some(cuda)) => format!("cu{}", cuda.replace('.', "")),
+            (kind, _) => kind.to_string(),
+        };
+        let chip = match &self.sm {
+            Some(sm) => format!("sm{sm}"),
+            None => self.isa.clone(),
+        };
+        format!("torch{major}{minor}-{abi}-{backend}-{}-{}-{chip}", self.arch, self.os)
+    }
+
+    /// Returns every reason why `host` can't run what was built for this target; empty when it can.
+    pub fn mismatches(&self, host: &Target) -> Vec<Mismatch> {
+        let mut found = Vec::new();
+        let mut differ = |field, artifact: &str, host: &str| {
+            if artifact != host {
+                found.push(Mismatch {
+                    field,
+                    artifact: artifact.to_owned(),
+                    host: host.to_owned(),
+                });
+            }
+        };
+        differ("os", &self.os, &host.os);
+        differ("arch", &self.arch, &host.arch);
+        differ("device", &self.device.to_string(), &host.device.to_string());
+        differ("torch", &self.torch, &host.torch);
+        differ("torch_git", &self.torch_git, &host.torch_git);
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
+        if self.device == DeviceKind::Cuda {
+            differ("cuda", &text(&self.cuda), &text(&host.cuda));
+            differ("sm", &text(&self.sm), &text(&host.sm));
+        }
+        differ("cxx11_abi", &self.cxx11_abi.to_string(), &host.cxx11_abi.to_string());
+        let missing: Vec<_> = self.features.iter().filter(|f| !host.features.contains(f)).cloned().collect();
+        if !missing.is_empty() && self.arch == host.arch {
+            found.push(Mismatch {
+                field: "isa",
+                artifact: format!("{} (needs {})", self.isa, missing.join(" ")),
+                host: host.isa.clone(),
+            });
+        }
+        found
+    }
+}
+
+/// Returns the CPU features of this host that a compiler may use, sorted, by the names of `/proc/cpuinfo`'s kin in
+/// rustc (`avx2`, `avx512f`, …).
+pub fn host_features() -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        macro_rules! probe {
+            ($($name:tt),* $(,)?) => {$(
+                if std::arch::is_x86_feature_detected!($name) { found.push($name.to_owned()); }
+            )*};
+        }
+        probe!(
+            "sse3", "ssse3", "sse4.1", "sse4.2", "sse4a", "popcnt", "cmpxchg16b", "avx", "avx2", "f16c", "fma", "bmi1",
+            "bmi2", "lzcnt", "movbe", "aes", "pclmulqdq", "sha", "xsave", "avx512f", "avx512bw", "avx512cd", "avx512dq",
+            "avx512vl", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni", "avx512bitalg", "avx512vpopcntdq",
+            "avx512bf16", "avx512fp16", "gfni", "vaes", "vpclmulqdq",
+        );
+    }
+    found.sort();
+    found
+}
+
+/// The baseline levels a spec may ask for with `[target] isa`, and the features each one may use.
+pub const ISA_LEVELS: [(&str, &[&str]); 3] = [
+    ("x86-64-v2", &["cmpxchg16b", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3"]),
+    (
+        "x86-64-v3",
+        &[
+            "avx", "avx2", "bmi1", "bmi2", "cmpxchg16b", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse3", "sse4.1",
+            "sse4.2", "ssse3", "xsave",
+        ],
+    ),
+    (
+        "x86-64-v4",
+        &[
+            "avx", "avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi1", "bmi2", "cmpxchg16b",
+            "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3", "xsave",
+        ],
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cuda() -> Target {
+        Target {
+            os: "linux".into(),
+            arch: "x86_64".into(),
+            isa: "native".into(),
+            features: vec!["avx2".into()],
+            device: DeviceKind::Cuda,
+            sm: Some("90".into()),
+            torch: "2.11.0+cu130".into(),
+            torch_git: "70d99e9".into(),
+            cuda: Some("13.0".into()),
+            cxx11_abi: true,
+        }
+    }
+
+    #[test]
+    fn names_follow_the_fields() {
+        assert_eq!(cuda().name(), "torch211-cxx11-cu130-x86_64-linux-sm90");
+        let cpu = Target { device: DeviceKind::Cpu, sm: None, ..cuda() };
+        assert_eq!(cpu.name(), "torch211-cxx11-cpu-x86_64-linux-native");
+    }
+
+    #[test]
+    fn a_host_with_more_features_runs_it_and_one_with_less_is_named() {
+        let mut host = cuda();
+        host.features.push("avx512f".into());
+        assert_eq!(cuda().mismatches(&host), []);
+        host.features.clear();
+        host.sm = Some("100".into());
+        let told: Vec<String> = cuda().mismatches(&host).iter().map(ToString::to_string).collect();
+        insta::assert_snapshot!(told.join("\n"), @r"
+        sm: artifact has `90`, host has `100`
+        isa: artifact has `native (needs avx2)`, host has `native`
+        ");
+    }
+}
