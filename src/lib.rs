@@ -17,8 +17,16 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod build;
+pub mod cli;
 pub mod digest;
+pub mod inspect;
+pub mod plan;
 pub mod record;
+#[cfg(feature = "torch")]
+pub mod runtime;
+pub mod spec;
+pub mod store;
 pub mod target;
 
 pub use digest::Digest;
