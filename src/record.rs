@@ -79,7 +79,10 @@ impl Dtype {
 
     /// Returns whether values are floating point.
     pub fn is_float(self) -> bool {
-        matches!(self, Self::Float64 | Self::Float32 | Self::Float16 | Self::Bfloat16)
+        matches!(
+            self,
+            Self::Float64 | Self::Float32 | Self::Float16 | Self::Bfloat16
+        )
     }
 }
 
@@ -105,7 +108,10 @@ pub fn bucket_name(sizes: &Sizes) -> String {
     if sizes.is_empty() {
         return "fixed".to_owned();
     }
-    let parts: Vec<String> = sizes.iter().map(|(name, size)| format!("{name}={size}")).collect();
+    let parts: Vec<String> = sizes
+        .iter()
+        .map(|(name, size)| format!("{name}={size}"))
+        .collect();
     parts.join(" ")
 }
 
@@ -169,7 +175,9 @@ pub struct Step {
 pub enum Padding {
     Allowed,
     /// Only exact sizes; `why` says what was found.
-    Refused { why: String },
+    Refused {
+        why: String,
+    },
 }
 
 /// What runs one module at one bucket.

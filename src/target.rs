@@ -106,7 +106,10 @@ impl Target {
             Some(sm) => format!("sm{sm}"),
             None => self.isa.clone(),
         };
-        format!("torch{major}{minor}-{abi}-{backend}-{}-{}-{chip}", self.arch, self.os)
+        format!(
+            "torch{major}{minor}-{abi}-{backend}-{}-{}-{chip}",
+            self.arch, self.os
+        )
     }
 
     /// Returns every reason why `host` can't run what was built for this target; empty when it can.
@@ -131,8 +134,17 @@ impl Target {
             differ("cuda", &text(&self.cuda), &text(&host.cuda));
             differ("sm", &text(&self.sm), &text(&host.sm));
         }
-        differ("cxx11_abi", &self.cxx11_abi.to_string(), &host.cxx11_abi.to_string());
-        let missing: Vec<_> = self.features.iter().filter(|f| !host.features.contains(f)).cloned().collect();
+        differ(
+            "cxx11_abi",
+            &self.cxx11_abi.to_string(),
+            &host.cxx11_abi.to_string(),
+        );
+        let missing: Vec<_> = self
+            .features
+            .iter()
+            .filter(|f| !host.features.contains(f))
+            .cloned()
+            .collect();
         if !missing.is_empty() && self.arch == host.arch {
             found.push(Mismatch {
                 field: "isa",
@@ -156,10 +168,41 @@ pub fn host_features() -> Vec<String> {
             )*};
         }
         probe!(
-            "sse3", "ssse3", "sse4.1", "sse4.2", "sse4a", "popcnt", "cmpxchg16b", "avx", "avx2", "f16c", "fma", "bmi1",
-            "bmi2", "lzcnt", "movbe", "aes", "pclmulqdq", "sha", "xsave", "avx512f", "avx512bw", "avx512cd", "avx512dq",
-            "avx512vl", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni", "avx512bitalg", "avx512vpopcntdq",
-            "avx512bf16", "avx512fp16", "gfni", "vaes", "vpclmulqdq",
+            "sse3",
+            "ssse3",
+            "sse4.1",
+            "sse4.2",
+            "sse4a",
+            "popcnt",
+            "cmpxchg16b",
+            "avx",
+            "avx2",
+            "f16c",
+            "fma",
+            "bmi1",
+            "bmi2",
+            "lzcnt",
+            "movbe",
+            "aes",
+            "pclmulqdq",
+            "sha",
+            "xsave",
+            "avx512f",
+            "avx512bw",
+            "avx512cd",
+            "avx512dq",
+            "avx512vl",
+            "avx512ifma",
+            "avx512vbmi",
+            "avx512vbmi2",
+            "avx512vnni",
+            "avx512bitalg",
+            "avx512vpopcntdq",
+            "avx512bf16",
+            "avx512fp16",
+            "gfni",
+            "vaes",
+            "vpclmulqdq",
         );
     }
     found.sort();
@@ -168,19 +211,53 @@ pub fn host_features() -> Vec<String> {
 
 /// The baseline levels a spec may ask for with `[target] isa`, and the features each one may use.
 pub const ISA_LEVELS: [(&str, &[&str]); 3] = [
-    ("x86-64-v2", &["cmpxchg16b", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3"]),
+    (
+        "x86-64-v2",
+        &["cmpxchg16b", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3"],
+    ),
     (
         "x86-64-v3",
         &[
-            "avx", "avx2", "bmi1", "bmi2", "cmpxchg16b", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse3", "sse4.1",
-            "sse4.2", "ssse3", "xsave",
+            "avx",
+            "avx2",
+            "bmi1",
+            "bmi2",
+            "cmpxchg16b",
+            "f16c",
+            "fma",
+            "lzcnt",
+            "movbe",
+            "popcnt",
+            "sse3",
+            "sse4.1",
+            "sse4.2",
+            "ssse3",
+            "xsave",
         ],
     ),
     (
         "x86-64-v4",
         &[
-            "avx", "avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi1", "bmi2", "cmpxchg16b",
-            "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3", "xsave",
+            "avx",
+            "avx2",
+            "avx512bw",
+            "avx512cd",
+            "avx512dq",
+            "avx512f",
+            "avx512vl",
+            "bmi1",
+            "bmi2",
+            "cmpxchg16b",
+            "f16c",
+            "fma",
+            "lzcnt",
+            "movbe",
+            "popcnt",
+            "sse3",
+            "sse4.1",
+            "sse4.2",
+            "ssse3",
+            "xsave",
         ],
     ),
 ];
@@ -207,7 +284,11 @@ mod tests {
     #[test]
     fn names_follow_the_fields() {
         assert_eq!(cuda().name(), "torch211-cxx11-cu130-x86_64-linux-sm90");
-        let cpu = Target { device: DeviceKind::Cpu, sm: None, ..cuda() };
+        let cpu = Target {
+            device: DeviceKind::Cpu,
+            sm: None,
+            ..cuda()
+        };
         assert_eq!(cpu.name(), "torch211-cxx11-cpu-x86_64-linux-native");
     }
 
@@ -218,7 +299,11 @@ mod tests {
         assert_eq!(cuda().mismatches(&host), []);
         host.features.clear();
         host.sm = Some("100".into());
-        let told: Vec<String> = cuda().mismatches(&host).iter().map(ToString::to_string).collect();
+        let told: Vec<String> = cuda()
+            .mismatches(&host)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         insta::assert_snapshot!(told.join("\n"), @r"
         sm: artifact has `90`, host has `100`
         isa: artifact has `native (needs avx2)`, host has `native`

@@ -33,7 +33,11 @@ pub enum Request {
     /// Writes the weight set as safetensors: answered with [`Weights`].
     Weights { out: PathBuf },
     /// Captures one module at one bucket: answered with [`Captured`].
-    Capture { module: ModuleRequest, sizes: Sizes, out: PathBuf },
+    Capture {
+        module: ModuleRequest,
+        sizes: Sizes,
+        out: PathBuf,
+    },
     /// Compiles one captured segment: answered with [`Compiled`].
     Compile {
         /// [`Segment::file`] of an earlier answer, of this worker or another.
@@ -64,10 +68,19 @@ pub struct ModuleRequest {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
-    Result { id: u64, value: Value },
-    Error { id: u64, error: WorkerError },
+    Result {
+        id: u64,
+        value: Value,
+    },
+    Error {
+        id: u64,
+        error: WorkerError,
+    },
     /// Where the request is, as `lower` or `link`; for progress only.
-    Event { id: u64, phase: String },
+    Event {
+        id: u64,
+        phase: String,
+    },
 }
 
 /// Why a request failed.
