@@ -1,0 +1,56 @@
+# The outside of the checkout. `make help` lists the targets; nothing here is needed after the first `make`: plain
+# `cargo build`, `cargo test` and rust-analyzer find libtorch through .cargo/config.toml and the link .venv/libtorch.
+
+# The Python that makes .venv: the first of these that is 3.11 or newer. `make PYTHON=/path/to/python3` picks another.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+CARGO  ?= cargo
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STORE  ?= artifacts
+DEMO   := examples/minilm
+
+# .venv is up to date when it was filled from exactly this requirements.txt, whatever the time stamps say.
+STAMP := $(VENV)/requirements.txt
+ifneq ($(shell cmp -s requirements.txt $(STAMP) && test -e $(VENV)/libtorch/lib && echo same),same)
+$(STAMP): FORCE
+endif
+
+.DEFAULT_GOAL := build
+.PHONY: build venv demo test lint clean help FORCE
+
+build: venv ## the release binary, target/release/precast (the default)
+	$(CARGO) build --release
+
+venv: $(STAMP) ## .venv with torch and the example's model, from requirements.txt
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; name one with \`make PYTHON=/path/to/python3\`" >&2; exit 2; }
+	@$(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --no-deps --disable-pip-version-check -r requirements.txt
+	@ln -sfn "$$($(PY) -c 'import os, torch; print(os.path.relpath(os.path.dirname(torch.__file__), "$(VENV)"))')" $(VENV)/libtorch
+	@cp requirements.txt $@
+
+demo: build ## compile MiniLM for its buckets and search sentences with it, from Rust
+	$(CARGO) build --release --example minilm
+	target/release/precast build -f $(DEMO)/precast.toml --store $(STORE)
+	$(PY) $(DEMO)/eager.py --sentences $(DEMO)/sentences.txt --out target/minilm-eager.safetensors
+	target/release/examples/minilm --store $(STORE) --sentences $(DEMO)/sentences.txt \
+		--model "$$($(PY) $(DEMO)/model.py)" --eager target/minilm-eager.safetensors
+
+lint: venv ## formatting, clippy and ruff
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy --all-targets --no-default-features -- -D warnings
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+test: lint ## lint, then every test that this machine can run
+	$(PY) -m unittest discover -s tests/worker -t .
+	$(CARGO) test
+
+clean: ## remove what was built; .venv and the store stay
+	$(CARGO) clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
