@@ -125,6 +125,9 @@ pub struct Input {
     pub dims: Vec<Option<String>>,
     /// What fills the rest of a bucket that is larger than the request.
     pub pad: Pad,
+    /// Integer samples lie in `range[0]..range[1]`, where the spec says so (token ids, positions).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<[i64; 2]>,
 }
 
 /// A padding value: exact for integers beyond 2^53 too.
