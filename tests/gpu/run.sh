@@ -1,0 +1,113 @@
+#!/bin/sh
+# Builds and runs the example on a GPU machine, from what pack.sh packed, and leaves what it printed as JSON.
+#
+#   run.sh OUTPUT_FOLDER          beside precast-gpu.tar.gz, or in the folder it was unpacked to
+#
+# The machine needs a GPU, a C++ compiler and a `python3` (or $PYTHON) with torch, transformers, tokenizers and
+# safetensors in the versions of requirements.txt; no Rust and no network. DEVICE=cpu runs the same on the CPU.
+# Exit code: 0 when everything agreed with eager.
+set -eu
+out=${1:?usage: run.sh OUTPUT_FOLDER}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3}
+device=${DEVICE:-cuda}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+if [ -e "$here/precast-gpu.tar.gz" ]; then
+    "$python" -m tarfile -e "$here/precast-gpu.tar.gz" "$work/pack"
+    here=$work/pack
+fi
+chmod +x "$here"/bin/*
+PATH=$here/bin:$PATH
+LD_LIBRARY_PATH=$("$python" -c 'import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))')${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+PRECAST_STORE=$work/store
+PRECAST_PYTHON=$(command -v "$python")
+export PATH LD_LIBRARY_PATH PRECAST_STORE PRECAST_PYTHON
+
+failed=
+# step NAME COMMAND…: runs it with its data in NAME.json and its messages in NAME.log; a failure is kept for the end.
+step() {
+    name=$1
+    shift
+    echo "== $name: $*"
+    start=$(date +%s)
+    if "$@" > "$out/$name.json" 2> "$work/$name.log"; then
+        echo "   done in $(($(date +%s) - start)) s"
+    else
+        echo "   FAILED with exit code $?; the end of its messages:"
+        tail -n 40 "$work/$name.log"
+        failed="$failed $name"
+    fi
+    tail -c 65536 "$work/$name.log" >> "$out/run.log"
+}
+
+: > "$out/run.log"
+spec=$here/minilm/precast.cuda.toml
+entry=load_half
+rtol=2e-2
+atol=2e-2
+if [ "$device" = cpu ]; then
+    spec=$here/minilm/precast.toml
+    entry=load
+    rtol=1e-4
+    atol=1e-5
+fi
+
+step machine "$python" - "$device" <<'PY'
+import json, os, platform, sys
+import torch
+
+gpu = torch.cuda.get_device_name() if sys.argv[1] == "cuda" else None
+print(json.dumps({"schema": 1, "device": sys.argv[1], "gpu": gpu, "torch": torch.__version__,
+                  "python": platform.python_version(), "cores": os.cpu_count()}))
+PY
+step build precast build -f "$spec" --format json
+step build-again precast build -f "$spec" --format json
+step ls precast ls --format json
+
+# The search example, against eager's embeddings on the same device.
+step eager "$python" "$here/minilm/eager.py" --sentences "$here/minilm/sentences.txt" \
+    --entry "$entry" --device "$device" --out "$work/eager.safetensors"
+rm -f "$out/eager.json"
+step minilm minilm --device "$device" --sentences "$here/minilm/sentences.txt" --model "$here/minilm/weights" \
+    --eager "$work/eager.safetensors" --format json
+
+# `precast run` on saved inputs, at an exact bucket and at two padded ones.
+cases="batch=8,seq=128 batch=1,seq=20 batch=5,seq=77"
+step numerics "$python" "$here/numerics.py" --spec "$spec" --module encode --out "$work/cases" $cases
+rm -f "$out/numerics.json"
+for case in $cases; do
+    step "run-$case" precast run encode --inputs "$work/cases/$case.inputs.safetensors" \
+        --outputs "$work/cases/$case.got.safetensors" --format json
+    step "compare-$case" "$python" "$here/compare.py" "$work/cases/$case.got.safetensors" \
+        "$work/cases/$case.eager.safetensors" --rtol "$rtol" --atol "$atol"
+done
+
+# The tests that need a device: they find the store in PRECAST_STORE.
+step tests gpu-tests --nocapture --test-threads 1
+mv "$out/tests.json" "$out/tests.txt"
+cat "$out/tests.txt"
+
+# One JSON document of all of them.
+"$python" - "$out" "$failed" <<'PY'
+import json, sys
+from pathlib import Path
+
+out = Path(sys.argv[1])
+parts = {}
+for path in sorted(out.glob("*.json")):
+    if path.name == "summary.json":
+        continue
+    text = path.read_text()
+    try:
+        parts[path.stem] = json.loads(text)
+    except ValueError:  # JSON lines, or nothing at all
+        parts[path.stem] = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    path.unlink()
+(out / "summary.json").write_text(json.dumps({"schema": 1, "failed": sys.argv[2].split(), **parts}, indent=1) + "\n")
+PY
+echo "wrote $out/summary.json"
+test -z "$failed" || { echo "FAILED:$failed" >&2; exit 1; }
