@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""A worker that speaks the protocol of src/build/protocol.rs without torch, for tests.
+
+Every module of a fake model computes `scale * (input 0 + input 1 + …) + OFFSET`, elementwise, in float32 (artifact.c):
+`scale` is the model's only weight. The model's file is imported like a real one. Its entry returns a dict of
+submodules, FQN -> class name, and its globals `SCALE` and `OFFSET` are the weight and the number that is folded into
+the graph.
+
+What goes wrong is steered by comments in the model's file, each for one request or, with a bucket, for that bucket:
+
+    # fake: capture fails              # fake: capture fails batch=8
+    # fake: compile fails              the compiler's message goes to the log
+    # fake: compile dies               the worker is killed in mid-compile
+    # fake: compile hangs              no answer, ever
+    # fake: answers wrong              the artifact computes something else than eager
+    # fake: answers nan
+    # fake: run fails
+
+The environment variable FAKE_TORCH changes the torch version that the worker claims; FAKE_TORCH=none claims to lack it.
+"""
+
+import array
+import difflib
+import hashlib
+import importlib
+import json
+import math
+import os
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+CHECKOUT = HERE.parent.parent
+# dtype -> (safetensors name, struct format, torch's scalar type)
+DTYPES = {
+    "uint8": ("U8", "B", 0),
+    "int8": ("I8", "b", 1),
+    "int16": ("I16", "h", 2),
+    "int32": ("I32", "i", 3),
+    "int64": ("I64", "q", 4),
+    "float32": ("F32", "f", 6),
+    "float64": ("F64", "d", 7),
+    "bool": ("BOOL", "?", 11),
+}
+Json = dict[str, Any]
+
+
+class Failure(Exception):
+    def __init__(self, code: str, message: str, hint: str | None = None, location: str | None = None) -> None:
+        super().__init__(message)
+        self.answer = {"code": code, "message": message, "hint": hint, "location": location}
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.root = Path()
+        self.model: Any = None
+        self.modules: dict[str, str] = {}
+
+    def hello(self, request: Json) -> Json:
+        claimed = os.environ.get("FAKE_TORCH")
+        if claimed == "none":
+            raise Failure("torch_missing", "this Python has no torch", "install torch there")
+        # The real version, without importing it: stores made by this worker run on the same host.
+        version: Json = {}
+        exec((CHECKOUT / ".venv/libtorch/version.py").read_text(), version)
+        return {
+            "protocol": 1,
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "site_packages": [],
+            "torch": claimed or version["__version__"],
+            "torch_git": version["git_version"],
+            "cuda": version["cuda"],
+            "cxx11_abi": True,
+            "sm": [],
+        }
+
+    def open(self, request: Json) -> Json:
+        self.root = Path(request["root"])
+        sys.path.insert(0, str(self.root))
+        name, function = request["entry"].split(":")
+        try:
+            self.model = importlib.import_module(name)
+        except Exception as error:
+            raise Failure("entry_import", f"can't import `{name}`: {error}", location=self.frame()) from error
+        if not hasattr(self.model, function):
+            raise Failure("entry_import", f"`{name}` has no `{function}`", location=f"{name}.py:1")
+        try:
+            self.modules = getattr(self.model, function)()
+        except Exception as error:
+            raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
+        files = [Path(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
+        own = sorted(f for f in files if self.root in f.parents)
+        return {
+            "sources": [
+                {"path": f.relative_to(self.root).as_posix(), "digest": hashlib.sha256(f.read_bytes()).hexdigest()}
+                for f in own
+            ],
+            "packages": [],
+            "modules": self.modules,
+        }
+
+    def frame(self) -> str | None:
+        """Returns the innermost line of the user's own code in the exception that is being handled."""
+        own = [f for f in traceback.extract_tb(sys.exc_info()[2]) if self.root in Path(f.filename).parents]
+        return f"{Path(own[-1].filename).relative_to(self.root)}:{own[-1].lineno}" if own else None
+
+    def told(self, what: str, sizes: dict[str, int]) -> bool:
+        """Returns whether the model's file asks for this behaviour at this bucket."""
+        bucket = " ".join(f"{name}={size}" for name, size in sorted(sizes.items()))
+        asked = re.findall(r"^# fake: (.*?)\s*$", Path(self.model.__file__).read_text(), re.MULTILINE)
+        return any(line == what or (line.startswith(what + " ") and line[len(what) + 1 :] in bucket) for line in asked)
+
+    def weights(self, request: Json) -> Json:
+        file = Path(request["out"]) / "weights.safetensors"
+        save(file, {"scale": ("float32", [1], [self.model.SCALE])})
+        return {"file": str(file), "aliases": {}}
+
+    def capture(self, request: Json) -> Json:
+        module, sizes, out = request["module"], request["sizes"], Path(request["out"])
+        path, inputs = module["path"], module["inputs"]
+        if path not in self.modules:
+            near = difflib.get_close_matches(path, self.modules, n=1)
+            raise Failure(
+                "no_module", f"the model has no submodule `{path}`", f"did you mean `{near[0]}`?" if near else None
+            )
+        if module["method"] != "forward":
+            raise Failure("no_method", f"`{self.modules[path]}` has no method `{module['method']}`")
+        if self.told("capture fails", sizes):
+            raise Failure("capture", "the fake model can't be captured", "make it simpler", "model.py:1")
+        shape = inputs[0]["shape"]
+        if any(i["shape"] != shape or i["dtype"] not in DTYPES for i in inputs):
+            raise Failure("bad_input", "a fake module takes inputs of one shape and of a simple dtype")
+
+        out.mkdir(parents=True, exist_ok=True)
+        count = math.prod(shape)
+        rng = random.Random(0)
+        values = [[draw(rng, i) for _ in range(count)] for i in inputs]
+        answer = [self.model.SCALE * sum(column) + self.model.OFFSET for column in zip(*values, strict=True)]
+        samples = {f"in.{k}": (i["dtype"], shape, values[k]) for k, i in enumerate(inputs)}
+        samples["out.0"] = ("float32", shape, answer)
+        save(out / "samples.safetensors", samples)
+
+        strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+        layout = {"dtype": "float32", "shape": shape, "stride": strides}
+        given = [{"dtype": i["dtype"], "shape": i["shape"], "stride": i["stride"]} for i in inputs]
+        offset = self.model.OFFSET + (1.0 if self.told("answers wrong", sizes) else 0.0)
+        segment = {
+            "inputs": given,
+            "offset": offset,
+            "run_fails": self.told("run fails", sizes),
+            "answers_nan": self.told("answers nan", sizes),
+        }
+        behaviour = {what: self.told(f"compile {what}", sizes) for what in ("fails", "dies", "hangs")}
+        (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
+        follow = [None if dim is None else {"dim": dim, "scale": 1, "offset": 0} for dim in inputs[0]["dims"]]
+        return {
+            "segments": [
+                {
+                    "graph": json.dumps(segment, sort_keys=True),
+                    "file": str(out / "segment.json"),
+                    "inputs": given,
+                    "outputs": [layout],
+                    "constants": [{"name": "c0", "dtype": "float32", "shape": [1], "stride": [1]}],
+                }
+            ],
+            "steps": [
+                {
+                    "name": path,
+                    "segment": 0,
+                    "inputs": list(range(len(inputs))),
+                    "outputs": [len(inputs)],
+                    "binding": {"c0": "scale"},
+                }
+            ],
+            "inputs": inputs,
+            "outputs": [{"name": "out", **layout, "dims": follow}],
+            "results": [len(inputs)],
+            "values": len(inputs) + 1,
+            "call_spec": {"fake": True},
+            "samples": str(out / "samples.safetensors"),
+            "seconds": 0.01,
+        }
+
+    def compile(self, request: Json) -> Json:
+        segment, out = json.loads(Path(request["file"]).read_text()), Path(request["out"])
+        if segment["dies"]:
+            print("about to die", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if segment["hangs"]:
+            time.sleep(3600)
+        if segment["fails"]:
+            print("kernel.cpp:12: error: this line is in the log", file=sys.stderr, flush=True)
+            raise Failure("compile", "the C++ compiler failed with exit code 1")
+        out.mkdir(parents=True, exist_ok=True)
+        defines = {
+            "NUM_INPUTS": len(segment["inputs"]),
+            "INPUT_DTYPES": braces(DTYPES[i["dtype"]][2] for i in segment["inputs"]),
+            "DIMS": len(segment["inputs"][0]["shape"]),
+            "SIZES": braces([*segment["inputs"][0]["shape"], 0]),
+            "OFFSET": repr(float(segment["offset"])),
+            "RUN_FAILS": int(segment["run_fails"]),
+            "ANSWERS_NAN": int(segment["answers_nan"]),
+        }
+        source, library = out / "model.c", out / "model.so"
+        lines = [f"#define {name} {value}" for name, value in defines.items()]
+        source.write_text("\n".join([*lines, f'#include "{HERE / "artifact.c"}"', ""]))
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-lm"], check=True)
+        return {
+            "library": str(library),
+            "metadata": {"AOTI_DEVICE_KEY": "cpu"},
+            "seconds": {"lower": 0.01, "cpp": 0.02, "link": 0.01},
+        }
+
+
+def braces(items: Any) -> str:
+    return "{" + ", ".join(map(str, items)) + "}"
+
+
+def draw(rng: random.Random, declared: Json) -> Any:
+    if declared["dtype"].startswith("float"):
+        return struct.unpack("f", struct.pack("f", rng.uniform(-1, 1)))[0]
+    low, high = declared.get("range") or [0, 2]
+    return rng.randrange(low, high)
+
+
+def save(path: Path, tensors: dict[str, tuple[str, list[int], list[Any]]]) -> None:
+    """Writes a safetensors file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header: Json = {}
+    data = b""
+    for name, (dtype, shape, values) in sorted(tensors.items()):
+        code, form, _ = DTYPES[dtype]
+        block = bytes(values) if form == "?" else array.array(form, values).tobytes()
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [len(data), len(data) + len(block)]}
+        data += block
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def main() -> None:
+    # Only the protocol goes to the real stdout; whatever else is printed goes to the log.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    worker = Worker()
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer: Json
+        try:
+            print(f"fake: {request['op']}", file=sys.stderr, flush=True)
+            value = getattr(worker, request["op"])(request)
+            answer = {"kind": "result", "id": request["id"], "value": value}
+        except Failure as failure:
+            error = {**failure.answer, "trace": traceback.format_exc()}
+            answer = {"kind": "error", "id": request["id"], "error": error}
+        except Exception as failure:
+            error = {"code": "internal", "message": str(failure), "trace": traceback.format_exc()}
+            answer = {"kind": "error", "id": request["id"], "error": error}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()
