@@ -1,1 +1,220 @@
-//! (being written)
+//! The spec, `precast.toml`: what the user asked for. Pure: it reads one file and knows no torch and no store.
+//!
+//! ```text
+//! schema = 1
+//! [model]      name, entry = "module:callable", weights = "auto" | "x.safetensors", samples = "module:callable"
+//! [target]     device = "cpu" | "cuda", isa = "native" | "x86-64-v3" | …
+//! [compile]    defaults of the settings, see `compile`
+//! [[module]]   name, path, method, regions, and any setting of [compile]
+//!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
+//!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
+//!   [module.gate]      rtol, atol
+//! ```
+//!
+//! A spec is read into a tree that knows its places and walked by hand, so that one run reports everything that is
+//! wrong, each with its line and a caret ([`SpecError`]). Two modules may share a name when they take inputs of other
+//! names: they are variants, and dispatch picks by the names a request gives. What a file outside the spec decides
+//! (does the entry import, is there such a submodule) is found later, by the build.
+
+mod buckets;
+pub mod compile;
+mod error;
+pub mod glob;
+mod inputs;
+mod parse;
+mod reader;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+pub use compile::{
+    Backend, Bounds, Compile, Dynamic, Effective, FailPolicy, Mode, Origin, Overrides, effective,
+};
+pub use error::{Problem, SpecError};
+
+use crate::{
+    record::{Dtype, Input, Layout, Pad, Sizes},
+    target::DeviceKind,
+};
+
+/// The version a spec says in `schema`.
+pub const SCHEMA: i64 = 1;
+
+/// What `precast.toml` asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    pub file: PathBuf,
+    /// The folder of the file: where the entry is imported from and relative paths start.
+    pub root: PathBuf,
+    pub model: Model,
+    pub target: TargetSpec,
+    /// The `[compile]` table.
+    pub compile: Overrides,
+    /// At least one, in the order of the file.
+    pub modules: Vec<Module>,
+}
+
+/// The model the modules belong to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    pub name: String,
+    /// `module:callable`.
+    pub entry: String,
+    pub weights: WeightsFrom,
+    /// `module:callable` that gives sample inputs, for modules whose inputs are left out.
+    pub samples: Option<String>,
+}
+
+/// Where the weight set comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WeightsFrom {
+    /// The model's own parameters and buffers.
+    Auto,
+    /// A safetensors file; absolute or under [`Spec::root`], which is joined already.
+    File(PathBuf),
+}
+
+/// What to compile for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetSpec {
+    pub device: DeviceKind,
+    /// `native` or a name of [`crate::target::ISA_LEVELS`].
+    pub isa: String,
+}
+
+/// One callable of the model and how to compile it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Module {
+    /// What callers ask for.
+    pub name: String,
+    /// FQN of the submodule, empty for the model itself.
+    pub path: String,
+    pub method: String,
+    /// In call order; none when they are to be captured from sample inputs.
+    pub inputs: Option<Vec<InputSpec>>,
+    /// Sorted and distinct. A module without bucketed dimensions has one bucket, with empty sizes.
+    pub buckets: Vec<Sizes>,
+    /// FQN globs relative to the submodule.
+    pub regions: Vec<String>,
+    /// The settings this entry says.
+    pub compile: Overrides,
+    pub gate: Gate,
+}
+
+/// One named input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputSpec {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<Dim>,
+    /// Fits `dtype`: a boolean for bool, an integer in range for integers, a finite float for floats.
+    pub pad: Pad,
+    /// Integer samples lie in `range[0]..range[1]`.
+    pub range: Option<[i64; 2]>,
+}
+
+/// The size of one axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Dim {
+    Fixed(i64),
+    /// The size a bucket gives to this dimension.
+    Named(String),
+}
+
+/// How far from eager an artifact may be; the build has defaults by dtype.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gate {
+    pub rtol: Option<f64>,
+    pub atol: Option<f64>,
+}
+
+impl Spec {
+    /// Reads and checks the file at `path`.
+    pub fn load(path: &Path) -> Result<Self, SpecError> {
+        let bytes = fs::read(path).map_err(|source| SpecError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let text = String::from_utf8(bytes).map_err(|error| SpecError::NotText {
+            path: path.to_owned(),
+            offset: error.utf8_error().valid_up_to(),
+        })?;
+        Self::parse(&text, path)
+    }
+
+    /// Checks `text` as the content of the file at `path`, which is not read.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, SpecError> {
+        parse::spec(text, path)
+    }
+
+    /// Returns the settings of one module. `submodule` is what it declares itself, `command_line` what this run says.
+    pub fn settings(
+        &self,
+        module: &Module,
+        submodule: &Overrides,
+        command_line: &Overrides,
+    ) -> Effective {
+        effective(&[
+            (Origin::Spec, &self.compile),
+            (Origin::Submodule, submodule),
+            (Origin::Module, &module.compile),
+            (Origin::CommandLine, command_line),
+        ])
+    }
+}
+
+impl Module {
+    /// Returns the inputs at one bucket, contiguous, in call order; none when the spec leaves them out. A dimension
+    /// that `sizes` lacks has size 1.
+    pub fn sized_inputs(&self, sizes: &Sizes) -> Option<Vec<Input>> {
+        let inputs = self.inputs.as_ref()?;
+        Some(inputs.iter().map(|input| input.sized(sizes)).collect())
+    }
+}
+
+impl InputSpec {
+    fn sized(&self, sizes: &Sizes) -> Input {
+        let size = |dim: &Dim| match dim {
+            Dim::Fixed(size) => *size,
+            Dim::Named(name) => sizes.get(name).copied().unwrap_or(1),
+        };
+        let shape: Vec<i64> = self.shape.iter().map(size).collect();
+        Input {
+            name: self.name.clone(),
+            layout: Layout {
+                dtype: self.dtype,
+                stride: contiguous(&shape),
+                shape,
+            },
+            dims: self.shape.iter().map(Dim::name).collect(),
+            pad: self.pad,
+            range: self.range,
+        }
+    }
+}
+
+impl Dim {
+    fn name(&self) -> Option<String> {
+        match self {
+            Self::Fixed(_) => None,
+            Self::Named(name) => Some(name.clone()),
+        }
+    }
+}
+
+/// Returns the strides, in elements, of a row-major tensor.
+fn contiguous(shape: &[i64]) -> Vec<i64> {
+    let mut strides = Vec::with_capacity(shape.len());
+    let mut stride = 1_i64;
+    for size in shape.iter().rev() {
+        strides.push(stride);
+        stride = stride.saturating_mul(*size);
+    }
+    strides.reverse();
+    strides
+}
+
+#[cfg(test)]
+mod tests;

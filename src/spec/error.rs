@@ -1,0 +1,211 @@
+//! What is wrong with a spec, and where.
+//!
+//! A spec is checked as a whole: every [`Problem`] that can be found is reported at once, each with its place.
+//! [`SpecError`]'s `Display` is one line for logs; [`SpecError::render`] is the block that people read.
+
+use std::{fmt, io, ops::Range, path::PathBuf};
+
+/// Why a spec could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    #[error("cannot read the spec `{}`", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the spec `{}` is not UTF-8 text (byte {offset})", path.display())]
+    NotText { path: PathBuf, offset: usize },
+    #[error("{}", summary(.0))]
+    Invalid(Vec<Problem>),
+}
+
+fn summary(problems: &[Problem]) -> String {
+    match problems {
+        [] => "the spec is invalid".to_owned(),
+        [one] => one.to_string(),
+        [first, rest @ ..] => format!("{first} (and {} more)", rest.len()),
+    }
+}
+
+impl SpecError {
+    /// Returns what people read: for each problem its message, place, source line, caret and help, without colour.
+    pub fn render(&self) -> String {
+        match self {
+            Self::Read { source, .. } => {
+                let help = match source.kind() {
+                    io::ErrorKind::NotFound => {
+                        "\n  = help: name a spec with `-f`, or run where `precast.toml` is"
+                    }
+                    _ => "",
+                };
+                format!("error: {self}: {source}{help}\n")
+            }
+            Self::NotText { .. } => format!("error: {self}\n"),
+            Self::Invalid(problems) => {
+                let blocks: Vec<String> = problems.iter().map(Problem::render).collect();
+                blocks.join("\n")
+            }
+        }
+    }
+}
+
+/// One thing that is wrong, and its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// A lower-case fragment that names the thing.
+    pub message: String,
+    /// What to do about it.
+    pub help: Option<String>,
+    pub file: PathBuf,
+    /// Counts from 1.
+    pub line: usize,
+    /// In characters, counts from 1.
+    pub column: usize,
+    /// The whole source line, tabs widened and control characters replaced.
+    pub source_line: String,
+    /// Characters of `source_line` that the carets cover.
+    pub marked: Range<usize>,
+}
+
+impl Problem {
+    /// Finds the place of the bytes `at` in `text`.
+    pub(super) fn new(
+        file: PathBuf,
+        text: &str,
+        at: Range<usize>,
+        message: String,
+        help: Option<String>,
+    ) -> Self {
+        let start = floor_boundary(text, at.start);
+        let end = floor_boundary(text, at.end).max(start);
+        let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
+        let line_end = text[start..]
+            .find('\n')
+            .map_or(text.len(), |newline| start + newline);
+        let shown_end = end.min(line_end).max(start);
+        let before = printable(&text[line_start..start]);
+        let inside = printable(&text[start..shown_end]);
+        let after = printable(text[shown_end..line_end].trim_end());
+        let from = before.chars().count();
+        let width = inside.trim_end().chars().count().max(1);
+        Self {
+            message,
+            help,
+            file,
+            line: text[..start].matches('\n').count() + 1,
+            column: text[line_start..start].chars().count() + 1,
+            source_line: format!("{before}{inside}{after}").trim_end().to_owned(),
+            marked: from..from + width,
+        }
+    }
+
+    /// Returns the block for this problem, ending in a newline.
+    pub fn render(&self) -> String {
+        let number = self.line.to_string();
+        let gutter = " ".repeat(number.len());
+        let file = self.file.display();
+        let carets = format!(
+            "{}{}",
+            " ".repeat(self.marked.start),
+            "^".repeat(self.marked.len())
+        );
+        let source = format!("{number} | {}", self.source_line);
+        let mut block = format!(
+            "error: {}\n{gutter}--> {file}:{}:{}\n{gutter} |\n{}\n{gutter} | {carets}\n",
+            self.message,
+            self.line,
+            self.column,
+            source.trim_end(),
+        );
+        if let Some(help) = &self.help {
+            block.push_str(&format!("{gutter} = help: {help}\n"));
+        }
+        block
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}:{}:{}: {}",
+            self.file.display(),
+            self.line,
+            self.column,
+            self.message
+        )
+    }
+}
+
+/// Returns the last character boundary at or before `index`.
+fn floor_boundary(text: &str, index: usize) -> usize {
+    let mut index = index.min(text.len());
+    while !text.is_char_boundary(index) {
+        index -= 1;
+    }
+    index
+}
+
+/// Widens tabs and replaces what could move a terminal's cursor.
+fn printable(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| match c {
+            '\t' => "    ".chars().collect::<Vec<_>>(),
+            c if c.is_control() => vec!['\u{fffd}'],
+            c => vec![c],
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_points_at_the_characters() {
+        let text = "a = 1\n\tmodée = \"x\u{1b}[31m\"\r\nb = 2\n";
+        let at = text.find("mod").unwrap();
+        let help = Some("did you mean `mode`?".to_owned());
+        let problem = Problem::new(
+            "p.toml".into(),
+            text,
+            at..at + 6,
+            "unknown key `modée`".to_owned(),
+            help,
+        );
+        assert_eq!((problem.line, problem.column), (2, 2));
+        insta::assert_snapshot!(problem.render(), @r#"
+        error: unknown key `modée`
+         --> p.toml:2:2
+          |
+        2 |     modée = "x�[31m"
+          |     ^^^^^
+          = help: did you mean `mode`?
+        "#);
+    }
+
+    #[test]
+    fn places_outside_the_text_and_over_several_lines_are_clamped() {
+        let text = "é = [\n1,\n]";
+        for at in [0..text.len(), 1..3, 90..99, 5..5] {
+            let problem = Problem::new("p.toml".into(), text, at, "bad".to_owned(), None);
+            assert!(
+                !problem.marked.is_empty() && problem.render().contains('^'),
+                "{problem:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_missing_file_says_what_to_do() {
+        let error = SpecError::Read {
+            path: "precast.toml".into(),
+            source: io::ErrorKind::NotFound.into(),
+        };
+        insta::assert_snapshot!(error.render(), @r"
+        error: cannot read the spec `precast.toml`: entity not found
+          = help: name a spec with `-f`, or run where `precast.toml` is
+        ");
+    }
+}
