@@ -21,6 +21,7 @@ pub mod build;
 pub mod cli;
 pub mod digest;
 pub mod inspect;
+mod mapped;
 pub mod plan;
 pub mod record;
 #[cfg(feature = "torch")]
@@ -30,4 +31,6 @@ pub mod store;
 pub mod target;
 
 pub use digest::Digest;
+pub use mapped::Mapped;
+pub use store::{Store, StoreError};
 pub use target::{Device, Target};

@@ -295,3 +295,24 @@ pub struct Release {
     pub entry: Entry,
     pub provenance: Value,
 }
+
+/// Why something could not be built: kept until the next attempt, so that `precast log` can show it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Failure {
+    pub schema: u32,
+    /// The request key or the artifact key of what was to be built.
+    pub id: Digest,
+    pub model: String,
+    pub module: String,
+    pub sizes: Sizes,
+    /// A stable word, as in [`crate::build::protocol::WorkerError::code`] or a gate's name.
+    pub code: String,
+    /// One line, lower case, no final period.
+    pub message: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// Digest of the whole log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<Digest>,
+    pub provenance: Value,
+}

@@ -1,1 +1,211 @@
-//! (being written)
+//! Keeps what was built: bytes by their digest, records by their key, and an index over both.
+//!
+//! It knows bytes and records, not models: nothing here compiles or loads. The files are the truth; the index only makes
+//! looking things up fast and can be deleted at any time.
+//!
+//! ```text
+//! artifacts/
+//! ├── CACHEDIR.TAG              backup tools skip this folder: all of it can be built again
+//! ├── precast-store.json        says that this is a store, and the version of its layout
+//! ├── index.sqlite              one row per file below; made again from them when it is missing
+//! ├── objects/3f/3f9c….zst      bytes, named by the SHA-256 of their content          ┐ mode 0444,
+//! ├── artifacts/a1/a1b2….json   one shared object and its layout, named by its key     │ never replaced,
+//! ├── programs/07/07de….json    what runs one module at one bucket, by its request key │ never opened for
+//! ├── releases/NAME/00000007.json  a complete set of programs with one weight set       ┘ writing again
+//! ├── failures/5c/5c01….json    why the last attempt failed; gone after the next success
+//! ├── ready/3f/3f9c…            objects unpacked, so that they can be mapped; a cache of `objects/`
+//! ├── tmp/                      files that are being written
+//! ├── locks/  leases/           who is doing what; empty when nobody is
+//! └── quarantine/               what was found damaged, set aside and never used
+//! ```
+//!
+//! A file becomes visible in one step ([`publish`]): temp file → fsync → rename that never replaces → fsync of the
+//! folder; then its row. Things are put before what refers to them: objects, artifacts, programs, release.
+
+mod bytes;
+mod error;
+mod find;
+mod index;
+mod layout;
+mod object;
+mod publish;
+mod ready;
+mod records;
+mod reindex;
+mod rows;
+mod sealed;
+
+use std::{
+    collections::BTreeMap,
+    fmt, fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rusqlite::params;
+use rustix::fs::{Access, access};
+
+pub use error::StoreError;
+pub use find::{Filter, Found};
+pub use rows::{ArtifactRow, ObjectRow, ProgramRow};
+
+use crate::Digest;
+use error::At;
+use index::Index;
+use layout::Layout;
+
+/// An open store. Cloning is cheap and shares everything.
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+struct Inner {
+    layout: Layout,
+    index: Index,
+    read_only: bool,
+    /// When things were used, in seconds since 1970: written once, at the end.
+    uses: Mutex<BTreeMap<Digest, i64>>,
+}
+
+impl Store {
+    /// Opens the store at `path`; makes it when `path` is empty or missing. Refuses a folder that holds other things.
+    pub fn create(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        let layout = Layout::create(path.as_ref())?;
+        Self::at(layout, false)
+    }
+
+    /// Opens the store at `path`, for reading only when it can't be written.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        let layout = Layout::open(path.as_ref())?;
+        let writable = [layout.root.clone(), layout.tmp(), layout.index()]
+            .iter()
+            .all(|path| !path.exists() || access(path, Access::WRITE_OK).is_ok());
+        Self::at(layout, !writable)
+    }
+
+    /// Opens the store at `path` and never writes to it.
+    pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        Self::at(Layout::open(path.as_ref())?, true)
+    }
+
+    fn at(layout: Layout, read_only: bool) -> Result<Self, StoreError> {
+        let fill = |to: &rusqlite::Connection| reindex::fill(&layout, to);
+        let index = match read_only {
+            false => Index::open(&layout.index(), &fill)?,
+            true => match Index::open_read_only(&layout.index()) {
+                // What can't be read and can't be mended is made again in memory.
+                Err(StoreError::Index { .. }) => Index::in_memory(&fill)?,
+                other => other?,
+            },
+        };
+        Ok(Self(Arc::new(Inner {
+            layout,
+            index,
+            read_only,
+            uses: Mutex::default(),
+        })))
+    }
+
+    /// Returns the store's folder.
+    pub fn path(&self) -> &Path {
+        &self.0.layout.root
+    }
+
+    /// Returns whether nothing can be added to this store.
+    pub fn is_read_only(&self) -> bool {
+        self.0.read_only
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.0.layout
+    }
+
+    fn index(&self) -> &Index {
+        &self.0.index
+    }
+
+    fn writable(&self, what: &'static str) -> Result<(), StoreError> {
+        match self.0.read_only {
+            false => Ok(()),
+            true => Err(StoreError::ReadOnly {
+                what,
+                path: self.path().to_owned(),
+            }),
+        }
+    }
+
+    /// Moves a damaged file into `quarantine/`, under a name that was not used before.
+    fn set_aside(&self, path: &Path) -> Result<(), StoreError> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let to = |n: u32| -> PathBuf {
+            self.path()
+                .join("quarantine")
+                .join(format!("{name}.{}.{n}", now()))
+        };
+        let free = (0..)
+            .map(to)
+            .find(|to| fs::symlink_metadata(to).is_err())
+            .unwrap_or_else(|| to(0));
+        match fs::rename(path, free) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => other.at("set aside", path),
+        }
+    }
+
+    /// Remembers that `id` was used now.
+    fn used(&self, id: &Digest) {
+        if !self.0.read_only {
+            let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
+            uses.insert(*id, now());
+        }
+    }
+
+    /// Writes the last-use stamps. Happens by itself when the last clone of the store goes.
+    pub fn save_uses(&self) -> Result<(), StoreError> {
+        self.0.save_uses()
+    }
+}
+
+impl Inner {
+    fn save_uses(&self) -> Result<(), StoreError> {
+        let uses = std::mem::take(&mut *self.uses.lock().unwrap_or_else(PoisonError::into_inner));
+        if uses.is_empty() {
+            return Ok(());
+        }
+        self.index.write(|tx| {
+            let mut save = tx.prepare_cached("INSERT OR REPLACE INTO uses VALUES (?,?)")?;
+            for (id, at) in &uses {
+                save.execute(params![id.as_bytes(), at])?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // A stamp that can't be kept costs a later rebuild at most.
+        let _ = self.save_uses();
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Store").field(&self.path()).finish()
+    }
+}
+
+/// Returns the time in seconds since 1970.
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs() as i64)
+}
+
+const _: () = {
+    const fn shared_between_threads<T: Send + Sync + Clone>() {}
+    shared_between_threads::<Store>();
+    shared_between_threads::<crate::Mapped>();
+};
+
+#[cfg(test)]
+mod testing;

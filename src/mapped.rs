@@ -1,0 +1,46 @@
+//! Read-only memory maps of files that nobody writes.
+//!
+//! The one place outside `runtime/ffi` with `unsafe`: mapping a file is only sound while its bytes stay as they are.
+#![allow(unsafe_code)]
+
+use std::{fs::File, io, ops::Deref, sync::Arc};
+
+use memmap2::{Mmap, MmapOptions};
+
+/// The bytes of a verified object, page-aligned. Cloning shares them.
+#[derive(Clone)]
+pub struct Mapped(Arc<Mmap>);
+
+impl Mapped {
+    /// Maps `file` from its begin to its end.
+    ///
+    /// The store passes files of two kinds only: published under `ready/` with mode 0444 and never opened for writing
+    /// again, or a sealed memfd.
+    pub(crate) fn new(file: &File) -> io::Result<Self> {
+        // SAFETY: the bytes must not change while they are mapped. The store upholds it: a file under `ready/` has mode
+        // 0444, is only ever unlinked (which leaves the pages of a map alone) and lies in a folder that others can't
+        // write (`store::ground`); a memfd is sealed against writing, growing and shrinking before it comes here.
+        let map = unsafe { MmapOptions::new().map(file) }?;
+        Ok(Self(Arc::new(map)))
+    }
+}
+
+impl Deref for Mapped {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Mapped({} bytes)", self.len())
+    }
+}

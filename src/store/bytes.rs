@@ -1,0 +1,207 @@
+//! Putting bytes in, and getting them out checked.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Seek},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Store,
+    error::{At, StoreError},
+    object::{self, Written},
+    publish::Draft,
+    rows::ObjectRow,
+};
+use crate::Digest;
+
+impl Store {
+    /// Keeps `bytes` and returns the digest that names them.
+    pub fn put_bytes(&self, bytes: &[u8]) -> Result<Digest, StoreError> {
+        let digest = Digest::of(bytes);
+        if !self.present(&digest)? {
+            self.publish_object(&mut &*bytes, bytes.len() as u64, Path::new("bytes"))?;
+        }
+        Ok(digest)
+    }
+
+    /// Keeps a copy of the file at `path` as it is now; returns its digest and its size in bytes.
+    ///
+    /// What happens to `path` afterwards has no effect on the copy.
+    pub fn put_file(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
+        self.writable("add an object")?;
+        let mut file = File::open(path).at("read", path)?;
+        let (digest, size) = Digest::of_reader(&mut file).at("read", path)?;
+        if self.present(&digest)? {
+            return Ok((digest, size));
+        }
+        file.rewind().at("read", path)?;
+        let written = self.publish_object(&mut file, size, path)?;
+        Ok((written.digest, written.size))
+    }
+
+    /// Returns whether the object is in the store: a look at its file, not at its bytes.
+    pub fn has_object(&self, digest: &Digest) -> bool {
+        fs::symlink_metadata(self.layout().object(digest)).is_ok_and(|meta| meta.is_file())
+    }
+
+    /// Returns the content of an object after every byte of it was checked.
+    pub fn read(&self, digest: &Digest) -> Result<Vec<u8>, StoreError> {
+        let mut bytes = Vec::new();
+        self.read_into(digest, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Writes the content of an object to `sink`, which must not use it when this fails. Returns its size.
+    pub fn read_into(&self, digest: &Digest, sink: &mut impl io::Write) -> Result<u64, StoreError> {
+        let (mut file, path) = self.open_object(digest)?;
+        object::decode(&mut file, digest, &path, sink)
+    }
+
+    /// Returns the row of an object, if the index has one.
+    pub fn object(&self, digest: &Digest) -> Result<Option<ObjectRow>, StoreError> {
+        self.index().with(|index| ObjectRow::find(index, digest))
+    }
+
+    pub(super) fn open_object(&self, digest: &Digest) -> Result<(File, PathBuf), StoreError> {
+        let path = self.layout().object(digest);
+        match open_plain(&path) {
+            Ok(file) => Ok((file, path)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(StoreError::Missing {
+                digest: *digest,
+                path,
+            }),
+            Err(e) => Err(e).at("read", &path),
+        }
+    }
+
+    /// Returns whether the object is there and needs no writing. What is there and wrong is set aside; what is there and
+    /// not in the index (a crash came between) is checked and indexed.
+    fn present(&self, digest: &Digest) -> Result<bool, StoreError> {
+        self.writable("add an object")?;
+        let path = self.layout().object(digest);
+        let meta = match fs::symlink_metadata(&path) {
+            Ok(meta) => meta,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(e) => return Err(e).at("look at", &path),
+        };
+        let row = self.object(digest)?;
+        if meta.is_file() && row.is_some_and(|row| row.stored == meta.len()) {
+            return Ok(true);
+        }
+        match self.read_into(digest, &mut io::sink()) {
+            Ok(_) => self.index_object(digest).map(|()| true),
+            Err(StoreError::Missing { .. }) => Ok(false),
+            Err(StoreError::Corrupt { .. }) => self.set_aside(&path).map(|()| false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Compresses `content` into a new object file and its row.
+    fn publish_object(
+        &self,
+        content: &mut impl Read,
+        size: u64,
+        from: &Path,
+    ) -> Result<Written, StoreError> {
+        let mut draft = Draft::new(&self.layout().tmp())?;
+        let written = match object::encode(content, size, draft.file()) {
+            Ok(Some(written)) => written,
+            Ok(None) => {
+                return Err(StoreError::Changed {
+                    path: from.to_owned(),
+                });
+            }
+            Err(e) => return Err(e).at("write an object from", from),
+        };
+        draft.publish(&self.layout().object(&written.digest))?;
+        self.index_object(&written.digest)?;
+        Ok(written)
+    }
+
+    /// Puts the row of an object that lies in its place.
+    fn index_object(&self, digest: &Digest) -> Result<(), StoreError> {
+        let row = object_row(&self.layout().object(digest), digest)?;
+        self.index().write(|tx| row.insert(tx))
+    }
+}
+
+/// Returns the row that follows from an object's file.
+pub(super) fn object_row(path: &Path, digest: &Digest) -> Result<ObjectRow, StoreError> {
+    let mut file = open_plain(path).at("read", path)?;
+    let head = object::head(&mut file, digest, path)?;
+    Ok(ObjectRow {
+        digest: *digest,
+        size: head.size,
+        stored: head.stored,
+        created: file.metadata().at("look at", path)?.mtime(),
+    })
+}
+
+/// Opens a file for reading; a symbolic link, a folder or a device is refused.
+pub(super) fn open_plain(path: &Path) -> io::Result<File> {
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a plain file")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing, *};
+
+    #[test]
+    fn bytes_come_back_and_are_kept_once() {
+        let (dir, store) = testing::store();
+        let content = b"kernel".repeat(1000);
+        let digest = store.put_bytes(&content).unwrap();
+        assert_eq!(digest, Digest::of(&content));
+        assert_eq!(store.put_bytes(&content).unwrap(), digest);
+        assert_eq!(store.read(&digest).unwrap(), content);
+        let source = dir.path().join("lib.so");
+        fs::write(&source, &content).unwrap();
+        assert_eq!(store.put_file(&source).unwrap(), (digest, 6000));
+        let row = store.object(&digest).unwrap().unwrap();
+        assert!(row.size == 6000 && row.stored < 200, "{row:?}");
+        let meta = fs::metadata(store.layout().object(&digest)).unwrap();
+        assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, row.stored));
+        assert_eq!(fs::read_dir(store.layout().tmp()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_flipped_byte_is_named_and_put_again() {
+        let (_dir, store) = testing::store();
+        let digest = store.put_bytes(b"some content").unwrap();
+        let path = store.layout().object(&digest);
+        testing::damage(&path, |bytes| bytes[12] ^= 1);
+        let told = store.read(&digest).unwrap_err();
+        assert!(told.to_string().contains(&digest.hex()) && told.to_string().contains(".zst"));
+        assert!(store.map(&digest).is_err());
+        testing::damage(&path, |bytes| bytes.truncate(20));
+        assert_eq!(store.put_bytes(b"some content").unwrap(), digest);
+        assert_eq!(store.read(&digest).unwrap(), b"some content");
+    }
+
+    #[test]
+    fn what_is_not_there_is_missing() {
+        let (_dir, store) = testing::store();
+        let digest = Digest::of(b"nothing");
+        assert!(!store.has_object(&digest));
+        assert!(matches!(
+            store.read(&digest),
+            Err(StoreError::Missing { .. })
+        ));
+        std::os::unix::fs::symlink(
+            "/etc/passwd",
+            testing::shard(&store.layout().object(&digest)),
+        )
+        .unwrap();
+        assert!(!store.has_object(&digest));
+        assert!(store.read(&digest).is_err());
+    }
+}

@@ -1,0 +1,124 @@
+//! What can go wrong in a store, each with the path or the digest it is about.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use crate::Digest;
+
+/// Why the store could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    #[error("`{}` is not a store: {why}", path.display())]
+    NotAStore { path: PathBuf, why: &'static str },
+    #[error("`{}` is not a store and not empty: it holds `{}`", path.display(), found.display())]
+    NotEmpty { path: PathBuf, found: PathBuf },
+    #[error("`{}` has store version {found}, this precast knows up to {known}", path.display())]
+    Newer {
+        path: PathBuf,
+        found: i64,
+        known: i64,
+    },
+    #[error("can't {what} `{}`", path.display())]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("can't {what}: the store `{}` is read-only", path.display())]
+    ReadOnly { what: &'static str, path: PathBuf },
+    #[error("object {digest} is not in the store (`{}`)", path.display())]
+    Missing { digest: Digest, path: PathBuf },
+    #[error("object {digest} is damaged (`{}`): {why}", path.display())]
+    Corrupt {
+        digest: Digest,
+        path: PathBuf,
+        why: String,
+    },
+    #[error("record `{}` is damaged: {why}", path.display())]
+    Record { path: PathBuf, why: String },
+    #[error("index `{}` failed", path.display())]
+    Index {
+        path: PathBuf,
+        #[source]
+        source: rusqlite::Error,
+    },
+    #[error("index `{}` is damaged: a row of `{table}` has a wrong check sum", path.display())]
+    Row { path: PathBuf, table: &'static str },
+    #[error("SQLite {found} is older than {needed}, which is the first one that is safe to use")]
+    OldSqlite { found: String, needed: &'static str },
+    #[error("`{0}` is not an ID: expected 4 to 64 lower-case hex digits")]
+    BadPrefix(String),
+    #[error("nothing in the store has an ID that begins with `{0}`")]
+    Unknown(String),
+    #[error("`{prefix}` is ambiguous: {}", candidates.join(", "))]
+    Ambiguous {
+        prefix: String,
+        candidates: Vec<String>,
+    },
+    #[error("{what} refers to {kind} {id}, which is not in the store")]
+    Dangling {
+        what: String,
+        kind: &'static str,
+        id: Digest,
+    },
+    #[error("`{0}` can't name a model or a release: expected 1 to 100 printable characters")]
+    BadName(String),
+    #[error("`{}` changed while it was read", path.display())]
+    Changed { path: PathBuf },
+}
+
+impl StoreError {
+    /// Returns what to do about it, where there is something to do.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::NotAStore { .. } => "`precast build` makes one; `--store` says where it is",
+            Self::NotEmpty { .. } => "choose a new folder with `--store`",
+            Self::Newer { .. } => "update precast; the store was left as it is",
+            Self::Corrupt { .. } | Self::Record { .. } => {
+                "`precast verify --repair` sets it aside, and the next build makes it again"
+            }
+            Self::Index { .. } | Self::Row { .. } => {
+                "`precast verify --reindex` rebuilds the index from the files"
+            }
+            Self::Missing { .. } | Self::Dangling { .. } => "`precast build` makes it again",
+            Self::Ambiguous { .. } => "give more digits",
+            Self::Io { source, .. } => return io_hint(source),
+            _ => return None,
+        })
+    }
+
+    /// Returns whether the thing asked for is just not there.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing { .. } | Self::Unknown(_))
+    }
+}
+
+fn io_hint(error: &io::Error) -> Option<&'static str> {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Some("free some space, or `precast gc --max-size`; what is finished is kept")
+        }
+        io::ErrorKind::PermissionDenied => Some("check who owns the store"),
+        _ if error.raw_os_error() == Some(libc::EMFILE) => Some("raise the limit with `ulimit -n`"),
+        _ => None,
+    }
+}
+
+/// Says what was being done to which path when an I/O error came.
+pub(crate) trait At<T> {
+    fn at(self, what: &'static str, path: &Path) -> Result<T, StoreError>;
+}
+
+impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
+    fn at(self, what: &'static str, path: &Path) -> Result<T, StoreError> {
+        self.map_err(|source| StoreError::Io {
+            what,
+            path: path.to_owned(),
+            source: source.into(),
+        })
+    }
+}

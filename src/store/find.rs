@@ -1,0 +1,331 @@
+//! Looking things up: by prefix, by name, one by one.
+
+use std::{collections::VecDeque, fs};
+
+use rusqlite::params;
+
+use super::{
+    Store,
+    error::StoreError,
+    layout::Kind,
+    rows::{self, ArtifactRow, ProgramRow},
+};
+use crate::Digest;
+
+/// How many rows are read at once: a listing holds no lock between two pages.
+const PAGE: usize = 256;
+
+/// What an ID stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    Artifact(Digest),
+    Program(Digest),
+    Object(Digest),
+    /// Something that failed to build.
+    Failure(Digest),
+}
+
+impl Found {
+    /// Returns the whole ID.
+    pub fn id(&self) -> Digest {
+        match self {
+            Self::Artifact(id) | Self::Program(id) | Self::Object(id) | Self::Failure(id) => *id,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Artifact(_) => "artifact",
+            Self::Program(_) => "program",
+            Self::Object(_) => "object",
+            Self::Failure(_) => "failure",
+        }
+    }
+}
+
+/// Which programs to list; an empty filter lists all.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    pub model: Option<String>,
+    pub module: Option<String>,
+    /// `cpu` or `cuda`.
+    pub device: Option<String>,
+}
+
+impl Store {
+    /// Returns whether there is a program with this request key: one look-up, no byte of it is read.
+    pub fn has_program(&self, id: &Digest) -> Result<bool, StoreError> {
+        self.has(Kind::Program, "SELECT 1 FROM programs WHERE id=?", id)
+    }
+
+    /// Returns whether there is an artifact with this key: one look-up, no byte of it is read.
+    pub fn has_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
+        self.has(Kind::Artifact, "SELECT 1 FROM artifacts WHERE id=?", id)
+    }
+
+    /// What the index does not know may still be there: a crash can come between a record and its row.
+    fn has(&self, kind: Kind, query: &str, id: &Digest) -> Result<bool, StoreError> {
+        let found = self
+            .index()
+            .with(|index| index.prepare_cached(query)?.exists([id.as_bytes()]))?;
+        Ok(found || fs::symlink_metadata(self.layout().record(kind, id)).is_ok())
+    }
+
+    /// Returns what the one ID that begins with `prefix` (4 to 64 hex digits) stands for.
+    pub fn resolve(&self, prefix: &str) -> Result<Found, StoreError> {
+        let hex = prefix
+            .bytes()
+            .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        if !hex || !(4..=64).contains(&prefix.len()) {
+            return Err(StoreError::BadPrefix(prefix.to_owned()));
+        }
+        let bound = |fill: &str| -> Result<Digest, StoreError> {
+            let text = format!("{prefix}{}", fill.repeat(64 - prefix.len()));
+            text.parse()
+                .map_err(|_| StoreError::BadPrefix(prefix.to_owned()))
+        };
+        let (low, high) = (bound("0")?, bound("f")?);
+        let found: Vec<Found> = self.index().with(|index| {
+            let mut all = Vec::new();
+            let tables: [(&str, fn(Digest) -> Found); 4] = [
+                (
+                    "SELECT id FROM programs WHERE id BETWEEN ? AND ? LIMIT 4",
+                    Found::Program,
+                ),
+                (
+                    "SELECT id FROM artifacts WHERE id BETWEEN ? AND ? LIMIT 4",
+                    Found::Artifact,
+                ),
+                (
+                    "SELECT digest FROM objects WHERE digest BETWEEN ? AND ? LIMIT 4",
+                    Found::Object,
+                ),
+                (
+                    "SELECT id FROM failures WHERE id BETWEEN ? AND ? LIMIT 4",
+                    Found::Failure,
+                ),
+            ];
+            for (query, of) in tables {
+                let mut query = index.prepare_cached(query)?;
+                let ids = query.query_map([low.as_bytes(), high.as_bytes()], |row| {
+                    rows::digest(row, 0)
+                })?;
+                for id in ids {
+                    all.push(of(id?));
+                }
+            }
+            Ok(all)
+        })?;
+        match found[..] {
+            [one] => Ok(one),
+            [] => Err(StoreError::Unknown(prefix.to_owned())),
+            _ => Err(StoreError::Ambiguous {
+                prefix: prefix.to_owned(),
+                candidates: found
+                    .iter()
+                    .map(|f| format!("{} {}", f.name(), f.id().short()))
+                    .collect(),
+            }),
+        }
+    }
+
+    /// Lists programs by model, module, bucket and ID. Rows are read as they are asked for.
+    pub fn programs(
+        &self,
+        filter: Filter,
+    ) -> impl Iterator<Item = Result<ProgramRow, StoreError>> + use<> {
+        let query = format!(
+            "SELECT {} FROM programs p WHERE (?5 IS NULL OR p.model=?5) AND (?6 IS NULL OR p.module=?6) \
+             AND (?7 IS NULL OR p.device=?7) AND (p.model,p.module,p.bucket,p.id)>(?1,?2,?3,?4) \
+             ORDER BY p.model,p.module,p.bucket,p.id LIMIT {PAGE}",
+            ProgramRow::COLUMNS
+        );
+        let store = self.clone();
+        Pages::new(move |last: Option<&ProgramRow>| {
+            let (model, module, bucket, id) = match last {
+                Some(row) => (
+                    &*row.model,
+                    &*row.module,
+                    &*row.bucket,
+                    row.id.as_bytes().to_vec(),
+                ),
+                None => ("", "", "", Vec::new()),
+            };
+            store.index().with(|index| {
+                index
+                    .prepare_cached(&query)?
+                    .query_map(
+                        params![
+                            model,
+                            module,
+                            bucket,
+                            id,
+                            filter.model,
+                            filter.module,
+                            filter.device
+                        ],
+                        ProgramRow::read,
+                    )?
+                    .collect()
+            })
+        })
+    }
+
+    /// Lists artifacts by key. Rows are read as they are asked for.
+    pub fn artifacts(&self) -> impl Iterator<Item = Result<ArtifactRow, StoreError>> + use<> {
+        let query = format!(
+            "SELECT {} FROM artifacts a WHERE a.id>? ORDER BY a.id LIMIT {PAGE}",
+            ArtifactRow::COLUMNS
+        );
+        let store = self.clone();
+        Pages::new(move |last: Option<&ArtifactRow>| {
+            let after = last.map_or(Vec::new(), |row| row.id.as_bytes().to_vec());
+            store.index().with(|index| {
+                index
+                    .prepare_cached(&query)?
+                    .query_map([after], ArtifactRow::read)?
+                    .collect()
+            })
+        })
+    }
+
+    /// Returns the names of all models that have a program or a release, sorted.
+    pub fn models(&self) -> Result<Vec<String>, StoreError> {
+        self.index().with(|index| {
+            index
+                .prepare_cached(
+                    "SELECT model FROM programs UNION SELECT model FROM releases ORDER BY 1",
+                )?
+                .query_map([], |row| row.get(0))?
+                .collect()
+        })
+    }
+}
+
+/// An iterator over pages: each next page begins after the last row of the one before.
+struct Pages<R, F> {
+    next: F,
+    page: VecDeque<R>,
+    last: Option<R>,
+    done: bool,
+}
+
+impl<R, F: FnMut(Option<&R>) -> Result<Vec<R>, StoreError>> Pages<R, F> {
+    fn new(next: F) -> Self {
+        Self {
+            next,
+            page: VecDeque::new(),
+            last: None,
+            done: false,
+        }
+    }
+}
+
+impl<R: Clone, F: FnMut(Option<&R>) -> Result<Vec<R>, StoreError>> Iterator for Pages<R, F> {
+    type Item = Result<R, StoreError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.page.is_empty() && !self.done {
+            match (self.next)(self.last.as_ref()) {
+                Ok(page) => {
+                    self.done = page.len() < PAGE;
+                    self.last = page.last().cloned();
+                    self.page = page.into();
+                }
+                Err(e) => {
+                    self.done = true;
+                    return Some(Err(e));
+                }
+            }
+        }
+        self.page.pop_front().map(Ok)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing, *};
+
+    #[test]
+    fn a_unique_prefix_finds_and_others_say_why_not() {
+        let (_dir, store) = testing::store();
+        let artifact = store
+            .put_artifact(&testing::artifact(&store, "block"))
+            .unwrap();
+        let program = store
+            .put_program(&testing::program("m", 8, &[artifact.id]))
+            .unwrap();
+        let hex = artifact.id.hex();
+        for length in [5, 12, 63, 64] {
+            assert_eq!(
+                store.resolve(&hex[..length]).unwrap(),
+                Found::Artifact(artifact.id)
+            );
+        }
+        assert_eq!(
+            store.resolve(&program.id.hex()).unwrap(),
+            Found::Program(program.id)
+        );
+        assert_eq!(
+            store.resolve(&artifact.object.hex()).unwrap(),
+            Found::Object(artifact.object)
+        );
+        assert!(matches!(store.resolve("0000"), Err(StoreError::Unknown(_))));
+        for bad in ["", "abc", "XYZ0", "../..", &"a".repeat(65)] {
+            assert!(
+                matches!(store.resolve(bad), Err(StoreError::BadPrefix(_))),
+                "{bad}"
+            );
+        }
+        // An object that has the digest of the artifact's key.
+        let same = store.put_bytes(b"block").unwrap();
+        assert_eq!(same, artifact.id);
+        assert!(matches!(
+            store.resolve(&hex[..12]),
+            Err(StoreError::Ambiguous { .. })
+        ));
+    }
+
+    #[test]
+    fn listings_go_on_over_pages_and_keep_to_the_filter() {
+        let (_dir, store) = testing::store();
+        let artifact = store
+            .put_artifact(&testing::artifact(&store, "block"))
+            .unwrap();
+        store
+            .index()
+            .write(|tx| {
+                for batch in 0..600 {
+                    let model = if batch % 3 == 0 { "a" } else { "b" };
+                    let program = testing::program(model, batch, &[artifact.id]);
+                    rows::insert_program(tx, &program, &Digest::of(b"seal"), 1)?;
+                }
+                Ok(())
+            })
+            .unwrap();
+        let all: Vec<_> = store
+            .programs(Filter::default())
+            .map(Result::unwrap)
+            .collect();
+        assert_eq!(all.len(), 600);
+        assert!(
+            all.iter()
+                .all(|row| row.bytes == artifact.size && row.steps == 1)
+        );
+        assert!(
+            all.windows(2)
+                .all(|w| (&w[0].model, &w[0].bucket) < (&w[1].model, &w[1].bucket))
+        );
+        let some = Filter {
+            model: Some("a".into()),
+            ..Filter::default()
+        };
+        assert_eq!(store.programs(some).count(), 200);
+        let none = Filter {
+            device: Some("cuda".into()),
+            ..Filter::default()
+        };
+        assert_eq!(store.programs(none).count(), 0);
+        assert_eq!(store.artifacts().next().unwrap().unwrap().programs, 600);
+    }
+}

@@ -1,0 +1,275 @@
+//! Where everything in a store lies, and how a folder becomes a store.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    error::{At, StoreError},
+    publish,
+};
+use crate::Digest;
+
+/// The version of the folder layout that this code reads and writes.
+pub const LAYOUT: i64 = 1;
+
+const TAG: &str = "CACHEDIR.TAG";
+const TAG_TEXT: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
+    # This folder holds compiled artifacts of precast; all of it can be built again.\n\
+    # For information about cache directory tags see https://bford.info/cachedir/\n";
+const MARKER: &str = "precast-store.json";
+
+/// What the marker file says.
+#[derive(Serialize, Deserialize)]
+struct Marker {
+    schema: u32,
+    layout: i64,
+}
+
+/// The kinds of immutable and mutable JSON files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Artifact,
+    Program,
+    Failure,
+}
+
+impl Kind {
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Artifact => "artifacts",
+            Self::Program => "programs",
+            Self::Failure => "failures",
+        }
+    }
+}
+
+/// The paths of one store.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub root: PathBuf,
+}
+
+impl Layout {
+    /// Every folder of a store, in the order they are made.
+    const FOLDERS: [&str; 10] = [
+        "objects",
+        "artifacts",
+        "programs",
+        "releases",
+        "failures",
+        "ready",
+        "tmp",
+        "locks",
+        "leases",
+        "quarantine",
+    ];
+
+    /// Makes `root` a store, or finishes what an interrupted call began.
+    pub fn create(root: &Path) -> Result<Self, StoreError> {
+        let layout = Self {
+            root: root.to_owned(),
+        };
+        if layout.marker().exists() {
+            layout.check()?;
+        } else {
+            fs::create_dir_all(root).at("make the folder", root)?;
+            layout.refuse_foreign()?;
+        }
+        for folder in Self::FOLDERS {
+            let path = root.join(folder);
+            match fs::create_dir(&path) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                other => other.at("make the folder", &path)?,
+            }
+        }
+        let marker = Marker {
+            schema: 1,
+            layout: LAYOUT,
+        };
+        let mut text = serde_json::to_string(&marker).unwrap_or_default();
+        text.push('\n');
+        for (name, text) in [(TAG, TAG_TEXT), (MARKER, text.as_str())] {
+            let path = root.join(name);
+            if !path.exists() {
+                publish::bytes(&layout.tmp(), &path, text.as_bytes())?;
+            }
+        }
+        Ok(layout)
+    }
+
+    /// Finds the store at `root`; changes nothing.
+    pub fn open(root: &Path) -> Result<Self, StoreError> {
+        let layout = Self {
+            root: root.to_owned(),
+        };
+        layout.check()?;
+        Ok(layout)
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let not = |why| StoreError::NotAStore {
+            path: self.root.clone(),
+            why,
+        };
+        let path = self.marker();
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(not(match self.root.exists() {
+                    true => "it has no `precast-store.json`",
+                    false => "there is no such folder",
+                }));
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotADirectory => return Err(not("it is a file")),
+            Err(e) => return Err(e).at("read", &path),
+        };
+        let marker: Marker = serde_json::from_slice(&text)
+            .map_err(|_| not("its `precast-store.json` is damaged"))?;
+        if marker.layout > LAYOUT {
+            return Err(StoreError::Newer {
+                path: self.root.clone(),
+                found: marker.layout,
+                known: LAYOUT,
+            });
+        }
+        Ok(())
+    }
+
+    /// Refuses a folder that holds anything that a store would not.
+    fn refuse_foreign(&self) -> Result<(), StoreError> {
+        for entry in fs::read_dir(&self.root).at("list", &self.root)? {
+            let entry = entry.at("list", &self.root)?;
+            let name = entry.file_name();
+            let ours = Self::FOLDERS.iter().any(|f| name == *f)
+                || [TAG, "README.md", ".gitignore", "lost+found"]
+                    .iter()
+                    .any(|f| name == *f);
+            if !ours {
+                return Err(StoreError::NotEmpty {
+                    path: self.root.clone(),
+                    found: entry.file_name().into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn marker(&self) -> PathBuf {
+        self.root.join(MARKER)
+    }
+
+    pub fn tmp(&self) -> PathBuf {
+        self.root.join("tmp")
+    }
+
+    pub fn index(&self) -> PathBuf {
+        self.root.join("index.sqlite")
+    }
+
+    fn sharded(&self, folder: &str, digest: &Digest, suffix: &str) -> PathBuf {
+        let hex = digest.hex();
+        let mut path = self.root.join(folder);
+        path.push(&hex[..2]);
+        path.push(format!("{hex}{suffix}"));
+        path
+    }
+
+    pub fn object(&self, digest: &Digest) -> PathBuf {
+        self.sharded("objects", digest, ".zst")
+    }
+
+    pub fn ready(&self, digest: &Digest) -> PathBuf {
+        self.sharded("ready", digest, "")
+    }
+
+    pub fn folder(&self, kind: Kind) -> PathBuf {
+        self.root.join(kind.folder())
+    }
+
+    pub fn record(&self, kind: Kind, id: &Digest) -> PathBuf {
+        self.sharded(kind.folder(), id, ".json")
+    }
+
+    pub fn releases(&self, model: &str) -> Result<PathBuf, StoreError> {
+        Ok(self.root.join("releases").join(file_name(model)?))
+    }
+
+    pub fn release(&self, model: &str, seq: u64) -> Result<PathBuf, StoreError> {
+        Ok(self.releases(model)?.join(format!("{seq:08}.json")))
+    }
+}
+
+/// Returns `name` as one safe path component: what is not a letter, a digit, `-` or `_` is written as `%` and two hex digits.
+fn file_name(name: &str) -> Result<String, StoreError> {
+    check_name(name)?;
+    let mut out = String::with_capacity(name.len());
+    for (at, byte) in name.bytes().enumerate() {
+        let plain = byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        if plain || (byte == b'.' && at > 0) {
+            out.push(byte as char);
+        } else {
+            out.push_str(&format!("%{byte:02x}"));
+        }
+    }
+    match out.len() <= 250 {
+        true => Ok(out),
+        false => Err(StoreError::BadName(name.to_owned())),
+    }
+}
+
+/// Checks that a model's or a release's name can be printed and kept.
+pub(crate) fn check_name(name: &str) -> Result<(), StoreError> {
+    let good = (1..=100).contains(&name.chars().count()) && !name.chars().any(char::is_control);
+    match good {
+        true => Ok(()),
+        false => Err(StoreError::BadName(name.escape_debug().to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_never_leave_their_folder() {
+        for (name, file) in [
+            ("minilm", "minilm"),
+            ("..", "%2e."),
+            (".", "%2e"),
+            ("a/b", "a%2fb"),
+            ("v1.2", "v1.2"),
+            ("é", "%c3%a9"),
+        ] {
+            assert_eq!(file_name(name).unwrap(), file);
+        }
+        for name in ["", "a\nb", "\0", &"x".repeat(101)] {
+            assert!(file_name(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_folder_with_other_files_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("s");
+        fs::create_dir(&root).unwrap();
+        fs::write(root.join("README.md"), "x").unwrap();
+        Layout::create(&root).unwrap();
+        Layout::create(&root).unwrap();
+        Layout::open(&root).unwrap();
+        let other = dir.path().join("o");
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("thesis.doc"), "x").unwrap();
+        let told = Layout::create(&other).unwrap_err();
+        assert!(matches!(told, StoreError::NotEmpty { .. }), "{told}");
+        assert!(matches!(
+            Layout::open(&other),
+            Err(StoreError::NotAStore { .. })
+        ));
+        fs::write(root.join(MARKER), r#"{"schema":1,"layout":2}"#).unwrap();
+        assert!(matches!(Layout::open(&root), Err(StoreError::Newer { .. })));
+    }
+}

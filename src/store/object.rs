@@ -1,0 +1,260 @@
+//! What one object file looks like, and how its bytes are checked on the way in and out.
+//!
+//! ```text
+//! ┌──────────────────────────────┬─────────────────────────────────────────────┐
+//! │ one zstd frame               │ seal: a skippable zstd frame of 8 + 32 bytes │
+//! │ (content size in its header) │ (SHA-256 of the bytes before it)             │
+//! └──────────────────────────────┴─────────────────────────────────────────────┘
+//! ```
+//!
+//! The file's name is the SHA-256 of the *content*, so content can't be swapped. The seal covers the *stored* bytes, so
+//! that a flipped bit is caught even where zstd would ignore it. `zstd -d` reads such a file as it is.
+//! Decoding stops at the size the frame declares: a bomb costs what it says and no more.
+
+use std::{
+    fs::File,
+    io::{self, BufReader, Read, Seek, Write},
+    path::Path,
+};
+
+use super::error::{At, StoreError};
+use crate::{Digest, digest::Hasher};
+
+/// zstd's level: 3 is its own default; higher ones cost more time than the bytes they save are worth here.
+const LEVEL: i32 = 3;
+const SEAL: usize = 40;
+const SEAL_HEAD: [u8; 8] = [0x5A, 0x2A, 0x4D, 0x18, 32, 0, 0, 0];
+
+/// What was written.
+pub(crate) struct Written {
+    pub digest: Digest,
+    /// Size of the content.
+    pub size: u64,
+    /// Size of the file.
+    pub stored: u64,
+}
+
+/// Writes `content` as an object file; returns none when it does not have exactly `size` bytes.
+pub(crate) fn encode(
+    content: &mut impl Read,
+    size: u64,
+    out: &mut File,
+) -> io::Result<Option<Written>> {
+    let mut tee = Tee::new(content);
+    let mut encoder = zstd::Encoder::new(Tee::new(&mut *out), LEVEL)?;
+    encoder.set_pledged_src_size(Some(size))?;
+    encoder.include_contentsize(true)?;
+    let copied = io::copy(&mut tee.by_ref().take(size), &mut encoder)?;
+    let more = tee.inner.read(&mut [0])?;
+    if copied != size || more != 0 {
+        return Ok(None);
+    }
+    let Tee { hasher, count, .. } = encoder.finish()?;
+    out.write_all(&SEAL_HEAD)?;
+    out.write_all(hasher.finish().as_bytes())?;
+    Ok(Some(Written {
+        digest: tee.hasher.finish(),
+        size,
+        stored: count + SEAL as u64,
+    }))
+}
+
+/// What an object file says about itself before anything is decoded.
+pub(crate) struct Head {
+    /// The declared size of the content.
+    pub size: u64,
+    /// The size of the file.
+    pub stored: u64,
+}
+
+/// Reads the declared size of an object file.
+pub(crate) fn head(file: &mut File, digest: &Digest, path: &Path) -> Result<Head, StoreError> {
+    let corrupt = |why: &str| Err(damaged(digest, path, why));
+    let stored = file.metadata().at("look at", path)?.len();
+    let mut start = Vec::with_capacity(18);
+    file.rewind().at("read", path)?;
+    file.take(18).read_to_end(&mut start).at("read", path)?;
+    file.rewind().at("read", path)?;
+    if stored <= SEAL as u64 || !start.starts_with(&[0x28, 0xB5, 0x2F, 0xFD]) {
+        return corrupt("it does not begin with a zstd frame");
+    }
+    match zstd::zstd_safe::get_frame_content_size(&start) {
+        Ok(Some(size)) => Ok(Head { size, stored }),
+        _ => corrupt("it does not declare its size"),
+    }
+}
+
+/// Decodes the object in `file` into `sink` and checks every byte of it.
+///
+/// What `sink` got must not be used when this fails. Returns the size of the content.
+pub(crate) fn decode(
+    file: &mut File,
+    digest: &Digest,
+    path: &Path,
+    sink: &mut impl Write,
+) -> Result<u64, StoreError> {
+    let corrupt = |why: &str| Err(damaged(digest, path, why));
+    let head = head(file, digest, path)?;
+    let mut stored =
+        Tee::new(BufReader::with_capacity(1 << 16, &mut *file).take(head.stored - SEAL as u64));
+    let mut hasher = Hasher::default();
+    {
+        let mut frame = match zstd::Decoder::new(&mut stored) {
+            Ok(decoder) => decoder.single_frame(),
+            Err(e) => return Err(e).at("decode", path),
+        };
+        let mut left = head.size;
+        let mut buffer = vec![0; 1 << 17];
+        loop {
+            let got = match frame.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(got) => got,
+                Err(e) if e.raw_os_error().is_some() => return Err(e).at("read", path),
+                Err(e) => return corrupt(&e.to_string()),
+            };
+            if got as u64 > left {
+                return corrupt("it decodes to more than it declares");
+            }
+            left -= got as u64;
+            hasher.update(&buffer[..got]);
+            sink.write_all(&buffer[..got]).at("unpack", path)?;
+        }
+        if left != 0 {
+            return corrupt("it is cut short");
+        }
+    }
+    // What the decoder did not ask for belongs to the sealed bytes all the same.
+    io::copy(&mut stored, &mut io::sink()).at("read", path)?;
+    let Tee {
+        inner,
+        hasher: stored_hasher,
+        ..
+    } = stored;
+    let mut seal = Vec::with_capacity(SEAL);
+    inner
+        .into_inner()
+        .take(SEAL as u64 + 1)
+        .read_to_end(&mut seal)
+        .at("read", path)?;
+    let sum = stored_hasher.finish();
+    if seal.len() != SEAL || seal[..8] != SEAL_HEAD || seal[8..] != sum.as_bytes()[..] {
+        return corrupt("its seal does not match the stored bytes");
+    }
+    if hasher.finish() != *digest {
+        return corrupt("its content has another digest");
+    }
+    Ok(head.size)
+}
+
+fn damaged(digest: &Digest, path: &Path, why: &str) -> StoreError {
+    StoreError::Corrupt {
+        digest: *digest,
+        path: path.to_owned(),
+        why: why.to_owned(),
+    }
+}
+
+/// Passes bytes through and hashes them.
+struct Tee<T> {
+    inner: T,
+    hasher: Hasher,
+    count: u64,
+}
+
+impl<T> Tee<T> {
+    fn new(inner: T) -> Self {
+        Self {
+            inner,
+            hasher: Hasher::default(),
+            count: 0,
+        }
+    }
+}
+
+impl<T: Read> Read for Tee<T> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.inner.read(buffer)?;
+        self.hasher.update(&buffer[..got]);
+        self.count += got as u64;
+        Ok(got)
+    }
+}
+
+impl<T: Write> Write for Tee<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let took = self.inner.write(bytes)?;
+        self.hasher.update(&bytes[..took]);
+        self.count += took as u64;
+        Ok(took)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(content: &[u8]) -> Vec<u8> {
+        let mut file = tempfile::tempfile().unwrap();
+        let written = encode(&mut &*content, content.len() as u64, &mut file)
+            .unwrap()
+            .unwrap();
+        assert_eq!(written.digest, Digest::of(content));
+        let mut bytes = Vec::new();
+        file.rewind().unwrap();
+        file.read_to_end(&mut bytes).unwrap();
+        assert_eq!(written.stored, bytes.len() as u64);
+        bytes
+    }
+
+    fn read(bytes: &[u8], digest: &Digest) -> Result<Vec<u8>, StoreError> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        let mut out = Vec::new();
+        decode(&mut file, digest, Path::new("object"), &mut out).map(|_| out)
+    }
+
+    #[test]
+    fn every_flip_cut_and_extension_is_caught() {
+        let content: Vec<u8> = (0..600u32).flat_map(|i| (i * i).to_le_bytes()).collect();
+        for content in [&content[..], b"", b"x"] {
+            let good = stored(content);
+            let digest = Digest::of(content);
+            assert_eq!(read(&good, &digest).unwrap(), content);
+            for at in 0..good.len() {
+                for bit in [1, 0x80] {
+                    let mut bad = good.clone();
+                    bad[at] ^= bit;
+                    let told = read(&bad, &digest).unwrap_err();
+                    assert!(matches!(told, StoreError::Corrupt { .. }), "{at}: {told}");
+                }
+                assert!(read(&good[..at], &digest).is_err(), "cut at {at}");
+            }
+            assert!(read(&[&good[..], b"x"].concat(), &digest).is_err());
+            assert!(read(&[&good[..], &good[..]].concat(), &digest).is_err());
+            assert!(read(&good, &Digest::of(b"other")).is_err());
+        }
+    }
+
+    #[test]
+    fn zstd_reads_it_without_us() {
+        let good = stored(b"plain content");
+        assert_eq!(zstd::decode_all(&good[..]).unwrap(), b"plain content");
+    }
+
+    #[test]
+    fn a_bomb_stops_at_its_declared_size() {
+        // A frame that declares 4 bytes and decodes to a megabyte: the header of one, the blocks of the other.
+        let small = zstd::encode_all(&[0u8; 4][..], 3).unwrap();
+        let big = stored(&vec![0u8; 1 << 20]);
+        let mut bad = Vec::from(&big[..4]);
+        bad.extend([0x20, 4]); // single segment, content size 4
+        bad.extend(&big[9..]);
+        let told = read(&bad, &Digest::of(&[0; 4])).unwrap_err();
+        assert!(matches!(told, StoreError::Corrupt { .. }), "{told}");
+        assert!(!small.is_empty());
+    }
+}

@@ -1,0 +1,116 @@
+//! How a file becomes visible: whole, durable and never in the place of another.
+//!
+//! temp file in the same file system → write → mode 0444 → fsync → rename that refuses to replace → fsync of the folder.
+//! A crash before the rename leaves a temp file; a crash after it leaves the whole file.
+
+use std::{
+    fs::{self, File, Permissions},
+    io::{self, Write},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use tempfile::{NamedTempFile, TempPath};
+
+use super::error::{At, StoreError};
+
+/// A file that is being written and not visible yet.
+pub(crate) struct Draft {
+    file: File,
+    path: TempPath,
+}
+
+impl Draft {
+    /// Begins a file in `tmp`.
+    pub fn new(tmp: &Path) -> Result<Self, StoreError> {
+        let (file, path) = NamedTempFile::new_in(tmp)
+            .at("write a file in", tmp)?
+            .into_parts();
+        Ok(Self { file, path })
+    }
+
+    /// Returns the file to write to.
+    pub fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Returns where it is while it is written.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes the bytes durable, then visible at `path`. Returns false, and leaves what is there, when `path` exists.
+    pub fn publish(self, path: &Path) -> Result<bool, StoreError> {
+        self.settle()?;
+        let folder = make_folder(path)?;
+        match rename_new(&self.path, path) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+            Err(e) => return Err(e).at("publish", path),
+        }
+        // The name is gone from `tmp`: there is nothing left to remove.
+        let _ = self.path.keep();
+        sync_folder(folder)?;
+        Ok(true)
+    }
+
+    /// Makes the bytes durable, then visible at `path` in the place of what is there. For mutable records only.
+    pub fn replace(self, path: &Path) -> Result<(), StoreError> {
+        self.settle()?;
+        let folder = make_folder(path)?;
+        fs::rename(&self.path, path).at("publish", path)?;
+        let _ = self.path.keep();
+        sync_folder(folder)
+    }
+
+    fn settle(&self) -> Result<(), StoreError> {
+        let mode = Permissions::from_mode(0o444);
+        self.file
+            .set_permissions(mode)
+            .at("set the mode of", &self.path)?;
+        self.file.sync_all().at("write", &self.path)
+    }
+}
+
+/// Publishes `bytes` at `path`; returns false when `path` exists.
+pub(crate) fn bytes(tmp: &Path, path: &Path, bytes: &[u8]) -> Result<bool, StoreError> {
+    let mut draft = Draft::new(tmp)?;
+    let wrote = draft.file.write_all(bytes);
+    wrote.at("write", &draft.path)?;
+    draft.publish(path)
+}
+
+/// Makes the folder that `path` is in durable, after a name in it came or went.
+pub(crate) fn sync_folder(folder: &Path) -> Result<(), StoreError> {
+    File::open(folder)
+        .and_then(|folder| folder.sync_all())
+        .at("write the folder", folder)
+}
+
+/// Makes the folder that `path` is in, and returns it.
+fn make_folder(path: &Path) -> Result<&Path, StoreError> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    match fs::create_dir(folder) {
+        Ok(()) => {
+            if let Some(above) = folder.parent() {
+                sync_folder(above)?;
+            }
+        }
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(e) => return Err(e).at("make the folder", folder),
+    }
+    Ok(folder)
+}
+
+/// Renames without replacing; where the file system has no such rename, a hard link does the same.
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+            fs::hard_link(from, to)?;
+            fs::remove_file(from)
+        }
+        Err(e) => Err(e.into()),
+    }
+}

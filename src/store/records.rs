@@ -1,0 +1,406 @@
+//! Putting records in, and getting them out checked. A record is published after everything it refers to.
+
+use std::{fs, os::unix::fs::MetadataExt, path::Path};
+
+use rusqlite::Connection;
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{
+    Store,
+    error::{At, StoreError},
+    layout::{Kind, check_name},
+    publish::{self, Draft},
+    rows::{self, artifacts_of, objects_of},
+    sealed,
+};
+use crate::{
+    Digest,
+    record::{Artifact, Failure, Program, Release, SCHEMA},
+};
+
+/// A record that is named by a key.
+pub(crate) trait Record: Serialize + DeserializeOwned + PartialEq {
+    const KIND: Kind;
+    fn id(&self) -> Digest;
+    fn schema(&self) -> u32;
+    fn insert(&self, to: &Connection, seal: &Digest, created: i64) -> rusqlite::Result<()>;
+}
+
+macro_rules! record {
+    ($type:ty, $kind:expr, $insert:path) => {
+        impl Record for $type {
+            const KIND: Kind = $kind;
+            fn id(&self) -> Digest {
+                self.id
+            }
+            fn schema(&self) -> u32 {
+                self.schema
+            }
+            fn insert(&self, to: &Connection, seal: &Digest, created: i64) -> rusqlite::Result<()> {
+                $insert(to, self, seal, created)
+            }
+        }
+    };
+}
+record!(Artifact, Kind::Artifact, rows::insert_artifact);
+record!(Program, Kind::Program, rows::insert_program);
+record!(Failure, Kind::Failure, rows::insert_failure);
+
+impl Store {
+    /// Keeps an artifact's record, whose objects must be in the store. Returns the record that the store has now: the
+    /// given one, or the one of the same key that was there before.
+    pub fn put_artifact(&self, artifact: &Artifact) -> Result<Artifact, StoreError> {
+        self.writable("add an artifact")?;
+        self.need_objects(
+            &format!("artifact {}", artifact.id.short()),
+            &objects_of(artifact),
+        )?;
+        self.put_record(artifact, |old| {
+            objects_of(old).iter().all(|o| self.has_object(o))
+        })
+    }
+
+    /// Keeps a program's record, whose artifacts must be in the store. Returns the record that the store has now.
+    pub fn put_program(&self, program: &Program) -> Result<Program, StoreError> {
+        self.writable("add a program")?;
+        check_name(&program.model)?;
+        self.need_artifacts(program)?;
+        self.put_record(program, |old| self.need_artifacts(old).is_ok())
+    }
+
+    /// Keeps a release as the newest one of its model, whatever `seq` it was given; returns it with the one it got.
+    ///
+    /// Everything it needs must be in the store: a release is visible whole or not at all.
+    pub fn put_release(&self, release: &Release) -> Result<Release, StoreError> {
+        self.writable("add a release")?;
+        if let Some(name) = &release.name {
+            check_name(name)?;
+        }
+        let mut release = release.clone();
+        let what = format!("release of `{}`", release.model);
+        for id in &release.programs {
+            let Some(program) = self.program(id)? else {
+                return Err(dangling(&what, "program", id));
+            };
+            self.need_artifacts(&program)?;
+        }
+        self.need_objects(&what, release.weights.as_slice())?;
+        loop {
+            release.seq = self
+                .sequences(&release.model)?
+                .last()
+                .map_or(1, |last| last + 1);
+            let path = self.layout().release(&release.model, release.seq)?;
+            let (text, seal) = sealed::encode(&release, &path)?;
+            if publish::bytes(&self.layout().tmp(), &path, &text)? {
+                let created = created(&path)?;
+                self.index()
+                    .write(|tx| rows::insert_release(tx, &release, &seal, created))?;
+                return Ok(release);
+            }
+        }
+    }
+
+    /// Keeps why something could not be built, in the place of what was kept about it before.
+    pub fn put_failure(&self, failure: &Failure) -> Result<(), StoreError> {
+        self.writable("add a failure")?;
+        let path = self.layout().record(Kind::Failure, &failure.id);
+        let (text, seal) = sealed::encode(failure, &path)?;
+        let mut draft = Draft::new(&self.layout().tmp())?;
+        std::io::Write::write_all(draft.file(), &text).at("write", draft.path())?;
+        draft.replace(&path)?;
+        let created = created(&path)?;
+        self.index().write(|tx| failure.insert(tx, &seal, created))
+    }
+
+    /// Returns the artifact with this key, if the store has it.
+    pub fn artifact(&self, id: &Digest) -> Result<Option<Artifact>, StoreError> {
+        self.get(id)
+    }
+
+    /// Returns the program with this request key, if the store has it.
+    pub fn program(&self, id: &Digest) -> Result<Option<Program>, StoreError> {
+        self.get(id)
+    }
+
+    /// Returns why the thing with this key could not be built, if the last attempt failed.
+    pub fn failure(&self, id: &Digest) -> Result<Option<Failure>, StoreError> {
+        self.get(id)
+    }
+
+    /// Returns the newest release of `model`, or the newest one that has this name.
+    pub fn release(&self, model: &str, name: Option<&str>) -> Result<Option<Release>, StoreError> {
+        for seq in self.sequences(model)?.into_iter().rev() {
+            let found = self.release_at(model, seq)?;
+            if let Some(release) = found
+                && (name.is_none() || release.name.as_deref() == name)
+            {
+                return Ok(Some(release));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the release of `model` with this number.
+    pub fn release_at(&self, model: &str, seq: u64) -> Result<Option<Release>, StoreError> {
+        let path = self.layout().release(model, seq)?;
+        let Some((release, _)) = sealed::read::<Release>(&path)? else {
+            return Ok(None);
+        };
+        known_schema(release.schema, &path)?;
+        match release.model == model && release.seq == seq {
+            true => Ok(Some(release)),
+            false => Err(sealed::damaged(
+                &path,
+                "it is the record of another release".into(),
+            )),
+        }
+    }
+
+    /// Returns all releases of `model`, oldest first.
+    pub fn releases(&self, model: &str) -> Result<Vec<Release>, StoreError> {
+        let mut all = Vec::new();
+        for seq in self.sequences(model)? {
+            all.extend(self.release_at(model, seq)?);
+        }
+        Ok(all)
+    }
+
+    /// Returns the numbers of a model's releases, sorted: the names of their files.
+    pub(super) fn sequences(&self, model: &str) -> Result<Vec<u64>, StoreError> {
+        let folder = self.layout().releases(model)?;
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(e).at("list", &folder),
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let name = entry.at("list", &folder)?.file_name();
+            let seq: Option<u64> = name
+                .to_str()
+                .and_then(|name| name.strip_suffix(".json")?.parse().ok());
+            all.extend(seq);
+        }
+        all.sort_unstable();
+        Ok(all)
+    }
+
+    /// Reads the record of `id`, checks it, and remembers that it was used.
+    fn get<R: Record>(&self, id: &Digest) -> Result<Option<R>, StoreError> {
+        let path = self.layout().record(R::KIND, id);
+        let Some((record, _)) = sealed::read::<R>(&path)? else {
+            return Ok(None);
+        };
+        known_schema(record.schema(), &path)?;
+        if record.id() != *id {
+            return Err(sealed::damaged(
+                &path,
+                "it is the record of another key".into(),
+            ));
+        }
+        self.used(id);
+        Ok(Some(record))
+    }
+
+    fn put_record<R: Record>(
+        &self,
+        record: &R,
+        sound: impl Fn(&R) -> bool,
+    ) -> Result<R, StoreError> {
+        let id = record.id();
+        let path = self.layout().record(R::KIND, &id);
+        let (text, _) = sealed::encode(record, &path)?;
+        // What another process puts between the two steps is looked at in the next round.
+        while !publish::bytes(&self.layout().tmp(), &path, &text)? {
+            match self.get::<R>(&id) {
+                Ok(Some(old)) if sound(&old) => break,
+                Ok(_) | Err(StoreError::Record { .. }) => self.set_aside(&path)?,
+                Err(e) => return Err(e),
+            }
+        }
+        let Some((now, seal)) = sealed::read::<R>(&path)? else {
+            return Err(StoreError::Missing { digest: id, path });
+        };
+        let created = created(&path)?;
+        self.index().write(|tx| {
+            now.insert(tx, &seal, created)?;
+            tx.prepare_cached("DELETE FROM failures WHERE id=?")?
+                .execute([id.as_bytes()])
+        })?;
+        self.forget_failure(&id)?;
+        self.used(&id);
+        Ok(now)
+    }
+
+    /// Removes what was kept about an earlier failure of what now succeeded.
+    fn forget_failure(&self, id: &Digest) -> Result<(), StoreError> {
+        let path = self.layout().record(Kind::Failure, id);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at("remove", &path),
+            _ => Ok(()),
+        }
+    }
+
+    fn need_objects(&self, what: &str, objects: &[Digest]) -> Result<(), StoreError> {
+        match objects.iter().find(|object| !self.has_object(object)) {
+            Some(object) => Err(dangling(what, "object", object)),
+            None => Ok(()),
+        }
+    }
+
+    fn need_artifacts(&self, program: &Program) -> Result<(), StoreError> {
+        let what = format!("program {}", program.id.short());
+        for id in artifacts_of(program) {
+            let Some(artifact) = self.artifact(&id)? else {
+                return Err(dangling(&what, "artifact", &id));
+            };
+            self.need_objects(&format!("artifact {}", id.short()), &objects_of(&artifact))?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns when the file at `path` was published, in seconds since 1970.
+pub(super) fn created(path: &Path) -> Result<i64, StoreError> {
+    Ok(fs::symlink_metadata(path).at("look at", path)?.mtime())
+}
+
+/// Refuses a record that a newer precast wrote.
+pub(super) fn known_schema(schema: u32, path: &Path) -> Result<(), StoreError> {
+    match schema <= SCHEMA {
+        true => Ok(()),
+        false => Err(StoreError::Newer {
+            path: path.to_owned(),
+            found: schema.into(),
+            known: SCHEMA.into(),
+        }),
+    }
+}
+
+fn dangling(what: &str, kind: &'static str, id: &Digest) -> StoreError {
+    StoreError::Dangling {
+        what: what.to_owned(),
+        kind,
+        id: *id,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing, *};
+
+    #[test]
+    fn records_come_back_and_the_first_one_stays() {
+        let (_dir, store) = testing::store();
+        let artifact = testing::artifact(&store, "block");
+        assert!(!store.has_artifact(&artifact.id).unwrap());
+        assert_eq!(store.put_artifact(&artifact).unwrap(), artifact);
+        let mut other = artifact.clone();
+        other.receipt = serde_json::json!({"seconds": 2});
+        assert_eq!(store.put_artifact(&other).unwrap(), artifact);
+        assert_eq!(
+            store.artifact(&artifact.id).unwrap(),
+            Some(artifact.clone())
+        );
+        let program = testing::program("m", 8, &[artifact.id]);
+        assert_eq!(store.put_program(&program).unwrap(), program);
+        assert!(store.has_program(&program.id).unwrap());
+        assert_eq!(store.program(&program.id).unwrap(), Some(program));
+        assert_eq!(store.program(&artifact.id).unwrap(), None);
+    }
+
+    #[test]
+    fn an_artifact_whose_object_is_gone_is_replaced() {
+        let (_dir, store) = testing::store();
+        let old = testing::artifact(&store, "old");
+        store.put_artifact(&old).unwrap();
+        fs::remove_file(store.layout().object(&old.object)).unwrap();
+        let new = Artifact {
+            object: store.put_bytes(b"new").unwrap(),
+            ..old
+        };
+        assert_eq!(store.put_artifact(&new).unwrap(), new);
+        assert_eq!(store.artifact(&new.id).unwrap(), Some(new));
+    }
+
+    #[test]
+    fn nothing_refers_to_what_is_not_there() {
+        let (_dir, store) = testing::store();
+        let mut artifact = testing::artifact(&store, "block");
+        artifact.log = Some(Digest::of(b"log"));
+        let told = store.put_artifact(&artifact).unwrap_err();
+        assert!(
+            matches!(told, StoreError::Dangling { kind: "object", .. }),
+            "{told}"
+        );
+        let program = testing::program("m", 8, &[artifact.id]);
+        assert!(matches!(
+            store.put_program(&program),
+            Err(StoreError::Dangling { .. })
+        ));
+        let release = testing::release("m", None, &[program.id]);
+        assert!(matches!(
+            store.put_release(&release),
+            Err(StoreError::Dangling { .. })
+        ));
+        assert_eq!(store.release("m", None).unwrap(), None);
+    }
+
+    #[test]
+    fn releases_count_up_and_have_names() {
+        let (_dir, store) = testing::store();
+        let artifact = store
+            .put_artifact(&testing::artifact(&store, "block"))
+            .unwrap();
+        let program = store
+            .put_program(&testing::program("m", 8, &[artifact.id]))
+            .unwrap();
+        for (seq, name) in [(1, Some("v1")), (2, None), (3, Some("v1"))] {
+            let put = store
+                .put_release(&testing::release("m", name, &[program.id]))
+                .unwrap();
+            assert_eq!(put.seq, seq);
+        }
+        assert_eq!(store.release("m", None).unwrap().unwrap().seq, 3);
+        assert_eq!(store.release("m", Some("v1")).unwrap().unwrap().seq, 3);
+        assert_eq!(store.release("m", Some("v9")).unwrap(), None);
+        assert_eq!(store.releases("m").unwrap().len(), 3);
+        assert_eq!(store.models().unwrap(), ["m"]);
+    }
+
+    #[test]
+    fn a_failure_goes_with_the_next_success() {
+        let (_dir, store) = testing::store();
+        let artifact = testing::artifact(&store, "block");
+        let failure = testing::failure(artifact.id, "first");
+        store.put_failure(&failure).unwrap();
+        store
+            .put_failure(&testing::failure(artifact.id, "second"))
+            .unwrap();
+        assert_eq!(
+            store.failure(&artifact.id).unwrap().unwrap().message,
+            "second"
+        );
+        store.put_artifact(&artifact).unwrap();
+        assert_eq!(store.failure(&artifact.id).unwrap(), None);
+    }
+
+    #[test]
+    fn a_damaged_or_swapped_record_is_an_error_that_names_the_file() {
+        let (_dir, store) = testing::store();
+        let one = store
+            .put_artifact(&testing::artifact(&store, "one"))
+            .unwrap();
+        let two = store
+            .put_artifact(&testing::artifact(&store, "two"))
+            .unwrap();
+        let path = store.layout().record(Kind::Artifact, &one.id);
+        let theirs = fs::read(store.layout().record(Kind::Artifact, &two.id)).unwrap();
+        testing::damage(&path, |bytes| *bytes = theirs);
+        let told = store.artifact(&one.id).unwrap_err();
+        assert!(told.to_string().contains(&one.id.hex()), "{told}");
+        assert_eq!(store.put_artifact(&one).unwrap(), one);
+        assert_eq!(store.artifact(&one.id).unwrap(), Some(one));
+    }
+}

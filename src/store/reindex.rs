@@ -1,0 +1,173 @@
+//! Making the index from the files, which are the truth.
+
+use std::path::Path;
+
+use rusqlite::Connection;
+use walkdir::WalkDir;
+
+use super::{
+    bytes,
+    error::StoreError,
+    layout::Layout,
+    records::{self, Record},
+    rows, sealed,
+};
+use crate::{
+    Digest,
+    record::{Artifact, Failure, Program, Release},
+};
+
+/// Puts a row for every sound file into the empty index `to`. Files that can't be read have no row; `verify` names them.
+pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
+    for path in files(&layout.root.join("objects"), ".zst") {
+        let Some(digest) = named(&path, ".zst") else {
+            continue;
+        };
+        if path == layout.object(&digest)
+            && let Ok(row) = bytes::object_row(&path, &digest)
+        {
+            row.insert(to)?;
+        }
+    }
+    record_files::<Artifact>(layout, to)?;
+    record_files::<Program>(layout, to)?;
+    record_files::<Failure>(layout, to)?;
+    for path in files(&layout.root.join("releases"), ".json") {
+        if let Ok((release, seal, created)) = release_file(layout, &path) {
+            rows::insert_release(to, &release, &seal, created)?;
+        }
+    }
+    Ok(())
+}
+
+fn record_files<R: Record>(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
+    for path in files(&layout.folder(R::KIND), ".json") {
+        if let Ok((record, seal, created)) = record_file::<R>(layout, &path) {
+            record.insert(to, &seal, created)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads one record file and checks that it lies where it belongs.
+pub(crate) fn record_file<R: Record>(
+    layout: &Layout,
+    path: &Path,
+) -> Result<(R, Digest, i64), StoreError> {
+    let gone = || sealed::damaged(path, "it is gone".into());
+    let (record, seal) = sealed::read::<R>(path)?.ok_or_else(gone)?;
+    records::known_schema(record.schema(), path)?;
+    match layout.record(R::KIND, &record.id()) == path {
+        true => Ok((record, seal, records::created(path)?)),
+        false => Err(sealed::damaged(
+            path,
+            "it is the record of another key".into(),
+        )),
+    }
+}
+
+/// Reads one release file and checks that it lies where it belongs.
+pub(crate) fn release_file(
+    layout: &Layout,
+    path: &Path,
+) -> Result<(Release, Digest, i64), StoreError> {
+    let gone = || sealed::damaged(path, "it is gone".into());
+    let (release, seal) = sealed::read::<Release>(path)?.ok_or_else(gone)?;
+    records::known_schema(release.schema, path)?;
+    match layout.release(&release.model, release.seq)? == path {
+        true => Ok((release, seal, records::created(path)?)),
+        false => Err(sealed::damaged(
+            path,
+            "it is the record of another release".into(),
+        )),
+    }
+}
+
+/// Lists the plain files two levels down in `folder`.
+pub(crate) fn files(
+    folder: &Path,
+    suffix: &'static str,
+) -> impl Iterator<Item = std::path::PathBuf> {
+    WalkDir::new(folder)
+        .min_depth(2)
+        .max_depth(2)
+        .into_iter()
+        .filter_map(Result::ok)
+        .filter(move |e| {
+            e.file_type().is_file() && e.file_name().to_string_lossy().ends_with(suffix)
+        })
+        .map(walkdir::DirEntry::into_path)
+}
+
+/// Returns the digest that a file's name says.
+pub(crate) fn named(path: &Path, suffix: &str) -> Option<Digest> {
+    path.file_name()?
+        .to_str()?
+        .strip_suffix(suffix)?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{super::testing, *};
+    use crate::Store;
+
+    /// Returns every row of every table that follows from files.
+    fn dump(store: &Store) -> Vec<String> {
+        let tables = [
+            "objects",
+            "artifacts",
+            "artifact_objects",
+            "programs",
+            "program_artifacts",
+            "releases",
+            "release_programs",
+            "failures",
+        ];
+        let read = |index: &Connection| {
+            let mut all = Vec::new();
+            for table in tables {
+                let mut query = index.prepare(&format!("SELECT * FROM {table}"))?;
+                let columns = query.column_count();
+                let rows = query.query_map([], |row| {
+                    (0..columns)
+                        .map(|at| Ok(format!("{:?}", row.get_ref(at)?)))
+                        .collect::<Result<Vec<_>, _>>()
+                })?;
+                for row in rows {
+                    all.push(format!("{table} {}", row?.join(" ")));
+                }
+            }
+            Ok(all)
+        };
+        store.index().with(read).unwrap()
+    }
+
+    #[test]
+    fn a_deleted_index_comes_back_the_same() {
+        let (_dir, store) = testing::store();
+        let artifact = store
+            .put_artifact(&testing::artifact(&store, "block"))
+            .unwrap();
+        let program = store
+            .put_program(&testing::program("m", 8, &[artifact.id]))
+            .unwrap();
+        store
+            .put_release(&testing::release("m", Some("v1"), &[program.id]))
+            .unwrap();
+        store
+            .put_failure(&testing::failure(Digest::of(b"f"), "why"))
+            .unwrap();
+        let before = dump(&store);
+        assert_eq!(before.len(), 8);
+        let path = store.path().to_owned();
+        drop(store);
+        fs::remove_file(path.join("index.sqlite")).unwrap();
+        assert_eq!(dump(&Store::open_read_only(&path).unwrap()), before);
+        assert!(!path.join("index.sqlite").exists());
+        assert_eq!(dump(&Store::open(&path).unwrap()), before);
+    }
+}

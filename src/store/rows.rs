@@ -1,0 +1,386 @@
+//! The rows of the index, and how each follows from a record.
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::index::Sum;
+use crate::{
+    Digest,
+    record::{Artifact, Failure, Program, Release, bucket_name},
+};
+
+/// An object, as the index has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectRow {
+    pub digest: Digest,
+    /// Bytes of content.
+    pub size: u64,
+    /// Bytes of the file.
+    pub stored: u64,
+    /// Seconds since 1970.
+    pub created: i64,
+}
+
+/// A program, as the index has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramRow {
+    pub id: Digest,
+    pub model: String,
+    pub module: String,
+    /// As `batch=8 seq=128`.
+    pub bucket: String,
+    /// The target's name.
+    pub target: String,
+    /// `cpu` or `cuda`.
+    pub device: String,
+    pub steps: u64,
+    /// Seconds since 1970.
+    pub created: i64,
+    /// Seconds since 1970; none if it was never used since the index was made.
+    pub used: Option<i64>,
+    /// Bytes of the distinct shared objects that it calls.
+    pub bytes: u64,
+}
+
+/// An artifact, as the index has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArtifactRow {
+    pub id: Digest,
+    pub size: u64,
+    pub target: String,
+    pub device: String,
+    pub created: i64,
+    pub used: Option<i64>,
+    /// How many programs call it.
+    pub programs: u64,
+}
+
+/// Reads a column that holds a digest.
+pub(crate) fn digest(row: &Row, at: usize) -> rusqlite::Result<Digest> {
+    Ok(Digest::from_bytes(row.get(at)?))
+}
+
+/// Returns the check sum over what a row refers to.
+pub(crate) fn links(of: &[Digest]) -> i64 {
+    let mut sum = Sum::new("links");
+    for digest in of {
+        sum = sum.field(digest.as_bytes());
+    }
+    sum.finish()
+}
+
+fn sorted(mut all: Vec<Digest>) -> Vec<Digest> {
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Returns every object an artifact needs, sorted.
+pub(crate) fn objects_of(artifact: &Artifact) -> Vec<Digest> {
+    let mut all = vec![artifact.object];
+    all.extend(artifact.proxy);
+    all.extend(&artifact.libraries);
+    all.extend(artifact.log);
+    sorted(all)
+}
+
+/// Returns every artifact a program calls, sorted.
+pub(crate) fn artifacts_of(program: &Program) -> Vec<Digest> {
+    sorted(program.steps.iter().map(|step| step.artifact).collect())
+}
+
+impl ObjectRow {
+    fn sum(&self) -> Sum {
+        Sum::new("objects")
+            .field(self.digest.as_bytes())
+            .int(self.size as i64)
+            .int(self.stored as i64)
+            .int(self.created)
+    }
+
+    pub(crate) fn insert(&self, to: &Connection) -> rusqlite::Result<()> {
+        to.prepare_cached("INSERT OR REPLACE INTO objects VALUES (?,?,?,?,?)")?
+            .execute(params![
+                self.digest.as_bytes(),
+                self.size as i64,
+                self.stored as i64,
+                self.created,
+                self.sum().finish()
+            ])
+            .map(drop)
+    }
+
+    pub(crate) fn find(from: &Connection, digest: &Digest) -> rusqlite::Result<Option<Self>> {
+        from.prepare_cached("SELECT digest,size,stored,created,sum FROM objects WHERE digest=?")?
+            .query_row([digest.as_bytes()], Self::read)
+            .optional()
+    }
+
+    /// Reads `digest, size, stored, created, sum`.
+    pub(crate) fn read(row: &Row) -> rusqlite::Result<Self> {
+        let found = Self {
+            digest: digest(row, 0)?,
+            size: row.get::<_, i64>(1)? as u64,
+            stored: row.get::<_, i64>(2)? as u64,
+            created: row.get(3)?,
+        };
+        check(found.sum().finish(), row.get(4)?, "objects")?;
+        Ok(found)
+    }
+}
+
+/// Inserts the row of an artifact whose record has this seal and was published at `created`.
+pub(crate) fn insert_artifact(
+    to: &Connection,
+    artifact: &Artifact,
+    seal: &Digest,
+    created: i64,
+) -> rusqlite::Result<()> {
+    let (target, device) = (artifact.target.name(), artifact.target.device.to_string());
+    let objects = objects_of(artifact);
+    let links = links(&objects);
+    let size = artifact.size as i64;
+    let sum = artifact_sum(&artifact.id, seal, size, &target, &device, created, links);
+    to.prepare_cached("INSERT OR REPLACE INTO artifacts VALUES (?,?,?,?,?,?,?,?)")?
+        .execute(params![
+            artifact.id.as_bytes(),
+            seal.as_bytes(),
+            size,
+            target,
+            device,
+            created,
+            links,
+            sum
+        ])?;
+    let mut link = to.prepare_cached("INSERT OR IGNORE INTO artifact_objects VALUES (?,?)")?;
+    for object in &objects {
+        link.execute([artifact.id.as_bytes(), object.as_bytes()])?;
+    }
+    Ok(())
+}
+
+fn artifact_sum(
+    id: &Digest,
+    seal: &Digest,
+    size: i64,
+    target: &str,
+    device: &str,
+    created: i64,
+    links: i64,
+) -> i64 {
+    Sum::new("artifacts")
+        .field(id.as_bytes())
+        .field(seal.as_bytes())
+        .int(size)
+        .text(target)
+        .text(device)
+        .int(created)
+        .int(links)
+        .finish()
+}
+
+impl ArtifactRow {
+    /// The columns that [`ArtifactRow::read`] reads.
+    pub(crate) const COLUMNS: &str = "a.id,a.seal,a.size,a.target,a.device,a.created,a.links,a.sum,\
+        (SELECT at FROM uses WHERE uses.id=a.id),\
+        (SELECT count(*) FROM program_artifacts p WHERE p.artifact=a.id)";
+
+    pub(crate) fn read(row: &Row) -> rusqlite::Result<Self> {
+        let found = Self {
+            id: digest(row, 0)?,
+            size: row.get::<_, i64>(2)? as u64,
+            target: row.get(3)?,
+            device: row.get(4)?,
+            created: row.get(5)?,
+            used: row.get(8)?,
+            programs: row.get::<_, i64>(9)? as u64,
+        };
+        let seal = digest(row, 1)?;
+        let (size, links) = (row.get(2)?, row.get(6)?);
+        let sum = artifact_sum(
+            &found.id,
+            &seal,
+            size,
+            &found.target,
+            &found.device,
+            found.created,
+            links,
+        );
+        check(sum, row.get(7)?, "artifacts")?;
+        Ok(found)
+    }
+}
+
+/// Inserts the row of a program whose record has this seal and was published at `created`.
+pub(crate) fn insert_program(
+    to: &Connection,
+    program: &Program,
+    seal: &Digest,
+    created: i64,
+) -> rusqlite::Result<()> {
+    let artifacts = artifacts_of(program);
+    let row = ProgramRow {
+        id: program.id,
+        model: program.model.clone(),
+        module: program.module.clone(),
+        bucket: bucket_name(&program.sizes),
+        target: program.target.name(),
+        device: program.target.device.to_string(),
+        steps: program.steps.len() as u64,
+        created,
+        used: None,
+        bytes: 0,
+    };
+    let links = links(&artifacts);
+    to.prepare_cached("INSERT OR REPLACE INTO programs VALUES (?,?,?,?,?,?,?,?,?,?,?)")?
+        .execute(params![
+            row.id.as_bytes(),
+            seal.as_bytes(),
+            row.model,
+            row.module,
+            row.bucket,
+            row.target,
+            row.device,
+            row.steps as i64,
+            created,
+            links,
+            row.sum(seal, links)
+        ])?;
+    let mut link = to.prepare_cached("INSERT OR IGNORE INTO program_artifacts VALUES (?,?)")?;
+    for artifact in &artifacts {
+        link.execute([program.id.as_bytes(), artifact.as_bytes()])?;
+    }
+    Ok(())
+}
+
+impl ProgramRow {
+    /// The columns that [`ProgramRow::read`] reads.
+    pub(crate) const COLUMNS: &str = "p.id,p.seal,p.model,p.module,p.bucket,p.target,p.device,p.steps,p.created,p.links,\
+        p.sum,(SELECT at FROM uses WHERE uses.id=p.id),\
+        (SELECT total(a.size) FROM program_artifacts l JOIN artifacts a ON a.id=l.artifact WHERE l.program=p.id)";
+
+    pub(crate) fn read(row: &Row) -> rusqlite::Result<Self> {
+        let found = Self {
+            id: digest(row, 0)?,
+            model: row.get(2)?,
+            module: row.get(3)?,
+            bucket: row.get(4)?,
+            target: row.get(5)?,
+            device: row.get(6)?,
+            steps: row.get::<_, i64>(7)? as u64,
+            created: row.get(8)?,
+            used: row.get(11)?,
+            bytes: row.get::<_, f64>(12)? as u64,
+        };
+        check(
+            found.sum(&digest(row, 1)?, row.get(9)?),
+            row.get(10)?,
+            "programs",
+        )?;
+        Ok(found)
+    }
+
+    fn sum(&self, seal: &Digest, links: i64) -> i64 {
+        Sum::new("programs")
+            .field(self.id.as_bytes())
+            .field(seal.as_bytes())
+            .text(&self.model)
+            .text(&self.module)
+            .text(&self.bucket)
+            .text(&self.target)
+            .text(&self.device)
+            .int(self.steps as i64)
+            .int(self.created)
+            .int(links)
+            .finish()
+    }
+}
+
+/// Inserts the row of a release.
+pub(crate) fn insert_release(
+    to: &Connection,
+    release: &Release,
+    seal: &Digest,
+    created: i64,
+) -> rusqlite::Result<()> {
+    let programs = sorted(release.programs.clone());
+    let links = links(&programs);
+    let sum = release_sum(
+        &release.model,
+        release.seq,
+        release.name.as_deref(),
+        seal,
+        release.weights.as_ref(),
+        created,
+        links,
+    );
+    let seq = release.seq as i64;
+    to.prepare_cached("INSERT OR REPLACE INTO releases VALUES (?,?,?,?,?,?,?,?)")?
+        .execute(params![
+            release.model,
+            seq,
+            release.name,
+            seal.as_bytes(),
+            release.weights.as_ref().map(Digest::as_bytes),
+            created,
+            links,
+            sum
+        ])?;
+    let mut link = to.prepare_cached("INSERT OR IGNORE INTO release_programs VALUES (?,?,?)")?;
+    for program in &programs {
+        link.execute(params![release.model, seq, program.as_bytes()])?;
+    }
+    Ok(())
+}
+
+/// Returns the check sum of a release's row.
+pub(crate) fn release_sum(
+    model: &str,
+    seq: u64,
+    name: Option<&str>,
+    seal: &Digest,
+    weights: Option<&Digest>,
+    created: i64,
+    links: i64,
+) -> i64 {
+    Sum::new("releases")
+        .text(model)
+        .int(seq as i64)
+        .int(name.is_some().into())
+        .text(name.unwrap_or_default())
+        .field(seal.as_bytes())
+        .field(weights.map_or(&[][..], |w| w.as_bytes()))
+        .int(created)
+        .int(links)
+        .finish()
+}
+
+/// Inserts the row of a failure.
+pub(crate) fn insert_failure(
+    to: &Connection,
+    failure: &Failure,
+    seal: &Digest,
+    created: i64,
+) -> rusqlite::Result<()> {
+    let sum = Sum::new("failures")
+        .field(failure.id.as_bytes())
+        .field(seal.as_bytes())
+        .field(failure.log.as_ref().map_or(&[][..], |l| l.as_bytes()))
+        .int(created)
+        .finish();
+    to.prepare_cached("INSERT OR REPLACE INTO failures VALUES (?,?,?,?,?)")?
+        .execute(params![
+            failure.id.as_bytes(),
+            seal.as_bytes(),
+            failure.log.as_ref().map(Digest::as_bytes),
+            created,
+            sum
+        ])
+        .map(drop)
+}
+
+fn check(sum: i64, stored: i64, table: &'static str) -> rusqlite::Result<()> {
+    match sum == stored {
+        true => Ok(()),
+        false => Err(super::index::bad_sum(table)),
+    }
+}

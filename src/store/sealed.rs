@@ -1,0 +1,112 @@
+//! JSON files that notice a changed byte: one line with the record, one line with the SHA-256 of the first.
+//!
+//! ```text
+//! {"schema":1,"id":"3f…",…}
+//! {"sha256":"9c…"}
+//! ```
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::error::{At, StoreError};
+use crate::Digest;
+
+/// No record is larger; what is, was not written by precast.
+const LIMIT: u64 = 256 << 20;
+const OPEN: &str = "{\"sha256\":\"";
+const CLOSE: &str = "\"}\n";
+
+/// Returns the bytes of the file for `record`, and their seal.
+pub(crate) fn encode<T: Serialize>(
+    record: &T,
+    path: &Path,
+) -> Result<(Vec<u8>, Digest), StoreError> {
+    let mut text = serde_json::to_vec(record).map_err(|e| damaged(path, e.to_string()))?;
+    text.push(b'\n');
+    let seal = Digest::of(&text);
+    text.extend(OPEN.as_bytes());
+    text.extend(seal.hex().as_bytes());
+    text.extend(CLOSE.as_bytes());
+    Ok((text, seal))
+}
+
+/// Reads and checks the record at `path`; none when there is no such file.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<(T, Digest)>, StoreError> {
+    match raw(path)? {
+        Some(text) => decode(&text, path).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Checks and parses the bytes of a record file.
+pub(crate) fn decode<T: DeserializeOwned>(
+    text: &[u8],
+    path: &Path,
+) -> Result<(T, Digest), StoreError> {
+    let (line, seal) = check(text, path)?;
+    let record = serde_json::from_slice(line).map_err(|e| damaged(path, e.to_string()))?;
+    Ok((record, seal))
+}
+
+/// Returns the first line and its seal, when they match.
+fn check<'a>(text: &'a [u8], path: &Path) -> Result<(&'a [u8], Digest), StoreError> {
+    let tail = OPEN.len() + 64 + CLOSE.len();
+    let (line, rest) = text.split_at(text.len().saturating_sub(tail));
+    let seal = Digest::of(line);
+    let expected = format!("{OPEN}{seal}{CLOSE}");
+    match line.ends_with(b"\n") && rest == expected.as_bytes() {
+        true => Ok((line, seal)),
+        false => Err(damaged(path, "its seal does not match".to_owned())),
+    }
+}
+
+fn raw(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e).at("read", path),
+    };
+    let mut text = Vec::new();
+    file.take(LIMIT + 1)
+        .read_to_end(&mut text)
+        .at("read", path)?;
+    match text.len() as u64 > LIMIT {
+        true => Err(damaged(path, "it is larger than any record".to_owned())),
+        false => Ok(Some(text)),
+    }
+}
+
+pub(crate) fn damaged(path: &Path, why: String) -> StoreError {
+    StoreError::Record {
+        path: path.to_owned(),
+        why,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flip_and_cut_is_caught() {
+        let path = Path::new("record");
+        let (text, seal) = encode(&serde_json::json!({"a": [1, 2, "x"]}), path).unwrap();
+        let (back, again): (serde_json::Value, _) = decode(&text, path).unwrap();
+        assert_eq!((back["a"][2].as_str(), again), (Some("x"), seal));
+        for at in 0..text.len() {
+            for bit in 0..8 {
+                let mut bad = text.clone();
+                bad[at] ^= 1 << bit;
+                assert!(decode::<serde_json::Value>(&bad, path).is_err(), "{at}");
+            }
+            assert!(decode::<serde_json::Value>(&text[..at], path).is_err());
+        }
+        let deep = "[".repeat(100_000);
+        assert!(decode::<serde_json::Value>(deep.as_bytes(), path).is_err());
+    }
+}

@@ -1,0 +1,155 @@
+//! Small stores and records for tests.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::Store;
+use crate::{
+    Digest, Target,
+    record::{
+        Artifact, Dtype, Entry, Failure, Input, Layout, Pad, Padding, Program, Release, Step,
+    },
+    target::DeviceKind,
+};
+
+pub fn store() -> (TempDir, Store) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path().join("store")).unwrap();
+    (dir, store)
+}
+
+/// Makes the folder that `path` is in.
+pub fn shard(path: &Path) -> PathBuf {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    path.to_owned()
+}
+
+/// Changes a read-only file in place, as a failing disk would.
+pub fn damage(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = fs::read(path).unwrap();
+    change(&mut bytes);
+    fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+    fs::write(path, bytes).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o444)).unwrap();
+}
+
+pub fn target() -> Target {
+    Target {
+        os: "linux".into(),
+        arch: "x86_64".into(),
+        isa: "native".into(),
+        features: vec![],
+        device: DeviceKind::Cpu,
+        sm: None,
+        torch: "2.11.0".into(),
+        torch_git: "70d99e9".into(),
+        cuda: None,
+        cxx11_abi: true,
+    }
+}
+
+fn layout() -> Layout {
+    Layout {
+        dtype: Dtype::Float32,
+        shape: vec![8, 4],
+        stride: vec![4, 1],
+    }
+}
+
+/// Puts an object and returns the record of an artifact that has it.
+pub fn artifact(store: &Store, name: &str) -> Artifact {
+    let content = name.repeat(500);
+    Artifact {
+        schema: 1,
+        id: Digest::of(name.as_bytes()),
+        object: store.put_bytes(content.as_bytes()).unwrap(),
+        size: content.len() as u64,
+        target: target(),
+        inputs: vec![layout()],
+        outputs: vec![layout()],
+        constants: vec![],
+        proxy: None,
+        libraries: vec![],
+        log: None,
+        key: json!({ "graph": name }),
+        receipt: json!({}),
+        provenance: json!({}),
+    }
+}
+
+pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
+    Program {
+        schema: 1,
+        id: Digest::of(format!("{model} {batch}").as_bytes()),
+        model: model.into(),
+        module: "encode".into(),
+        sizes: BTreeMap::from([("batch".into(), batch)]),
+        target: target(),
+        inputs: vec![Input {
+            name: "x".into(),
+            layout: layout(),
+            dims: vec![Some("batch".into()), None],
+            pad: Pad::Int(0),
+            range: None,
+        }],
+        outputs: vec![],
+        results: vec![1],
+        values: 2,
+        steps: artifacts
+            .iter()
+            .map(|artifact| Step {
+                name: "s".into(),
+                artifact: *artifact,
+                inputs: vec![0],
+                outputs: vec![1],
+                binding: BTreeMap::new(),
+            })
+            .collect(),
+        padding: Padding::Allowed,
+        call_spec: json!(null),
+        request: json!({}),
+        receipt: json!({}),
+        provenance: json!({}),
+    }
+}
+
+pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release {
+    Release {
+        schema: 1,
+        model: model.into(),
+        seq: 0,
+        name: name.map(Into::into),
+        programs: programs.into(),
+        weights: None,
+        aliases: BTreeMap::new(),
+        entry: Entry {
+            entry: "m:f".into(),
+            sources: vec![],
+            packages: vec![],
+            site_packages: vec![],
+        },
+        provenance: json!({}),
+    }
+}
+
+pub fn failure(id: Digest, message: &str) -> Failure {
+    Failure {
+        schema: 1,
+        id,
+        model: "m".into(),
+        module: "encode".into(),
+        sizes: BTreeMap::new(),
+        code: "compile".into(),
+        message: message.into(),
+        hint: None,
+        log: None,
+        provenance: json!({}),
+    }
+}
