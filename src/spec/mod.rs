@@ -21,7 +21,7 @@ pub mod compile;
 mod error;
 pub mod glob;
 mod inputs;
-mod parse;
+pub(crate) mod parse;
 mod reader;
 
 use std::{

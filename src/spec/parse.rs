@@ -17,9 +17,9 @@ use super::{
 use crate::target::{DeviceKind, ISA_LEVELS};
 
 const TOP: &[&str] = &["schema", "model", "target", "compile", "module"];
-const MODEL: &[&str] = &["name", "entry", "weights", "samples"];
-const TARGET: &[&str] = &["device", "isa"];
-const MODULE: &[&str] = &[
+pub(crate) const MODEL: &[&str] = &["name", "entry", "weights", "samples"];
+pub(crate) const TARGET: &[&str] = &["device", "isa"];
+pub(crate) const MODULE: &[&str] = &[
     "name", "path", "method", "regions", "inputs", "buckets", "gate",
 ];
 

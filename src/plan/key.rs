@@ -1,0 +1,340 @@
+//! The two keys: what is hashed, and what is not.
+//!
+//! **The request key** names a program. It is known before any Python starts: from the spec, from the digests of the
+//! sources that were remembered when the entry was last imported, and from the target. When it is in the store, there
+//! is nothing to do. **The artifact key** names a compiled segment. It is known after a capture: from the canonical
+//! graph, and from nothing that has a name or a path in the project. So a changed comment moves request keys, costs a
+//! capture, and finds every artifact.
+//!
+//! | | request key | artifact key |
+//! |---|---|---|
+//! | format version, worker protocol | yes | yes |
+//! | target: OS, CPU architecture, ISA and its features, device, SM, torch and its commit, CUDA, C++ ABI | yes | yes |
+//! | model name, entry, samples callable; module name, path, method | yes | no: names are not code |
+//! | sources by path and digest, packages by name and version | yes | no: what they change is in the graph |
+//! | bucket, inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
+//! | whether the module is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), `dynamic` | yes | no: in the graph |
+//! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, passes by source digest too |
+//! | canonical graph; constants in order, with the names a binding uses | no | yes |
+//! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
+//! | weight values; host, user, time, folders, number of workers | no | no |
+//!
+//! `fullgraph` decides what a failed capture means and `fail_policy` what a missing artifact means: neither changes what
+//! a finished program is. Smoke steps and tolerances decide whether one is published; a program that was published
+//! under looser ones stays. The padding value and the range of samples change no artifact, but they are part of a
+//! program's record, so they are in its name.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::canon::{self, Canon, Shared, Sink, record};
+use crate::{
+    Digest, Target,
+    build::protocol::PROTOCOL,
+    record::{Constant, Dtype, Input, Layout, Package, Pad, Sizes, Source},
+    spec::{Backend, Compile, Dynamic, Mode},
+    target::DeviceKind,
+};
+
+/// What all programs of a model have in common: walk it once with [`Common::shared`].
+#[derive(Clone, Copy, Debug)]
+pub struct Common<'a> {
+    pub model: &'a str,
+    pub entry: &'a str,
+    pub samples: Option<&'a str>,
+    pub sources: &'a [Source],
+    pub packages: &'a [Package],
+    pub target: &'a Target,
+}
+
+/// What decides a program.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestKey<'a> {
+    /// From [`Common::shared`].
+    pub common: &'a Shared,
+    pub module: &'a str,
+    pub path: &'a str,
+    pub method: &'a str,
+    /// At this bucket, in call order; none when they are captured from sample inputs.
+    pub inputs: Option<&'a [Input]>,
+    pub sizes: &'a Sizes,
+    pub regions: &'a [String],
+    pub settings: &'a Compile,
+}
+
+/// What decides an artifact.
+#[derive(Clone, Copy, Debug)]
+pub struct ArtifactKey<'a> {
+    /// Digest of the canonical graph's text.
+    pub graph: &'a Digest,
+    pub inputs: &'a [Layout],
+    pub outputs: &'a [Layout],
+    pub constants: &'a [Constant],
+    pub backend: Backend,
+    pub mode: Mode,
+    pub options: &'a BTreeMap<String, Value>,
+    pub passes: &'a [Pass],
+    pub target: &'a Target,
+}
+
+/// A graph pass and the digest of the file that defines it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// `module:callable`.
+    pub callable: String,
+    pub source: Digest,
+}
+
+impl Common<'_> {
+    /// Walks it once for any number of [`RequestKey`]s.
+    pub fn shared(&self) -> Shared {
+        Shared::new(self)
+    }
+}
+
+impl RequestKey<'_> {
+    /// Returns the key alone: all that a build with nothing to do needs.
+    pub fn digest(&self) -> Digest {
+        canon::digest(self)
+    }
+
+    /// Returns the key and its explanation.
+    pub fn explained(&self) -> (Digest, Value) {
+        canon::key(self)
+    }
+}
+
+impl ArtifactKey<'_> {
+    /// Returns the key and its explanation.
+    pub fn explained(&self) -> (Digest, Value) {
+        canon::key(self)
+    }
+}
+
+impl Canon for Common<'_> {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let sources: BTreeMap<&str, &Digest> = self
+            .sources
+            .iter()
+            .map(|s| (s.path.as_str(), &s.digest))
+            .collect();
+        let packages: BTreeMap<&str, &str> = (self.packages.iter())
+            .map(|p| (p.name.as_str(), p.version.as_str()))
+            .collect();
+        record(
+            sink,
+            &[
+                ("model", &self.model),
+                ("entry", &self.entry),
+                ("samples", &self.samples),
+                ("sources", &sources),
+                ("packages", &packages),
+                ("target", self.target),
+            ],
+        );
+    }
+}
+
+impl Canon for RequestKey<'_> {
+    fn walk(&self, sink: &mut dyn Sink) {
+        record(
+            sink,
+            &[
+                ("kind", &"request"),
+                ("format", &canon::FORMAT),
+                ("protocol", &PROTOCOL),
+                ("common", self.common),
+                ("module", &self.module),
+                ("path", &self.path),
+                ("method", &self.method),
+                ("inputs", &self.inputs),
+                ("sizes", self.sizes),
+                ("regions", &self.regions),
+                ("compiles", &self.settings.compiles(self.path)),
+                ("dynamic", &self.settings.dynamic),
+                ("backend", &self.settings.backend),
+                ("mode", &self.settings.mode),
+                ("options", &self.settings.options),
+                ("passes", &self.settings.passes),
+            ],
+        );
+    }
+}
+
+impl Canon for ArtifactKey<'_> {
+    fn walk(&self, sink: &mut dyn Sink) {
+        record(
+            sink,
+            &[
+                ("kind", &"artifact"),
+                ("format", &canon::FORMAT),
+                ("protocol", &PROTOCOL),
+                ("graph", self.graph),
+                ("inputs", &self.inputs),
+                ("outputs", &self.outputs),
+                ("constants", &self.constants),
+                ("backend", &self.backend),
+                ("mode", &self.mode),
+                ("options", self.options),
+                ("passes", &self.passes),
+                ("target", self.target),
+            ],
+        );
+    }
+}
+
+impl Canon for Target {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let mut features = self.features.clone();
+        features.sort();
+        record(
+            sink,
+            &[
+                ("os", &self.os),
+                ("arch", &self.arch),
+                ("isa", &self.isa),
+                ("features", &features),
+                ("device", &self.device),
+                ("sm", &self.sm),
+                ("torch", &self.torch),
+                ("torch_git", &self.torch_git),
+                ("cuda", &self.cuda),
+                ("cxx11_abi", &self.cxx11_abi),
+            ],
+        );
+    }
+}
+
+impl Canon for Input {
+    fn walk(&self, sink: &mut dyn Sink) {
+        record(
+            sink,
+            &[
+                ("name", &self.name),
+                ("dtype", &self.layout.dtype),
+                ("shape", &self.layout.shape),
+                ("stride", &self.layout.stride),
+                ("dims", &self.dims),
+                ("pad", &self.pad),
+                ("range", &self.range.as_ref().map(|range| &range[..])),
+            ],
+        );
+    }
+}
+
+impl Canon for Layout {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let fields: &[(&str, &dyn Canon)] = &[
+            ("dtype", &self.dtype),
+            ("shape", &self.shape),
+            ("stride", &self.stride),
+        ];
+        record(sink, fields);
+    }
+}
+
+impl Canon for Constant {
+    fn walk(&self, sink: &mut dyn Sink) {
+        record(
+            sink,
+            &[
+                ("name", &self.name),
+                ("dtype", &self.layout.dtype),
+                ("shape", &self.layout.shape),
+                ("stride", &self.layout.stride),
+            ],
+        );
+    }
+}
+
+impl Canon for Pass {
+    fn walk(&self, sink: &mut dyn Sink) {
+        record(
+            sink,
+            &[("callable", &self.callable), ("source", &self.source)],
+        );
+    }
+}
+
+impl Canon for Pad {
+    fn walk(&self, sink: &mut dyn Sink) {
+        match self {
+            Self::Bool(value) => sink.boolean(*value),
+            Self::Int(value) => sink.integer(*value),
+            Self::Float(value) => sink.float(*value),
+        }
+    }
+}
+
+impl Canon for Dynamic {
+    fn walk(&self, sink: &mut dyn Sink) {
+        match self {
+            Self::All(all) => sink.boolean(*all),
+            Self::Dims(dims) => {
+                let dims: BTreeMap<&String, [i64; 2]> = dims
+                    .iter()
+                    .map(|(dim, bounds)| (dim, [bounds.min, bounds.max]))
+                    .collect();
+                sink.begin_map(dims.len());
+                for (dim, bounds) in &dims {
+                    sink.name(dim);
+                    bounds[..].walk(sink);
+                }
+                sink.end();
+            }
+        }
+    }
+}
+
+impl Canon for Dtype {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let ordinal = match self {
+            Self::Float32 => 0,
+            Self::Float64 => 1,
+            Self::Float16 => 2,
+            Self::Bfloat16 => 3,
+            Self::Int64 => 4,
+            Self::Int32 => 5,
+            Self::Int16 => 6,
+            Self::Int8 => 7,
+            Self::Uint8 => 8,
+            Self::Bool => 9,
+        };
+        sink.word(ordinal, self.name());
+    }
+}
+
+impl Canon for DeviceKind {
+    fn walk(&self, sink: &mut dyn Sink) {
+        match self {
+            Self::Cpu => sink.word(0, "cpu"),
+            Self::Cuda => sink.word(1, "cuda"),
+        }
+    }
+}
+
+impl Canon for Backend {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let ordinal = match self {
+            Self::Inductor => 0,
+            Self::Eager => 1,
+        };
+        sink.word(ordinal, self.name());
+    }
+}
+
+impl Canon for Mode {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let ordinal = match self {
+            Self::Default => 0,
+            Self::ReduceOverhead => 1,
+            Self::MaxAutotune => 2,
+            Self::MaxAutotuneNoCudagraphs => 3,
+        };
+        sink.word(ordinal, self.name());
+    }
+}
+
+#[cfg(test)]
+mod tests;
