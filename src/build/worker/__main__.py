@@ -1,0 +1,24 @@
+"""Starts the worker: `python -P -u <folder of this file>`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+
+def main() -> int:
+    here = os.path.dirname(os.path.abspath(__file__))
+    # A folder given to python lands on sys.path; left there, our `compiler` would hide a module of the user.
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    sys.path.insert(0, os.path.dirname(here))
+    package = os.path.basename(here)
+    serve = importlib.import_module(f"{package}.serve")
+    wire = importlib.import_module(f"{package}.wire")
+    sys.path.pop(0)
+    sys.dont_write_bytecode = True
+    return serve.serve(wire.take_stdio())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Finds the submodule and method to capture, and makes them one module whose forward takes flat tensors."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from . import failures
+from .wire import Failure
+
+# The attribute that holds the captured module; graph names start with it.
+INNER = "m"
+
+
+def find(model: Any, path: str) -> Any:
+    """Returns the submodule with this FQN."""
+    if not path:
+        return model
+    known = dict(model.named_modules(remove_duplicate=False))
+    if path not in known:
+        hint = failures.nearest(path, [name for name in known if name], "submodules")
+        raise Failure("no_module", f"the model has no submodule `{path}`", hint=hint)
+    return known[path]
+
+
+def method_of(module: Any, path: str, method: str) -> Any:
+    """Returns the bound method that is captured."""
+    function = getattr(module, method, None)
+    if not callable(function):
+        own = [name for name, value in vars(type(module)).items() if callable(value) and not name.startswith("_")]
+        where = f"`{path}` ({type(module).__name__})" if path else f"the model ({type(module).__name__})"
+        raise Failure("no_method", f"{where} has no method `{method}`", hint=failures.nearest(method, own, "it has"))
+    return function
+
+
+def by_name(function: Any, names: list[str]) -> bool:
+    """Returns whether inputs go in by keyword: every one of them is the name of a parameter."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    keywords = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return set(names) <= keywords
+
+
+def wrap(module: Any, method: str, names: list[str]) -> Any:
+    """Returns a module that calls `method` of `module` with tensors in the order of `names`."""
+    import torch
+
+    function = getattr(module, method)
+    keyword = by_name(module.forward if method == "forward" else function, names)
+
+    class Call(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(INNER, module)
+
+        def forward(self, *inputs: Any) -> Any:
+            # forward goes through __call__, so that hooks run as they do for everyone else.
+            inner = getattr(self, INNER)
+            target = inner if method == "forward" else getattr(inner, method)
+            return target(**dict(zip(names, inputs, strict=True))) if keyword else target(*inputs)
+
+    return Call().eval()
+
+
+def outer_name(path: str, name: str) -> str:
+    """Returns the FQN in the opened model of a name inside the wrapper."""
+    inner = name.removeprefix(INNER).removeprefix(".")
+    return ".".join(part for part in (path, inner) if part)

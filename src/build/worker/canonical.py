@@ -1,0 +1,127 @@
+"""The canonical text of a segment: everything that decides the code the compiler makes, and nothing else.
+
+Values are numbered in order of appearance. In: operations with their overloads, arguments, the dtype, shape, strides
+and device kind of every value, the layouts of inputs and constants, which output shares memory with what, the values
+of integer and boolean constants (as a digest). Out: names of nodes, modules, files; float values of weights.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from . import tensors
+from . import torch_private as private
+from .wire import Failure
+
+VERSION = 1
+
+
+def text(graph: Any, inputs: list[Any], constants: list[Any], digests: dict[Any, str]) -> str:
+    """Returns the text of a segment's graph; `digests` has the constants whose values count."""
+    lines = [f"precast graph {VERSION}"]
+    numbers: dict[Any, str] = {}
+    for index, node in enumerate(inputs):
+        numbers[node] = f"%i{index}"
+        lines.append(f"%i{index} = input {_value(node.meta['val'])}")
+    for index, node in enumerate(constants):
+        numbers[node] = f"%c{index}"
+        suffix = f" sha256={digests[node]}" if node in digests else ""
+        lines.append(f"%c{index} = constant {_value(node.meta['val'])}{suffix}")
+    count = 0
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node.op == "output":
+            lines.extend(_outputs(node, numbers))
+            continue
+        numbers[node] = f"%{count}"
+        count += 1
+        if node.op == "get_attr":
+            lines.append(f"{numbers[node]} = graph {{")
+            lines.extend("  " + line for line in _subgraph(private.attribute(graph, node.target)))
+            lines.append("}")
+            continue
+        arguments = [_argument(value, numbers) for value in node.args]
+        arguments += [f"{key}={_argument(node.kwargs[key], numbers)}" for key in sorted(node.kwargs)]
+        value = _value(node.meta.get("val"))
+        lines.append(f"{numbers[node]} = {_operation(node.target)}({', '.join(arguments)}) -> {value}")
+    return "\n".join(lines) + "\n"
+
+
+def _subgraph(module: Any) -> list[str]:
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return text(module.graph, inputs, [], {}).splitlines()
+
+
+def _outputs(node: Any, numbers: dict[Any, str]) -> list[str]:
+    import torch
+
+    held: dict[int, str] = {}
+    for value, number in numbers.items():
+        if value.op == "placeholder" and isinstance(value.meta.get("val"), torch.Tensor):
+            held[private.storage(value.meta["val"])] = number
+    lines = []
+    values = node.args[0] if isinstance(node.args[0], tuple | list) else [node.args[0]]
+    for index, value in enumerate(values):
+        line = f"output {_argument(value, numbers)}"
+        tensor = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
+        if isinstance(tensor, torch.Tensor):
+            key = private.storage(tensor)
+            if key in held:
+                line += f" alias={held[key]}"
+            held.setdefault(key, f"output{index}")
+        lines.append(line)
+    return lines
+
+
+def _operation(target: Any) -> str:
+    import torch
+
+    if isinstance(target, torch._ops.OpOverload):
+        name = f"{target.namespace}.{target.overloadpacket.__name__}.{target._overloadname}"
+        # An operator that is not torch's own may change its meaning; its schema is the part we can see.
+        return name if target.namespace in ("aten", "prims", "prim") else f"{name}<{target._schema}>"
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    if getattr(target, "__module__", None) in ("_operator", "math", "builtins"):
+        return f"{target.__module__.strip('_')}.{target.__name__}"
+    if target is operator.getitem:
+        return "operator.getitem"
+    raise Failure("capture", f"the graph calls `{target}`, which is no ATen operation")
+
+
+def _value(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        shape = ",".join(str(size) for size in value.shape)
+        stride = ",".join(str(step) for step in value.stride())
+        offset = value.storage_offset()
+        where = f"+{offset}" if offset else ""
+        return f"{tensors.dtype_name(value.dtype)}[{shape}]({stride}{where}){value.device.type}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(_value(item) for item in value) + ")"
+    if value is None:
+        return "none"
+    return f"{type(value).__name__} {value}"
+
+
+def _argument(value: Any, numbers: dict[Any, str]) -> str:
+    import torch
+
+    if isinstance(value, torch.fx.Node):
+        return numbers[value]
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_argument(item, numbers) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_argument(value[key], numbers)}" for key in sorted(value)) + "}"
+    if isinstance(value, torch.device):
+        return f"device:{value.type}"
+    if value is None or isinstance(value, bool | int | str):
+        return repr(value)
+    if isinstance(value, float):
+        return f"float:{value.hex()}"
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return str(value)
+    return f"{type(value).__name__}:{value}"

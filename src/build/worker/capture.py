@@ -1,0 +1,213 @@
+"""Captures one module at one bucket: sample inputs, eager's answer, the graph, its segments and the steps.
+
+The answer of eager that is written beside the inputs comes from the module itself, never from the captured graph: it
+is what every artifact is measured against.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from . import call, cut, failures, flat, follow, samples, segment, structure, tensors, weights
+from . import torch_private as private
+from .wire import Failure, Wire
+
+
+def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Path, wire: Wire) -> dict[str, Any]:
+    """Returns the protocol's `Captured`."""
+    started = time.perf_counter()
+    out = out.resolve()
+    target = call.find(opened.model, module["path"])
+    call.method_of(target, module["path"], module["method"])
+    cut.check_regions(module["regions"], module["path"], [name for name, _ in target.named_modules()])
+    specs = module["inputs"]
+    what = _describe(module)
+    wrapped = call.wrap(target, module["method"], [spec["name"] for spec in specs])
+
+    wire.event("capture")
+    first = [samples.make(spec, spec["shape"], None, opened.device) for spec in specs]
+    first = [_zeroed(value) for value in first]
+    program = flat.export(wrapped, first, opened.root, what)
+    named = weights.collect(opened.model)
+    graph = flat.flatten(program, named, module["path"], opened.root)
+    if not graph.outputs:
+        raise Failure("capture", f"{what} returns no tensor")
+
+    wire.event("eager")
+    bounds = samples.index_bounds(graph.graph, graph.inputs)
+    inputs = [
+        samples.make(spec, spec["shape"], bound, opened.device) for spec, bound in zip(specs, bounds, strict=True)
+    ]
+    returned = _eager(wrapped, inputs, opened, what)
+    results = structure.tensors_of(returned)
+    names = structure.names_of(returned)
+    if len(results) != len(graph.outputs):
+        raise Failure("capture", f"{what} returns {len(results)} tensors, its graph {len(graph.outputs)}")
+    outputs = _outputs(graph, names, results, what)
+
+    wire.event("shapes")
+    refused = _follow(wrapped, specs, sizes, bounds, outputs, opened)
+
+    wire.event("cut")
+    parts = cut.cut(graph, module["regions"], module["path"])
+    segments, steps, values, numbers = _steps(parts, graph, out)
+    answer = {
+        "segments": segments,
+        "steps": steps,
+        "inputs": [dict(spec, stride=_dense(spec["shape"])) for spec in specs],
+        "outputs": outputs,
+        "results": [numbers[node] for node in graph.outputs],
+        "values": values,
+        "call_spec": {"inputs": [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
+        "padding_refused": refused,
+        "samples": str(_write_samples(out, inputs, results)),
+        "exported": None,
+    }
+    if graph.extra:
+        answer["extra_weights"] = str(tensors.write(out / "extra.safetensors", graph.extra))
+    answer["seconds"] = time.perf_counter() - started
+    return answer
+
+
+def _describe(module: dict[str, Any]) -> str:
+    where = module["path"] or "the model"
+    return f"module `{module['name']}` ({where}.{module['method']})" if module["path"] else f"module `{module['name']}`"
+
+
+def _zeroed(value: Any) -> Any:
+    """Before the graph is known, any integer may be an index: zero is in every table."""
+    return value if value.dtype.is_floating_point or str(value.dtype) == "torch.bool" else value.zero_()
+
+
+def _eager(wrapped: Any, inputs: list[Any], opened: Any, what: str) -> Any:
+    import torch
+
+    try:
+        with torch.inference_mode():
+            return wrapped(*[value.clone() for value in inputs])
+    except Exception as error:
+        raise Failure(
+            "bad_input",
+            f"{what} fails on sample inputs: {type(error).__name__}: {failures.one_line(error)}",
+            location=failures.location(error, opened.root),
+            hint="check the dtypes and shapes of the module's inputs",
+        ) from error
+
+
+def _outputs(graph: flat.Flat, names: list[str], results: list[Any], what: str) -> list[dict[str, Any]]:
+    outputs = []
+    for node, name, real in zip(graph.outputs, names, results, strict=True):
+        held = node.meta["val"]
+        if tuple(held.shape) != tuple(real.shape) or held.dtype != real.dtype:
+            raise Failure("capture", f"output `{name}` of {what} is {_show(real)}, in the graph {_show(held)}")
+        if not tensors.supported(held.dtype):
+            raise Failure("capture", f"output `{name}` of {what} is {tensors.dtype_name(held.dtype)}")
+        outputs.append({"name": name, **tensors.layout(held), "dims": [None] * held.dim()})
+    return outputs
+
+
+def _show(tensor: Any) -> str:
+    return f"{tensors.dtype_name(tensor.dtype)}{list(tensor.shape)}"
+
+
+def _follow(
+    wrapped: Any,
+    specs: list[dict[str, Any]],
+    sizes: dict[str, int],
+    bounds: list[int | None],
+    outputs: list[dict[str, Any]],
+    opened: Any,
+) -> str | None:
+    """Fills in how outputs follow the bucketed dimensions; returns why they can't be padded, if they can't."""
+    used = {dim: size for dim, size in sizes.items() if any(dim in spec["dims"] for spec in specs)}
+
+    def inputs(at: dict[str, int]) -> list[Any]:
+        made = []
+        for spec, bound in zip(specs, bounds, strict=True):
+            axes = zip(spec["dims"], spec["shape"], strict=True)
+            shape = [at[dim] if dim is not None else size for dim, size in axes]
+            made.append(samples.make(spec, shape, bound, opened.device))
+        return made
+
+    def run(at: dict[str, int]) -> follow.Shapes:
+        import torch
+
+        with torch.no_grad():
+            try:
+                with private.fake_world(opened.device) as mode:
+                    returned = wrapped(*[mode.from_tensor(value) for value in inputs(at)])
+            except Exception:  # what needs real values can only be run
+                returned = wrapped(*inputs(at))
+        return [tuple(int(size) for size in tensor.shape) for tensor in structure.tensors_of(returned)]
+
+    try:
+        base = [tuple(output["shape"]) for output in outputs]
+        found = follow.solve(used, base, [output["name"] for output in outputs], run)
+    except follow.NotAffine as reason:
+        return str(reason)
+    for output, dims in zip(outputs, found, strict=True):
+        output["dims"] = dims
+    return None
+
+
+def _steps(
+    parts: list[cut.Part], graph: flat.Flat, out: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int, dict[Any, int]]:
+    """Builds the segments, one for each canonical text, and the steps that call them."""
+    numbers = {node: index for index, node in enumerate(graph.inputs)}
+    segments: list[dict[str, Any]] = []
+    known: dict[str, int] = {}
+    steps = []
+    values = len(graph.inputs)
+    for part in parts:
+        built = segment.build(part, graph)
+        index = known.get(built.text)
+        if index is None:
+            index = known[built.text] = len(segments)
+            path = segment.save(built, out / f"segment{index}.pt2")
+            segments.append(_segment(built, path))
+        outputs = []
+        for node in part.outputs:
+            numbers[node] = values
+            outputs.append(values)
+            values += 1
+        steps.append(
+            {
+                "name": part.name,
+                "segment": index,
+                "inputs": [numbers[node] for node in part.inputs],
+                "outputs": outputs,
+                "binding": {f"c{position}": graph.weights[node] for position, node in enumerate(part.constants)},
+            }
+        )
+    return segments, steps, values, numbers
+
+
+def _segment(built: segment.Segment, path: Path) -> dict[str, Any]:
+    def layouts(nodes: list[Any]) -> list[dict[str, Any]]:
+        return [tensors.layout(node.meta["val"]) for node in nodes]
+
+    constants = [{"name": f"c{index}", **entry} for index, entry in enumerate(layouts(built.constants))]
+    return {
+        "graph": built.text,
+        "file": str(path),
+        "inputs": layouts(built.inputs),
+        "outputs": layouts(built.outputs),
+        "constants": constants,
+    }
+
+
+def _write_samples(out: Path, inputs: list[Any], results: list[Any]) -> Path:
+    named = {f"in.{index}": tensor for index, tensor in enumerate(inputs)}
+    named |= {f"out.{index}": tensor for index, tensor in enumerate(results)}
+    return tensors.write(out / "samples.safetensors", named)
+
+
+def _dense(shape: list[int]) -> list[int]:
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    return stride[::-1]

@@ -1,0 +1,132 @@
+"""Compiles one segment with AOTInductor into one shared object without weights."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from . import failures, segment
+from . import inductor_private as inductor
+from .wire import Failure, Wire
+
+# What makes an artifact self-contained, and keeps values of weights out of it.
+_FIXED = {
+    "aot_inductor.package": True,
+    "aot_inductor.package_constants_in_so": False,
+    "aot_inductor.embed_kernel_binary": True,
+    # Small tensors stay constants instead of becoming literals.
+    "always_keep_tensor_constants": True,
+    "freezing": False,
+    "aot_inductor.use_runtime_constant_folding": False,
+    "fx_graph_cache": False,
+}
+_REFUSED = {
+    **dict.fromkeys(_FIXED, "it decides what an artifact is"),
+    "aot_inductor.output_path": "the store decides where an artifact lies",
+    "aot_inductor.metadata": "it is written by the compiler",
+    "aot_inductor.package_cpp_only": "an artifact is a shared object",
+    "aot_inductor.package_constants_on_disk_format": "weights are a weight set of their own",
+    "aot_inductor.force_mmap_weights": "weights are a weight set of their own",
+    "aot_inductor.dynamic_linkage": "an artifact is a shared object",
+    "aot_inductor.cross_target_platform": "an artifact runs on the target",
+    "cpp_wrapper": "an artifact is C++ already",
+    "fx_wrapper": "an artifact is C++ already",
+    "triton.cudagraphs": "the runtime captures graphs: set `mode`",
+}
+
+
+def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
+    """Returns the protocol's `Compiled`."""
+    import torch
+
+    device = request["device"]
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Failure("no_device", "device `cuda` was asked for and torch sees no CUDA device", hint="set `device`")
+    out = out.resolve()
+    path = Path(request["file"])
+    if not path.is_file():
+        raise Failure("protocol", f"there is no segment at `{path}`")
+    clock = inductor.Clock(wire.event)
+    started = time.perf_counter()
+    wire.event("load")
+    module, inputs = segment.load(path, device)
+    options = _options(request, module, device)
+    clock.seconds["load"] = time.perf_counter() - started
+    wire.event("lower")
+    try:
+        files = inductor.compile_aot(module, inputs, options, request["isa"], out, clock)
+    except Exception as error:
+        raise _failure(error) from error
+    answer = _files(files, out)
+    _check_constants(files, module)
+    total = time.perf_counter() - started
+    clock.seconds["lower"] = max(0.0, total - sum(clock.seconds.values()))
+    answer["seconds"] = {name: round(value, 4) for name, value in clock.seconds.items()}
+    return answer
+
+
+def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any]:
+    mode = request.get("mode") or "default"
+    modes = inductor.modes()
+    if mode not in modes:
+        raise Failure("compile", f"unknown mode `{mode}`", hint=failures.nearest(mode, modes, "modes"))
+    options = {key: value for key, value in modes[mode].items() if key != "triton.cudagraphs"}
+    known = inductor.option_names()
+    for key, value in (request.get("options") or {}).items():
+        if key in _REFUSED:
+            raise Failure("compile", f"option `{key}` can't be set: {_REFUSED[key]}")
+        if key not in known:
+            raise Failure("compile", f"unknown option `{key}`", hint=failures.nearest(key, known, "options"))
+        options[key] = value
+    if device == "cpu":
+        # inductor's C++ GEMM packs weights while it compiles, which would bake their values in.
+        options.setdefault("max_autotune_gemm_backends", "ATEN")
+    # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
+    if any(buffer.numel() == 1 and buffer.dtype.is_floating_point for buffer in module.buffers()):
+        options["joint_graph_constant_folding"] = False
+    return {**options, **_FIXED}
+
+
+def _failure(error: Exception) -> Failure:
+    text = failures.one_line(error)
+    operator = re.search(r"^\s*target: (\S+)", str(error), re.MULTILINE)
+    where = f"operator `{operator.group(1)}`: " if operator else ""
+    if inductor.is_cpp_error(error):
+        lines = [line for line in str(error).splitlines() if "error:" in line]
+        text = "the C++ compiler failed: " + (lines[0].strip() if lines else text)
+    return Failure("compile", f"{where}{type(error).__name__}: {text}"[:500])
+
+
+def _files(files: list[str], out: Path) -> dict[str, Any]:
+    """Picks the answer's files out of what the compiler generated."""
+    libraries = [name for name in files if name.endswith(".so")]
+    if len(libraries) != 1:
+        raise Failure("internal", f"the compiler made {len(libraries)} shared objects, not one")
+    metadata: dict[str, Any] = {}
+    proxy = None
+    for name in files:
+        if name.endswith("_metadata.json"):
+            metadata |= json.loads(Path(name).read_text())
+        elif name.endswith(".json") and not name.endswith("_metadata.json"):
+            nodes = json.loads(Path(name).read_text()).get("nodes", [])
+            proxy = name if nodes else proxy
+    return {"library": str(Path(libraries[0]).resolve()), "proxy": proxy, "metadata": metadata}
+
+
+def _check_constants(files: list[str], module: Any) -> None:
+    """Refuses code whose constants are not the segment's: one that was derived from values can't be bound."""
+    known = {name for name, _ in module.named_buffers()}
+    for name in files:
+        if name.endswith("wrapper.cpp"):
+            text = Path(name).read_text()
+            found = re.findall(r'constants_info_\[\d+\]\.original_fqn = "([^"]*)"', text)
+            for constant in found:
+                if constant not in known:
+                    raise Failure(
+                        "compile",
+                        f"the compiler derived a constant (`{constant}`) from the weights it was shown",
+                        hint="an option made it pack or fold weights: leave it out",
+                    )

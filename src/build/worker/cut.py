@@ -1,0 +1,149 @@
+"""Cuts a flat graph at region boundaries: runs of operations that become segments, and the tensors between them.
+
+A region's instance is the outermost module whose FQN matches a glob (`*` stands for one part of a dotted name). The
+operations between two instances are glue, and segments of their own. A value crosses a cut only when it is dense and
+starts its memory; a view that is not (an expanded mask, a slice of a buffer) is made again where it is used.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import operator
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import failures
+from . import torch_private as private
+from .call import outer_name
+from .flat import Flat
+from .wire import Failure
+
+# Operations that make a tensor from nothing: cheaper to run again than to pass on.
+_MADE = ("full", "arange", "zeros", "ones", "scalar_tensor")
+
+
+@dataclass
+class Part:
+    """One run of operations: what it takes, which weights it holds, what it gives."""
+
+    name: str
+    nodes: list[Any]
+    inputs: list[Any] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Returns whether a dotted name matches a glob, part by part."""
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(fnmatch.fnmatchcase(p, w) for p, w in zip(parts, wanted, strict=True))
+
+
+def check_regions(patterns: list[str], path: str, names: list[str]) -> None:
+    """Refuses a region that is no submodule of the captured module."""
+    for pattern in patterns:
+        if not any(name and (matches(pattern, name) or matches(pattern, outer_name(path, name))) for name in names):
+            globs = dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name) for name in names if name)
+            raise Failure(
+                "no_module",
+                f"region `{pattern}` matches no submodule of `{path}`"
+                if path
+                else f"region `{pattern}` matches no submodule",
+                hint=failures.nearest(pattern, globs, "submodules"),
+            )
+
+
+def cut(flat: Flat, patterns: list[str], path: str) -> list[Part]:
+    """Returns the parts in the order they run; without patterns there is one."""
+    parts = _runs(flat, patterns, path)
+    home = {node: part for part in parts for node in part.nodes}
+    for part in parts:
+        _imports(part, flat, home)
+    wanted = {node for part in parts for node in part.inputs} | set(flat.outputs)
+    for part in parts:
+        part.outputs = [node for node in part.nodes if node in wanted]
+    return [part for part in parts if part.outputs]
+
+
+def _runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
+    parts: list[Part] = []
+    home: dict[Any, Part] = {}
+    last: str | None | bool = False
+    glue = 0
+    seen: dict[str, int] = {}
+    for node in flat.graph.nodes:
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        if node.target is operator.getitem and node.args[0] in home:
+            home[node] = home[node.args[0]]
+            home[node].nodes.append(node)
+            continue
+        region = _region(node, patterns, path) if patterns else None
+        if region != last or not parts:
+            if region is None:
+                name = f"glue.{glue}" if patterns else "main"
+                glue += 1
+            else:
+                seen[region] = seen.get(region, 0) + 1
+                name = region if seen[region] == 1 else f"{region}#{seen[region]}"
+            parts.append(Part(name, []))
+            last = region
+        parts[-1].nodes.append(node)
+        home[node] = parts[-1]
+    return parts
+
+
+def _region(node: Any, patterns: list[str], path: str) -> str | None:
+    for inner, _ in (node.meta.get("nn_module_stack") or {}).values():
+        inner = re.sub(r"@\d+", "", inner)
+        full = outer_name(path, inner)
+        short = outer_name("", inner)
+        if short and any(matches(pattern, full) or matches(pattern, short) for pattern in patterns):
+            return full
+    return None
+
+
+def _imports(part: Part, flat: Flat, home: dict[Any, Part]) -> None:
+    """Fills in what a part takes from elsewhere, in order of first use; views that can't cross are made again."""
+    own = set(part.nodes)
+    inputs: dict[Any, None] = {}
+    constants: dict[Any, None] = {}
+    again: list[Any] = []
+
+    def need(value: Any) -> None:
+        if value in own or value in inputs or value in constants:
+            return
+        if value in flat.weights:
+            constants[value] = None
+        elif value.op == "placeholder":
+            inputs[value] = None
+        elif value.op == "get_attr" or _made_again(value, flat):
+            own.add(value)
+            for argument in value.all_input_nodes:
+                need(argument)
+            again.append(value)
+        else:
+            inputs[value] = None
+
+    for node in part.nodes:
+        for argument in node.all_input_nodes:
+            need(argument)
+    part.nodes = again + part.nodes
+    part.inputs, part.constants = list(inputs), list(constants)
+
+
+def _made_again(node: Any, flat: Flat) -> bool:
+    """Returns whether a value is a cheap view that should not cross a cut."""
+    import torch
+
+    held = node.meta["val"]
+    if not isinstance(held, torch.Tensor):
+        return True
+    if not node.all_input_nodes:
+        return node.op == "call_function" and node.target.overloadpacket.__name__ in _MADE
+    if len(node.all_input_nodes) != 1 or not private.is_view(node):
+        return False
+    base = node.all_input_nodes[0]
+    weight = any(private.storage(held) == private.storage(weight.meta["val"]) for weight in flat.weights)
+    return weight or not private.plain(held) or base.op == "placeholder"

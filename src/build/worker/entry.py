@@ -1,0 +1,274 @@
+"""Imports the entry, makes the model, and notes what that read: the request key is taken from it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.metadata
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import failures
+from .wire import Failure
+
+
+@dataclass
+class Opened:
+    """The model and where it came from."""
+
+    root: Path
+    entry: str
+    device: str
+    model: Any
+    sources: list[dict[str, str]]
+    packages: list[dict[str, str]]
+
+    def answer(self) -> dict[str, Any]:
+        """Returns the protocol's `Opened`."""
+        modules = {name: type(module).__name__ for name, module in self.model.named_modules(remove_duplicate=False)}
+        return {"sources": self.sources, "packages": self.packages, "modules": modules}
+
+
+class _Watch:
+    """Files of the project that are opened for reading while it is on. An audit hook can't be taken away again."""
+
+    def __init__(self) -> None:
+        self.root: Path | None = None
+        self.files: set[str] = set()
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.root is None or event != "open":
+            return
+        path, mode = arguments[0], arguments[1]
+        if isinstance(path, int) or (isinstance(mode, str) and set(mode) & set("wax+")):
+            return
+        self.note(path)
+
+    def note(self, path: Any) -> None:
+        """Keeps a path if it is a file of the project."""
+        if self.root is None:
+            return
+        try:
+            real = os.path.realpath(os.fsdecode(path))
+            if failures.own_file(real, self.root) and os.path.isfile(real):
+                self.files.add(real)
+        except (TypeError, ValueError, OSError):
+            return
+
+
+_WATCH: _Watch | None = None
+
+
+@contextmanager
+def _watching(root: Path) -> Iterator[_Watch]:
+    global _WATCH
+    if _WATCH is None:
+        _WATCH = _Watch()
+    _WATCH.files = set()
+    _WATCH.root = root
+    try:
+        yield _WATCH
+    finally:
+        _WATCH.root = None
+
+
+def open_model(root: Path, entry: str, device: str) -> Opened:
+    """Imports `module:callable` under `root` and calls it; the answer is in eval mode, on the device, without grad."""
+    import torch
+
+    root = Path(os.path.realpath(root))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Failure("no_device", "device `cuda` was asked for and torch sees no CUDA device", hint="set `device`")
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    before = set(sys.modules)
+    with _watching(root) as watch:
+        function = _import(root, entry)
+        model = _call(function, root, entry)
+    _check_data(model, entry)
+    with torch.no_grad():
+        model.eval().requires_grad_(False)
+        model.to(device)
+        _straighten(model)
+    files = watch.files | _module_files(root)
+    sources = [_source(root, path) for path in sorted(files)]
+    imported = {name.partition(".")[0] for name in set(sys.modules) - before}
+    imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
+    return Opened(root, entry, device, model, sources, _packages(imported))
+
+
+def _import(root: Path, entry: str) -> Any:
+    name, _, path = entry.partition(":")
+    if not name or not path:
+        raise Failure("entry_import", f"entry `{entry}` is not `module:callable`")
+    importlib.invalidate_caches()
+    try:
+        found = importlib.import_module(name)
+    except BaseException as error:
+        hint = None
+        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+            files = sorted(p.stem for p in root.glob("*.py")) + sorted(
+                p.parent.name for p in root.glob("*/__init__.py")
+            )
+            hint = failures.nearest(name, files, "modules beside the spec")
+        raise Failure(
+            "entry_import",
+            f"can't import `{name}`: {type(error).__name__}: {failures.one_line(error)}",
+            location=failures.location(error, root),
+            hint=hint,
+        ) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+            raise Failure(
+                "entry_call",
+                f"`{name}` has no `{path}`",
+                location=_place(found, root),
+                hint=failures.nearest(part, known, "it has"),
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise Failure("entry_call", f"`{entry}` is not callable but {_kind(found)}")
+    return found
+
+
+def _call(function: Any, root: Path, entry: str) -> Any:
+    import torch
+
+    _seed()
+    try:
+        with torch.no_grad():
+            made = function()
+    except BaseException as error:
+        raise Failure(
+            "entry_call",
+            f"`{entry}` raised {type(error).__name__}: {failures.one_line(error)}",
+            location=failures.location(error, root),
+        ) from error
+    if isinstance(made, torch.nn.Module):
+        return made
+    place = _place(function, root)
+    if not isinstance(made, dict) or not made:
+        raise Failure(
+            "entry_call",
+            f"`{entry}` returned {_kind(made)}, not a torch.nn.Module or a dict of them",
+            location=place,
+        )
+    holder = torch.nn.Module()
+    for name, module in made.items():
+        if not isinstance(module, torch.nn.Module) or not isinstance(name, str) or not name or "." in name:
+            raise Failure(
+                "entry_call",
+                f"`{entry}` returned a dict whose `{name}` is {_kind(module)}, not a torch.nn.Module",
+                location=place,
+                hint="keys are names without dots, values are modules",
+            )
+        holder.add_module(name, module)
+    return holder
+
+
+def _check_data(model: Any, entry: str) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type == "meta":
+            raise Failure(
+                "entry_call",
+                f"`{entry}` returned a model whose `{name}` has no data: it is on the meta device",
+                hint="load the weights before returning the model",
+            )
+
+
+def _seed() -> None:
+    """Makes weights that an entry draws at random the same in every worker of a build."""
+    import torch
+
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(0)
+
+
+def _straighten(model: Any) -> None:
+    """Gives every parameter and buffer the contiguous strides that the weight set stores it with; ties stay ties."""
+    import torch
+
+    done: dict[tuple[Any, ...], Any] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for tensor in table.values():
+                if tensor is None or tensor.layout != torch.strided or tensor.device.type == "meta":
+                    continue
+                plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()
+                if tensor.stride() == plain:
+                    continue
+                key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+                if key not in done:
+                    done[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+                tensor.data = done[key]
+
+
+def _module_files(root: Path) -> set[str]:
+    found = set()
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str):
+            real = os.path.realpath(path)
+            if failures.own_file(real, root):
+                found.add(real)
+    return found
+
+
+def _source(root: Path, path: str) -> dict[str, str]:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"path": os.path.relpath(path, root).replace(os.sep, "/"), "digest": digest.hexdigest()}
+
+
+def _named_imports(files: Iterator[str]) -> set[str]:
+    """Top-level names that files import, also those that something else had imported before."""
+    found = set()
+    for path in files:
+        try:
+            with open(path, "rb") as file:
+                tree = ast.parse(file.read())
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return {name for name in found if name in sys.modules}
+
+
+def _packages(imported: set[str]) -> list[dict[str, str]]:
+    owners = importlib.metadata.packages_distributions()
+    names = {owner for name in imported for owner in owners.get(name, ())}
+    found = {name: importlib.metadata.version(name) for name in names}
+    return [{"name": name, "version": found[name]} for name in sorted(found)]
+
+
+def _place(thing: Any, root: Path) -> str | None:
+    code = getattr(thing, "__code__", None)
+    path = code.co_filename if code is not None else getattr(thing, "__file__", None)
+    if path and failures.own_file(os.path.realpath(path), root):
+        relative = os.path.relpath(os.path.realpath(path), root).replace(os.sep, "/")
+        return f"{relative}:{code.co_firstlineno}" if code is not None else f"{relative}:1"
+    return None
+
+
+def _kind(thing: Any) -> str:
+    if thing is None:
+        return "None"
+    name = type(thing).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

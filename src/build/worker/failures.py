@@ -1,0 +1,119 @@
+"""Turns an exception into the protocol's error: code, one line, the user's file and line, hint, whole trace."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .wire import Failure
+
+_MAX_MESSAGE = 400
+
+
+def describe(error: BaseException, root: Path | None) -> dict[str, Any]:
+    """Returns the protocol's `error` for an exception."""
+    failure = error if isinstance(error, Failure) else Failure("internal", f"{type(error).__name__}: {one_line(error)}")
+    cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
+    place = failure.location or (location(cause, root) if root is not None else None)
+    return {
+        "code": failure.code,
+        "message": failure.message,
+        "location": place,
+        "hint": failure.hint,
+        "trace": "".join(traceback.format_exception(error)),
+    }
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an exception's first sentence-like line, without its final period."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    if text.endswith(":") and len(lines) > 1:
+        text = f"{text} {lines[1]}"
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    return text[:_MAX_MESSAGE].rstrip(". ")
+
+
+def location(error: BaseException, root: Path) -> str | None:
+    """Returns the innermost `file:line` of the project that an exception or its causes passed through."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, SyntaxError) and (place := _inside(error.filename, error.lineno, root)):
+            return place
+        found = None
+        for frame in _frames(error.__traceback__):
+            found = _inside(frame.tb_frame.f_code.co_filename, frame.tb_lineno, root) or found
+            found = _node_location(frame.tb_frame.f_locals, root) or found
+        if found is None:
+            found = from_stack_trace(str(error), root)
+        if found is not None:
+            return found
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return None
+
+
+def from_stack_trace(text: str | None, root: Path) -> str | None:
+    """Returns the last `file:line` of the project in a formatted stack, as a graph node keeps it."""
+    found = None
+    for path, line in re.findall(r'File "([^"]+)", line (\d+)', text or ""):
+        found = _inside(path, int(line), root) or found
+    return found
+
+
+def nearest(name: str, known: Iterable[str], what: str) -> str | None:
+    """Returns `did you mean …` for a misspelt name, or what there is when nothing is near."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    if known:
+        shown = ", ".join(f"`{item}`" for item in known[:8])
+        return f"{what}: {shown}{', …' if len(known) > 8 else ''}"
+    return None
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _node_location(variables: dict[str, Any], root: Path) -> str | None:
+    """A compiler's frame holds the graph node it works on, and the node knows the user's line."""
+    for name in ("n", "node", "fx_node"):
+        node = variables.get(name)
+        if type(node).__name__ == "Node" and (found := from_stack_trace(getattr(node, "stack_trace", None), root)):
+            return found
+    return None
+
+
+def _inside(path: str | None, line: int | None, root: Path) -> str | None:
+    if not path:
+        return None
+    real = os.path.realpath(path)
+    if not own_file(real, root):
+        return None
+    return f"{os.path.relpath(real, root).replace(os.sep, '/')}:{line}"
+
+
+def own_file(real: str, root: Path) -> bool:
+    """Returns whether a real path is the project's own: under its root, and not in an environment inside it."""
+    base = str(root)
+    if not real.startswith(base.rstrip(os.sep) + os.sep):
+        return False
+    parts = Path(os.path.relpath(real, base)).parts
+    if {"site-packages", "dist-packages", "__pycache__", ".git"}.intersection(parts):
+        return False
+    folder = Path(base)
+    for part in parts[:-1]:
+        folder = folder / part
+        if (folder / "pyvenv.cfg").exists():
+            return False
+    return True

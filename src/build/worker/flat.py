@@ -1,0 +1,198 @@
+"""The captured module as one flat graph: inputs, weights by name, plain ATen operations, tensor outputs.
+
+`torch.export` captures; here its program is made simple enough to cut and to name:
+
+- operations that write into their arguments are made functional; writing into a weight or an input is refused;
+- assertions about what is static anyway are dropped;
+- tensors without a name that the code made (`torch.tensor([…])`) become operations when they are small, and constants
+  of the program's own when they are not;
+- an output that shares memory with an input, a weight or another output is copied, so that it is the caller's alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import failures, tensors
+from . import torch_private as private
+from .call import outer_name
+from .weights import Named
+from .wire import Failure
+
+# Unnamed constants up to this many elements are written into the graph.
+_INLINE = 16
+
+
+@dataclass
+class Flat:
+    """A graph whose nodes all have `meta["val"]`, fake tensors that share memory as the real ones will."""
+
+    graph: Any
+    inputs: list[Any]
+    # Placeholder -> name in the weight set.
+    weights: dict[Any, str]
+    outputs: list[Any]
+    # Tensors of this program that have no name in the model, by content.
+    extra: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[Any, Any] = field(default_factory=dict)
+
+
+def export(call: Any, inputs: list[Any], root: Path, what: str) -> Any:
+    """Captures with torch.export: non-strict first, strict when that fails; the first failure is the one reported."""
+    import torch
+
+    first: BaseException | None = None
+    for strict in (False, True):
+        try:
+            with torch.no_grad(), private.quiet_export():
+                return torch.export.export(call, tuple(inputs), strict=strict)
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    raise Failure(
+        "capture",
+        f"can't capture {what}: {type(first).__name__}: {failures.one_line(first)}",
+        location=failures.location(first, root),
+        hint=_hint(first),
+    ) from first
+
+
+def _hint(error: BaseException) -> str | None:
+    name, text = type(error).__name__, str(error)
+    if "DataDependent" in name or "data-dependent" in text.lower():
+        return "a branch depends on values of a tensor: use torch.where or torch.cond, or leave the module to eager"
+    return None
+
+
+def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
+    """Returns the simple form of an exported program; weights are named as in the opened model."""
+    program = _functional(program, root)
+    graph = private.copy_graph(program)
+    flat = Flat(graph, [], {}, [])
+    placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    for spec in program.graph_signature.input_specs:
+        kind = spec.kind.name
+        node = placeholders.get(getattr(spec.arg, "name", ""))
+        if node is None:
+            continue
+        if kind == "USER_INPUT":
+            flat.inputs.append(node)
+        elif kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
+            held = program.state_dict.get(spec.target)
+            held = held if held is not None else program.constants.get(spec.target)
+            _bind(flat, node, held, outer_name(path, spec.target), named)
+        else:
+            raise Failure(
+                "capture", f"can't capture `{spec.target or node.name}`: inputs of kind {kind} are not supported"
+            )
+    _drop_assertions(graph)
+    graph.eliminate_dead_code()
+    flat.weights = {node: name for node, name in flat.weights.items() if node in set(graph.nodes)}
+    private.propagate(program, graph)
+    _own_outputs(flat)
+    return flat
+
+
+def _functional(program: Any, root: Path) -> Any:
+    import torch
+
+    def writes(node: Any) -> bool:
+        return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+    if not any(writes(node) for node in program.graph.nodes):
+        return program
+    writer = next((node for node in program.graph.nodes if writes(node)), None)
+    functional = program.run_decompositions({})
+    for spec in functional.graph_signature.output_specs:
+        if spec.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION"):
+            target = outer_name("", spec.target or "")
+            what = "one of its inputs" if spec.kind.name == "USER_INPUT_MUTATION" else f"its own tensor `{target}`"
+            raise Failure(
+                "capture",
+                f"the module writes into {what}",
+                location=failures.from_stack_trace(getattr(writer, "stack_trace", None), root),
+                hint="return the new value as an output, and pass it in as an input",
+            )
+    return functional
+
+
+def _bind(flat: Flat, node: Any, held: Any, name: str, named: Named) -> None:
+    """Gives a lifted tensor its name in the weight set, or writes it into the graph."""
+    if not node.users:
+        return
+    if name in named.tensors or name in named.aliases:
+        known: str | None = named.name_of(name)
+    else:
+        known = named.find(held)
+    numel = held.numel()
+    if (known is None and numel <= _INLINE) or numel == 0:
+        _inline(flat.graph, node, held)
+        return
+    if not tensors.supported(held.dtype):
+        raise Failure("capture", f"`{name}` is {tensors.dtype_name(held.dtype)}, which no weight set can hold")
+    if known is None:
+        known = f"constant.{tensors.digest(held)[:16]}"
+        flat.extra[known] = held
+        flat.tensors[node] = held
+    else:
+        flat.tensors[node] = named.tensors[known]
+    flat.weights[node] = known
+
+
+def _inline(graph: Any, node: Any, held: Any) -> None:
+    import torch
+
+    aten = torch.ops.aten
+    place = {"dtype": held.dtype, "device": held.device, "pin_memory": False}
+    values = held.detach().cpu().reshape(-1).tolist()
+    with graph.inserting_before(_first_operation(graph)):
+        if len(values) == 0 or held.dim() == 0 or len(set(map(repr, values))) == 1:
+            fill = values[0] if values else 0
+            made = graph.call_function(aten.full.default, (list(held.shape), fill), place)
+        else:
+            parts = [graph.call_function(aten.full.default, ([1], value), place) for value in values]
+            made = graph.call_function(aten.cat.default, (parts,))
+            made = graph.call_function(aten.reshape.default, (made, list(held.shape)))
+    node.replace_all_uses_with(made)
+
+
+def _first_operation(graph: Any) -> Any:
+    return next(node for node in graph.nodes if node.op != "placeholder")
+
+
+def _drop_assertions(graph: Any) -> None:
+    """Removes checks that hold by construction: sizes, dtypes and devices are those that were captured."""
+    import torch
+
+    aten = torch.ops.aten
+    known = (aten._assert_tensor_metadata.default,)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in known and not node.users:
+            graph.erase_node(node)
+
+
+def _own_outputs(flat: Flat) -> None:
+    import torch
+
+    graph = flat.graph
+    end = next(node for node in graph.nodes if node.op == "output")
+    taken = {private.storage(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"}
+    outputs = []
+    for value in end.args[0]:
+        if not isinstance(value, torch.fx.Node) or not isinstance(value.meta["val"], torch.Tensor):
+            continue
+        held = value.meta["val"]
+        if private.storage(held) in taken or not private.plain(held):
+            with graph.inserting_before(end):
+                copy = graph.call_function(
+                    torch.ops.aten.clone.default, (value,), {"memory_format": torch.contiguous_format}
+                )
+            private.propagate_node(copy)
+            copy.meta["stack_trace"] = value.meta.get("stack_trace")
+            value = copy
+        taken.add(private.storage(value.meta["val"]))
+        outputs.append(value)
+    flat.outputs = outputs
+    end.args = (tuple(outputs),)

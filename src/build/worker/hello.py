@@ -1,0 +1,47 @@
+"""What the worker is: versions of Python, torch and CUDA, and the devices."""
+
+from __future__ import annotations
+
+import platform
+import sysconfig
+from typing import Any
+
+from .failures import one_line
+from .wire import PROTOCOL, Failure
+
+
+def torch_or_fail() -> Any:
+    """Imports torch; a missing or broken one is the answer `torch_missing`."""
+    try:
+        import torch
+
+        torch.empty(0)
+        _ = torch.version.git_version
+    except Exception as error:
+        raise Failure(
+            "torch_missing",
+            f"torch can't be imported: {type(error).__name__}: {one_line(error)}",
+            hint="run `make`, or install what `requirements.txt` names into the environment of this Python",
+        ) from error
+    return torch
+
+
+def hello() -> dict[str, Any]:
+    """Returns the protocol's `Hello`."""
+    torch = torch_or_fail()
+    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    capabilities = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            major, minor = torch.cuda.get_device_capability(index)
+            capabilities.append(f"{major}{minor}")
+    return {
+        "protocol": PROTOCOL,
+        "python": platform.python_version(),
+        "site_packages": sorted(path for path in paths if path),
+        "torch": str(torch.__version__),
+        "torch_git": torch.version.git_version,
+        "cuda": torch.version.cuda,
+        "cxx11_abi": bool(torch.compiled_with_cxx11_abi()),
+        "sm": capabilities,
+    }

@@ -1,0 +1,197 @@
+"""Every use of AOTInductor that is not documented: what it is for, and what breaks if it moves. Written against 2.11.
+
+Three of its habits cost every fresh process 14 to 30 seconds, and are answered here instead:
+
+- For each instruction set that the CPU has, it compiles a test program and starts a Python that imports torch to load
+  it. The CPU's own answer plus a check that the compiler knows the flags say the same in milliseconds.
+- Its precompiled headers lie under TMPDIR, which is private to a build. They are kept in `PRECAST_HEADER_DIR` when
+  that is set to a folder of this user that nobody else can write, and made once a machine.
+- To see whether a header changed it preprocesses it twice a process and needs `openssl`. The version of torch, its
+  place and the compiler's own version say the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# `[target] isa` -> the vector class of torch's C++ kernels that it allows, by name in `cpu_vec_isa`.
+_VECTORS = {"x86-64-v2": None, "x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}
+
+
+class Clock:
+    """Seconds by phase of one compile; the compiler's commands are told apart by their flags."""
+
+    def __init__(self, event: Callable[[str], None]) -> None:
+        self.seconds: dict[str, float] = {}
+        self._event = event
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time inside to a phase."""
+        self._event(name)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def modes() -> dict[str, dict[str, Any]]:
+    """Returns the modes of torch.compile and the options they stand for."""
+    import torch._inductor
+
+    return torch._inductor.list_mode_options()  # type: ignore[return-value]
+
+
+def option_names() -> set[str]:
+    """Returns the names of every compiler option."""
+    import torch._inductor
+
+    return set(torch._inductor.list_options())
+
+
+def is_cpp_error(error: BaseException) -> bool:
+    """Returns whether the C++ compiler failed, not inductor."""
+    from torch._inductor import exc
+
+    return isinstance(error, exc.CppCompileError)
+
+
+def compile_aot(
+    module: Any, inputs: list[Any], options: dict[str, Any], isa: str, out: Path, clock: Clock
+) -> list[str]:
+    """Compiles a module whose weights are buffers; returns the files that were generated, all under `out`.
+
+    Breaks if: `compile_fx_aot` changes its arguments or no longer returns the list of files for
+    `aot_inductor.package`.
+    """
+    import torch
+    from torch._inductor.compile_fx import compile_fx_aot
+
+    patches = dict(options)
+    patches["aot_inductor.output_path"] = str(out / "artifact.so")
+    # Compiling writes into this dictionary; a shared one would carry entries from artifact to artifact.
+    patches["aot_inductor.metadata"] = {}
+    with torch.no_grad(), _toolchain(isa, clock):
+        files = compile_fx_aot(module, inputs, config_patches=patches)
+    return [str(name) for name in files if isinstance(name, str)]
+
+
+@contextmanager
+def _toolchain(isa: str, clock: Clock) -> Iterator[None]:
+    """Puts our answers in place of inductor's own for the time of one compile."""
+    from torch._inductor import codecache, cpp_builder, cpu_vec_isa
+
+    run, flags, header = (
+        cpp_builder._run_compile_cmd,
+        cpp_builder._get_optimization_cflags,
+        codecache._precompile_header,
+    )
+    check, valid = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.valid_vec_isa_list
+
+    def timed(command: str, cwd: str) -> None:
+        with clock.phase(_kind(command)):
+            run(command, cwd)
+
+    def baseline(*args: Any, **kwargs: Any) -> Any:
+        compile_flags, link_flags = flags(*args, **kwargs)
+        return [f"march={isa}" if flag == "march=native" else flag for flag in compile_flags], link_flags
+
+    cpp_builder._run_compile_cmd = timed
+    cpu_vec_isa.VecISA.check_build = _compiler_knows
+    codecache._precompile_header = functools.partial(_header, isa)
+    if isa != "native":
+        # Breaks if: the flag moves out of this function; then the first test of a baseline fails.
+        cpp_builder._get_optimization_cflags = baseline
+        vector = _VECTORS[isa]
+        allowed = [item for item in cpu_vec_isa.supported_vec_isa_list if type(item).__name__ == vector]
+        replacement = functools.cache(lambda: allowed)
+        cpu_vec_isa.valid_vec_isa_list = replacement
+    try:
+        yield
+    finally:
+        cpp_builder._run_compile_cmd = run
+        cpp_builder._get_optimization_cflags = flags
+        codecache._precompile_header = header
+        cpu_vec_isa.VecISA.check_build = check
+        cpu_vec_isa.valid_vec_isa_list = valid
+
+
+def _kind(command: str) -> str:
+    if " c++-header " in command:
+        return "headers"
+    return "cpp" if " -c " in command else "link"
+
+
+def _compiler_knows(vector: Any, code: str) -> bool:
+    """Whether the compiler takes an instruction set's flags; that the CPU has it is asked of the CPU elsewhere."""
+    return _knows_flags(vector._arch_flags)
+
+
+@functools.cache
+def _knows_flags(flags: str) -> bool:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    command = [get_cpp_compiler(), *shlex.split(flags), "-fsyntax-only", "-x", "c++", os.devnull]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+@functools.cache
+def _header(isa: str, header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
+    """Returns a header that has been compiled before, making it if it is the first time.
+
+    Breaks if: the compiler's flags for a header differ from those for the code that includes it; GCC then ignores the
+    compiled header, and builds get slower but stay right.
+    """
+    import torch
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions, get_compiler_version_info
+    from torch.utils._filelock import FileLock
+
+    options = CppTorchDeviceOptions(**compile_command, precompiling=True)
+    probe = CppBuilder(name="header", sources="header.h", BuildOption=options)
+    parts = [header, hashable_cmd_line, probe.get_command_line(), get_compiler_version_info(options.get_compiler())]
+    parts += [isa, torch.__version__, str(torch.version.git_version), torch.__file__]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    folder = _header_folder()
+    path = folder / f"{name}.h"
+    compiled = folder / f"{name}.h.gch"
+    with FileLock(str(folder / f"{name}.lock")):
+        if not compiled.exists():
+            path.write_text(f"#include <{header}>\n")
+            builder = CppBuilder(name=str(path), sources=str(path), BuildOption=options)
+            target = Path(builder.get_target_file_path())
+            partial = str(target) + ".partial"
+            from torch._inductor import cpp_builder
+
+            # Written beside and renamed: a killed compiler leaves no half header behind.
+            cpp_builder._run_compile_cmd(
+                builder.get_command_line().replace(f"-o {target}", f"-o {partial}"), str(folder)
+            )
+            os.replace(partial, target)
+    return str(path)
+
+
+def _header_folder() -> Path:
+    """The folder for precompiled headers: the shared one if it is safe, else the build's own."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    shared = os.environ.get("PRECAST_HEADER_DIR")
+    if shared:
+        folder = Path(shared)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022:
+            return folder
+    folder = Path(cache_dir()) / "headers"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,94 @@
+"""Inputs to capture and check with: seeded, and of a kind that the module could really be given.
+
+An integer that chooses rows of a table stays inside the table; other integers and booleans of rank 2 and more are taken
+for masks and get a run of ones and a rest of zeros, so that no row is all of one kind; floats are normal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+# Operations that pass an index on unchanged, and the position of the argument they pass.
+_PASSING = (
+    "view",
+    "reshape",
+    "unsqueeze",
+    "squeeze",
+    "slice",
+    "expand",
+    "contiguous",
+    "clone",
+    "alias",
+    "detach",
+    "to",
+)
+_PASSING += ("_to_copy", "flatten", "transpose", "permute", "select", "index_select", "clamp", "unflatten")
+
+
+def seed(*parts: Any) -> int:
+    """Returns a seed that depends on names and sizes only."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "little")
+
+
+def make(spec: dict[str, Any], shape: list[int], bound: int | None, device: str, salt: Any = 0) -> Any:
+    """Returns a tensor for one input: `bound` is the exclusive limit of an index, none for everything else."""
+    import torch
+
+    dtype = getattr(torch, spec["dtype"])
+    generator = torch.Generator().manual_seed(seed(spec["name"], spec["dtype"], shape, salt))
+    if dtype.is_floating_point:
+        value = torch.randn(shape, generator=generator).to(dtype)
+    elif bound is not None:
+        value = torch.randint(0, max(bound, 1), shape, generator=generator).to(dtype)
+    elif len(shape) >= 2 and shape[-1] > 1:
+        last = shape[-1]
+        length = torch.randint((last + 1) // 2, last, [*shape[:-1], 1], generator=generator)
+        value = (torch.arange(last).expand(shape) < length).to(dtype)
+    else:
+        value = torch.ones(shape, dtype=dtype)
+    return value.to(device)
+
+
+def index_bounds(graph: Any, placeholders: list[Any]) -> list[int | None]:
+    """Returns for each integer input the size of the smallest table that it indexes, none if it indexes none."""
+    return [_bound(node) for node in placeholders]
+
+
+def _bound(node: Any) -> int | None:
+    import torch
+
+    found: list[int] = []
+    pending, seen = [node], {node}
+    while pending:
+        value = pending.pop()
+        for user in value.users:
+            target = user.target
+            if not isinstance(target, torch._ops.OpOverload):
+                continue
+            found.extend(_limits(target, user, value))
+            name = target.overloadpacket.__name__
+            if name in _PASSING and user.args and user.args[0] is value and user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return min(found, default=None)
+
+
+def _limits(target: Any, user: Any, value: Any) -> list[int]:
+    """Table sizes that one use of an index implies."""
+    name = target.overloadpacket.__name__
+    args = user.args
+    if name in ("embedding", "embedding_bag") and len(args) > 1 and args[1] is value:
+        return [_size(args[0], 0)]
+    if name in ("index_select", "gather", "take_along_dim") and len(args) > 2 and args[2] is value:
+        return [_size(args[0], args[1])]
+    if name in ("index", "_unsafe_index") and len(args) > 1:
+        return [_size(args[0], axis) for axis, index in enumerate(args[1]) if index is value]
+    if name == "one_hot" and args and args[0] is value and len(args) > 1 and isinstance(args[1], int) and args[1] > 0:
+        return [args[1]]
+    return []
+
+
+def _size(node: Any, axis: int) -> int:
+    shape = node.meta["val"].shape
+    return int(shape[axis]) if len(shape) else 1

@@ -1,0 +1,122 @@
+"""A segment on disk: its graph and layouts, ready to compile by any worker, without the weights.
+
+The file is an ordinary `torch.export` archive whose float weights are inputs named `c0`, `c1`, …, after the real
+inputs; integer and boolean constants are in it with their values. Compiling makes the former constants again, filled
+with random numbers, so that nothing about a weight's values can be folded into the code.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import canonical, tensors
+from . import torch_private as private
+from .cut import Part
+from .flat import Flat
+
+_NOTE = "precast_segment.json"
+
+
+@dataclass
+class Segment:
+    """One piece of a program with its own numbering of inputs and constants."""
+
+    graph: Any
+    inputs: list[Any]
+    constants: list[Any]
+    outputs: list[Any]
+    # Values of the integer and boolean constants.
+    values: dict[Any, Any]
+    text: str
+
+
+def build(part: Part, flat: Flat) -> Segment:
+    """Copies one part out of a flat graph."""
+    import torch
+
+    graph = torch.fx.Graph()
+    new: dict[Any, Any] = {}
+    for index, node in enumerate(part.inputs):
+        new[node] = _placeholder(graph, f"in{index}", node)
+    for index, node in enumerate(part.constants):
+        new[node] = _placeholder(graph, f"c{index}", node)
+    for node in part.nodes:
+        copy = graph.node_copy(node, lambda value: new[value])
+        copy.meta = {key: node.meta[key] for key in ("val", "stack_trace") if node.meta.get(key) is not None}
+        new[node] = copy
+    private.carry_attributes(flat.graph, graph)
+    graph.output(tuple(new[node] for node in part.outputs))
+    values = {new[node]: flat.tensors[node] for node in part.constants if _value_counts(flat.tensors[node])}
+    inputs = [new[node] for node in part.inputs]
+    constants = [new[node] for node in part.constants]
+    digests = {node: tensors.digest(value) for node, value in values.items()}
+    outputs = [new[node] for node in part.outputs]
+    return Segment(graph, inputs, constants, outputs, values, canonical.text(graph, inputs, constants, digests))
+
+
+def _placeholder(graph: Any, name: str, node: Any) -> Any:
+    made = graph.placeholder(name)
+    made.meta = {"val": node.meta["val"]}
+    return made
+
+
+def _value_counts(tensor: Any) -> bool:
+    return not tensor.dtype.is_floating_point
+
+
+def save(segment: Segment, path: Path) -> Path:
+    """Writes a segment."""
+    values = {node.name: value.detach().contiguous() for node, value in segment.values.items()}
+    note = {
+        "inputs": [node.name for node in segment.inputs],
+        "constants": [node.name for node in segment.constants],
+    }
+    private.save_program(segment.graph, values, path, {_NOTE: json.dumps(note)})
+    return path
+
+
+def load(path: Path, device: str) -> tuple[Any, list[Any]]:
+    """Returns a module whose weights are constants of the right layout, and inputs of the right layout."""
+    import torch
+
+    program, notes = private.load_program(path, [_NOTE])
+    note = json.loads(notes[_NOTE])
+    generator = torch.Generator().manual_seed(0)
+    graph = private.copy_graph(program)
+    module = private.module_of(graph)
+    inputs: dict[str, Any] = {}
+    # Placeholders carry the name they were saved with, whatever order the archive gave them.
+    for node in [node for node in graph.nodes if node.op == "placeholder"]:
+        held = node.meta["val"]
+        if node.target in note["inputs"]:
+            inputs[node.target] = _filled(held, device, None)
+            continue
+        value = program.constants.get(node.target)
+        if value is None:
+            value = _filled(held, device, generator)
+        else:
+            value = value.to(held.device if held.device.type == "cpu" else device)
+        module.register_buffer(node.target, value)
+        with graph.inserting_before(node):
+            constant = graph.get_attr(node.target)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        graph.erase_node(node)
+    graph.lint()
+    module.recompile()
+    return module, [inputs[name] for name in note["inputs"]]
+
+
+def _filled(held: Any, device: str, generator: Any) -> Any:
+    """A tensor with the layout of a fake one: random when it stands for a weight, zero when for an input."""
+    import torch
+
+    where = "cpu" if held.device.type == "cpu" else device
+    made = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=where)
+    if generator is None or not held.dtype.is_floating_point:
+        return made.zero_()
+    draw = torch.randn(held.shape, generator=generator, dtype=torch.float32)
+    return made.copy_(draw.to(held.dtype))

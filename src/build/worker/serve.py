@@ -1,0 +1,112 @@
+"""The requests, one after the other, until stdin closes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import failures
+from .wire import PROTOCOL, Failure, Wire
+
+
+class Session:
+    """What stays between requests: the opened model."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.opened: Any = None
+
+    def model(self) -> Any:
+        """Returns the opened model; a request that needs one before `open` is a protocol error."""
+        if self.opened is None:
+            raise Failure("protocol", "no model is open", hint="send `open` first")
+        return self.opened
+
+
+def _hello(session: Session, request: dict[str, Any]) -> Any:
+    from . import hello
+
+    return hello.hello()
+
+
+def _open(session: Session, request: dict[str, Any]) -> Any:
+    from . import entry, hello
+
+    hello.torch_or_fail()
+    session.opened = None
+    opened = entry.open_model(Path(request["root"]), request["entry"], request["device"])
+    session.opened = opened
+    return opened.answer()
+
+
+def _weights(session: Session, request: dict[str, Any]) -> Any:
+    from . import weights
+
+    return weights.write(session.model(), _folder(request["out"]))
+
+
+def _capture(session: Session, request: dict[str, Any]) -> Any:
+    from . import capture
+
+    return capture.capture(session.model(), request["module"], request["sizes"], _folder(request["out"]), session.wire)
+
+
+def _compile(session: Session, request: dict[str, Any]) -> Any:
+    from . import compiler, hello
+
+    hello.torch_or_fail()
+    return compiler.compile_segment(request, _folder(request["out"]), session.wire)
+
+
+OPERATIONS = {"hello": _hello, "open": _open, "weights": _weights, "capture": _capture, "compile": _compile}
+
+
+def _folder(path: str) -> Path:
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def answer(session: Session, line: str) -> dict[str, Any]:
+    """Returns the one result or error for a request line."""
+    session.wire.id = 0
+    try:
+        request = json.loads(line)
+        session.wire.id = int(request["id"])
+        operation = OPERATIONS.get(request.get("op"))
+        if operation is None:
+            known = ", ".join(sorted(OPERATIONS))
+            raise Failure("protocol", f"unknown operation `{request.get('op')}`", hint=f"this worker knows {known}")
+        value = operation(session, request)
+        return {"kind": "result", "id": session.wire.id, "value": value}
+    except (ValueError, KeyError, TypeError) as error:
+        if session.wire.id == 0:
+            error = Failure("protocol", f"not a request: {error}")
+        return {"kind": "error", "id": session.wire.id, "error": failures.describe(error, _root(session))}
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a model may raise anything, SystemExit too
+        return {"kind": "error", "id": session.wire.id, "error": failures.describe(error, _root(session))}
+
+
+def serve(wire: Wire) -> int:
+    """Answers until the other side closes stdin or stops reading."""
+    session = Session(wire)
+    try:
+        for line in wire.requests():
+            wire.send(answer(session, line))
+            sys.stderr.flush()
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _root(session: Session) -> Path | None:
+    return session.opened.root if session.opened is not None else None
+
+
+__all__ = ["PROTOCOL", "answer", "serve"]

@@ -1,0 +1,97 @@
+"""Writes safetensors: deterministic bytes, data that starts on 64 bytes, tensors contiguous and without holes.
+
+Tensors whose size is a multiple of 64 bytes come first, so every one of them starts on a multiple of 64 too and can be
+used straight from the mapped file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+ALIGN = 64
+
+DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+def dtype_name(dtype: Any) -> str:
+    """Returns torch's name of a dtype without the `torch.` prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def supported(dtype: Any) -> bool:
+    """Returns whether records and weight sets can hold this dtype."""
+    return dtype_name(dtype) in DTYPES
+
+
+def layout(tensor: Any) -> dict[str, Any]:
+    """Returns the protocol's `Layout` of a tensor."""
+    shape = [int(size) for size in tensor.shape]
+    return {"dtype": dtype_name(tensor.dtype), "shape": shape, "stride": [int(step) for step in tensor.stride()]}
+
+
+def digest(tensor: Any) -> str:
+    """Returns the SHA-256 of a tensor's values in row-major order."""
+    plain = tensor.detach().cpu().contiguous()
+    return hashlib.sha256(_bytes(plain)).hexdigest()
+
+
+def write(path: Path, tensors: dict[str, Any]) -> Path:
+    """Writes named tensors; they are copied to the CPU and made contiguous one at a time."""
+
+    def size(name: str) -> int:
+        return tensors[name].numel() * tensors[name].element_size()
+
+    order = sorted(tensors, key=lambda name: (size(name) % ALIGN != 0, name))
+    header: dict[str, Any] = {}
+    offset = 0
+    for name in order:
+        tensor = tensors[name]
+        end = offset + size(name)
+        shape = [int(length) for length in tensor.shape]
+        header[name] = {"dtype": DTYPES[dtype_name(tensor.dtype)], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGN)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for name in order:
+            file.write(_bytes(tensors[name].detach().cpu().contiguous()))
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads a file that `write` wrote."""
+    import torch
+
+    names = {short: name for name, short in DTYPES.items()}
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        data = bytearray(file.read())
+    found = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        dtype = getattr(torch, names[entry["dtype"]])
+        flat = torch.frombuffer(data[begin:end], dtype=dtype) if end > begin else torch.empty(0, dtype=dtype)
+        found[name] = flat.reshape(entry["shape"])
+    return found
+
+
+def _bytes(tensor: Any) -> Any:
+    size = tensor.numel() * tensor.element_size()
+    return (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""

@@ -1,0 +1,271 @@
+"""Every use of torch that is not documented, in one place: what it is for, and what breaks if it moves.
+
+Written against torch 2.11. `inductor_private` is its sibling for the compiler.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# torch 2.11 warns about its own pytree classes whenever one is copied.
+warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+
+# --- pytrees: `torch.utils._pytree` is how export flattens arguments; without it, nested results lose their names.
+
+
+def leaves(value: Any) -> list[Any]:
+    """Returns the leaves of a nested value as torch.export sees them."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(value)
+
+
+def leaves_with_path(value: Any) -> list[tuple[list[str], Any]]:
+    """Returns the leaves with the keys, indices and attributes that lead to them."""
+    from torch.utils import _pytree
+
+    found = []
+    for path, leaf in _pytree.tree_flatten_with_path(value)[0]:
+        parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+        found.append((parts, leaf))
+    return found
+
+
+def children(value: Any) -> tuple[str, list[Any] | None, list[Any]] | None:
+    """Returns kind, keys (none for a sequence) and children of one level of a nested value, none for a leaf."""
+    from torch.utils import _pytree
+
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return ("list" if isinstance(value, list) else "tuple", None, list(value))
+    if isinstance(value, dict):
+        return (type(value).__name__, list(value), list(value.values()))
+    node_type = _pytree._get_node_type(value)
+    if node_type not in _pytree.SUPPORTED_NODES:
+        return None
+    pairs, _ = _pytree.tree_flatten_with_path(value, is_leaf=lambda item: item is not value)
+    keys = [
+        str(getattr(path[0], "key", getattr(path[0], "idx", getattr(path[0], "name", path[0])))) for path, _ in pairs
+    ]
+    return (type(value).__name__, keys, [item for _, item in pairs])
+
+
+# --- exported programs: a graph outside its program keeps `meta["val"]` (fake tensors) and a table of submodules.
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Keeps export's suggestions out of the log; they are about training."""
+    logger = logging.getLogger("torch.export")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def copy_graph(program: Any) -> Any:
+    """Returns a copy of an exported program's graph that may be changed; its submodules come along."""
+    import torch
+
+    graph = torch.fx.Graph()
+    table: dict[Any, Any] = {}
+    result = graph.graph_copy(program.graph, table)
+    old = next(node for node in program.graph.nodes if node.op == "output")
+    end = graph.output(result)
+    end.meta = dict(old.meta)
+    for source, made in table.items():
+        made.meta = dict(source.meta)
+    graph._precast_owner = program.graph_module
+    return graph
+
+
+def attribute(graph: Any, target: str) -> Any:
+    """Returns what a `get_attr` node of a copied graph stands for."""
+    found = graph._precast_owner if hasattr(graph, "_precast_owner") else graph.owning_module
+    for part in target.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def carry_attributes(source: Any, graph: Any) -> None:
+    """Gives a graph the submodules of another."""
+    graph._precast_owner = source._precast_owner
+
+
+def module_of(graph: Any) -> Any:
+    """Returns a module that runs a copied graph, with the submodules that the graph names."""
+    import torch
+
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            setattr(module, node.target, attribute(graph, node.target))
+    # GraphModule copies the graph's nodes nowhere: `graph` stays the one it runs.
+    return module
+
+
+# --- fake tensors: they show shapes, strides and shared memory without running anything.
+
+
+def propagate(program: Any, graph: Any) -> None:
+    """Runs a graph on fake tensors and keeps every value, so that shared memory shows as a shared storage."""
+    import torch
+
+    mode = _mode_of(graph)
+    env: dict[Any, Any] = {}
+    with mode, torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                env[node] = node.meta["val"]
+            elif node.op == "get_attr":
+                env[node] = attribute(graph, node.target)
+            elif node.op == "call_function":
+                env[node] = node.meta["val"] = _run(node, env)
+
+
+def propagate_node(node: Any) -> None:
+    """Runs one new node on the fake values of its arguments."""
+    import torch
+
+    env = {value: value.meta["val"] for value in node.all_input_nodes}
+    with _mode_of(node.graph), torch.no_grad():
+        node.meta["val"] = _run(node, env)
+
+
+def _run(node: Any, env: dict[Any, Any]) -> Any:
+    import torch
+
+    args = torch.fx.node.map_arg(node.args, lambda value: env[value])
+    kwargs = torch.fx.node.map_arg(node.kwargs, lambda value: env[value])
+    return node.target(*args, **kwargs)
+
+
+def _mode_of(graph: Any) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    for node in graph.nodes:
+        if isinstance(node.meta.get("val"), FakeTensor):
+            return node.meta["val"].fake_mode
+    return FakeTensorMode()
+
+
+def storage(tensor: Any) -> int:
+    """Returns an identity of a tensor's memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def plain(tensor: Any) -> bool:
+    """Returns whether a tensor starts its memory and fills it without overlap."""
+    if tensor.storage_offset() != 0:
+        return False
+    expected = 1
+    for step, size in sorted(
+        (step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
+    ):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def is_view(node: Any) -> bool:
+    """Returns whether a node's result shares memory with its first argument."""
+    import torch
+
+    base, made = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
+    if not isinstance(base, torch.Tensor) or not isinstance(made, torch.Tensor):
+        return False
+    return storage(base) == storage(made)
+
+
+@contextmanager
+def fake_world(device: str) -> Iterator[Any]:
+    """Yields a fake mode in which real parameters may be used: for running a module at other sizes at no cost."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield mode
+
+
+# --- archives: an ExportedProgram is made from parts, because tracing a segment again would only cost time.
+
+
+def save_program(graph: Any, constants: dict[str, Any], path: Path, notes: dict[str, str]) -> None:
+    """Saves a graph as a torch.export archive; placeholders named in `constants` are stored with their values."""
+    import torch
+    from torch._export.verifier import TrainingIRVerifier
+    from torch.export import ExportedProgram
+    from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+    from torch.export.graph_signature import (
+        ExportGraphSignature,
+        InputKind,
+        InputSpec,
+        OutputKind,
+        OutputSpec,
+        TensorArgument,
+    )
+    from torch.utils import _pytree
+
+    # A program numbers its constants before its inputs.
+    names = {node.name for node in graph.nodes if node.op == "placeholder" and node.name in constants}
+    ordered = _constants_first(graph, names)
+    specs, examples = [], []
+    for node in ordered.nodes:
+        if node.op == "placeholder":
+            argument = TensorArgument(name=node.name)
+            if node.name in constants:
+                specs.append(InputSpec(InputKind.CONSTANT_TENSOR, argument, node.name))
+            else:
+                specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
+                examples.append(node.meta["val"])
+    end = next(node for node in ordered.nodes if node.op == "output")
+    results = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in end.args[0]]
+    in_spec = _pytree.tree_structure((tuple(examples), {}))
+    out_spec = _pytree.tree_structure(tuple(range(len(results))))
+    signature = ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec)
+    root = torch.nn.Module()
+    for node in ordered.nodes:
+        if node.op == "get_attr":
+            setattr(root, node.target, attribute(graph, node.target))
+    program = ExportedProgram(
+        root=root,
+        graph=ordered,
+        graph_signature=ExportGraphSignature(input_specs=specs, output_specs=results),
+        state_dict={},
+        range_constraints={},
+        module_call_graph=[ModuleCallEntry(fqn="", signature=signature)],
+        constants=dict(constants),
+        verifiers=[TrainingIRVerifier],
+    )
+    torch.export.save(program, str(path), extra_files=notes)
+
+
+def load_program(path: Path, notes: list[str]) -> tuple[Any, dict[str, str]]:
+    """Loads what `save_program` saved."""
+    import torch
+
+    found: dict[str, Any] = dict.fromkeys(notes, "")
+    program = torch.export.load(str(path), extra_files=found)
+    return program, {key: value if isinstance(value, str) else value.decode() for key, value in found.items()}
+
+
+def _constants_first(graph: Any, names: set[str]) -> Any:
+    import torch
+
+    ordered = torch.fx.Graph()
+    table: dict[Any, Any] = {}
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    rest = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    for node in sorted(placeholders, key=lambda node: node.name not in names) + rest:
+        table[node] = ordered.node_copy(node, lambda value: table[value])
+        table[node].meta = copy.copy(node.meta)
+    end = next(node for node in graph.nodes if node.op == "output")
+    ordered.output(tuple(table[value] for value in end.args[0]))
+    return ordered

@@ -1,0 +1,72 @@
+"""The weight set: every parameter and buffer by name, tied ones once.
+
+Besides parameters and buffers (those that a state dict leaves out too), tensors that a module keeps as plain attributes
+count: a captured graph may need them, and they have a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import tensors
+
+
+@dataclass
+class Named:
+    """The model's tensors by name, and names that mean the same tensor."""
+
+    tensors: dict[str, Any]
+    aliases: dict[str, str]
+
+    def name_of(self, name: str) -> str:
+        """Returns the name under which the weight set holds a tensor."""
+        return self.aliases.get(name, name)
+
+    def find(self, tensor: Any) -> str | None:
+        """Returns the name of the tensor with this memory and layout."""
+        wanted = identity(tensor)
+        return next((name for name, held in self.tensors.items() if identity(held) == wanted), None)
+
+
+def identity(tensor: Any) -> tuple[Any, ...]:
+    """Returns what two names of one tensor have in common."""
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+
+
+def collect(model: Any) -> Named:
+    """Names every tensor of a model; the first name in the model's own order holds it, the others are aliases."""
+    import torch
+
+    found: dict[str, Any] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        found[name] = tensor
+    for name, tensor in model.named_buffers(remove_duplicate=False):
+        found[name] = tensor
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for key, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided and tensors.supported(value.dtype):
+                found.setdefault(f"{prefix}.{key}" if prefix else key, value)
+    named = Named({}, {})
+    holders: dict[tuple[Any, ...], str] = {}
+    for name, tensor in found.items():
+        if tensor.layout != torch.strided or not tensors.supported(tensor.dtype):
+            continue
+        # Tensors without elements share a null pointer; none of them is tied to another.
+        key = identity(tensor) if tensor.numel() else (name,)
+        holder = holders.setdefault(key, name)
+        if holder == name:
+            named.tensors[name] = tensor
+        else:
+            named.aliases[name] = holder
+    return named
+
+
+def write(opened: Any, out: Path) -> dict[str, Any]:
+    """Writes the weight set; returns the protocol's `Weights`."""
+    named = collect(opened.model)
+    if not named.tensors:
+        return {"file": None, "aliases": {}}
+    path = tensors.write(out / "weights.safetensors", named.tensors)
+    return {"file": str(path.resolve()), "aliases": dict(sorted(named.aliases.items()))}

@@ -1,0 +1,58 @@
+"""The protocol's lines, and stdout kept clean for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+PROTOCOL = 1
+
+
+class Failure(Exception):
+    """What a request is answered with when it can't be done: a stable code and one line that names the thing."""
+
+    def __init__(self, code: str, message: str, *, location: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.location = location
+        self.hint = hint
+
+
+class Wire:
+    """Reads requests and writes answers on descriptors that nothing else in the process knows."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self._read = os.fdopen(read, "r", encoding="utf-8", errors="replace")
+        self._write = write
+        self.id = 0
+
+    def requests(self) -> Iterator[str]:
+        """Yields request lines until the other side closes."""
+        while line := self._read.readline():
+            if line.strip():
+                yield line
+
+    def send(self, document: dict[str, Any]) -> None:
+        """Writes one line; a reader that is gone ends the process quietly."""
+        data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        while data:
+            data = data[os.write(self._write, data) :]
+
+    def event(self, phase: str) -> None:
+        """Says where the current request is."""
+        self.send({"kind": "event", "id": self.id, "phase": phase})
+
+
+def take_stdio() -> Wire:
+    """Moves the protocol to private descriptors; from then on stdout is stderr and stdin is empty."""
+    sys.stdout.flush()
+    read, write = os.dup(0), os.dup(1)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    os.dup2(2, 1)
+    return Wire(read, write)

@@ -1,0 +1,164 @@
+"""What the tests of the worker share: the package under its name, a project in a temp folder, a composed program."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+from pathlib import Path
+from typing import Any
+
+SOURCES = Path(__file__).resolve().parents[2] / "src" / "build" / "worker"
+
+
+def _package() -> None:
+    if "precast_worker" in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(
+        "precast_worker", SOURCES / "__init__.py", submodule_search_locations=[str(SOURCES)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["precast_worker"] = module
+    spec.loader.exec_module(module)
+
+
+def part(name: str) -> Any:
+    """Returns a module of the worker."""
+    _package()
+    return importlib.import_module(f"precast_worker.{name}")
+
+
+class Quiet:
+    """A wire that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.id = 1
+        self.phases: list[str] = []
+
+    def event(self, phase: str) -> None:
+        self.phases.append(phase)
+
+
+class Project(unittest.TestCase):
+    """A test with a folder of its own; every project module gets a name that no other test has."""
+
+    count = 0
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(os.path.realpath(folder.name))
+        self.out = self.root / "out"
+        self.out.mkdir()
+        path = list(sys.path)
+        self.addCleanup(lambda: sys.path.__setitem__(slice(None), path))
+
+    def write(self, text: str) -> str:
+        """Writes a module; returns its name."""
+        Project.count += 1
+        name = f"project_{Project.count}"
+        (self.root / f"{name}.py").write_text(textwrap.dedent(text))
+        return name
+
+    def open(self, text: str, entry: str = "load") -> Any:
+        """Opens a model from source."""
+        return part("entry").open_model(self.root, f"{self.write(text)}:{entry}", "cpu")
+
+    def capture(self, opened: Any, **request: Any) -> dict[str, Any]:
+        """Captures; `inputs` are (name, dtype, shape) or (name, dtype, shape, dims)."""
+        inputs = [spec(*entry) for entry in request.pop("inputs")]
+        sizes = request.pop("sizes", {})
+        module = {"name": "m", "path": "", "method": "forward", "regions": [], **request, "inputs": inputs}
+        return part("capture").capture(opened, module, sizes, self.out, Quiet())
+
+    def fails(self, code: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns the failure with this code that a call raises."""
+        with self.assertRaises(part("wire").Failure) as caught:
+            function(*args, **kwargs)
+        failure = caught.exception
+        self.assertEqual(failure.code, code, failure.message)
+        self.assertNotIn("\n", failure.message)
+        return failure
+
+    def weights(self, opened: Any) -> dict[str, Any]:
+        """Writes the weight set and reads it back."""
+        answer = part("weights").write(opened, self.out)
+        return part("tensors").read(Path(answer["file"])) if answer["file"] else {}
+
+    def composed(self, captured: dict[str, Any], weights: dict[str, Any]) -> list[Any]:
+        """Runs the captured steps one after the other, uncompiled, on the sample inputs."""
+        import torch
+
+        samples = part("tensors").read(Path(captured["samples"]))
+        values: dict[int, Any] = {index: samples[f"in.{index}"] for index in range(len(captured["inputs"]))}
+        with torch.inference_mode():
+            for step in captured["steps"]:
+                segment = captured["segments"][step["segment"]]
+                given = {f"in{index}": values[number] for index, number in enumerate(step["inputs"])}
+                given |= {name: weights[tensor] for name, tensor in step["binding"].items()}
+                for held, layout in zip(step["inputs"], segment["inputs"], strict=True):
+                    actual = part("tensors").layout(values[held])
+                    assert actual == layout, f"{step['name']}: {actual} is not {layout}"
+                outputs = interpret(Path(segment["file"]), given)
+                values |= dict(zip(step["outputs"], outputs, strict=True))
+        return [values[number] for number in captured["results"]]
+
+    def check_composed(self, opened: Any, captured: dict[str, Any]) -> None:
+        """Fails unless the steps give what eager gave, bit for bit."""
+        import torch
+
+        weights = self.weights(opened)
+        if "extra_weights" in captured:
+            weights |= part("tensors").read(Path(captured["extra_weights"]))
+        samples = part("tensors").read(Path(captured["samples"]))
+        results = self.composed(captured, weights)
+        self.assertEqual(len(results), len(captured["outputs"]))
+        for index, result in enumerate(results):
+            expected = samples[f"out.{index}"]
+            self.assertEqual(part("tensors").layout(result)["shape"], captured["outputs"][index]["shape"])
+            self.assertEqual(part("tensors").layout(result)["stride"], captured["outputs"][index]["stride"])
+            self.assertTrue(torch.equal(result, expected), f"output {index} differs from eager")
+
+
+def interpret(path: Path, given: dict[str, Any]) -> list[Any]:
+    """Runs a segment's graph as it was saved."""
+    import torch
+
+    program, _ = part("torch_private").load_program(path, [])
+    order = [node.target for node in program.graph.nodes if node.op == "placeholder"]
+    module = torch.fx.GraphModule(program.graph_module, program.graph)
+    return list(torch.fx.Interpreter(module).run(*[given[name] for name in order]))
+
+
+def spec(name: str, dtype: str, shape: list[int], dims: list[str | None] | None = None) -> dict[str, Any]:
+    """Returns one input as the plan sends it."""
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.insert(0, step)
+        step *= size
+    dims = dims if dims is not None else [None] * len(shape)
+    return {"name": name, "dtype": dtype, "shape": shape, "stride": stride, "dims": dims, "pad": 0}
+
+
+def talk(lines: list[dict[str, Any] | str], env: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """Runs a real worker on request lines; returns its answers without events."""
+    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    done = subprocess.run(
+        [sys.executable, "-P", "-u", str(SOURCES)],
+        input=text,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(env or {})},
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return [answer for answer in answers if answer["kind"] != "event"]

@@ -1,0 +1,99 @@
+"""Importing the entry: what is noted, and how each mistake reads."""
+
+from __future__ import annotations
+
+import hashlib
+import unittest
+
+from .support import Project, part
+
+MODEL = "import torch\n\ndef load():\n    return torch.nn.Linear(2, 3)\n"
+
+
+class OpenTest(Project):
+    def test_sources_are_the_projects_own_files_with_digests(self) -> None:
+        (self.root / "data").mkdir()
+        (self.root / "data" / "sizes.txt").write_text("2 3")
+        (self.root / "README.md").write_text("not read")
+        (self.root / "used_by_model.py").write_text("WIDTH = 3\n")
+        opened = self.open(
+            """
+            import os, torch, used_by_model
+
+            def load():
+                with open(os.path.join(os.path.dirname(__file__), "data", "sizes.txt")) as file:
+                    a, b = map(int, file.read().split())
+                return torch.nn.Linear(a, b)
+            """
+        )
+        answer = opened.answer()
+        name = f"project_{Project.count}.py"
+        self.assertEqual([source["path"] for source in answer["sources"]], ["data/sizes.txt", name, "used_by_model.py"])
+        self.assertEqual(answer["sources"][0]["digest"], hashlib.sha256(b"2 3").hexdigest())
+        self.assertEqual(answer["modules"], {"": "Linear"})
+        self.assertIn("torch", [package["name"] for package in answer["packages"]])
+
+    def test_a_package_imported_by_someone_else_first_counts_too(self) -> None:
+        import numpy  # noqa: F401
+
+        opened = self.open("import numpy\n" + MODEL)
+        self.assertIn("numpy", [package["name"] for package in opened.packages])
+
+    def test_the_model_is_in_eval_mode_without_grad_and_contiguous(self) -> None:
+        opened = self.open(
+            """
+            import torch
+
+            def load():
+                model = torch.nn.Linear(4, 6).train()
+                model.weight = torch.nn.Parameter(torch.arange(24.0).reshape(4, 6).t())
+                return model
+            """
+        )
+        self.assertFalse(opened.model.training)
+        self.assertFalse(opened.model.weight.requires_grad)
+        self.assertEqual(opened.model.weight.stride(), (4, 1))
+        self.assertEqual(float(opened.model.weight[1, 0]), 1.0)
+
+    def test_random_weights_are_the_same_in_every_worker(self) -> None:
+        first = self.open(MODEL).model.weight
+        second = self.open(MODEL).model.weight
+        self.assertTrue(bool((first == second).all()))
+
+    def test_a_dict_of_modules_is_one_model(self) -> None:
+        opened = self.open(
+            "import torch\n\ndef load():\n    return {'a': torch.nn.Linear(1, 2), 'b': torch.nn.ReLU()}\n"
+        )
+        self.assertEqual(opened.answer()["modules"], {"": "Module", "a": "Linear", "b": "ReLU"})
+
+    def test_bad_entries(self) -> None:
+        load = part("entry").open_model
+        name = self.write(
+            "import torch\n\ndef load_model():\n    return 3\n\ndef broken():\n    raise ValueError('no.')\n"
+        )
+        failure = self.fails("entry_import", load, self.root, f"{name[:-1]}x:load", "cpu")
+        self.assertIn(name, failure.hint)
+        failure = self.fails("entry_call", load, self.root, f"{name}:load", "cpu")
+        self.assertEqual((failure.hint, failure.location), ("did you mean `load_model`?", f"{name}.py:1"))
+        failure = self.fails("entry_call", load, self.root, f"{name}:load_model", "cpu")
+        self.assertEqual(
+            failure.message, f"`{name}:load_model` returned an int, not a torch.nn.Module or a dict of them"
+        )
+        self.assertEqual(failure.location, f"{name}.py:3")
+        failure = self.fails("entry_call", load, self.root, f"{name}:broken", "cpu")
+        self.assertEqual(failure.message, f"`{name}:broken` raised ValueError: no")
+        self.assertEqual(failure.location, f"{name}.py:7")
+        self.fails("entry_import", load, self.root, "no_colon", "cpu")
+
+    def test_a_module_that_does_not_import_names_its_line(self) -> None:
+        load = part("entry").open_model
+        name = self.write("import torch\nx = 1\nimport not_there_at_all\n")
+        failure = self.fails("entry_import", load, self.root, f"{name}:load", "cpu")
+        self.assertEqual(failure.location, f"{name}.py:3")
+        name = self.write("import torch\n\ndef load(:\n")
+        failure = self.fails("entry_import", load, self.root, f"{name}:load", "cpu")
+        self.assertEqual(failure.location, f"{name}.py:3")
+
+
+if __name__ == "__main__":
+    unittest.main()

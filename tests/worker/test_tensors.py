@@ -1,0 +1,80 @@
+"""Weight sets: alignment, order, ties, determinism."""
+
+from __future__ import annotations
+
+import json
+import unittest
+
+from .support import Project, part
+
+TIED = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 4)
+        self.head = torch.nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = torch.nn.LayerNorm(3)
+        self.register_buffer("positions", torch.arange(5), persistent=False)
+        self.register_buffer("empty", torch.empty(0))
+        self.register_buffer("empty2", torch.empty(0))
+        self.table = torch.ones(2, dtype=torch.bool)
+
+def load():
+    return Model()
+"""
+
+
+class WeightsTest(Project):
+    def test_every_tensor_once_aligned_without_holes(self) -> None:
+        opened = self.open(TIED)
+        answer = part("weights").write(opened, self.out)
+        self.assertEqual(answer["aliases"], {"head.weight": "embed.weight"})
+        data = (self.out / "weights.safetensors").read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        self.assertEqual((8 + length) % 64, 0)
+        self.assertEqual(
+            set(header), {"embed.weight", "norm.weight", "norm.bias", "positions", "empty", "empty2", "table"}
+        )
+        end = 0
+        for entry in header.values():
+            begin, stop = entry["data_offsets"]
+            self.assertEqual(begin, end)
+            end = stop
+            if (stop - begin) % 64 == 0:
+                self.assertEqual(begin % 64, 0)
+        self.assertEqual(8 + length + end, len(data))
+        held = part("tensors").read(self.out / "weights.safetensors")
+        self.assertEqual(held["positions"].tolist(), [0, 1, 2, 3, 4])
+        self.assertTrue(bool((held["embed.weight"] == opened.model.embed.weight).all()))
+        self.assertEqual(str(held["table"].dtype), "torch.bool")
+
+    def test_bytes_are_the_same_every_time(self) -> None:
+        part("weights").write(self.open(TIED), self.out)
+        first = (self.out / "weights.safetensors").read_bytes()
+        part("weights").write(self.open(TIED), self.out)
+        self.assertEqual(first, (self.out / "weights.safetensors").read_bytes())
+
+    def test_the_safetensors_library_reads_it(self) -> None:
+        from safetensors.torch import load_file
+
+        opened = self.open(TIED)
+        part("weights").write(opened, self.out)
+        held = load_file(self.out / "weights.safetensors")
+        self.assertTrue(bool((held["embed.weight"] == opened.model.embed.weight).all()))
+
+    def test_a_model_without_tensors_has_no_file(self) -> None:
+        opened = self.open("import torch\n\ndef load():\n    return torch.nn.ReLU()\n")
+        self.assertEqual(part("weights").write(opened, self.out), {"file": None, "aliases": {}})
+
+    def test_a_tensor_without_data_is_named(self) -> None:
+        text = "import torch\n\ndef load():\n    return torch.nn.Linear(2, 2, device='meta')\n"
+        failure = self.fails("entry_call", self.open, text)
+        self.assertIn("`weight`", failure.message)
+
+
+if __name__ == "__main__":
+    unittest.main()
