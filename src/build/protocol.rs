@@ -4,6 +4,10 @@
 //! prints goes to the worker's stderr, which is its log. A request has an `id`; the worker answers it with exactly one
 //! `result` or `error` of that id, and may send `event`s before. A worker serves one request at a time and stays alive.
 //! Paths in answers are absolute and lie in the `out` folder of the request; the store takes its own copy of them.
+//!
+//! Environment of a worker: `TORCHINDUCTOR_CACHE_DIR`, `TRITON_CACHE_DIR` and `TMPDIR` are private folders of the build.
+//! `PRECAST_HEADER_DIR` may name a folder that outlives builds, for C++ headers that take 10 s to compile and are the
+//! same for every build on a machine; the worker uses it only if it is this user's and nobody else can write it.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -87,8 +91,8 @@ pub enum Line {
 #[derive(Clone, Debug, Deserialize, Serialize, thiserror::Error)]
 #[error("{message}")]
 pub struct WorkerError {
-    /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `no_module`, `no_method`, `bad_input`, `capture`,
-    /// `compile`, `weights`, `protocol`, `internal`.
+    /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `no_device`, `no_module`, `no_method`, `bad_input`,
+    /// `capture`, `compile`, `weights`, `protocol`, `internal`.
     pub code: String,
     /// One line, lower case, no final period: names the thing.
     pub message: String,
@@ -154,6 +158,10 @@ pub struct Captured {
     pub padding_refused: Option<String>,
     /// A safetensors file with `in.0`, `in.1`, … (inputs) and `out.0`, … (what eager answers).
     pub samples: PathBuf,
+    /// A safetensors file with tensors that bindings name and the weight set lacks: made by the code itself, with no
+    /// name in the model. Named by their content, so that those of several captures can be put together.
+    #[serde(default)]
+    pub extra_weights: Option<PathBuf>,
     /// A `torch.export.save` archive of the whole module at this bucket.
     #[serde(default)]
     pub exported: Option<PathBuf>,

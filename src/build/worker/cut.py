@@ -69,7 +69,7 @@ def cut(flat: Flat, patterns: list[str], path: str) -> list[Part]:
 def _runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
     parts: list[Part] = []
     home: dict[Any, Part] = {}
-    last: str | None | bool = False
+    last: str | bool | None = False
     glue = 0
     seen: dict[str, int] = {}
     for node in flat.graph.nodes:
