@@ -3,9 +3,14 @@
 //! A target is part of every key. Before anything is loaded, the target in a record is compared with the host, so
 //! that a wrong machine is an error that names what differs, never a crash inside a kernel.
 
+mod host;
+mod nvml;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use host::Torch;
 
 /// Where tensors live and kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

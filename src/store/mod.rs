@@ -14,6 +14,7 @@
 //! ├── releases/NAME/00000007.json  a complete set of programs with one weight set       ┘ writing again
 //! ├── failures/5c/5c01….json    why the last attempt failed; gone after the next success
 //! ├── ready/3f/3f9c…            objects unpacked, so that they can be mapped; a cache of `objects/`
+//! ├── cache/                    what the plan can find out again: digests of sources by their file status
 //! ├── tmp/                      files that are being written
 //! ├── locks/  leases/           who is doing what; empty when nobody is
 //! └── quarantine/               what was found damaged, set aside and never used

@@ -1,0 +1,174 @@
+//! The target of this host, found without starting Python.
+//!
+//! The worker knows its torch by importing it, which takes seconds. A build that has nothing to do must know the same
+//! things in milliseconds: torch's version, commit and CUDA are text in `torch/version.py`, the compute capability
+//! comes from the driver, and the CPU's features from the CPU. Both ways end in [`Target::on_host`], so that they agree.
+
+use std::{fs, path::Path};
+
+use super::{DeviceKind, ISA_LEVELS, Target, host_features, nvml};
+
+/// What a torch installation is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Torch {
+    /// Full version, as `2.11.0+cu130`.
+    pub version: String,
+    pub git: String,
+    /// CUDA version it was built with.
+    pub cuda: Option<String>,
+    /// True for every wheel since torch 2.7.
+    pub cxx11_abi: bool,
+}
+
+impl Torch {
+    /// Reads `torch/version.py` in the first of these folders that has one.
+    pub fn find(site_packages: &[impl AsRef<Path>]) -> Option<Self> {
+        let text = site_packages.iter().find_map(|folder| {
+            let file = folder.as_ref().join("torch").join("version.py");
+            fs::read_to_string(file).ok()
+        })?;
+        Self::parse(&text)
+    }
+
+    /// Reads the assignments of `version.py`; none when one is missing.
+    fn parse(text: &str) -> Option<Self> {
+        let value = |name: &str| {
+            text.lines().find_map(|line| {
+                let rest = line.strip_prefix(name)?;
+                let (annotation, value) = rest.split_once('=')?;
+                let annotation = annotation.trim();
+                (annotation.is_empty() || annotation.starts_with(':')).then(|| value.trim())
+            })
+        };
+        let quoted = |value: &str| {
+            let inner = value
+                .strip_prefix('\'')
+                .and_then(|rest| rest.strip_suffix('\''));
+            let inner = inner.or_else(|| {
+                value
+                    .strip_prefix('"')
+                    .and_then(|rest| rest.strip_suffix('"'))
+            });
+            inner.map(str::to_owned)
+        };
+        let cuda = match value("cuda")? {
+            "None" => None,
+            text => Some(quoted(text)?),
+        };
+        Some(Self {
+            version: quoted(value("__version__")?)?,
+            git: quoted(value("git_version")?)?,
+            cuda,
+            cxx11_abi: true,
+        })
+    }
+}
+
+impl Target {
+    /// Returns the target for this host. `sms` are the compute capabilities of its GPUs, as `90`; a target for the CPU
+    /// has none, a target for CUDA that of the first one.
+    pub fn on_host(device: DeviceKind, isa: &str, torch: &Torch, sms: &[String]) -> Self {
+        let features = match ISA_LEVELS.iter().find(|(name, _)| *name == isa) {
+            Some((_, features)) => features
+                .iter()
+                .map(|feature| (*feature).to_owned())
+                .collect(),
+            None => host_features(),
+        };
+        Self {
+            os: std::env::consts::OS.to_owned(),
+            arch: std::env::consts::ARCH.to_owned(),
+            isa: isa.to_owned(),
+            features,
+            device,
+            sm: match device {
+                DeviceKind::Cpu => None,
+                DeviceKind::Cuda => sms.first().cloned(),
+            },
+            torch: torch.version.clone(),
+            torch_git: torch.git.clone(),
+            cuda: torch.cuda.clone(),
+            cxx11_abi: torch.cxx11_abi,
+        }
+    }
+
+    /// Returns the target for this host without starting Python. None when torch is in none of these folders, or when
+    /// `device` is CUDA and the host has no GPU, or GPUs of several kinds of which only CUDA knows the first.
+    pub fn of_host(
+        device: DeviceKind,
+        isa: &str,
+        site_packages: &[impl AsRef<Path>],
+    ) -> Option<Self> {
+        let torch = Torch::find(site_packages)?;
+        let sms = match device {
+            DeviceKind::Cpu => Vec::new(),
+            DeviceKind::Cuda => nvml::compute_capabilities(),
+        };
+        let one_kind = !sms.is_empty() && sms.iter().all(|sm| *sm == sms[0]);
+        if device == DeviceKind::Cuda && !one_kind {
+            return None;
+        }
+        Some(Self::on_host(device, isa, &torch, &sms))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VERSION: &str = "from typing import Optional\n\n__all__ = ['__version__', 'cuda']\n__version__ = '2.11.0+cu130'\n\
+        debug = False\ncuda: Optional[str] = '13.0'\ngit_version = '70d99e9'\nhip: Optional[str] = None\n";
+
+    #[test]
+    fn a_version_file_is_read_as_text() {
+        let torch = Torch::parse(VERSION).unwrap();
+        assert_eq!(
+            (torch.version.as_str(), torch.git.as_str()),
+            ("2.11.0+cu130", "70d99e9")
+        );
+        assert_eq!(torch.cuda.as_deref(), Some("13.0"));
+        let cpu = Torch::parse(&VERSION.replace("'13.0'", "None")).unwrap();
+        assert_eq!(cpu.cuda, None);
+        assert_eq!(
+            Torch::parse(&VERSION.replace("git_version", "commit")),
+            None
+        );
+        assert_eq!(
+            Torch::parse(&VERSION.replace("'70d99e9'", "compute()")),
+            None
+        );
+    }
+
+    #[test]
+    fn the_first_folder_with_a_torch_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+        fs::create_dir_all(b.join("torch")).unwrap();
+        fs::write(b.join("torch/version.py"), VERSION).unwrap();
+        assert_eq!(Target::of_host(DeviceKind::Cpu, "native", &[&a]), None);
+        let target = Target::of_host(DeviceKind::Cpu, "native", &[&a, &b]).unwrap();
+        assert_eq!(
+            (target.torch.as_str(), target.sm.as_deref()),
+            ("2.11.0+cu130", None)
+        );
+        assert_eq!(target.features, host_features());
+        let level = Target::of_host(DeviceKind::Cpu, "x86-64-v3", &[&b]).unwrap();
+        assert!(level.features.contains(&"avx2".to_owned()) && level.isa == "x86-64-v3");
+    }
+
+    #[test]
+    fn only_a_target_for_cuda_has_a_chip() {
+        let torch = Torch::parse(VERSION).unwrap();
+        let sms = ["90".to_owned(), "100".to_owned()];
+        assert_eq!(
+            Target::on_host(DeviceKind::Cuda, "native", &torch, &sms)
+                .sm
+                .as_deref(),
+            Some("90")
+        );
+        assert_eq!(
+            Target::on_host(DeviceKind::Cpu, "native", &torch, &sms).sm,
+            None
+        );
+    }
+}
