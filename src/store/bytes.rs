@@ -11,7 +11,7 @@ use super::{
     Store,
     error::{At, StoreError},
     object::{self, Written},
-    publish::Draft,
+    records::created,
     rows::ObjectRow,
 };
 use crate::Digest;
@@ -30,7 +30,6 @@ impl Store {
     ///
     /// What happens to `path` afterwards has no effect on the copy.
     pub fn put_file(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
-        self.writable("add an object")?;
         let mut file = File::open(path).at("read", path)?;
         let (digest, size) = Digest::of_reader(&mut file).at("read", path)?;
         if self.present(&digest)? {
@@ -79,7 +78,7 @@ impl Store {
     /// Returns whether the object is there and needs no writing. What is there and wrong is set aside; what is there and
     /// not in the index (a crash came between) is checked and indexed.
     fn present(&self, digest: &Digest) -> Result<bool, StoreError> {
-        self.writable("add an object")?;
+        let _adding = self.adding(&[*digest])?;
         let path = self.layout().object(digest);
         let meta = match fs::symlink_metadata(&path) {
             Ok(meta) => meta,
@@ -91,7 +90,7 @@ impl Store {
             return Ok(true);
         }
         match self.read_into(digest, &mut io::sink()) {
-            Ok(_) => self.index_object(digest).map(|()| true),
+            Ok(size) => self.index_object(digest, size, meta.len()).map(|()| true),
             Err(StoreError::Missing { .. }) => Ok(false),
             Err(StoreError::Corrupt { .. }) => self.set_aside(&path).map(|()| false),
             Err(e) => Err(e),
@@ -105,7 +104,7 @@ impl Store {
         size: u64,
         from: &Path,
     ) -> Result<Written, StoreError> {
-        let mut draft = Draft::new(&self.layout().tmp())?;
+        let mut draft = self.draft()?;
         let written = match object::encode(content, size, draft.file()) {
             Ok(Some(written)) => written,
             Ok(None) => {
@@ -115,14 +114,21 @@ impl Store {
             }
             Err(e) => return Err(e).at("write an object from", from),
         };
+        let _adding = self.adding(&[written.digest])?;
         draft.publish(&self.layout().object(&written.digest))?;
-        self.index_object(&written.digest)?;
+        self.index_object(&written.digest, written.size, written.stored)?;
         Ok(written)
     }
 
     /// Puts the row of an object that lies in its place.
-    fn index_object(&self, digest: &Digest) -> Result<(), StoreError> {
-        let row = object_row(&self.layout().object(digest), digest)?;
+    fn index_object(&self, digest: &Digest, size: u64, stored: u64) -> Result<(), StoreError> {
+        let created = created(&self.layout().object(digest))?;
+        let row = ObjectRow {
+            digest: *digest,
+            size,
+            stored,
+            created,
+        };
         self.index().write(|tx| row.insert(tx))
     }
 }
@@ -170,7 +176,9 @@ mod tests {
         assert!(row.size == 6000 && row.stored < 200, "{row:?}");
         let meta = fs::metadata(store.layout().object(&digest)).unwrap();
         assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, row.stored));
-        assert_eq!(fs::read_dir(store.layout().tmp()).unwrap().count(), 0);
+        let tmp = store.layout().tmp();
+        drop(store);
+        assert_eq!(fs::read_dir(tmp).unwrap().count(), 0);
     }
 
     #[test]

@@ -55,19 +55,23 @@ pub struct Filter {
 impl Store {
     /// Returns whether there is a program with this request key: one look-up, no byte of it is read.
     pub fn has_program(&self, id: &Digest) -> Result<bool, StoreError> {
-        self.has(Kind::Program, "SELECT 1 FROM programs WHERE id=?", id)
+        self.has(Kind::Program, "programs", id)
     }
 
     /// Returns whether there is an artifact with this key: one look-up, no byte of it is read.
     pub fn has_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
-        self.has(Kind::Artifact, "SELECT 1 FROM artifacts WHERE id=?", id)
+        self.has(Kind::Artifact, "artifacts", id)
     }
 
     /// What the index does not know may still be there: a crash can come between a record and its row.
-    fn has(&self, kind: Kind, query: &str, id: &Digest) -> Result<bool, StoreError> {
+    fn has(&self, kind: Kind, table: &str, id: &Digest) -> Result<bool, StoreError> {
+        let query = format!(
+            "SELECT 1 FROM {table} WHERE id=?1 AND NOT EXISTS \
+             (SELECT 1 FROM marked WHERE kind='{table}' AND id=?1)"
+        );
         let found = self
             .index()
-            .with(|index| index.prepare_cached(query)?.exists([id.as_bytes()]))?;
+            .with(|index| index.prepare_cached(&query)?.exists([id.as_bytes()]))?;
         Ok(found || fs::symlink_metadata(self.layout().record(kind, id)).is_ok())
     }
 
@@ -87,7 +91,8 @@ impl Store {
         let (low, high) = (bound("0")?, bound("f")?);
         let found: Vec<Found> = self.index().with(|index| {
             let mut all = Vec::new();
-            let tables: [(&str, fn(Digest) -> Found); 4] = [
+            type Of = fn(Digest) -> Found;
+            let tables: [(&str, Of); 4] = [
                 (
                     "SELECT id FROM programs WHERE id BETWEEN ? AND ? LIMIT 4",
                     Found::Program,

@@ -4,14 +4,16 @@
 //! own fields, so that a flipped bit in the index is an error and not another answer. `user_version` counts the schema.
 
 use std::{
-    path::{Path, PathBuf},
+    fs,
+    os::unix::fs::MetadataExt,
+    path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, types::Type};
 
-use super::error::StoreError;
+use super::{error::StoreError, layout::Layout, reindex};
 use crate::digest::Hasher;
 
 /// The first SQLite without the corruption that was fixed in 3.51.3.
@@ -20,97 +22,71 @@ const SQLITE: (i32, &str) = (3_051_003, "3.51.3");
 /// Each entry takes the index from the version of its position to the next.
 const MIGRATIONS: [&str; 1] = [include_str!("index.sql")];
 
+const KNOWN: i64 = MIGRATIONS.len() as i64;
+
 /// How long to wait for another process that writes the index.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Puts the rows of all files into an empty index.
-pub(crate) type Fill<'a> = dyn Fn(&Connection) -> rusqlite::Result<()> + 'a;
-
 /// An open index.
 pub(crate) struct Index {
-    path: PathBuf,
-    connection: Mutex<Connection>,
+    layout: Layout,
+    /// Whether this is the store's own file, and it may be written.
+    own: bool,
+    open: Mutex<Open>,
+}
+
+/// A connection, and the file it is to.
+struct Open {
+    connection: Connection,
+    inode: u64,
 }
 
 impl Index {
-    /// Opens the index for reading and writing, making or migrating it. `fill` puts rows into one that was just made.
-    pub fn open(path: &Path, fill: &Fill) -> Result<Self, StoreError> {
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
-        let index = Self::connect(path, Connection::open_with_flags(path, base(flags)))?;
-        index.with(|connection| {
-            connection.pragma_update(None, "journal_mode", "DELETE")?;
-            connection.pragma_update(None, "synchronous", "FULL")?;
-            connection.pragma_update(None, "foreign_keys", true)
-        })?;
-        index.migrate(fill)?;
-        Ok(index)
+    /// Opens the index for reading and writing. One that is missing is made from the files, an older one is migrated.
+    pub fn open(layout: &Layout) -> Result<Self, StoreError> {
+        Ok(Self {
+            layout: layout.clone(),
+            own: true,
+            open: Mutex::new(open_own(layout)?),
+        })
     }
 
     /// Opens the index for reading only; never writes, not even a lock file.
-    pub fn open_read_only(path: &Path) -> Result<Self, StoreError> {
+    pub fn open_read_only(layout: &Layout) -> Result<Self, StoreError> {
+        let path = layout.index();
         let flags = base(OpenFlags::SQLITE_OPEN_READ_ONLY);
-        let index = Self::connect(path, Connection::open_with_flags(path, flags))?;
-        let version = index.version()?;
-        match version == MIGRATIONS.len() as i64 {
-            true => Ok(index),
-            false => Err(newer(path, version)),
-        }
-    }
-
-    /// Makes an index in memory, for a store whose own can't be used.
-    pub fn in_memory(fill: &Fill) -> Result<Self, StoreError> {
-        let index = Self::connect(Path::new(":memory:"), Connection::open_in_memory())?;
-        index.migrate(fill)?;
-        Ok(index)
-    }
-
-    fn connect(path: &Path, opened: rusqlite::Result<Connection>) -> Result<Self, StoreError> {
-        if rusqlite::version_number() < SQLITE.0 {
-            return Err(StoreError::OldSqlite {
-                found: rusqlite::version().to_owned(),
-                needed: SQLITE.1,
-            });
-        }
-        let index = Self {
-            path: path.to_owned(),
-            connection: Mutex::new(opened.map_err(|e| failed(path, e))?),
+        let open = || {
+            let connection = prepare(Connection::open_with_flags(&path, flags)?)?;
+            let version = version(&connection)?;
+            Ok((connection, version))
         };
-        index.with(|connection| {
-            connection.busy_timeout(PATIENCE)?;
-            connection.set_prepared_statement_cache_capacity(64);
-            connection.pragma_update(None, "mmap_size", 0)?;
-            connection.pragma_update(None, "cell_size_check", true)?;
-            connection.pragma_update(None, "trusted_schema", false)
-        })?;
-        Ok(index)
+        let (connection, version) = open().map_err(|e| failed(&path, e))?;
+        match version == KNOWN {
+            true => Ok(Self::other(layout, connection)),
+            false => Err(newer(&path, version)),
+        }
     }
 
-    fn version(&self) -> Result<i64, StoreError> {
-        self.with(|connection| {
-            connection.pragma_query_value(None, "user_version", |row| row.get(0))
-        })
+    /// Makes an index of the files in memory, for a store whose own can't be used.
+    pub fn in_memory(layout: &Layout) -> Result<Self, StoreError> {
+        let path = layout.index();
+        let mut connection = Connection::open_in_memory()
+            .and_then(prepare)
+            .map_err(|e| failed(&path, e))?;
+        migrate(&mut connection, layout, &path)?;
+        Ok(Self::other(layout, connection))
     }
 
-    fn migrate(&self, fill: &Fill) -> Result<(), StoreError> {
-        let known = MIGRATIONS.len() as i64;
-        let found = self.version()?;
-        if found > known || found < 0 {
-            return Err(newer(&self.path, found));
+    fn other(layout: &Layout, connection: Connection) -> Self {
+        let open = Open {
+            connection,
+            inode: 0,
+        };
+        Self {
+            layout: layout.clone(),
+            own: false,
+            open: Mutex::new(open),
         }
-        if found == known {
-            return Ok(());
-        }
-        self.write(|tx| {
-            // Another process may have been faster.
-            let from: i64 = tx.pragma_query_value(None, "user_version", |row| row.get(0))?;
-            for step in MIGRATIONS.iter().skip(from.max(0) as usize) {
-                tx.execute_batch(step)?;
-            }
-            if from == 0 {
-                fill(tx)?;
-            }
-            tx.pragma_update(None, "user_version", known)
-        })
     }
 
     /// Runs `read` on the connection.
@@ -118,7 +94,7 @@ impl Index {
         &self,
         read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
-        read(&self.lock()).map_err(|e| self.failed(e))
+        read(&self.lock().connection).map_err(|e| self.failed(e))
     }
 
     /// Runs `write` in one transaction that is committed when it succeeds.
@@ -126,7 +102,12 @@ impl Index {
         &self,
         write: impl FnOnce(&Transaction) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
-        let mut connection = self.lock();
+        let mut open = self.lock();
+        if self.own && inode(&self.layout.index()) != Some(open.inode) {
+            // Another process rebuilt the index, or somebody removed it.
+            *open = open_own(&self.layout)?;
+        }
+        let connection = &mut open.connection;
         let run = || {
             let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let done = write(&tx)?;
@@ -142,19 +123,82 @@ impl Index {
             && let Some(BadSum(table)) = inner.downcast_ref()
         {
             return StoreError::Row {
-                path: self.path.clone(),
+                path: self.layout.index(),
                 table,
             };
         }
-        failed(&self.path, error)
+        failed(&self.layout.index(), error)
     }
 
     /// A panic can't leave the connection in a bad state: SQLite rolls back what was not committed.
-    fn lock(&self) -> MutexGuard<'_, Connection> {
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn open_own(layout: &Layout) -> Result<Open, StoreError> {
+    let path = layout.index();
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+    let open = || {
+        let connection = prepare(Connection::open_with_flags(&path, base(flags))?)?;
+        connection.pragma_update(None, "journal_mode", "DELETE")?;
+        // EXTRA also syncs the folder after a commit: a row that is gone stays gone.
+        connection.pragma_update(None, "synchronous", "EXTRA")?;
+        connection.pragma_update(None, "foreign_keys", true)?;
+        Ok(connection)
+    };
+    let mut connection = open().map_err(|e| failed(&path, e))?;
+    migrate(&mut connection, layout, &path)?;
+    let inode = inode(&path).unwrap_or(0);
+    Ok(Open { connection, inode })
+}
+
+fn prepare(connection: Connection) -> rusqlite::Result<Connection> {
+    connection.busy_timeout(PATIENCE)?;
+    connection.set_prepared_statement_cache_capacity(64);
+    connection.pragma_update(None, "mmap_size", 0)?;
+    connection.pragma_update(None, "cell_size_check", true)?;
+    connection.pragma_update(None, "trusted_schema", false)?;
+    Ok(connection)
+}
+
+fn version(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.pragma_query_value(None, "user_version", |row| row.get(0))
+}
+
+/// Takes an index from whatever version it has to the one known here; fills one that was just made.
+fn migrate(connection: &mut Connection, layout: &Layout, path: &Path) -> Result<(), StoreError> {
+    if rusqlite::version_number() < SQLITE.0 {
+        return Err(StoreError::OldSqlite {
+            found: rusqlite::version().to_owned(),
+            needed: SQLITE.1,
+        });
+    }
+    let found = version(connection).map_err(|e| failed(path, e))?;
+    if !(0..=KNOWN).contains(&found) {
+        return Err(newer(path, found));
+    }
+    if found == KNOWN {
+        return Ok(());
+    }
+    let mut run = || {
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        // Another process may have been faster.
+        let from = version(&tx)?;
+        for step in MIGRATIONS.iter().skip(from.max(0) as usize) {
+            tx.execute_batch(step)?;
+        }
+        if from == 0 {
+            reindex::fill(layout, &tx)?;
+        }
+        tx.pragma_update(None, "user_version", KNOWN)?;
+        tx.commit()
+    };
+    run().map_err(|e| failed(path, e))
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    Some(fs::symlink_metadata(path).ok()?.ino())
 }
 
 fn base(flags: OpenFlags) -> OpenFlags {
@@ -165,7 +209,7 @@ fn newer(path: &Path, found: i64) -> StoreError {
     StoreError::Newer {
         path: path.to_owned(),
         found,
-        known: MIGRATIONS.len() as i64,
+        known: KNOWN,
     }
 }
 
@@ -219,53 +263,41 @@ impl Sum {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::testing, *};
+    use crate::{Store, store::rows::ObjectRow};
 
     #[test]
     fn a_newer_index_is_refused_and_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("index.sqlite");
-        let nothing: &Fill = &|_| Ok(());
-        let index = Index::open(&path, nothing).unwrap();
-        index
+        let (_dir, store) = testing::store();
+        let path = store.layout().index();
+        store
+            .index()
             .with(|index| index.pragma_update(None, "user_version", 99))
             .unwrap();
-        drop(index);
-        let before = std::fs::read(&path).unwrap();
+        let before = fs::read(&path).unwrap();
         for told in [
-            Index::open(&path, nothing).err(),
-            Index::open_read_only(&path).err(),
+            Store::open(store.path()),
+            Store::open_read_only(store.path()),
         ] {
             assert!(
-                matches!(told, Some(StoreError::Newer { found: 99, .. })),
+                matches!(told, Err(StoreError::Newer { found: 99, .. })),
                 "{told:?}"
             );
         }
-        assert_eq!(std::fs::read(&path).unwrap(), before);
+        assert_eq!(fs::read(&path).unwrap(), before);
     }
 
     #[test]
     fn a_changed_row_is_an_error() {
-        use crate::{Digest, store::rows::ObjectRow};
-        let index = Index::in_memory(&|_| Ok(())).unwrap();
-        let digest = Digest::of(b"x");
-        let row = ObjectRow {
-            digest,
-            size: 1,
-            stored: 2,
-            created: 3,
-        };
-        index.write(|tx| row.insert(tx)).unwrap();
-        assert_eq!(
-            index.with(|index| ObjectRow::find(index, &digest)).unwrap(),
-            Some(row)
-        );
-        index
+        let (_dir, store) = testing::store();
+        let digest = store.put_bytes(b"x").unwrap();
+        let find = || store.index().with(|index| ObjectRow::find(index, &digest));
+        assert_eq!(find().unwrap().unwrap().size, 1);
+        store
+            .index()
             .write(|tx| tx.execute("UPDATE objects SET size=9", []))
             .unwrap();
-        let told = index
-            .with(|index| ObjectRow::find(index, &digest))
-            .unwrap_err();
+        let told = find().unwrap_err();
         assert!(
             matches!(
                 told,
@@ -276,5 +308,15 @@ mod tests {
             ),
             "{told}"
         );
+    }
+
+    #[test]
+    fn an_index_that_is_removed_under_an_open_store_comes_back() {
+        let (_dir, store) = testing::store();
+        let one = store.put_bytes(b"one").unwrap();
+        fs::remove_file(store.layout().index()).unwrap();
+        let two = store.put_bytes(b"two").unwrap();
+        let other = Store::open(store.path()).unwrap();
+        assert!(other.object(&one).unwrap().is_some() && other.object(&two).unwrap().is_some());
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     error::{At, StoreError},
-    publish,
+    publish::{self, Draft},
 };
 use crate::Digest;
 
@@ -95,7 +95,7 @@ impl Layout {
         for (name, text) in [(TAG, TAG_TEXT), (MARKER, text.as_str())] {
             let path = root.join(name);
             if !path.exists() {
-                publish::bytes(&layout.tmp(), &path, text.as_bytes())?;
+                publish::bytes(Draft::new(&layout.tmp())?, &path, text.as_bytes())?;
             }
         }
         Ok(layout)

@@ -24,10 +24,15 @@
 //! folder; then its row. Things are put before what refers to them: objects, artifacts, programs, release.
 
 mod bytes;
+mod claim;
 mod error;
 mod find;
+mod gc;
+mod graph;
 mod index;
 mod layout;
+mod lease;
+mod lock;
 mod object;
 mod publish;
 mod ready;
@@ -35,26 +40,36 @@ mod records;
 mod reindex;
 mod rows;
 mod sealed;
+mod sweep;
+mod sync;
 
 use std::{
     collections::BTreeMap,
     fmt, fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use rusqlite::params;
 use rustix::fs::{Access, access};
 
+pub use claim::Claim;
 pub use error::StoreError;
 pub use find::{Filter, Found};
+pub use gc::{GcPlan, OldRelease, Policy, Reason, Victim};
+pub use lease::Hold;
+pub use lock::Waiting;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};
+pub use sweep::Collected;
 
 use crate::Digest;
 use error::At;
 use index::Index;
 use layout::Layout;
+use lease::Session;
+use lock::{Guard, Mode};
+use publish::Draft;
 
 /// An open store. Cloning is cheap and shares everything.
 #[derive(Clone)]
@@ -66,7 +81,13 @@ struct Inner {
     read_only: bool,
     /// When things were used, in seconds since 1970: written once, at the end.
     uses: Mutex<BTreeMap<Digest, i64>>,
+    /// The lease of this process, once it needs one.
+    session: Mutex<Option<Arc<Session>>>,
+    /// Told when a lock is not free.
+    waiting: OnceLock<OnWait>,
 }
+
+type OnWait = Box<dyn Fn(&Waiting) + Send + Sync>;
 
 impl Store {
     /// Opens the store at `path`; makes it when `path` is empty or missing. Refuses a folder that holds other things.
@@ -90,12 +111,11 @@ impl Store {
     }
 
     fn at(layout: Layout, read_only: bool) -> Result<Self, StoreError> {
-        let fill = |to: &rusqlite::Connection| reindex::fill(&layout, to);
         let index = match read_only {
-            false => Index::open(&layout.index(), &fill)?,
-            true => match Index::open_read_only(&layout.index()) {
+            false => Index::open(&layout)?,
+            true => match Index::open_read_only(&layout) {
                 // What can't be read and can't be mended is made again in memory.
-                Err(StoreError::Index { .. }) => Index::in_memory(&fill)?,
+                Err(StoreError::Index { .. }) => Index::in_memory(&layout)?,
                 other => other?,
             },
         };
@@ -104,6 +124,8 @@ impl Store {
             index,
             read_only,
             uses: Mutex::default(),
+            session: Mutex::default(),
+            waiting: OnceLock::new(),
         })))
     }
 
@@ -115,6 +137,38 @@ impl Store {
     /// Returns whether nothing can be added to this store.
     pub fn is_read_only(&self) -> bool {
         self.0.read_only
+    }
+
+    /// Has `tell` called whenever this store waits for another process. The first call counts.
+    pub fn on_wait(&self, tell: impl Fn(&Waiting) + Send + Sync + 'static) {
+        let _ = self.0.waiting.set(Box::new(tell));
+    }
+
+    fn tell(&self, waiting: &Waiting) {
+        if let Some(tell) = self.0.waiting.get() {
+            tell(waiting);
+        }
+    }
+
+    /// Begins a file that will be published.
+    fn draft(&self) -> Result<Draft, StoreError> {
+        match self.session()? {
+            Some(session) => Draft::new(session.tmp()),
+            None => self
+                .writable("add to the store")
+                .and_then(|()| Draft::new(&self.layout().tmp())),
+        }
+    }
+
+    /// Waits until things may be added, and holds `ids` for as long as this store is open.
+    fn adding(&self, ids: &[Digest]) -> Result<Guard, StoreError> {
+        self.writable("add to the store")?;
+        let session = self.session()?;
+        let guard = self.lock(Mode::Add)?;
+        if let Some(session) = session {
+            session.hold(ids)?;
+        }
+        Ok(guard)
     }
 
     fn layout(&self) -> &Layout {

@@ -73,9 +73,8 @@ impl Draft {
     }
 }
 
-/// Publishes `bytes` at `path`; returns false when `path` exists.
-pub(crate) fn bytes(tmp: &Path, path: &Path, bytes: &[u8]) -> Result<bool, StoreError> {
-    let mut draft = Draft::new(tmp)?;
+/// Publishes `bytes` as `draft` at `path`; returns false when `path` exists.
+pub(crate) fn bytes(mut draft: Draft, path: &Path, bytes: &[u8]) -> Result<bool, StoreError> {
     let wrote = draft.file.write_all(bytes);
     wrote.at("write", &draft.path)?;
     draft.publish(path)

@@ -17,7 +17,6 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use super::{
     Store, bytes,
     error::{At, StoreError},
-    publish::Draft,
 };
 use crate::{Digest, Mapped};
 
@@ -82,7 +81,7 @@ impl Store {
 
     /// Unpacks an object to `path`.
     fn unpack(&self, digest: &Digest, path: &Path) -> Result<File, StoreError> {
-        let mut draft = Draft::new(&self.layout().tmp())?;
+        let mut draft = self.draft()?;
         self.read_into(digest, draft.file())?;
         draft.publish(path)?;
         // Another process may have been faster: what lies there now is opened and, if it is not ours, hashed.

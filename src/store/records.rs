@@ -9,7 +9,7 @@ use super::{
     Store,
     error::{At, StoreError},
     layout::{Kind, check_name},
-    publish::{self, Draft},
+    publish,
     rows::{self, artifacts_of, objects_of},
     sealed,
 };
@@ -50,7 +50,7 @@ impl Store {
     /// Keeps an artifact's record, whose objects must be in the store. Returns the record that the store has now: the
     /// given one, or the one of the same key that was there before.
     pub fn put_artifact(&self, artifact: &Artifact) -> Result<Artifact, StoreError> {
-        self.writable("add an artifact")?;
+        let _adding = self.adding(&[&[artifact.id][..], &objects_of(artifact)].concat())?;
         self.need_objects(
             &format!("artifact {}", artifact.id.short()),
             &objects_of(artifact),
@@ -62,8 +62,8 @@ impl Store {
 
     /// Keeps a program's record, whose artifacts must be in the store. Returns the record that the store has now.
     pub fn put_program(&self, program: &Program) -> Result<Program, StoreError> {
-        self.writable("add a program")?;
         check_name(&program.model)?;
+        let _adding = self.adding(&[&[program.id][..], &artifacts_of(program)].concat())?;
         self.need_artifacts(program)?;
         self.put_record(program, |old| self.need_artifacts(old).is_ok())
     }
@@ -72,10 +72,11 @@ impl Store {
     ///
     /// Everything it needs must be in the store: a release is visible whole or not at all.
     pub fn put_release(&self, release: &Release) -> Result<Release, StoreError> {
-        self.writable("add a release")?;
         if let Some(name) = &release.name {
             check_name(name)?;
         }
+        let held = [&release.programs[..], release.weights.as_slice()].concat();
+        let _adding = self.adding(&held)?;
         let mut release = release.clone();
         let what = format!("release of `{}`", release.model);
         for id in &release.programs {
@@ -92,7 +93,7 @@ impl Store {
                 .map_or(1, |last| last + 1);
             let path = self.layout().release(&release.model, release.seq)?;
             let (text, seal) = sealed::encode(&release, &path)?;
-            if publish::bytes(&self.layout().tmp(), &path, &text)? {
+            if publish::bytes(self.draft()?, &path, &text)? {
                 let created = created(&path)?;
                 self.index()
                     .write(|tx| rows::insert_release(tx, &release, &seal, created))?;
@@ -103,10 +104,10 @@ impl Store {
 
     /// Keeps why something could not be built, in the place of what was kept about it before.
     pub fn put_failure(&self, failure: &Failure) -> Result<(), StoreError> {
-        self.writable("add a failure")?;
+        let _adding = self.adding(&[&[failure.id][..], failure.log.as_slice()].concat())?;
         let path = self.layout().record(Kind::Failure, &failure.id);
         let (text, seal) = sealed::encode(failure, &path)?;
-        let mut draft = Draft::new(&self.layout().tmp())?;
+        let mut draft = self.draft()?;
         std::io::Write::write_all(draft.file(), &text).at("write", draft.path())?;
         draft.replace(&path)?;
         let created = created(&path)?;
@@ -212,7 +213,7 @@ impl Store {
         let path = self.layout().record(R::KIND, &id);
         let (text, _) = sealed::encode(record, &path)?;
         // What another process puts between the two steps is looked at in the next round.
-        while !publish::bytes(&self.layout().tmp(), &path, &text)? {
+        while !publish::bytes(self.draft()?, &path, &text)? {
             match self.get::<R>(&id) {
                 Ok(Some(old)) if sound(&old) => break,
                 Ok(_) | Err(StoreError::Record { .. }) => self.set_aside(&path)?,

@@ -1,6 +1,6 @@
 //! Making the index from the files, which are the truth.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
 use rusqlite::Connection;
 use walkdir::WalkDir;
@@ -17,21 +17,22 @@ use crate::{
     record::{Artifact, Failure, Program, Release},
 };
 
-/// Puts a row for every sound file into the empty index `to`. Files that can't be read have no row; `verify` names them.
+/// Puts a row for every sound file that has none. Files that can't be read get no row; `verify` names them.
 pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     for path in files(&layout.root.join("objects"), ".zst") {
         let Some(digest) = named(&path, ".zst") else {
             continue;
         };
         if path == layout.object(&digest)
+            && !known(to, "SELECT 1 FROM objects WHERE digest=?", &digest)?
             && let Ok(row) = bytes::object_row(&path, &digest)
         {
             row.insert(to)?;
         }
     }
-    record_files::<Artifact>(layout, to)?;
-    record_files::<Program>(layout, to)?;
-    record_files::<Failure>(layout, to)?;
+    record_files::<Artifact>(layout, to, "SELECT 1 FROM artifacts WHERE id=?")?;
+    record_files::<Program>(layout, to, "SELECT 1 FROM programs WHERE id=?")?;
+    record_files::<Failure>(layout, to, "SELECT 1 FROM failures WHERE id=?")?;
     for path in files(&layout.root.join("releases"), ".json") {
         if let Ok((release, seal, created)) = release_file(layout, &path) {
             rows::insert_release(to, &release, &seal, created)?;
@@ -40,13 +41,37 @@ pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn record_files<R: Record>(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
+/// Removes the rows of releases whose file is gone: gc removes the file first.
+pub(crate) fn drop_gone_releases(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
+    let all: Vec<(String, i64)> = to
+        .prepare("SELECT model,seq FROM releases")?
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut delete = to.prepare("DELETE FROM releases WHERE model=? AND seq=?")?;
+    for (model, seq) in all {
+        let path = layout.release(&model, seq as u64);
+        if path.is_ok_and(|path| fs::symlink_metadata(path).is_err()) {
+            delete.execute((model, seq))?;
+        }
+    }
+    Ok(())
+}
+
+fn record_files<R: Record>(layout: &Layout, to: &Connection, query: &str) -> rusqlite::Result<()> {
     for path in files(&layout.folder(R::KIND), ".json") {
-        if let Ok((record, seal, created)) = record_file::<R>(layout, &path) {
+        let id = named(&path, ".json");
+        if let Some(id) = id
+            && !known(to, query, &id)?
+            && let Ok((record, seal, created)) = record_file::<R>(layout, &path)
+        {
             record.insert(to, &seal, created)?;
         }
     }
     Ok(())
+}
+
+fn known(to: &Connection, query: &str, id: &Digest) -> rusqlite::Result<bool> {
+    to.prepare_cached(query)?.exists([id.as_bytes()])
 }
 
 /// Reads one record file and checks that it lies where it belongs.
@@ -110,8 +135,6 @@ pub(crate) fn named(path: &Path, suffix: &str) -> Option<Digest> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::{super::testing, *};
     use crate::Store;
 

@@ -98,6 +98,7 @@ impl ObjectRow {
     }
 
     pub(crate) fn insert(&self, to: &Connection) -> rusqlite::Result<()> {
+        unmark(to, "objects", &self.digest)?;
         to.prepare_cached("INSERT OR REPLACE INTO objects VALUES (?,?,?,?,?)")?
             .execute(params![
                 self.digest.as_bytes(),
@@ -135,6 +136,7 @@ pub(crate) fn insert_artifact(
     seal: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
+    unmark(to, "artifacts", &artifact.id)?;
     let (target, device) = (artifact.target.name(), artifact.target.device.to_string());
     let objects = objects_of(artifact);
     let links = links(&objects);
@@ -217,6 +219,7 @@ pub(crate) fn insert_program(
     seal: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
+    unmark(to, "programs", &program.id)?;
     let artifacts = artifacts_of(program);
     let row = ProgramRow {
         id: program.id,
@@ -361,12 +364,8 @@ pub(crate) fn insert_failure(
     seal: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
-    let sum = Sum::new("failures")
-        .field(failure.id.as_bytes())
-        .field(seal.as_bytes())
-        .field(failure.log.as_ref().map_or(&[][..], |l| l.as_bytes()))
-        .int(created)
-        .finish();
+    unmark(to, "failures", &failure.id)?;
+    let sum = failure_sum(&failure.id, seal, failure.log.as_ref(), created);
     to.prepare_cached("INSERT OR REPLACE INTO failures VALUES (?,?,?,?,?)")?
         .execute(params![
             failure.id.as_bytes(),
@@ -375,6 +374,23 @@ pub(crate) fn insert_failure(
             created,
             sum
         ])
+        .map(drop)
+}
+
+/// Returns the check sum of a failure's row.
+pub(crate) fn failure_sum(id: &Digest, seal: &Digest, log: Option<&Digest>, created: i64) -> i64 {
+    Sum::new("failures")
+        .field(id.as_bytes())
+        .field(seal.as_bytes())
+        .field(log.map_or(&[][..], |log| log.as_bytes()))
+        .int(created)
+        .finish()
+}
+
+/// Takes back what gc had marked: the thing is there again.
+fn unmark(to: &Connection, kind: &str, id: &Digest) -> rusqlite::Result<()> {
+    to.prepare_cached("DELETE FROM marked WHERE kind=? AND id=?")?
+        .execute(params![kind, id.as_bytes()])
         .map(drop)
 }
 

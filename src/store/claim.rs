@@ -1,0 +1,125 @@
+//! One live compile per key, over all processes: who has the claim on a key builds it, the others wait for the result.
+//!
+//! A claim is a locked file under `locks/keys/`, removed when it is let go. The lock of a killed owner ends with it, so
+//! the next one who waits takes over. After taking a claim, look whether the thing is there by now.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io,
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+    thread,
+    time::Duration,
+};
+
+use super::{
+    Store,
+    error::{At, StoreError},
+    lock,
+};
+use crate::Digest;
+
+/// How long to wait between two looks at a claim that another process has.
+const TICK: Duration = Duration::from_millis(20);
+
+/// The right to build one key, until it is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    path: PathBuf,
+    // Unlocked by being closed, after the name is gone.
+    _file: File,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Store {
+    /// Returns the claim on `key`, or who has it (as `pid 7 (build)`, empty when it does not say).
+    pub fn try_claim(&self, key: &Digest) -> Result<Result<Claim, String>, StoreError> {
+        self.writable("claim a key")?;
+        let folder = self.path().join("locks").join("keys");
+        match fs::create_dir(&folder) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(e).at("make the folder", &folder);
+            }
+            _ => {}
+        }
+        let path = folder.join(key.hex());
+        loop {
+            let mut file = lock::open(&path)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(Err(lock::owner(&mut file))),
+                Err(TryLockError::Error(e)) => return Err(e).at("lock", &path),
+            }
+            // The one before may have removed the name between our opening and locking.
+            let ours = file.metadata().at("look at", &path)?.ino();
+            if fs::symlink_metadata(&path).is_ok_and(|now| now.ino() == ours) {
+                lock::sign(&mut file, "build");
+                return Ok(Ok(Claim { path, _file: file }));
+            }
+        }
+    }
+
+    /// Waits for the claim on `key`. `waiting` is told who has it, again and again; when it returns false the waiting
+    /// ends with none.
+    pub fn claim(
+        &self,
+        key: &Digest,
+        waiting: &mut dyn FnMut(&str) -> bool,
+    ) -> Result<Option<Claim>, StoreError> {
+        loop {
+            match self.try_claim(key)? {
+                Ok(claim) => return Ok(Some(claim)),
+                Err(owner) if !waiting(&owner) => return Ok(None),
+                Err(_) => thread::sleep(TICK),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing, *};
+
+    #[test]
+    fn one_has_it_and_the_next_gets_it() {
+        let (_dir, store) = testing::store();
+        let key = Digest::of(b"key");
+        let claim = store.try_claim(&key).unwrap().unwrap();
+        let other = Store::open(store.path()).unwrap();
+        let owner = other.try_claim(&key).unwrap().unwrap_err();
+        assert_eq!(owner, format!("pid {} (build)", std::process::id()));
+        assert!(other.claim(&key, &mut |_| false).unwrap().is_none());
+        drop(claim);
+        let claim = other.claim(&key, &mut |_| false).unwrap().unwrap();
+        drop(claim);
+        assert_eq!(
+            fs::read_dir(store.path().join("locks/keys"))
+                .unwrap()
+                .count(),
+            0
+        );
+    }
+
+    #[test]
+    fn threads_take_turns() {
+        let (_dir, store) = testing::store();
+        let key = Digest::of(b"key");
+        let inside = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        let _claim = store.claim(&key, &mut |_| true).unwrap().unwrap();
+                        assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                        inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+    }
+}

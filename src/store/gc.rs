@@ -1,0 +1,402 @@
+//! What may be deleted: a plan, which prints, serialises and is then carried out by [`Store::collect`].
+//!
+//! | root | why it stays |
+//! |---|---|
+//! | the newest N releases of each model | someone may load or roll back to them |
+//! | everything that a live process holds (`lease`) | it is being read or built |
+//! | programs and artifacts that the policy does not name | they are young, or there is room |
+//! | logs of failures | until the failure is forgotten |
+//!
+//! What no root needs goes: releases, then programs, artifacts, objects, each only when nothing that stays refers to it.
+//! A policy with nothing in it deletes only what nothing refers to.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fmt, fs,
+};
+
+use rusqlite::Connection;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Store,
+    error::StoreError,
+    graph::{Graph, Unit},
+    now,
+};
+use crate::Digest;
+
+const DAY: i64 = 24 * 60 * 60;
+
+/// What to delete.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// Deletes what was not used for this many days.
+    pub keep_days: Option<u32>,
+    /// Deletes what was not used for longest, until the store has at most this many bytes.
+    pub max_size: Option<u64>,
+    /// Deletes what is not in any release.
+    pub unreleased: bool,
+    /// How many releases of each model stay; at least one does.
+    pub keep_releases: usize,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            keep_days: None,
+            max_size: None,
+            unreleased: false,
+            keep_releases: 3,
+        }
+    }
+}
+
+/// Why something is deleted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Reason {
+    /// Not used for this many days.
+    Age { days: i64 },
+    /// The store is larger than it may be, and this was not used for longest.
+    Size,
+    /// No release has it.
+    NotReleased,
+    /// There are enough newer releases.
+    Superseded,
+    /// Nothing that stays refers to it.
+    Unreferenced,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Age { days } => write!(f, "not used for {days} days"),
+            Self::Size => f.write_str("over the size limit"),
+            Self::NotReleased => f.write_str("not in any release"),
+            Self::Superseded => f.write_str("newer releases are kept"),
+            Self::Unreferenced => f.write_str("nothing refers to it"),
+        }
+    }
+}
+
+/// A release that goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OldRelease {
+    pub model: String,
+    pub seq: u64,
+    pub reason: Reason,
+}
+
+/// A program, artifact, object or failure that goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Victim {
+    pub id: Digest,
+    /// What people call it; empty for what has no name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Bytes that it frees by itself: those of objects are counted at the object.
+    pub bytes: u64,
+    pub reason: Reason,
+}
+
+/// What gc will do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcPlan {
+    pub schema: u32,
+    pub policy: Policy,
+    pub releases: Vec<OldRelease>,
+    pub programs: Vec<Victim>,
+    pub artifacts: Vec<Victim>,
+    pub objects: Vec<Victim>,
+    pub failures: Vec<Victim>,
+    /// Bytes of all objects and unpacked files now.
+    pub before: u64,
+    /// The same after it.
+    pub after: u64,
+}
+
+impl GcPlan {
+    /// Returns whether there is nothing to delete.
+    pub fn is_empty(&self) -> bool {
+        self.releases.is_empty() && self.victims().all(|list| list.is_empty())
+    }
+
+    fn victims(&self) -> impl Iterator<Item = &Vec<Victim>> {
+        [
+            &self.programs,
+            &self.artifacts,
+            &self.objects,
+            &self.failures,
+        ]
+        .into_iter()
+    }
+
+    /// Returns by how many bytes the store stays over the limit, because what is left is held or released.
+    pub fn over_limit(&self) -> u64 {
+        self.after
+            .saturating_sub(self.policy.max_size.unwrap_or(u64::MAX))
+    }
+}
+
+impl fmt::Display for GcPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for release in &self.releases {
+            writeln!(
+                f,
+                "release  {} {}  {}",
+                release.model, release.seq, release.reason
+            )?;
+        }
+        let kinds = ["program ", "artifact", "object  ", "failure "];
+        for (kind, list) in kinds.into_iter().zip(self.victims()) {
+            for victim in list {
+                write!(f, "{kind} {}", victim.id.short())?;
+                if !victim.name.is_empty() {
+                    write!(f, "  {}", victim.name)?;
+                }
+                writeln!(f, "  {}", victim.reason)?;
+            }
+        }
+        let freed = self.before - self.after;
+        write!(f, "{freed} of {} bytes would be freed", self.before)
+    }
+}
+
+impl Store {
+    /// Returns what `policy` would delete now. Changes nothing.
+    pub fn plan_gc(&self, policy: &Policy) -> Result<GcPlan, StoreError> {
+        let graph = Graph::load(self)?;
+        let leased = if self.is_read_only() {
+            HashSet::new()
+        } else {
+            self.peek_leases()?
+        };
+        Ok(Planner::new(&graph, policy, leased).plan(now()))
+    }
+}
+
+struct Planner<'a> {
+    graph: &'a Graph,
+    policy: &'a Policy,
+    /// Everything that a lease or a kept release protects.
+    rooted: HashSet<Digest>,
+    /// How many live things refer to this one.
+    references: HashMap<Digest, usize>,
+    plan: GcPlan,
+}
+
+impl<'a> Planner<'a> {
+    fn new(graph: &'a Graph, policy: &'a Policy, leased: HashSet<Digest>) -> Self {
+        let before = graph.objects.values().sum();
+        Self {
+            graph,
+            policy,
+            rooted: leased,
+            references: HashMap::new(),
+            plan: GcPlan {
+                schema: 1,
+                policy: policy.clone(),
+                releases: Vec::new(),
+                programs: Vec::new(),
+                artifacts: Vec::new(),
+                objects: Vec::new(),
+                failures: Vec::new(),
+                before,
+                after: before,
+            },
+        }
+    }
+
+    fn plan(mut self, now: i64) -> GcPlan {
+        self.releases();
+        self.failures(now);
+        let graph = self.graph;
+        for unit in graph.programs.values().chain(graph.artifacts.values()) {
+            for id in &unit.links {
+                *self.references.entry(*id).or_default() += 1;
+            }
+        }
+        // What nothing refers to goes first: it needs no policy.
+        let loose: Vec<_> = graph
+            .objects
+            .keys()
+            .filter(|id| !self.needed(id))
+            .copied()
+            .collect();
+        for id in loose {
+            self.drop_object(&id);
+        }
+        self.by_age_and_release(now);
+        self.by_size();
+        self.plan.objects.sort_by_key(|victim| victim.id);
+        self.plan
+    }
+
+    /// Keeps the newest releases of each model, and all they need.
+    fn releases(&mut self) {
+        let mut models: BTreeMap<&str, usize> = BTreeMap::new();
+        for (model, seq) in self.graph.releases.keys().rev() {
+            let count = models.entry(model).or_default();
+            *count += 1;
+            if *count <= self.policy.keep_releases.max(1) {
+                let release = &self.graph.releases[&(model.clone(), *seq)];
+                self.rooted.extend(release);
+            } else {
+                self.plan.releases.push(OldRelease {
+                    model: model.clone(),
+                    seq: *seq,
+                    reason: Reason::Superseded,
+                });
+            }
+        }
+        self.plan.releases.reverse();
+        // A program protects its artifacts, an artifact its objects, whether a release or a lease protects it.
+        for units in [&self.graph.programs, &self.graph.artifacts] {
+            let below: Vec<Digest> = units
+                .iter()
+                .filter(|(id, _)| self.rooted.contains(id))
+                .flat_map(|(_, unit)| unit.links.iter().copied())
+                .collect();
+            self.rooted.extend(below);
+        }
+    }
+
+    fn failures(&mut self, now: i64) {
+        for (id, (log, created)) in &self.graph.failures {
+            let days = (now - created) / DAY;
+            let old = self
+                .policy
+                .keep_days
+                .is_some_and(|keep| days >= keep.into());
+            if old && !self.rooted.contains(id) {
+                self.plan.failures.push(Victim {
+                    id: *id,
+                    name: String::new(),
+                    bytes: 0,
+                    reason: Reason::Age { days },
+                });
+            } else if let Some(log) = log {
+                self.rooted.insert(*log);
+            }
+        }
+    }
+
+    fn needed(&self, id: &Digest) -> bool {
+        self.rooted.contains(id) || self.references.get(id).is_some_and(|count| *count > 0)
+    }
+
+    fn by_age_and_release(&mut self, now: i64) {
+        for (id, unit) in self.oldest_first() {
+            let days = (now - unit.used) / DAY;
+            let reason = if self.policy.unreleased {
+                Reason::NotReleased
+            } else if self
+                .policy
+                .keep_days
+                .is_some_and(|keep| days >= keep.into())
+            {
+                Reason::Age { days }
+            } else {
+                continue;
+            };
+            self.drop_unit(&id, &reason);
+        }
+    }
+
+    fn by_size(&mut self) {
+        let Some(limit) = self.policy.max_size else {
+            return;
+        };
+        for (id, _) in self.oldest_first() {
+            if self.plan.after <= limit {
+                return;
+            }
+            self.drop_unit(&id, &Reason::Size);
+        }
+    }
+
+    /// Returns what may go: programs, and artifacts that no program calls, longest unused first.
+    fn oldest_first(&self) -> Vec<(Digest, &'a Unit)> {
+        let programs = self.graph.programs.iter();
+        let artifacts = self
+            .graph
+            .artifacts
+            .iter()
+            .filter(|(id, _)| !self.needed(id));
+        let mut all: Vec<_> = programs
+            .chain(artifacts)
+            .map(|(id, unit)| (*id, unit))
+            .collect();
+        all.sort_by_key(|(id, unit)| (unit.used, *id));
+        all
+    }
+
+    fn drop_unit(&mut self, id: &Digest, reason: &Reason) {
+        if self.rooted.contains(id) {
+            return;
+        }
+        // Once dropped it is not looked at again.
+        self.rooted.insert(*id);
+        let victim = |unit: &Unit, reason: &Reason| Victim {
+            id: *id,
+            name: unit.name.clone(),
+            bytes: 0,
+            reason: reason.clone(),
+        };
+        if let Some(unit) = self.graph.programs.get(id) {
+            self.plan.programs.push(victim(unit, reason));
+            for artifact in &unit.links {
+                if self.let_go(artifact) {
+                    self.drop_unit(artifact, &Reason::Unreferenced);
+                }
+            }
+        } else if let Some(unit) = self.graph.artifacts.get(id) {
+            self.plan.artifacts.push(victim(unit, reason));
+            for object in &unit.links {
+                if self.let_go(object) {
+                    self.drop_object(object);
+                }
+            }
+        }
+    }
+
+    /// Counts one reference less; returns whether none is left.
+    fn let_go(&mut self, id: &Digest) -> bool {
+        if let Some(count) = self.references.get_mut(id) {
+            *count -= 1;
+        }
+        !self.needed(id)
+    }
+
+    fn drop_object(&mut self, id: &Digest) {
+        let bytes = self.graph.objects.get(id).copied().unwrap_or(0);
+        self.plan.after -= bytes;
+        self.plan.objects.push(Victim {
+            id: *id,
+            name: String::new(),
+            bytes,
+            reason: Reason::Unreferenced,
+        });
+    }
+}
+
+/// Returns the bytes of the unpacked file of an object.
+pub(crate) fn ready_bytes(store: &Store, id: &Digest) -> u64 {
+    fs::symlink_metadata(store.layout().ready(id)).map_or(0, |meta| meta.len())
+}
+
+/// Reads rows of two digests as a map from the first to all of the second.
+pub(crate) fn pairs(
+    from: &Connection,
+    query: &str,
+) -> rusqlite::Result<HashMap<Digest, Vec<Digest>>> {
+    let mut all: HashMap<Digest, Vec<Digest>> = HashMap::new();
+    let mut query = from.prepare(query)?;
+    let mut rows = query.query([])?;
+    while let Some(row) = rows.next()? {
+        let (from, to) = (super::rows::digest(row, 0)?, super::rows::digest(row, 1)?);
+        all.entry(from).or_default().push(to);
+    }
+    Ok(all)
+}

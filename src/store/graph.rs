@@ -1,0 +1,168 @@
+//! Everything in the index and what refers to what, checked: gc must not act on a flipped bit.
+
+use std::collections::{BTreeMap, HashMap};
+
+use rusqlite::Connection;
+
+use super::{
+    Store,
+    error::StoreError,
+    gc::{pairs, ready_bytes},
+    index::bad_sum,
+    rows::{self, ArtifactRow, ObjectRow, ProgramRow, links},
+};
+use crate::Digest;
+
+/// A program or an artifact.
+pub(crate) struct Unit {
+    pub name: String,
+    /// When it was last used, or made if it never was.
+    pub used: i64,
+    /// The artifacts of a program, the objects of an artifact.
+    pub links: Vec<Digest>,
+}
+
+/// All rows of an index.
+pub(crate) struct Graph {
+    pub programs: HashMap<Digest, Unit>,
+    pub artifacts: HashMap<Digest, Unit>,
+    /// Bytes on disk of each object, with its unpacked file.
+    pub objects: HashMap<Digest, u64>,
+    /// Programs and weights of each release.
+    pub releases: BTreeMap<(String, u64), Vec<Digest>>,
+    /// Log and time of each failure.
+    pub failures: HashMap<Digest, (Option<Digest>, i64)>,
+}
+
+impl Graph {
+    pub fn load(store: &Store) -> Result<Self, StoreError> {
+        let mut graph = store.index().with(|index| {
+            // One transaction, so that nothing changes between two queries.
+            let tx = index.unchecked_transaction()?;
+            Ok(Self {
+                programs: programs(&tx)?,
+                artifacts: artifacts(&tx)?,
+                objects: objects(&tx)?,
+                releases: releases(&tx)?,
+                failures: failures(&tx)?,
+            })
+        })?;
+        for (id, bytes) in &mut graph.objects {
+            *bytes += ready_bytes(store, id);
+        }
+        Ok(graph)
+    }
+}
+
+fn programs(from: &Connection) -> rusqlite::Result<HashMap<Digest, Unit>> {
+    let mut below = pairs(
+        from,
+        "SELECT program,artifact FROM program_artifacts ORDER BY 1,2",
+    )?;
+    let query = format!("SELECT {} FROM programs p", ProgramRow::COLUMNS);
+    let mut query = from.prepare(&query)?;
+    let mut rows = query.query([])?;
+    let mut all = HashMap::new();
+    while let Some(row) = rows.next()? {
+        let found = ProgramRow::read(row)?;
+        let unit = Unit {
+            name: format!("{} {} {}", found.model, found.module, found.bucket),
+            used: found.used.unwrap_or(0).max(found.created),
+            links: checked(below.remove(&found.id), row.get(9)?, "programs")?,
+        };
+        all.insert(found.id, unit);
+    }
+    Ok(all)
+}
+
+fn artifacts(from: &Connection) -> rusqlite::Result<HashMap<Digest, Unit>> {
+    let mut below = pairs(
+        from,
+        "SELECT artifact,object FROM artifact_objects ORDER BY 1,2",
+    )?;
+    let query = format!("SELECT {} FROM artifacts a", ArtifactRow::COLUMNS);
+    let mut query = from.prepare(&query)?;
+    let mut rows = query.query([])?;
+    let mut all = HashMap::new();
+    while let Some(row) = rows.next()? {
+        let found = ArtifactRow::read(row)?;
+        let unit = Unit {
+            name: found.target.clone(),
+            used: found.used.unwrap_or(0).max(found.created),
+            links: checked(below.remove(&found.id), row.get(6)?, "artifacts")?,
+        };
+        all.insert(found.id, unit);
+    }
+    Ok(all)
+}
+
+fn objects(from: &Connection) -> rusqlite::Result<HashMap<Digest, u64>> {
+    let mut query = from.prepare("SELECT digest,size,stored,created,sum FROM objects")?;
+    let rows = query.query_map([], ObjectRow::read)?;
+    rows.map(|row| row.map(|row| (row.digest, row.stored)))
+        .collect()
+}
+
+fn releases(from: &Connection) -> rusqlite::Result<BTreeMap<(String, u64), Vec<Digest>>> {
+    let mut query =
+        from.prepare("SELECT model,seq,name,seal,weights,created,links,sum FROM releases")?;
+    let mut below = from
+        .prepare("SELECT program FROM release_programs WHERE model=? AND seq=? ORDER BY program")?;
+    let mut rows = query.query([])?;
+    let mut all = BTreeMap::new();
+    while let Some(row) = rows.next()? {
+        let (model, seq): (String, i64) = (row.get(0)?, row.get(1)?);
+        let name: Option<String> = row.get(2)?;
+        let weights = row.get::<_, Option<[u8; 32]>>(4)?.map(Digest::from_bytes);
+        let programs = below
+            .query_map((&model, seq), |row| rows::digest(row, 0))?
+            .collect::<rusqlite::Result<Vec<_>>>()?;
+        let links = row.get(6)?;
+        let seal = rows::digest(row, 3)?;
+        let sum = rows::release_sum(
+            &model,
+            seq as u64,
+            name.as_deref(),
+            &seal,
+            weights.as_ref(),
+            row.get(5)?,
+            links,
+        );
+        if sum != row.get::<_, i64>(7)? {
+            return Err(bad_sum("releases"));
+        }
+        let mut needs = checked(Some(programs), links, "releases")?;
+        needs.extend(weights);
+        all.insert((model, seq as u64), needs);
+    }
+    Ok(all)
+}
+
+fn failures(from: &Connection) -> rusqlite::Result<HashMap<Digest, (Option<Digest>, i64)>> {
+    let mut query = from.prepare("SELECT id,seal,log,created,sum FROM failures")?;
+    let mut rows = query.query([])?;
+    let mut all = HashMap::new();
+    while let Some(row) = rows.next()? {
+        let (id, seal) = (rows::digest(row, 0)?, rows::digest(row, 1)?);
+        let log = row.get::<_, Option<[u8; 32]>>(2)?.map(Digest::from_bytes);
+        let created = row.get(3)?;
+        if rows::failure_sum(&id, &seal, log.as_ref(), created) != row.get::<_, i64>(4)? {
+            return Err(bad_sum("failures"));
+        }
+        all.insert(id, (log, created));
+    }
+    Ok(all)
+}
+
+/// Returns what a row refers to, when it is what the row's check sum says.
+fn checked(
+    found: Option<Vec<Digest>>,
+    sum: i64,
+    table: &'static str,
+) -> rusqlite::Result<Vec<Digest>> {
+    let found = found.unwrap_or_default();
+    match links(&found) == sum {
+        true => Ok(found),
+        false => Err(bad_sum(table)),
+    }
+}

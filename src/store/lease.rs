@@ -1,0 +1,346 @@
+//! Leases: what a live process reads or builds is never collected.
+//!
+//! A process that uses a store has one file under `leases/`, locked for as long as it lives, with a line `+ID` for what
+//! it holds and `-ID` for what it let go. Whoever holds takes `Mode::Use` for the moment of writing that line; gc reads
+//! the leases and deletes under `Mode::Delete`. So either gc sees the line, or the holder sees that the thing is gone.
+//! A lease whose file is not locked belongs to a dead process and is removed with its half-written files.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs::{self, File, TryLockError},
+    io::{self, BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::{
+    Store,
+    bytes::open_plain,
+    error::{At, StoreError},
+    lock::Mode,
+    rows::{artifacts_of, objects_of},
+};
+use crate::{Digest, record::Release};
+
+/// When a lease's file gets this long it is written anew.
+const COMPACT: u64 = 1 << 20;
+
+/// The lease of this process on one store.
+#[derive(Debug)]
+pub(crate) struct Session {
+    path: PathBuf,
+    /// Where this process writes what it will publish.
+    tmp: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    file: File,
+    held: HashMap<Digest, u64>,
+    length: u64,
+}
+
+impl Session {
+    fn new(root: &Path) -> Result<Self, StoreError> {
+        let folder = root.join("leases");
+        loop {
+            let made = tempfile::Builder::new()
+                .prefix(&format!("{}-", std::process::id()))
+                .suffix(".lease")
+                .tempfile_in(&folder)
+                .at("make a lease in", &folder)?;
+            let (file, path) = made
+                .keep()
+                .map_err(|e| e.error)
+                .at("make a lease in", &folder)?;
+            file.lock().at("lock", &path)?;
+            // Between the two steps it looked like the lease of a dead process.
+            if path.exists() {
+                let tmp = root.join("tmp").join(path.file_stem().unwrap_or_default());
+                fs::create_dir(&tmp).at("make the folder", &tmp)?;
+                let state = State {
+                    file,
+                    held: HashMap::new(),
+                    length: 0,
+                };
+                return Ok(Self {
+                    path,
+                    tmp,
+                    state: Mutex::new(state),
+                });
+            }
+        }
+    }
+
+    pub fn tmp(&self) -> &Path {
+        &self.tmp
+    }
+
+    /// Adds to what is held. The caller has `Mode::Use` or `Mode::Add`.
+    pub fn hold(&self, ids: &[Digest]) -> Result<(), StoreError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text = String::new();
+        for id in ids {
+            if !state.held.contains_key(id) {
+                text.push_str(&format!("+{id}\n"));
+            }
+        }
+        state.write(&text).at("write the lease", &self.path)?;
+        for id in ids {
+            *state.held.entry(*id).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Lets go. What can't be written is held for longer, which harms nobody.
+    fn release(&self, ids: &[Digest]) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text = String::new();
+        for id in ids {
+            if let Some(count) = state.held.get_mut(id) {
+                *count -= 1;
+                if *count == 0 {
+                    state.held.remove(id);
+                    text.push_str(&format!("-{id}\n"));
+                }
+            }
+        }
+        let _ = state.write(&text);
+        if state.length > COMPACT && state.held.is_empty() && state.file.set_len(0).is_ok() {
+            state.length = 0;
+        }
+    }
+}
+
+impl State {
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        self.file.write_all_at(text.as_bytes(), self.length)?;
+        self.length += text.len() as u64;
+        Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.tmp);
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Keeps things from being collected until it is dropped.
+#[derive(Debug)]
+pub struct Hold {
+    session: Option<Arc<Session>>,
+    ids: Vec<Digest>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(session) = &self.session {
+            session.release(&self.ids);
+        }
+    }
+}
+
+impl Store {
+    /// Keeps everything with these IDs (programs, artifacts, objects) from being collected while the answer lives.
+    ///
+    /// Look at whether they are there *after* this: what was collected before stays gone. On a store that can't be
+    /// written nothing is recorded; whoever collects it there does not know about its readers.
+    pub fn hold(&self, ids: &[Digest]) -> Result<Hold, StoreError> {
+        let session = self.session()?;
+        if let Some(session) = &session {
+            let _using = self.lock(Mode::Use)?;
+            session.hold(ids)?;
+        }
+        Ok(Hold {
+            session,
+            ids: ids.to_vec(),
+        })
+    }
+
+    /// Holds a release with all that it needs: its weights, programs, their artifacts and objects; checks that all of it
+    /// is there.
+    pub fn hold_release(&self, release: &Release) -> Result<Hold, StoreError> {
+        let mut ids: Vec<Digest> = release.weights.into_iter().collect();
+        let mut objects = ids.clone();
+        let mut artifacts = HashSet::new();
+        let what = format!("release {} of `{}`", release.seq, release.model);
+        // What a record refers to is not collected while the record is held.
+        let first = self.hold(&release.programs)?;
+        for id in &release.programs {
+            let program = self
+                .program(id)?
+                .ok_or_else(|| dangling(&what, "program", id))?;
+            artifacts.extend(artifacts_of(&program));
+        }
+        for id in &artifacts {
+            let artifact = self
+                .artifact(id)?
+                .ok_or_else(|| dangling(&what, "artifact", id))?;
+            objects.extend(objects_of(&artifact));
+        }
+        ids.extend(&release.programs);
+        ids.extend(artifacts);
+        ids.extend(&objects);
+        let all = self.hold(&ids)?;
+        drop(first);
+        match objects.iter().find(|object| !self.has_object(object)) {
+            Some(object) => Err(dangling(&what, "object", object)),
+            None => Ok(all),
+        }
+    }
+
+    /// Returns everything that live processes hold, and removes the leases of dead ones. Call with `Mode::Delete`.
+    pub(crate) fn leased(&self) -> Result<HashSet<Digest>, StoreError> {
+        self.each_lease(|path| self.bury(path))
+    }
+
+    /// Returns everything that live processes hold; changes nothing.
+    pub(crate) fn peek_leases(&self) -> Result<HashSet<Digest>, StoreError> {
+        self.each_lease(|_| Ok(()))
+    }
+
+    fn each_lease(
+        &self,
+        dead: impl Fn(&Path) -> Result<(), StoreError>,
+    ) -> Result<HashSet<Digest>, StoreError> {
+        let folder = self.path().join("leases");
+        let mut held = HashSet::new();
+        for entry in fs::read_dir(&folder).at("list", &folder)? {
+            let path = entry.at("list", &folder)?.path();
+            let file = match open_plain(&path) {
+                Ok(file) => file,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(e).at("read", &path),
+            };
+            match file.try_lock() {
+                Ok(()) => dead(&path)?,
+                Err(TryLockError::WouldBlock) => read(&file, &mut held).at("read", &path)?,
+                Err(TryLockError::Error(e)) => return Err(e).at("lock", &path),
+            }
+        }
+        Ok(held)
+    }
+
+    /// Removes what a dead process left. The caller has its lock.
+    fn bury(&self, lease: &Path) -> Result<(), StoreError> {
+        if let Some(name) = lease.file_stem() {
+            let tmp = self.path().join("tmp").join(name);
+            if tmp.exists() {
+                fs::remove_dir_all(&tmp).at("remove", &tmp)?;
+            }
+        }
+        match fs::remove_file(lease) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).at("remove", lease),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the lease of this process, made by the first call; none for a store that can't be written.
+    pub(crate) fn session(&self) -> Result<Option<Arc<Session>>, StoreError> {
+        if self.is_read_only() {
+            return Ok(None);
+        }
+        let mut session = self
+            .0
+            .session
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if session.is_none() {
+            *session = Some(Arc::new(Session::new(self.path())?));
+        }
+        Ok(session.clone())
+    }
+}
+
+/// Reads the lines of one lease. A line that is cut is of a process that died while writing it.
+fn read(file: &File, held: &mut HashSet<Digest>) -> io::Result<()> {
+    let mut counts: HashMap<Digest, i64> = HashMap::new();
+    for line in BufReader::new(file.take(COMPACT << 8)).split(b'\n') {
+        let line = line?;
+        let Some((sign, id)) = line.split_first() else {
+            continue;
+        };
+        let id = std::str::from_utf8(id).ok().and_then(|id| id.parse().ok());
+        match (sign, id) {
+            (b'+', Some(id)) => *counts.entry(id).or_default() += 1,
+            (b'-', Some(id)) => *counts.entry(id).or_default() -= 1,
+            _ => {}
+        }
+    }
+    held.extend(
+        counts
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(id, _)| id),
+    );
+    Ok(())
+}
+
+fn dangling(what: &str, kind: &'static str, id: &Digest) -> StoreError {
+    StoreError::Dangling {
+        what: what.to_owned(),
+        kind,
+        id: *id,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing, *};
+
+    #[test]
+    fn what_is_held_is_seen_by_others_until_it_is_let_go() {
+        let (_dir, store) = testing::store();
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let other = Store::open(store.path()).unwrap();
+        let one = store.hold(&[a, b]).unwrap();
+        let two = store.hold(&[a]).unwrap();
+        drop(one);
+        assert_eq!(other.leased().unwrap(), HashSet::from([a]));
+        drop(two);
+        assert_eq!(other.leased().unwrap(), HashSet::new());
+    }
+
+    #[test]
+    fn what_a_dead_process_left_is_removed() {
+        let (_dir, store) = testing::store();
+        let lease = store.path().join("leases/1-dead.lease");
+        fs::write(&lease, format!("+{}\n", Digest::of(b"a"))).unwrap();
+        let tmp = store.path().join("tmp/1-dead");
+        fs::create_dir(&tmp).unwrap();
+        fs::write(tmp.join("half"), "x").unwrap();
+        assert_eq!(store.leased().unwrap(), HashSet::new());
+        assert!(!lease.exists() && !tmp.exists());
+    }
+
+    #[test]
+    fn a_release_is_held_whole() {
+        let (_dir, store) = testing::store();
+        let artifact = store
+            .put_artifact(&testing::artifact(&store, "block"))
+            .unwrap();
+        let program = store
+            .put_program(&testing::program("m", 8, &[artifact.id]))
+            .unwrap();
+        let release = store
+            .put_release(&testing::release("m", None, &[program.id]))
+            .unwrap();
+        let path = store.path().to_owned();
+        drop(store);
+        let (reader, other) = (Store::open(&path).unwrap(), Store::open(&path).unwrap());
+        let hold = reader.hold_release(&release).unwrap();
+        let all = HashSet::from([program.id, artifact.id, artifact.object]);
+        assert_eq!(other.leased().unwrap(), all);
+        drop(hold);
+        fs::remove_file(other.layout().object(&artifact.object)).unwrap();
+        assert!(matches!(
+            reader.hold_release(&release),
+            Err(StoreError::Dangling { .. })
+        ));
+        assert_eq!(other.leased().unwrap(), HashSet::new());
+    }
+}

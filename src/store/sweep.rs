@@ -1,0 +1,480 @@
+//! Carrying out a plan of gc, in batches, so that nobody waits for long.
+//!
+//! A batch holds `Mode::Delete`: nobody takes a lease and nobody adds. It looks again at what is held and referred to by
+//! now, marks what still may go, deletes the bytes, then the rows. After a crash the marks say what was begun: the rows
+//! of marked things count as gone, and the next gc finishes them.
+
+use std::{
+    collections::HashSet,
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rusqlite::{Connection, params};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Store,
+    error::{At, StoreError},
+    gc::{GcPlan, Victim},
+    layout::Kind,
+    lock::Mode,
+    publish::sync_folder,
+    reindex, sync,
+};
+use crate::Digest;
+
+const BATCH: usize = 1024;
+
+/// Files in `tmp/` that belong to no lease are removed when they are this old.
+const STALE: Duration = Duration::from_secs(3600);
+
+/// What gc did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collected {
+    pub releases: usize,
+    pub programs: usize,
+    pub artifacts: usize,
+    pub objects: usize,
+    pub failures: usize,
+    /// Bytes freed on disk.
+    pub bytes: u64,
+    /// What was planned and is held or needed by now.
+    pub skipped: usize,
+}
+
+/// How the four kinds of victims differ.
+struct Table {
+    name: &'static str,
+    /// Whether anything still refers to it.
+    needed: &'static str,
+    delete: &'static str,
+}
+
+const PROGRAMS: Table = Table {
+    name: "programs",
+    needed: "SELECT 1 FROM release_programs WHERE program=?1",
+    delete: "DELETE FROM programs WHERE id=?1",
+};
+const ARTIFACTS: Table = Table {
+    name: "artifacts",
+    needed: "SELECT 1 FROM program_artifacts WHERE artifact=?1",
+    delete: "DELETE FROM artifacts WHERE id=?1",
+};
+const OBJECTS: Table = Table {
+    name: "objects",
+    needed: "SELECT 1 FROM artifact_objects WHERE object=?1 UNION ALL \
+             SELECT 1 FROM releases WHERE weights=?1 UNION ALL SELECT 1 FROM failures WHERE log=?1",
+    delete: "DELETE FROM objects WHERE digest=?1",
+};
+const FAILURES: Table = Table {
+    name: "failures",
+    needed: "SELECT 1 WHERE 0 AND ?1",
+    delete: "DELETE FROM failures WHERE id=?1",
+};
+
+impl Store {
+    /// Brings the index up to date, then returns what `policy` deletes and deletes it.
+    pub fn gc(&self, policy: &super::Policy) -> Result<(GcPlan, Collected), StoreError> {
+        self.recover()?;
+        let plan = self.plan_gc(policy)?;
+        let done = self.collect(&plan)?;
+        Ok((plan, done))
+    }
+
+    /// Carries out `plan`, but for what is held or needed by now.
+    pub fn collect(&self, plan: &GcPlan) -> Result<Collected, StoreError> {
+        self.writable("delete from the store")?;
+        let mut done = Collected::default();
+        self.drop_releases(plan, &mut done)?;
+        done.programs = self.batches(&PROGRAMS, &plan.programs, &mut done)?;
+        done.artifacts = self.batches(&ARTIFACTS, &plan.artifacts, &mut done)?;
+        done.failures = self.batches(&FAILURES, &plan.failures, &mut done)?;
+        done.objects = self.batches(&OBJECTS, &plan.objects, &mut done)?;
+        self.forget_uses()?;
+        Ok(done)
+    }
+
+    fn drop_releases(&self, plan: &GcPlan, done: &mut Collected) -> Result<(), StoreError> {
+        for release in &plan.releases {
+            let _deleting = self.lock(Mode::Delete)?;
+            let path = self.layout().release(&release.model, release.seq)?;
+            let newest = self.sequences(&release.model)?.last() == Some(&release.seq);
+            if newest {
+                done.skipped += 1;
+                continue;
+            }
+            done.bytes += remove(&path)?;
+            // The name must be gone for good before its programs may go.
+            if let Some(folder) = path.parent() {
+                sync_folder(folder)?;
+            }
+            sync::point("gc:release-removed");
+            self.index().write(|tx| {
+                tx.prepare_cached("DELETE FROM releases WHERE model=? AND seq=?")?
+                    .execute(params![release.model, release.seq as i64])
+            })?;
+            done.releases += 1;
+        }
+        Ok(())
+    }
+
+    fn batches(
+        &self,
+        table: &Table,
+        victims: &[Victim],
+        done: &mut Collected,
+    ) -> Result<usize, StoreError> {
+        let mut count = 0;
+        for batch in victims.chunks(BATCH) {
+            let ids: Vec<Digest> = batch.iter().map(|victim| victim.id).collect();
+            sync::point("gc:before-batch");
+            let _deleting = self.lock(Mode::Delete)?;
+            let leased = self.leased()?;
+            let going = self.index().write(|tx| mark(tx, table, &ids, &leased))?;
+            sync::point("gc:marked");
+            done.bytes += self.finish(table, &going)?;
+            done.skipped += ids.len() - going.len();
+            count += going.len();
+        }
+        Ok(count)
+    }
+
+    /// Deletes the bytes, then the rows, of what is marked. Returns how many bytes that freed.
+    fn finish(&self, table: &Table, ids: &[Digest]) -> Result<u64, StoreError> {
+        let mut bytes = 0;
+        for id in ids {
+            for path in self.paths(table, id) {
+                bytes += remove(&path)?;
+            }
+        }
+        sync::point("gc:bytes-deleted");
+        self.index().write(|tx| {
+            let mut delete = tx.prepare_cached(table.delete)?;
+            let mut unready = tx.prepare_cached("DELETE FROM ready WHERE digest=?")?;
+            let mut unmark = tx.prepare_cached("DELETE FROM marked WHERE kind=? AND id=?")?;
+            for id in ids {
+                delete.execute([id.as_bytes()])?;
+                unready.execute([id.as_bytes()])?;
+                unmark.execute(params![table.name, id.as_bytes()])?;
+            }
+            Ok(())
+        })?;
+        sync::point("gc:rows-deleted");
+        Ok(bytes)
+    }
+
+    fn paths(&self, table: &Table, id: &Digest) -> Vec<PathBuf> {
+        let layout = self.layout();
+        match table.name {
+            "programs" => vec![layout.record(Kind::Program, id)],
+            "artifacts" => vec![layout.record(Kind::Artifact, id)],
+            "failures" => vec![layout.record(Kind::Failure, id)],
+            _ => vec![layout.ready(id), layout.object(id)],
+        }
+    }
+
+    /// Finishes what a crash left: indexes files without a row, finishes marked deletions, removes what dead processes
+    /// were writing.
+    pub fn recover(&self) -> Result<(), StoreError> {
+        self.writable("recover the store")?;
+        let _deleting = self.lock(Mode::Delete)?;
+        let leased = self.leased()?;
+        for table in [&PROGRAMS, &ARTIFACTS, &FAILURES, &OBJECTS] {
+            let going = self.index().write(|tx| {
+                let marked = marked(tx, table)?;
+                unmark_all(tx, table)?;
+                mark(tx, table, &marked, &leased)
+            })?;
+            self.finish(table, &going)?;
+        }
+        self.sweep_tmp()?;
+        self.index().write(|tx| {
+            reindex::drop_gone_releases(self.layout(), tx)?;
+            reindex::fill(self.layout(), tx)
+        })
+    }
+
+    /// Removes what nobody is writing any more. The caller has `Mode::Delete`.
+    fn sweep_tmp(&self) -> Result<(), StoreError> {
+        let tmp = self.layout().tmp();
+        for entry in fs::read_dir(&tmp).at("list", &tmp)? {
+            let path = entry.at("list", &tmp)?.path();
+            let lease = path.file_name().map(|name| {
+                let name = format!("{}.lease", name.to_string_lossy());
+                self.path().join("leases").join(name)
+            });
+            if lease.is_some_and(|lease| lease.exists()) {
+                continue;
+            }
+            let meta = fs::symlink_metadata(&path).at("look at", &path)?;
+            let old = meta.modified().ok().and_then(|at| at.elapsed().ok());
+            if old.is_some_and(|age| age > STALE) {
+                match meta.is_dir() {
+                    true => fs::remove_dir_all(&path).at("remove", &path)?,
+                    false => fs::remove_file(&path).at("remove", &path)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets when things were used that are gone.
+    fn forget_uses(&self) -> Result<(), StoreError> {
+        self.index().write(|tx| {
+            tx.execute_batch(
+                "DELETE FROM uses WHERE id NOT IN (SELECT id FROM programs) \
+                 AND id NOT IN (SELECT id FROM artifacts) AND id NOT IN (SELECT id FROM failures)",
+            )
+        })
+    }
+}
+
+/// Marks those of `ids` that nobody holds and nothing refers to; returns them.
+fn mark(
+    tx: &Connection,
+    table: &Table,
+    ids: &[Digest],
+    leased: &HashSet<Digest>,
+) -> rusqlite::Result<Vec<Digest>> {
+    let mut needed = tx.prepare_cached(table.needed)?;
+    let mut mark = tx.prepare_cached("INSERT OR IGNORE INTO marked VALUES (?,?)")?;
+    let mut going = Vec::new();
+    for id in ids {
+        if !leased.contains(id) && !needed.exists([id.as_bytes()])? {
+            mark.execute(params![table.name, id.as_bytes()])?;
+            going.push(*id);
+        }
+    }
+    Ok(going)
+}
+
+fn marked(tx: &Connection, table: &Table) -> rusqlite::Result<Vec<Digest>> {
+    tx.prepare_cached("SELECT id FROM marked WHERE kind=?")?
+        .query_map([table.name], |row| super::rows::digest(row, 0))?
+        .collect()
+}
+
+fn unmark_all(tx: &Connection, table: &Table) -> rusqlite::Result<usize> {
+    tx.prepare_cached("DELETE FROM marked WHERE kind=?")?
+        .execute([table.name])
+}
+
+/// Removes one file; returns its size, 0 when it was gone.
+fn remove(path: &Path) -> Result<u64, StoreError> {
+    let size = match fs::symlink_metadata(path) {
+        Ok(meta) => meta.len(),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(e) => return Err(e).at("look at", path),
+    };
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).at("remove", path),
+        _ => Ok(size),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Policy, Reason, testing},
+        *,
+    };
+    use crate::record::{Artifact, Program, Release};
+
+    struct Scene {
+        _dir: tempfile::TempDir,
+        path: PathBuf,
+        artifacts: Vec<Artifact>,
+        programs: Vec<Program>,
+        releases: Vec<Release>,
+        loose: Digest,
+    }
+
+    /// Program 0 calls artifacts 0 and 1, program 1 calls 1 and 2; release 1 has program 0, release 2 has program 1.
+    fn scene() -> Scene {
+        let (dir, store) = testing::store();
+        let put = |name| {
+            store
+                .put_artifact(&testing::artifact(&store, name))
+                .unwrap()
+        };
+        let artifacts: Vec<_> = ["a", "b", "c", "d"].into_iter().map(put).collect();
+        let programs: Vec<_> = [(1, &artifacts[..2]), (2, &artifacts[1..3])]
+            .into_iter()
+            .map(|(batch, of)| {
+                let ids: Vec<_> = of.iter().map(|artifact| artifact.id).collect();
+                store
+                    .put_program(&testing::program("m", batch, &ids))
+                    .unwrap()
+            })
+            .collect();
+        let releases: Vec<_> = programs
+            .iter()
+            .map(|program| {
+                store
+                    .put_release(&testing::release("m", None, &[program.id]))
+                    .unwrap()
+            })
+            .collect();
+        let loose = store.put_bytes(b"loose").unwrap();
+        Scene {
+            path: store.path().to_owned(),
+            _dir: dir,
+            artifacts,
+            programs,
+            releases,
+            loose,
+        }
+    }
+
+    fn counts(done: &Collected) -> [usize; 4] {
+        [done.releases, done.programs, done.artifacts, done.objects]
+    }
+
+    #[test]
+    fn without_a_policy_only_what_nothing_refers_to_goes() {
+        let scene = scene();
+        let store = Store::open(&scene.path).unwrap();
+        let dry = store.plan_gc(&Policy::default()).unwrap();
+        let (plan, done) = store.gc(&Policy::default()).unwrap();
+        assert_eq!(dry, plan);
+        assert_eq!(counts(&done), [0, 0, 0, 1]);
+        assert_eq!(plan.objects[0].id, scene.loose);
+        assert_eq!(done.bytes, plan.before - plan.after);
+        assert!(!store.has_object(&scene.loose));
+        assert!(store.gc(&Policy::default()).unwrap().0.is_empty());
+    }
+
+    #[test]
+    fn an_older_release_goes_and_what_the_newer_one_needs_stays() {
+        let scene = scene();
+        let store = Store::open(&scene.path).unwrap();
+        let policy = Policy {
+            keep_releases: 1,
+            unreleased: true,
+            ..Policy::default()
+        };
+        let (plan, done) = store.gc(&policy).unwrap();
+        assert_eq!(counts(&done), [1, 1, 2, 3]);
+        assert_eq!(plan.releases[0].reason, Reason::Superseded);
+        assert_eq!(store.releases("m").unwrap(), &scene.releases[1..]);
+        store.hold_release(&scene.releases[1]).unwrap();
+        assert!(!store.has_artifact(&scene.artifacts[0].id).unwrap());
+        assert!(store.has_artifact(&scene.artifacts[1].id).unwrap());
+        let json = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<GcPlan>(&json).unwrap(), plan);
+    }
+
+    #[test]
+    fn what_another_process_holds_stays_until_it_is_let_go() {
+        let scene = scene();
+        let (reader, store) = (
+            Store::open(&scene.path).unwrap(),
+            Store::open(&scene.path).unwrap(),
+        );
+        let hold = reader.hold_release(&scene.releases[0]).unwrap();
+        let loose = reader.hold(&[scene.loose]).unwrap();
+        let policy = Policy {
+            keep_releases: 1,
+            unreleased: true,
+            ..Policy::default()
+        };
+        // A plan that was made without knowing of the reader is carried out knowing of it.
+        let stale = Planned::blind(&store, &policy);
+        assert!(!stale.programs.is_empty());
+        let done = store.collect(&stale).unwrap();
+        assert_eq!(counts(&done), [1, 0, 1, 1], "{done:?}");
+        for artifact in &scene.artifacts[..2] {
+            assert!(reader.read(&artifact.object).is_ok());
+        }
+        assert!(reader.read(&scene.loose).is_ok());
+        drop((hold, loose));
+        assert_eq!(counts(&store.gc(&policy).unwrap().1), [0, 1, 1, 2]);
+    }
+
+    struct Planned;
+
+    impl Planned {
+        fn blind(store: &Store, policy: &Policy) -> GcPlan {
+            // A store that is opened for reading only does not look at leases.
+            Store::open_read_only(store.path())
+                .unwrap()
+                .plan_gc(policy)
+                .unwrap()
+        }
+    }
+
+    #[test]
+    fn age_and_size_take_the_longest_unused_first() {
+        let scene = scene();
+        let store = Store::open(&scene.path).unwrap();
+        store
+            .index()
+            .write(|tx| {
+                let old = super::super::now() - 40 * 24 * 60 * 60;
+                tx.execute("UPDATE uses SET at=?", [old])?;
+                tx.execute("DELETE FROM releases", [])?;
+                // What was made can't be younger than what was used.
+                for program in &scene.programs {
+                    super::super::rows::insert_program(tx, program, &Digest::of(b"s"), old)?;
+                }
+                for artifact in &scene.artifacts {
+                    super::super::rows::insert_artifact(tx, artifact, &Digest::of(b"s"), old)?;
+                }
+                let young = scene.programs[1].id;
+                tx.execute(
+                    "UPDATE uses SET at=? WHERE id=?",
+                    params![old + 1000, young.as_bytes()],
+                )
+            })
+            .unwrap();
+        let age = Policy {
+            keep_days: Some(30),
+            ..Policy::default()
+        };
+        assert_eq!(store.plan_gc(&age).unwrap().programs.len(), 2);
+        let age = Policy {
+            keep_days: Some(50),
+            ..Policy::default()
+        };
+        assert_eq!(store.plan_gc(&age).unwrap().programs.len(), 0);
+        let all = store.plan_gc(&Policy::default()).unwrap().after;
+        let size = Policy {
+            max_size: Some(all - 1),
+            ..Policy::default()
+        };
+        let plan = store.plan_gc(&size).unwrap();
+        // Artifact d, which no program calls, and program 0 are of the same age; one of them is enough.
+        assert_eq!(plan.programs.len() + plan.artifacts.len(), 1, "{plan}");
+        assert_eq!(
+            store
+                .plan_gc(&Policy {
+                    max_size: Some(0),
+                    ..size
+                })
+                .unwrap()
+                .after,
+            0
+        );
+    }
+
+    #[test]
+    fn a_marked_thing_counts_as_gone_and_is_finished_later() {
+        let scene = scene();
+        let store = Store::open(&scene.path).unwrap();
+        let victim = &scene.artifacts[3];
+        let mark_it =
+            |tx: &rusqlite::Transaction| mark(tx, &ARTIFACTS, &[victim.id], &HashSet::new());
+        assert_eq!(store.index().write(mark_it).unwrap(), [victim.id]);
+        fs::remove_file(store.layout().record(Kind::Artifact, &victim.id)).unwrap();
+        assert!(!store.has_artifact(&victim.id).unwrap());
+        store.recover().unwrap();
+        assert!(store.artifacts().all(|row| row.unwrap().id != victim.id));
+        // Putting it again takes a mark back.
+        store.put_artifact(victim).unwrap();
+        store.index().write(mark_it).unwrap();
+        store.put_artifact(victim).unwrap();
+        assert!(store.has_artifact(&victim.id).unwrap());
+    }
+}
