@@ -2,6 +2,7 @@
 
 mod canon;
 mod diff;
+mod history;
 mod key;
 mod reason;
 mod sources;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 pub use self::{
     canon::{Canon, Shared, Sink},
     diff::{Field, diff},
+    history::History,
     key::{ArtifactKey, Common, Pass, RequestKey},
     reason::{Reason, reasons},
     sources::{StatCache, bystanders, changed_source, known, refresh},

@@ -48,6 +48,8 @@ impl Found {
 pub struct Filter {
     pub model: Option<String>,
     pub module: Option<String>,
+    /// As `batch=8 seq=128`.
+    pub bucket: Option<String>,
     /// `cpu` or `cuda`.
     pub device: Option<String>,
 }
@@ -141,7 +143,7 @@ impl Store {
     ) -> impl Iterator<Item = Result<ProgramRow, StoreError>> + use<> {
         let query = format!(
             "SELECT {} FROM programs p WHERE (?5 IS NULL OR p.model=?5) AND (?6 IS NULL OR p.module=?6) \
-             AND (?7 IS NULL OR p.device=?7) AND (p.model,p.module,p.bucket,p.id)>(?1,?2,?3,?4) \
+             AND (?7 IS NULL OR p.device=?7) AND (?8 IS NULL OR p.bucket=?8) AND (p.model,p.module,p.bucket,p.id)>(?1,?2,?3,?4) \
              ORDER BY p.model,p.module,p.bucket,p.id LIMIT {PAGE}",
             ProgramRow::COLUMNS
         );
@@ -167,7 +169,8 @@ impl Store {
                             id,
                             filter.model,
                             filter.module,
-                            filter.device
+                            filter.device,
+                            filter.bucket
                         ],
                         ProgramRow::read,
                     )?

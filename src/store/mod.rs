@@ -263,4 +263,4 @@ const _: () = {
 };
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
