@@ -71,7 +71,8 @@ def write(path: Path, tensors: dict[str, Any]) -> Path:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for name in order:
-            file.write(_bytes(tensors[name].detach().cpu().contiguous()))
+            plain = tensors[name].detach().cpu().contiguous()
+            file.write(_bytes(plain))
     return path
 
 
@@ -93,5 +94,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _bytes(tensor: Any) -> Any:
+    """The memory of a contiguous CPU tensor; the caller keeps the tensor alive while it reads."""
     size = tensor.numel() * tensor.element_size()
     return (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""

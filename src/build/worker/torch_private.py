@@ -61,9 +61,15 @@ def children(value: Any) -> tuple[str, list[Any] | None, list[Any]] | None:
 @contextmanager
 def quiet_export() -> Iterator[None]:
     """Keeps export's suggestions out of the log; they are about training."""
-    logger = logging.getLogger("torch.export")
+    with _silent("torch.export"):
+        yield
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
@@ -190,7 +196,8 @@ def fake_world(device: str) -> Iterator[Any]:
     """Yields a fake mode in which real parameters may be used: for running a module at other sizes at no cost."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    # It logs a trace for every operation that fails, and a size that does not fit is no failure here.
+    with _silent("torch._subclasses.fake_tensor"), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
 
 

@@ -1,0 +1,280 @@
+"""Capture and regions: the composed program equals eager bit for bit, and every mistake reads well."""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+from .support import Project, part
+
+STACK = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.up = torch.nn.Linear(8, 16)
+        self.down = torch.nn.Linear(16, 8)
+
+    def forward(self, x, mask):
+        return x + self.down(torch.relu(self.up(self.norm(x)))) * mask
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(50, 8)
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(4))
+        self.head = torch.nn.Linear(8, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids, mask):
+        x = self.embed(ids)
+        wide = mask[:, :, None].to(x.dtype).expand(-1, -1, 8)
+        for block in self.blocks:
+            x = block(x, wide)
+        return {"logits": self.head(x), "hidden": x, "nothing": None, "width": 8}
+
+    def encode(self, ids):
+        return self.embed(ids)
+
+def load():
+    return Model()
+"""
+IDS = ("ids", "int64", [2, 6], ["batch", "seq"])
+MASK = ("mask", "int64", [2, 6], ["batch", "seq"])
+SIZES = {"batch": 2, "seq": 6}
+
+
+class RegionsTest(Project):
+    def test_equal_blocks_are_one_segment_and_the_whole_is_bit_equal(self) -> None:
+        opened = self.open(STACK)
+        captured = self.capture(opened, inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"])
+        self.assertEqual(
+            [(step["name"], step["segment"]) for step in captured["steps"]],
+            [("glue.0", 0), ("blocks.0", 1), ("blocks.1", 1), ("blocks.2", 1), ("blocks.3", 1), ("glue.1", 2)],
+        )
+        self.assertEqual(captured["steps"][2]["binding"]["c0"], "blocks.1.norm.weight")
+        # The tied weight has one name, in the first step and in the last.
+        self.assertEqual(captured["steps"][0]["binding"], {"c0": "embed.weight"})
+        self.assertEqual(captured["steps"][5]["binding"], {"c0": "embed.weight"})
+        self.check_composed(opened, captured)
+        self.assertEqual([output["name"] for output in captured["outputs"]], ["logits", "hidden"])
+        self.assertEqual(
+            captured["call_spec"]["outputs"],
+            {
+                "dict": {
+                    "logits": {"tensor": 0},
+                    "hidden": {"tensor": 1},
+                    "nothing": {"value": None},
+                    "width": {"value": 8},
+                }
+            },
+        )
+        follows = [dims and (dims["dim"], dims["scale"], dims["offset"]) for dims in captured["outputs"][0]["dims"]]
+        self.assertEqual(follows, [("batch", 1, 0), ("seq", 1, 0), None])
+        self.assertIsNone(captured["padding_refused"])
+
+    def test_without_regions_there_is_one_step(self) -> None:
+        opened = self.open(STACK)
+        captured = self.capture(opened, inputs=[IDS, MASK], sizes=SIZES)
+        self.assertEqual([step["name"] for step in captured["steps"]], ["main"])
+        self.check_composed(opened, captured)
+
+    def test_samples_are_realistic(self) -> None:
+        captured = self.capture(self.open(STACK), inputs=[IDS, MASK], sizes=SIZES)
+        samples = part("tensors").read(Path(captured["samples"]))
+        self.assertGreater(int(samples["in.0"].max()), 1)
+        self.assertLess(int(samples["in.0"].max()), 50)
+        for row in samples["in.1"].tolist():
+            self.assertEqual(row, sorted(row, reverse=True))
+            self.assertEqual(set(row), {0, 1})
+
+    def test_a_method_and_a_submodule(self) -> None:
+        opened = self.open(STACK)
+        captured = self.capture(opened, inputs=[IDS], sizes=SIZES, method="encode")
+        self.assertEqual(captured["steps"][0]["binding"], {"c0": "embed.weight"})
+        self.check_composed(opened, captured)
+        wide = [("x", "float32", [2, 8]), ("mask", "float32", [2, 8])]
+        captured = self.capture(opened, inputs=wide, path="blocks.2")
+        self.assertEqual(captured["steps"][0]["binding"]["c0"], "blocks.2.norm.weight")
+        self.check_composed(opened, captured)
+
+    def test_texts_have_no_names_and_no_weight_values(self) -> None:
+        first = self.open(STACK)
+        renamed = STACK.replace("blocks", "pieces").replace("Block", "Piece").replace("self.up", "self.widen")
+        renamed = renamed.replace("def load():", "def load():\n    torch.manual_seed(99)")
+        second = self.open(renamed)
+        one = self.capture(first, inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"])
+        two = self.capture(second, inputs=[IDS, MASK], sizes=SIZES, regions=["pieces.*"])
+        texts = [[segment["graph"] for segment in captured["segments"]] for captured in (one, two)]
+        self.assertEqual(texts[0], texts[1])
+        for text in texts[0]:
+            for word in ("block", "norm_weight", "embed.", str(self.root), "Model", "project"):
+                self.assertNotIn(word, text)
+        changed = self.open(STACK.replace("torch.relu", "torch.tanh"))
+        three = self.capture(changed, inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"])
+        self.assertEqual(texts[0][0], three["segments"][0]["graph"])
+        self.assertNotEqual(texts[0][1], three["segments"][1]["graph"])
+
+
+def model(body: str, init: str = "pass", extra: str = "") -> str:
+    indent = "\n        "
+    return (
+        f"import torch\n{extra}\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        {init.replace(chr(10), indent)}\n    def forward(self, x, y=None):\n"
+        f"        {body.replace(chr(10), indent)}\ndef load():\n    return Model()\n"
+    )
+
+
+X = ("x", "float32", [4, 6], ["n", None])
+
+
+class GraphTest(Project):
+    def composed_of(self, text: str, regions: list[str] | None = None, inputs: list | None = None) -> dict:
+        opened = self.open(text)
+        captured = self.capture(opened, inputs=inputs or [X], sizes={"n": 4}, regions=regions or [])
+        self.check_composed(opened, captured)
+        return captured
+
+    def test_views_across_a_cut(self) -> None:
+        # Transposed, sliced, expanded and buffer views all cross from one region to the next.
+        text = model(
+            "t, piece, wide, row = self.a(x)\nreturn self.b(t, piece, wide, row)",
+            "self.a = A()\nself.b = B()",
+            "class A(torch.nn.Module):\n"
+            "    def __init__(self):\n        super().__init__()\n"
+            "        self.register_buffer('p', torch.arange(12.0))\n"
+            "    def forward(self, x):\n"
+            "        h = torch.sin(x)\n"
+            "        return h.t(), h[:, 2:5], h[:, :1].expand(4, 6), self.p[6:]\n"
+            "class B(torch.nn.Module):\n"
+            "    def forward(self, t, piece, wide, row):\n"
+            "        return t + 1, piece * 2, wide * row\n",
+        )
+        captured = self.composed_of(text, ["*"])
+        self.assertEqual([step["name"] for step in captured["steps"]], ["a", "b"])
+        # What crosses is dense and starts its memory; the views are made again in `b`.
+        self.assertEqual(captured["segments"][1]["inputs"][0]["shape"], [6, 4])
+
+    def test_inputs_weights_and_equal_outputs_are_copied(self) -> None:
+        text = model(
+            "h = x + 1\nreturn x, h, h, h[:, 1:], self.w, x.view(-1)", "self.w = torch.nn.Parameter(torch.ones(3))"
+        )
+        captured = self.composed_of(text)
+        self.assertEqual(len(set(captured["results"])), 6)
+        self.assertEqual(captured["outputs"][3]["stride"], [5, 1])
+
+    def test_constants_of_the_code(self) -> None:
+        text = model(
+            "big = torch.tensor([float(i) for i in range(40)])\n"
+            "return x * torch.tensor(0.1) + torch.tensor([1.0, 2, 3, 4, 5, 6]), x.sum() + big, x * self.attribute",
+            "self.attribute = torch.full((6,), 3.0)",
+        )
+        captured = self.composed_of(text)
+        self.assertIn("attribute", captured["steps"][0]["binding"].values())
+        self.assertIsNotNone(captured["extra_weights"])
+        self.assertIn(f"float:{(0.1).hex()[:6]}", captured["segments"][0]["graph"])
+
+    def test_writing_in_place_is_fine_unless_it_is_kept(self) -> None:
+        self.composed_of(model("h = x * 2\nh.add_(1)\nh[:, 0] = 5\nreturn torch.relu_(h)"))
+        opened = self.open(
+            model("self.seen.add_(1)\nreturn x + self.seen", "self.register_buffer('seen', torch.zeros(1))")
+        )
+        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        self.assertEqual(failure.message, "the module writes into its own tensor `seen`")
+        self.assertRegex(failure.location, r"^project_\d+\.py:8$")
+        opened = self.open(model("x.add_(1)\nreturn x * 2"))
+        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        self.assertEqual(failure.message, "the module writes into one of its inputs")
+
+    def test_integer_constants_count_and_float_ones_do_not(self) -> None:
+        def text(integers: str, floats: str) -> str:
+            return model(
+                "return x[:, self.i] * self.f",
+                f"self.register_buffer('i', torch.tensor({integers}))\nself.register_buffer('f', torch.tensor({floats}))",
+            )
+
+        one = self.composed_of(text("[0, 1, 2]", "[1.0, 1.0, 1.0]"))["segments"][0]["graph"]
+        two = self.composed_of(text("[0, 1, 2]", "[4.0, 0.0, 2.0]"))["segments"][0]["graph"]
+        three = self.composed_of(text("[2, 1, 0]", "[1.0, 1.0, 1.0]"))["segments"][0]["graph"]
+        self.assertEqual(one, two)
+        self.assertNotEqual(one, three)
+
+    def test_a_module_called_twice_is_two_steps(self) -> None:
+        text = model("return self.a(torch.sin(self.a(x)))", "self.a = torch.nn.Linear(6, 6)")
+        captured = self.composed_of(text, ["a"])
+        self.assertEqual([step["name"] for step in captured["steps"]], ["a", "glue.0", "a#2"])
+        self.assertEqual(captured["steps"][0]["binding"], captured["steps"][2]["binding"])
+        self.assertEqual(len(captured["segments"]), 2)
+
+    def test_several_outputs_of_one_operation_cross(self) -> None:
+        text = model(
+            "a, b = self.split(x)\nreturn torch.sin(a) + b",
+            "self.split = Split()",
+            "class Split(torch.nn.Module):\n    def forward(self, x):\n        return torch.split(x * 2, 3, dim=1)\n",
+        )
+        self.composed_of(text, ["split"])
+
+    def test_subgraphs_are_captured(self) -> None:
+        text = model("return torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))")
+        self.composed_of(text)
+
+
+class FollowTest(Project):
+    def follow(self, body: str, size: int = 8) -> dict:
+        opened = self.open(model(body))
+        inputs = [("x", "float32", [size, 6], ["n", None]), ("y", "float32", [4, 6], ["m", None])]
+        return self.capture(opened, inputs=inputs, sizes={"n": size, "m": 4})
+
+    def test_affine_outputs(self) -> None:
+        captured = self.follow("return torch.cat([x, x, x[:1]]), y + 0, y.mean(), x[:, 0]")
+        dims = [output["dims"] for output in captured["outputs"]]
+        self.assertEqual(dims[0], [{"dim": "n", "scale": 2, "offset": 1}, None])
+        self.assertEqual(dims[2], [])
+        self.assertEqual(dims[3], [{"dim": "n", "scale": 1, "offset": 0}])
+
+    def test_what_cannot_be_cut_back_is_said(self) -> None:
+        captured = self.follow("return torch.cat([x, y])")
+        self.assertEqual(captured["padding_refused"], "output `output` axis 0 depends on `n` and on `m`")
+        captured = self.follow("return x[::2], y")
+        self.assertIn("output `0` axis 0 is not a multiple of `n` plus a constant", captured["padding_refused"])
+        captured = self.follow("assert x.shape[0] == 8\nreturn x + 1, y")
+        self.assertIn("runs at no other size of `n` than 8", captured["padding_refused"])
+
+    def test_a_bucket_of_one(self) -> None:
+        captured = self.follow("return x + 1, y", 1)
+        self.assertEqual(captured["outputs"][0]["dims"], [{"dim": "n", "scale": 1, "offset": 0}, None])
+
+
+class MistakesTest(Project):
+    def test_names_that_are_not_there(self) -> None:
+        opened = self.open(STACK)
+        failure = self.fails("no_module", self.capture, opened, inputs=[IDS], path="block.1")
+        self.assertEqual(failure.hint, "did you mean `blocks.1`?")
+        failure = self.fails("no_module", self.capture, opened, inputs=[IDS, MASK], regions=["block.*"])
+        self.assertEqual(failure.hint, "did you mean `blocks.*`?")
+        failure = self.fails("no_method", self.capture, opened, inputs=[IDS], method="encoed")
+        self.assertEqual(failure.hint, "did you mean `encode`?")
+
+    def test_a_branch_on_values_names_the_line(self) -> None:
+        opened = self.open(model("if x.sum() > 0:\n    return x + 1\nreturn x - 1"))
+        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        description = part("failures").describe(failure, self.root)
+        self.assertRegex(description["location"], r"^project_\d+\.py:8$")
+        self.assertIn("torch.where", description["hint"])
+        self.assertIn("Traceback", description["trace"])
+
+    def test_wrong_shapes_name_the_line(self) -> None:
+        opened = self.open(model("return self.a(x)", "self.a = torch.nn.Linear(5, 5)"))
+        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        self.assertRegex(failure.location, r"^project_\d+\.py:8$")
+
+    def test_no_tensor_out(self) -> None:
+        opened = self.open(model("return 3"))
+        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        self.assertEqual(failure.message, "module `m` returns no tensor")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,106 @@
+"""Real compiles: an artifact takes any weights, and only the instructions it was allowed."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any, ClassVar
+
+from .support import Project, Quiet, part
+
+# Every weight here has a value that a compiler likes to fold: ones, zeros, tensors of one element, scalars.
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.linear = torch.nn.Linear(8, 8)
+        torch.nn.init.zeros_(self.linear.bias)
+        torch.nn.init.zeros_(self.linear.weight)
+        self.one = torch.nn.Linear(8, 1)
+        self.scale = torch.nn.Parameter(torch.tensor(1.0))
+        self.shift = torch.nn.Parameter(torch.zeros(1))
+        self.register_buffer("small", torch.ones(3))
+        self.register_buffer("order", torch.tensor([3, 1, 2, 0, 4, 5, 6, 7]))
+
+    def forward(self, x):
+        h = self.linear(self.norm(x))[:, self.order] * self.scale + self.shift
+        return self.one(torch.tanh(h)), h[:, :3] * self.small, h.t()
+
+def load():
+    return Model()
+"""
+
+
+class CompileTest(Project):
+    caches: ClassVar[tempfile.TemporaryDirectory[str]]
+
+    def compile(self, captured: dict[str, Any], name: str, **request: Any) -> dict[str, Any]:
+        request = {"device": "cpu", "isa": "native", "mode": "default", "options": {}, **request}
+        request["file"] = captured["segments"][0]["file"]
+        out = self.out / name
+        out.mkdir()
+        return part("compiler").compile_segment(request, out, Quiet())
+
+    def run_artifact(self, library: str, weights: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        """Runs a shared object with weights bound by their names `c0`, `c1`, …."""
+        import torch
+
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(library, 1)
+        names = runner.get_constant_names_to_original_fqns()
+        self.assertLessEqual(set(names.values()), set(weights))
+        bound = {name: weights[original] for name, original in names.items()}
+        runner.update_constant_buffer(bound, False, True, True)
+        return runner.run(inputs)
+
+    def test_an_artifact_holds_no_values_of_weights(self) -> None:
+        import torch
+
+        opened = self.open(MODEL)
+        captured = self.capture(opened, inputs=[("x", "float32", [4, 8], ["n", None])], sizes={"n": 4})
+        answer = self.compile(captured, "native")
+        self.assertEqual(answer["metadata"]["AOTI_DEVICE_KEY"], "cpu")
+        self.assertIsNone(answer["proxy"])
+        self.assertLess({"load", "lower", "cpp", "link"} - set(answer["seconds"]), {"headers"})
+        binding = captured["steps"][0]["binding"]
+        samples = part("tensors").read(Path(captured["samples"]))
+        held = self.weights(opened)
+        for change in (False, True):
+            if change:
+                with torch.no_grad():
+                    for parameter in opened.model.parameters():
+                        parameter.copy_(torch.randn(parameter.shape))
+                    opened.model.small.copy_(torch.randn(3))
+                held = self.weights(opened)
+            weights = {name: held[tensor] for name, tensor in binding.items()}
+            results = self.run_artifact(answer["library"], weights, [samples["in.0"]])
+            with torch.inference_mode():
+                expected = opened.model(samples["in.0"])
+            for result, wanted, output in zip(results, expected, captured["outputs"], strict=True):
+                torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-6)
+                self.assertEqual(part("tensors").layout(result)["stride"], output["stride"])
+        # The same text compiled for a baseline uses nothing beyond it.
+        answer = self.compile(captured, "baseline", isa="x86-64-v3")
+        code = subprocess.run(["objdump", "-d", answer["library"]], capture_output=True, text=True, check=True).stdout
+        self.assertIn("ymm", code)
+        self.assertNotIn("zmm", code)
+        results = self.run_artifact(answer["library"], weights, [samples["in.0"]])
+        torch.testing.assert_close(results[0], expected[0], rtol=1e-5, atol=1e-6)
+
+    def test_options_that_cannot_be_are_refused(self) -> None:
+        opened = self.open(MODEL)
+        captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
+        failure = self.fails("compile", self.compile, captured, "a", options={"freezing": True})
+        self.assertEqual(failure.message, "option `freezing` can't be set: it decides what an artifact is")
+        failure = self.fails("compile", self.compile, captured, "b", options={"epilog_fusion": True})
+        self.assertEqual(failure.hint, "did you mean `epilogue_fusion`?")
+        failure = self.fails("compile", self.compile, captured, "c", mode="max-autotuned")
+        self.assertEqual(failure.hint, "did you mean `max-autotune`?")
+
+
+if __name__ == "__main__":
+    unittest.main()
