@@ -1,1 +1,5 @@
-//! (being written)
+//! Reads everything and changes nothing: what is in a store, why, and what it is worth.
+//!
+//! The command line prints what these functions return; `--format json` is the same data. Nothing here needs torch.
+
+pub mod why;

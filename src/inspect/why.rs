@@ -1,0 +1,150 @@
+//! Why a program or an artifact was built: how its key differs from that of what stood in its place before.
+
+use serde::Serialize;
+
+use crate::{
+    Digest,
+    plan::{History, Reason, reasons},
+    record::{Artifact, Program, bucket_name},
+    store::{Filter, Store, StoreError},
+};
+
+/// The answer for one thing in the store.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Why {
+    /// `encode batch=8 seq=128`, and for an artifact the step that it was first built for.
+    pub name: String,
+    pub id: Digest,
+    /// What stood in its place before; none when nothing did.
+    pub before: Option<Digest>,
+    /// Most telling first. An artifact of another step or of another bucket may differ in much.
+    pub reasons: Vec<Reason>,
+}
+
+/// Says why `program` was built.
+pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
+    let before = before(store, program)?;
+    Ok(Why {
+        name: format!("{} {}", program.module, bucket_name(&program.sizes)),
+        id: program.id,
+        reasons: match &before {
+            Some(old) => reasons(&old.request, &program.request),
+            None => vec![Reason::NeverBuilt],
+        },
+        before: before.map(|old| old.id),
+    })
+}
+
+/// Says why `artifact` was built, for the oldest program that calls it: how it differs from the artifact of the same
+/// step before.
+pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, StoreError> {
+    let Some((caller, step)) = first_caller(store, &artifact.id)? else {
+        return Ok(None);
+    };
+    let place = |program: &Program| {
+        let bucket = bucket_name(&program.sizes);
+        format!("step `{step}` of {} {bucket}", program.module)
+    };
+    let old = match before(store, &caller)? {
+        Some(old) => old.steps.into_iter().find(|old| old.name == step),
+        None => None,
+    };
+    let old = match old {
+        Some(step) => store.artifact(&step.artifact)?,
+        None => None,
+    };
+    Ok(Some(Why {
+        name: place(&caller),
+        id: artifact.id,
+        reasons: match &old {
+            Some(old) => reasons(&old.key, &artifact.key),
+            None => vec![Reason::NeverBuilt],
+        },
+        before: old.map(|old| old.id),
+    }))
+}
+
+fn before(store: &Store, program: &Program) -> Result<Option<Program>, StoreError> {
+    let mut history = History::new(store, &program.model)?;
+    let device = program.target.device.to_string();
+    let id = history.previous(&program.module, &program.sizes, &device, Some(&program.id))?;
+    match id {
+        Some(id) => store.program(&id),
+        None => Ok(None),
+    }
+}
+
+/// Returns the program that calls an artifact and is the oldest to do so, and the name of the step that does.
+fn first_caller(store: &Store, artifact: &Digest) -> Result<Option<(Program, String)>, StoreError> {
+    let mut rows = store
+        .programs(Filter::default())
+        .collect::<Result<Vec<_>, _>>()?;
+    rows.sort_by_key(|row| row.created);
+    for row in rows {
+        let Some(program) = store.program(&row.id)? else {
+            continue;
+        };
+        let step = program.steps.iter().find(|step| step.artifact == *artifact);
+        if let Some(name) = step.map(|step| step.name.clone()) {
+            return Ok(Some((program, name)));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::store::testing;
+
+    fn put(store: &Store, artifact: &str, key: Value, request: Value) -> Program {
+        let mut made = testing::artifact(store, artifact);
+        made.key = key;
+        store.put_artifact(&made).unwrap();
+        let mut program = testing::program("m", 8, &[made.id]);
+        program.id = Digest::of(request.to_string().as_bytes());
+        program.request = request;
+        let program = store.put_program(&program).unwrap();
+        let release = testing::release("m", None, &[program.id]);
+        store.put_release(&release).unwrap();
+        program
+    }
+
+    #[test]
+    fn a_program_and_its_artifact_say_what_changed() {
+        let (_dir, store) = testing::store();
+        let source =
+            |text: &str| json!({"common": {"sources": {"model.py": Digest::of(text.as_bytes())}}});
+        let old = put(&store, "a", json!({"mode": "default"}), source("one"));
+        let new = put(&store, "b", json!({"mode": "max-autotune"}), source("two"));
+
+        let first = program(&store, &old).unwrap();
+        assert_eq!(
+            (first.before, &first.reasons[..]),
+            (None, &[Reason::NeverBuilt][..])
+        );
+        let why = program(&store, &new).unwrap();
+        assert_eq!(
+            (why.name.as_str(), why.before),
+            ("encode batch=8", Some(old.id))
+        );
+        assert_eq!(
+            why.reasons,
+            [Reason::SourceChanged {
+                path: "model.py".into()
+            }]
+        );
+
+        let compiled = store.artifact(&new.steps[0].artifact).unwrap().unwrap();
+        let why = artifact(&store, &compiled).unwrap().unwrap();
+        assert_eq!(
+            (why.name.as_str(), why.before),
+            ("step `s` of encode batch=8", Some(old.steps[0].artifact))
+        );
+        insta::assert_snapshot!(why.reasons[0], @"`mode` changed: `default` -> `max-autotune`");
+        let alone = testing::artifact(&store, "alone");
+        assert_eq!(artifact(&store, &alone).unwrap(), None);
+    }
+}
