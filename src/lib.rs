@@ -32,5 +32,7 @@ pub mod target;
 
 pub use digest::Digest;
 pub use mapped::Mapped;
+#[cfg(feature = "torch")]
+pub use runtime::{Model, Runtime};
 pub use store::{Store, StoreError};
 pub use target::{Device, Target};

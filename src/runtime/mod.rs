@@ -1,3 +1,38 @@
-//! (being written)
+//! Load artifacts and run them: safe, in process, with no Python.
+//!
+//! ```text
+//! call ─▶ validate (safe Rust, on metadata) ─▶ dispatch (which bucket) ─▶ lane (one per caller) ─▶ steps ─▶ cut
+//!                                                                           │
+//!                                             containers, one per step ─────┘ bound by pointer to one weight set
+//! ```
+//!
+//! **Ownership.** Shared objects are loaded once per digest and process, and nothing is ever unloaded: their code may
+//! be needed by thread-local destructors, OpenMP workers and CUDA's own teardown after the last call. Containers are
+//! owned by lanes, lanes by programs, programs by the model; dropping a [`Model`] frees all of it but the code. Weights
+//! are held by whoever may read them and freed with the last. Outputs are the caller's alone: one that would share
+//! memory with an input, a padding buffer or a weight is copied first.
+//!
+//! **Threads.** [`Model`] is `Send + Sync`. A call has a lane of its program to itself, so an artifact's code never
+//! runs twice at once on one container, and one caller's failure never meets another's. Callers beyond the number of
+//! lanes wait.
+//!
+//! **Trust.** What is executed was hashed in the memory it is executed from, and its target was compared with this
+//! host before. Inputs are checked completely before a foreign call. This is no sandbox: an artifact that was built
+//! to do harm can.
 
+mod dispatch;
+mod error;
 mod ffi;
+mod model;
+mod pad;
+mod program;
+#[allow(clippy::module_inception)]
+mod runtime;
+mod source;
+mod validate;
+mod weights;
+
+pub use error::{NoFit, Problem, RuntimeError};
+pub use model::{Inputs, Model, Outputs, Rung, Served};
+pub use runtime::{Devices, Runtime};
+pub use source::{Bytes, Source, SourceError};

@@ -1,2 +1,34 @@
-//! (being written)
+//! Everything that is `unsafe`: the artifact's C ABI, libtorch's handles, and the C++ shim.
+//!
+//! | type | owns | freed |
+//! |---|---|---|
+//! | [`Library`] | a `dlopen`ed artifact, one per object digest and process | never: thread-local destructors, OpenMP workers and CUDA teardown may still run its code |
+//! | [`Container`] | one `AOTInductorModelContainer` with one model instance, and an `Arc` of every tensor bound to it | on drop |
+//! | [`Handle`] | one `at::Tensor*`, which is an `AtenTensorHandle` and a tch `C_tensor*` | on drop |
+//! | [`Stolen`] | handles given to a run that steals them | on drop, exactly those the run left |
+//!
+//! **Threads.** An artifact's own pool of model instances deadlocks when a fresh container's first runs race, and when
+//! a run fails while others wait. So it is not used: every container has one instance, [`Container::run`] takes
+//! `&mut self`, and it calls the single-threaded entry point. The compiler then proves what an admission count would
+//! promise. To run N callers at once there are N containers; they share code and weights by pointer.
+//!
+//! **Ownership in a run.** The callee steals input handles and nulls the entries it took, in success and failure.
+//! [`Stolen`] passes new handles of the same tensors and frees what was left. Outputs belong to the caller, also
+//! those written before a failure.
+//!
+//! **Errors.** An artifact prints an exception's text on `std::cerr` and returns a code; some entry points let it
+//! through `extern "C"`. The shim catches it, and takes the text off `std::cerr` for the calling thread only.
 #![allow(unsafe_code)]
+
+mod container;
+mod cuda;
+mod library;
+mod shim;
+mod tensor;
+mod weight;
+
+pub use container::{Constant, Container};
+pub use cuda::cuda;
+pub use library::Library;
+pub use tensor::{Handle, Meta, Stolen, kind_of, share};
+pub use weight::Weight;

@@ -1,0 +1,264 @@
+//! Which bucket answers a request: a pure function over a table that is built once.
+//!
+//! For every bucketed dimension the table has the sorted sizes that occur. A request is rounded up in each of them,
+//! which names a cell of the grid, and the cell knows its answer: the bucket of exactly these sizes, and the cheapest
+//! bucket that covers them and may be padded into. Two binary searches and one look-up answer a request of two
+//! dimensions, with no allocation. Where the grid would be too large (many scattered points), buckets are tried in
+//! order of cost instead.
+
+/// What the table needs to know about a bucket. `sizes` are in the order of the table's dimensions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bucket {
+    pub sizes: Vec<i64>,
+    /// Whether a smaller request may be padded into it.
+    pub paddable: bool,
+    /// What a call costs, in any unit; the smallest wins.
+    pub cost: f64,
+}
+
+/// Where a request goes: an index into the buckets the table was made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    Exact(usize),
+    Padded(usize),
+}
+
+impl Route {
+    /// Returns the index of the bucket.
+    pub fn bucket(self) -> usize {
+        match self {
+            Self::Exact(bucket) | Self::Padded(bucket) => bucket,
+        }
+    }
+}
+
+/// The routing table of one module.
+#[derive(Clone, Debug)]
+pub struct Table {
+    buckets: Vec<Bucket>,
+    /// Bucket indices, cheapest first.
+    by_cost: Vec<usize>,
+    /// For each dimension, the sizes that occur, ascending.
+    sizes: Vec<Vec<i64>>,
+    /// Row-major over `sizes`; empty when there would be too many.
+    cells: Vec<Cell>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    exact: Option<u32>,
+    cover: Option<u32>,
+}
+
+/// Beyond this a grid costs more memory than it saves time.
+const MAX_CELLS: usize = 1 << 16;
+
+impl Table {
+    /// Makes the table of `buckets`, which all have as many sizes. Of two with the same sizes the cheaper is used.
+    pub fn new(buckets: Vec<Bucket>) -> Self {
+        let dims = buckets.first().map_or(0, |bucket| bucket.sizes.len());
+        debug_assert!(buckets.iter().all(|bucket| bucket.sizes.len() == dims));
+        let mut by_cost: Vec<usize> = (0..buckets.len()).collect();
+        // Equal costs are settled by size and then by position, so that the answer never depends on an order of input.
+        by_cost.sort_by(|&a, &b| {
+            let (a_, b_) = (&buckets[a], &buckets[b]);
+            a_.cost
+                .total_cmp(&b_.cost)
+                .then_with(|| a_.sizes.cmp(&b_.sizes))
+                .then(a.cmp(&b))
+        });
+        let sizes: Vec<Vec<i64>> = (0..dims)
+            .map(|dim| {
+                let mut sizes: Vec<i64> = buckets.iter().map(|bucket| bucket.sizes[dim]).collect();
+                sizes.sort_unstable();
+                sizes.dedup();
+                sizes
+            })
+            .collect();
+        let mut table = Self {
+            buckets,
+            by_cost,
+            sizes,
+            cells: Vec::new(),
+        };
+        let count = table
+            .sizes
+            .iter()
+            .try_fold(1usize, |n, sizes| n.checked_mul(sizes.len()));
+        if let Some(count) = count.filter(|&n| n <= MAX_CELLS && !table.buckets.is_empty()) {
+            table.cells = (0..count).map(|cell| table.cell(cell)).collect();
+        }
+        table
+    }
+
+    /// Returns where a request of these sizes goes; none when no bucket fits.
+    pub fn route(&self, request: &[i64]) -> Option<Route> {
+        if self.cells.is_empty() {
+            return self.scan(request);
+        }
+        let mut cell = 0;
+        let mut exact = true;
+        for (sizes, &size) in self.sizes.iter().zip(request) {
+            let at = sizes.partition_point(|&have| have < size);
+            exact &= *sizes.get(at)? == size;
+            cell = cell * sizes.len() + at;
+        }
+        let cell = self.cells.get(cell)?;
+        match (exact, cell.exact, cell.cover) {
+            (true, Some(bucket), _) => Some(Route::Exact(bucket as usize)),
+            (_, _, Some(bucket)) => Some(Route::Padded(bucket as usize)),
+            _ => None,
+        }
+    }
+
+    /// Returns the bucket a person would expect to be nearest: the cheapest that covers the request though it may not
+    /// be padded into, or else the one that is short of the least; and whether it covers.
+    pub fn nearest(&self, request: &[i64]) -> Option<(usize, bool)> {
+        if let Some(&bucket) = self
+            .by_cost
+            .iter()
+            .find(|&&bucket| covers(&self.buckets[bucket].sizes, request))
+        {
+            return Some((bucket, true));
+        }
+        let short = |bucket: &Bucket| -> i64 {
+            bucket
+                .sizes
+                .iter()
+                .zip(request)
+                .map(|(have, want)| want.saturating_sub(*have).max(0))
+                .fold(0, i64::saturating_add)
+        };
+        (0..self.buckets.len())
+            .min_by_key(|&bucket| short(&self.buckets[bucket]))
+            .map(|bucket| (bucket, false))
+    }
+
+    fn scan(&self, request: &[i64]) -> Option<Route> {
+        let mut cover = None;
+        for &bucket in &self.by_cost {
+            let have = &self.buckets[bucket];
+            if have.sizes == request {
+                return Some(Route::Exact(bucket));
+            }
+            if cover.is_none() && have.paddable && covers(&have.sizes, request) {
+                cover = Some(Route::Padded(bucket));
+            }
+        }
+        cover
+    }
+
+    fn cell(&self, mut index: usize) -> Cell {
+        let mut at = vec![0; self.sizes.len()];
+        for (dim, sizes) in self.sizes.iter().enumerate().rev() {
+            at[dim] = sizes[index % sizes.len()];
+            index /= sizes.len();
+        }
+        let small = |bucket: &usize| u32::try_from(*bucket).ok();
+        let exact = self
+            .by_cost
+            .iter()
+            .find(|&&bucket| self.buckets[bucket].sizes == at)
+            .and_then(small);
+        let cover = |bucket: &&usize| {
+            self.buckets[**bucket].paddable && covers(&self.buckets[**bucket].sizes, &at)
+        };
+        Cell {
+            exact,
+            cover: self.by_cost.iter().find(cover).and_then(small),
+        }
+    }
+}
+
+fn covers(have: &[i64], want: &[i64]) -> bool {
+    have.iter().zip(want).all(|(have, want)| have >= want)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bucket(sizes: &[i64], cost: f64) -> Bucket {
+        Bucket {
+            sizes: sizes.to_vec(),
+            paddable: true,
+            cost,
+        }
+    }
+
+    #[test]
+    fn exact_comes_before_cheaper_and_cover_is_by_cost() {
+        let table = Table::new(vec![
+            bucket(&[8, 128], 900.0),
+            bucket(&[1, 512], 40.0),
+            bucket(&[1, 32], 50.0),
+        ]);
+        assert_eq!(table.route(&[1, 32]), Some(Route::Exact(2)));
+        assert_eq!(
+            table.route(&[1, 31]),
+            Some(Route::Padded(1)),
+            "the longer one is measured faster"
+        );
+        assert_eq!(table.route(&[2, 5]), Some(Route::Padded(0)));
+        assert_eq!(table.route(&[8, 129]), None);
+        assert_eq!(table.nearest(&[8, 129]), Some((0, false)));
+    }
+
+    #[test]
+    fn a_bucket_that_refuses_padding_answers_only_its_own_size() {
+        let mut only = bucket(&[4], 1.0);
+        only.paddable = false;
+        let table = Table::new(vec![only]);
+        assert_eq!(table.route(&[4]), Some(Route::Exact(0)));
+        assert_eq!(table.route(&[3]), None);
+        assert_eq!(table.nearest(&[3]), Some((0, true)));
+    }
+
+    #[test]
+    fn a_module_without_dimensions_has_one_answer() {
+        assert_eq!(
+            Table::new(vec![bucket(&[], 1.0)]).route(&[]),
+            Some(Route::Exact(0))
+        );
+        assert_eq!(Table::new(vec![]).route(&[]), None);
+    }
+
+    fn buckets() -> impl Strategy<Value = Vec<Bucket>> {
+        let one = (prop::collection::vec(1..9i64, 2), any::<bool>(), 0..5u8).prop_map(
+            |(sizes, paddable, cost)| Bucket {
+                sizes,
+                paddable,
+                cost: f64::from(cost),
+            },
+        );
+        prop::collection::vec(one, 1..12)
+    }
+
+    proptest! {
+        #[test]
+        fn the_grid_answers_like_the_definition(buckets in buckets(), request in prop::collection::vec(1..10i64, 2)) {
+            let table = Table::new(buckets.clone());
+            let best = |fits: &dyn Fn(&Bucket) -> bool| {
+                buckets.iter().filter(|b| fits(b)).map(|b| b.cost).min_by(f64::total_cmp)
+            };
+            match table.route(&request) {
+                Some(Route::Exact(i)) => {
+                    prop_assert_eq!(&buckets[i].sizes, &request);
+                    prop_assert_eq!(Some(buckets[i].cost), best(&|b| b.sizes == request));
+                }
+                Some(Route::Padded(i)) => {
+                    prop_assert!(buckets.iter().all(|b| b.sizes != request));
+                    prop_assert!(buckets[i].paddable && covers(&buckets[i].sizes, &request));
+                    prop_assert_eq!(Some(buckets[i].cost), best(&|b| b.paddable && covers(&b.sizes, &request)));
+                }
+                None => {
+                    prop_assert!(buckets.iter().all(|b| b.sizes != request));
+                    prop_assert!(!buckets.iter().any(|b| b.paddable && covers(&b.sizes, &request)));
+                }
+            }
+            prop_assert_eq!(table.route(&request), table.scan(&request));
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Everything that can go wrong between a store and an answer.
+
+use std::{fmt, io, sync::Arc};
+
+use crate::{
+    Device, Digest,
+    record::{Dtype, Sizes, bucket_name},
+    target::Mismatch,
+};
+
+/// Why a model did not load or a call was not answered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    #[error("{what} can't be read from the store")]
+    Store {
+        what: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
+    // Devices and hosts.
+    #[error("device `{device}` is not usable: {reason}")]
+    NoDevice { device: Device, reason: String },
+    #[error("a runtime needs at least one device, and each only once")]
+    Devices,
+    #[error("program `{}` ({module} {bucket}) was built for another target than `{device}` of this host: {}",
+        program.short(), list(mismatches))]
+    WrongTarget {
+        program: Digest,
+        module: String,
+        bucket: String,
+        device: Device,
+        mismatches: Vec<Mismatch>,
+    },
+
+    // Loading an artifact.
+    #[error("the memory file for object `{}` can't be made", object.short())]
+    MemoryFile {
+        object: Digest,
+        #[source]
+        source: io::Error,
+    },
+    #[error("object `{}` has other bytes: they hash to `{}`", object.short(), found.short())]
+    WrongBytes { object: Digest, found: Digest },
+    #[error("object `{}` is not loadable: {reason}", object.short())]
+    NotLoadable { object: Digest, reason: String },
+    #[error("object `{}` lacks the function `{name}`", object.short())]
+    MissingSymbol { object: Digest, name: String },
+    #[error("artifact `{}` gives no container: {reason}", artifact.short())]
+    NoContainer { artifact: Digest, reason: String },
+    #[error("artifact `{}` has {got} {what}, its record says {expected}", artifact.short())]
+    WrongCount {
+        artifact: Digest,
+        what: &'static str,
+        expected: usize,
+        got: usize,
+    },
+    #[error("program `{}` is malformed: {reason}", program.short())]
+    Malformed { program: Digest, reason: String },
+
+    // Weights.
+    #[error("weight set `{}` is not a safetensors object: {reason}", weights.short())]
+    BadWeights { weights: Digest, reason: String },
+    #[error("constant `{constant}` of artifact `{}` is not bound: {reason}", artifact.short())]
+    Unbound {
+        artifact: Digest,
+        constant: String,
+        reason: String,
+    },
+    #[error("weights can't be brought to `{device}`: {reason}")]
+    Upload { device: Device, reason: String },
+
+    // Calls.
+    #[error("model `{model}` has no module `{module}`")]
+    NoModule {
+        model: String,
+        module: String,
+        known: Vec<String>,
+        nearest: Option<String>,
+    },
+    #[error("module `{module}`, input `{input}`: {problem}")]
+    BadInput {
+        module: Arc<str>,
+        input: Arc<str>,
+        problem: Problem,
+    },
+    #[error("module `{module}` takes {expected} inputs ({}), got {got}", names.join(", "))]
+    InputCount {
+        module: Arc<str>,
+        expected: usize,
+        got: usize,
+        names: Vec<String>,
+    },
+    #[error("module `{module}` has no variant with the inputs {}", given.join(", "))]
+    InputNames {
+        module: Arc<str>,
+        given: Vec<String>,
+        variants: Vec<Vec<String>>,
+    },
+    #[error(
+        "module `{module}` has no bucket for {}; it has {}",
+        bucket_name(request),
+        buckets(known)
+    )]
+    NoBucket {
+        module: Arc<str>,
+        request: Sizes,
+        known: Vec<Sizes>,
+        nearest: Option<Sizes>,
+        why: NoFit,
+    },
+    #[error("module `{module}` at {bucket}, step `{step}`: {message}")]
+    Failed {
+        module: Arc<str>,
+        bucket: String,
+        step: String,
+        message: String,
+    },
+    #[error("module `{module}` at {bucket}: output {output} is {got}, its record says {expected}")]
+    BadOutput {
+        module: Arc<str>,
+        bucket: String,
+        output: usize,
+        expected: String,
+        got: String,
+    },
+    #[error("module `{module}`: {message}")]
+    Tensor { module: Arc<str>, message: String },
+}
+
+/// What is wrong with one input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Problem {
+    Undefined,
+    /// Sparse, quantised, nested, or wrapped by a function transform.
+    NotDense,
+    /// A negation or conjugation that is not done yet.
+    Lazy,
+    Device {
+        expected: Device,
+        got: String,
+    },
+    Dtype {
+        expected: Dtype,
+        got: String,
+    },
+    Rank {
+        expected: usize,
+        got: usize,
+    },
+    Size {
+        axis: usize,
+        expected: i64,
+        got: i64,
+    },
+    Empty {
+        axis: usize,
+        dim: String,
+    },
+    /// Two axes with the same dimension have different sizes.
+    Disagrees {
+        axis: usize,
+        dim: String,
+        size: i64,
+        other: i64,
+    },
+    Strides {
+        expected: Vec<i64>,
+        got: Vec<i64>,
+    },
+    Alignment {
+        needed: usize,
+        address: usize,
+    },
+    /// The tensor reaches past the end of its storage.
+    Storage {
+        needed: i64,
+        got: i64,
+    },
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Undefined => f.write_str("expected a tensor, got an undefined one"),
+            Self::NotDense => f.write_str(
+                "expected a dense tensor, got a sparse, quantised, nested or wrapped one",
+            ),
+            Self::Lazy => f.write_str(
+                "expected plain memory, got a tensor with a pending negation or conjugation",
+            ),
+            Self::Device { expected, got } => {
+                write!(f, "expected a tensor on `{expected}`, got `{got}`")
+            }
+            Self::Dtype { expected, got } => write!(f, "expected dtype {expected}, got {got}"),
+            Self::Rank { expected, got } => write!(f, "expected {expected} dimensions, got {got}"),
+            Self::Size {
+                axis,
+                expected,
+                got,
+            } => write!(f, "expected size {expected} on axis {axis}, got {got}"),
+            Self::Empty { axis, dim } => write!(f, "axis {axis} (`{dim}`) has size 0"),
+            Self::Disagrees {
+                axis,
+                dim,
+                size,
+                other,
+            } => {
+                write!(
+                    f,
+                    "axis {axis} says `{dim}` is {size}, an earlier one says {other}"
+                )
+            }
+            Self::Strides { expected, got } => {
+                write!(f, "expected strides {expected:?}, got {got:?}")
+            }
+            Self::Alignment { needed, address } => {
+                write!(
+                    f,
+                    "expected memory aligned to {needed} bytes, got address {address:#x}"
+                )
+            }
+            Self::Storage { needed, got } => {
+                write!(f, "the tensor covers {needed} bytes, its storage has {got}")
+            }
+        }
+    }
+}
+
+/// Why no bucket answers a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoFit {
+    /// Larger than every bucket.
+    TooLarge,
+    /// A bucket covers it, and may not be padded into.
+    PaddingRefused,
+}
+
+impl RuntimeError {
+    /// Returns what the caller can do about it.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NoDevice {
+                device: Device::Cuda(_),
+                ..
+            } => "`Device::Cpu` runs programs built for `cpu`".to_owned(),
+            Self::WrongTarget { .. } => {
+                "build the model on this kind of host, or name its target in `[target]`".to_owned()
+            }
+            Self::WrongBytes { .. } => "`precast verify` finds every damaged object".to_owned(),
+            Self::NotLoadable { .. } | Self::MissingSymbol { .. } | Self::WrongCount { .. } => {
+                "build the program again; `precast verify` says whether its objects are whole"
+                    .to_owned()
+            }
+            Self::NoModule {
+                nearest: Some(nearest),
+                ..
+            } => format!("did you mean `{nearest}`?"),
+            Self::NoModule { known, .. } => format!("it has {}", known.join(", ")),
+            Self::BadInput {
+                problem: Problem::Strides { .. } | Problem::Alignment { .. },
+                ..
+            } => "pass `.contiguous()`, or load the model with `Inputs::MayCopy`".to_owned(),
+            Self::BadInput {
+                problem: Problem::Device { expected, .. },
+                ..
+            } => {
+                format!("move it to `{expected}`, or load the model with `Inputs::MayCopy`")
+            }
+            Self::InputNames { variants, .. } => {
+                let variants: Vec<String> = variants.iter().map(|names| names.join(", ")).collect();
+                format!("it takes {}", variants.join("; or "))
+            }
+            Self::NoBucket {
+                nearest: Some(nearest),
+                why: NoFit::PaddingRefused,
+                ..
+            } => {
+                format!(
+                    "{} covers it, and its record says why it can't be padded into",
+                    bucket_name(nearest)
+                )
+            }
+            Self::NoBucket {
+                nearest: Some(nearest),
+                ..
+            } => format!("the nearest is {}", bucket_name(nearest)),
+            _ => return None,
+        })
+    }
+}
+
+fn list(mismatches: &[Mismatch]) -> String {
+    let told: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
+    told.join("; ")
+}
+
+fn buckets(known: &[Sizes]) -> String {
+    let names: Vec<String> = known.iter().map(bucket_name).collect();
+    match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", "),
+    }
+}

@@ -1,0 +1,202 @@
+// What has no C ABI: exceptions caught around foreign calls, a tensor's metadata in one call, and device guards.
+//
+// Every function is extern "C", returns 0 or an error whose text `precast_last_error` has, and throws nothing.
+
+#include <ATen/core/TensorBase.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <cstring>
+#include <exception>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <streambuf>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+thread_local std::string last_error;
+thread_local std::string* sink = nullptr;
+
+// An artifact's entry points turn an exception into a return code and print its text on std::cerr. This buffer, put
+// under std::cerr once and for good, gives the text to the call that is being made on the same thread and passes
+// everything else on.
+class PerThread : public std::streambuf {
+ public:
+  explicit PerThread(std::streambuf* under) : under_(under) {}
+
+ protected:
+  int_type overflow(int_type c) override {
+    if (traits_type::eq_int_type(c, traits_type::eof())) return traits_type::not_eof(c);
+    if (sink) {
+      sink->push_back(traits_type::to_char_type(c));
+      return c;
+    }
+    return under_->sputc(traits_type::to_char_type(c));
+  }
+  std::streamsize xsputn(const char* text, std::streamsize n) override {
+    if (sink) {
+      sink->append(text, static_cast<size_t>(n));
+      return n;
+    }
+    return under_->sputn(text, n);
+  }
+  int sync() override { return sink ? 0 : under_->pubsync(); }
+
+ private:
+  std::streambuf* under_;
+};
+
+struct Capture {
+  std::string text;
+  std::string* before = sink;
+  Capture() { sink = &text; }
+  ~Capture() { sink = before; }
+};
+
+void keep(const char* what, const std::string& printed) noexcept {
+  try {
+    last_error = what;
+    if (!printed.empty()) {
+      if (!last_error.empty()) last_error += "; ";
+      last_error += printed;
+    }
+    // "Error: " is what the artifact puts before the text.
+    const std::string prefix = "Error: ";
+    if (last_error.compare(0, prefix.size(), prefix) == 0) last_error.erase(0, prefix.size());
+    while (!last_error.empty() && (last_error.back() == '\n' || last_error.back() == ' ')) last_error.pop_back();
+    if (last_error.empty()) last_error = "failed without a message";
+  } catch (...) {
+  }
+}
+
+// Returns 0, the foreign error code, or -1 for an exception that crossed the C ABI.
+template <class F>
+int32_t guarded(F f) noexcept {
+  Capture capture;
+  try {
+    int32_t code = f();
+    if (code != 0) keep("", capture.text);
+    return code;
+  } catch (const std::exception& e) {
+    keep(e.what(), capture.text);
+  } catch (...) {
+    keep("an exception that is no std::exception", capture.text);
+  }
+  return -1;
+}
+
+const at::Tensor& tensor(const void* handle) { return *static_cast<const at::Tensor*>(handle); }
+
+}  // namespace
+
+extern "C" {
+
+struct PrecastMeta {
+  const int64_t* sizes;
+  const int64_t* strides;
+  uint8_t* data;
+  uint8_t* storage;
+  int64_t storage_bytes;
+  uint32_t rank;
+  int32_t device_index;
+  int8_t dtype;
+  int8_t device_type;
+  // 1 defined, 2 dense and strided, 4 a lazy negation or conjugation is pending, 8 has storage
+  uint8_t flags;
+};
+
+void precast_capture_messages() {
+  static std::once_flag once;
+  std::call_once(once, [] { std::cerr.rdbuf(new PerThread(std::cerr.rdbuf())); });
+}
+
+const char* precast_last_error() { return last_error.c_str(); }
+
+int32_t precast_tensor_meta(const void* handle, PrecastMeta* out) {
+  return guarded([&] {
+    const at::Tensor& t = tensor(handle);
+    std::memset(out, 0, sizeof *out);
+    if (!t.defined()) return 0;
+    out->flags = 1;
+    out->dtype = static_cast<int8_t>(t.scalar_type());
+    out->device_type = static_cast<int8_t>(t.device().type());
+    out->device_index = t.device().index();
+    const bool quantized = t.is_quantized();
+    const bool dense = t.layout() == c10::kStrided && !quantized && !t.is_nested() &&
+        !t.key_set().has(c10::DispatchKey::FuncTorchGradWrapper) && !t.key_set().has(c10::DispatchKey::FuncTorchBatched);
+    if (!dense) return 0;
+    out->flags |= 2;
+    if (t.is_neg() || t.is_conj()) out->flags |= 4;
+    out->rank = static_cast<uint32_t>(t.dim());
+    out->sizes = t.sizes().data();
+    out->strides = t.strides().data();
+    if (t.has_storage()) {
+      out->flags |= 8;
+      out->storage = static_cast<uint8_t*>(const_cast<void*>(t.storage().data()));
+      out->storage_bytes = static_cast<int64_t>(t.storage().nbytes());
+      out->data = out->storage + t.storage_offset() * static_cast<int64_t>(t.element_size());
+    }
+    return 0;
+  });
+}
+
+// A new handle to the same tensor.
+void* precast_tensor_share(const void* handle) {
+  try {
+    return new at::Tensor(tensor(handle));
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+void precast_tensor_delete(void* handle) { delete static_cast<at::Tensor*>(handle); }
+
+using Create = int32_t (*)(void**, size_t, const char*, const char*);
+using Delete = int32_t (*)(void*);
+using Run = int32_t (*)(void*, void**, size_t, void**, size_t, void*, void*);
+using Count = int32_t (*)(void*, size_t*);
+using Name = int32_t (*)(void*, size_t, const char**);
+using Flag = int32_t (*)(void*, size_t, bool*);
+using Dtype = int32_t (*)(void*, size_t, int32_t*);
+using Size = int32_t (*)(void*, size_t, size_t*);
+using Bind = int32_t (*)(void*, const void*, size_t, bool, bool);
+
+// `device` is below 0 for the CPU. Creating a CUDA container sets the thread's device; the guard sets it back.
+int32_t precast_create(Create f, void** container, const char* device_name, int32_t device) {
+  return guarded([&] {
+    c10::OptionalDeviceGuard guard;
+    if (device >= 0) guard.reset_device(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
+    return f(container, 1, device_name, nullptr);
+  });
+}
+int32_t precast_delete(Delete f, void* container) {
+  return guarded([&] { return f(container); });
+}
+int32_t precast_run(Run f, void* container, void** in, size_t n_in, void** out, size_t n_out, void* stream, void* proxy) {
+  return guarded([&] { return f(container, in, n_in, out, n_out, stream, proxy); });
+}
+int32_t precast_count(Count f, void* container, size_t* out) {
+  return guarded([&] { return f(container, out); });
+}
+int32_t precast_name(Name f, void* container, size_t i, const char** out) {
+  return guarded([&] { return f(container, i, out); });
+}
+int32_t precast_flag(Flag f, void* container, size_t i, bool* out) {
+  return guarded([&] { return f(container, i, out); });
+}
+int32_t precast_dtype(Dtype f, void* container, size_t i, int32_t* out) {
+  return guarded([&] { return f(container, i, out); });
+}
+int32_t precast_size(Size f, void* container, size_t i, size_t* out) {
+  return guarded([&] { return f(container, i, out); });
+}
+int32_t precast_bind(Bind f, void* container, const void* pairs, size_t n) {
+  return guarded([&] { return f(container, pairs, n, false, true); });
+}
+
+}  // extern "C"

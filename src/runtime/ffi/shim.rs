@@ -1,0 +1,108 @@
+//! The shim's functions and the ABI of an artifact, as C sees them.
+
+use std::ffi::{CStr, c_char, c_void};
+
+/// An `AOTInductorModelContainerHandle`.
+pub type RawContainer = *mut c_void;
+/// An `AtenTensorHandle`: an `at::Tensor*`.
+pub type RawTensor = *mut c_void;
+
+pub type Create =
+    unsafe extern "C" fn(*mut RawContainer, usize, *const c_char, *const c_char) -> i32;
+pub type Delete = unsafe extern "C" fn(RawContainer) -> i32;
+pub type Run = unsafe extern "C" fn(
+    RawContainer,
+    *mut RawTensor,
+    usize,
+    *mut RawTensor,
+    usize,
+    *mut c_void,
+    *mut c_void,
+) -> i32;
+pub type Count = unsafe extern "C" fn(RawContainer, *mut usize) -> i32;
+pub type Name = unsafe extern "C" fn(RawContainer, usize, *mut *const c_char) -> i32;
+pub type Flag = unsafe extern "C" fn(RawContainer, usize, *mut bool) -> i32;
+pub type DtypeOf = unsafe extern "C" fn(RawContainer, usize, *mut i32) -> i32;
+pub type Size = unsafe extern "C" fn(RawContainer, usize, *mut usize) -> i32;
+pub type Bind = unsafe extern "C" fn(RawContainer, *const Pair, usize, bool, bool) -> i32;
+
+/// An `AOTInductorConstantMapEntry`.
+#[repr(C)]
+pub struct Pair {
+    pub name: *const c_char,
+    pub tensor: RawTensor,
+}
+
+/// What the shim reads off a tensor. The pointers live as long as the tensor keeps its shape.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RawMeta {
+    pub sizes: *const i64,
+    pub strides: *const i64,
+    pub data: *mut u8,
+    pub storage: *mut u8,
+    pub storage_bytes: i64,
+    pub rank: u32,
+    pub device_index: i32,
+    pub dtype: i8,
+    pub device_type: i8,
+    pub flags: u8,
+}
+
+unsafe extern "C" {
+    pub fn precast_capture_messages();
+    pub fn precast_last_error() -> *const c_char;
+    pub fn precast_tensor_meta(tensor: *const c_void, out: *mut RawMeta) -> i32;
+    pub fn precast_tensor_share(tensor: *const c_void) -> RawTensor;
+    pub fn precast_tensor_delete(tensor: RawTensor);
+    pub fn precast_create(
+        f: Create,
+        out: *mut RawContainer,
+        device_name: *const c_char,
+        device: i32,
+    ) -> i32;
+    pub fn precast_delete(f: Delete, container: RawContainer) -> i32;
+    pub fn precast_run(
+        f: Run,
+        container: RawContainer,
+        inputs: *mut RawTensor,
+        n_inputs: usize,
+        outputs: *mut RawTensor,
+        n_outputs: usize,
+        stream: *mut c_void,
+        proxy: *mut c_void,
+    ) -> i32;
+    pub fn precast_count(f: Count, container: RawContainer, out: *mut usize) -> i32;
+    pub fn precast_name(f: Name, container: RawContainer, i: usize, out: *mut *const c_char)
+    -> i32;
+    pub fn precast_flag(f: Flag, container: RawContainer, i: usize, out: *mut bool) -> i32;
+    pub fn precast_dtype(f: DtypeOf, container: RawContainer, i: usize, out: *mut i32) -> i32;
+    pub fn precast_size(f: Size, container: RawContainer, i: usize, out: *mut usize) -> i32;
+    pub fn precast_bind(f: Bind, container: RawContainer, pairs: *const Pair, n: usize) -> i32;
+    /// libtorch's own: which `TORCH_ABI_VERSION` it is.
+    fn aoti_torch_abi_version() -> u64;
+}
+
+/// Returns the address of a function of libtorch_cpu, to ask the loader where that came from.
+///
+/// The address of an imported function is that of its definition, so it lies in libtorch_cpu and not in this binary.
+pub fn libtorch_address() -> *const c_void {
+    aoti_torch_abi_version as *const c_void
+}
+
+/// Returns the text of this thread's last error.
+pub fn last_error() -> String {
+    // SAFETY: the shim returns a NUL-terminated thread-local string that stays valid until this thread's next failing
+    // call, and it is copied here.
+    unsafe { CStr::from_ptr(precast_last_error()) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// Maps a shim's return code to its text.
+pub fn checked(code: i32) -> Result<(), String> {
+    match code {
+        0 => Ok(()),
+        _ => Err(last_error()),
+    }
+}

@@ -1,0 +1,65 @@
+//! A tensor together with the memory it views.
+
+use std::ops::Range;
+
+use super::{Handle, tensor::from_blob};
+use crate::{Device, record::Dtype, runtime::source::Bytes};
+
+/// A bound tensor. It is dropped before the memory it views.
+pub struct Weight {
+    handle: Handle,
+    _memory: Option<Bytes>,
+}
+
+impl Weight {
+    /// Makes a tensor over a part of mapped memory, which stays mapped as long as the weight lives.
+    ///
+    /// Fails when the range does not hold exactly such a tensor or starts where the dtype can't.
+    pub fn over(
+        memory: &Bytes,
+        range: Range<usize>,
+        shape: &[i64],
+        stride: &[i64],
+        dtype: Dtype,
+    ) -> Result<Self, String> {
+        let elements = shape
+            .iter()
+            .try_fold(1i64, |n, &size| n.checked_mul(size))
+            .and_then(|n| usize::try_from(n).ok());
+        let expected = elements.and_then(|n| n.checked_mul(dtype.size()));
+        let part = memory
+            .get(range.clone())
+            .ok_or("it reaches past the end of the object")?;
+        if expected != Some(part.len()) {
+            return Err(format!(
+                "{dtype} {shape:?} does not take {} bytes",
+                part.len()
+            ));
+        }
+        if !(part.as_ptr() as usize).is_multiple_of(dtype.size()) {
+            return Err(format!(
+                "it starts at byte {}, where no {dtype} can",
+                range.start
+            ));
+        }
+        // SAFETY: the range lies in the map and has the tensor's size (checked above; strides are those of a dense
+        // tensor of this shape); the map is read-only, immutable, and held for as long as the handle.
+        let handle = unsafe { from_blob(part.as_ptr(), shape, stride, dtype, Device::Cpu) }?;
+        Ok(Self {
+            handle,
+            _memory: Some(memory.clone()),
+        })
+    }
+
+    /// Wraps a tensor that owns its memory.
+    pub fn owned(handle: Handle) -> Self {
+        Self {
+            handle,
+            _memory: None,
+        }
+    }
+
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}

@@ -1,0 +1,226 @@
+//! What loads models: the devices, the source, and the weights they share.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError, Weak, atomic::AtomicUsize},
+};
+
+use super::{
+    RuntimeError,
+    ffi::cuda,
+    model::{Inputs, Model, Replica, Variant},
+    program::{Ready, in_store},
+    source::Source,
+    weights::Weights,
+};
+use crate::{
+    Device, Digest, Target,
+    record::{Program, bucket_name},
+};
+
+/// The devices a runtime works on, and where it takes artifacts and weights from.
+pub struct Runtime {
+    source: Arc<dyn Source>,
+    devices: Vec<Device>,
+    /// What this host is, for each device; none is not checked.
+    hosts: Vec<Option<Target>>,
+    instances: usize,
+    inputs: Inputs,
+    weights: Mutex<HashMap<(Digest, Device), Weak<Weights>>>,
+}
+
+impl Runtime {
+    /// Makes a runtime over `source` on the given devices.
+    ///
+    /// Fails when a device is not there: CUDA ordinals are those of this process (`CUDA_VISIBLE_DEVICES`).
+    pub fn over(
+        source: Arc<dyn Source>,
+        devices: impl Into<Devices>,
+    ) -> Result<Self, RuntimeError> {
+        let devices = devices.into().0;
+        let twice = devices
+            .iter()
+            .enumerate()
+            .any(|(i, device)| devices[..i].contains(device));
+        if devices.is_empty() || twice {
+            return Err(RuntimeError::Devices);
+        }
+        for &device in &devices {
+            check(device)?;
+        }
+        let hosts = devices.iter().map(|_| None).collect();
+        Ok(Self {
+            source,
+            devices,
+            hosts,
+            instances: 4,
+            inputs: Inputs::default(),
+            weights: Mutex::default(),
+        })
+    }
+
+    /// Sets how many callers one program may have at once on one device; others wait. 4 unless set.
+    pub fn instances(mut self, instances: usize) -> Self {
+        self.instances = instances.max(1);
+        self
+    }
+
+    /// Sets whether inputs may be copied to fit.
+    pub fn inputs(mut self, inputs: Inputs) -> Self {
+        self.inputs = inputs;
+        self
+    }
+
+    /// Sets what this host is, for the check of each program's target. One for each device, in their order.
+    pub fn hosts(mut self, hosts: Vec<Target>) -> Self {
+        self.hosts = hosts.into_iter().map(Some).collect();
+        self.hosts.resize(self.devices.len(), None);
+        self
+    }
+
+    /// Loads the newest release of a model, or a named one as `model@release`.
+    pub fn load(&self, model: &str) -> Result<Model, RuntimeError> {
+        let (name, release) = match model.split_once('@') {
+            Some((name, release)) => (name, Some(release)),
+            None => (model, None),
+        };
+        let release = self
+            .source
+            .release(name, release)
+            .map_err(in_store(format!("model `{model}`")))?;
+        let mut programs = Vec::with_capacity(release.programs.len());
+        for id in &release.programs {
+            programs.push(
+                self.source
+                    .program(id)
+                    .map_err(in_store(format!("program `{}`", id.short())))?,
+            );
+        }
+        self.load_programs(name, programs, release.weights, release.aliases)
+    }
+
+    /// Loads programs that no release has yet, as a build does before it publishes them.
+    pub fn load_programs(
+        &self,
+        model: &str,
+        programs: Vec<Program>,
+        weights: Option<Digest>,
+        aliases: BTreeMap<String, String>,
+    ) -> Result<Model, RuntimeError> {
+        let aliases = Arc::new(aliases);
+        let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
+        let mut replicas = Vec::with_capacity(self.devices.len());
+        for (i, &device) in self.devices.iter().enumerate() {
+            // Before anything is loaded: a wrong host must not get as far as `dlopen`.
+            for program in &programs {
+                self.check_target(program, i)?;
+            }
+            let weights = self.weights(weights, device)?;
+            let mut modules: BTreeMap<String, Vec<Ready>> = BTreeMap::new();
+            for program in &programs {
+                let _span =
+                    tracing::info_span!("load", program = %program.id.short(), %device).entered();
+                let ready = Ready::load(
+                    &*self.source,
+                    program.clone(),
+                    device,
+                    weights.clone(),
+                    aliases.clone(),
+                    self.instances,
+                )?;
+                modules
+                    .entry(program.module.clone())
+                    .or_default()
+                    .push(ready);
+            }
+            let modules = modules
+                .into_iter()
+                .map(|(name, programs)| Ok((name, Variant::group(programs)?)));
+            let modules = modules.collect::<Result<HashMap<_, _>, RuntimeError>>()?;
+            replicas.push(Replica {
+                device,
+                modules,
+                running: AtomicUsize::new(0),
+            });
+        }
+        Ok(Model::new(model.to_owned(), replicas, self.inputs))
+    }
+
+    fn check_target(&self, program: &Program, i: usize) -> Result<(), RuntimeError> {
+        let device = self.devices[i];
+        let mismatches = match &self.hosts[i] {
+            Some(host) => program.target.mismatches(host),
+            None if program.target.device != device.kind() => vec![crate::target::Mismatch {
+                field: "device",
+                artifact: program.target.device.to_string(),
+                host: device.kind().to_string(),
+            }],
+            None => Vec::new(),
+        };
+        match mismatches.is_empty() {
+            true => Ok(()),
+            false => Err(RuntimeError::WrongTarget {
+                program: program.id,
+                module: program.module.clone(),
+                bucket: bucket_name(&program.sizes),
+                device,
+                mismatches,
+            }),
+        }
+    }
+
+    /// Returns the weight set on the device; one that a loaded model has already is shared.
+    fn weights(
+        &self,
+        digest: Option<Digest>,
+        device: Device,
+    ) -> Result<Arc<Weights>, RuntimeError> {
+        let Some(digest) = digest else {
+            return Ok(Arc::new(Weights::none(device)));
+        };
+        let mut held = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(weights) = held.get(&(digest, device)).and_then(Weak::upgrade) {
+            return Ok(weights);
+        }
+        let bytes = self
+            .source
+            .map(&digest)
+            .map_err(in_store(format!("weight set `{}`", digest.short())))?;
+        let weights = Arc::new(Weights::new(digest, &bytes, device)?);
+        held.insert((digest, device), Arc::downgrade(&weights));
+        Ok(weights)
+    }
+}
+
+/// One or more devices.
+pub struct Devices(Vec<Device>);
+
+impl From<Device> for Devices {
+    fn from(device: Device) -> Self {
+        Self(vec![device])
+    }
+}
+
+impl<const N: usize> From<[Device; N]> for Devices {
+    fn from(devices: [Device; N]) -> Self {
+        Self(devices.to_vec())
+    }
+}
+
+impl From<Vec<Device>> for Devices {
+    fn from(devices: Vec<Device>) -> Self {
+        Self(devices)
+    }
+}
+
+fn check(device: Device) -> Result<(), RuntimeError> {
+    let Device::Cuda(ordinal) = device else {
+        return Ok(());
+    };
+    let no = |reason| RuntimeError::NoDevice { device, reason };
+    let devices = cuda().map_err(no)?.devices();
+    match ordinal < devices {
+        true => Ok(()),
+        false => Err(no(format!("this process sees {devices} CUDA devices"))),
+    }
+}

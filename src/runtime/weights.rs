@@ -1,0 +1,268 @@
+//! A weight set on one device: mapped or uploaded once, bound everywhere by pointer.
+//!
+//! On the CPU every tensor is a view of the mapped safetensors object; nothing is copied, and processes that map one
+//! object share its pages. On CUDA all tensors are views of one allocation. Either way a program holds an `Arc` of
+//! what it binds, so weights live as long as somebody may read them and no longer.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use safetensors::{Dtype as StDtype, SafeTensors};
+use tch::{Kind, Tensor};
+
+use super::{
+    RuntimeError,
+    ffi::{Meta, Weight, kind_of},
+    source::Bytes,
+};
+use crate::{
+    Device, Digest,
+    record::{Dtype, Layout},
+};
+
+/// One weight set on one device.
+pub struct Weights {
+    device: Device,
+    tensors: HashMap<String, Entry>,
+    /// Copies for artifacts that want a tensor in another memory order.
+    restrided: Mutex<Restrided>,
+    /// Addresses of the memory every tensor views.
+    memory: Range<usize>,
+}
+
+/// Tensor name and strides -> the copy.
+type Restrided = HashMap<(String, Vec<i64>), Arc<Weight>>;
+
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<i64>,
+    weight: Arc<Weight>,
+}
+
+/// Where uploaded tensors start, as CUDA's own allocator would put them.
+const ALIGNMENT: usize = 256;
+
+impl Weights {
+    /// Makes the tensors of a mapped safetensors object usable on `device`.
+    pub fn new(digest: Digest, bytes: &Bytes, device: Device) -> Result<Self, RuntimeError> {
+        let bad = |reason: String| RuntimeError::BadWeights {
+            weights: digest,
+            reason,
+        };
+        let file = SafeTensors::deserialize(bytes).map_err(|error| bad(error.to_string()))?;
+        let mut views = Vec::new();
+        for (name, view) in file.iter() {
+            let dtype = dtype_of(view.dtype())
+                .ok_or_else(|| bad(format!("`{name}` has dtype {:?}", view.dtype())))?;
+            let shape = view
+                .shape()
+                .iter()
+                .map(|&size| i64::try_from(size))
+                .collect::<Result<Vec<_>, _>>();
+            let shape = shape.map_err(|_| bad(format!("`{name}` has an absurd shape")))?;
+            let start = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
+            views.push((
+                name.to_owned(),
+                dtype,
+                shape,
+                start..start + view.data().len(),
+            ));
+        }
+        // In file order, so that an upload reads the map from front to back.
+        views.sort_by_key(|(.., range)| range.start);
+        let (tensors, memory) = match device {
+            Device::Cpu => (over(bytes, views).map_err(bad)?, range_of(bytes)),
+            Device::Cuda(ordinal) => upload(bytes, views, ordinal)
+                .map_err(|reason| RuntimeError::Upload { device, reason })?,
+        };
+        Ok(Self {
+            device,
+            tensors,
+            restrided: Mutex::default(),
+            memory,
+        })
+    }
+
+    /// Makes an empty weight set, for a model without parameters and buffers.
+    pub fn none(device: Device) -> Self {
+        Self {
+            device,
+            tensors: HashMap::new(),
+            restrided: Mutex::default(),
+            memory: 0..0,
+        }
+    }
+
+    /// Returns whether an address lies in the weights' memory.
+    pub fn contains(&self, address: usize) -> bool {
+        self.memory.contains(&address)
+    }
+
+    /// Returns the tensor `name` laid out as `layout` wants it, or why there is none.
+    pub fn get(
+        &self,
+        name: &str,
+        aliases: &BTreeMap<String, String>,
+        layout: &Layout,
+    ) -> Result<Arc<Weight>, String> {
+        let held = self
+            .tensors
+            .get(name)
+            .or_else(|| self.tensors.get(aliases.get(name)?));
+        let Some(entry) = held else {
+            return Err(format!("the weight set has no tensor `{name}`"));
+        };
+        if entry.dtype != layout.dtype || entry.shape != layout.shape {
+            return Err(format!(
+                "it is {} {:?}, and `{name}` in the weight set is {} {:?}",
+                layout.dtype, layout.shape, entry.dtype, entry.shape
+            ));
+        }
+        if same_strides(&layout.shape, &layout.stride, &contiguous(&layout.shape)) {
+            return Ok(entry.weight.clone());
+        }
+        self.restride(name, entry, layout)
+    }
+
+    fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Arc<Weight>, String> {
+        let mut made = self
+            .restrided
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let key = (name.to_owned(), layout.stride.clone());
+        if let Some(weight) = made.get(&key) {
+            return Ok(weight.clone());
+        }
+        let device = tch_device(self.device);
+        let source = entry.weight.handle().share().into_tensor();
+        let copy = Tensor::f_empty_strided(
+            &layout.shape,
+            &layout.stride,
+            (kind_of(layout.dtype), device),
+        )
+        .and_then(|mut copy| copy.f_copy_(&source).map(|()| copy))
+        .map_err(|error| {
+            format!(
+                "`{name}` can't be laid out with strides {:?}: {error}",
+                layout.stride
+            )
+        })?;
+        let weight = Arc::new(Weight::owned(copy.into()));
+        made.insert(key, weight.clone());
+        Ok(weight)
+    }
+}
+
+type Views = Vec<(String, Dtype, Vec<i64>, Range<usize>)>;
+
+fn over(bytes: &Bytes, views: Views) -> Result<HashMap<String, Entry>, String> {
+    let mut tensors = HashMap::with_capacity(views.len());
+    for (name, dtype, shape, range) in views {
+        let stride = contiguous(&shape);
+        let weight = Weight::over(bytes, range, &shape, &stride, dtype)
+            .map_err(|error| format!("`{name}`: {error}"))?;
+        tensors.insert(
+            name,
+            Entry {
+                dtype,
+                shape,
+                weight: Arc::new(weight),
+            },
+        );
+    }
+    Ok(tensors)
+}
+
+fn upload(
+    bytes: &Bytes,
+    views: Views,
+    ordinal: usize,
+) -> Result<(HashMap<String, Entry>, Range<usize>), String> {
+    let text = |error: tch::TchError| error.to_string();
+    let device = tch::Device::Cuda(ordinal);
+    let mut total = 0;
+    let offsets: Vec<usize> = views
+        .iter()
+        .map(|(.., range)| {
+            let at = total;
+            total += range.len().next_multiple_of(ALIGNMENT);
+            at
+        })
+        .collect();
+    let signed = |n: usize| i64::try_from(n).map_err(|error| error.to_string());
+    let block = Tensor::f_empty([signed(total)?], (Kind::Uint8, device)).map_err(text)?;
+    let mut tensors = HashMap::with_capacity(views.len());
+    for ((name, dtype, shape, range), offset) in views.into_iter().zip(offsets) {
+        let length = signed(range.len())?;
+        let mut place = block.f_narrow(0, signed(offset)?, length).map_err(text)?;
+        let source = Weight::over(bytes, range, &[length], &[1], Dtype::Uint8)?;
+        place
+            .f_copy_(&source.handle().share().into_tensor())
+            .map_err(text)?;
+        let tensor = place
+            .f_view_dtype(kind_of(dtype))
+            .and_then(|flat| flat.f_view(shape.as_slice()))
+            .map_err(text)?;
+        tensors.insert(
+            name,
+            Entry {
+                dtype,
+                shape,
+                weight: Arc::new(Weight::owned(tensor.into())),
+            },
+        );
+    }
+    let start = Meta::of(&block).storage();
+    Ok((tensors, start..start + total))
+}
+
+fn range_of(bytes: &Bytes) -> Range<usize> {
+    let start = bytes.as_ptr() as usize;
+    start..start + bytes.len()
+}
+
+/// Returns row-major strides.
+pub(super) fn contiguous(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+    }
+    strides
+}
+
+/// Returns whether two strides address a tensor of this shape alike: axes of size 1 do not matter.
+pub(super) fn same_strides(shape: &[i64], a: &[i64], b: &[i64]) -> bool {
+    shape.contains(&0)
+        || shape
+            .iter()
+            .zip(a)
+            .zip(b)
+            .all(|((&size, a), b)| size == 1 || a == b)
+}
+
+/// Maps to tch's device.
+pub(super) fn tch_device(device: Device) -> tch::Device {
+    match device {
+        Device::Cpu => tch::Device::Cpu,
+        Device::Cuda(ordinal) => tch::Device::Cuda(ordinal),
+    }
+}
+
+fn dtype_of(dtype: StDtype) -> Option<Dtype> {
+    Some(match dtype {
+        StDtype::F64 => Dtype::Float64,
+        StDtype::F32 => Dtype::Float32,
+        StDtype::F16 => Dtype::Float16,
+        StDtype::BF16 => Dtype::Bfloat16,
+        StDtype::I64 => Dtype::Int64,
+        StDtype::I32 => Dtype::Int32,
+        StDtype::I16 => Dtype::Int16,
+        StDtype::I8 => Dtype::Int8,
+        StDtype::U8 => Dtype::Uint8,
+        StDtype::BOOL => Dtype::Bool,
+        _ => return None,
+    })
+}

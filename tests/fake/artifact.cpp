@@ -1,0 +1,237 @@
+// A fake artifact: the C ABI of an AOTInductor shared object in a few lines, for tests that need no compiler but g++.
+//
+// It takes one float32 input [ROWS, COLS], INPUTS - 1 int64 inputs of the same shape, and the constants `scale` (float32
+// [1]) and `shift.0`, `shift.1`, … (float32 [1]), CONSTANTS of them in all. Its output is float32 [ROWS, COLS]:
+//
+//     out = x * scale + (shift.0 + …) + (the int64 inputs)
+//
+// and, with a second output (OUTPUTS=2), float32 [ROWS]: the sum of each row. Like a real artifact it checks nothing
+// about its inputs, steals their handles, and prints the text of an exception on std::cerr.
+//
+// Choose what it does wrong with -DBEHAVIOUR=…; build it with
+//     g++ -std=c++17 -O1 -shared -fPIC -o fake.so artifact.cpp -DROWS=8 -DCOLS=4
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <stdexcept>
+#include <string>
+#include <unistd.h>
+
+#ifndef ROWS
+#define ROWS 8
+#endif
+#ifndef COLS
+#define COLS 4
+#endif
+#ifndef INPUTS
+#define INPUTS 1
+#endif
+#ifndef OUTPUTS
+#define OUTPUTS 1
+#endif
+#ifndef CONSTANTS
+#define CONSTANTS 1
+#endif
+// Makes otherwise equal objects differ, so that a test has one nobody else has loaded.
+#ifndef SALT
+#define SALT 0
+#endif
+
+// Behaviours.
+#define OK 0
+#define THROWS 1          // lets a C++ exception through extern "C"
+#define FAILS 2           // returns an error code and prints why
+#define FAILS_HALF 3      // the same, after it stole one input and wrote one output
+#define BAD_SHAPE 4       // an output of another shape
+#define BAD_DTYPE 5       // an output of another dtype
+#define NO_OUTPUT 6       // success, and no output written
+#define RETURNS_INPUT 7   // the output is the input's own memory
+#define RETURNS_WEIGHT 8  // the output is `scale`'s own memory (ROWS = 1, COLS = 1)
+#define LEAKS 9           // forgets one tensor a call
+#define NO_CONTAINER 10   // can't be created
+#define NO_SYMBOL 11      // lacks a function of the ABI
+#define HANGS 12          // sleeps a second before it answers when x[0] is below 0
+#define FAILS_BELOW 13    // fails when x[0] is below 0
+#ifndef BEHAVIOUR
+#define BEHAVIOUR OK
+#endif
+
+extern "C" {
+// libtorch's stable C ABI, as artifacts use it.
+int32_t aoti_torch_get_data_ptr(void* tensor, void** data);
+int32_t aoti_torch_delete_tensor_object(void* tensor);
+int32_t aoti_torch_new_tensor_handle(void* tensor, void** made);
+int32_t aoti_torch__reinterpret_tensor(
+    void* tensor, int64_t rank, const int64_t* sizes, const int64_t* strides, int64_t offset, void** made);
+int32_t aoti_torch_empty_strided(
+    int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t device, int32_t index, void** made);
+int32_t aoti_torch_dtype_float32();
+int32_t aoti_torch_dtype_int64();
+int32_t aoti_torch_device_type_cpu();
+}
+
+namespace {
+
+volatile int salt = SALT;
+
+struct Container {
+  void* bound[CONSTANTS + 1] = {};
+  // Counts callers, as a real container's state would be torn by two.
+  int inside = 0;
+};
+
+struct Pair {
+  const char* name;
+  void* tensor;
+};
+
+std::string fqn(size_t i) { return i == 0 ? "scale" : "shift." + std::to_string(i - 1); }
+// Names inside the container are not those a record uses.
+std::string name(size_t i) { return "c" + std::to_string(i); }
+
+const float* floats(void* tensor) {
+  void* data = nullptr;
+  aoti_torch_get_data_ptr(tensor, &data);
+  return static_cast<const float*>(data);
+}
+
+void* make(int64_t rank, const int64_t* sizes, int32_t dtype) {
+  int64_t strides[4] = {1, 1, 1, 1};
+  for (int64_t i = rank - 1; i > 0; i--) strides[i - 1] = strides[i] * sizes[i];
+  void* made = nullptr;
+  if (aoti_torch_empty_strided(rank, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &made) != 0)
+    throw std::runtime_error("no memory for an output");
+  return made;
+}
+
+void run(Container* c, void** in, void** out) {
+  if (c->inside++ != 0) std::abort();
+  struct Leave {
+    Container* c;
+    ~Leave() { c->inside--; }
+  } leave{c};
+  const float* x = floats(in[0]);
+  if (BEHAVIOUR == THROWS) throw std::runtime_error("thrown through the C ABI");
+  if (BEHAVIOUR == FAILS) throw std::runtime_error("refused by the fake");
+  if (BEHAVIOUR == FAILS_BELOW && x[0] < 0) throw std::runtime_error("negative");
+  if (BEHAVIOUR == HANGS && x[0] < 0) sleep(1);
+  if (BEHAVIOUR == NO_OUTPUT) {
+    for (int i = 0; i < INPUTS; i++) { aoti_torch_delete_tensor_object(in[i]); in[i] = nullptr; }
+    return;
+  }
+  if (BEHAVIOUR == RETURNS_INPUT) {
+    out[0] = in[0];
+    in[0] = nullptr;
+    return;
+  }
+  if (BEHAVIOUR == RETURNS_WEIGHT) {
+    const int64_t ones[2] = {1, 1};
+    aoti_torch__reinterpret_tensor(c->bound[0], 2, ones, ones, 0, &out[0]);
+    aoti_torch_delete_tensor_object(in[0]);
+    in[0] = nullptr;
+    return;
+  }
+  const int64_t sizes[2] = {ROWS, BEHAVIOUR == BAD_SHAPE ? COLS + 1 : COLS};
+  void* made = make(2, sizes, BEHAVIOUR == BAD_DTYPE ? aoti_torch_dtype_int64() : aoti_torch_dtype_float32());
+  if (BEHAVIOUR == LEAKS) {
+    void* lost = nullptr;
+    aoti_torch_new_tensor_handle(made, &lost);
+  }
+  out[0] = made;
+  if (BEHAVIOUR == FAILS_HALF) {
+    aoti_torch_delete_tensor_object(in[0]);
+    in[0] = nullptr;
+    throw std::runtime_error("gave up half way");
+  }
+  float scale = CONSTANTS > 0 ? floats(c->bound[0])[0] : 1;
+  float shift = 0;
+  for (int i = 1; i < CONSTANTS; i++) shift += floats(c->bound[i])[0];
+  float* y = const_cast<float*>(floats(made));
+  for (int64_t i = 0; i < ROWS * COLS; i++) {
+    y[i] = x[i] * scale + shift;
+    for (int k = 1; k < INPUTS; k++) y[i] += static_cast<float>(reinterpret_cast<const int64_t*>(floats(in[k]))[i]);
+  }
+  if (OUTPUTS > 1) {
+    const int64_t rows[1] = {ROWS};
+    out[1] = make(1, rows, aoti_torch_dtype_float32());
+    float* sum = const_cast<float*>(floats(out[1]));
+    for (int64_t r = 0; r < ROWS; r++) {
+      sum[r] = 0;
+      for (int64_t i = 0; i < COLS; i++) sum[r] += y[r * COLS + i];
+    }
+  }
+  for (int i = 0; i < INPUTS; i++) {
+    aoti_torch_delete_tensor_object(in[i]);
+    in[i] = nullptr;
+  }
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT int32_t AOTInductorModelContainerCreateWithDevice(void** made, size_t, const char*, const char*) {
+  if (BEHAVIOUR == NO_CONTAINER) {
+    std::cerr << "Error: the fake has no container\n";
+    return 1;
+  }
+  *made = new Container;
+  return 0;
+}
+EXPORT int32_t AOTInductorModelContainerDelete(void* c) {
+  delete static_cast<Container*>(c);
+  return 0;
+}
+EXPORT int32_t AOTInductorModelContainerRunSingleThreaded(
+    void* c, void** in, size_t n_in, void** out, size_t n_out, void*, void*) {
+  // The real entry point checks the counts outside of its try block.
+  if (n_in != INPUTS || n_out != OUTPUTS) throw std::runtime_error("expected another number of inputs or outputs");
+  if (BEHAVIOUR == THROWS) run(static_cast<Container*>(c), in, out);
+  try {
+    run(static_cast<Container*>(c), in, out);
+    return 0;
+  } catch (const std::exception& e) {
+    std::cerr << "Error: " << e.what() << '\n';
+    return 1;
+  }
+}
+#if BEHAVIOUR != NO_SYMBOL
+EXPORT int32_t AOTInductorModelContainerGetNumInputs(void*, size_t* n) { *n = INPUTS; return 0; }
+#endif
+EXPORT int32_t AOTInductorModelContainerGetNumOutputs(void*, size_t* n) { *n = OUTPUTS; return 0; }
+EXPORT int32_t AOTInductorModelContainerGetNumConstants(void*, size_t* n) { *n = CONSTANTS; return 0; }
+EXPORT int32_t AOTInductorModelContainerGetConstantName(void*, size_t i, const char** out) {
+  static std::string names[CONSTANTS + 1];
+  if (names[i].empty()) names[i] = name(i);
+  *out = names[i].c_str();
+  return 0;
+}
+EXPORT int32_t AOTInductorModelContainerGetConstantOriginalFQN(void*, size_t i, const char** out) {
+  static std::string names[CONSTANTS + 1];
+  if (names[i].empty()) names[i] = fqn(i);
+  *out = names[i].c_str();
+  return 0;
+}
+EXPORT int32_t AOTInductorModelContainerGetConstantFromFolded(void*, size_t, bool* out) { *out = false; return 0; }
+EXPORT int32_t AOTInductorModelContainerGetConstantDtype(void*, size_t, int32_t* out) {
+  *out = aoti_torch_dtype_float32();
+  return 0;
+}
+EXPORT int32_t AOTInductorModelContainerGetConstantDataSize(void*, size_t, size_t* out) { *out = sizeof(float); return 0; }
+EXPORT int32_t AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(
+    void* c, const Pair* pairs, size_t n, bool, bool) {
+  auto* container = static_cast<Container*>(c);
+  for (size_t i = 0; i < CONSTANTS; i++) {
+    void* found = nullptr;
+    for (size_t k = 0; k < n; k++)
+      if (name(i) == pairs[k].name) found = pairs[k].tensor;
+    if (!found) {
+      std::cerr << "Error: the constant " << name(i) << " is not bound\n";
+      return 1;
+    }
+    container->bound[i] = found;
+  }
+  return 0;
+}
