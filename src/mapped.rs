@@ -6,6 +6,7 @@
 use std::{fs::File, io, ops::Deref, sync::Arc};
 
 use memmap2::{Mmap, MmapOptions};
+use rustix::fs::{SealFlags, fcntl_get_seals};
 
 /// The bytes of a verified object, page-aligned. Cloning shares them.
 #[derive(Clone)]
@@ -22,6 +23,17 @@ impl Mapped {
         // write (`store::ground`); a memfd is sealed against writing, growing and shrinking before it comes here.
         let map = unsafe { MmapOptions::new().map(file) }?;
         Ok(Self(Arc::new(map)))
+    }
+
+    /// Maps a file in memory that is sealed against every change. Fails when it is not.
+    pub fn sealed(file: &File) -> io::Result<Self> {
+        let seals = fcntl_get_seals(file)?;
+        match seals.contains(SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK) {
+            true => Self::new(file),
+            false => Err(io::Error::other(
+                "the file is not sealed against writing, growing and shrinking",
+            )),
+        }
     }
 }
 

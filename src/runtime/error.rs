@@ -22,6 +22,8 @@ pub enum RuntimeError {
     // Devices and hosts.
     #[error("device `{device}` is not usable: {reason}")]
     NoDevice { device: Device, reason: String },
+    #[error("the torch of this process can't be told: {reason}")]
+    UnknownHost { reason: String },
     #[error("a runtime needs at least one device, and each only once")]
     Devices,
     #[error("program `{}` ({module} {bucket}) was built for another target than `{device}` of this host: {}",

@@ -23,6 +23,7 @@
 mod dispatch;
 mod error;
 mod ffi;
+mod host;
 mod model;
 mod pad;
 mod program;
@@ -33,6 +34,7 @@ mod validate;
 mod weights;
 
 pub use error::{NoFit, Problem, RuntimeError};
+pub use host::host;
 pub use model::{Inputs, Model, Outputs, Rung, Served};
 pub use runtime::{Devices, Runtime};
-pub use source::{Bytes, Source, SourceError};
+pub use source::{Source, SourceError, sealed};

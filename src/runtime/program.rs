@@ -102,7 +102,7 @@ impl Ready {
             };
             let library = Library::load(&artifact.object, || {
                 source
-                    .read(&artifact.object)
+                    .memfd(&artifact.object)
                     .map_err(in_store(format!("object `{}`", artifact.object.short())))
             })?;
             let inputs = step

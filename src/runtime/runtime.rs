@@ -8,13 +8,14 @@ use std::{
 use super::{
     RuntimeError,
     ffi::cuda,
+    host::host,
     model::{Inputs, Model, Replica, Variant},
     program::{Ready, in_store},
     source::Source,
     weights::Weights,
 };
 use crate::{
-    Device, Digest, Target,
+    Device, Digest, Store, Target,
     record::{Program, bucket_name},
 };
 
@@ -22,17 +23,22 @@ use crate::{
 pub struct Runtime {
     source: Arc<dyn Source>,
     devices: Vec<Device>,
-    /// What this host is, for each device; none is not checked.
-    hosts: Vec<Option<Target>>,
+    /// What this host is, for each device.
+    hosts: Vec<Target>,
     instances: usize,
     inputs: Inputs,
     weights: Mutex<HashMap<(Digest, Device), Weak<Weights>>>,
 }
 
 impl Runtime {
-    /// Makes a runtime over `source` on the given devices.
+    /// Makes a runtime over a store on one or several devices.
     ///
     /// Fails when a device is not there: CUDA ordinals are those of this process (`CUDA_VISIBLE_DEVICES`).
+    pub fn new(store: &Store, devices: impl Into<Devices>) -> Result<Self, RuntimeError> {
+        Self::over(Arc::new(store.clone()), devices)
+    }
+
+    /// Makes a runtime over another source than a store, as a build does for what it has not published yet.
     pub fn over(
         source: Arc<dyn Source>,
         devices: impl Into<Devices>,
@@ -48,7 +54,10 @@ impl Runtime {
         for &device in &devices {
             check(device)?;
         }
-        let hosts = devices.iter().map(|_| None).collect();
+        let hosts = devices
+            .iter()
+            .map(|&device| host(device))
+            .collect::<Result<_, _>>()?;
         Ok(Self {
             source,
             devices,
@@ -68,13 +77,6 @@ impl Runtime {
     /// Sets whether inputs may be copied to fit.
     pub fn inputs(mut self, inputs: Inputs) -> Self {
         self.inputs = inputs;
-        self
-    }
-
-    /// Sets what this host is, for the check of each program's target. One for each device, in their order.
-    pub fn hosts(mut self, hosts: Vec<Target>) -> Self {
-        self.hosts = hosts.into_iter().map(Some).collect();
-        self.hosts.resize(self.devices.len(), None);
         self
     }
 
@@ -148,15 +150,7 @@ impl Runtime {
 
     fn check_target(&self, program: &Program, i: usize) -> Result<(), RuntimeError> {
         let device = self.devices[i];
-        let mismatches = match &self.hosts[i] {
-            Some(host) => program.target.mismatches(host),
-            None if program.target.device != device.kind() => vec![crate::target::Mismatch {
-                field: "device",
-                artifact: program.target.device.to_string(),
-                host: device.kind().to_string(),
-            }],
-            None => Vec::new(),
-        };
+        let mismatches = program.target.mismatches(&self.hosts[i]);
         match mismatches.is_empty() {
             true => Ok(()),
             false => Err(RuntimeError::WrongTarget {

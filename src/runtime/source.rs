@@ -1,22 +1,24 @@
 //! Where the runtime takes records and objects from.
 
-use std::sync::Arc;
-
-use crate::{
-    Digest,
-    record::{Artifact, Program, Release},
+use std::{
+    fs::File,
+    io::{self, Write},
 };
 
-/// Bytes that stay where they are for as long as they are held.
-pub type Bytes = Arc<memmap2::Mmap>;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+use crate::{
+    Digest, Mapped, Store,
+    record::{Artifact, Program, Release},
+};
 
 /// What a source answers when it can't.
 pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Records and verified objects: a store, or what a build has made and not published yet.
 ///
-/// `read` and `map` return bytes that hash to the digest they were asked for. The runtime hashes what it executes once
-/// more, in the memory it executes it from; it trusts the source for weights.
+/// `memfd` and `map` return bytes that hash to the digest they were asked for. The runtime hashes what it executes once
+/// more, in the sealed memory it executes it from; it trusts the source for weights.
 pub trait Source: Send + Sync {
     /// Returns the newest release of `model`, or the one with this name.
     fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError>;
@@ -27,9 +29,49 @@ pub trait Source: Send + Sync {
     /// Returns the artifact with this key.
     fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError>;
 
-    /// Returns an object's bytes.
-    fn read(&self, object: &Digest) -> Result<Vec<u8>, SourceError>;
+    /// Returns a shared object's bytes as a sealed file in memory, as [`sealed`] makes them.
+    fn memfd(&self, object: &Digest) -> Result<File, SourceError>;
 
     /// Returns an object's bytes mapped, so that several processes can share them.
-    fn map(&self, object: &Digest) -> Result<Bytes, SourceError>;
+    fn map(&self, object: &Digest) -> Result<Mapped, SourceError>;
 }
+
+impl Source for Store {
+    fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
+        let found = Store::release(self, model, name)?;
+        found.ok_or_else(|| "there is no such release".into())
+    }
+
+    fn program(&self, id: &Digest) -> Result<Program, SourceError> {
+        Store::program(self, id)?.ok_or_else(|| "there is no such record".into())
+    }
+
+    fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError> {
+        Store::artifact(self, key)?.ok_or_else(|| "there is no such record".into())
+    }
+
+    fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
+        Ok(Store::memfd(self, object)?)
+    }
+
+    fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
+        Ok(Store::map(self, object)?)
+    }
+}
+
+/// Returns `bytes` as a file in memory that nobody can change any more.
+pub fn sealed(name: &str, bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd_create(
+        name,
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?);
+    file.write_all(bytes)?;
+    fcntl_add_seals(&file, SEALS)?;
+    Ok(file)
+}
+
+/// What a file in memory must be sealed against before it is executed.
+pub(super) const SEALS: SealFlags = SealFlags::WRITE
+    .union(SealFlags::GROW)
+    .union(SealFlags::SHRINK)
+    .union(SealFlags::SEAL);

@@ -16,10 +16,9 @@ use tch::{Kind, Tensor};
 use super::{
     RuntimeError,
     ffi::{Meta, Weight, kind_of},
-    source::Bytes,
 };
 use crate::{
-    Device, Digest,
+    Device, Digest, Mapped,
     record::{Dtype, Layout},
 };
 
@@ -47,7 +46,7 @@ const ALIGNMENT: usize = 256;
 
 impl Weights {
     /// Makes the tensors of a mapped safetensors object usable on `device`.
-    pub fn new(digest: Digest, bytes: &Bytes, device: Device) -> Result<Self, RuntimeError> {
+    pub fn new(digest: Digest, bytes: &Mapped, device: Device) -> Result<Self, RuntimeError> {
         let bad = |reason: String| RuntimeError::BadWeights {
             weights: digest,
             reason,
@@ -158,7 +157,7 @@ impl Weights {
 
 type Views = Vec<(String, Dtype, Vec<i64>, Range<usize>)>;
 
-fn over(bytes: &Bytes, views: Views) -> Result<HashMap<String, Entry>, String> {
+fn over(bytes: &Mapped, views: Views) -> Result<HashMap<String, Entry>, String> {
     let mut tensors = HashMap::with_capacity(views.len());
     for (name, dtype, shape, range) in views {
         let stride = contiguous(&shape);
@@ -177,7 +176,7 @@ fn over(bytes: &Bytes, views: Views) -> Result<HashMap<String, Entry>, String> {
 }
 
 fn upload(
-    bytes: &Bytes,
+    bytes: &Mapped,
     views: Views,
     ordinal: usize,
 ) -> Result<(HashMap<String, Entry>, Range<usize>), String> {
@@ -219,7 +218,7 @@ fn upload(
     Ok((tensors, start..start + total))
 }
 
-fn range_of(bytes: &Bytes) -> Range<usize> {
+fn range_of(bytes: &Mapped) -> Range<usize> {
     let start = bytes.as_ptr() as usize;
     start..start + bytes.len()
 }

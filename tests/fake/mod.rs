@@ -1,25 +1,25 @@
 //! Fake artifacts and the records that go with them: everything but numerics in seconds, without AOTInductor.
 //!
-//! [`Fake`] compiles `artifact.cpp` with g++ (once per set of options and machine) and says what record it wants;
+//! [`Fake`] compiles `misbehaving.cpp` with g++ (once per set of options and machine) and says what record it wants;
 //! [`Memory`] is a source that holds such records.
 #![allow(dead_code)]
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs,
+    fs::{self, File},
     path::PathBuf,
     process::Command,
     sync::Arc,
 };
 
 use precast::{
-    Digest,
+    Device, Digest, Mapped,
     record::{
         Artifact, Constant, Dtype, Entry, Follow, Input, Layout, Output, Pad, Padding, Program,
         Release, SCHEMA, Step,
     },
-    runtime::{Bytes, Source, SourceError},
-    target::{DeviceKind, Target},
+    runtime::{Source, SourceError, host, sealed},
+    target::Target,
 };
 use serde_json::Value;
 
@@ -31,7 +31,7 @@ pub struct Fake {
     pub inputs: usize,
     pub outputs: usize,
     pub constants: usize,
-    /// One of the behaviours of `artifact.cpp`, by name.
+    /// One of the behaviours of `misbehaving.cpp`, by name.
     pub behaviour: &'static str,
     pub salt: u32,
 }
@@ -68,7 +68,7 @@ impl Fake {
 
     /// Returns the shared object, compiled at most once.
     pub fn object(&self) -> Vec<u8> {
-        let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake/artifact.cpp");
+        let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake/misbehaving.cpp");
         let options = [
             format!("-DROWS={}", self.rows),
             format!("-DCOLS={}", self.cols),
@@ -146,6 +146,7 @@ impl Fake {
             layout: layout(input_dtype(i), &[self.rows, self.cols]),
             dims: vec![Some("batch".to_owned()), Some("seq".to_owned())],
             pad: Pad::Int(0),
+            range: None,
         });
         let dims = [vec![follow("batch"), follow("seq")], vec![follow("batch")]];
         let outputs =
@@ -217,20 +218,9 @@ pub fn layout(dtype: Dtype, shape: &[i64]) -> Layout {
     }
 }
 
-/// Returns a target of this kind of machine.
+/// Returns this host's target for the CPU.
 pub fn target() -> Target {
-    Target {
-        os: "linux".into(),
-        arch: "x86_64".into(),
-        isa: "native".into(),
-        features: Vec::new(),
-        device: DeviceKind::Cpu,
-        sm: None,
-        torch: "2.11.0".into(),
-        torch_git: "test".into(),
-        cuda: None,
-        cxx11_abi: true,
-    }
+    host(Device::Cpu).unwrap()
 }
 
 /// Returns a safetensors object of float32 tensors.
@@ -332,17 +322,12 @@ impl Source for Memory {
             .ok_or_else(|| "no such artifact".into())
     }
 
-    fn read(&self, object: &Digest) -> Result<Vec<u8>, SourceError> {
-        self.objects
-            .get(object)
-            .cloned()
-            .ok_or_else(|| "no such object".into())
+    fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
+        let bytes = self.objects.get(object).ok_or("no such object")?;
+        Ok(sealed("fake", bytes)?)
     }
 
-    fn map(&self, object: &Digest) -> Result<Bytes, SourceError> {
-        let bytes = self.read(object)?;
-        let mut map = memmap2::MmapMut::map_anon(bytes.len())?;
-        map.copy_from_slice(&bytes);
-        Ok(Arc::new(map.make_read_only()?))
+    fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
+        Ok(Mapped::sealed(&self.memfd(object)?)?)
     }
 }

@@ -14,6 +14,7 @@ use std::{
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 
 use super::{library::open_verified, shim};
+use crate::runtime::source::sealed;
 
 /// The CUDA half of the shim; empty when the crate was built without the headers.
 const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim_cuda.so"));
@@ -27,6 +28,7 @@ pub struct Cuda {
 struct Functions {
     last_error: unsafe extern "C" fn() -> *const c_char,
     current_stream: unsafe extern "C" fn(i32, *mut *mut c_void) -> i32,
+    capability: unsafe extern "C" fn(i32, *mut i32, *mut i32) -> i32,
 }
 
 /// Loads libtorch's CUDA half on first use; the reason when there is none.
@@ -66,6 +68,16 @@ impl Cuda {
         self.devices
     }
 
+    /// Returns the compute capability of a device, as `90` for 9.0.
+    pub fn capability(&self, device: usize) -> Result<String, String> {
+        let functions = self.shim.as_ref().map_err(Clone::clone)?;
+        let device = i32::try_from(device).map_err(|error| error.to_string())?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the shim's own function, with valid out pointers.
+        functions.check(unsafe { (functions.capability)(device, &mut major, &mut minor) })?;
+        Ok(format!("{major}{minor}"))
+    }
+
     /// Returns the stream torch works on now on this thread.
     pub fn current_stream(&self, device: usize) -> Result<*mut c_void, String> {
         let Ok(functions) = &self.shim else {
@@ -96,8 +108,10 @@ fn functions() -> Result<Functions, String> {
     if SHIM.is_empty() {
         return Err("this binary was built without the CUDA headers".to_owned());
     }
-    let library =
-        open_verified(&crate::Digest::of(SHIM), SHIM).map_err(|error| error.to_string())?;
+    let library = {
+        let file = sealed("precast-cuda", SHIM).map_err(|error| error.to_string())?;
+        open_verified(&crate::Digest::of(SHIM), file).map_err(|error| error.to_string())?
+    };
     macro_rules! symbol {
         ($name:literal) => {{
             // SAFETY: the function of shim_cuda.cpp with this name has this type; both are built together.
@@ -108,11 +122,12 @@ fn functions() -> Result<Functions, String> {
     Ok(Functions {
         last_error: symbol!(b"precast_cuda_last_error"),
         current_stream: symbol!(b"precast_cuda_current_stream"),
+        capability: symbol!(b"precast_cuda_capability"),
     })
 }
 
 /// Returns the folder libtorch_cpu was loaded from.
-fn libtorch_folder() -> Option<PathBuf> {
+pub fn libtorch_folder() -> Option<PathBuf> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),

@@ -5,17 +5,15 @@
 
 use std::{
     collections::HashMap,
-    ffi::CString,
     fs::File,
-    io::{self, Write},
-    os::fd::{AsRawFd, FromRawFd},
+    os::fd::AsRawFd,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
 use super::shim::{self, Bind, Count, Create, Delete, DtypeOf, Flag, Name, Run, Size};
-use crate::{Digest, runtime::RuntimeError};
+use crate::{Digest, Mapped, runtime::RuntimeError};
 
 /// The functions of an artifact that the runtime calls; all of them are there once a [`Library`] exists.
 pub(super) struct Abi {
@@ -45,12 +43,12 @@ static LOADED: Mutex<Option<HashMap<Digest, Arc<Library>>>> = Mutex::new(None);
 impl Library {
     /// Loads the object with this digest, or returns it when the process has it already.
     ///
-    /// `bytes` is asked for only when it has not. Fails when the bytes are not the digest's, when `dlopen` refuses
+    /// `file` is asked for only when it has not. Fails when the bytes are not the digest's, when `dlopen` refuses
     /// them, or when a function of the ABI is missing; nothing of a refused object has run then, except that
     /// `dlopen` runs the initialisers of one that loads and lacks a function.
     pub fn load(
         object: &Digest,
-        bytes: impl FnOnce() -> Result<Vec<u8>, RuntimeError>,
+        file: impl FnOnce() -> Result<File, RuntimeError>,
     ) -> Result<Arc<Self>, RuntimeError> {
         // Held while loading, so that two threads can't load one object twice.
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +56,7 @@ impl Library {
         if let Some(library) = loaded.get(object) {
             return Ok(library.clone());
         }
-        let library = Arc::new(Self::open(object, &bytes()?)?);
+        let library = Arc::new(Self::open(object, file()?)?);
         loaded.insert(*object, library.clone());
         Ok(library)
     }
@@ -68,10 +66,10 @@ impl Library {
         &self.object
     }
 
-    fn open(object: &Digest, bytes: &[u8]) -> Result<Self, RuntimeError> {
+    fn open(object: &Digest, file: File) -> Result<Self, RuntimeError> {
         // SAFETY: no preconditions; it sets a buffer under std::cerr once.
         unsafe { shim::precast_capture_messages() };
-        let loaded = open_verified(object, bytes)?;
+        let loaded = open_verified(object, file)?;
         Ok(Self {
             abi: resolve(loaded, object)?,
             object: *object,
@@ -79,18 +77,14 @@ impl Library {
     }
 }
 
-/// Loads `bytes`, once they are known to be the digest's. What is loaded stays for the life of the process.
-pub(super) fn open_verified(
-    object: &Digest,
-    bytes: &[u8],
-) -> Result<&'static Loaded, RuntimeError> {
-    let io = |source| RuntimeError::MemoryFile {
+/// Loads a file, once it is known to be sealed and to hold the digest's bytes. What is loaded stays for the life of the
+/// process.
+pub(super) fn open_verified(object: &Digest, file: File) -> Result<&'static Loaded, RuntimeError> {
+    // Sealed first: what is hashed here can't change before, during or after `dlopen`.
+    let mapped = Mapped::sealed(&file).map_err(|source| RuntimeError::MemoryFile {
         object: *object,
         source,
-    };
-    let file = sealed(object, bytes).map_err(io)?;
-    // SAFETY: the file is sealed against every write, so the map can't change under the slice.
-    let mapped = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+    })?;
     let found = Digest::of(&mapped);
     if found != *object {
         return Err(RuntimeError::WrongBytes {
@@ -141,32 +135,6 @@ fn resolve(library: &Loaded, object: &Digest) -> Result<Abi, RuntimeError> {
         constant_bytes: symbol!(b"AOTInductorModelContainerGetConstantDataSize"),
         bind: symbol!(b"AOTInductorModelContainerUpdateUserManagedConstantBufferPairs"),
     })
-}
-
-/// Writes `bytes` into a memory file that nobody can change any more.
-fn sealed(object: &Digest, bytes: &[u8]) -> io::Result<File> {
-    let name = CString::new(format!("precast-{}", object.short())).map_err(io::Error::other)?;
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // Kernels from 6.3 on want to be told that it is to be mapped executable; older ones refuse the flag.
-    const MFD_EXEC: libc::c_uint = 0x10;
-    // SAFETY: `name` is a C string that outlives the call.
-    let mut fd = unsafe { libc::memfd_create(name.as_ptr(), flags | MFD_EXEC) };
-    if fd < 0 {
-        // SAFETY: as above.
-        fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-    }
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `fd` was just made and nobody else has it.
-    let mut file = unsafe { File::from_raw_fd(fd) };
-    file.write_all(bytes)?;
-    let seals = libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE;
-    // SAFETY: a plain call on a descriptor this function owns.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
-        0 => Ok(file),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Returns what the dynamic loader said, without the path of the memory file.

@@ -28,7 +28,7 @@ mod tensor;
 mod weight;
 
 pub use container::{Constant, Container};
-pub use cuda::cuda;
+pub use cuda::{cuda, libtorch_folder};
 pub use library::Library;
 pub use tensor::{Handle, Meta, Stolen, kind_of, share};
 pub use weight::Weight;

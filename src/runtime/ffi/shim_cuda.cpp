@@ -41,6 +41,13 @@ extern "C" {
 
 EXPORT const char* precast_cuda_last_error() { return last_error.c_str(); }
 
+EXPORT int32_t precast_cuda_capability(int32_t device, int32_t* major, int32_t* minor) {
+  return guarded([&] {
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, device));
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(minor, cudaDevAttrComputeCapabilityMinor, device));
+  });
+}
+
 // The stream torch works on now, on this thread, on `device`.
 EXPORT int32_t precast_cuda_current_stream(int32_t device, void** stream) {
   return guarded([&] { *stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream(); });

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::{Handle, tensor::from_blob};
-use crate::{Device, record::Dtype, runtime::source::Bytes};
+use crate::{Device, Mapped, record::Dtype};
 
 /// A bound tensor. It is dropped before the memory it views.
 pub struct Weight {
     handle: Handle,
-    _memory: Option<Bytes>,
+    _memory: Option<Mapped>,
 }
 
 impl Weight {
@@ -16,7 +16,7 @@ impl Weight {
     ///
     /// Fails when the range does not hold exactly such a tensor or starts where the dtype can't.
     pub fn over(
-        memory: &Bytes,
+        memory: &Mapped,
         range: Range<usize>,
         shape: &[i64],
         stride: &[i64],

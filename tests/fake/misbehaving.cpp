@@ -1,4 +1,5 @@
-// A fake artifact: the C ABI of an AOTInductor shared object in a few lines, for tests that need no compiler but g++.
+// A fake artifact that can misbehave in every way a real one might: the C ABI of an AOTInductor shared object, for tests
+// of the runtime that need no compiler but g++. (The fake worker's artifacts, which behave, are artifact.c.)
 //
 // It takes one float32 input [ROWS, COLS], INPUTS - 1 int64 inputs of the same shape, and the constants `scale` (float32
 // [1]) and `shift.0`, `shift.1`, … (float32 [1]), CONSTANTS of them in all. Its output is float32 [ROWS, COLS]:
@@ -9,7 +10,7 @@
 // about its inputs, steals their handles, and prints the text of an exception on std::cerr.
 //
 // Choose what it does wrong with -DBEHAVIOUR=…; build it with
-//     g++ -std=c++17 -O1 -shared -fPIC -o fake.so artifact.cpp -DROWS=8 -DCOLS=4
+//     g++ -std=c++17 -O1 -shared -fPIC -o fake.so misbehaving.cpp -DROWS=8 -DCOLS=4
 
 #include <cstdint>
 #include <cstdlib>
