@@ -2,4 +2,5 @@
 //!
 //! The command line prints what these functions return; `--format json` is the same data. Nothing here needs torch.
 
+pub mod foreign;
 pub mod why;

@@ -1,0 +1,240 @@
+//! A `.pt2` package: a zip of shared objects, JSON and weights. Members are read in place or into memory, up to a limit,
+//! and never written anywhere.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{Cursor, Read},
+};
+
+use serde::Serialize;
+use serde_json::Value;
+use zip::{CompressionMethod, ZipArchive, result::ZipError};
+
+use super::{
+    Trouble,
+    elf::{self, SharedObject},
+    part::Part,
+};
+
+/// A package of a million members is not one that torch made.
+const MEMBERS: usize = 100_000;
+/// Metadata and a graph are read up to this size.
+const JSON_LIMIT: u64 = 64 << 20;
+/// A compressed shared object is unpacked into memory up to this size.
+const LIBRARY_LIMIT: u64 = 512 << 20;
+
+/// A `.pt2` package.
+#[derive(Clone, Debug, Serialize)]
+pub struct Package {
+    /// Bytes of all members when unpacked, as the package says.
+    pub unpacked: u64,
+    /// In the order of the package.
+    pub members: Vec<Member>,
+    /// The version of torch that exported a graph in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch: Option<String>,
+    /// What AOTInductor says about each model in it.
+    pub builds: Vec<Build>,
+    pub libraries: Vec<Library>,
+    /// Names that would leave the folder they are unpacked in, or that are there twice.
+    pub unsafe_names: Vec<String>,
+    /// Members that hold a compiler's command line, which libtorch's own loader would run.
+    pub commands: Vec<String>,
+}
+
+/// A file in a package.
+#[derive(Clone, Debug, Serialize)]
+pub struct Member {
+    pub name: String,
+    /// Bytes when unpacked, as the package says.
+    pub size: u64,
+    pub stored: u64,
+}
+
+/// The metadata of one compiled model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Build {
+    pub member: String,
+    /// `cpu`, `cuda`, …
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// What the builder's CPU had, by torch's names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isa: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sm: Option<String>,
+    /// Everything else the metadata says.
+    pub other: BTreeMap<String, Value>,
+}
+
+/// A shared object in a package.
+#[derive(Clone, Debug, Serialize)]
+pub struct Library {
+    pub member: String,
+    #[serde(flatten)]
+    pub object: SharedObject,
+}
+
+fn damaged(error: ZipError) -> Trouble {
+    match error {
+        ZipError::Io(error) => error.into(),
+        other => Trouble::Malformed(other.to_string().to_lowercase()),
+    }
+}
+
+pub(super) fn package(file: &File, whole: Part<'_>) -> Result<Package, Trouble> {
+    let mut archive = ZipArchive::new(whole).map_err(damaged)?;
+    if archive.len() > MEMBERS {
+        return Err(Trouble::TooLarge(format!(
+            "it has {} members, at most {MEMBERS} are read",
+            archive.len()
+        )));
+    }
+    let mut found = Package {
+        unpacked: 0,
+        members: vec![],
+        torch: None,
+        builds: vec![],
+        libraries: vec![],
+        unsafe_names: vec![],
+        commands: vec![],
+    };
+    if archive.has_duplicate_names() {
+        found
+            .unsafe_names
+            .push("(a name is there twice)".to_owned());
+    }
+    for index in 0..archive.len() {
+        let entry = archive.by_index_raw(index).map_err(damaged)?;
+        let name = String::from_utf8_lossy(entry.entry().name_raw()).into_owned();
+        let (size, stored) = (entry.entry().size(), entry.entry().compressed_size());
+        let plain = entry.entry().compression() == CompressionMethod::Stored;
+        let start = entry.data_start();
+        drop(entry);
+        found.unpacked = found.unpacked.saturating_add(size);
+        if escapes(&name) {
+            found.unsafe_names.push(name.clone());
+        }
+        found.members.push(Member {
+            name: name.clone(),
+            size,
+            stored,
+        });
+        if name.ends_with("_compile_flags.json") || name.ends_with("compile_cmd") {
+            found.commands.push(name);
+        } else if name.ends_with("_metadata.json") {
+            let text = bytes(&mut archive, index, &name, JSON_LIMIT)?;
+            found.builds.extend(build(name, &text));
+        } else if name.ends_with(".so") {
+            let object = match (plain, start) {
+                (true, Some(start)) => elf::shared_object(Part::new(file, start, stored)),
+                _ => elf::shared_object(Cursor::new(bytes(
+                    &mut archive,
+                    index,
+                    &name,
+                    LIBRARY_LIMIT,
+                )?)),
+            };
+            let object = object.map_err(|trouble| within(&name, trouble))?;
+            found.libraries.push(Library {
+                member: name,
+                object,
+            });
+        } else if found.torch.is_none() && name.contains("models/") && name.ends_with(".json") {
+            let text = bytes(&mut archive, index, &name, JSON_LIMIT)?;
+            let version: Option<Exported> = serde_json::from_slice(&text).ok();
+            found.torch = version.and_then(|exported| exported.torch_version);
+        }
+    }
+    Ok(found)
+}
+
+/// The part of an exported graph that is told; the rest is skipped without keeping it.
+#[derive(serde::Deserialize)]
+struct Exported {
+    torch_version: Option<String>,
+}
+
+/// Reads one member into memory.
+fn bytes(
+    archive: &mut ZipArchive<Part<'_>>,
+    index: usize,
+    name: &str,
+    limit: u64,
+) -> Result<Vec<u8>, Trouble> {
+    let member = archive.by_index(index).map_err(damaged)?;
+    let mut text = Vec::new();
+    // The size that a package states is a claim: what counts is what comes out.
+    member
+        .take(limit + 1)
+        .read_to_end(&mut text)
+        .map_err(|e| within(name, e.into()))?;
+    match text.len() as u64 > limit {
+        true => Err(Trouble::TooLarge(format!(
+            "its member `{}` unpacks to more than {limit} bytes",
+            name.escape_debug()
+        ))),
+        false => Ok(text),
+    }
+}
+
+fn within(name: &str, trouble: Trouble) -> Trouble {
+    let name = name.escape_debug();
+    match trouble {
+        Trouble::Malformed(why) => Trouble::Malformed(format!("its member `{name}`: {why}")),
+        Trouble::TooLarge(why) => Trouble::TooLarge(format!("its member `{name}`: {why}")),
+        Trouble::Io(error) => Trouble::Malformed(format!("its member `{name}`: {error}")),
+    }
+}
+
+/// Returns whether unpacking `name` into a folder would write outside of it.
+fn escapes(name: &str) -> bool {
+    name.starts_with('/')
+        || name.contains(['\\', '\0'])
+        || name.get(1..2) == Some(":")
+        || name.split('/').any(|part| part == "..")
+}
+
+fn build(member: String, text: &[u8]) -> Option<Build> {
+    let mut all: BTreeMap<String, Value> = serde_json::from_slice(text).ok()?;
+    let mut take = |key: &str| match all.remove(key) {
+        Some(Value::String(text)) if !text.is_empty() => Some(text),
+        Some(Value::Number(number)) => Some(number.to_string()),
+        _ => None,
+    };
+    Some(Build {
+        device: take("AOTI_DEVICE_KEY"),
+        machine: take("AOTI_MACHINE"),
+        isa: take("AOTI_CPU_ISA"),
+        sm: take("AOTI_COMPUTE_CAPABILITY"),
+        other: all,
+        member,
+    })
+}
+
+impl Package {
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let mut told = Vec::new();
+        for name in self.unsafe_names.iter().take(10) {
+            told.push(format!(
+                "unpacking it is not safe: member `{}`",
+                name.escape_debug()
+            ));
+        }
+        for name in self.commands.iter().take(10) {
+            told.push(format!(
+                "member `{}` holds a command line that libtorch's loader would run",
+                name.escape_debug()
+            ));
+        }
+        for library in &self.libraries {
+            let name = library.member.rsplit('/').next().unwrap_or_default();
+            let of = library.object.warnings().into_iter();
+            told.extend(of.map(|text| format!("`{}`: {text}", name.escape_debug())));
+        }
+        told
+    }
+}

@@ -1,0 +1,160 @@
+//! What is inside a file that precast did not make, found by parsing it and never by running it.
+//!
+//! | file | known by | what is told |
+//! |---|---|---|
+//! | shared object (`.so`) | `\x7fELF` | libraries it needs, what it exports, AOTInductor entry points it lacks, kernels inside it and their SM |
+//! | package (`.pt2`) | `PK` | members, the builder's device, ISA and SM, torch's version, and each shared object inside it as above |
+//! | tensors (`.safetensors`) | a length and a `{` | names, dtypes, shapes and sizes; no tensor is read |
+//!
+//! The file is taken to be hostile. Nothing is extracted, names are only shown, and every count and length is checked
+//! against what is really there before memory is taken for it, so that a small file can't cost much.
+
+mod archive;
+mod cuda;
+mod elf;
+mod part;
+mod tensors;
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+pub use archive::{Build, Library, Member, Package};
+pub use cuda::{Format, Kernel};
+pub use elf::{ENTRY_POINTS, EntryPoints, Section, SharedObject};
+pub use tensors::{Tensor, Tensors};
+
+use part::Part;
+
+/// Why a foreign file can't be told about.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForeignError {
+    #[error("can't read `{}`", path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("`{}` is not a file", path.display())]
+    NotAFile { path: PathBuf },
+    #[error("`{}` is neither a shared object, nor a .pt2 package, nor a safetensors file", path.display())]
+    Unknown { path: PathBuf },
+    #[error("`{}` is damaged or not what it says: {why}", path.display())]
+    Malformed { path: PathBuf, why: String },
+    #[error("`{}` is refused: {why}", path.display())]
+    TooLarge { path: PathBuf, why: String },
+}
+
+impl ForeignError {
+    /// Returns what to do about it, where there is something to do.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Unknown { .. } | Self::NotAFile { .. } => {
+                "`precast inspect` reads .so, .pt2 and .safetensors files; for what is in a store, `precast show ID`"
+            }
+            Self::Malformed { .. } => "compare its size and digest with where it came from",
+            _ => return None,
+        })
+    }
+}
+
+/// What stopped one part, before the path is known.
+#[derive(Debug)]
+enum Trouble {
+    Malformed(String),
+    TooLarge(String),
+    Io(io::Error),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Malformed("it ends too early".to_owned()),
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl Trouble {
+    fn of(self, path: &Path) -> ForeignError {
+        let path = path.to_owned();
+        match self {
+            Self::Malformed(why) => ForeignError::Malformed { path, why },
+            Self::TooLarge(why) => ForeignError::TooLarge { path, why },
+            Self::Io(source) => ForeignError::Io { path, source },
+        }
+    }
+}
+
+/// A foreign file.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub path: PathBuf,
+    /// Bytes of the file.
+    pub size: u64,
+    #[serde(flatten)]
+    pub content: Content,
+    /// What a reader should know before using it: one line each.
+    pub warnings: Vec<String>,
+}
+
+/// What the file is.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Content {
+    SharedObject(SharedObject),
+    Package(Package),
+    Tensors(Tensors),
+}
+
+/// Tells what is inside the file at `path`.
+pub fn inspect(path: &Path) -> Result<Report, ForeignError> {
+    let io = |source| ForeignError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    // Opening a pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(ForeignError::NotAFile {
+            path: path.to_owned(),
+        });
+    }
+    let file = File::open(path).map_err(io)?;
+    let size = file.metadata().map_err(io)?.len();
+    let mut magic = Vec::new();
+    Part::new(&file, 0, size)
+        .take(9)
+        .read_to_end(&mut magic)
+        .map_err(io)?;
+    let whole = Part::new(&file, 0, size);
+    let content = if magic.starts_with(b"\x7fELF") {
+        elf::shared_object(whole).map(Content::SharedObject)
+    } else if magic.starts_with(b"PK") {
+        archive::package(&file, whole).map(Content::Package)
+    } else if tensors::looks_like(&magic) {
+        tensors::tensors(whole, size).map(Content::Tensors)
+    } else {
+        return Err(ForeignError::Unknown {
+            path: path.to_owned(),
+        });
+    };
+    let content = content.map_err(|trouble| trouble.of(path))?;
+    Ok(Report {
+        path: path.to_owned(),
+        size,
+        warnings: match &content {
+            Content::SharedObject(object) => object.warnings(),
+            Content::Package(package) => package.warnings(),
+            Content::Tensors(tensors) => tensors.warnings(),
+        },
+        content,
+    })
+}
+
+#[cfg(test)]
+mod tests;

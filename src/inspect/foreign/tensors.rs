@@ -1,0 +1,100 @@
+//! The header of a safetensors file.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::Read,
+};
+
+use safetensors::tensor::Metadata;
+use serde::Serialize;
+
+use super::Trouble;
+
+/// The format's own limit.
+const HEADER_LIMIT: u64 = 100_000_000;
+const LENGTH: u64 = 8;
+
+/// A safetensors file.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tensors {
+    /// Bytes of the header, its length field included.
+    pub header: u64,
+    /// Free text that the writer left.
+    pub metadata: BTreeMap<String, String>,
+    /// dtype -> elements of it.
+    pub elements: BTreeMap<String, u64>,
+    /// Sorted by name.
+    pub tensors: Vec<Tensor>,
+}
+
+/// One tensor of a safetensors file.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tensor {
+    pub name: String,
+    /// As the format spells it: `F32`, `BF16`, …
+    pub dtype: String,
+    pub shape: Vec<usize>,
+    pub bytes: u64,
+}
+
+/// Returns whether a file that begins so can be safetensors.
+pub(super) fn looks_like(magic: &[u8]) -> bool {
+    magic.len() == 9 && magic[8] == b'{' && magic[4..8] == [0; 4]
+}
+
+pub(super) fn tensors(mut file: impl Read, size: u64) -> Result<Tensors, Trouble> {
+    let mut length = [0; LENGTH as usize];
+    file.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_LIMIT {
+        return Err(Trouble::TooLarge(format!(
+            "its header would have {length} bytes, the format allows {HEADER_LIMIT}"
+        )));
+    }
+    if length > size.saturating_sub(LENGTH) {
+        return Err(Trouble::Malformed(format!(
+            "its header would have {length} bytes, the whole file has {size}"
+        )));
+    }
+    let mut header = Vec::new();
+    file.take(length).read_to_end(&mut header)?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|e| Trouble::Malformed(e.to_string()))?;
+    let needs = LENGTH + length + metadata.data_len() as u64;
+    if needs != size {
+        return Err(Trouble::Malformed(format!(
+            "its tensors end at byte {needs}, the file at byte {size}"
+        )));
+    }
+    let mut elements = BTreeMap::new();
+    let mut tensors = Vec::new();
+    for (name, info) in metadata.tensors() {
+        let dtype = info.dtype.to_string();
+        let count: usize = info.shape.iter().product();
+        *elements.entry(dtype.clone()).or_default() += count as u64;
+        tensors.push(Tensor {
+            name,
+            dtype,
+            shape: info.shape.clone(),
+            bytes: (info.data_offsets.1 - info.data_offsets.0) as u64,
+        });
+    }
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let metadata: HashMap<String, String> = metadata.metadata().clone().unwrap_or_default();
+    Ok(Tensors {
+        header: LENGTH + length,
+        metadata: metadata.into_iter().collect(),
+        elements,
+        tensors,
+    })
+}
+
+impl Tensors {
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let empty = self.tensors.iter().filter(|tensor| tensor.bytes == 0);
+        empty
+            .map(|tensor| format!("tensor `{}` has no elements", tensor.name.escape_default()))
+            .take(10)
+            .collect()
+    }
+}
