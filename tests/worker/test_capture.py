@@ -192,7 +192,8 @@ class GraphTest(Project):
         def text(integers: str, floats: str) -> str:
             return model(
                 "return x[:, self.i] * self.f",
-                f"self.register_buffer('i', torch.tensor({integers}))\nself.register_buffer('f', torch.tensor({floats}))",
+                f"self.register_buffer('i', torch.tensor({integers}))\n"
+                f"self.register_buffer('f', torch.tensor({floats}))",
             )
 
         one = self.composed_of(text("[0, 1, 2]", "[1.0, 1.0, 1.0]"))["segments"][0]["graph"]

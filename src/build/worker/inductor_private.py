@@ -1,11 +1,13 @@
 """Every use of AOTInductor that is not documented: what it is for, and what breaks if it moves. Written against 2.11.
 
-Three of its habits cost every fresh process 14 to 30 seconds, and are answered here instead:
+Some of its habits cost every fresh process 14 to 30 seconds and every artifact some more; they are answered here:
 
 - For each instruction set that the CPU has, it compiles a test program and starts a Python that imports torch to load
   it. The CPU's own answer plus a check that the compiler knows the flags say the same in milliseconds.
 - Its precompiled headers lie under TMPDIR, which is private to a build. They are kept in `PRECAST_HEADER_DIR` when
   that is set to a folder of this user that nobody else can write, and made once a machine.
+- The C functions of an artifact and the container behind them are the same text in every artifact, and three fifths of
+  the time that its C++ takes. They are compiled once and linked in.
 - To see whether a header changed it preprocesses it twice a process and needs `openssl`. The version of torch, its
   place and the compiler's own version say the same.
 """
@@ -97,11 +99,16 @@ def _toolchain(isa: str, clock: Clock) -> Iterator[None]:
         cpp_builder._get_optimization_cflags,
         codecache._precompile_header,
     )
+    interface = _Interface()
     check, valid = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.valid_vec_isa_list
 
     def timed(command: str, cwd: str) -> None:
-        with clock.phase(_kind(command)):
-            run(command, cwd)
+        kind = _kind(command)
+        if kind == "cpp" and ".wrapper.cpp " in command:
+            command = interface.shorten(command, cwd, lambda made: _measured(clock, "headers", run, made, cwd))
+        elif kind == "link":
+            command = interface.link(command)
+        _measured(clock, kind, run, command, cwd)
 
     def baseline(*args: Any, **kwargs: Any) -> Any:
         compile_flags, link_flags = flags(*args, **kwargs)
@@ -125,6 +132,96 @@ def _toolchain(isa: str, clock: Clock) -> Iterator[None]:
         codecache._precompile_header = header
         cpu_vec_isa.VecISA.check_build = check
         cpu_vec_isa.valid_vec_isa_list = valid
+
+
+def _measured(clock: Clock, phase: str, run: Callable[[str, str], None], command: str, cwd: str) -> None:
+    with clock.phase(phase):
+        run(command, cwd)
+
+
+class _Interface:
+    """Takes the part that all artifacts share out of one artifact's code, and links it in compiled.
+
+    Breaks if: torch's `interface.cpp` is no longer copied into the code as it is, or the class it drives changes; the
+    code is then compiled whole, as torch does it.
+    """
+
+    _MODEL = "#include <torch/csrc/inductor/aoti_runtime/model.h>\n"
+    _BASE = "template class torch::aot_inductor::AOTInductorModelBase<torch::aot_inductor::AOTInductorModel>;\n"
+    _failed = False
+
+    def __init__(self) -> None:
+        self._object: Path | None = None
+        self._wrapper = ""
+
+    def shorten(self, command: str, cwd: str, run: Callable[[str], None]) -> str:
+        """Returns the command that compiles the rest of a wrapper, after compiling the shared part if need be."""
+        from torch._inductor import exc
+
+        source = next(word for word in shlex.split(command) if word.endswith(".wrapper.cpp"))
+        target = source.removesuffix(".cpp") + ".o"
+        shared = _interface_text()
+        text = Path(source).read_text()
+        if _Interface._failed or shared is None or shared not in text or f"-o {target}" not in command:
+            return command
+        rest = source.removesuffix(".wrapper.cpp") + ".model.cpp"
+        flags = command.replace(source, "", 1).replace(target, "", 1)
+        try:
+            self._object = self._shared(shared, command, source, target, flags, run)
+        except exc.CppCompileError:
+            _Interface._failed = True
+            return command
+        Path(rest).write_text(text.replace(shared, f"{self._MODEL}extern {self._BASE}", 1))
+        self._wrapper = target
+        return command.replace(source, rest, 1)
+
+    def link(self, command: str) -> str:
+        """Returns the command that links the shared part too."""
+        if self._object is None or f"{self._wrapper} " not in command:
+            return command
+        return command.replace(f"{self._wrapper} ", f"{self._wrapper} {self._object} ", 1)
+
+    def _shared(
+        self, text: str, command: str, source: str, target: str, flags: str, run: Callable[[str], None]
+    ) -> Path:
+        from torch.utils._filelock import FileLock
+
+        folder = _header_folder()
+        name = _digest([flags, text, *_compiler_identity()])
+        made = folder / f"{name}.o"
+        with FileLock(str(folder / f"{name}.lock")):
+            if not made.exists():
+                code = folder / f"{name}.cpp"
+                code.write_text(f"{self._MODEL}{self._BASE}{text}\n")
+                partial = folder / f"{name}.o.partial"
+                run(command.replace(source, str(code), 1).replace(f"-o {target}", f"-o {partial}", 1))
+                os.replace(partial, made)
+        return made
+
+
+@functools.cache
+def _interface_text() -> str | None:
+    from torch._inductor.codegen import cpp_wrapper_cpu
+
+    path = Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
+    return path.read_text().strip() if path.is_file() else None
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _compiler_identity() -> tuple[str, ...]:
+    import torch
+    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
+
+    version = get_compiler_version_info(get_cpp_compiler())
+    # `-march=native` means another thing on another machine that mounts the same folder.
+    native = subprocess.run(
+        [get_cpp_compiler(), "-march=native", "-Q", "--help=target"], capture_output=True, text=True, check=False
+    ).stdout
+    return (version, native, torch.__version__, str(torch.version.git_version), torch.__file__)
 
 
 def _kind(command: str) -> str:
@@ -153,15 +250,13 @@ def _header(isa: str, header: str, hashable_cmd_line: str, **compile_command: An
     Breaks if: the compiler's flags for a header differ from those for the code that includes it; GCC then ignores the
     compiled header, and builds get slower but stay right.
     """
-    import torch
-    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions, get_compiler_version_info
+    from torch._inductor import cpp_builder
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch.utils._filelock import FileLock
 
     options = CppTorchDeviceOptions(**compile_command, precompiling=True)
     probe = CppBuilder(name="header", sources="header.h", BuildOption=options)
-    parts = [header, hashable_cmd_line, probe.get_command_line(), get_compiler_version_info(options.get_compiler())]
-    parts += [isa, torch.__version__, str(torch.version.git_version), torch.__file__]
-    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    name = _digest([isa, header, hashable_cmd_line, probe.get_command_line(), *_compiler_identity()])
     folder = _header_folder()
     path = folder / f"{name}.h"
     compiled = folder / f"{name}.h.gch"
@@ -171,8 +266,6 @@ def _header(isa: str, header: str, hashable_cmd_line: str, **compile_command: An
             builder = CppBuilder(name=str(path), sources=str(path), BuildOption=options)
             target = Path(builder.get_target_file_path())
             partial = str(target) + ".partial"
-            from torch._inductor import cpp_builder
-
             # Written beside and renamed: a killed compiler leaves no half header behind.
             cpp_builder._run_compile_cmd(
                 builder.get_command_line().replace(f"-o {target}", f"-o {partial}"), str(folder)
