@@ -67,9 +67,9 @@ class Project(unittest.TestCase):
         (self.root / f"{name}.py").write_text(textwrap.dedent(text))
         return name
 
-    def open(self, text: str, entry: str = "load") -> Any:
+    def open(self, text: str, entry: str = "load", device: str = "cpu") -> Any:
         """Opens a model from source."""
-        return part("entry").open_model(self.root, f"{self.write(text)}:{entry}", "cpu")
+        return part("entry").open_model(self.root, f"{self.write(text)}:{entry}", device)
 
     def capture(self, opened: Any, **request: Any) -> dict[str, Any]:
         """Captures; `inputs` are (name, dtype, shape) or (name, dtype, shape, dims)."""

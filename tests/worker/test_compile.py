@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 import unittest
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from .artifact import run
 from .support import Project, Quiet, part
 
 # Every weight here has a value that a compiler likes to fold: ones, zeros, tensors of one element, scalars.
@@ -36,26 +36,19 @@ def load():
 """
 
 
-class CompileTest(Project):
-    caches: ClassVar[tempfile.TemporaryDirectory[str]]
+def cuda() -> bool:
+    import torch
 
+    return torch.cuda.is_available()
+
+
+class CompileTest(Project):
     def compile(self, captured: dict[str, Any], name: str, **request: Any) -> dict[str, Any]:
         request = {"device": "cpu", "isa": "native", "mode": "default", "options": {}, **request}
-        request["file"] = captured["segments"][0]["file"]
+        request["file"] = captured["segments"][request.pop("segment", 0)]["file"]
         out = self.out / name
         out.mkdir()
         return part("compiler").compile_segment(request, out, Quiet())
-
-    def run_artifact(self, library: str, weights: dict[str, Any], inputs: list[Any]) -> list[Any]:
-        """Runs a shared object with weights bound by their names `c0`, `c1`, …."""
-        import torch
-
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(library, 1)
-        names = runner.get_constant_names_to_original_fqns()
-        self.assertLessEqual(set(names.values()), set(weights))
-        bound = {name: weights[original] for name, original in names.items()}
-        runner.update_constant_buffer(bound, False, True, True)
-        return runner.run(inputs)
 
     def test_an_artifact_holds_no_values_of_weights(self) -> None:
         import torch
@@ -77,7 +70,7 @@ class CompileTest(Project):
                     opened.model.small.copy_(torch.randn(3))
                 held = self.weights(opened)
             weights = {name: held[tensor] for name, tensor in binding.items()}
-            results = self.run_artifact(answer["library"], weights, [samples["in.0"]])
+            results = run(answer["library"], "cpu", weights, [samples["in.0"]], 3)
             with torch.inference_mode():
                 expected = opened.model(samples["in.0"])
             for result, wanted, output in zip(results, expected, captured["outputs"], strict=True):
@@ -88,7 +81,7 @@ class CompileTest(Project):
         code = subprocess.run(["objdump", "-d", answer["library"]], capture_output=True, text=True, check=True).stdout
         self.assertIn("ymm", code)
         self.assertNotIn("zmm", code)
-        results = self.run_artifact(answer["library"], weights, [samples["in.0"]])
+        results = run(answer["library"], "cpu", weights, [samples["in.0"]], 3)
         torch.testing.assert_close(results[0], expected[0], rtol=1e-5, atol=1e-6)
 
     def test_options_that_cannot_be_are_refused(self) -> None:
@@ -100,6 +93,35 @@ class CompileTest(Project):
         self.assertEqual(failure.hint, "did you mean `epilogue_fusion`?")
         failure = self.fails("compile", self.compile, captured, "c", mode="max-autotuned")
         self.assertEqual(failure.hint, "did you mean `max-autotune`?")
+
+    @unittest.skipUnless(cuda(), "skipped: no CUDA device")
+    def test_a_cuda_artifact_runs_with_other_weights(self) -> None:
+        import torch
+
+        opened = self.open(MODEL, device="cuda")
+        regions = ["norm", "linear"]
+        captured = self.capture(opened, inputs=[("x", "float32", [4, 8], ["n", None])], sizes={"n": 4}, regions=regions)
+        with torch.no_grad():
+            for parameter in opened.model.parameters():
+                parameter.copy_(torch.randn(parameter.shape))
+        held = {name: tensor.cuda() for name, tensor in self.weights(opened).items()}
+        x = part("tensors").read(Path(captured["samples"]))["in.0"].cuda()
+        libraries = []
+        for index in range(len(captured["segments"])):
+            answer = self.compile(captured, f"cuda{index}", segment=index, device="cuda", mode="max-autotune")
+            self.assertEqual(answer["metadata"]["AOTI_DEVICE_KEY"], "cuda")
+            print(answer["seconds"])
+            libraries.append(answer["library"])
+        values: dict[int, Any] = {0: x}
+        for step in captured["steps"]:
+            weights = {name: held[tensor] for name, tensor in step["binding"].items()}
+            given = [values[number] for number in step["inputs"]]
+            outputs = run(libraries[step["segment"]], "cuda:0", weights, given, len(step["outputs"]))
+            values |= dict(zip(step["outputs"], outputs, strict=True))
+        with torch.inference_mode():
+            expected = opened.model(x)
+        for number, wanted in zip(captured["results"], expected, strict=True):
+            torch.testing.assert_close(values[number], wanted, rtol=1e-3, atol=1e-3)
 
 
 if __name__ == "__main__":
