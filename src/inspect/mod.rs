@@ -3,4 +3,6 @@
 //! The command line prints what these functions return; `--format json` is the same data. Nothing here needs torch.
 
 pub mod foreign;
+pub mod list;
+pub mod usage;
 pub mod why;

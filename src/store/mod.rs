@@ -24,6 +24,7 @@
 //! folder; then its row. Things are put before what refers to them: objects, artifacts, programs, release.
 
 mod bytes;
+mod census;
 mod claim;
 mod error;
 mod find;
@@ -54,6 +55,7 @@ use std::{
 use rusqlite::params;
 use rustix::fs::{Access, access};
 
+pub use census::{GroupBy, Need};
 pub use claim::Claim;
 pub use error::StoreError;
 pub use find::{Filter, Found};
@@ -119,14 +121,18 @@ impl Store {
                 other => other?,
             },
         };
-        Ok(Self(Arc::new(Inner {
+        Ok(Self::with_index(layout, index, read_only))
+    }
+
+    fn with_index(layout: Layout, index: Index, read_only: bool) -> Self {
+        Self(Arc::new(Inner {
             layout,
             index,
             read_only,
             uses: Mutex::default(),
             session: Mutex::default(),
             waiting: OnceLock::new(),
-        })))
+        }))
     }
 
     /// Returns the store's folder.

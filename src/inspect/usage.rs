@@ -1,0 +1,178 @@
+//! What a store takes on disk, who needs it, and what could go.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::Serialize;
+
+use crate::{
+    Digest,
+    store::{GcPlan, GroupBy, Policy, Store, StoreError},
+};
+
+/// The bytes of a group, or of the whole store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Bytes {
+    /// Content, as if every program and every release had its own copy of all it needs.
+    pub logical: u64,
+    /// Content of the distinct objects.
+    pub content: u64,
+    /// The same as it lies on disk, compressed.
+    pub stored: u64,
+    /// Of `stored`, what another group needs too.
+    pub shared: u64,
+    /// Of `stored`, what `precast gc --unreleased` would free.
+    pub reclaimable: u64,
+    /// How many distinct objects.
+    pub objects: u64,
+}
+
+/// One group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Group {
+    pub name: String,
+    #[serde(flatten)]
+    pub bytes: Bytes,
+}
+
+/// What a store takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Everything; `shared` is what more than one group needs.
+    pub total: Bytes,
+    /// Objects that no group needs: logs of failures, leftovers.
+    pub rest: Bytes,
+    /// Sorted by name.
+    pub groups: Vec<Group>,
+}
+
+/// Adds up what the store takes, by group.
+pub fn usage(store: &Store, by: GroupBy) -> Result<Usage, StoreError> {
+    let goes: HashSet<Digest> = match reclaimable(store) {
+        Ok(plan) => plan.objects.iter().map(|victim| victim.id).collect(),
+        // A damaged index can still be added up, but nothing may be deleted by it.
+        Err(StoreError::Row { .. } | StoreError::Dangling { .. }) => HashSet::new(),
+        Err(error) => return Err(error),
+    };
+    let mut sizes: HashMap<Digest, (u64, u64)> = HashMap::new();
+    store.each_object(|row| {
+        sizes.insert(row.digest, (row.size, row.stored));
+    })?;
+    let needs = store.needs(by)?;
+    let mut total = Bytes::default();
+    let mut groups: BTreeMap<String, Bytes> = BTreeMap::new();
+    for all in needs.chunk_by(|a, b| a.object == b.object) {
+        let object = all[0].object;
+        let Some((content, stored)) = sizes.remove(&object) else {
+            continue;
+        };
+        let shared = if all.len() > 1 { stored } else { 0 };
+        let one = Bytes {
+            logical: 0,
+            content,
+            stored,
+            shared,
+            reclaimable: if goes.contains(&object) { stored } else { 0 },
+            objects: 1,
+        };
+        total.add(&one);
+        for need in all {
+            let logical = content.saturating_mul(need.times);
+            total.logical += logical;
+            groups
+                .entry(need.group.clone())
+                .or_default()
+                .add(&Bytes { logical, ..one });
+        }
+    }
+    let mut rest = Bytes::default();
+    for (object, (content, stored)) in sizes {
+        let reclaimable = if goes.contains(&object) { stored } else { 0 };
+        rest.add(&Bytes {
+            logical: content,
+            content,
+            stored,
+            shared: 0,
+            reclaimable,
+            objects: 1,
+        });
+    }
+    total.add(&rest);
+    let groups = groups
+        .into_iter()
+        .map(|(name, bytes)| Group { name, bytes });
+    Ok(Usage {
+        total,
+        rest,
+        groups: groups.collect(),
+    })
+}
+
+/// Returns what gc would delete with its defaults and `--unreleased`.
+pub fn reclaimable(store: &Store) -> Result<GcPlan, StoreError> {
+    store.plan_gc(&Policy {
+        unreleased: true,
+        ..Policy::default()
+    })
+}
+
+impl Bytes {
+    fn add(&mut self, other: &Self) {
+        self.logical += other.logical;
+        self.content += other.content;
+        self.stored += other.stored;
+        self.shared += other.shared;
+        self.reclaimable += other.reclaimable;
+        self.objects += other.objects;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::testing;
+
+    #[test]
+    fn shared_objects_count_once_in_total_and_in_each_group() {
+        let (_dir, store) = testing::store();
+        let a = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
+        let b = store.put_artifact(&testing::artifact(&store, "b")).unwrap();
+        let one = store
+            .put_program(&testing::program("m", 1, &[a.id]))
+            .unwrap();
+        store
+            .put_program(&testing::program("m", 2, &[a.id]))
+            .unwrap();
+        store
+            .put_program(&testing::program("n", 1, &[a.id, b.id]))
+            .unwrap();
+        store
+            .put_release(&testing::release("m", None, &[one.id]))
+            .unwrap();
+        let log = store.put_bytes(b"a log that nobody needs").unwrap();
+        // What a process added it also holds, until it closes the store.
+        let path = store.path().to_owned();
+        drop(store);
+        let store = Store::open(path).unwrap();
+        let usage = usage(&store, GroupBy::Model).unwrap();
+        let [m, n] = &usage.groups[..] else {
+            panic!("{usage:?}")
+        };
+        let stored = |object: &Digest| store.object_row(object).unwrap().unwrap().stored;
+        assert_eq!(m.bytes.logical, 2 * a.size);
+        assert_eq!(
+            (m.bytes.stored, m.bytes.shared),
+            (stored(&a.object), stored(&a.object))
+        );
+        assert_eq!((n.bytes.objects, n.bytes.shared), (2, stored(&a.object)));
+        assert_eq!(usage.total.content, a.size + b.size + 23);
+        assert_eq!(
+            usage.total.stored,
+            stored(&a.object) + stored(&b.object) + stored(&log)
+        );
+        assert_eq!(usage.rest.objects, 1);
+        // `n` is in no release; what it shares with `m` stays.
+        assert_eq!(n.bytes.reclaimable, stored(&b.object));
+        assert_eq!(m.bytes.reclaimable, 0);
+        assert_eq!(usage.total.reclaimable, stored(&b.object) + stored(&log));
+    }
+}

@@ -1,0 +1,243 @@
+//! Counting and listing for people: what `ls`, `du` and `report` need and the build does not.
+
+use std::path::Path;
+
+use rusqlite::{OptionalExtension, params};
+
+use super::{
+    Store,
+    error::StoreError,
+    index::Index,
+    layout::Layout,
+    records::Record,
+    reindex,
+    rows::{self, ObjectRow, ProgramRow},
+};
+use crate::{
+    Digest,
+    record::{Artifact, Failure, Program},
+};
+
+/// By what disk usage is grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupBy {
+    Model,
+    /// `MODEL MODULE`.
+    Module,
+    /// `MODEL SEQ`.
+    Release,
+}
+
+/// One object that a group needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    pub group: String,
+    pub object: Digest,
+    /// How many programs and releases of the group need it.
+    pub times: u64,
+}
+
+impl Store {
+    /// Opens the store at `path` for reading, with an index made in memory of its files, whatever state its own is in.
+    /// Files that can't be read are left out; [`Store::damaged`] names them.
+    pub fn open_without_index(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        let layout = Layout::open(path.as_ref())?;
+        let index = Index::in_memory(&layout)?;
+        Ok(Self::with_index(layout, index, true))
+    }
+
+    /// Looks at every record and release, and returns why those that can't be read can't be.
+    pub fn damaged(&self) -> Vec<StoreError> {
+        let layout = self.layout();
+        let mut found = Vec::new();
+        self.damaged_of::<Artifact>(&mut found);
+        self.damaged_of::<Program>(&mut found);
+        self.damaged_of::<Failure>(&mut found);
+        for path in reindex::files(&layout.root.join("releases"), ".json") {
+            found.extend(reindex::release_file(layout, &path).err());
+        }
+        found
+    }
+
+    fn damaged_of<R: Record>(&self, found: &mut Vec<StoreError>) {
+        let layout = self.layout();
+        for path in reindex::files(&layout.folder(R::KIND), ".json") {
+            found.extend(reindex::record_file::<R>(layout, &path).err());
+        }
+    }
+
+    /// Returns a program as the index has it.
+    pub fn program_row(&self, id: &Digest) -> Result<Option<ProgramRow>, StoreError> {
+        let query = format!(
+            "SELECT {} FROM programs p WHERE p.id=?",
+            ProgramRow::COLUMNS
+        );
+        self.index().with(|index| {
+            index
+                .prepare_cached(&query)?
+                .query_row([id.as_bytes()], ProgramRow::read)
+                .optional()
+        })
+    }
+
+    /// Returns an object as the index has it.
+    pub fn object_row(&self, digest: &Digest) -> Result<Option<ObjectRow>, StoreError> {
+        self.index().with(|index| ObjectRow::find(index, digest))
+    }
+
+    /// Returns the number of the newest release that has this program; none when no release has it.
+    pub fn released(&self, program: &Digest) -> Result<Option<u64>, StoreError> {
+        self.index().with(|index| {
+            index
+                .prepare_cached("SELECT max(seq) FROM release_programs WHERE program=?")?
+                .query_row([program.as_bytes()], |row| row.get::<_, Option<i64>>(0))
+                .map(|seq| seq.map(|seq| seq as u64))
+        })
+    }
+
+    /// Returns the number of a model's newest release.
+    pub fn newest_release(&self, model: &str) -> Result<Option<u64>, StoreError> {
+        Ok(self.sequences(model)?.last().copied())
+    }
+
+    /// Lists what failed and was not built since, with the time of the failure in seconds since 1970. A record that
+    /// can't be read is an error in its place.
+    pub fn failures(&self) -> Result<Vec<Result<(Failure, i64), StoreError>>, StoreError> {
+        let ids: Vec<(Digest, i64)> = self.index().with(|index| {
+            index
+                .prepare_cached("SELECT id,created FROM failures ORDER BY id")?
+                .query_map([], |row| Ok((rows::digest(row, 0)?, row.get(1)?)))?
+                .collect()
+        })?;
+        let read = |(id, created): (Digest, i64)| match self.failure(&id) {
+            Ok(found) => found.map(|failure| Ok((failure, created))),
+            Err(error) => Some(Err(error)),
+        };
+        Ok(ids.into_iter().filter_map(read).collect())
+    }
+
+    /// Returns which objects each group needs, sorted by object and group. Weights count for models and releases.
+    pub fn needs(&self, by: GroupBy) -> Result<Vec<Need>, StoreError> {
+        const LINKS: &str = "JOIN program_artifacts l ON l.program=p.id \
+             JOIN artifact_objects o ON o.artifact=l.artifact";
+        let query = match by {
+            GroupBy::Model => format!(
+                "SELECT p.model AS g, o.object AS d FROM programs p {LINKS} \
+                 UNION ALL SELECT model, weights FROM releases WHERE weights IS NOT NULL"
+            ),
+            GroupBy::Module => {
+                format!("SELECT p.model||' '||p.module AS g, o.object AS d FROM programs p {LINKS}")
+            }
+            GroupBy::Release => format!(
+                "SELECT r.model||' '||r.seq AS g, o.object AS d FROM release_programs r \
+                 JOIN programs p ON p.id=r.program {LINKS} \
+                 UNION ALL SELECT model||' '||seq, weights FROM releases WHERE weights IS NOT NULL"
+            ),
+        };
+        let query = format!("SELECT g,d,count(*) FROM ({query}) GROUP BY d,g ORDER BY d,g");
+        self.index().with(|index| {
+            index
+                .prepare_cached(&query)?
+                .query_map([], |row| {
+                    Ok(Need {
+                        group: row.get(0)?,
+                        object: rows::digest(row, 1)?,
+                        times: row.get::<_, i64>(2)? as u64,
+                    })
+                })?
+                .collect()
+        })
+    }
+
+    /// Calls `each` with every object, sorted by digest.
+    pub fn each_object(&self, mut each: impl FnMut(ObjectRow)) -> Result<(), StoreError> {
+        let mut after: Vec<u8> = Vec::new();
+        loop {
+            let page: Vec<ObjectRow> = self.index().with(|index| {
+                index
+                    .prepare_cached(
+                        "SELECT digest,size,stored,created,sum FROM objects WHERE digest>? \
+                         ORDER BY digest LIMIT 1000",
+                    )?
+                    .query_map(params![after], ObjectRow::read)?
+                    .collect()
+            })?;
+            let Some(last) = page.last() else {
+                return Ok(());
+            };
+            after = last.digest.as_bytes().to_vec();
+            page.into_iter().for_each(&mut each);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{layout::Kind, testing},
+        *,
+    };
+
+    #[test]
+    fn needs_are_counted_by_group_and_weights_belong_to_releases() {
+        let (_dir, store) = testing::store();
+        let a = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
+        let b = store.put_artifact(&testing::artifact(&store, "b")).unwrap();
+        let one = store
+            .put_program(&testing::program("m", 1, &[a.id]))
+            .unwrap();
+        let two = store
+            .put_program(&testing::program("m", 2, &[a.id, b.id]))
+            .unwrap();
+        store
+            .put_program(&testing::program("other", 1, &[a.id]))
+            .unwrap();
+        let mut release = testing::release("m", None, &[one.id, two.id]);
+        release.weights = Some(store.put_bytes(b"weights").unwrap());
+        store.put_release(&release).unwrap();
+        let times = |by, group: &str, object: &Digest| {
+            let needs = store.needs(by).unwrap();
+            needs
+                .iter()
+                .find(|n| n.group == group && n.object == *object)
+                .map(|n| n.times)
+        };
+        assert_eq!(times(GroupBy::Model, "m", &a.object), Some(2));
+        assert_eq!(times(GroupBy::Model, "m", &b.object), Some(1));
+        assert_eq!(times(GroupBy::Model, "other", &a.object), Some(1));
+        assert_eq!(times(GroupBy::Module, "m encode", &a.object), Some(2));
+        assert_eq!(
+            times(GroupBy::Release, "m 1", &release.weights.unwrap()),
+            Some(1)
+        );
+        assert_eq!(store.released(&two.id).unwrap(), Some(1));
+        assert_eq!(store.newest_release("m").unwrap(), Some(1));
+        let mut count = 0;
+        store.each_object(|_| count += 1).unwrap();
+        assert_eq!(count, 3);
+    }
+
+    #[test]
+    fn a_store_without_a_usable_index_still_lists_its_sound_records() {
+        let (_dir, store) = testing::store();
+        let a = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
+        let good = store
+            .put_program(&testing::program("m", 1, &[a.id]))
+            .unwrap();
+        let bad = store
+            .put_program(&testing::program("m", 2, &[a.id]))
+            .unwrap();
+        let path = store.layout().record(Kind::Program, &bad.id);
+        testing::damage(&path, |bytes| bytes[10] ^= 1);
+        std::fs::write(store.layout().index(), b"not a database").unwrap();
+        let again = Store::open_without_index(store.path()).unwrap();
+        let ids: Vec<_> = again
+            .programs(Default::default())
+            .map(|row| row.unwrap().id)
+            .collect();
+        assert_eq!(ids, [good.id]);
+        let told: Vec<_> = again.damaged();
+        assert_eq!(told.len(), 1);
+        assert!(told[0].to_string().contains(&bad.id.hex()), "{}", told[0]);
+    }
+}
