@@ -241,6 +241,9 @@ pub struct Artifact {
     /// Digests of shared libraries to load before it (custom operators).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub libraries: Vec<Digest>,
+    /// Digest of the canonical graph it was compiled from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<Digest>,
     /// Digest of the compile log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Digest>,
@@ -309,6 +312,9 @@ pub struct Failure {
     pub code: String,
     /// One line, lower case, no final period.
     pub message: String,
+    /// The user's file and line that caused it, as `model.py:12`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Digest of the whole log.

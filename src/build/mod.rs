@@ -1,3 +1,26 @@
-//! (being written)
+//! Makes exist what the plan says is missing: capture, compile, gate, publish.
+//!
+//! Workers are Python processes that stay alive ([`worker`]) and speak one JSON document per line ([`protocol`]). The
+//! first worker holds the model and captures; every worker compiles. A program whose artifacts are all there is run in
+//! a process of its own and compared with eager ([`gate`]) before its record is published, so nothing that was not seen
+//! to work can be dispatched to. One failing program never stops the others. A release is published at the end, and
+//! only by a build that was not interrupted.
+//!
+//! What is not promised: a sandbox. The worker runs the model's own code with the rights of its user.
 
+mod engine;
+mod error;
+pub mod gate;
+mod jobs;
+pub mod progress;
 pub mod protocol;
+mod worker;
+
+pub use self::{
+    engine::{Built, Options, Outcome, Summary, build},
+    error::BuildError,
+    worker::Launcher,
+};
+
+/// The torch that this binary is made for.
+pub const TORCH: &str = "2.11.0";

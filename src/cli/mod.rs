@@ -1,1 +1,163 @@
-//! (being written)
+//! The command line: the only stage that prints, reads the environment or exits. One file per subcommand.
+//!
+//! Data goes to stdout, everything else to stderr. `--format json` prints one JSON document with `"schema": 1`. Exit
+//! codes are decided in one place, [`exit`].
+
+mod build;
+mod exit;
+mod internal;
+mod ls;
+mod plan;
+mod printer;
+mod progress;
+#[cfg(feature = "torch")]
+mod run;
+mod show;
+mod table;
+
+use std::{
+    ffi::OsString,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use self::printer::Printer;
+
+/// Ahead-of-time compiled PyTorch artifacts: build once, keep by content, run without Python
+#[derive(Parser)]
+#[command(
+    name = "precast",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Args)]
+struct Global {
+    /// The store to use [default: `artifacts` in the current folder]
+    #[arg(
+        long,
+        global = true,
+        env = "PRECAST_STORE",
+        value_name = "DIR",
+        hide_env_values = true
+    )]
+    store: Option<PathBuf>,
+    /// What data is printed as
+    #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
+    format: Format,
+    /// When to use colours
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
+    color: Color,
+    /// Print only data and errors
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Say more; twice for even more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Human,
+    Json,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make whatever is missing from the store
+    Build(build::Args),
+    /// Say what `build` would do, and why, without doing it
+    Plan(plan::Args),
+    /// List programs, artifacts or objects
+    #[command(visible_alias = "list")]
+    Ls(ls::Args),
+    /// Show one program or artifact whole
+    Show(show::Args),
+    /// Load from the store and run one module on saved inputs
+    #[cfg(feature = "torch")]
+    Run(run::Args),
+    /// Check a candidate against eager: how `build` calls itself
+    #[command(name = internal::GATE, hide = true)]
+    Gate(internal::GateArgs),
+}
+
+/// What every subcommand is given.
+struct Context {
+    store: PathBuf,
+    quiet: bool,
+    verbose: u8,
+    out: Printer,
+    /// Set by Ctrl-C.
+    cancel: Arc<AtomicBool>,
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    run(std::env::args_os().collect())
+}
+
+fn run(args: Vec<OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => return exit::usage(&error),
+    };
+    match cli.global.color {
+        Color::Auto => {}
+        Color::Always => anstream::ColorChoice::Always.write_global(),
+        Color::Never => anstream::ColorChoice::Never.write_global(),
+    }
+    let cancel = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // A second signal ends the process at once, with the code of an interruption.
+        let _ = signal_hook::flag::register_conditional_shutdown(
+            signal,
+            exit::INTERRUPTED.into(),
+            cancel.clone(),
+        );
+        let _ = signal_hook::flag::register(signal, cancel.clone());
+    }
+    let context = Context {
+        store: cli
+            .global
+            .store
+            .unwrap_or_else(|| PathBuf::from("artifacts")),
+        quiet: cli.global.quiet,
+        verbose: cli.global.verbose,
+        out: Printer::new(cli.global.format),
+        cancel,
+    };
+    match dispatch(&cli.command, &context) {
+        Ok(code) => code.into(),
+        Err(error) => exit::report(&error),
+    }
+}
+
+fn dispatch(command: &Command, context: &Context) -> Result<u8> {
+    match command {
+        Command::Build(args) => build::run(args, context),
+        Command::Plan(args) => plan::run(args, context),
+        Command::Ls(args) => ls::run(args, context),
+        Command::Show(args) => show::run(args, context),
+        #[cfg(feature = "torch")]
+        Command::Run(args) => run::run(args, context),
+        Command::Gate(args) => internal::gate(args),
+    }
+}

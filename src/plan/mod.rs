@@ -1,4 +1,18 @@
 //! What must exist: the programs a spec asks for, their keys, and why each one is or is not there yet.
+//!
+//! Pure but for reading the project's sources. A program is one module at one bucket, named by its *request key*: taken
+//! from the spec entry, the digests of every source file that defines the model, the versions of the installed
+//! packages it imports, and the target. Which files and packages those are is found by importing the entry once, and
+//! remembered in the model's latest release; so an unchanged build is planned without starting Python.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `canon` | the one walk with two sinks: the digest, and the explanation |
+//! | `key` | what goes into a request key and into an artifact key |
+//! | `reason` | why a key is another one than before |
+//! | `diff` | the fields of two explained keys that differ |
+//! | `history` | which program stood for a module and bucket before |
+//! | `sources` | the digests of the remembered files, and the versions of the packages |
 
 mod canon;
 mod diff;
@@ -9,6 +23,8 @@ mod sources;
 
 use std::path::PathBuf;
 
+use serde_json::Value;
+
 pub use self::{
     canon::{Canon, Shared, Sink},
     diff::{Field, diff},
@@ -17,7 +33,12 @@ pub use self::{
     reason::{Reason, reasons},
     sources::{StatCache, bystanders, changed_source, known, refresh},
 };
-use crate::{Target, record::Entry, store::StoreError};
+use crate::{
+    Digest, Target,
+    record::{Entry, Release, Sizes, bucket_name},
+    spec::{Backend, Compile, Effective, Module, Overrides, Spec, glob},
+    store::{Store, StoreError},
+};
 
 /// Why a plan can't be made.
 #[derive(Debug, thiserror::Error)]
@@ -27,8 +48,56 @@ pub enum PlanError {
         path: PathBuf,
         source: std::io::Error,
     },
+    #[error("no module or bucket matches `{0}`")]
+    NothingMatches(String),
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl PlanError {
+    /// Returns what the user can do, when there is something.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::NothingMatches(_) => {
+                Some("`precast plan` without `--only` lists every module and bucket".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// One program that a spec asks for.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// Index into [`Spec::modules`].
+    pub module: usize,
+    pub sizes: Sizes,
+    pub settings: Effective,
+    pub state: State,
+}
+
+/// Whether a program is there.
+#[derive(Clone, Debug)]
+pub enum State {
+    /// It is in the store.
+    Hit { id: Digest },
+    /// It is not; the key is unknown while the entry has never been imported.
+    Miss {
+        key: Option<(Digest, Value)>,
+        reasons: Vec<Reason>,
+    },
+    /// The spec says it is served by eager.
+    Disabled { why: String },
+}
+
+/// Everything a spec asks for, and what of it is missing.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub items: Vec<Item>,
+    /// What the plan was made from; none while the entry has never been imported.
+    pub known: Option<Known>,
+    /// The model's latest release, if there is one.
+    pub release: Option<Release>,
 }
 
 /// What must be known of the outside before keys can be computed.
@@ -36,4 +105,192 @@ pub enum PlanError {
 pub struct Known {
     pub entry: Entry,
     pub target: Target,
+}
+
+impl Item {
+    /// Returns `encode batch=1 seq=32`.
+    pub fn name(&self, spec: &Spec) -> String {
+        format!(
+            "{} {}",
+            spec.modules[self.module].name,
+            bucket_name(&self.sizes)
+        )
+    }
+}
+
+impl Plan {
+    /// Returns the items that must be made.
+    pub fn missing(&self) -> impl Iterator<Item = &Item> {
+        self.items
+            .iter()
+            .filter(|item| matches!(item.state, State::Miss { .. }))
+    }
+
+    /// Returns how many programs there are, without the disabled ones.
+    pub fn wanted(&self) -> usize {
+        self.items
+            .iter()
+            .filter(|item| !matches!(item.state, State::Disabled { .. }))
+            .count()
+    }
+}
+
+/// What the caller narrows a plan with.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// A glob over `module` or `module batch=1 seq=32`.
+    pub only: Option<String>,
+    /// Settings from the command line.
+    pub overrides: Overrides,
+}
+
+/// Says what building `spec` would do, with what is `known` of the entry and the target.
+pub fn plan(
+    spec: &Spec,
+    store: Option<&Store>,
+    known: Option<Known>,
+    request: &Request,
+) -> Result<Plan, PlanError> {
+    let release = match store {
+        Some(store) => store.release(&spec.model.name, None)?,
+        None => None,
+    };
+    let common = known.as_ref().map(|known| {
+        let common = Common {
+            model: &spec.model.name,
+            entry: &spec.model.entry,
+            samples: spec.model.samples.as_deref(),
+            sources: &known.entry.sources,
+            packages: &known.entry.packages,
+            target: &known.target,
+        };
+        common.shared()
+    });
+    let mut history = match store {
+        Some(store) => Some(History::new(store, &spec.model.name)?),
+        None => None,
+    };
+    let mut items = Vec::new();
+    for (index, module) in spec.modules.iter().enumerate() {
+        let settings = spec.settings(module, &Overrides::default(), &request.overrides);
+        for sizes in &module.buckets {
+            let text = format!("{} {}", module.name, bucket_name(sizes));
+            if request
+                .only
+                .as_ref()
+                .is_some_and(|only| !selects(only, &module.name, &text))
+            {
+                continue;
+            }
+            let state = state(
+                spec,
+                module,
+                sizes,
+                &settings.compile,
+                common.as_ref(),
+                store,
+                history.as_mut(),
+            )?;
+            items.push(Item {
+                module: index,
+                sizes: sizes.clone(),
+                settings: settings.clone(),
+                state,
+            });
+        }
+    }
+    match (&request.only, items.is_empty()) {
+        (Some(only), true) => Err(PlanError::NothingMatches(only.clone())),
+        _ => Ok(Plan {
+            items,
+            known,
+            release,
+        }),
+    }
+}
+
+fn selects(only: &str, module: &str, text: &str) -> bool {
+    let glob = globset::Glob::new(only).map(|glob| glob.compile_matcher());
+    glob.is_ok_and(|glob| glob.is_match(module) || glob.is_match(text))
+}
+
+fn state(
+    spec: &Spec,
+    module: &Module,
+    sizes: &Sizes,
+    settings: &Compile,
+    common: Option<&Shared>,
+    store: Option<&Store>,
+    history: Option<&mut History<'_>>,
+) -> Result<State, PlanError> {
+    if let Some(why) = disabled(module, settings) {
+        return Ok(State::Disabled { why });
+    }
+    let Some(common) = common else {
+        return Ok(State::Miss {
+            key: None,
+            reasons: vec![Reason::NeverBuilt],
+        });
+    };
+    let inputs = module.sized_inputs(sizes);
+    let request = RequestKey {
+        common,
+        module: &module.name,
+        path: &module.path,
+        method: &module.method,
+        inputs: inputs.as_deref(),
+        sizes,
+        regions: &module.regions,
+        settings,
+    };
+    let Some(store) = store else {
+        return Ok(State::Miss {
+            key: Some(request.explained()),
+            reasons: vec![Reason::NeverBuilt],
+        });
+    };
+    let id = request.digest();
+    if store.has_program(&id)? {
+        return Ok(State::Hit { id });
+    }
+    let (id, explained) = request.explained();
+    let device = spec.target.device.to_string();
+    let previous = match history {
+        Some(history) => history.previous(&module.name, sizes, &device, None)?,
+        None => None,
+    };
+    let previous = match previous {
+        Some(id) => store.program(&id)?.map(|program| program.request),
+        None => None,
+    };
+    let reasons = match (store.failure(&id)?, previous) {
+        (Some(failure), _) => vec![Reason::FailedBefore {
+            message: failure.message,
+        }],
+        (None, Some(old)) => reasons(&old, &explained),
+        (None, None) => vec![Reason::NeverBuilt],
+    };
+    Ok(State::Miss {
+        key: Some((id, explained)),
+        reasons,
+    })
+}
+
+/// Returns why the spec leaves a module to eager, if it does.
+fn disabled(module: &Module, settings: &Compile) -> Option<String> {
+    if !settings.enabled {
+        return Some("`enabled` is false".to_owned());
+    }
+    if settings.backend == Backend::Eager {
+        return Some("`backend` is `eager`".to_owned());
+    }
+    let path = &module.path;
+    if let Some(glob) = settings
+        .blocklist
+        .iter()
+        .find(|glob| glob::matches(glob, path))
+    {
+        return Some(format!("`blocklist` has `{glob}`"));
+    }
+    (!settings.compiles(path)).then(|| "`allowlist` does not have it".to_owned())
 }

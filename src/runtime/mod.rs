@@ -30,6 +30,7 @@ mod program;
 #[allow(clippy::module_inception)]
 mod runtime;
 mod source;
+pub mod tensors;
 mod validate;
 mod weights;
 

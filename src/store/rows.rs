@@ -79,6 +79,7 @@ pub(crate) fn objects_of(artifact: &Artifact) -> Vec<Digest> {
     let mut all = vec![artifact.object];
     all.extend(artifact.proxy);
     all.extend(&artifact.libraries);
+    all.extend(artifact.graph);
     all.extend(artifact.log);
     sorted(all)
 }

@@ -221,7 +221,8 @@ def _module_files(root: Path) -> set[str]:
         path = getattr(module, "__file__", None)
         if isinstance(path, str):
             real = os.path.realpath(path)
-            if failures.own_file(real, root):
+            # Modules that torch makes up (`torch.classes`) claim files that are not there.
+            if failures.own_file(real, root) and os.path.isfile(real):
                 found.add(real)
     return found
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -107,7 +108,7 @@ def _toolchain(isa: str, clock: Clock) -> Iterator[None]:
         if kind == "cpp" and ".wrapper.cpp " in command:
             command = interface.shorten(command, cwd, lambda made: _measured(clock, "headers", run, made, cwd))
         elif kind == "link":
-            command = interface.link(command)
+            command = _only_needed(interface.link(command))
         _measured(clock, kind, run, command, cwd)
 
     def baseline(*args: Any, **kwargs: Any) -> Any:
@@ -228,6 +229,17 @@ def _kind(command: str) -> str:
     if " c++-header " in command:
         return "headers"
     return "cpp" if " -c " in command else "link"
+
+
+def _only_needed(command: str) -> str:
+    """A link that names only libraries the object uses, and no folder of this machine.
+
+    Inductor names `libtorch.so`, which holds nothing but copies of C++ templates and brings the whole CUDA half of
+    libtorch into a CPU process, and the place of torch here. Whoever loads the object has libtorch loaded already.
+    """
+    program, rest = command.split(" ", 1)
+    rest = re.sub(r" (-Wl,-rpath[=,]\S+|-Wl,--no-as-needed|-ltorch)(?= |$)", "", rest)
+    return f"{program} -Wl,--as-needed {rest}"
 
 
 def _compiler_knows(vector: Any, code: str) -> bool:

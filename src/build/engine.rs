@@ -1,0 +1,394 @@
+//! One build from plan to release.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    BuildError, Launcher, TORCH, gate,
+    jobs::{self, Job},
+    progress::{Event, Progress},
+    protocol::{Opened, Request, Weights},
+    worker::Worker,
+};
+use crate::{
+    Digest, Target,
+    plan::{self, Known, Plan, State},
+    record::{Entry, Package, Release, SCHEMA, bucket_name},
+    spec::Spec,
+    store::Store,
+    target::Torch,
+};
+
+/// How long importing the entry and making the model may take.
+const OPEN_LIMIT: Duration = Duration::from_secs(1800);
+
+/// What a build is given.
+pub struct Options<'a> {
+    pub spec: &'a Spec,
+    pub store: &'a Store,
+    pub launcher: Launcher,
+    /// The command that checks a candidate: see [`gate`].
+    pub gate: gate::Launcher,
+    /// Where the build's private folder is made; it is removed at the end.
+    pub scratch: PathBuf,
+    pub request: plan::Request,
+    /// How many workers may be alive at once.
+    pub jobs: usize,
+    /// Fail instead of compiling.
+    pub locked: bool,
+    /// Publish the result under this name, or not at all.
+    pub release: Option<String>,
+    /// Set from outside to end the build early.
+    pub cancel: Arc<AtomicBool>,
+}
+
+/// What became of one program.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// It was in the store already.
+    Hit(Digest),
+    /// It was built.
+    Built(Built),
+    /// It could not be built; the store keeps the log under the key.
+    Failed {
+        key: Option<Digest>,
+        message: String,
+        location: Option<String>,
+        raise: bool,
+    },
+    /// The spec says it is served by eager.
+    Disabled { why: String },
+}
+
+/// A program that this build made.
+#[derive(Clone, Debug)]
+pub struct Built {
+    pub id: Digest,
+    /// Distinct artifacts it calls.
+    pub artifacts: usize,
+    /// Of these, compiled for it.
+    pub compiled: usize,
+}
+
+/// What a build did.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// `module batch=1 seq=32` and what became of it, in the order of the spec.
+    pub programs: Vec<(String, Outcome)>,
+    /// Artifacts compiled in this build.
+    pub compiled: usize,
+    /// The release that now holds the programs.
+    pub release: Option<Release>,
+    /// Whether that release was published by this build.
+    pub published: bool,
+    pub seconds: f64,
+}
+
+impl Summary {
+    /// Returns how many programs failed, and how many of them under `raise`.
+    pub fn failed(&self) -> (usize, usize) {
+        let failed = |raised: bool| {
+            let is = |outcome: &Outcome| matches!(outcome, Outcome::Failed { raise, .. } if *raise || !raised);
+            self.programs
+                .iter()
+                .filter(|(_, outcome)| is(outcome))
+                .count()
+        };
+        (failed(false), failed(true))
+    }
+}
+
+/// Makes whatever is missing. Finished programs stay in the store whatever happens after.
+pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
+    let started = Instant::now();
+    let Options { spec, store, .. } = options;
+    let known = plan::known(spec, store)?;
+    let plan = plan::plan(spec, Some(store), known, &options.request)?;
+    let missing = plan.missing().count();
+    progress.event(&Event::Planned {
+        programs: plan.wanted(),
+        missing,
+    });
+    let complete = plan
+        .release
+        .as_ref()
+        .is_some_and(|release| release.name == options.release);
+    if missing == 0 && plan.release.is_some() && (complete || options.release.is_none()) {
+        return summarise(options, &plan, jobs::Done::default(), None, started);
+    }
+    if options.locked && missing > 0 {
+        return Err(BuildError::Locked {
+            missing,
+            total: plan.wanted(),
+        });
+    }
+    let scratch = tempfile::Builder::new()
+        .prefix("precast-build-")
+        .tempdir_in(&options.scratch)
+        .map_err(|source| BuildError::Scratch {
+            path: options.scratch.clone(),
+            source,
+        })?;
+
+    let (mut worker, known) = open(options, scratch.path(), progress)?;
+    let plan = plan::plan(spec, Some(store), Some(known), &options.request)?;
+    for item in plan.missing() {
+        if let State::Miss { reasons, .. } = &item.state {
+            let module = &spec.modules[item.module].name;
+            progress.event(&Event::Missing {
+                module,
+                bucket: &bucket_name(&item.sizes),
+                reasons,
+            });
+        }
+    }
+    let weights = weights(options, &mut worker, scratch.path(), progress)?;
+    let queue: Vec<Job> = plan
+        .items
+        .iter()
+        .enumerate()
+        .filter_map(|(index, item)| match &item.state {
+            State::Miss {
+                key: Some((id, request)),
+                ..
+            } => Some(Job {
+                index,
+                item,
+                id: *id,
+                request,
+            }),
+            _ => None,
+        })
+        .collect();
+    let done = jobs::run(
+        options,
+        &plan,
+        &queue,
+        worker,
+        &weights,
+        scratch.path(),
+        progress,
+    )?;
+    summarise(options, &plan, done, Some(weights), started)
+}
+
+/// The weight set of this build, as the store has it.
+pub(super) struct StoredWeights {
+    pub object: Option<Digest>,
+    pub aliases: BTreeMap<String, String>,
+}
+
+/// Starts the worker that holds the model, and learns from it what keys are made of.
+fn open(
+    options: &Options<'_>,
+    scratch: &std::path::Path,
+    progress: &dyn Progress,
+) -> Result<(Worker, Known), BuildError> {
+    let started = Instant::now();
+    let mut worker = Worker::start(&options.launcher, scratch, "worker-0", &options.cancel)?;
+    let hello = worker.hello.clone();
+    progress.event(&Event::Worker {
+        worker: 0,
+        python: &hello.python,
+        torch: &hello.torch,
+        seconds: started.elapsed().as_secs_f64(),
+    });
+    if hello.torch.split('+').next() != Some(TORCH) {
+        return Err(BuildError::WrongTorch {
+            program: options.launcher.program.clone(),
+            found: hello.torch,
+            expected: TORCH,
+        });
+    }
+    let started = Instant::now();
+    let opened = reopen(options, &mut worker)?;
+    progress.event(&Event::Opened {
+        sources: opened.sources.len(),
+        packages: opened.packages.len(),
+        seconds: started.elapsed().as_secs_f64(),
+    });
+    let spec = options.spec;
+    let mut packages: BTreeSet<(String, String)> = opened
+        .packages
+        .into_iter()
+        .map(|package| (package.name, package.version))
+        .collect();
+    packages.insert(("torch".to_owned(), hello.torch.clone()));
+    let entry = Entry {
+        entry: spec.model.entry.clone(),
+        sources: opened.sources,
+        packages: packages
+            .into_iter()
+            .map(|(name, version)| Package { name, version })
+            .collect(),
+        site_packages: hello.site_packages.clone(),
+    };
+    let torch = Torch {
+        version: hello.torch,
+        git: hello.torch_git,
+        cuda: hello.cuda,
+        cxx11_abi: hello.cxx11_abi,
+    };
+    let target = Target::on_host(spec.target.device, &spec.target.isa, &torch, &hello.sm);
+    Ok((worker, Known { entry, target }))
+}
+
+/// Imports the entry in `worker`, so that it can capture.
+pub(super) fn reopen(options: &Options<'_>, worker: &mut Worker) -> Result<Opened, BuildError> {
+    let request = Request::Open {
+        root: options.spec.root.clone(),
+        entry: options.spec.model.entry.clone(),
+        device: options.spec.target.device.to_string(),
+    };
+    let opened = worker.call(&request, OPEN_LIMIT, &options.cancel, &mut |_| {})?;
+    worker.opened = true;
+    Ok(opened)
+}
+
+fn weights(
+    options: &Options<'_>,
+    worker: &mut Worker,
+    scratch: &std::path::Path,
+    progress: &dyn Progress,
+) -> Result<StoredWeights, BuildError> {
+    let out = scratch.join("weights");
+    let weights: Weights = worker.call(
+        &Request::Weights { out },
+        OPEN_LIMIT,
+        &options.cancel,
+        &mut |_| {},
+    )?;
+    let object = match (&options.spec.model.weights, weights.file) {
+        (crate::spec::WeightsFrom::File(path), _) => Some(options.store.put_file(path)?),
+        (_, Some(file)) => Some(options.store.put_file(&file)?),
+        _ => None,
+    };
+    if let Some((object, bytes)) = object {
+        progress.event(&Event::Weights { object, bytes });
+    }
+    Ok(StoredWeights {
+        object: object.map(|(object, _)| object),
+        aliases: weights.aliases,
+    })
+}
+
+/// Publishes the release, where there is something new to publish, and says what became of every item.
+fn summarise(
+    options: &Options<'_>,
+    plan: &Plan,
+    mut done: jobs::Done,
+    weights: Option<StoredWeights>,
+    started: Instant,
+) -> Result<Summary, BuildError> {
+    let mut programs = Vec::new();
+    for (index, item) in plan.items.iter().enumerate() {
+        let outcome = match (&item.state, done.outcomes.remove(&index)) {
+            (State::Hit { id }, _) => Outcome::Hit(*id),
+            (State::Disabled { why }, _) => Outcome::Disabled { why: why.clone() },
+            (State::Miss { .. }, Some(outcome)) => outcome,
+            (State::Miss { .. }, None) => return Err(BuildError::Interrupted),
+        };
+        programs.push((item.name(options.spec), outcome));
+    }
+    let mut summary = Summary {
+        programs,
+        compiled: done.compiled,
+        release: plan.release.clone(),
+        published: false,
+        seconds: started.elapsed().as_secs_f64(),
+    };
+    if let (Some(weights), Some(known)) = (weights, &plan.known) {
+        publish(options, plan, known, weights, &mut summary)?;
+    }
+    Ok(summary)
+}
+
+fn publish(
+    options: &Options<'_>,
+    plan: &Plan,
+    known: &Known,
+    weights: StoredWeights,
+    summary: &mut Summary,
+) -> Result<(), BuildError> {
+    let ids = |programs: &[(String, Outcome)]| -> Vec<Digest> {
+        let id = |outcome: &Outcome| match outcome {
+            Outcome::Hit(id) => Some(*id),
+            Outcome::Built(built) => Some(built.id),
+            _ => None,
+        };
+        programs
+            .iter()
+            .filter_map(|(_, outcome)| id(outcome))
+            .collect()
+    };
+    let mut programs = ids(&summary.programs);
+    let (failed, _) = summary.failed();
+    if let Some(name) = &options.release
+        && failed > 0
+    {
+        return Err(BuildError::Incomplete {
+            name: name.clone(),
+            missing: failed,
+            total: plan.wanted(),
+        });
+    }
+    if options.request.only.is_some() {
+        // A narrowed build keeps what the spec asks for beyond it and the store has.
+        let whole = plan::plan(
+            options.spec,
+            Some(options.store),
+            Some(known.clone()),
+            &plan::Request::default(),
+        )?;
+        for item in &whole.items {
+            if let State::Hit { id } = item.state
+                && !programs.contains(&id)
+            {
+                programs.push(id);
+            }
+        }
+    }
+    if programs.is_empty() {
+        return Ok(());
+    }
+    let release = Release {
+        schema: SCHEMA,
+        model: options.spec.model.name.clone(),
+        seq: 0,
+        name: options.release.clone(),
+        programs,
+        weights: weights.object,
+        aliases: weights.aliases,
+        entry: known.entry.clone(),
+        provenance: provenance(),
+    };
+    let same = plan.release.as_ref().is_some_and(|last| {
+        Release {
+            seq: 0,
+            provenance: Value::Null,
+            ..last.clone()
+        } == Release {
+            provenance: Value::Null,
+            ..release.clone()
+        }
+    });
+    if !same {
+        summary.release = Some(options.store.put_release(&release)?);
+        summary.published = true;
+    }
+    Ok(())
+}
+
+/// Returns what a record says of its making; never part of a key.
+pub(super) fn provenance() -> Value {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    json!({ "precast": env!("CARGO_PKG_VERSION"), "created": now })
+}

@@ -1,0 +1,253 @@
+//! `precast build`: makes whatever is missing.
+
+use std::{ffi::OsString, path::PathBuf, sync::Arc};
+
+use anyhow::{Context as _, Result};
+use owo_colors::OwoColorize;
+use serde_json::{Value, json};
+
+use super::{
+    Context, internal,
+    printer::note,
+    progress::{self, seconds},
+};
+use crate::{
+    build::{self, BuildError, Launcher, Outcome, Summary},
+    plan::Request,
+    spec::Spec,
+    store::Store,
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    pub(super) spec: SpecArgs,
+    /// Python interpreter that has torch [default: `.venv/bin/python` beside the spec or in the current folder, else
+    /// `python3`]
+    #[arg(
+        long,
+        env = "PRECAST_PYTHON",
+        value_name = "PATH",
+        hide_env_values = true
+    )]
+    python: Option<PathBuf>,
+    /// How many workers compile at once [default: by cores and memory]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+    /// Fail instead of compiling
+    #[arg(long)]
+    locked: bool,
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Publish the result under this name, complete or not at all
+    #[arg(long, value_name = "NAME")]
+    release: Option<String>,
+    /// A program to start instead of Python with the built-in worker
+    #[arg(long, env = "PRECAST_WORKER", value_name = "PROGRAM", hide = true)]
+    worker: Option<PathBuf>,
+}
+
+/// Which spec, and how much of it.
+#[derive(clap::Args)]
+pub(super) struct SpecArgs {
+    /// The spec
+    #[arg(short, long, default_value = "precast.toml", value_name = "SPEC")]
+    pub(super) file: PathBuf,
+    /// Only modules or programs that match, as `encode` or `encode batch=8 *`
+    #[arg(long, value_name = "GLOB")]
+    pub(super) only: Option<String>,
+}
+
+impl SpecArgs {
+    pub(super) fn request(&self) -> Request {
+        Request {
+            only: self.only.clone(),
+            ..Request::default()
+        }
+    }
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    if args.dry_run {
+        return super::plan::show(&args.spec, context);
+    }
+    let spec = Spec::load(&args.spec.file)?;
+    let store = Store::create(&context.store)?;
+    let options = build::Options {
+        launcher: Launcher {
+            headers: header_folder(),
+            ..launcher(args, &spec)
+        },
+        gate: build::gate::Launcher {
+            program: std::env::current_exe().context("can't find this program's own file")?,
+            args: vec![OsString::from(internal::GATE)],
+        },
+        scratch: std::env::temp_dir(),
+        request: args.spec.request(),
+        jobs: args.jobs.map_or_else(default_jobs, usize::from),
+        locked: args.locked,
+        release: args.release.clone(),
+        cancel: Arc::clone(&context.cancel),
+        spec: &spec,
+        store: &store,
+    };
+    let progress = progress::reporter(context);
+    let result = build::build(&options, progress.as_ref());
+    progress.finish();
+    let summary = result?;
+    tell(&summary, context)?;
+    let (failed, raised) = summary.failed();
+    match raised {
+        0 => Ok(0),
+        _ => Err(BuildError::Failed {
+            failed,
+            total: summary.programs.len(),
+        }
+        .into()),
+    }
+}
+
+/// Chooses the interpreter: the one named, else a `.venv` beside the spec or here, else the one on the path.
+fn launcher(args: &Args, spec: &Spec) -> Launcher {
+    if let Some(worker) = &args.worker {
+        return Launcher::program(worker);
+    }
+    if let Some(python) = &args.python {
+        return Launcher::python(python);
+    }
+    let beside = [
+        spec.root.join(".venv/bin/python"),
+        PathBuf::from(".venv/bin/python"),
+    ];
+    let found = beside.into_iter().find(|python| python.exists());
+    Launcher::python(found.unwrap_or_else(|| PathBuf::from("python3")))
+}
+
+/// Where headers are kept between builds: the user's cache folder, if there is one.
+fn header_folder() -> Option<PathBuf> {
+    let absolute = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(cache.join("precast/headers"))
+}
+
+/// One worker per core, as far as memory goes: a worker with torch and a model takes gigabytes.
+fn default_jobs() -> usize {
+    const GIB_PER_WORKER: u64 = 3;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let gib = memory_gib().unwrap_or(u64::MAX);
+    cores
+        .min(usize::try_from(gib / GIB_PER_WORKER).unwrap_or(cores))
+        .max(1)
+}
+
+fn memory_gib() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib >> 20)
+}
+
+fn tell(summary: &Summary, context: &Context) -> Result<()> {
+    if context.out.json() {
+        return context.out.event(&document(summary));
+    }
+    if context.quiet {
+        return Ok(());
+    }
+    let count = |is: fn(&Outcome) -> bool| {
+        summary
+            .programs
+            .iter()
+            .filter(|(_, outcome)| is(outcome))
+            .count()
+    };
+    let hits = count(|outcome| matches!(outcome, Outcome::Hit(_)));
+    let built = count(|outcome| matches!(outcome, Outcome::Built(_)));
+    let (failed, _) = summary.failed();
+    for (name, outcome) in &summary.programs {
+        match outcome {
+            Outcome::Failed {
+                key,
+                message,
+                location,
+                ..
+            } => {
+                let place = location
+                    .as_ref()
+                    .map(|place| format!("{place}: "))
+                    .unwrap_or_default();
+                note(format_args!(
+                    "{} {name}: {place}{message}",
+                    "failed".red().bold()
+                ));
+                if let Some(key) = key {
+                    note(format_args!(
+                        "       `precast log {}` prints the whole log",
+                        key.short()
+                    ));
+                }
+            }
+            Outcome::Disabled { why } if context.verbose > 0 => {
+                note(format_args!("{} {name}: {why}", "eager".yellow()));
+            }
+            _ => {}
+        }
+    }
+    let time = seconds(summary.seconds);
+    let total = summary.programs.len();
+    let mut line = match (built, failed) {
+        (0, 0) => format!(
+            "{} {hits} of {total} programs are in the store, nothing to compile ({time})",
+            "fresh".green().bold()
+        ),
+        _ => format!(
+            "{} {built} programs, {} artifacts compiled, {hits} programs were there already ({time})",
+            "built".green().bold(),
+            summary.compiled
+        ),
+    };
+    if failed > 0 {
+        line.push_str(&format!(", {} failed", failed.red()));
+    }
+    note(line);
+    if let (true, Some(release)) = (summary.published, &summary.release) {
+        let name = release
+            .name
+            .as_deref()
+            .map(|name| format!(" `{name}`"))
+            .unwrap_or_default();
+        note(format_args!(
+            "{} {} release {}{name}",
+            "published".green().bold(),
+            release.model,
+            release.seq
+        ));
+    }
+    Ok(())
+}
+
+fn document(summary: &Summary) -> Value {
+    let programs = summary.programs.iter().map(|(name, outcome)| match outcome {
+        Outcome::Hit(id) => json!({ "program": name, "state": "hit", "id": id }),
+        Outcome::Built(built) => json!({
+            "program": name, "state": "built", "id": built.id, "artifacts": built.artifacts, "compiled": built.compiled,
+        }),
+        Outcome::Failed { key, message, location, raise } => json!({
+            "program": name, "state": "failed", "id": key, "message": message, "location": location, "raise": raise,
+        }),
+        Outcome::Disabled { why } => json!({ "program": name, "state": "eager", "why": why }),
+    });
+    json!({
+        "event": "finished",
+        "programs": programs.collect::<Vec<_>>(),
+        "compiled": summary.compiled,
+        "release": summary.release.as_ref().map(|release| json!({ "seq": release.seq, "name": release.name })),
+        "published": summary.published,
+        "seconds": summary.seconds,
+    })
+}

@@ -1,0 +1,93 @@
+//! `precast plan`: what `build` would do, and why.
+
+use anyhow::Result;
+use owo_colors::OwoColorize;
+use serde_json::json;
+
+use super::{Context, build::SpecArgs};
+use crate::{
+    plan::{self, State},
+    record::bucket_name,
+    spec::Spec,
+    store::Store,
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    spec: SpecArgs,
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    show(&args.spec, context)
+}
+
+/// Prints the plan; shared with `build --dry-run`.
+pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
+    let spec = Spec::load(&args.file)?;
+    // A plan changes nothing: a store that is not there yet is an empty one.
+    let store = match context.store.exists() {
+        true => Some(Store::open(&context.store)?),
+        false => None,
+    };
+    let known = match &store {
+        Some(store) => plan::known(&spec, store)?,
+        None => None,
+    };
+    let plan = plan::plan(&spec, store.as_ref(), known, &args.request())?;
+    let missing = plan.missing().count();
+    if context.out.json() {
+        let items = plan.items.iter().map(|item| {
+            let module = &spec.modules[item.module].name;
+            let (state, id, why) = match &item.state {
+                State::Hit { id } => ("hit", Some(*id), json!([])),
+                State::Miss { key, reasons } => ("miss", key.as_ref().map(|(id, _)| *id), json!(reasons)),
+                State::Disabled { why } => ("eager", None, json!([why])),
+            };
+            json!({
+                "module": module, "bucket": item.sizes, "state": state, "id": id, "why": why, "settings": item.settings,
+            })
+        });
+        let items: Vec<_> = items.collect();
+        let target = plan.known.as_ref().map(|known| known.target.clone());
+        context.out.document(json!({ "model": spec.model.name, "target": target, "missing": missing, "programs": items }))?;
+        return Ok(0);
+    }
+    for item in &plan.items {
+        let module = &spec.modules[item.module].name;
+        let bucket = bucket_name(&item.sizes);
+        match &item.state {
+            State::Hit { id } => context.out.line(format_args!(
+                "{:<8} {module} {bucket}  {}",
+                "hit".green(),
+                id.short().dimmed()
+            ))?,
+            State::Miss { reasons, .. } => {
+                let why: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+                context.out.line(format_args!(
+                    "{:<8} {module} {bucket}  {}",
+                    "build".yellow(),
+                    why.join("; ")
+                ))?;
+            }
+            State::Disabled { why } => context.out.line(format_args!(
+                "{:<8} {module} {bucket}  {why}",
+                "eager".blue()
+            ))?,
+        }
+        if context.verbose > 0 {
+            for (key, value, origin) in item.settings.rows() {
+                context.out.line(format_args!(
+                    "           {key} = {value}  {}",
+                    format!("({origin})").dimmed()
+                ))?;
+            }
+        }
+    }
+    context.out.line(format_args!(
+        "{} of {} programs would be built",
+        missing,
+        plan.wanted()
+    ))?;
+    Ok(0)
+}

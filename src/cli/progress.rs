@@ -1,0 +1,241 @@
+//! What a build shows while it works: bars on a terminal, plain lines elsewhere, events as JSON lines on request.
+
+use std::{
+    collections::HashMap,
+    io::{IsTerminal, stderr},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use owo_colors::OwoColorize;
+
+use super::{
+    Context,
+    printer::{Printer, note},
+};
+use crate::build::progress::{Event, Progress};
+
+/// A [`Progress`] that can be told that nothing more comes.
+pub(super) trait Reporter: Progress {
+    fn finish(&self);
+}
+
+/// Chooses how to report.
+pub(super) fn reporter(context: &Context) -> Box<dyn Reporter + '_> {
+    if context.out.json() {
+        return Box::new(Events(&context.out));
+    }
+    if context.quiet {
+        return Box::new(Quiet);
+    }
+    match stderr().is_terminal() && context.verbose == 0 {
+        true => Box::new(Bars::new()),
+        false => Box::new(Lines {
+            verbose: context.verbose,
+        }),
+    }
+}
+
+/// Returns a duration as people write it.
+pub(super) fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
+        s if s < 100.0 => format!("{s:.1} s"),
+        s => format!("{:.0} min {:.0} s", (s / 60.0).floor(), s % 60.0),
+    }
+}
+
+struct Quiet;
+
+impl Progress for Quiet {
+    fn event(&self, _: &Event<'_>) {}
+}
+
+impl Reporter for Quiet {
+    fn finish(&self) {}
+}
+
+/// One JSON document per event on stdout.
+struct Events<'a>(&'a Printer);
+
+impl Progress for Events<'_> {
+    fn event(&self, event: &Event<'_>) {
+        if let Ok(value) = serde_json::to_value(event) {
+            // A reader that went away is found at the final document.
+            let _ = self.0.event(&value);
+        }
+    }
+}
+
+impl Reporter for Events<'_> {
+    fn finish(&self) {}
+}
+
+/// One line per step that took time.
+struct Lines {
+    verbose: u8,
+}
+
+impl Progress for Lines {
+    fn event(&self, event: &Event<'_>) {
+        match event {
+            Event::Planned { programs, missing } => note(format_args!(
+                "plan: {missing} of {programs} programs are missing"
+            )),
+            Event::Missing {
+                module,
+                bucket,
+                reasons,
+            } if self.verbose > 0 => {
+                let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+                note(format_args!(
+                    "missing: {module} {bucket}: {}",
+                    reasons.join("; ")
+                ));
+            }
+            Event::Worker {
+                python,
+                torch,
+                seconds: s,
+                ..
+            } => {
+                note(format_args!(
+                    "worker: Python {python}, torch {torch} ({})",
+                    seconds(*s)
+                ));
+            }
+            Event::Opened {
+                sources,
+                packages,
+                seconds: s,
+            } => {
+                note(format_args!(
+                    "model: {sources} source files, {packages} packages ({})",
+                    seconds(*s)
+                ));
+            }
+            Event::Weights { object, bytes } => {
+                note(format_args!(
+                    "weights: {} ({})",
+                    object.short(),
+                    indicatif::HumanBytes(*bytes)
+                ));
+            }
+            Event::Phase { worker, phase } if self.verbose > 1 => {
+                note(format_args!("worker {worker}: {phase}"))
+            }
+            Event::End {
+                job,
+                what,
+                seconds: s,
+                ..
+            } => note(format_args!("{job}: {what} ({})", seconds(*s))),
+            Event::Published { module, bucket, id } => {
+                note(format_args!("published: {module} {bucket} {}", id.short()))
+            }
+            Event::Failed {
+                module,
+                bucket,
+                message,
+                ..
+            } => note(format_args!("failed: {module} {bucket}: {message}")),
+            _ => {}
+        }
+    }
+}
+
+impl Reporter for Lines {
+    fn finish(&self) {}
+}
+
+/// A bar for the whole, and one line per worker.
+struct Bars {
+    all: MultiProgress,
+    whole: ProgressBar,
+    workers: Mutex<HashMap<usize, ProgressBar>>,
+}
+
+impl Bars {
+    fn new() -> Self {
+        let all = MultiProgress::new();
+        let whole = all.add(ProgressBar::no_length());
+        whole.set_style(
+            style("{prefix:>9.green.bold} [{bar:30}] {pos}/{len} {msg}").progress_chars("=> "),
+        );
+        whole.set_prefix("Building");
+        whole.set_message("programs");
+        Self {
+            all,
+            whole,
+            workers: Mutex::default(),
+        }
+    }
+
+    fn worker(&self, number: usize) -> ProgressBar {
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let bar = workers.entry(number).or_insert_with(|| {
+            let bar = self.all.add(ProgressBar::new_spinner());
+            bar.set_style(style("{spinner:>9} {msg} {elapsed:.dim}"));
+            bar.enable_steady_tick(Duration::from_millis(120));
+            bar
+        });
+        bar.clone()
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+impl Progress for Bars {
+    fn event(&self, event: &Event<'_>) {
+        match event {
+            Event::Planned { missing, .. } => {
+                self.whole.set_length(*missing as u64);
+                if *missing > 0 {
+                    self.worker(0).set_message("starting Python");
+                }
+            }
+            Event::Worker { worker, .. } => self.worker(*worker).set_message("importing the model"),
+            Event::Begin { worker, job, what } => {
+                let bar = self.worker(*worker);
+                bar.reset_elapsed();
+                bar.set_message(format!("{job} {what}"));
+            }
+            Event::Phase { worker, phase } => {
+                let bar = self.worker(*worker);
+                let message = bar.message();
+                let task = message.split(" · ").next().unwrap_or_default();
+                bar.set_message(format!("{task} · {phase}"));
+            }
+            Event::End { worker, .. } => self.worker(*worker).set_message("idle"),
+            Event::Published { .. } => self.whole.inc(1),
+            Event::Failed {
+                module,
+                bucket,
+                message,
+                ..
+            } => {
+                self.whole.inc(1);
+                let line = format!("{} {module} {bucket}: {message}", "failed".red().bold());
+                let _ = self.all.println(line);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Reporter for Bars {
+    fn finish(&self) {
+        for bar in self
+            .workers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+        {
+            bar.finish_and_clear();
+        }
+        self.whole.finish_and_clear();
+    }
+}

@@ -1,0 +1,165 @@
+//! `precast run`: one module on saved inputs.
+
+use std::{path::PathBuf, time::Instant};
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use super::{
+    Context,
+    exit::{Missing, Usage},
+    printer::note,
+    progress::seconds,
+};
+use crate::{
+    Device, Runtime,
+    record::bucket_name,
+    runtime::{Rung, tensors},
+    store::Store,
+    target::DeviceKind,
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The module, as the spec names it
+    module: String,
+    /// A safetensors file whose tensors are named as the module's inputs
+    #[arg(long, value_name = "FILE")]
+    inputs: PathBuf,
+    /// Where to write the outputs, as safetensors
+    #[arg(long, value_name = "FILE")]
+    outputs: Option<PathBuf>,
+    /// The model, with `@NAME` for a named release [default: the only one in the store]
+    #[arg(long)]
+    model: Option<String>,
+    /// Where to run: `cpu` or `cuda:0` [default: what the model was built for]
+    #[arg(long, value_parser = device)]
+    device: Option<Device>,
+}
+
+/// Parses `cpu`, `cuda` or `cuda:N`.
+pub(super) fn device(text: &str) -> Result<Device, String> {
+    match text.split_once(':') {
+        None if text == "cpu" => Ok(Device::Cpu),
+        None if text == "cuda" => Ok(Device::Cuda(0)),
+        Some(("cuda", number)) => number
+            .parse()
+            .map(Device::Cuda)
+            .map_err(|e| format!("`{number}`: {e}")),
+        _ => Err("expected `cpu`, `cuda` or `cuda:N`".to_owned()),
+    }
+}
+
+/// Returns the model that was named, or the only one.
+pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
+    if let Some(name) = named {
+        return Ok(name.to_owned());
+    }
+    let models = store.models()?;
+    match models.as_slice() {
+        [only] => Ok(only.clone()),
+        [] => Err(Missing {
+            message: format!("the store `{}` has no model", store.path().display()),
+            hint: Some("`precast build` makes one".to_owned()),
+        }
+        .into()),
+        several => Err(Usage {
+            message: format!(
+                "the store has {} models: name one with `--model`",
+                several.len()
+            ),
+            hint: Some(format!("it has {}", several.join(", "))),
+        }
+        .into()),
+    }
+}
+
+/// Returns the device that was named, or the first one of the kind that `model` was built for.
+pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result<Device> {
+    if let Some(device) = named {
+        return Ok(device);
+    }
+    let (name, release) = model
+        .split_once('@')
+        .map_or((model, None), |(name, release)| (name, Some(release)));
+    let release = store.release(name, release)?;
+    let first = release.and_then(|release| release.programs.first().copied());
+    let program = first.map(|id| store.program(&id)).transpose()?.flatten();
+    Ok(match program.map(|program| program.target.device) {
+        Some(DeviceKind::Cuda) => Device::Cuda(0),
+        _ => Device::Cpu,
+    })
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    let store = Store::open(&context.store)?;
+    let name = model(&store, args.model.as_deref())?;
+    let device = place(&store, &name, args.device)?;
+    let bytes = std::fs::read(&args.inputs)
+        .with_context(|| format!("can't read `{}`", args.inputs.display()))?;
+    let inputs =
+        tensors::read(&bytes).with_context(|| format!("can't use `{}`", args.inputs.display()))?;
+    let started = Instant::now();
+    let model = Runtime::new(&store, device)?.load(&name)?;
+    let loaded = started.elapsed().as_secs_f64();
+    let target = tensors::device(device);
+    let named: Vec<_> = inputs
+        .into_iter()
+        .map(|(name, tensor)| (name, tensor.to_device(target)))
+        .collect();
+    let borrowed: Vec<_> = named
+        .iter()
+        .map(|(name, tensor)| (name.as_str(), tensor))
+        .collect();
+    let started = Instant::now();
+    let answer = model.run_named(&args.module, &borrowed)?;
+    let outputs: Vec<_> = answer
+        .named()
+        .map(|(name, tensor)| (name.to_owned(), tensor.to_device(tch::Device::Cpu)))
+        .collect();
+    let served = answer.served();
+    let took = started.elapsed().as_secs_f64();
+    if let Some(path) = &args.outputs {
+        tensors::write(path, &outputs)
+            .with_context(|| format!("can't write `{}`", path.display()))?;
+    }
+    let shapes = outputs.iter().map(|(name, tensor)| {
+        let dtype = tensors::dtype(tensor.kind())
+            .map_or_else(|| format!("{:?}", tensor.kind()), |d| d.to_string());
+        (name, dtype, tensor.size())
+    });
+    if context.out.json() {
+        let outputs: Vec<_> = shapes
+            .map(|(name, dtype, shape)| json!({ "name": name, "dtype": dtype, "shape": shape }))
+            .collect();
+        context.out.document(json!({
+            "model": name, "module": args.module, "device": device.to_string(),
+            "program": served.program().id, "bucket": served.bucket(), "rung": served.rung().name(),
+            "request": served.request(), "outputs": outputs, "load_seconds": loaded, "run_seconds": took,
+        }))?;
+        return Ok(0);
+    }
+    let bucket = bucket_name(served.bucket());
+    let id = served.program().id.short();
+    context.out.line(match served.rung() {
+        Rung::Padded => format!(
+            "{} {bucket} {id}, padded from {}",
+            args.module,
+            bucket_name(&served.request())
+        ),
+        rung => format!("{} {bucket} {id}, {}", args.module, rung.name()),
+    })?;
+    for (name, dtype, shape) in shapes {
+        context
+            .out
+            .line(format_args!("{name}: {dtype} {shape:?}"))?;
+    }
+    if !context.quiet {
+        note(format_args!(
+            "loaded in {}, ran in {} on {device}",
+            seconds(loaded),
+            seconds(took)
+        ));
+    }
+    Ok(0)
+}
