@@ -21,6 +21,8 @@ pub enum StoreError {
         found: i64,
         known: i64,
     },
+    #[error("`{}` is not safe: {why}", path.display())]
+    Unsafe { path: PathBuf, why: String },
     #[error("can't {what} `{}`", path.display())]
     Io {
         what: &'static str,
@@ -65,6 +67,8 @@ pub enum StoreError {
         kind: &'static str,
         id: Digest,
     },
+    #[error("`{model}` has no {}", if *seq == 0 { "earlier release".to_owned() } else { format!("release {seq}") })]
+    NoRelease { model: String, seq: u64 },
     #[error("`{0}` can't name a model or a release: expected 1 to 100 printable characters")]
     BadName(String),
     #[error("`{}` changed while it was read", path.display())]
@@ -85,6 +89,10 @@ impl StoreError {
                 "`precast verify --reindex` rebuilds the index from the files"
             }
             Self::Missing { .. } | Self::Dangling { .. } => "`precast build` makes it again",
+            Self::Unsafe { why, .. } if why.contains("link") => "name the folder itself",
+            Self::Unsafe { .. } => {
+                "what is in a store is executed: `chmod go-w` it, or say `--shared` for a group you trust"
+            }
             Self::Ambiguous { .. } => "give more digits",
             Self::Io { source, .. } => return io_hint(source),
             _ => return None,
@@ -93,7 +101,10 @@ impl StoreError {
 
     /// Returns whether the thing asked for is just not there.
     pub fn is_missing(&self) -> bool {
-        matches!(self, Self::Missing { .. } | Self::Unknown(_))
+        matches!(
+            self,
+            Self::Missing { .. } | Self::Unknown(_) | Self::NoRelease { .. }
+        )
     }
 }
 

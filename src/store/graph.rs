@@ -39,6 +39,12 @@ impl Graph {
         let mut graph = store.index().with(|index| {
             // One transaction, so that nothing changes between two queries.
             let tx = index.unchecked_transaction()?;
+            // A tree that is damaged can hide rows whose absence would let gc delete what they need.
+            let checked: String =
+                tx.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+            if checked != "ok" {
+                return Err(bad_sum("sqlite_schema"));
+            }
             Ok(Self {
                 programs: programs(&tx)?,
                 artifacts: artifacts(&tx)?,

@@ -77,6 +77,14 @@ impl Index {
         Ok(Self::other(layout, connection))
     }
 
+    /// Makes an index in memory that gives way to the store's own once that can be opened.
+    pub fn until_rebuilt(layout: &Layout) -> Result<Self, StoreError> {
+        Ok(Self {
+            own: true,
+            ..Self::in_memory(layout)?
+        })
+    }
+
     fn other(layout: &Layout, connection: Connection) -> Self {
         let open = Open {
             connection,

@@ -79,8 +79,9 @@ CREATE TABLE failures (
 
 -- When a thing was last used. History, not truth: it is lost with the index.
 CREATE TABLE uses (
-    id BLOB PRIMARY KEY,
-    at INTEGER NOT NULL
+    id  BLOB PRIMARY KEY,
+    at  INTEGER NOT NULL,
+    sum INTEGER NOT NULL
 ) WITHOUT ROWID, STRICT;
 
 -- Unpacked files under `ready/` and the identity they had when they were checked whole.

@@ -2,9 +2,11 @@
 
 use std::{
     fs, io,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
+use rustix::fs::{Access, access};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -16,7 +18,6 @@ use crate::Digest;
 /// The version of the folder layout that this code reads and writes.
 pub const LAYOUT: i64 = 1;
 
-const TAG: &str = "CACHEDIR.TAG";
 const TAG_TEXT: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # This folder holds compiled artifacts of precast; all of it can be built again.\n\
     # For information about cache directory tags see https://bford.info/cachedir/\n";
@@ -54,8 +55,20 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    pub const TAG: &str = "CACHEDIR.TAG";
+
+    /// Every file that may lie at the top of a store.
+    pub const FILES: [&str; 6] = [
+        Self::TAG,
+        MARKER,
+        "index.sqlite",
+        "index.sqlite-journal",
+        "README.md",
+        ".gitignore",
+    ];
+
     /// Every folder of a store, in the order they are made.
-    const FOLDERS: [&str; 10] = [
+    pub const FOLDERS: [&str; 10] = [
         "objects",
         "artifacts",
         "programs",
@@ -76,15 +89,14 @@ impl Layout {
         if layout.marker().exists() {
             layout.check()?;
         } else {
-            fs::create_dir_all(root).at("make the folder", root)?;
+            let mut folders = fs::DirBuilder::new();
+            folders.recursive(true).mode(0o755);
+            folders.create(root).at("make the folder", root)?;
             layout.refuse_foreign()?;
         }
         for folder in Self::FOLDERS {
             let path = root.join(folder);
-            match fs::create_dir(&path) {
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                other => other.at("make the folder", &path)?,
-            }
+            publish::folder(&path)?;
         }
         let marker = Marker {
             schema: 1,
@@ -92,7 +104,7 @@ impl Layout {
         };
         let mut text = serde_json::to_string(&marker).unwrap_or_default();
         text.push('\n');
-        for (name, text) in [(TAG, TAG_TEXT), (MARKER, text.as_str())] {
+        for (name, text) in [(Self::TAG, TAG_TEXT), (MARKER, text.as_str())] {
             let path = root.join(name);
             if !path.exists() {
                 publish::bytes(Draft::new(&layout.tmp())?, &path, text.as_bytes())?;
@@ -108,6 +120,13 @@ impl Layout {
         };
         layout.check()?;
         Ok(layout)
+    }
+
+    /// Returns whether this user may write here. Asks, and writes nothing.
+    pub fn is_writable(&self) -> bool {
+        [self.root.clone(), self.tmp(), self.index()]
+            .iter()
+            .all(|path| !path.exists() || access(path, Access::WRITE_OK).is_ok())
     }
 
     fn check(&self) -> Result<(), StoreError> {
@@ -145,9 +164,8 @@ impl Layout {
             let entry = entry.at("list", &self.root)?;
             let name = entry.file_name();
             let ours = Self::FOLDERS.iter().any(|f| name == *f)
-                || [TAG, "README.md", ".gitignore", "lost+found"]
-                    .iter()
-                    .any(|f| name == *f);
+                || Self::FILES.iter().any(|f| name == *f)
+                || name == "lost+found";
             if !ours {
                 return Err(StoreError::NotEmpty {
                     path: self.root.clone(),
@@ -156,6 +174,12 @@ impl Layout {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether `CACHEDIR.TAG` is there and is one.
+    pub fn tag_is_right(&self) -> bool {
+        fs::read(self.root.join(Self::TAG))
+            .is_ok_and(|text| text.starts_with(&TAG_TEXT.as_bytes()[..43]))
     }
 
     fn marker(&self) -> PathBuf {

@@ -26,10 +26,13 @@
 mod bytes;
 mod census;
 mod claim;
+mod defect;
 mod error;
+mod files;
 mod find;
 mod gc;
 mod graph;
+mod ground;
 mod index;
 mod layout;
 mod lease;
@@ -39,10 +42,13 @@ mod publish;
 mod ready;
 mod records;
 mod reindex;
+mod releases;
+mod repair;
 mod rows;
 mod sealed;
 mod sweep;
 mod sync;
+mod verify;
 
 use std::{
     collections::BTreeMap,
@@ -52,18 +58,19 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use rusqlite::params;
-use rustix::fs::{Access, access};
-
 pub use census::{GroupBy, Need};
 pub use claim::Claim;
+pub use defect::{Defect, Needs};
 pub use error::StoreError;
 pub use find::{Filter, Found};
 pub use gc::{GcPlan, OldRelease, Policy, Reason, Victim};
+pub use ground::Options;
 pub use lease::Hold;
 pub use lock::Waiting;
+pub use repair::Repaired;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};
 pub use sweep::Collected;
+pub use verify::Verified;
 
 use crate::Digest;
 use error::At;
@@ -94,22 +101,44 @@ type OnWait = Box<dyn Fn(&Waiting) + Send + Sync>;
 impl Store {
     /// Opens the store at `path`; makes it when `path` is empty or missing. Refuses a folder that holds other things.
     pub fn create(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        let layout = Layout::create(path.as_ref())?;
-        Self::at(layout, false)
+        Self::create_with(path, Options::default())
+    }
+
+    /// Opens the store at `path`; makes it when `path` is empty or missing.
+    pub fn create_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
+        let path = path.as_ref();
+        if fs::symlink_metadata(path).is_ok() {
+            ground::check(path, options)?;
+        }
+        Layout::create(path)?;
+        Self::open_with(path, options)
     }
 
     /// Opens the store at `path`, for reading only when it can't be written.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        let layout = Layout::open(path.as_ref())?;
-        let writable = [layout.root.clone(), layout.tmp(), layout.index()]
-            .iter()
-            .all(|path| !path.exists() || access(path, Access::WRITE_OK).is_ok());
-        Self::at(layout, !writable)
+        Self::open_with(path, Options::default())
     }
 
     /// Opens the store at `path` and never writes to it.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        Self::at(Layout::open(path.as_ref())?, true)
+        Self::open_with(
+            path,
+            Options {
+                read_only: true,
+                ..Options::default()
+            },
+        )
+    }
+
+    /// Opens the store at `path`.
+    pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
+        let layout = Layout::open(path.as_ref())?;
+        ground::check(&layout.root, options)?;
+        for folder in Layout::FOLDERS {
+            ground::inner(&layout.root, folder, options)?;
+        }
+        let read_only = options.read_only || !layout.is_writable();
+        Self::at(layout, read_only)
     }
 
     fn at(layout: Layout, read_only: bool) -> Result<Self, StoreError> {
@@ -122,6 +151,21 @@ impl Store {
             },
         };
         Ok(Self::with_index(layout, index, read_only))
+    }
+
+    /// Opens a store whose index or inner folders may be unusable, to look at it and to mend it.
+    pub fn open_for_repair(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
+        let layout = Layout::open(path.as_ref())?;
+        ground::check(&layout.root, options)?;
+        let read_only = options.read_only || !layout.is_writable();
+        match Self::at(layout.clone(), read_only) {
+            Err(StoreError::Index { .. } | StoreError::Row { .. }) => {
+                // In memory, until its own is made again.
+                let index = Index::until_rebuilt(&layout)?;
+                Ok(Self::with_index(layout, index, read_only))
+            }
+            other => other,
+        }
     }
 
     fn with_index(layout: Layout, index: Index, read_only: bool) -> Self {
@@ -234,9 +278,8 @@ impl Inner {
             return Ok(());
         }
         self.index.write(|tx| {
-            let mut save = tx.prepare_cached("INSERT OR REPLACE INTO uses VALUES (?,?)")?;
             for (id, at) in &uses {
-                save.execute(params![id.as_bytes(), at])?;
+                rows::insert_use(tx, id, *at)?;
             }
             Ok(())
         })

@@ -6,7 +6,7 @@
 use std::{
     fs::{self, File, Permissions},
     io::{self, Write},
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::Path,
 };
 
@@ -90,16 +90,19 @@ pub(crate) fn sync_folder(folder: &Path) -> Result<(), StoreError> {
 /// Makes the folder that `path` is in, and returns it.
 fn make_folder(path: &Path) -> Result<&Path, StoreError> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    match fs::create_dir(folder) {
-        Ok(()) => {
-            if let Some(above) = folder.parent() {
-                sync_folder(above)?;
-            }
-        }
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(e) => return Err(e).at("make the folder", folder),
-    }
+    self::folder(folder)?;
     Ok(folder)
+}
+
+/// Makes a folder that lasts, if it is not there; who may write it follows the folder it is in.
+pub(crate) fn folder(path: &Path) -> Result<(), StoreError> {
+    let above = path.parent().unwrap_or(Path::new("."));
+    let mode = fs::metadata(above).map_or(0o755, |meta| meta.mode() & 0o775);
+    match fs::DirBuilder::new().mode(mode).create(path) {
+        Ok(()) => sync_folder(above),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) => Err(e).at("make the folder", path),
+    }
 }
 
 /// Renames without replacing; where the file system has no such rename, a hard link does the same.

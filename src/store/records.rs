@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Digest,
-    record::{Artifact, Failure, Program, Release, SCHEMA},
+    record::{Artifact, Failure, Program, SCHEMA},
 };
 
 /// A record that is named by a key.
@@ -68,40 +68,6 @@ impl Store {
         self.put_record(program, |old| self.need_artifacts(old).is_ok())
     }
 
-    /// Keeps a release as the newest one of its model, whatever `seq` it was given; returns it with the one it got.
-    ///
-    /// Everything it needs must be in the store: a release is visible whole or not at all.
-    pub fn put_release(&self, release: &Release) -> Result<Release, StoreError> {
-        if let Some(name) = &release.name {
-            check_name(name)?;
-        }
-        let held = [&release.programs[..], release.weights.as_slice()].concat();
-        let _adding = self.adding(&held)?;
-        let mut release = release.clone();
-        let what = format!("release of `{}`", release.model);
-        for id in &release.programs {
-            let Some(program) = self.program(id)? else {
-                return Err(dangling(&what, "program", id));
-            };
-            self.need_artifacts(&program)?;
-        }
-        self.need_objects(&what, release.weights.as_slice())?;
-        loop {
-            release.seq = self
-                .sequences(&release.model)?
-                .last()
-                .map_or(1, |last| last + 1);
-            let path = self.layout().release(&release.model, release.seq)?;
-            let (text, seal) = sealed::encode(&release, &path)?;
-            if publish::bytes(self.draft()?, &path, &text)? {
-                let created = created(&path)?;
-                self.index()
-                    .write(|tx| rows::insert_release(tx, &release, &seal, created))?;
-                return Ok(release);
-            }
-        }
-    }
-
     /// Keeps why something could not be built, in the place of what was kept about it before.
     pub fn put_failure(&self, failure: &Failure) -> Result<(), StoreError> {
         let _adding = self.adding(&[&[failure.id][..], failure.log.as_slice()].concat())?;
@@ -127,64 +93,6 @@ impl Store {
     /// Returns why the thing with this key could not be built, if the last attempt failed.
     pub fn failure(&self, id: &Digest) -> Result<Option<Failure>, StoreError> {
         self.get(id)
-    }
-
-    /// Returns the newest release of `model`, or the newest one that has this name.
-    pub fn release(&self, model: &str, name: Option<&str>) -> Result<Option<Release>, StoreError> {
-        for seq in self.sequences(model)?.into_iter().rev() {
-            let found = self.release_at(model, seq)?;
-            if let Some(release) = found
-                && (name.is_none() || release.name.as_deref() == name)
-            {
-                return Ok(Some(release));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Returns the release of `model` with this number.
-    pub fn release_at(&self, model: &str, seq: u64) -> Result<Option<Release>, StoreError> {
-        let path = self.layout().release(model, seq)?;
-        let Some((release, _)) = sealed::read::<Release>(&path)? else {
-            return Ok(None);
-        };
-        known_schema(release.schema, &path)?;
-        match release.model == model && release.seq == seq {
-            true => Ok(Some(release)),
-            false => Err(sealed::damaged(
-                &path,
-                "it is the record of another release".into(),
-            )),
-        }
-    }
-
-    /// Returns all releases of `model`, oldest first.
-    pub fn releases(&self, model: &str) -> Result<Vec<Release>, StoreError> {
-        let mut all = Vec::new();
-        for seq in self.sequences(model)? {
-            all.extend(self.release_at(model, seq)?);
-        }
-        Ok(all)
-    }
-
-    /// Returns the numbers of a model's releases, sorted: the names of their files.
-    pub(super) fn sequences(&self, model: &str) -> Result<Vec<u64>, StoreError> {
-        let folder = self.layout().releases(model)?;
-        let entries = match fs::read_dir(&folder) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(e).at("list", &folder),
-        };
-        let mut all = Vec::new();
-        for entry in entries {
-            let name = entry.at("list", &folder)?.file_name();
-            let seq: Option<u64> = name
-                .to_str()
-                .and_then(|name| name.strip_suffix(".json")?.parse().ok());
-            all.extend(seq);
-        }
-        all.sort_unstable();
-        Ok(all)
     }
 
     /// Reads the record of `id`, checks it, and remembers that it was used.
@@ -243,14 +151,14 @@ impl Store {
         }
     }
 
-    fn need_objects(&self, what: &str, objects: &[Digest]) -> Result<(), StoreError> {
+    pub(super) fn need_objects(&self, what: &str, objects: &[Digest]) -> Result<(), StoreError> {
         match objects.iter().find(|object| !self.has_object(object)) {
             Some(object) => Err(dangling(what, "object", object)),
             None => Ok(()),
         }
     }
 
-    fn need_artifacts(&self, program: &Program) -> Result<(), StoreError> {
+    pub(super) fn need_artifacts(&self, program: &Program) -> Result<(), StoreError> {
         let what = format!("program {}", program.id.short());
         for id in artifacts_of(program) {
             let Some(artifact) = self.artifact(&id)? else {
@@ -279,7 +187,7 @@ pub(super) fn known_schema(schema: u32, path: &Path) -> Result<(), StoreError> {
     }
 }
 
-fn dangling(what: &str, kind: &'static str, id: &Digest) -> StoreError {
+pub(super) fn dangling(what: &str, kind: &'static str, id: &Digest) -> StoreError {
     StoreError::Dangling {
         what: what.to_owned(),
         kind,
@@ -346,28 +254,6 @@ mod tests {
             Err(StoreError::Dangling { .. })
         ));
         assert_eq!(store.release("m", None).unwrap(), None);
-    }
-
-    #[test]
-    fn releases_count_up_and_have_names() {
-        let (_dir, store) = testing::store();
-        let artifact = store
-            .put_artifact(&testing::artifact(&store, "block"))
-            .unwrap();
-        let program = store
-            .put_program(&testing::program("m", 8, &[artifact.id]))
-            .unwrap();
-        for (seq, name) in [(1, Some("v1")), (2, None), (3, Some("v1"))] {
-            let put = store
-                .put_release(&testing::release("m", name, &[program.id]))
-                .unwrap();
-            assert_eq!(put.seq, seq);
-        }
-        assert_eq!(store.release("m", None).unwrap().unwrap().seq, 3);
-        assert_eq!(store.release("m", Some("v1")).unwrap().unwrap().seq, 3);
-        assert_eq!(store.release("m", Some("v9")).unwrap(), None);
-        assert_eq!(store.releases("m").unwrap().len(), 3);
-        assert_eq!(store.models().unwrap(), ["m"]);
     }
 
     #[test]

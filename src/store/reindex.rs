@@ -138,35 +138,8 @@ mod tests {
     use super::{super::testing, *};
     use crate::Store;
 
-    /// Returns every row of every table that follows from files.
-    fn dump(store: &Store) -> Vec<String> {
-        let tables = [
-            "objects",
-            "artifacts",
-            "artifact_objects",
-            "programs",
-            "program_artifacts",
-            "releases",
-            "release_programs",
-            "failures",
-        ];
-        let read = |index: &Connection| {
-            let mut all = Vec::new();
-            for table in tables {
-                let mut query = index.prepare(&format!("SELECT * FROM {table}"))?;
-                let columns = query.column_count();
-                let rows = query.query_map([], |row| {
-                    (0..columns)
-                        .map(|at| Ok(format!("{:?}", row.get_ref(at)?)))
-                        .collect::<Result<Vec<_>, _>>()
-                })?;
-                for row in rows {
-                    all.push(format!("{table} {}", row?.join(" ")));
-                }
-            }
-            Ok(all)
-        };
-        store.index().with(read).unwrap()
+    fn dump(store: &Store) -> std::collections::BTreeMap<String, String> {
+        store.index().with(super::super::verify::dump).unwrap()
     }
 
     #[test]

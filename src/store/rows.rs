@@ -59,6 +59,42 @@ pub(crate) fn digest(row: &Row, at: usize) -> rusqlite::Result<Digest> {
     Ok(Digest::from_bytes(row.get(at)?))
 }
 
+/// Records that `id` was used at `at`.
+pub(crate) fn insert_use(to: &Connection, id: &Digest, at: i64) -> rusqlite::Result<()> {
+    to.prepare_cached("INSERT OR REPLACE INTO uses VALUES (?,?,?)")?
+        .execute(params![id.as_bytes(), at, use_sum(id, at)])
+        .map(drop)
+}
+
+/// Returns the IDs of last-use stamps that are damaged.
+pub(crate) fn bad_uses(from: &Connection) -> rusqlite::Result<Vec<Vec<u8>>> {
+    let mut query = from.prepare("SELECT id,at,sum FROM uses")?;
+    let mut rows = query.query([])?;
+    let mut bad = Vec::new();
+    while let Some(row) = rows.next()? {
+        let id: Vec<u8> = row.get(0)?;
+        let sum = <[u8; 32]>::try_from(&id[..])
+            .map(|raw| use_sum(&Digest::from_bytes(raw), row.get(1).unwrap_or(0)));
+        if sum.ok() != row.get(2)? {
+            bad.push(id);
+        }
+    }
+    Ok(bad)
+}
+
+fn use_sum(id: &Digest, at: i64) -> i64 {
+    Sum::new("uses").field(id.as_bytes()).int(at).finish()
+}
+
+/// Reads when `id` was last used from the columns `at` and the next.
+fn used(row: &Row, at: usize, id: &Digest) -> rusqlite::Result<Option<i64>> {
+    let (used, sum): (Option<i64>, Option<i64>) = (row.get(at)?, row.get(at + 1)?);
+    if let Some(used) = used {
+        check(use_sum(id, used), sum.unwrap_or(0), "uses")?;
+    }
+    Ok(used)
+}
+
 /// Returns the check sum over what a row refers to.
 pub(crate) fn links(of: &[Digest]) -> i64 {
     let mut sum = Sum::new("links");
@@ -184,7 +220,7 @@ fn artifact_sum(
 impl ArtifactRow {
     /// The columns that [`ArtifactRow::read`] reads.
     pub(crate) const COLUMNS: &str = "a.id,a.seal,a.size,a.target,a.device,a.created,a.links,a.sum,\
-        (SELECT at FROM uses WHERE uses.id=a.id),\
+        (SELECT at FROM uses WHERE uses.id=a.id),(SELECT sum FROM uses WHERE uses.id=a.id),\
         (SELECT count(*) FROM program_artifacts p WHERE p.artifact=a.id)";
 
     pub(crate) fn read(row: &Row) -> rusqlite::Result<Self> {
@@ -194,8 +230,8 @@ impl ArtifactRow {
             target: row.get(3)?,
             device: row.get(4)?,
             created: row.get(5)?,
-            used: row.get(8)?,
-            programs: row.get::<_, i64>(9)? as u64,
+            used: None,
+            programs: row.get::<_, i64>(10)? as u64,
         };
         let seal = digest(row, 1)?;
         let (size, links) = (row.get(2)?, row.get(6)?);
@@ -209,7 +245,8 @@ impl ArtifactRow {
             links,
         );
         check(sum, row.get(7)?, "artifacts")?;
-        Ok(found)
+        let used = used(row, 8, &found.id)?;
+        Ok(Self { used, ..found })
     }
 }
 
@@ -259,7 +296,7 @@ pub(crate) fn insert_program(
 impl ProgramRow {
     /// The columns that [`ProgramRow::read`] reads.
     pub(crate) const COLUMNS: &str = "p.id,p.seal,p.model,p.module,p.bucket,p.target,p.device,p.steps,p.created,p.links,\
-        p.sum,(SELECT at FROM uses WHERE uses.id=p.id),\
+        p.sum,(SELECT at FROM uses WHERE uses.id=p.id),(SELECT sum FROM uses WHERE uses.id=p.id),\
         (SELECT total(a.size) FROM program_artifacts l JOIN artifacts a ON a.id=l.artifact WHERE l.program=p.id)";
 
     pub(crate) fn read(row: &Row) -> rusqlite::Result<Self> {
@@ -272,15 +309,16 @@ impl ProgramRow {
             device: row.get(6)?,
             steps: row.get::<_, i64>(7)? as u64,
             created: row.get(8)?,
-            used: row.get(11)?,
-            bytes: row.get::<_, f64>(12)? as u64,
+            used: None,
+            bytes: row.get::<_, f64>(13)? as u64,
         };
         check(
             found.sum(&digest(row, 1)?, row.get(9)?),
             row.get(10)?,
             "programs",
         )?;
-        Ok(found)
+        let used = used(row, 11, &found.id)?;
+        Ok(Self { used, ..found })
     }
 
     fn sum(&self, seal: &Digest, links: i64) -> i64 {

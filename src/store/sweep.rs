@@ -413,7 +413,7 @@ mod tests {
             .index()
             .write(|tx| {
                 let old = super::super::now() - 40 * 24 * 60 * 60;
-                tx.execute("UPDATE uses SET at=?", [old])?;
+                tx.execute("DELETE FROM uses", [])?;
                 tx.execute("DELETE FROM releases", [])?;
                 // What was made can't be younger than what was used.
                 for program in &scene.programs {
@@ -423,10 +423,7 @@ mod tests {
                     super::super::rows::insert_artifact(tx, artifact, &Digest::of(b"s"), old)?;
                 }
                 let young = scene.programs[1].id;
-                tx.execute(
-                    "UPDATE uses SET at=? WHERE id=?",
-                    params![old + 1000, young.as_bytes()],
-                )
+                super::super::rows::insert_use(tx, &young, old + 1000)
             })
             .unwrap();
         let age = Policy {

@@ -1,0 +1,436 @@
+//! The walk over a store's files that `verify` does.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs::{self, Metadata},
+    io,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Store, bytes,
+    defect::Defect,
+    error::{At, StoreError},
+    layout::Layout,
+    object,
+    records::Record,
+    reindex::{named, record_file, release_file},
+    rows::{artifacts_of, objects_of},
+};
+use crate::{
+    Digest,
+    record::{Artifact, Failure, Program},
+};
+
+/// One walk, and what it found so far.
+pub(crate) struct Walk<'a> {
+    store: &'a Store,
+    uid: u32,
+    pub defects: Vec<Defect>,
+    pub objects: u64,
+    pub bytes: u64,
+    pub records: u64,
+    pub quarantined: u64,
+    /// Sound objects and the size of their content.
+    sound: HashMap<Digest, u64>,
+    artifacts: HashSet<Digest>,
+    programs: HashSet<Digest>,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(store: &'a Store) -> Self {
+        Self {
+            store,
+            uid: fs::metadata(store.path()).map_or(0, |meta| meta.uid()),
+            defects: Vec::new(),
+            objects: 0,
+            bytes: 0,
+            records: 0,
+            quarantined: 0,
+            sound: HashMap::new(),
+            artifacts: HashSet::new(),
+            programs: HashSet::new(),
+        }
+    }
+
+    /// Walks over all of it; hashes contents when `hash` says so.
+    pub fn everything(&mut self, hash: bool) -> Result<(), StoreError> {
+        self.root()?;
+        for (path, digest) in self.shards("objects", ".zst")? {
+            self.object(&path, &digest, hash);
+        }
+        for (path, digest) in self.shards("ready", "")? {
+            self.ready(&path, &digest, hash);
+        }
+        // What is referred to comes before what refers to it.
+        for (path, _) in self.shards("artifacts", ".json")? {
+            self.record::<Artifact>(&path, |walk, by, artifact| {
+                walk.need_objects(by, &objects_of(artifact));
+                if let Some(&is) = walk.sound.get(&artifact.object)
+                    && is != artifact.size
+                {
+                    let says = artifact.size;
+                    walk.defects.push(Defect::Size {
+                        by: by.to_owned(),
+                        says,
+                        is,
+                    });
+                }
+                walk.artifacts.insert(artifact.id);
+            });
+        }
+        for (path, _) in self.shards("programs", ".json")? {
+            self.record::<Program>(&path, |walk, by, program| {
+                for id in artifacts_of(program) {
+                    if !walk.artifacts.contains(&id) {
+                        walk.defects.push(Defect::NoArtifact {
+                            by: by.to_owned(),
+                            id,
+                        });
+                    }
+                }
+                walk.programs.insert(program.id);
+            });
+        }
+        for (path, _) in self.shards("failures", ".json")? {
+            self.record::<Failure>(&path, |walk, by, failure| {
+                walk.need_objects(by, failure.log.as_slice());
+            });
+        }
+        self.releases()?;
+        self.working()
+    }
+
+    /// Looks once more at one file that had wrong bytes.
+    pub fn recheck(mut self, path: &Path) -> Option<Defect> {
+        let full = self.store.path().join(path);
+        if path.starts_with("objects") {
+            self.object(&full, &named(path, ".zst")?, true);
+        } else {
+            let digest = named(path, "")?;
+            self.sound.insert(digest, 0);
+            self.ready(&full, &digest, true);
+        }
+        let wrong =
+            |defect: &Defect| matches!(defect, Defect::Object { .. } | Defect::Ready { .. });
+        self.defects.into_iter().find(wrong)
+    }
+
+    fn root(&mut self) -> Result<(), StoreError> {
+        for (path, meta) in self.list(self.store.path())? {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if Layout::FOLDERS.iter().any(|folder| *folder == name) {
+                if !meta.is_dir() {
+                    self.not_plain(&path, &meta);
+                } else if meta.mode() & 0o002 != 0 {
+                    let mode = meta.mode() & 0o7777;
+                    self.defects.push(Defect::Mode {
+                        path: self.inside(&path),
+                        mode,
+                    });
+                }
+            } else if !Layout::FILES.iter().any(|file| *file == name) {
+                self.defects.push(Defect::Foreign {
+                    path: self.inside(&path),
+                });
+            } else if !meta.is_file() {
+                self.not_plain(&path, &meta);
+            }
+        }
+        for folder in Layout::FOLDERS {
+            if fs::symlink_metadata(self.store.path().join(folder)).is_err() {
+                self.defects.push(Defect::NoFolder {
+                    path: folder.into(),
+                });
+            }
+        }
+        if !self.store.layout().tag_is_right() {
+            self.defects.push(Defect::Tag {
+                path: Layout::TAG.into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Lists the files of a folder with two-digit folders in it, and reports everything there that is no such file.
+    fn shards(&mut self, folder: &str, suffix: &str) -> Result<Vec<(PathBuf, Digest)>, StoreError> {
+        let mut all = Vec::new();
+        let top = self.store.path().join(folder);
+        for (shard, meta) in self.list(&top)? {
+            let prefix = shard
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let hex = prefix.len() == 2
+                && prefix
+                    .bytes()
+                    .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+            if !hex {
+                self.defects.push(Defect::Foreign {
+                    path: self.inside(&shard),
+                });
+                continue;
+            }
+            if !meta.is_dir() {
+                self.not_plain(&shard, &meta);
+                continue;
+            }
+            for (path, meta) in self.list(&shard)? {
+                let Some(digest) = named(&path, suffix) else {
+                    self.defects.push(Defect::Foreign {
+                        path: self.inside(&path),
+                    });
+                    continue;
+                };
+                if !digest.hex().starts_with(&prefix) {
+                    self.defects.push(Defect::Misplaced {
+                        path: self.inside(&path),
+                    });
+                } else if self.plain(&path, &meta) {
+                    all.push((path, digest));
+                }
+            }
+        }
+        all.sort();
+        Ok(all)
+    }
+
+    /// Checks everything about a published file but its bytes; returns whether it is a file at all.
+    fn plain(&mut self, path: &Path, meta: &Metadata) -> bool {
+        if !meta.is_file() {
+            self.not_plain(path, meta);
+            return false;
+        }
+        let mode = meta.permissions().mode() & 0o7777;
+        if mode != 0o444 {
+            self.defects.push(Defect::Mode {
+                path: self.inside(path),
+                mode,
+            });
+        }
+        if meta.nlink() != 1 {
+            let links = meta.nlink();
+            self.defects.push(Defect::Linked {
+                path: self.inside(path),
+                links,
+            });
+        }
+        if meta.uid() != self.uid {
+            self.defects.push(Defect::Owner {
+                path: self.inside(path),
+                uid: meta.uid(),
+            });
+        }
+        true
+    }
+
+    fn object(&mut self, path: &Path, digest: &Digest, hash: bool) {
+        match self.check_object(path, digest, hash) {
+            Ok(size) => {
+                self.objects += 1;
+                self.bytes += size;
+                self.sound.insert(*digest, size);
+            }
+            Err(e) => {
+                let why = why(&e);
+                self.defects.push(Defect::Object {
+                    path: self.inside(path),
+                    why,
+                });
+            }
+        }
+    }
+
+    fn check_object(&self, path: &Path, digest: &Digest, hash: bool) -> Result<u64, StoreError> {
+        let mut file = bytes::open_plain(path).at("read", path)?;
+        match hash {
+            true => object::decode(&mut file, digest, path, &mut io::sink()),
+            false => Ok(object::head(&mut file, digest, path)?.size),
+        }
+    }
+
+    fn ready(&mut self, path: &Path, digest: &Digest, hash: bool) {
+        let found = bytes::open_plain(path).and_then(|mut file| match hash {
+            true => Ok(Digest::of_reader(&mut file)?.0),
+            false => Ok(*digest),
+        });
+        let why = match found {
+            Err(e) => e.to_string(),
+            Ok(found) if found != *digest => "its content has another digest".into(),
+            Ok(_) if !self.sound.contains_key(digest) => "its object is gone".into(),
+            Ok(_) => return,
+        };
+        self.defects.push(Defect::Ready {
+            path: self.inside(path),
+            why,
+        });
+    }
+
+    fn record<R: Record>(&mut self, path: &Path, references: impl FnOnce(&mut Self, &Path, &R)) {
+        self.records += 1;
+        let inside = self.inside(path);
+        match record_file::<R>(self.store.layout(), path) {
+            Ok((record, ..)) => references(self, &inside, &record),
+            Err(e) => self.bad_record(inside, &e),
+        }
+    }
+
+    fn bad_record(&mut self, path: PathBuf, error: &StoreError) {
+        self.defects.push(match error {
+            StoreError::Newer { .. } => Defect::Newer { path },
+            e => Defect::Record { path, why: why(e) },
+        });
+    }
+
+    fn need_objects(&mut self, by: &Path, objects: &[Digest]) {
+        for digest in objects
+            .iter()
+            .filter(|object| !self.sound.contains_key(object))
+        {
+            self.defects.push(Defect::NoObject {
+                by: by.to_owned(),
+                digest: *digest,
+            });
+        }
+    }
+
+    fn releases(&mut self) -> Result<(), StoreError> {
+        for (folder, meta) in self.list(&self.store.path().join("releases"))? {
+            if !meta.is_dir() {
+                self.not_plain(&folder, &meta);
+                continue;
+            }
+            for (path, meta) in self.list(&folder)? {
+                if path.extension().is_none_or(|end| end != "json") {
+                    self.defects.push(Defect::Foreign {
+                        path: self.inside(&path),
+                    });
+                } else if self.plain(&path, &meta) {
+                    self.release(&path);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, path: &Path) {
+        self.records += 1;
+        let inside = self.inside(path);
+        let release = match release_file(self.store.layout(), path) {
+            Ok((release, ..)) => release,
+            Err(e) => return self.bad_record(inside, &e),
+        };
+        self.need_objects(&inside, release.weights.as_slice());
+        for id in release
+            .programs
+            .iter()
+            .filter(|id| !self.programs.contains(id))
+        {
+            self.defects.push(Defect::NoProgram {
+                by: inside.clone(),
+                id: *id,
+            });
+        }
+    }
+
+    /// Looks at the folders of live processes: `tmp`, `leases`, `locks`, and at `quarantine`.
+    fn working(&mut self) -> Result<(), StoreError> {
+        let root = self.store.path().to_owned();
+        let mut live = HashSet::new();
+        for (path, _) in self.list(&root.join("leases"))? {
+            match bytes::open_plain(&path).map(|file| file.try_lock_shared().is_ok()) {
+                Ok(false) => drop(live.insert(path.file_stem().map(ToOwned::to_owned))),
+                Ok(true) => self.defects.push(Defect::DeadLease {
+                    path: self.inside(&path),
+                }),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(_) => self.defects.push(Defect::Foreign {
+                    path: self.inside(&path),
+                }),
+            }
+        }
+        for (path, _) in self.list(&root.join("tmp"))? {
+            if !live.contains(&path.file_name().map(ToOwned::to_owned)) {
+                self.defects.push(Defect::Stale {
+                    path: self.inside(&path),
+                });
+            }
+        }
+        for (path, meta) in self.list(&root.join("locks"))? {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let right = match &*name {
+                "gate" | "use" | "add" => meta.is_file(),
+                "keys" => meta.is_dir(),
+                _ => false,
+            };
+            if !right {
+                self.defects.push(Defect::Foreign {
+                    path: self.inside(&path),
+                });
+            }
+        }
+        self.quarantined = self.list(&root.join("quarantine"))?.len() as u64;
+        Ok(())
+    }
+
+    /// Lists a folder; what goes while it is listed is left out, and so is a folder that is not there.
+    fn list(&self, folder: &Path) -> Result<Vec<(PathBuf, Metadata)>, StoreError> {
+        let entries = match fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                return Ok(Vec::new());
+            }
+            Err(e) => return Err(e).at("list", folder),
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let path = entry.at("list", folder)?.path();
+            match fs::symlink_metadata(&path) {
+                Ok(meta) => all.push((path, meta)),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e).at("look at", &path),
+            }
+        }
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(all)
+    }
+
+    fn not_plain(&mut self, path: &Path, meta: &Metadata) {
+        let kind = meta.file_type();
+        let what = if kind.is_symlink() {
+            "symbolic link"
+        } else if kind.is_dir() {
+            "folder"
+        } else if kind.is_file() {
+            "file"
+        } else {
+            "device, pipe or socket"
+        };
+        self.defects.push(Defect::NotPlain {
+            path: self.inside(path),
+            what: what.to_owned(),
+        });
+    }
+
+    fn inside(&self, path: &Path) -> PathBuf {
+        path.strip_prefix(self.store.path())
+            .unwrap_or(path)
+            .to_owned()
+    }
+}
+
+/// Returns the reason without the path, which the defect has.
+fn why(error: &StoreError) -> String {
+    match error {
+        StoreError::Corrupt { why, .. } | StoreError::Record { why, .. } => why.clone(),
+        StoreError::Io { source, .. } => source.to_string(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,191 @@
+//! Looking at everything: every file, every byte, every reference, every row.
+//!
+//! Takes no lock while it hashes. Others may add and delete meanwhile, so what looks wrong is looked at once more with
+//! everybody else kept out, and only what is still wrong is reported. On a store that can't be written there is no such
+//! second look, and nothing is written.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rusqlite::Connection;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Store,
+    defect::{Defect, Needs},
+    error::StoreError,
+    files::Walk,
+    index::Index,
+    lock::Mode,
+    rows,
+};
+
+/// What `verify` found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verified {
+    pub schema: u32,
+    /// Objects whose bytes were checked.
+    pub objects: u64,
+    /// Bytes of their contents.
+    pub bytes: u64,
+    /// Records that were checked: artifacts, programs, releases, failures.
+    pub records: u64,
+    /// Files in `quarantine/`: found damaged earlier, never used. Not a defect.
+    pub quarantined: u64,
+    pub defects: Vec<Defect>,
+}
+
+impl Verified {
+    /// Returns the most serious thing that any defect needs; none for a sound store.
+    pub fn needs(&self) -> Option<Needs> {
+        self.defects.iter().map(Defect::needs).max()
+    }
+}
+
+impl Store {
+    /// Checks every file, byte, reference and row.
+    pub fn verify(&self) -> Result<Verified, StoreError> {
+        let first = self.look(true)?;
+        if first.defects.is_empty() || self.is_read_only() {
+            return Ok(first);
+        }
+        let _alone = self.lock(Mode::Delete)?;
+        self.again(first)
+    }
+
+    /// Looks once more, hashing only what had a wrong hash. The caller has `Mode::Delete`.
+    fn again(&self, first: Verified) -> Result<Verified, StoreError> {
+        let mut second = self.look(false)?;
+        for defect in first.defects {
+            if let Defect::Object { path, .. } | Defect::Ready { path, .. } = &defect
+                && let Some(still) = Walk::new(self).recheck(path)
+            {
+                second.defects.push(still);
+            }
+        }
+        second.defects.sort();
+        second.defects.dedup();
+        Ok(Verified {
+            objects: first.objects,
+            bytes: first.bytes,
+            ..second
+        })
+    }
+
+    fn look(&self, hash: bool) -> Result<Verified, StoreError> {
+        let mut walk = Walk::new(self);
+        walk.everything(hash)?;
+        let mut defects = walk.defects;
+        self.compare_rows(&mut defects)?;
+        defects.sort();
+        defects.dedup();
+        Ok(Verified {
+            schema: 1,
+            objects: walk.objects,
+            bytes: walk.bytes,
+            records: walk.records,
+            quarantined: walk.quarantined,
+            defects,
+        })
+    }
+
+    /// Compares the index with one that is made from the files now.
+    fn compare_rows(&self, defects: &mut Vec<Defect>) -> Result<(), StoreError> {
+        let damaged = |why: String| Defect::Index { why };
+        if !self.layout().index().exists() {
+            defects.push(damaged("it is missing".into()));
+            return Ok(());
+        }
+        let own = match Index::open_read_only(self.layout()) {
+            Ok(own) => own,
+            Err(e @ StoreError::Newer { .. }) => return Err(e),
+            Err(e) => {
+                defects.push(damaged(reason(&e)));
+                return Ok(());
+            }
+        };
+        let looked = own.with(|index| {
+            let checked: String =
+                index.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+            if checked != "ok" {
+                return Ok(Err(checked));
+            }
+            let marked = index
+                .prepare("SELECT id FROM marked")?
+                .query_map([], |row| rows::digest(row, 0))?
+                .collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok(Ok((dump(index)?, marked, rows::bad_uses(index)?)))
+        });
+        let (found, marked, uses) = match looked {
+            Ok(Ok(found)) => found,
+            Ok(Err(why)) => {
+                defects.push(damaged(why));
+                return Ok(());
+            }
+            Err(e) => {
+                defects.push(damaged(reason(&e)));
+                return Ok(());
+            }
+        };
+        defects.extend(marked.into_iter().map(|id| Defect::HalfDeleted { id }));
+        defects.extend(uses.iter().map(|id| Defect::Row {
+            row: format!("uses {}", hex::encode(id)),
+        }));
+        let expected = Index::in_memory(self.layout())?.with(dump)?;
+        let names: BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
+        for row in names {
+            match (found.get(row), expected.get(row)) {
+                (Some(is), Some(should)) if is == should => {}
+                (Some(_), Some(_)) => defects.push(Defect::Row { row: row.clone() }),
+                (Some(_), None) => defects.push(Defect::Dangling { row: row.clone() }),
+                (None, _) => defects.push(Defect::Unindexed { row: row.clone() }),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn reason(error: &StoreError) -> String {
+    match error {
+        StoreError::Index { source, .. } => source.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// Returns every row that follows from files: its table and key -> all its fields.
+pub(crate) fn dump(from: &Connection) -> rusqlite::Result<BTreeMap<String, String>> {
+    let tables = [
+        ("objects", 1),
+        ("artifacts", 1),
+        ("artifact_objects", 2),
+        ("programs", 1),
+        ("program_artifacts", 2),
+        ("releases", 2),
+        ("release_programs", 3),
+        ("failures", 1),
+    ];
+    let mut all = BTreeMap::new();
+    for (table, key) in tables {
+        let mut query = from.prepare(&format!("SELECT * FROM {table}"))?;
+        let columns = query.column_count();
+        let mut rows = query.query([])?;
+        while let Some(row) = rows.next()? {
+            let mut fields = Vec::with_capacity(columns);
+            for at in 0..columns {
+                fields.push(match row.get_ref(at)? {
+                    rusqlite::types::ValueRef::Blob(bytes) => hex::encode(bytes),
+                    rusqlite::types::ValueRef::Text(text) => {
+                        String::from_utf8_lossy(text).into_owned()
+                    }
+                    rusqlite::types::ValueRef::Integer(value) => value.to_string(),
+                    rusqlite::types::ValueRef::Real(value) => value.to_string(),
+                    rusqlite::types::ValueRef::Null => String::new(),
+                });
+            }
+            all.insert(
+                format!("{table} {}", fields[..key].join(" ")),
+                fields.join("\t"),
+            );
+        }
+    }
+    Ok(all)
+}

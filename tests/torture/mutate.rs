@@ -1,0 +1,215 @@
+//! Flips bits, cuts and extends stored files, and asks the store for what is in them.
+//!
+//! Objects and records must be refused. The index answers from many places: what it says must be what the files say, or
+//! an error, or be named by `verify`; and gc must not act on it.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use precast::{
+    Digest, Store,
+    store::{Filter, Policy},
+};
+
+use crate::scene::{self, Random, Scene, damage};
+
+/// What a sweep did.
+#[derive(Default, Debug, serde::Serialize)]
+pub struct Sweep {
+    pub mutations: u64,
+    pub refused: u64,
+    /// Of the index: an answer that equals the files'.
+    pub right: u64,
+    /// Of the index: a listing that was short or wrong, and that `verify` named.
+    pub named_by_verify: u64,
+    pub bad: Vec<String>,
+}
+
+type Ask = Box<dyn Fn(&Store) -> bool>;
+
+/// Returns every object and record file, with a question that must fail while the file is wrong.
+fn targets(root: &Path, scene: &Scene) -> Vec<(PathBuf, Ask)> {
+    let mut all: Vec<(PathBuf, Ask)> = Vec::new();
+    for path in scene::files(root) {
+        let inside = path.strip_prefix(root).unwrap().to_owned();
+        let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let id = || stem.parse::<Digest>().unwrap();
+        let ask: Ask = match inside.iter().next().unwrap().to_str().unwrap() {
+            "objects" => {
+                let id = id();
+                Box::new(move |store| store.read(&id).is_err())
+            }
+            "artifacts" => {
+                let id = id();
+                Box::new(move |store| store.artifact(&id).is_err())
+            }
+            "programs" => {
+                let id = id();
+                Box::new(move |store| store.program(&id).is_err())
+            }
+            "failures" => {
+                let id = id();
+                Box::new(move |store| store.failure(&id).is_err())
+            }
+            "releases" => Box::new(|store| store.release("m", None).is_err()),
+            _ => continue,
+        };
+        all.push((path, ask));
+    }
+    assert!(all.len() > scene.artifacts.len() + scene.programs.len());
+    all
+}
+
+/// Makes `count` seeded changes to objects and records.
+pub fn files(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
+    let store = Store::open_read_only(root).unwrap();
+    let targets = targets(root, scene);
+    let mut random = Random(seed);
+    let mut sweep = Sweep::default();
+    let open: Vec<(File, Vec<u8>)> = targets
+        .iter()
+        .map(|(path, _)| {
+            damage(path, |_| {});
+            let sound = fs::read(path).unwrap();
+            let mut mode = fs::metadata(path).unwrap().permissions();
+            std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o644);
+            fs::set_permissions(path, mode).unwrap();
+            (File::options().write(true).open(path).unwrap(), sound)
+        })
+        .collect();
+    for n in 0..count {
+        let which = random.below(targets.len());
+        let (file, sound) = &open[which];
+        let length = sound.len();
+        let at = random.below(length);
+        let what = match n % 8 {
+            // Every length there is, in turn.
+            6 => {
+                let length = (n / 8) as usize % length;
+                file.set_len(length as u64).unwrap();
+                format!("cut to {length}")
+            }
+            7 => {
+                let more: Vec<u8> = (0..1 + random.below(64))
+                    .map(|_| random.next() as u8)
+                    .collect();
+                file.write_all_at(&more, length as u64).unwrap();
+                format!("extended by {}", more.len())
+            }
+            _ => {
+                let bit = random.below(8);
+                file.write_all_at(&[sound[at] ^ (1 << bit)], at as u64)
+                    .unwrap();
+                format!("bit {bit} of byte {at}")
+            }
+        };
+        sweep.mutations += 1;
+        match targets[which].1(&store) {
+            true => sweep.refused += 1,
+            false => sweep.bad.push(format!(
+                "seed {seed} step {n}: {:?}: {what}",
+                targets[which].0
+            )),
+        }
+        file.write_all_at(sound, 0).unwrap();
+        file.set_len(length as u64).unwrap();
+    }
+    scene::check(&store).unwrap();
+    sweep
+}
+
+/// Everything the index can be asked.
+fn answers(store: &Store, scene: &Scene) -> Result<String, precast::StoreError> {
+    let mut all = String::new();
+    for row in store.programs(Filter::default()) {
+        all.push_str(&format!("{:?}\n", row?));
+    }
+    for row in store.artifacts() {
+        all.push_str(&format!("{:?}\n", row?));
+    }
+    for artifact in &scene.artifacts {
+        all.push_str(&format!("{:?}\n", store.object(&artifact.object)?));
+        all.push_str(&format!("{:?}\n", store.resolve(&artifact.id.hex()[..12])?));
+    }
+    all.push_str(&format!("{:?}\n", store.models()?));
+    Ok(all)
+}
+
+/// Makes `count` seeded changes to the index.
+pub fn index(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
+    let path = root.join("index.sqlite");
+    let sound = fs::read(&path).unwrap();
+    let policy = Policy {
+        keep_releases: 1,
+        unreleased: true,
+        ..Policy::default()
+    };
+    let expected = {
+        let store = Store::open_read_only(root).unwrap();
+        (
+            answers(&store, scene).unwrap(),
+            store.plan_gc(&policy).unwrap(),
+        )
+    };
+    let mut random = Random(seed);
+    let mut sweep = Sweep::default();
+    for n in 0..count {
+        let mut bytes = sound.clone();
+        let at = random.below(bytes.len());
+        let what = match n % 8 {
+            6 => {
+                bytes.truncate(at);
+                format!("cut to {at}")
+            }
+            7 => {
+                let more = 1 + random.below(64);
+                bytes.extend(std::iter::repeat_n(7, more));
+                format!("extended by {more}")
+            }
+            _ => {
+                // A change in the half that is free pages would say little: half of the steps hit the pages in use.
+                bytes[at] ^= 1 << random.below(8);
+                format!("byte {at}")
+            }
+        };
+        fs::write(&path, &bytes).unwrap();
+        sweep.mutations += 1;
+        let mut bad = |why: &str| {
+            sweep
+                .bad
+                .push(format!("seed {seed} step {n}: index {what}: {why}"))
+        };
+        let store = match Store::open_read_only(root) {
+            Ok(store) => store,
+            Err(_) => {
+                sweep.refused += 1;
+                continue;
+            }
+        };
+        for artifact in &scene.artifacts {
+            // A look-up that the index can't answer is answered by the files.
+            if store.has_artifact(&artifact.id).is_ok_and(|has| !has) {
+                bad("an artifact is not found");
+            }
+        }
+        match store.plan_gc(&policy) {
+            Ok(plan) if plan != expected.1 => bad("gc would act on it"),
+            _ => {}
+        }
+        match answers(&store, scene) {
+            Err(_) => sweep.refused += 1,
+            Ok(all) if all == expected.0 => sweep.right += 1,
+            Ok(all) => match store.verify() {
+                Ok(found) if found.defects.is_empty() => {
+                    bad("a wrong answer that verify does not name")
+                }
+                _ => sweep.named_by_verify += 1,
+            },
+        }
+    }
+    fs::write(&path, &sound).unwrap();
+    sweep
+}

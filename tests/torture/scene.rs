@@ -1,0 +1,308 @@
+//! Small stores with something of everything in them.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use precast::{
+    Digest, Store, StoreError, Target,
+    record::{
+        Artifact, Constant, Dtype, Entry, Failure, Input, Layout, Pad, Padding, Program, Release,
+        Step,
+    },
+    target::DeviceKind,
+};
+use serde_json::json;
+
+pub fn target() -> Target {
+    Target {
+        os: "linux".into(),
+        arch: "x86_64".into(),
+        isa: "x86-64-v3".into(),
+        features: vec!["avx2".into()],
+        device: DeviceKind::Cpu,
+        sm: None,
+        torch: "2.11.0".into(),
+        torch_git: "70d99e9".into(),
+        cuda: None,
+        cxx11_abi: true,
+    }
+}
+
+fn layout() -> Layout {
+    Layout {
+        dtype: Dtype::Float32,
+        shape: vec![8, 4],
+        stride: vec![4, 1],
+    }
+}
+
+/// Returns content that compresses about as well as code does.
+pub fn content(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = Random(seed);
+    let words: Vec<u64> = (0..64).map(|_| random.next()).collect();
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        bytes.extend(words[random.below(64)].to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+pub fn artifact(name: &str, object: Digest, size: u64, log: Option<Digest>) -> Artifact {
+    Artifact {
+        schema: 1,
+        id: Digest::of(name.as_bytes()),
+        object,
+        size,
+        target: target(),
+        inputs: vec![layout()],
+        outputs: vec![layout()],
+        constants: vec![Constant {
+            name: "w".into(),
+            layout: layout(),
+        }],
+        proxy: None,
+        libraries: vec![],
+        log,
+        key: json!({ "graph": name }),
+        receipt: json!({ "seconds": 1.5 }),
+        provenance: json!({}),
+    }
+}
+
+pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
+    let step = |artifact: &Digest| Step {
+        name: "s".into(),
+        artifact: *artifact,
+        inputs: vec![0],
+        outputs: vec![1],
+        binding: BTreeMap::new(),
+    };
+    Program {
+        schema: 1,
+        id: Digest::of(format!("{model} {batch}").as_bytes()),
+        model: model.into(),
+        module: "encode".into(),
+        sizes: BTreeMap::from([("batch".into(), batch)]),
+        target: target(),
+        inputs: vec![Input {
+            name: "x".into(),
+            layout: layout(),
+            dims: vec![Some("batch".into()), None],
+            pad: Pad::Int(0),
+            range: None,
+        }],
+        outputs: vec![],
+        results: vec![1],
+        values: 2,
+        steps: artifacts.iter().map(step).collect(),
+        padding: Padding::Allowed,
+        call_spec: json!(null),
+        request: json!({}),
+        receipt: json!({}),
+        provenance: json!({}),
+    }
+}
+
+pub fn release(model: &str, programs: &[Digest], weights: Option<Digest>) -> Release {
+    Release {
+        schema: 1,
+        model: model.into(),
+        seq: 0,
+        name: Some("v1".into()),
+        programs: programs.into(),
+        weights,
+        aliases: BTreeMap::new(),
+        entry: Entry {
+            entry: "m:f".into(),
+            sources: vec![],
+            packages: vec![],
+            site_packages: vec![],
+        },
+        provenance: json!({}),
+    }
+}
+
+pub fn failure(name: &str, log: Digest) -> Failure {
+    Failure {
+        schema: 1,
+        id: Digest::of(name.as_bytes()),
+        model: "m".into(),
+        module: "encode".into(),
+        sizes: BTreeMap::new(),
+        code: "compile".into(),
+        message: "it did not compile".into(),
+        hint: None,
+        log: Some(log),
+        provenance: json!({}),
+    }
+}
+
+/// What a build of the scene put in.
+pub struct Scene {
+    pub artifacts: Vec<Artifact>,
+    pub programs: Vec<Program>,
+    pub weights: Digest,
+    pub failure: Failure,
+}
+
+/// How many bytes each object of the scene has.
+const SIZE: usize = 3000;
+
+/// Does what a build does: everything that is missing is put, the rest is left. `tell` hears what is durable.
+pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, StoreError> {
+    let mut artifacts = Vec::new();
+    for n in 0..3u64 {
+        let name = format!("artifact {n}");
+        let id = Digest::of(name.as_bytes());
+        let found = if store.has_artifact(&id)? {
+            store.artifact(&id)?
+        } else {
+            None
+        };
+        let whole = found.filter(|artifact| store.has_object(&artifact.object));
+        artifacts.push(match whole {
+            Some(artifact) => artifact,
+            None => {
+                let object = store.put_bytes(&content(n, SIZE))?;
+                tell(format!("object {object}"));
+                let log = store.put_bytes(format!("log of {n}").as_bytes())?;
+                let put = store.put_artifact(&artifact(&name, object, SIZE as u64, Some(log)))?;
+                tell(format!("artifact {id}"));
+                put
+            }
+        });
+    }
+    let mut programs = Vec::new();
+    for batch in 0..2 {
+        let of: Vec<_> = artifacts[batch..batch + 2].iter().map(|a| a.id).collect();
+        let put = store.put_program(&program("m", batch as i64, &of))?;
+        tell(format!("program {}", put.id));
+        programs.push(put);
+    }
+    let weights = store.put_bytes(&content(99, 2 * SIZE))?;
+    tell(format!("object {weights}"));
+    let failed = failure("failed", store.put_bytes(b"why it failed")?);
+    store.put_failure(&failed)?;
+    tell(format!("failure {}", failed.id));
+    let ids: Vec<_> = programs.iter().map(|program| program.id).collect();
+    if store
+        .release("m", None)?
+        .is_none_or(|newest| newest.programs != ids)
+    {
+        let put = store.put_release(&release("m", &ids, Some(weights)))?;
+        tell(format!("release m {}", put.seq));
+    }
+    Ok(Scene {
+        artifacts,
+        programs,
+        weights,
+        failure: failed,
+    })
+}
+
+/// Checks that everything a build promises is there, bit for bit.
+pub fn check(store: &Store) -> Result<(), String> {
+    let told = |e: StoreError| chain(&e);
+    let release = store
+        .release("m", None)
+        .map_err(told)?
+        .ok_or("no release")?;
+    let _hold = store.hold_release(&release).map_err(told)?;
+    for id in &release.programs {
+        let program = store.program(id).map_err(told)?.ok_or("no program")?;
+        for step in &program.steps {
+            let artifact = store
+                .artifact(&step.artifact)
+                .map_err(told)?
+                .ok_or("no artifact")?;
+            let bytes = store.read(&artifact.object).map_err(told)?;
+            if bytes.len() as u64 != artifact.size {
+                return Err("another size".into());
+            }
+        }
+    }
+    let weights = release.weights.ok_or("no weights")?;
+    match store.map(&weights).map_err(told)?[..] == content(99, 2 * SIZE) {
+        true => Ok(()),
+        false => Err("other weights".into()),
+    }
+}
+
+/// Returns an error with all its causes.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(&format!(": {cause}"));
+        next = cause.source();
+    }
+    text
+}
+
+/// Makes an empty folder, in memory where there is one: an fsync costs nothing there and means as much to these tests.
+pub fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap()
+}
+
+/// Copies a folder with modes and time stamps as they are.
+pub fn copy(from: &Path, to: &Path) {
+    let done = std::process::Command::new("cp")
+        .arg("-a")
+        .arg(from)
+        .arg(to)
+        .status()
+        .unwrap();
+    assert!(done.success());
+}
+
+/// Changes a read-only file in place, as a failing disk would: the time stamp stays.
+pub fn damage(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let meta = fs::metadata(path).unwrap();
+    let mut bytes = fs::read(path).unwrap();
+    change(&mut bytes);
+    fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+    fs::write(path, bytes).unwrap();
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(meta.modified().unwrap()).unwrap();
+    fs::set_permissions(path, meta.permissions()).unwrap();
+}
+
+/// Lists every file below `folder`, sorted.
+pub fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() && !path.is_symlink() {
+            true => all.extend(files(&path)),
+            false => all.push(path),
+        }
+    }
+    all.sort();
+    all
+}
+
+/// A small generator (SplitMix64), so that every run can be had again from its seed.
+#[derive(Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Returns a number below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+}

@@ -1,0 +1,255 @@
+//! Defects, one at a time: `verify` has to name each, `repair` and the next build have to undo it.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+};
+
+use precast::{
+    Digest, Store,
+    store::{Defect, Needs, Options},
+};
+
+use crate::scene::{self, Scene, damage};
+
+type Seed = (&'static str, &'static [&'static str], fn(&Path, &Scene));
+
+fn object(root: &Path, digest: &Digest) -> PathBuf {
+    let hex = digest.hex();
+    root.join("objects")
+        .join(&hex[..2])
+        .join(format!("{hex}.zst"))
+}
+
+fn record(root: &Path, kind: &str, id: &Digest) -> PathBuf {
+    let hex = id.hex();
+    root.join(kind).join(&hex[..2]).join(format!("{hex}.json"))
+}
+
+fn first(root: &Path, scene: &Scene) -> PathBuf {
+    object(root, &scene.artifacts[0].object)
+}
+
+fn ready(root: &Path, scene: &Scene) -> PathBuf {
+    let hex = scene.weights.hex();
+    root.join("ready").join(&hex[..2]).join(hex)
+}
+
+fn release(root: &Path) -> PathBuf {
+    root.join("releases/m/00000001.json")
+}
+
+fn sql(root: &Path, text: &str) {
+    let index = rusqlite::Connection::open(root.join("index.sqlite")).unwrap();
+    index.execute_batch(text).unwrap();
+}
+
+/// Writes a record file whose seal is right.
+fn sealed(path: &Path, json: &str) {
+    let line = format!("{json}\n");
+    let seal = Digest::of(line.as_bytes());
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let _ = fs::remove_file(path);
+    fs::write(path, format!("{line}{{\"sha256\":\"{seal}\"}}\n")).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o444)).unwrap();
+}
+
+/// Every defect: its name, the kinds that may name it, how it is made.
+#[rustfmt::skip]
+pub const SEEDS: &[Seed] = &[
+    ("object: bit flipped in the frame", &["object"], |r, s| damage(&first(r, s), |b| b[20] ^= 4)),
+    ("object: bit flipped in the header", &["object"], |r, s| damage(&first(r, s), |b| b[4] ^= 1)),
+    ("object: bit flipped in the seal", &["object"], |r, s| damage(&first(r, s), |b| { let n = b.len(); b[n - 1] ^= 1 })),
+    ("object: cut short", &["object"], |r, s| damage(&first(r, s), |b| b.truncate(100))),
+    ("object: empty", &["object"], |r, s| damage(&first(r, s), Vec::clear)),
+    ("object: extended", &["object"], |r, s| damage(&first(r, s), |b| b.push(0))),
+    ("object: zeroed", &["object"], |r, s| damage(&first(r, s), |b| b.fill(0))),
+    ("object: swapped with another", &["object"], |r, s| {
+        let other = fs::read(object(r, &s.artifacts[1].object)).unwrap();
+        damage(&first(r, s), |b| *b = other);
+    }),
+    ("object: missing", &["no_object"], |r, s| fs::remove_file(first(r, s)).unwrap()),
+    ("object: writable", &["mode"], |r, s| fs::set_permissions(first(r, s), Permissions::from_mode(0o644)).unwrap()),
+    ("object: set-uid", &["mode"], |r, s| fs::set_permissions(first(r, s), Permissions::from_mode(0o4444)).unwrap()),
+    ("object: hard link elsewhere", &["linked"], |r, s| fs::hard_link(first(r, s), r.parent().unwrap().join("other-name")).unwrap()),
+    ("object: symbolic link", &["not_plain"], |r, s| {
+        let path = first(r, s);
+        let away = r.parent().unwrap().join("away");
+        fs::rename(&path, &away).unwrap();
+        symlink(&away, &path).unwrap();
+    }),
+    ("object: folder in its place", &["not_plain"], |r, s| {
+        fs::remove_file(first(r, s)).unwrap();
+        fs::create_dir(first(r, s)).unwrap();
+    }),
+    ("object: pipe in its place", &["not_plain"], |r, s| {
+        fs::remove_file(first(r, s)).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(first(r, s)).status().unwrap();
+        assert!(made.success());
+    }),
+    ("object: in the wrong folder", &["misplaced"], |r, s| {
+        let hex = s.artifacts[0].object.hex();
+        let wrong = if &hex[..2] == "00" { "01" } else { "00" };
+        let folder = r.join("objects").join(wrong);
+        fs::create_dir_all(&folder).unwrap();
+        fs::rename(first(r, s), folder.join(format!("{hex}.zst"))).unwrap();
+    }),
+    ("object: name in capitals", &["foreign"], |r, s| {
+        let path = first(r, s);
+        let name = path.file_stem().unwrap().to_string_lossy().to_uppercase();
+        fs::rename(&path, path.with_file_name(format!("{name}.zst"))).unwrap();
+    }),
+    ("object: extra file beside it", &["foreign"], |r, s| fs::write(first(r, s).with_extension("bak"), "x").unwrap()),
+    ("object: extra and indexed by nobody", &["unindexed"], |r, s| {
+        let all = r.parent().unwrap().join("more");
+        let digest = Store::create(&all).unwrap().put_bytes(b"extra").unwrap();
+        let to = object(r, &digest);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(object(&all, &digest), &to).unwrap();
+        let _ = s;
+    }),
+    ("object: whole shard folder missing", &["no_object"], |r, s| fs::remove_dir_all(first(r, s).parent().unwrap()).unwrap()),
+    ("object: shard folder is a file", &["not_plain"], |r, s| {
+        let folder = first(r, s).parent().unwrap().to_owned();
+        fs::remove_dir_all(&folder).unwrap();
+        fs::write(folder, "x").unwrap();
+    }),
+    ("object: file in objects itself", &["foreign"], |r, _| fs::write(r.join("objects/notes.txt"), "x").unwrap()),
+    ("ready: bytes changed", &["ready"], |r, s| damage(&ready(r, s), |b| b[5] ^= 1)),
+    ("ready: cut short", &["ready"], |r, s| damage(&ready(r, s), |b| b.truncate(5))),
+    ("ready: without its object", &["ready"], |r, s| fs::remove_file(object(r, &s.weights)).unwrap()),
+    ("ready: writable", &["mode"], |r, s| fs::set_permissions(ready(r, s), Permissions::from_mode(0o666)).unwrap()),
+    ("artifact: bit flipped", &["record"], |r, s| damage(&record(r, "artifacts", &s.artifacts[0].id), |b| b[30] ^= 1)),
+    ("artifact: cut short", &["record"], |r, s| damage(&record(r, "artifacts", &s.artifacts[0].id), |b| b.truncate(50))),
+    ("artifact: empty", &["record"], |r, s| damage(&record(r, "artifacts", &s.artifacts[0].id), Vec::clear)),
+    ("artifact: swapped with another", &["record"], |r, s| {
+        let other = fs::read(record(r, "artifacts", &s.artifacts[1].id)).unwrap();
+        damage(&record(r, "artifacts", &s.artifacts[0].id), |b| *b = other);
+    }),
+    ("artifact: a program's record in its place", &["record"], |r, s| {
+        let other = fs::read(record(r, "programs", &s.programs[1].id)).unwrap();
+        damage(&record(r, "artifacts", &s.artifacts[0].id), |b| *b = other);
+    }),
+    ("artifact: missing", &["no_artifact"], |r, s| fs::remove_file(record(r, "artifacts", &s.artifacts[0].id)).unwrap()),
+    ("artifact: another size than its object", &["size"], |r, s| {
+        let mut other = s.artifacts[0].clone();
+        other.size += 1;
+        sealed(&record(r, "artifacts", &other.id), &serde_json::to_string(&other).unwrap());
+    }),
+    ("artifact: deep JSON, sealed", &["record"], |r, s| {
+        sealed(&record(r, "artifacts", &s.artifacts[0].id), &"[".repeat(100_000));
+    }),
+    ("artifact: of a newer version", &["newer"], |r, s| {
+        let mut other = s.artifacts[0].clone();
+        other.schema = 99;
+        sealed(&record(r, "artifacts", &other.id), &serde_json::to_string(&other).unwrap());
+    }),
+    ("program: bit flipped", &["record"], |r, s| damage(&record(r, "programs", &s.programs[0].id), |b| b[9] ^= 2)),
+    ("program: missing", &["no_program"], |r, s| fs::remove_file(record(r, "programs", &s.programs[0].id)).unwrap()),
+    ("program: wrong extension", &["foreign"], |r, s| {
+        let path = record(r, "programs", &s.programs[0].id);
+        fs::rename(&path, path.with_extension("jsn")).unwrap();
+    }),
+    ("release: bit flipped", &["record"], |r, _| damage(&release(r), |b| b[9] ^= 2)),
+    ("release: under another number", &["record"], |r, _| fs::rename(release(r), release(r).with_file_name("00000007.json")).unwrap()),
+    ("release: under another model", &["record"], |r, _| fs::rename(r.join("releases/m"), r.join("releases/other")).unwrap()),
+    ("release: extra file", &["foreign"], |r, _| fs::write(r.join("releases/m/notes.txt"), "x").unwrap()),
+    ("release: file among the models", &["not_plain"], |r, _| fs::write(r.join("releases/x"), "x").unwrap()),
+    ("failure: bit flipped", &["record"], |r, s| damage(&record(r, "failures", &s.failure.id), |b| b[9] ^= 2)),
+    ("failure: log missing", &["no_object"], |r, s| fs::remove_file(object(r, &s.failure.log.unwrap())).unwrap()),
+    ("weights: missing", &["no_object"], |r, s| {
+        fs::remove_file(object(r, &s.weights)).unwrap();
+        let _ = fs::remove_file(ready(r, s));
+    }),
+    ("index: missing", &["index"], |r, _| fs::remove_file(r.join("index.sqlite")).unwrap()),
+    ("index: not a database", &["index"], |r, _| fs::write(r.join("index.sqlite"), "x".repeat(8192)).unwrap()),
+    ("index: cut short", &["index"], |r, _| damage(&r.join("index.sqlite"), |b| b.truncate(9000))),
+    ("index: page zeroed", &["index"], |r, _| damage(&r.join("index.sqlite"), |b| b[4096..12288].fill(0))),
+    ("index: row missing", &["unindexed"], |r, _| sql(r, "DELETE FROM programs WHERE bucket='batch=0'")),
+    ("index: row without a file", &["dangling"], |r, _| sql(r, "INSERT INTO objects VALUES (zeroblob(32),1,2,3,4)")),
+    ("index: row with another size", &["row"], |r, _| sql(r, "UPDATE objects SET size=size+1")),
+    ("index: row with another model", &["row"], |r, _| sql(r, "UPDATE programs SET model='x'")),
+    ("index: link missing", &["unindexed"], |r, _| sql(r, "DELETE FROM program_artifacts")),
+    ("index: link to another", &["dangling"], |r, _| sql(r, "INSERT INTO artifact_objects SELECT id,zeroblob(32) FROM artifacts")),
+    ("index: release row without a file", &["dangling"], |r, _| sql(r, "INSERT INTO releases SELECT model,9,name,seal,weights,created,links,sum FROM releases")),
+    ("index: a last use that never was", &["row"], |r, _| sql(r, "INSERT OR REPLACE INTO uses SELECT id,5,6 FROM programs")),
+    ("index: half deleted", &["half_deleted"], |r, s| {
+        sql(r, &format!("INSERT INTO marked VALUES ('artifacts',x'{}')", s.artifacts[0].id));
+    }),
+    ("temp file of a dead process", &["stale"], |r, _| {
+        fs::create_dir(r.join("tmp/1-dead")).unwrap();
+        fs::write(r.join("tmp/1-dead/.tmp1"), "half").unwrap();
+    }),
+    ("temp file at the top", &["stale"], |r, _| fs::write(r.join("tmp/.tmpXY"), "half").unwrap()),
+    ("lease of a dead process", &["dead_lease"], |r, _| fs::write(r.join("leases/1-dead.lease"), "+x\n").unwrap()),
+    ("lock that is not one", &["foreign"], |r, _| fs::write(r.join("locks/mine"), "").unwrap()),
+    ("tag missing", &["tag"], |r, _| fs::remove_file(r.join("CACHEDIR.TAG")).unwrap()),
+    ("tag with other text", &["tag"], |r, _| damage(&r.join("CACHEDIR.TAG"), |b| b[3] = b'x')),
+    ("folder missing", &["no_folder"], |r, _| fs::remove_dir_all(r.join("quarantine")).unwrap()),
+    ("folder that all can write", &["mode"], |r, _| fs::set_permissions(r.join("objects"), Permissions::from_mode(0o777)).unwrap()),
+    ("folder is a symbolic link", &["not_plain"], |r, _| {
+        let away = r.parent().unwrap().join("away");
+        fs::rename(r.join("failures"), &away).unwrap();
+        symlink(&away, r.join("failures")).unwrap();
+    }),
+    ("foreign file at the top", &["foreign"], |r, _| fs::write(r.join("thesis.doc"), "x").unwrap()),
+    ("foreign folder at the top", &["foreign"], |r, _| fs::create_dir(r.join("old")).unwrap()),
+];
+
+/// Returns the name of a defect's kind.
+fn kind(defect: &Defect) -> String {
+    serde_json::to_value(defect).unwrap()["kind"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// Makes one defect in a copy of a sound store; returns what went wrong with finding and mending it.
+pub fn try_seed(sound: &Path, scene: &Scene, seed: &Seed) -> Result<(), String> {
+    let (name, kinds, make) = seed;
+    let dir = scene::scratch();
+    let root = dir.path().join("store");
+    scene::copy(sound, &root);
+    make(&root, scene);
+    let err =
+        |what: &str, e: &dyn std::error::Error| format!("{name}: {what}: {}", scene::chain(e));
+    // Somebody who may only read finds it too.
+    if let Ok(reader) = Store::open_read_only(&root) {
+        let found = reader.verify().map_err(|e| err("reading", &e))?;
+        let seen: Vec<String> = found.defects.iter().map(kind).collect();
+        if !kinds
+            .iter()
+            .any(|kind| seen.iter().any(|seen| seen == kind))
+        {
+            return Err(format!("{name}: reading found {seen:?}, not {kinds:?}"));
+        }
+    }
+    let store =
+        Store::open_for_repair(&root, Options::default()).map_err(|e| err("opening", &e))?;
+    let found = store.verify().map_err(|e| err("verifying", &e))?;
+    let seen: Vec<String> = found.defects.iter().map(kind).collect();
+    let healed = seen.is_empty() && *name == "index: missing";
+    if !healed
+        && !kinds
+            .iter()
+            .any(|kind| seen.iter().any(|seen| seen == kind))
+    {
+        return Err(format!("{name}: found {seen:?}, not {kinds:?}"));
+    }
+    let repaired = store.repair().map_err(|e| err("repairing", &e))?;
+    if *name == "artifact: of a newer version" {
+        // It is left as it is: a newer precast knows what to do with it.
+        return match repaired.left.iter().any(|d| d.needs() == Needs::Person) {
+            true => Ok(()),
+            false => Err(format!("{name}: was touched")),
+        };
+    }
+    scene::build(&store, &mut |_| {}).map_err(|e| err("building again", &e))?;
+    scene::check(&store).map_err(|e| format!("{name}: after building again: {e}"))?;
+    let after = store.verify().map_err(|e| err("verifying again", &e))?;
+    match after.defects.is_empty() {
+        true => Ok(()),
+        false => Err(format!("{name}: still {:?}", after.defects)),
+    }
+}
