@@ -162,9 +162,14 @@ pub struct Captured {
     /// name in the model. Named by their content, so that those of several captures can be put together.
     #[serde(default)]
     pub extra_weights: Option<PathBuf>,
-    /// A `torch.export.save` archive of the whole module at this bucket.
+    /// A `torch.export.save` archive of the whole module at this bucket, for libtorch's interpreter. It holds no
+    /// weights: its flat inputs are the module's inputs in call order and then `exported_weights`; its outputs are
+    /// `outputs`.
     #[serde(default)]
     pub exported: Option<PathBuf>,
+    /// Tensor names in the weight set, in the order the archive takes them after the inputs.
+    #[serde(default)]
+    pub exported_weights: Vec<String>,
     /// Seconds it took.
     pub seconds: f64,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unittest
 from pathlib import Path
 
-from .support import Project, part
+from .support import Project, interpret, part
 
 STACK = """
 import torch
@@ -80,6 +80,23 @@ class RegionsTest(Project):
         captured = self.capture(opened, inputs=[IDS, MASK], sizes=SIZES)
         self.assertEqual([step["name"] for step in captured["steps"]], ["main"])
         self.check_composed(opened, captured)
+
+    def test_the_archive_for_the_interpreter_takes_its_weights_as_inputs(self) -> None:
+        import torch
+
+        opened = self.open(STACK)
+        inputs = [IDS, ("unused", "float32", [3]), MASK]
+        opened = self.open(STACK.replace("forward(self, ids, mask):", "forward(self, ids, unused, mask):"))
+        captured = self.capture(opened, inputs=inputs, sizes=SIZES, regions=["blocks.*"])
+        samples, weights = part("tensors").read(Path(captured["samples"])), self.weights(opened)
+        given = {f"in{index}": samples[f"in.{index}"] for index in range(3)}
+        given |= {f"c{index}": weights[name] for index, name in enumerate(captured["exported_weights"])}
+        results = interpret(Path(captured["exported"]), given)
+        self.assertTrue(torch.equal(results[0], samples["out.0"]))
+        self.assertTrue(torch.equal(results[1], samples["out.1"]))
+        # The file holds the graph alone.
+        self.assertEqual(captured["exported_weights"][0], "embed.weight")
+        self.assertLess(Path(captured["exported"]).stat().st_size, 100_000)
 
     def test_samples_are_realistic(self) -> None:
         captured = self.capture(self.open(STACK), inputs=[IDS, MASK], sizes=SIZES)

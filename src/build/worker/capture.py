@@ -53,6 +53,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     wire.event("cut")
     parts = cut.cut(graph, module["regions"], module["path"])
     segments, steps, values, numbers = _steps(parts, graph, out)
+    eager, eager_weights = _eager_archive(graph, out)
     answer = {
         "segments": segments,
         "steps": steps,
@@ -63,7 +64,8 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "call_spec": {"inputs": [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
         "samples": str(_write_samples(out, inputs, results)),
-        "exported": None,
+        "exported": str(eager),
+        "exported_weights": eager_weights,
     }
     if graph.extra:
         answer["extra_weights"] = str(tensors.write(out / "extra.safetensors", graph.extra))
@@ -183,6 +185,16 @@ def _steps(
             }
         )
     return segments, steps, values, numbers
+
+
+def _eager_archive(graph: flat.Flat, out: Path) -> tuple[Path, list[str]]:
+    """Saves the whole module for libtorch's interpreter, its weights as further inputs: they stay stored once."""
+    (whole,) = cut.cut(graph, [], "")
+    # Every input of the module, used or not, so that a caller need not know which are.
+    whole.inputs = list(graph.inputs)
+    built = segment.build(whole, graph)
+    built.values = {}
+    return segment.save(built, out / "eager.pt2"), [graph.weights[node] for node in whole.constants]
 
 
 def _segment(built: segment.Segment, path: Path) -> dict[str, Any]:
