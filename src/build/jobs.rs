@@ -237,10 +237,12 @@ impl Shared<'_> {
                 Err(error) => return (Err(error), vec![]),
             },
         };
-        if number == 0 && matches!(request, Request::Capture { .. }) && !live.opened {
-            if let Err(error) = reopen(self.options, live) {
-                return (Err(error), vec![]);
-            }
+        let captures = matches!(request, Request::Capture { .. });
+        if captures
+            && !live.opened
+            && let Err(error) = reopen(self.options, live)
+        {
+            return (Err(error), vec![]);
         }
         let start = live.log_len();
         let mut phase = |phase: &str| {

@@ -121,6 +121,7 @@ impl Fake {
             constants: constants.collect(),
             proxy: None,
             libraries: Vec::new(),
+            graph: None,
             log: None,
             key: Value::Null,
             receipt: Value::Null,
