@@ -84,7 +84,6 @@ class RegionsTest(Project):
     def test_the_archive_for_the_interpreter_takes_its_weights_as_inputs(self) -> None:
         import torch
 
-        opened = self.open(STACK)
         inputs = [IDS, ("unused", "float32", [3]), MASK]
         opened = self.open(STACK.replace("forward(self, ids, mask):", "forward(self, ids, unused, mask):"))
         captured = self.capture(opened, inputs=inputs, sizes=SIZES, regions=["blocks.*"])

@@ -190,8 +190,9 @@ def _steps(
 def _eager_archive(graph: flat.Flat, out: Path) -> tuple[Path, list[str]]:
     """Saves the whole module for libtorch's interpreter, its weights as further inputs: they stay stored once."""
     (whole,) = cut.cut(graph, [], "")
-    # Every input of the module, used or not, so that a caller need not know which are.
+    # Every input of the module, used or not, and its outputs in their own order: a caller needs no other table.
     whole.inputs = list(graph.inputs)
+    whole.outputs = list(graph.outputs)
     built = segment.build(whole, graph)
     built.values = {}
     return segment.save(built, out / "eager.pt2"), [graph.weights[node] for node in whole.constants]
