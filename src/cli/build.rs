@@ -15,7 +15,6 @@ use crate::{
     build::{self, BuildError, Launcher, Outcome, Summary},
     plan::Request,
     spec::Spec,
-    store::Store,
 };
 
 #[derive(clap::Args)]
@@ -73,7 +72,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         return super::plan::show(&args.spec, context);
     }
     let spec = Spec::load(&args.spec.file)?;
-    let store = Store::create(&context.store)?;
+    let store = context.create()?;
     let options = build::Options {
         launcher: Launcher {
             headers: header_folder(),

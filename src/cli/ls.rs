@@ -22,7 +22,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    let store = Store::open(&context.store)?;
+    let store = context.open()?;
     match args.artifacts {
         true => artifacts(&store, context)?,
         false => programs(args, &store, context)?,

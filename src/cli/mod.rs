@@ -5,15 +5,18 @@
 
 mod build;
 mod exit;
+mod gc;
 mod internal;
 mod ls;
 mod plan;
 mod printer;
 mod progress;
+mod release;
 #[cfg(feature = "torch")]
 mod run;
 mod show;
 mod table;
+mod verify;
 
 use std::{
     ffi::OsString,
@@ -26,6 +29,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use self::printer::Printer;
+use crate::store::{Options, Store, StoreError};
 
 /// Ahead-of-time compiled PyTorch artifacts: build once, keep by content, run without Python
 #[derive(Parser)]
@@ -53,6 +57,9 @@ struct Global {
         hide_env_values = true
     )]
     store: Option<PathBuf>,
+    /// Accept a store that a whole group can write
+    #[arg(long, global = true)]
+    shared: bool,
     /// What data is printed as
     #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
     format: Format,
@@ -94,6 +101,12 @@ enum Command {
     /// Load from the store and run one module on saved inputs
     #[cfg(feature = "torch")]
     Run(run::Args),
+    /// List releases, and go back to an earlier one
+    Release(release::Args),
+    /// Look at every byte of the store, and mend what can be mended
+    Verify(verify::Args),
+    /// Delete what nobody needs
+    Gc(gc::Args),
     /// Check a candidate against eager: how `build` calls itself
     #[command(name = internal::GATE, hide = true)]
     Gate(internal::GateArgs),
@@ -102,11 +115,38 @@ enum Command {
 /// What every subcommand is given.
 struct Context {
     store: PathBuf,
+    shared: bool,
     quiet: bool,
     verbose: u8,
     out: Printer,
     /// Set by Ctrl-C.
     cancel: Arc<AtomicBool>,
+}
+
+impl Context {
+    /// Opens the store, and says when it has to wait for another process.
+    fn open(&self) -> Result<Store, StoreError> {
+        self.ready(Store::open_with(&self.store, self.options())?)
+    }
+
+    /// Opens the store, and makes it when there is none.
+    fn create(&self) -> Result<Store, StoreError> {
+        self.ready(Store::create_with(&self.store, self.options())?)
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            shared: self.shared,
+            ..Options::default()
+        }
+    }
+
+    fn ready(&self, store: Store) -> Result<Store, StoreError> {
+        if !self.quiet {
+            store.on_wait(|waiting| printer::note(waiting));
+        }
+        Ok(store)
+    }
 }
 
 /// Runs the command line of this process.
@@ -139,6 +179,7 @@ fn run(args: Vec<OsString>) -> ExitCode {
             .global
             .store
             .unwrap_or_else(|| PathBuf::from("artifacts")),
+        shared: cli.global.shared,
         quiet: cli.global.quiet,
         verbose: cli.global.verbose,
         out: Printer::new(cli.global.format),
@@ -158,6 +199,9 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Show(args) => show::run(args, context),
         #[cfg(feature = "torch")]
         Command::Run(args) => run::run(args, context),
+        Command::Release(args) => release::run(args, context),
+        Command::Verify(args) => verify::run(args, context),
+        Command::Gc(args) => gc::run(args, context),
         Command::Gate(args) => internal::gate(args),
     }
 }

@@ -9,7 +9,6 @@ use crate::{
     plan::{self, State},
     record::bucket_name,
     spec::Spec,
-    store::Store,
 };
 
 #[derive(clap::Args)]
@@ -27,7 +26,7 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
     let spec = Spec::load(&args.file)?;
     // A plan changes nothing: a store that is not there yet is an empty one.
     let store = match context.store.exists() {
-        true => Some(Store::open(&context.store)?),
+        true => Some(context.open()?),
         false => None,
     };
     let known = match &store {

@@ -92,7 +92,7 @@ pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    let store = Store::open(&context.store)?;
+    let store = context.open()?;
     let name = model(&store, args.model.as_deref())?;
     let device = place(&store, &name, args.device)?;
     let bytes = std::fs::read(&args.inputs)

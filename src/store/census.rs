@@ -37,6 +37,9 @@ pub struct Need {
     pub times: u64,
 }
 
+/// A record and when it was published, in seconds since 1970.
+pub type Dated<T> = Result<(T, i64), StoreError>;
+
 impl Store {
     /// Opens the store at `path` for reading, with an index made in memory of its files, whatever state its own is in.
     /// Files that can't be read are left out; [`Store::damaged`] names them.
@@ -102,7 +105,7 @@ impl Store {
 
     /// Lists what failed and was not built since, with the time of the failure in seconds since 1970. A record that
     /// can't be read is an error in its place.
-    pub fn failures(&self) -> Result<Vec<Result<(Failure, i64), StoreError>>, StoreError> {
+    pub fn failures(&self) -> Result<Vec<Dated<Failure>>, StoreError> {
         let ids: Vec<(Digest, i64)> = self.index().with(|index| {
             index
                 .prepare_cached("SELECT id,created FROM failures ORDER BY id")?

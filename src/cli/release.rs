@@ -1,0 +1,85 @@
+//! `precast release`: list a model's releases, and go back to an earlier one.
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::{Context, table};
+use crate::{record::Release, store::Store};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// List releases, the newest first: that is what a plain load gets
+    Ls {
+        /// Only releases of this model
+        model: Option<String>,
+    },
+    /// Make an earlier release the newest one again
+    Rollback {
+        model: String,
+        /// The number of the release to go back to [default: the one before the newest]
+        #[arg(long, value_name = "SEQ")]
+        to: Option<u64>,
+    },
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    let store = context.open()?;
+    match &args.command {
+        Command::Ls { model } => list(&store, model.as_deref(), context)?,
+        Command::Rollback { model, to } => {
+            let release = store.rollback(model, *to)?;
+            if context.out.json() {
+                context.out.document(json!({ "release": release }))?;
+            } else {
+                context.out.line(format_args!(
+                    "release {} of {model} is the newest now: {} programs{}",
+                    release.seq,
+                    release.programs.len(),
+                    release
+                        .name
+                        .map(|name| format!(", `{name}`"))
+                        .unwrap_or_default()
+                ))?;
+            }
+        }
+    }
+    Ok(0)
+}
+
+fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
+    let models = match model {
+        Some(model) => vec![model.to_owned()],
+        None => store.models()?,
+    };
+    let mut all: Vec<Release> = Vec::new();
+    for model in models {
+        all.extend(store.releases(&model)?.into_iter().rev());
+    }
+    if context.out.json() {
+        return context.out.document(json!({ "releases": all }));
+    }
+    let rows = all.into_iter().map(|release| {
+        Ok(vec![
+            release.model,
+            release.seq.to_string(),
+            release.name.unwrap_or_default(),
+            release.programs.len().to_string(),
+            release
+                .weights
+                .map(|weights| weights.short())
+                .unwrap_or_default(),
+        ])
+    });
+    let header = ["MODEL", "SEQ", "NAME", "PROGRAMS", "WEIGHTS"];
+    let count = table::print(&context.out, &header, rows)?;
+    if count == 0 && !context.quiet {
+        super::printer::note("no releases");
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! `precast verify`: look at every byte, and mend what can be mended.
+//!
+//! Exit codes: 0 the store is sound (now) · 1 something is wrong and was left as it is · 3 something was lost: it was set
+//! aside, and the next build makes it again.
+
+use anyhow::Result;
+use indicatif::HumanBytes;
+use owo_colors::OwoColorize;
+use serde_json::{Value, json};
+
+use super::{
+    Context,
+    exit::{FAILED, MISSING},
+};
+use crate::store::{Defect, Needs, Options, Store};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Mend what can be mended; set aside what can't be used
+    #[arg(long)]
+    repair: bool,
+    /// Make the index again from the files, without looking at their bytes
+    #[arg(long, conflicts_with = "repair")]
+    reindex: bool,
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    let options = Options {
+        shared: context.shared,
+        ..Options::default()
+    };
+    let store = Store::open_for_repair(&context.store, options)?;
+    if args.reindex {
+        store.reindex()?;
+        if context.out.json() {
+            context.out.document(json!({ "reindexed": true }))?;
+        } else {
+            context.out.line("made the index again")?;
+        }
+        return Ok(0);
+    }
+    match args.repair {
+        true => repair(&store, context),
+        false => verify(&store, context),
+    }
+}
+
+fn verify(store: &Store, context: &Context) -> Result<u8> {
+    let found = store.verify()?;
+    let out = &context.out;
+    let code = if found.defects.is_empty() { 0 } else { FAILED };
+    if out.json() {
+        let mut document = serde_json::to_value(&found)?;
+        document["defects"] = defects(&found.defects);
+        out.document(document)?;
+        return Ok(code);
+    }
+    list(&found.defects, context)?;
+    out.line(format_args!(
+        "{} objects ({}) and {} records checked: {}",
+        found.objects,
+        HumanBytes(found.bytes),
+        found.records,
+        match found.defects.len() {
+            0 => "sound".green().to_string(),
+            1 => "1 defect".red().to_string(),
+            count => format!("{count} defects").red().to_string(),
+        }
+    ))?;
+    if found.needs().is_some_and(|needs| needs != Needs::Person) {
+        super::printer::note(format_args!(
+            "{} `precast verify --repair` mends what can be mended",
+            "hint:".cyan().bold()
+        ));
+    }
+    Ok(code)
+}
+
+fn repair(store: &Store, context: &Context) -> Result<u8> {
+    let done = store.repair()?;
+    let person = done.left.iter().any(|d| d.needs() != Needs::Rebuild);
+    let code = match (done.left.is_empty(), person, done.lost()) {
+        (_, true, _) => FAILED,
+        (_, _, true) => MISSING,
+        (true, ..) => 0,
+        _ => FAILED,
+    };
+    let out = &context.out;
+    if out.json() {
+        out.document(json!({
+            "found": defects(&done.found), "set_aside": done.set_aside, "left": defects(&done.left),
+        }))?;
+        return Ok(code);
+    }
+    list(&done.found, context)?;
+    out.line(format_args!(
+        "{} defects found, {} files set aside in `quarantine/`, {} left",
+        done.found.len(),
+        done.set_aside.len(),
+        done.left.len()
+    ))?;
+    if code == MISSING {
+        super::printer::note(format_args!(
+            "{} `precast build` makes what was lost again",
+            "hint:".cyan().bold()
+        ));
+    }
+    Ok(code)
+}
+
+fn list(defects: &[Defect], context: &Context) -> Result<()> {
+    for defect in defects {
+        let word = match defect.needs() {
+            Needs::Sweep => "litter".dimmed().to_string(),
+            Needs::Repair => "repair".yellow().to_string(),
+            Needs::Rebuild => "rebuild".red().to_string(),
+            Needs::Person => "look".red().bold().to_string(),
+        };
+        context.out.line(format_args!("{word}  {defect}"))?;
+    }
+    Ok(())
+}
+
+fn defects(all: &[Defect]) -> Value {
+    let one = |defect: &Defect| {
+        let mut value = serde_json::to_value(defect).unwrap_or_default();
+        value["needs"] = json!(defect.needs());
+        value["message"] = json!(defect.to_string());
+        value
+    };
+    all.iter().map(one).collect()
+}

@@ -1,0 +1,173 @@
+//! `precast gc`, `verify` and `release` as people call them.
+
+#[allow(dead_code)]
+#[path = "torture/scene.rs"]
+mod scene;
+
+use std::{fs, path::Path, process::Command};
+
+use precast::Store;
+use serde_json::Value;
+
+struct Told {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn precast(store: &Path, args: &[&str]) -> Told {
+    let run = Command::new(assert_cmd::cargo::cargo_bin!("precast"))
+        .arg("--store")
+        .arg(store)
+        .args(args)
+        .output()
+        .unwrap();
+    Told {
+        code: run.status.code().unwrap(),
+        out: String::from_utf8(run.stdout).unwrap(),
+        err: String::from_utf8(run.stderr).unwrap(),
+    }
+}
+
+fn json(told: &Told) -> Value {
+    serde_json::from_str(&told.out).unwrap_or_else(|e| panic!("{e}: {}{}", told.out, told.err))
+}
+
+fn store() -> (tempfile::TempDir, Store, scene::Scene) {
+    let dir = scene::scratch();
+    let store = Store::create(dir.path().join("store")).unwrap();
+    let scene = scene::build(&store, &mut |_| {}).unwrap();
+    (dir, store, scene)
+}
+
+#[test]
+fn gc_prints_its_plan_and_then_does_it() {
+    let (_dir, store, scene) = store();
+    let path = store.path().to_owned();
+    let one = scene::release("m", &[scene.programs[1].id], None);
+    store.put_release(&one).unwrap();
+    let loose = store.put_bytes(b"loose").unwrap();
+    // What this process put is leased while it has the store open.
+    let args = ["gc", "--unreleased", "--keep-releases", "1", "--dry-run"];
+    let held = precast(&path, &args);
+    assert!(
+        held.out.contains("would delete 1 releases, 0 programs"),
+        "{}",
+        held.out
+    );
+    drop(store);
+    let dry = precast(&path, &args);
+    assert_eq!(dry.code, 0);
+    assert!(
+        dry.out
+            .contains("would delete 1 releases, 1 programs, 1 artifacts"),
+        "{}",
+        dry.out
+    );
+    assert!(
+        dry.out.contains("m encode batch=0  not in any release"),
+        "{}",
+        dry.out
+    );
+    assert!(dry.out.contains(&loose.short()), "{}", dry.out);
+    let plan = json(&precast(
+        &path,
+        &[
+            "--format", "json", args[0], args[1], args[2], args[3], args[4],
+        ],
+    ));
+    assert_eq!(
+        plan["plan"]["programs"][0]["reason"]["kind"],
+        "not_released"
+    );
+    let done = precast(&path, &args[..4]);
+    assert!(
+        done.out
+            .contains("deleted 1 releases, 1 programs, 1 artifacts"),
+        "{}",
+        done.out
+    );
+    let again = precast(&path, &args);
+    assert!(
+        again
+            .out
+            .contains("would delete 0 releases, 0 programs, 0 artifacts, 0 objects"),
+        "{}",
+        again.out
+    );
+    assert_eq!(
+        precast(&path, &["gc", "--max-size", "1", "--dry-run"]).code,
+        1
+    );
+    assert_eq!(precast(&path, &["gc", "--max-size", "big"]).code, 2);
+}
+
+#[test]
+fn verify_says_what_is_wrong_and_its_code_says_what_is_left() {
+    let (_dir, store, scene) = store();
+    let path = store.path().to_owned();
+    drop(store);
+    let sound = precast(&path, &["verify"]);
+    assert_eq!((sound.code, sound.err.as_str()), (0, ""));
+    assert!(sound.out.contains("sound"), "{}", sound.out);
+    // What a repair puts right loses nothing: 0.
+    fs::remove_file(path.join("CACHEDIR.TAG")).unwrap();
+    assert_eq!(precast(&path, &["verify"]).code, 1);
+    assert_eq!(precast(&path, &["verify", "--repair"]).code, 0);
+    assert_eq!(precast(&path, &["verify"]).code, 0);
+    // What is lost has to be built again: 3.
+    let object = scene.artifacts[0].object.hex();
+    scene::damage(
+        &path.join(format!("objects/{}/{object}.zst", &object[..2])),
+        |b| b[20] ^= 1,
+    );
+    let found = json(&precast(&path, &["verify", "--format", "json"]));
+    assert_eq!(found["defects"][0]["kind"], "object");
+    assert_eq!(found["defects"][0]["needs"], "rebuild");
+    let repaired = precast(&path, &["verify", "--repair"]);
+    assert_eq!(repaired.code, 3, "{}", repaired.out);
+    assert!(repaired.err.contains("precast build"), "{}", repaired.err);
+    scene::build(&Store::open(&path).unwrap(), &mut |_| {}).unwrap();
+    assert_eq!(precast(&path, &["verify"]).code, 0);
+    // An index that is not one stops nobody from mending it.
+    fs::write(path.join("index.sqlite"), "x".repeat(5000)).unwrap();
+    let told = precast(&path, &["ls"]);
+    assert_eq!(told.code, 1);
+    assert!(told.err.contains("--reindex"), "{}", told.err);
+    assert_eq!(precast(&path, &["verify", "--reindex"]).code, 0);
+    assert_eq!(precast(&path, &["verify"]).code, 0);
+}
+
+#[test]
+fn going_back_to_an_earlier_release_is_one_command() {
+    let (_dir, store, scene) = store();
+    store
+        .put_release(&scene::release("m", &[scene.programs[1].id], None))
+        .unwrap();
+    let path = store.path();
+    let told = precast(path, &["release", "rollback", "m"]);
+    assert_eq!(
+        (told.code, told.out.as_str()),
+        (0, "release 3 of m is the newest now: 2 programs, `v1`\n")
+    );
+    let all = json(&precast(path, &["release", "ls", "--format", "json"]));
+    assert_eq!(all["releases"][0]["seq"], 3);
+    assert_eq!(all["releases"].as_array().unwrap().len(), 3);
+    let told = precast(path, &["release", "rollback", "m", "--to", "9"]);
+    assert_eq!(
+        (told.code, told.err.as_str()),
+        (3, "error: `m` has no release 9\n")
+    );
+}
+
+#[test]
+fn a_store_that_others_can_write_is_refused_with_the_reason() {
+    use std::os::unix::fs::PermissionsExt;
+    let (_dir, store, _) = store();
+    fs::set_permissions(store.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    for args in [&["ls"][..], &["verify"], &["gc"], &["release", "ls"]] {
+        let told = precast(store.path(), args);
+        assert_eq!(told.code, 1, "{}", told.out);
+        assert!(told.err.contains("everybody can write it"), "{}", told.err);
+    }
+}
