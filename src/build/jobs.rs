@@ -314,7 +314,7 @@ impl Shared<'_> {
             };
             let (key, explained) = key.explained();
             keys.push(key);
-            if !self.options.store.has_artifact(&key)?
+            if !self.options.store.keep_artifact(&key)?
                 && compiles.iter().all(|c: &Compile| c.key != key)
             {
                 let step = captured.steps.iter().find(|step| step.segment == index);
@@ -378,7 +378,7 @@ impl Shared<'_> {
         let Some(claim) = store.claim(&key, &mut waiting)? else {
             return Err(BuildError::Interrupted);
         };
-        let made = match store.has_artifact(&key)? {
+        let made = match store.keep_artifact(&key)? {
             true => Ok(false),
             false => self.make(number, worker, compile)?,
         };

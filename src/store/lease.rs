@@ -161,6 +161,15 @@ impl Store {
         })
     }
 
+    /// Keeps everything with these IDs from being collected for as long as this store is open.
+    pub fn keep(&self, ids: &[Digest]) -> Result<(), StoreError> {
+        if let Some(session) = self.session()? {
+            let _using = self.lock(Mode::Use)?;
+            session.hold(ids)?;
+        }
+        Ok(())
+    }
+
     /// Holds a release with all that it needs: its weights, programs, their artifacts and objects; checks that all of it
     /// is there.
     pub fn hold_release(&self, release: &Release) -> Result<Hold, StoreError> {

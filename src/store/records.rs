@@ -85,6 +85,22 @@ impl Store {
         self.get(id)
     }
 
+    /// Returns whether the artifact with this key is there with all its objects, and if so keeps it from being collected
+    /// for as long as this store is open: what a builder asks before it compiles.
+    pub fn keep_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
+        self.keep(&[*id])?;
+        match self.artifact(id) {
+            Ok(found) => Ok(found.is_some_and(|artifact| {
+                objects_of(&artifact)
+                    .iter()
+                    .all(|object| self.has_object(object))
+            })),
+            // Putting it again sets the damaged one aside.
+            Err(StoreError::Record { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
     /// Returns the program with this request key, if the store has it.
     pub fn program(&self, id: &Digest) -> Result<Option<Program>, StoreError> {
         self.get(id)
@@ -224,7 +240,9 @@ mod tests {
         let (_dir, store) = testing::store();
         let old = testing::artifact(&store, "old");
         store.put_artifact(&old).unwrap();
+        assert!(store.keep_artifact(&old.id).unwrap());
         fs::remove_file(store.layout().object(&old.object)).unwrap();
+        assert!(!store.keep_artifact(&old.id).unwrap());
         let new = Artifact {
             object: store.put_bytes(b"new").unwrap(),
             ..old
