@@ -19,7 +19,10 @@ use anyhow::Error;
 use owo_colors::OwoColorize;
 
 use super::printer::note;
-use crate::{build::BuildError, plan::PlanError, spec::SpecError, store::StoreError};
+use crate::{
+    build::BuildError, inspect::foreign::ForeignError, plan::PlanError, spec::SpecError,
+    store::StoreError,
+};
 
 pub(super) const FAILED: u8 = 1;
 pub(super) const USAGE: u8 = 2;
@@ -79,6 +82,19 @@ pub(super) fn report(error: &Error) -> ExitCode {
     code.into()
 }
 
+/// Prints what is wrong with a part that does not stop the rest.
+pub(super) fn warn(error: &StoreError) {
+    warning(&error.to_string());
+    if let Some(hint) = error.hint() {
+        note(format_args!("{} {hint}", "hint:".cyan().bold()));
+    }
+}
+
+/// Prints one line that is no error.
+pub(super) fn warning(text: &str) {
+    note(format_args!("{} {text}", "warning:".yellow().bold()));
+}
+
 fn closed_pipe(error: &Error) -> bool {
     error.chain().any(|cause| {
         let io = cause.downcast_ref::<io::Error>();
@@ -105,6 +121,13 @@ fn judge(error: &Error) -> (u8, Option<String>) {
         }
         if let Some(error) = cause.downcast_ref::<StoreError>() {
             return store(error);
+        }
+        if let Some(error) = cause.downcast_ref::<ForeignError>() {
+            let code = match error {
+                ForeignError::Malformed { .. } | ForeignError::TooLarge { .. } => FAILED,
+                _ => USAGE,
+            };
+            return (code, error.hint().map(str::to_owned));
         }
         #[cfg(feature = "torch")]
         if let Some(error) = cause.downcast_ref::<crate::runtime::RuntimeError>() {

@@ -1,129 +1,232 @@
 //! `precast ls`: what is in the store.
 
-use anyhow::{Context as _, Result};
-use indicatif::{HumanBytes, HumanDuration};
+use anyhow::Result;
+use owo_colors::OwoColorize;
 use serde_json::json;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{Context, table};
-use crate::store::{Filter, ProgramRow, Store};
+use super::{
+    Context,
+    exit::{self, Usage},
+    printer::note,
+    table::{self, Column},
+    text::{ago, bytes, duration, now},
+};
+use crate::{
+    inspect::list::{self, Pattern, Query, Row, State},
+    store::{Store, StoreError},
+};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Only programs whose module matches, as `encode` or `vision.*`
+    /// Only modules that match, as `encode` or `vision.*`
     #[arg(value_name = "GLOB")]
     glob: Option<String>,
     /// Only programs of this model
     #[arg(long)]
     model: Option<String>,
+    /// Only buckets that match, as `batch=8 *`
+    #[arg(long, value_name = "GLOB")]
+    bucket: Option<String>,
+    /// Only programs for this kind of device: cpu or cuda
+    #[arg(long, value_parser = ["cpu", "cuda"])]
+    device: Option<String>,
+    /// Only programs that are live (in the newest release), old (only in older ones), loose (in none) or failed
+    #[arg(long, value_parser = state)]
+    state: Option<State>,
+    /// Only what was built at least this long ago, as `30d` or `12h`
+    #[arg(long, value_name = "AGE", value_parser = duration)]
+    older: Option<i64>,
+    /// Only what was built within this time
+    #[arg(long, value_name = "AGE", value_parser = duration)]
+    newer: Option<i64>,
+    /// Sort by a column, largest first with `-` at the end, as `size-` [default: model, module, bucket]
+    #[arg(long, value_name = "COLUMN[-]", value_parser = sort)]
+    sort: Option<(list::Column, bool)>,
+    /// Print IDs only, one a line
+    #[arg(long, conflicts_with = "artifacts")]
+    ids: bool,
     /// List artifacts instead of programs
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["glob", "model", "bucket", "state", "older", "newer", "sort"])]
     artifacts: bool,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    let store = context.open()?;
-    match args.artifacts {
-        true => artifacts(&store, context)?,
-        false => programs(args, &store, context)?,
-    }
-    Ok(0)
+fn state(text: &str) -> Result<State, String> {
+    let found = State::ALL.into_iter().find(|state| state.name() == text);
+    found.ok_or_else(|| "expected live, old, loose or failed".to_owned())
 }
 
-fn programs(args: &Args, store: &Store, context: &Context) -> Result<()> {
-    let glob = args.glob.as_deref().unwrap_or("*");
-    let glob = globset::Glob::new(glob)
-        .with_context(|| format!("bad pattern `{glob}`"))?
-        .compile_matcher();
-    let filter = Filter {
-        model: args.model.clone(),
-        ..Filter::default()
+fn sort(text: &str) -> Result<(list::Column, bool), String> {
+    let (name, descending) = match text.strip_suffix('-') {
+        Some(name) => (name, true),
+        None => (text, false),
     };
-    let rows = store
-        .programs(filter)
-        .filter(|row| row.as_ref().map_or(true, |row| glob.is_match(&row.module)));
-    if context.out.json() {
-        let rows = rows
-            .map(|row| row.map(|row| document(&row)))
-            .collect::<Result<Vec<_>, _>>()?;
-        return context.out.document(json!({ "programs": rows }));
+    let found = list::Column::ALL
+        .into_iter()
+        .find(|(column, _)| *column == name);
+    found
+        .map(|(_, column)| (column, descending))
+        .ok_or_else(|| {
+            let names: Vec<&str> = list::Column::ALL.iter().map(|(name, _)| *name).collect();
+            format!("expected one of {}", names.join(", "))
+        })
+}
+
+fn pattern(glob: &Option<String>) -> Result<Option<Pattern>> {
+    let Some(glob) = glob else {
+        return Ok(None);
+    };
+    let pattern = Pattern::new(glob).map_err(|e| Usage {
+        message: format!("`{glob}` is not a pattern: {}", e.kind()),
+        hint: Some("`*` matches anything; put quotes around it for the shell".to_owned()),
+    })?;
+    Ok(Some(pattern))
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    let store = context.look()?;
+    match args.artifacts {
+        true => artifacts(args, &store, context),
+        false => programs(args, &store, context),
     }
+}
+
+fn programs(args: &Args, store: &Store, context: &Context) -> Result<u8> {
     let now = now();
-    let cells = rows.map(|row| {
-        let row = row?;
-        let size = HumanBytes(row.bytes).to_string();
-        let id = row.id.short();
-        Ok(vec![
-            id,
-            row.model,
-            row.module,
-            row.bucket,
-            row.target,
-            row.steps.to_string(),
-            size,
-            age(now, row.created),
-        ])
-    });
-    let header = [
-        "ID", "MODEL", "MODULE", "BUCKET", "TARGET", "STEPS", "SIZE", "AGE",
-    ];
-    let count = table::print(&context.out, &header, cells)?;
-    if count == 0 && !context.quiet {
-        super::printer::note("no programs");
+    let query = Query {
+        module: pattern(&args.glob)?,
+        model: args.model.clone(),
+        bucket: pattern(&args.bucket)?,
+        device: args.device.clone(),
+        state: args.state,
+        until: args.older.map(|age| now - age),
+        since: args.newer.map(|age| now - age),
+        sort: args.sort.map(|(column, _)| column),
+        descending: args.sort.is_some_and(|(_, descending)| descending),
+    };
+    let mut damage = Damage::default();
+    let rows = list::list(store, &query)?;
+    let rows = rows.filter_map(|row| damage.sound(row));
+    if context.out.json() {
+        context.out.list(
+            json!({}),
+            "programs",
+            rows.map(|row| serde_json::to_value(row).map_err(Into::into)),
+        )?;
+        return Ok(damage.tell(store));
     }
-    Ok(())
+    if args.ids {
+        for row in rows {
+            context.out.line(row.id)?;
+        }
+        return Ok(damage.tell(store));
+    }
+    const COLUMNS: [Column; 10] = [
+        Column::left("ID", 0),
+        Column::left("MODEL", 2),
+        Column::left("MODULE", 0),
+        Column::left("BUCKET", 0),
+        Column::left("STATE", 1).painted(paint),
+        Column::left("TARGET", 6),
+        Column::right("STEPS", 7),
+        Column::right("SIZE", 4),
+        Column::right("AGE", 3),
+        Column::right("USED", 5),
+    ];
+    let cells = rows.map(|row| Ok(cells(row, now)));
+    let count = table::print(&context.out, &COLUMNS, cells)?;
+    if count == 0 && !context.quiet {
+        note("no programs");
+    }
+    Ok(damage.tell(store))
 }
 
-fn document(row: &ProgramRow) -> serde_json::Value {
-    json!({
-        "id": row.id, "model": row.model, "module": row.module, "bucket": row.bucket, "target": row.target,
-        "device": row.device, "steps": row.steps, "bytes": row.bytes, "created": row.created, "used": row.used,
-    })
+fn cells(row: Row, now: i64) -> Vec<String> {
+    let failed = row.state == State::Failed;
+    let some = |text: String| if failed { String::new() } else { text };
+    vec![
+        row.id.short(),
+        row.model,
+        row.module,
+        row.bucket,
+        row.state.to_string(),
+        row.target,
+        some(row.steps.to_string()),
+        some(bytes(row.bytes)),
+        ago(now, row.created),
+        row.used.map_or_else(String::new, |used| ago(now, used)),
+    ]
 }
 
-fn artifacts(store: &Store, context: &Context) -> Result<()> {
-    let rows = store.artifacts();
+fn paint(state: &str) -> String {
+    match state {
+        "live" => state.green().to_string(),
+        "failed" => state.red().to_string(),
+        _ => state.dimmed().to_string(),
+    }
+}
+
+fn artifacts(args: &Args, store: &Store, context: &Context) -> Result<u8> {
+    let mut damage = Damage::default();
+    let device = |device: &str| args.device.as_deref().is_none_or(|wanted| wanted == device);
+    let rows = store
+        .artifacts()
+        .filter_map(|row| damage.sound(row))
+        .filter(|row| device(&row.device));
     if context.out.json() {
         let rows = rows.map(|row| {
-            row.map(|row| {
-                json!({
-                    "id": row.id, "target": row.target, "device": row.device, "programs": row.programs,
-                    "bytes": row.size, "created": row.created, "used": row.used,
-                })
-            })
+            Ok(json!({
+                "id": row.id, "target": row.target, "device": row.device, "programs": row.programs,
+                "bytes": row.size, "created": row.created, "used": row.used,
+            }))
         });
-        return context
-            .out
-            .document(json!({ "artifacts": rows.collect::<Result<Vec<_>, _>>()? }));
+        context.out.list(json!({}), "artifacts", rows)?;
+        return Ok(damage.tell(store));
     }
+    const COLUMNS: [Column; 6] = [
+        Column::left("ID", 0),
+        Column::left("TARGET", 1),
+        Column::right("PROGRAMS", 0),
+        Column::right("SIZE", 0),
+        Column::right("AGE", 2),
+        Column::right("USED", 3),
+    ];
     let now = now();
     let cells = rows.map(|row| {
-        let row = row?;
-        let size = HumanBytes(row.size).to_string();
+        let used = row.used.map_or_else(String::new, |used| ago(now, used));
         Ok(vec![
             row.id.short(),
             row.target,
             row.programs.to_string(),
-            size,
-            age(now, row.created),
+            bytes(row.size),
+            ago(now, row.created),
+            used,
         ])
     });
-    table::print(
-        &context.out,
-        &["ID", "TARGET", "PROGRAMS", "SIZE", "AGE"],
-        cells,
-    )?;
-    Ok(())
+    let count = table::print(&context.out, &COLUMNS, cells)?;
+    if count == 0 && !context.quiet {
+        note("no artifacts");
+    }
+    Ok(damage.tell(store))
 }
 
-fn now() -> i64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs() as i64)
-}
+/// What could not be listed.
+#[derive(Default)]
+struct Damage(Vec<StoreError>);
 
-/// Returns how long ago `then` was, in one unit.
-fn age(now: i64, then: i64) -> String {
-    let seconds = u64::try_from(now - then).unwrap_or(0);
-    format!("{:#}", HumanDuration(Duration::from_secs(seconds)))
+impl Damage {
+    fn sound<T>(&mut self, row: Result<T, StoreError>) -> Option<T> {
+        row.map_err(|error| self.0.push(error)).ok()
+    }
+
+    /// Says what is damaged, and returns the exit code.
+    fn tell(mut self, store: &Store) -> u8 {
+        if self.0.is_empty() {
+            return 0;
+        }
+        self.0.extend(store.damaged());
+        for error in &self.0 {
+            exit::warn(error);
+        }
+        exit::FAILED
+    }
 }

@@ -4,9 +4,14 @@
 //! codes are decided in one place, [`exit`].
 
 mod build;
+mod diff;
+mod du;
 mod exit;
 mod gc;
+mod help;
+mod inspect;
 mod internal;
+mod log;
 mod ls;
 mod plan;
 mod printer;
@@ -16,7 +21,9 @@ mod release;
 mod run;
 mod show;
 mod table;
+mod text;
 mod verify;
+mod why;
 
 use std::{
     ffi::OsString,
@@ -26,7 +33,7 @@ use std::{
 };
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use self::printer::Printer;
 use crate::store::{Options, Store, StoreError};
@@ -98,6 +105,20 @@ enum Command {
     Ls(ls::Args),
     /// Show one program or artifact whole
     Show(show::Args),
+    /// Add up what the store takes, and what could go
+    Du(du::Args),
+    /// Print the compile log of an artifact, a program or a failure
+    Log(log::Args),
+    /// Say why a program or an artifact was built
+    Why(why::Args),
+    /// Compare two programs, artifacts, releases or stores
+    Diff(diff::Args),
+    /// Say what is inside a foreign .so, .pt2 or .safetensors
+    Inspect(inspect::Args),
+    /// Print a completion script for a shell
+    Completions(help::CompletionsArgs),
+    /// Write man pages into a folder
+    Man(help::ManArgs),
     /// Load from the store and run one module on saved inputs
     #[cfg(feature = "torch")]
     Run(run::Args),
@@ -147,6 +168,15 @@ impl Context {
         }
         Ok(store)
     }
+
+    /// Opens the store to look at it, and says so when its index is damaged.
+    fn look(&self) -> Result<Store> {
+        let (store, damage) = crate::inspect::open(&self.store, self.options())?;
+        if let Some(error) = damage {
+            exit::warn(&error);
+        }
+        Ok(store)
+    }
 }
 
 /// Runs the command line of this process.
@@ -155,7 +185,10 @@ pub fn main() -> ExitCode {
 }
 
 fn run(args: Vec<OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(args) {
+    let cli = help::command()
+        .try_get_matches_from(args)
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match cli {
         Ok(cli) => cli,
         Err(error) => return exit::usage(&error),
     };
@@ -182,7 +215,7 @@ fn run(args: Vec<OsString>) -> ExitCode {
         shared: cli.global.shared,
         quiet: cli.global.quiet,
         verbose: cli.global.verbose,
-        out: Printer::new(cli.global.format),
+        out: Printer::new(cli.global.format, cancel.clone()),
         cancel,
     };
     match dispatch(&cli.command, &context) {
@@ -197,6 +230,13 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Plan(args) => plan::run(args, context),
         Command::Ls(args) => ls::run(args, context),
         Command::Show(args) => show::run(args, context),
+        Command::Du(args) => du::run(args, context),
+        Command::Log(args) => log::run(args, context),
+        Command::Why(args) => why::run(args, context),
+        Command::Diff(args) => diff::run(args, context),
+        Command::Inspect(args) => inspect::run(args, context),
+        Command::Completions(args) => help::completions(args),
+        Command::Man(args) => help::man(args, context),
         #[cfg(feature = "torch")]
         Command::Run(args) => run::run(args, context),
         Command::Release(args) => release::run(args, context),

@@ -3,21 +3,39 @@
 use std::{
     fmt,
     io::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use super::Format;
+use crate::build::BuildError;
 
 /// Writes data to stdout.
 pub(super) struct Printer {
     format: Format,
+    /// Set by Ctrl-C: a long listing ends at the next line.
+    cancel: Arc<AtomicBool>,
 }
 
 impl Printer {
-    pub(super) fn new(format: Format) -> Self {
-        Self { format }
+    pub(super) fn new(format: Format, cancel: Arc<AtomicBool>) -> Self {
+        Self { format, cancel }
+    }
+
+    /// Returns how many characters a line may have: `COLUMNS`, or the width of the terminal, if stdout is one.
+    pub(super) fn width(&self) -> Option<usize> {
+        let said = std::env::var("COLUMNS")
+            .ok()
+            .and_then(|text| text.parse().ok());
+        said.or_else(|| {
+            let (width, _) = terminal_size::terminal_size_of(io::stdout())?;
+            Some(width.0.into())
+        })
     }
 
     /// Returns whether the caller asked for JSON.
@@ -27,7 +45,32 @@ impl Printer {
 
     /// Prints one line of text.
     pub(super) fn line(&self, line: impl fmt::Display) -> Result<()> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(BuildError::Interrupted.into());
+        }
         Ok(writeln!(anstream::stdout().lock(), "{line}")?)
+    }
+
+    /// Prints one JSON document with the list `name` at its end, an item a line, without holding the items.
+    pub(super) fn list(
+        &self,
+        fields: Value,
+        name: &str,
+        items: impl Iterator<Item = Result<Value>>,
+    ) -> Result<()> {
+        let mut out = io::BufWriter::new(io::stdout().lock());
+        let mut head = serde_json::to_string(&versioned(fields))?;
+        head.pop();
+        write!(out, "{head},{}:[", Value::from(name))?;
+        for (place, item) in items.enumerate() {
+            if self.cancel.load(Ordering::Relaxed) {
+                return Err(BuildError::Interrupted.into());
+            }
+            writeln!(out, "{}", if place == 0 { "" } else { "," })?;
+            serde_json::to_writer(&mut out, &item?)?;
+        }
+        writeln!(out, "\n]}}")?;
+        Ok(out.flush()?)
     }
 
     /// Prints one JSON document over several lines; `fields` must be an object.

@@ -3,7 +3,10 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::{Context, table};
+use super::{
+    Context,
+    table::{self, Column},
+};
 use crate::{record::Release, store::Store};
 
 #[derive(clap::Args)]
@@ -76,8 +79,14 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
                 .unwrap_or_default(),
         ])
     });
-    let header = ["MODEL", "SEQ", "NAME", "PROGRAMS", "WEIGHTS"];
-    let count = table::print(&context.out, &header, rows)?;
+    const COLUMNS: [Column; 5] = [
+        Column::left("MODEL", 0),
+        Column::right("SEQ", 0),
+        Column::left("NAME", 1),
+        Column::right("PROGRAMS", 2),
+        Column::left("WEIGHTS", 3),
+    ];
+    let count = table::print(&context.out, &COLUMNS, rows)?;
     if count == 0 && !context.quiet {
         super::printer::note("no releases");
     }

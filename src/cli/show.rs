@@ -18,7 +18,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    let store = context.open()?;
+    let store = context.look()?;
     let gone = || Missing {
         message: format!("`{}` went away while it was read", args.id),
         hint: None,

@@ -196,14 +196,15 @@ pub fn list(
         return Ok(Box::new(all));
     };
     let mut order = Vec::new();
-    let mut failed = Vec::new();
+    // Rows that the index can't give again: of failures, and those that were read from the files.
+    let mut kept = Vec::new();
     let mut broken = Vec::new();
     for row in all {
         match row {
             Ok(row) => {
                 order.push((column.key(&row), row.id));
-                if row.state == State::Failed {
-                    failed.push(row);
+                if row.state == State::Failed || !broken.is_empty() {
+                    kept.push(row);
                 }
             }
             Err(error) => broken.push(Err(error)),
@@ -215,11 +216,11 @@ pub fn list(
         let by_key = if descending { by_key.reverse() } else { by_key };
         by_key.then_with(|| a.1.cmp(&b.1))
     });
-    let mut failed: HashMap<Digest, Row> = failed.into_iter().map(|row| (row.id, row)).collect();
+    let mut kept: HashMap<Digest, Row> = kept.into_iter().map(|row| (row.id, row)).collect();
     let mut reader = Reader::new(store);
     let sorted = order
         .into_iter()
-        .filter_map(move |(_, id)| match failed.remove(&id) {
+        .filter_map(move |(_, id)| match kept.remove(&id) {
             Some(row) => Some(Ok(row)),
             // What was removed since the listing began is not listed.
             None => reader.again(&id).transpose(),
@@ -240,8 +241,13 @@ fn rows(
         None | Some(State::Failed) => store.failures()?,
         Some(_) => vec![],
     };
-    let mut reader = Reader::new(store);
-    let built = store.programs(filter).map(move |row| reader.row(row?));
+    let built = Built {
+        rows: Box::new(store.programs(filter.clone())),
+        reader: Reader::new(store),
+        filter,
+        last: None,
+        from_files: false,
+    };
     let there = store.clone();
     let failed = failures
         .into_iter()
@@ -270,6 +276,49 @@ fn rows(
     Ok(built
         .chain(failed)
         .filter(move |row| row.as_ref().map_or(true, |row| query.matches(row))))
+}
+
+/// What was built, from the index; from where that is damaged on, from the files.
+struct Built {
+    rows: Box<dyn Iterator<Item = Result<ProgramRow, StoreError>>>,
+    reader: Reader,
+    filter: Filter,
+    last: Option<(String, String, String, Digest)>,
+    from_files: bool,
+}
+
+impl Iterator for Built {
+    type Item = Result<Row, StoreError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let row = self.rows.next()?.and_then(|row| self.reader.row(row));
+            let row = match row {
+                Ok(row) => row,
+                Err(error) => {
+                    let index = matches!(error, StoreError::Row { .. } | StoreError::Index { .. });
+                    if index && !self.from_files {
+                        self.from_files = true;
+                        if let Ok(store) = Store::open_without_index(self.reader.store.path()) {
+                            self.rows = Box::new(store.programs(self.filter.clone()));
+                            self.reader = Reader::new(&store);
+                        }
+                    }
+                    return Some(Err(error));
+                }
+            };
+            let place = (
+                row.model.clone(),
+                row.module.clone(),
+                row.bucket.clone(),
+                row.id,
+            );
+            if self.last.as_ref().is_none_or(|last| place > *last) {
+                self.last = Some(place);
+                return Some(Ok(row));
+            }
+        }
+    }
 }
 
 /// Makes rows, and remembers the newest release of each model meanwhile.
@@ -415,6 +464,34 @@ mod tests {
         for (name, column) in Column::ALL {
             assert_eq!(sorted(column, false).len(), 4, "{name}");
         }
+    }
+
+    #[test]
+    fn a_damaged_index_is_said_and_the_files_are_listed() {
+        let (_dir, store) = filled();
+        let path = store.path().to_owned();
+        drop(store);
+        let index = rusqlite::Connection::open(path.join("index.sqlite")).unwrap();
+        index
+            .execute("UPDATE programs SET steps=7 WHERE bucket='batch=16'", [])
+            .unwrap();
+        drop(index);
+        let store = Store::open_read_only(&path).unwrap();
+        let query = Query::default();
+        let (rows, errors): (Vec<_>, Vec<_>) =
+            list(&store, &query).unwrap().partition(Result::is_ok);
+        assert_eq!(rows.len(), 4);
+        assert!(
+            matches!(errors[..], [Err(StoreError::Row { .. })]),
+            "{errors:?}"
+        );
+        let query = Query {
+            sort: Some(Column::Age),
+            ..query
+        };
+        let (rows, errors): (Vec<_>, Vec<_>) =
+            list(&store, &query).unwrap().partition(Result::is_ok);
+        assert_eq!((rows.len(), errors.len()), (4, 1));
     }
 
     #[test]

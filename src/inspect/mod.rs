@@ -2,7 +2,28 @@
 //!
 //! The command line prints what these functions return; `--format json` is the same data. Nothing here needs torch.
 
+pub mod diff;
 pub mod foreign;
 pub mod list;
 pub mod usage;
 pub mod why;
+
+use std::path::Path;
+
+use crate::store::{Options, Store, StoreError};
+
+/// Opens a store to look at it: nothing in it changes, not even when things were last used.
+///
+/// Where its index can't be used, one is made in memory of its files; the error says what is wrong with it.
+pub fn open(path: &Path, options: Options) -> Result<(Store, Option<StoreError>), StoreError> {
+    let looking = Options {
+        read_only: true,
+        ..options
+    };
+    match Store::open_with(path, looking) {
+        Err(error @ (StoreError::Index { .. } | StoreError::Row { .. })) => {
+            Ok((Store::open_without_index(path)?, Some(error)))
+        }
+        other => Ok((other?, None)),
+    }
+}

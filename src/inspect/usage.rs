@@ -157,7 +157,7 @@ mod tests {
         let [m, n] = &usage.groups[..] else {
             panic!("{usage:?}")
         };
-        let stored = |object: &Digest| store.object_row(object).unwrap().unwrap().stored;
+        let stored = |object: &Digest| store.object(object).unwrap().unwrap().stored;
         assert_eq!(m.bytes.logical, 2 * a.size);
         assert_eq!(
             (m.bytes.stored, m.bytes.shared),

@@ -83,11 +83,6 @@ impl Store {
         })
     }
 
-    /// Returns an object as the index has it.
-    pub fn object_row(&self, digest: &Digest) -> Result<Option<ObjectRow>, StoreError> {
-        self.index().with(|index| ObjectRow::find(index, digest))
-    }
-
     /// Returns the number of the newest release that has this program; none when no release has it.
     pub fn released(&self, program: &Digest) -> Result<Option<u64>, StoreError> {
         self.index().with(|index| {

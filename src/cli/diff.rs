@@ -1,0 +1,196 @@
+//! `precast diff`: how two programs, artifacts, releases or stores differ.
+
+use std::path::Path;
+
+use anyhow::Result;
+use owo_colors::OwoColorize;
+use serde_json::{Value, json};
+
+use super::{
+    Context,
+    exit::{Missing, Usage},
+    text::count,
+};
+use crate::{
+    inspect::{
+        self,
+        diff::{self, Keys, Programs, Sets},
+    },
+    record::Release,
+    store::{Found, Store},
+};
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "An ID stands for a program or an artifact, `MODEL@3` or `MODEL@NAME` for a release, `MODEL` \
+    for the newest one, and a folder for a store."
+)]
+pub(super) struct Args {
+    /// An ID, a release or a store
+    a: String,
+    /// What to compare it with
+    b: String,
+}
+
+enum Side {
+    /// `program` or `artifact`, and its explained key.
+    Key(&'static str, Value),
+    Release(Box<Release>, Programs),
+    Store(Store, Programs),
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    let (a, b) = (side(&args.a, context)?, side(&args.b, context)?);
+    match (&a, &b) {
+        (Side::Key(a, old), Side::Key(b, new)) if a == b => {
+            show_keys(a, &diff::keys(old, new), context)?
+        }
+        (Side::Release(old, olds), Side::Release(new, news)) => {
+            let store = context.look()?;
+            let sets = diff::sets((&store, olds), (&store, news))?;
+            show_sets("releases", &sets, Some(old.weights == new.weights), context)?;
+        }
+        (Side::Store(old, olds), Side::Store(new, news)) => {
+            show_sets(
+                "stores",
+                &diff::sets((old, olds), (new, news))?,
+                None,
+                context,
+            )?;
+        }
+        _ => {
+            let message = format!("can't compare {} with {}", what(&a), what(&b));
+            let hint =
+                Some("compare two of a kind: programs, artifacts, releases or stores".to_owned());
+            return Err(Usage { message, hint }.into());
+        }
+    }
+    Ok(0)
+}
+
+fn what(side: &Side) -> &'static str {
+    match side {
+        Side::Key("program", _) => "a program",
+        Side::Key(..) => "an artifact",
+        Side::Release(..) => "a release",
+        Side::Store(..) => "a store",
+    }
+}
+
+fn side(text: &str, context: &Context) -> Result<Side> {
+    if Path::new(text).is_dir() {
+        let (store, damage) = inspect::open(Path::new(text), context.options())?;
+        if let Some(error) = damage {
+            super::exit::warn(&error);
+        }
+        let programs = diff::of_store(&store)?;
+        return Ok(Side::Store(store, programs));
+    }
+    let store = context.look()?;
+    let (model, which) = match text.split_once('@') {
+        Some((model, which)) => (model, Some(which)),
+        None => (text, None),
+    };
+    if which.is_some() || store.models()?.iter().any(|known| known == model) {
+        let release = match which.map(|which| (which, which.parse::<u64>())) {
+            Some((_, Ok(seq))) => store.release_at(model, seq)?,
+            Some((name, Err(_))) => store.release(model, Some(name))?,
+            None => store.release(model, None)?,
+        };
+        let release = release.ok_or_else(|| Missing {
+            message: format!("there is no release `{text}`"),
+            hint: Some("`precast du --by release` lists them".to_owned()),
+        })?;
+        let programs = diff::of_release(&store, &release)?;
+        return Ok(Side::Release(Box::new(release), programs));
+    }
+    let gone = || Missing {
+        message: format!("`{text}` went away while it was read"),
+        hint: None,
+    };
+    Ok(match store.resolve(text)? {
+        Found::Program(id) => Side::Key("program", store.program(&id)?.ok_or_else(gone)?.request),
+        Found::Artifact(id) => Side::Key("artifact", store.artifact(&id)?.ok_or_else(gone)?.key),
+        Found::Failure(_) | Found::Object(_) => {
+            let message = format!("`{text}` is neither a program nor an artifact: it has no key");
+            return Err(Usage {
+                message,
+                hint: Some("`precast ls` lists both".to_owned()),
+            }
+            .into());
+        }
+    })
+}
+
+fn show_keys(kind: &str, keys: &Keys, context: &Context) -> Result<()> {
+    if context.out.json() {
+        return context
+            .out
+            .document(json!({ "of": kind, "reasons": keys.reasons, "fields": keys.fields }));
+    }
+    if keys.fields.is_empty() {
+        return context.out.line("the keys are the same");
+    }
+    for reason in &keys.reasons {
+        context.out.line(reason)?;
+    }
+    if context.verbose > 0 || keys.reasons.is_empty() {
+        context.out.line("")?;
+        for field in &keys.fields {
+            context.out.line(format_args!("  {field}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn show_sets(kind: &str, sets: &Sets, same_weights: Option<bool>, context: &Context) -> Result<()> {
+    let out = &context.out;
+    if out.json() {
+        let mut document = serde_json::to_value(sets)?;
+        document["of"] = json!(kind);
+        if let Some(same) = same_weights {
+            document["same_weights"] = json!(same);
+        }
+        return out.document(document);
+    }
+    for gone in &sets.removed {
+        out.line(format_args!(
+            "{} {} {}",
+            "-".red(),
+            gone.name,
+            gone.id.short().dimmed()
+        ))?;
+    }
+    for new in &sets.added {
+        out.line(format_args!(
+            "{} {} {}",
+            "+".green(),
+            new.name,
+            new.id.short().dimmed()
+        ))?;
+    }
+    for changed in &sets.changed {
+        let ids = format!("{} -> {}", changed.old.short(), changed.new.short());
+        out.line(format_args!(
+            "{} {} {}",
+            "~".yellow(),
+            changed.name,
+            ids.dimmed()
+        ))?;
+        for reason in &changed.reasons {
+            out.line(format_args!("    {reason}"))?;
+        }
+    }
+    match same_weights {
+        Some(true) => out.line("the weights are the same")?,
+        Some(false) => out.line("the weights differ")?,
+        None => {}
+    }
+    out.line(format_args!(
+        "{} the same, {} changed, {} added, {} removed",
+        count(sets.same, "program"),
+        sets.changed.len(),
+        sets.added.len(),
+        sets.removed.len()
+    ))
+}

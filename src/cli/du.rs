@@ -1,0 +1,99 @@
+//! `precast du`: what the store takes, who needs it, and what could go.
+
+use anyhow::Result;
+use clap::ValueEnum;
+use owo_colors::OwoColorize;
+use serde_json::json;
+
+use super::{
+    Context,
+    printer::note,
+    table::{self, Column},
+    text::{bytes, count},
+};
+use crate::{
+    inspect::usage::{self, Bytes},
+    store::GroupBy,
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// What to add up by
+    #[arg(long, value_enum, default_value_t = By::Model)]
+    by: By,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum By {
+    Model,
+    Module,
+    Release,
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    // Opened as gc does: what a live process holds is not reclaimable.
+    let store = match context.open() {
+        Ok(store) => store,
+        Err(_) => context.look()?,
+    };
+    let (by, name) = match args.by {
+        By::Model => (GroupBy::Model, "model"),
+        By::Module => (GroupBy::Module, "module"),
+        By::Release => (GroupBy::Release, "release"),
+    };
+    let usage = usage::usage(&store, by)?;
+    if context.out.json() {
+        let document =
+            json!({ "by": name, "total": usage.total, "rest": usage.rest, "groups": usage.groups });
+        context.out.document(document)?;
+        return Ok(0);
+    }
+    if usage.total.objects == 0 {
+        note("the store is empty");
+        return Ok(0);
+    }
+    let columns = [
+        Column::left(
+            match args.by {
+                By::Model => "MODEL",
+                By::Module => "MODULE",
+                By::Release => "RELEASE",
+            },
+            0,
+        ),
+        Column::right("OBJECTS", 4),
+        Column::right("LOGICAL", 3),
+        Column::right("CONTENT", 2),
+        Column::right("ON DISK", 0),
+        Column::right("SHARED", 1),
+        Column::right("RECLAIMABLE", 0).painted(|text| text.yellow().to_string()),
+    ];
+    let groups = usage
+        .groups
+        .iter()
+        .map(|group| cells(&group.name, &group.bytes));
+    let rest = (usage.rest.objects > 0).then(|| cells("(no program)", &usage.rest));
+    let total = cells("total", &usage.total);
+    let rows = groups.chain(rest).chain([total]).map(Ok);
+    table::print(&context.out, &columns, rows)?;
+    if usage.total.reclaimable > 0 && !context.quiet {
+        let objects = count(usage.total.objects, "object");
+        note(format_args!(
+            "{} of {objects} can go: `precast gc --unreleased --dry-run` lists them",
+            bytes(usage.total.reclaimable)
+        ));
+    }
+    Ok(0)
+}
+
+fn cells(name: &str, all: &Bytes) -> Vec<String> {
+    vec![
+        name.to_owned(),
+        all.objects.to_string(),
+        bytes(all.logical),
+        bytes(all.content),
+        bytes(all.stored),
+        bytes(all.shared),
+        bytes(all.reclaimable),
+    ]
+}

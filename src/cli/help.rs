@@ -1,0 +1,156 @@
+//! `precast --help`, shell completions and man pages: all of them from the same definition of the command line.
+//!
+//! The commands are grouped by who needs them. A test holds every command to be in exactly one group.
+
+use std::{fs, io::Write, path::PathBuf};
+
+use anyhow::{Context as _, Result};
+use clap::{CommandFactory, builder::StyledStr};
+use clap_complete::Shell;
+
+use super::{Cli, Context, text::count};
+
+/// Headings and the commands under them.
+const GROUPS: [(&str, &[&str]); 4] = [
+    ("Building, at deploy time", &["build", "plan"]),
+    ("Running, in production", &["run", "bench", "stats"]),
+    (
+        "Looking, at what is there and why",
+        &[
+            "ls", "show", "du", "log", "why", "diff", "verify", "report", "inspect",
+        ],
+    ),
+    (
+        "Keeping house",
+        &["release", "gc", "push", "pull", "completions", "man"],
+    ),
+];
+
+#[derive(clap::Args)]
+pub(super) struct CompletionsArgs {
+    /// The shell to complete in
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+#[derive(clap::Args)]
+pub(super) struct ManArgs {
+    /// The folder to write the pages to, as `/usr/local/share/man/man1`
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+}
+
+/// Returns the command line with its commands grouped.
+pub(super) fn command() -> clap::Command {
+    let plain = Cli::command();
+    let template = template(&plain);
+    plain.help_template(template)
+}
+
+fn template(command: &clap::Command) -> StyledStr {
+    let styles = command.get_styles();
+    let (head, literal) = (styles.get_header(), styles.get_literal());
+    let known: Vec<&clap::Command> = command
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+        .collect();
+    let width = known
+        .iter()
+        .map(|command| command.get_name().len())
+        .max()
+        .unwrap_or(0);
+    let mut text = String::from("{about}\n\n{usage-heading} {usage}\n");
+    for (heading, names) in GROUPS {
+        let members: Vec<_> = names
+            .iter()
+            .filter_map(|name| known.iter().find(|c| c.get_name() == *name))
+            .collect();
+        if members.is_empty() {
+            continue;
+        }
+        text.push_str(&format!("\n{head}{heading}:{head:#}\n"));
+        for member in members {
+            let about = member
+                .get_about()
+                .map(StyledStr::to_string)
+                .unwrap_or_default();
+            let name = format!("{:<width$}", member.get_name());
+            text.push_str(&format!("  {literal}{name}{literal:#}  {about}\n"));
+        }
+    }
+    text.push_str(&format!(
+        "\n{head}Options:{head:#}\n{{options}}\n\n`precast help COMMAND` says more about one command. Exit codes: 0 done, \
+         1 a check failed,\n2 wrong usage or spec, 3 not in the store, 4 wrong target, 70 a bug, 130 interrupted."
+    ));
+    StyledStr::from(text)
+}
+
+/// Writes a completion script to stdout.
+pub(super) fn completions(args: &CompletionsArgs) -> Result<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "precast", &mut script);
+    std::io::stdout().lock().write_all(&script)?;
+    Ok(0)
+}
+
+/// Writes a page for the program and one for each command.
+pub(super) fn man(args: &ManArgs, context: &Context) -> Result<u8> {
+    let folder = &args.folder;
+    fs::create_dir_all(folder).with_context(|| format!("can't make `{}`", folder.display()))?;
+    let mut root = Cli::command();
+    root.build();
+    let mut pages = vec![("precast.1".to_owned(), root.clone())];
+    for command in root
+        .get_subcommands()
+        .filter(|c| !c.is_hide_set() && c.get_name() != "help")
+    {
+        let name = format!("precast-{}", command.get_name());
+        // clap borrows names for the life of the program.
+        let leaked: &'static str = Box::leak(name.clone().into_boxed_str());
+        pages.push((format!("{name}.1"), command.clone().name(leaked)));
+    }
+    let written = pages.len() as u64;
+    for (name, command) in pages {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(command).render(&mut page)?;
+        let path = folder.join(&name);
+        fs::write(&path, page).with_context(|| format!("can't write `{}`", path.display()))?;
+    }
+    if !context.quiet {
+        super::printer::note(format_args!(
+            "wrote {} to `{}`",
+            count(written, "page"),
+            folder.display()
+        ));
+    }
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_is_in_one_group() {
+        let command = Cli::command();
+        for known in command
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set())
+        {
+            let name = known.get_name();
+            let groups = GROUPS
+                .iter()
+                .filter(|(_, names)| names.contains(&name))
+                .count();
+            assert_eq!(
+                groups, 1,
+                "`{name}` must be in one group of `precast --help`"
+            );
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        command().debug_assert();
+    }
+}

@@ -1,0 +1,91 @@
+//! `precast log`: what the compiler said about an artifact, a program or a failure.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use owo_colors::OwoColorize;
+use serde_json::json;
+
+use super::{Context, exit::Missing, text::plain};
+use crate::{
+    Digest,
+    store::{Found, Store, StoreError},
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// An artifact, a program or something that failed
+    id: String,
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    let store = context.look()?;
+    let logs = logs(&store, &args.id)?;
+    if logs.is_empty() {
+        let message = format!("nothing was logged for `{}`", args.id);
+        let hint = Some(
+            "a compiler that says nothing leaves no log; `precast show` has the rest".to_owned(),
+        );
+        return Err(Missing { message, hint }.into());
+    }
+    let mut read = Vec::new();
+    for (title, digest) in logs {
+        let text = store.read(&digest)?;
+        read.push((title, String::from_utf8_lossy(&text).into_owned()));
+    }
+    if context.out.json() {
+        let logs: Vec<_> = read
+            .iter()
+            .map(|(title, text)| json!({ "of": title, "text": text }))
+            .collect();
+        context.out.document(json!({ "logs": logs }))?;
+        return Ok(0);
+    }
+    let several = read.len() > 1;
+    for (title, text) in &read {
+        if several {
+            context
+                .out
+                .line(format_args!("{}", format!("==> {title} <==").bold()))?;
+        }
+        context.out.line(plain(text.trim_end()))?;
+    }
+    Ok(0)
+}
+
+/// Returns the logs of what `id` stands for, each with what it is the log of.
+fn logs(store: &Store, id: &str) -> Result<Vec<(String, Digest)>, StoreError> {
+    let found = store.resolve(id)?;
+    let mut logs = Vec::new();
+    match found {
+        Found::Object(digest) => logs.push((format!("object {}", digest.short()), digest)),
+        Found::Failure(id) => {
+            let log = store.failure(&id)?.and_then(|failure| failure.log);
+            logs.extend(log.map(|log| (format!("failure {}", id.short()), log)));
+        }
+        Found::Artifact(id) => logs.extend(artifact(store, &id, "")?),
+        Found::Program(id) => {
+            let mut seen = BTreeSet::new();
+            for step in store
+                .program(&id)?
+                .map(|program| program.steps)
+                .unwrap_or_default()
+            {
+                if seen.insert(step.artifact) {
+                    logs.extend(artifact(store, &step.artifact, &step.name)?);
+                }
+            }
+        }
+    }
+    Ok(logs)
+}
+
+fn artifact(
+    store: &Store,
+    id: &Digest,
+    step: &str,
+) -> Result<Option<(String, Digest)>, StoreError> {
+    let log = store.artifact(id)?.and_then(|artifact| artifact.log);
+    let title = format!("artifact {} {step}", id.short());
+    Ok(log.map(|log| (title.trim_end().to_owned(), log)))
+}

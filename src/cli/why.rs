@@ -1,0 +1,117 @@
+//! `precast why`: why something was built.
+
+use anyhow::Result;
+use owo_colors::OwoColorize;
+use serde_json::json;
+
+use super::{Context, exit::Missing};
+use crate::{
+    inspect::why::{self, Why},
+    store::{Filter, Found, Store, StoreError},
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// A program, an artifact, or the name of a module; what would be built now, `precast plan` says
+    #[arg(value_name = "ID-or-MODULE")]
+    what: String,
+    /// Only programs of this model
+    #[arg(long)]
+    model: Option<String>,
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    let store = context.look()?;
+    let all = find(args, &store)?;
+    if context.out.json() {
+        context.out.document(json!({ "why": all }))?;
+        return Ok(0);
+    }
+    for why in &all {
+        let id = why.id.short();
+        context
+            .out
+            .line(format_args!("{} {}", why.name.bold(), id.dimmed()))?;
+        if let Some(before) = &why.before {
+            context
+                .out
+                .line(format_args!("  it took the place of {}", before.short()))?;
+        }
+        for reason in &why.reasons {
+            context.out.line(format_args!("  {reason}"))?;
+        }
+        if let (Some(before), true) = (&why.before, why.reasons.is_empty()) {
+            context.out.line(format_args!(
+                "  nothing that is explained differs from {}",
+                before.short()
+            ))?;
+        }
+    }
+    Ok(0)
+}
+
+fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {
+    let modules = of_module(args, store)?;
+    if !modules.is_empty() {
+        return Ok(modules);
+    }
+    let missing = |hint: &str| Missing {
+        message: format!("no module and no ID `{}` is in the store", args.what),
+        hint: Some(hint.to_owned()),
+    };
+    let found = match store.resolve(&args.what) {
+        Ok(found) => found,
+        Err(StoreError::BadPrefix(_) | StoreError::Unknown(_)) => {
+            return Err(missing("`precast ls` lists modules and IDs").into());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let gone = || missing("it went away while it was read");
+    Ok(match found {
+        Found::Program(id) => vec![why::program(store, &store.program(&id)?.ok_or_else(gone)?)?],
+        Found::Artifact(id) => {
+            let artifact = store.artifact(&id)?.ok_or_else(gone)?;
+            let none = || {
+                missing(
+                    "no program calls this artifact, so nothing asked for it; `precast gc` removes it",
+                )
+            };
+            vec![why::artifact(store, &artifact)?.ok_or_else(none)?]
+        }
+        Found::Failure(_) => {
+            return Err(missing("it failed and is not there; `precast log` shows why").into());
+        }
+        Found::Object(_) => {
+            return Err(
+                missing("it is an object, which has no key; give the ID of its artifact").into(),
+            );
+        }
+    })
+}
+
+/// Returns the answers for the programs of a module in the newest releases, or for all where no release has one.
+fn of_module(args: &Args, store: &Store) -> Result<Vec<Why>, StoreError> {
+    let filter = Filter {
+        model: args.model.clone(),
+        module: Some(args.what.clone()),
+        ..Filter::default()
+    };
+    let mut live = Vec::new();
+    let mut all = Vec::new();
+    for row in store.programs(filter) {
+        let row = row?;
+        let released = store.released(&row.id)?;
+        if released.is_some() && released == store.newest_release(&row.model)? {
+            live.push(row.id);
+        }
+        all.push(row.id);
+    }
+    let chosen = if live.is_empty() { all } else { live };
+    let mut answers = Vec::new();
+    for id in chosen {
+        if let Some(program) = store.program(&id)? {
+            answers.push(why::program(store, &program)?);
+        }
+    }
+    Ok(answers)
+}
