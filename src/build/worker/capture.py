@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import call, cut, failures, flat, follow, samples, segment, structure, tensors, weights
+from . import call, cut, failures, flat, follow, passes, samples, segment, structure, tensors, weights
 from . import torch_private as private
 from .wire import Failure, Wire
 
@@ -27,11 +27,14 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     wrapped = call.wrap(target, module["method"], [spec["name"] for spec in specs])
 
     wire.event("capture")
-    first = [samples.make(spec, spec["shape"], None, opened.device) for spec in specs]
-    first = [_zeroed(value) for value in first]
+    first = [samples.lowest(spec, spec["shape"], opened.device) for spec in specs]
     program = flat.export(wrapped, first, opened.root, what)
     named = weights.collect(opened.model)
     graph = flat.flatten(program, named, module["path"], opened.root)
+    for name in module.get("passes") or []:
+        wire.event(f"pass {name}")
+        passes.run(name, graph, opened.root)
+    flat.own_outputs(graph)
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
 
@@ -76,11 +79,6 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
 def _describe(module: dict[str, Any]) -> str:
     where = module["path"] or "the model"
     return f"module `{module['name']}` ({where}.{module['method']})" if module["path"] else f"module `{module['name']}`"
-
-
-def _zeroed(value: Any) -> Any:
-    """Before the graph is known, any integer may be an index: zero is in every table."""
-    return value if value.dtype.is_floating_point or str(value.dtype) == "torch.bool" else value.zero_()
 
 
 def _eager(wrapped: Any, inputs: list[Any], opened: Any, what: str) -> Any:

@@ -9,13 +9,13 @@ import importlib.metadata
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import failures
+from . import declared, failures
 from .wire import Failure
 
 
@@ -29,11 +29,18 @@ class Opened:
     model: Any
     sources: list[dict[str, str]]
     packages: list[dict[str, str]]
+    # FQN -> method -> compile options.
+    declared: dict[str, dict[str, Any]]
 
     def answer(self) -> dict[str, Any]:
         """Returns the protocol's `Opened`."""
         modules = {name: type(module).__name__ for name, module in self.model.named_modules(remove_duplicate=False)}
-        return {"sources": self.sources, "packages": self.packages, "modules": modules}
+        return {
+            "sources": self.sources,
+            "packages": self.packages,
+            "modules": modules,
+            "declared": self.declared,
+        }
 
 
 class _Watch:
@@ -80,8 +87,11 @@ def _watching(root: Path) -> Iterator[_Watch]:
         _WATCH.root = None
 
 
-def open_model(root: Path, entry: str, device: str) -> Opened:
-    """Imports `module:callable` under `root` and calls it; the answer is in eval mode, on the device, without grad."""
+def open_model(root: Path, entry: str, device: str, also: Sequence[str] = ()) -> Opened:
+    """Imports `module:callable` under `root` and calls it; the answer is in eval mode, on the device, without grad.
+
+    `also` names callables that a later capture will use (passes, sample inputs): their files are sources too.
+    """
     import torch
 
     root = Path(os.path.realpath(root))
@@ -91,7 +101,9 @@ def open_model(root: Path, entry: str, device: str) -> Opened:
         sys.path.insert(0, str(root))
     before = set(sys.modules)
     with _watching(root) as watch:
-        function = _import(root, entry)
+        function = load(root, entry)
+        for name in also:
+            load(root, name)
         model = _call(function, root, entry)
     _check_data(model, entry)
     with torch.no_grad():
@@ -102,10 +114,11 @@ def open_model(root: Path, entry: str, device: str) -> Opened:
     sources = [_source(root, path) for path in sorted(files)]
     imported = {name.partition(".")[0] for name in set(sys.modules) - before}
     imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
-    return Opened(root, entry, device, model, sources, _packages(imported))
+    return Opened(root, entry, device, model, sources, _packages(imported), declared.declared(model, root))
 
 
-def _import(root: Path, entry: str) -> Any:
+def load(root: Path, entry: str) -> Any:
+    """Returns what `module:callable` names."""
     name, _, path = entry.partition(":")
     if not name or not path:
         raise Failure("entry_import", f"entry `{entry}` is not `module:callable`")

@@ -90,8 +90,9 @@ def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
     _drop_assertions(graph)
     graph.eliminate_dead_code()
     flat.weights = {node: name for node, name in flat.weights.items() if node in set(graph.nodes)}
-    private.propagate(program, graph)
-    _own_outputs(flat)
+    private.propagate(graph)
+    end = next(node for node in graph.nodes if node.op == "output")
+    flat.outputs = list(end.args[0])
     return flat
 
 
@@ -173,7 +174,8 @@ def _drop_assertions(graph: Any) -> None:
             graph.erase_node(node)
 
 
-def _own_outputs(flat: Flat) -> None:
+def own_outputs(flat: Flat) -> None:
+    """Copies what shares memory with an input, a weight or another output; drops outputs that are no tensors."""
     import torch
 
     graph = flat.graph

@@ -1,7 +1,8 @@
 """Inputs to capture and check with: seeded, and of a kind that the module could really be given.
 
-An integer that chooses rows of a table stays inside the table; other integers and booleans of rank 2 and more are taken
-for masks and get a run of ones and a rest of zeros, so that no row is all of one kind; floats are normal.
+A range that the spec gives decides. Else an integer that chooses rows of a table stays inside the table; other integers
+and booleans of rank 2 and more are taken for masks and get a run of ones and a rest of zeros, so that no row is all of
+one kind; floats are normal.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ def make(spec: dict[str, Any], shape: list[int], bound: int | None, device: str,
 
     dtype = getattr(torch, spec["dtype"])
     generator = torch.Generator().manual_seed(seed(spec["name"], spec["dtype"], shape, salt))
+    low, high = spec.get("range") or (0, 0)
     if dtype.is_floating_point:
         value = torch.randn(shape, generator=generator).to(dtype)
+    elif high > low and (low, high) != (0, 2):
+        value = torch.randint(low, high, shape, generator=generator).to(dtype)
     elif bound is not None:
         value = torch.randint(0, max(bound, 1), shape, generator=generator).to(dtype)
     elif len(shape) >= 2 and shape[-1] > 1:
@@ -48,6 +52,16 @@ def make(spec: dict[str, Any], shape: list[int], bound: int | None, device: str,
     else:
         value = torch.ones(shape, dtype=dtype)
     return value.to(device)
+
+
+def lowest(spec: dict[str, Any], shape: list[int], device: str) -> Any:
+    """Returns an input before the graph is known: an integer may be an index, so it is the least one."""
+    import torch
+
+    dtype = getattr(torch, spec["dtype"])
+    if dtype.is_floating_point or dtype == torch.bool:
+        return make(spec, shape, None, device)
+    return torch.full(shape, (spec.get("range") or (0, 0))[0], dtype=dtype, device=device)
 
 
 def index_bounds(graph: Any, placeholders: list[Any]) -> list[int | None]:

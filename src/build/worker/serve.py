@@ -36,7 +36,7 @@ def _open(session: Session, request: dict[str, Any]) -> Any:
 
     hello.torch_or_fail()
     session.opened = None
-    opened = entry.open_model(Path(request["root"]), request["entry"], request["device"])
+    opened = entry.open_model(Path(request["root"]), request["entry"], request["device"], request.get("also") or ())
     session.opened = opened
     return opened.answer()
 

@@ -105,6 +105,11 @@ def carry_attributes(source: Any, graph: Any) -> None:
     graph._precast_owner = source._precast_owner
 
 
+def own_attributes(graph: Any, owner: Any) -> None:
+    """Names the module whose submodules a graph's `get_attr` nodes stand for."""
+    graph._precast_owner = owner
+
+
 def module_of(graph: Any) -> Any:
     """Returns a module that runs a copied graph, with the submodules that the graph names."""
     import torch
@@ -120,7 +125,7 @@ def module_of(graph: Any) -> Any:
 # --- fake tensors: they show shapes, strides and shared memory without running anything.
 
 
-def propagate(program: Any, graph: Any) -> None:
+def propagate(graph: Any) -> None:
     """Runs a graph on fake tensors and keeps every value, so that shared memory shows as a shared storage."""
     import torch
 
@@ -276,3 +281,11 @@ def _constants_first(graph: Any, names: set[str]) -> Any:
     end = next(node for node in graph.nodes if node.op == "output")
     ordered.output(tuple(table[value] for value in end.args[0]))
     return ordered
+
+
+# --- marks: `torch.compiler.disable` leaves an attribute on the function it wraps.
+
+
+def is_disabled(function: Any) -> bool:
+    """Returns whether a function is marked with `torch.compiler.disable`."""
+    return bool(getattr(function, "_torchdynamo_disable", False))

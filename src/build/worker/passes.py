@@ -1,0 +1,77 @@
+"""Graph passes of the project: functions that change the captured ATen graph before it is cut.
+
+A pass takes a `torch.fx.GraphModule` whose placeholders are the inputs and the weights, and changes it in place or
+returns another. It may not add inputs or outputs. Whether it changed the numbers is the gate's business: what an
+artifact is measured against comes from the module, not from this graph.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import entry, failures
+from . import torch_private as private
+from .flat import Flat
+from .wire import Failure
+
+
+def run(name: str, flat: Flat, root: Path) -> None:
+    """Runs one pass, `module:callable`, on a flat graph."""
+    import torch
+
+    function = entry.load(root, name)
+    before = [node.name for node in flat.graph.nodes if node.op == "placeholder"]
+    count = len(flat.outputs)
+    module = private.module_of(flat.graph)
+    try:
+        returned = function(module)
+    except Exception as error:
+        raise Failure(
+            "pass",
+            f"pass `{name}` raised {type(error).__name__}: {failures.one_line(error)}",
+            location=failures.location(error, root),
+        ) from error
+    changed = module if returned is None else returned
+    if not isinstance(changed, torch.fx.GraphModule):
+        raise Failure("pass", f"pass `{name}` returned {type(changed).__name__}, not a torch.fx.GraphModule or None")
+    graph = changed.graph
+    graph.eliminate_dead_code()
+    try:
+        graph.lint()
+    except RuntimeError as error:
+        raise Failure("pass", f"pass `{name}` left a broken graph: {failures.one_line(error)}") from error
+    _adopt(name, flat, changed, before, count)
+    try:
+        private.propagate(flat.graph)
+    except Exception as error:
+        raise Failure("pass", f"the graph of pass `{name}` does not run: {failures.one_line(error)}") from error
+
+
+def _adopt(name: str, flat: Flat, changed: Any, before: list[str], count: int) -> None:
+    """Makes the changed graph the flat one; inputs and weights are found again by the names of their placeholders."""
+    import torch
+
+    graph = changed.graph
+    private.own_attributes(graph, changed)
+    after = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    added = [key for key in after if key not in before]
+    missing = [node.name for node in flat.inputs if node.name not in after]
+    if added or missing:
+        what = f"added the input `{added[0]}`" if added else f"removed the input `{missing[0]}`"
+        raise Failure("pass", f"pass `{name}` {what}", hint="a pass keeps the inputs of the graph as they are")
+    for node in graph.nodes:
+        if node.op == "get_attr" and isinstance(private.attribute(graph, node.target), torch.Tensor):
+            raise Failure(
+                "pass",
+                f"pass `{name}` added the tensor `{node.target}`",
+                hint="make it with an operation, as torch.ops.aten.full, or make it a buffer of the module",
+            )
+    end = next(node for node in graph.nodes if node.op == "output")
+    outputs = list(end.args[0]) if isinstance(end.args[0], tuple | list) else [end.args[0]]
+    if len(outputs) != count:
+        raise Failure("pass", f"pass `{name}` left {len(outputs)} outputs where there were {count}")
+    flat.weights = {after[node.name]: weight for node, weight in flat.weights.items() if node.name in after}
+    flat.tensors = {after[node.name]: tensor for node, tensor in flat.tensors.items() if node.name in after}
+    flat.inputs = [after[node.name] for node in flat.inputs]
+    flat.graph, flat.outputs = graph, outputs
