@@ -239,12 +239,27 @@ fn open(
     Ok((worker, Known { entry, target }))
 }
 
+/// Every graph pass that the spec names.
+fn passes(spec: &Spec) -> Vec<String> {
+    let modules = spec
+        .modules
+        .iter()
+        .flat_map(|module| module.compile.passes.iter().flatten());
+    let every = spec.compile.passes.iter().flatten().chain(modules);
+    every
+        .cloned()
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect()
+}
+
 /// Imports the entry in `worker`, so that it can capture.
 pub(super) fn reopen(options: &Options<'_>, worker: &mut Worker) -> Result<Opened, BuildError> {
     let request = Request::Open {
         root: options.spec.root.clone(),
         entry: options.spec.model.entry.clone(),
         device: options.spec.target.device.to_string(),
+        also: passes(options.spec),
     };
     let opened = worker.call(&request, OPEN_LIMIT, &options.cancel, &mut |_| {})?;
     worker.opened = true;

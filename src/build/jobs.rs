@@ -275,6 +275,7 @@ impl Shared<'_> {
                 method: module.method.clone(),
                 inputs: module.sized_inputs(&item.sizes).unwrap_or_default(),
                 regions: module.regions.clone(),
+                passes: item.settings.compile.passes.clone(),
             },
             sizes: item.sizes.clone(),
             out: self.scratch.join(format!("capture-{}", id.short())),

@@ -33,6 +33,8 @@ pub enum Request {
         entry: String,
         /// `cpu` or `cuda`.
         device: String,
+        /// Further `module:callable`s that captures will use (passes): their files are sources too.
+        also: Vec<String>,
     },
     /// Writes the weight set as safetensors: answered with [`Weights`].
     Weights { out: PathBuf },
@@ -66,6 +68,8 @@ pub struct ModuleRequest {
     pub inputs: Vec<Input>,
     /// FQN globs of the regions to cut out.
     pub regions: Vec<String>,
+    /// Graph passes, `module:callable`, run in order on the captured graph before it is cut.
+    pub passes: Vec<String>,
 }
 
 /// One line from a worker.
@@ -92,7 +96,7 @@ pub enum Line {
 #[error("{message}")]
 pub struct WorkerError {
     /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `no_device`, `no_module`, `no_method`, `bad_input`,
-    /// `capture`, `compile`, `weights`, `protocol`, `internal`.
+    /// `capture`, `pass`, `compile`, `weights`, `protocol`, `internal`.
     pub code: String,
     /// One line, lower case, no final period: names the thing.
     pub message: String,
@@ -130,6 +134,9 @@ pub struct Opened {
     pub packages: Vec<Package>,
     /// FQN -> class name of every submodule; the model itself is under the empty name.
     pub modules: BTreeMap<String, String>,
+    /// FQN -> method -> keys of `[compile]`: what `get_torch_compile_config` and `torch.compiler.disable` say.
+    #[serde(default)]
+    pub declared: BTreeMap<String, BTreeMap<String, Value>>,
 }
 
 /// The weight set of the opened model.
