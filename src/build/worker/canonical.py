@@ -8,6 +8,7 @@ of integer and boolean constants (as a digest). Out: names of nodes, modules, fi
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 from . import tensors
@@ -17,8 +18,28 @@ from .wire import Failure
 VERSION = 1
 
 
-def text(graph: Any, inputs: list[Any], constants: list[Any], digests: dict[Any, str]) -> str:
-    """Returns the text of a segment's graph; `digests` has the constants whose values count."""
+def text(
+    graph: Any,
+    inputs: list[Any],
+    constants: list[Any],
+    digests: dict[Any, str],
+    ranges: dict[Any, Any] | None = None,
+) -> str:
+    """Returns the text of a segment's graph; `digests` has the constants whose values count, `ranges` the symbols."""
+    return _symbols(_text(graph, inputs, constants, digests), ranges or {})
+
+
+def _symbols(plain: str, ranges: dict[Any, Any]) -> str:
+    """Numbers the symbols of dynamic sizes in order of appearance, and says their bounds."""
+    found = dict.fromkeys(re.findall(r"\b[su]\d+\b", plain)) if ranges else {}
+    numbers = {name: f"d{index}" for index, name in enumerate(found)}
+    bounds = {str(symbol): f"[{held.lower}, {held.upper}]" for symbol, held in ranges.items()}
+    lines = [f"{number} in {bounds[name]}" for name, number in numbers.items() if name in bounds]
+    renamed = re.sub(r"\b[su]\d+\b", lambda match: numbers.get(match.group(), match.group()), plain)
+    return renamed + "".join(f"{line}\n" for line in lines)
+
+
+def _text(graph: Any, inputs: list[Any], constants: list[Any], digests: dict[Any, str]) -> str:
     lines = [f"precast graph {VERSION}"]
     numbers: dict[Any, str] = {}
     for index, node in enumerate(inputs):
@@ -84,7 +105,7 @@ def _operation(target: Any) -> str:
         return name if target.namespace in ("aten", "prims", "prim") else f"{name}<{target._schema}>"
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"higher_order.{target.name()}"
-    if getattr(target, "__module__", None) in ("_operator", "math", "builtins"):
+    if getattr(target, "__module__", None) in ("_operator", "math", "builtins", "torch"):
         return f"{target.__module__.strip('_')}.{target.__name__}"
     if target is operator.getitem:
         return "operator.getitem"
@@ -98,7 +119,7 @@ def _value(value: Any) -> str:
         shape = ",".join(str(size) for size in value.shape)
         stride = ",".join(str(step) for step in value.stride())
         offset = value.storage_offset()
-        where = f"+{offset}" if offset else ""
+        where = f"+{offset}" if str(offset) != "0" else ""
         return f"{tensors.dtype_name(value.dtype)}[{shape}]({stride}{where}){value.device.type}"
     if isinstance(value, tuple | list):
         return "(" + ", ".join(_value(item) for item in value) + ")"

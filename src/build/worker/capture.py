@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import call, cut, failures, flat, follow, passes, samples, segment, structure, tensors, weights
+from . import call, cut, dynamic, failures, flat, follow, passes, samples, segment, structure, tensors, weights
 from . import torch_private as private
 from .wire import Failure, Wire
 
@@ -27,8 +27,16 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     wrapped = call.wrap(target, module["method"], [spec["name"] for spec in specs])
 
     wire.event("capture")
+    asked = module.get("dynamic") or None
+    held = None
+    if asked is not None:
+        sizes = dynamic.sizes(asked, sizes)
+        specs = [_at(spec, sizes) for spec in specs]
     first = [samples.lowest(spec, spec["shape"], opened.device) for spec in specs]
-    program = flat.export(wrapped, first, opened.root, what)
+    if asked is not None:
+        program, held = dynamic.export(wrapped, first, specs, asked, opened.root, what)
+    else:
+        program = flat.export(wrapped, first, opened.root, what)
     named = weights.collect(opened.model)
     graph = flat.flatten(program, named, module["path"], opened.root)
     for name in module.get("passes") or []:
@@ -54,19 +62,20 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     refused = _follow(wrapped, specs, sizes, bounds, outputs, opened)
 
     wire.event("cut")
-    parts = cut.cut(graph, module["regions"], module["path"])
+    parts = cut.cut(graph, module["regions"] if asked is None else [], module["path"])
     segments, steps, values, numbers = _steps(parts, graph, out)
     eager, eager_weights = _eager_archive(graph, out)
     answer = {
         "segments": segments,
         "steps": steps,
-        "inputs": [dict(spec, stride=_dense(spec["shape"])) for spec in specs],
+        "inputs": [{**spec, "stride": _dense(spec["shape"])} for spec in specs],
         "outputs": outputs,
         "results": [numbers[node] for node in graph.outputs],
         "values": values,
         "call_spec": {"inputs": [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
         "samples": str(_write_samples(out, inputs, results)),
+        "dynamic": held,
         "exported": str(eager),
         "exported_weights": eager_weights,
     }
@@ -74,6 +83,13 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         answer["extra_weights"] = str(tensors.write(out / "extra.safetensors", graph.extra))
     answer["seconds"] = time.perf_counter() - started
     return answer
+
+
+def _at(spec: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
+    """Returns an input at other sizes of its dimensions."""
+    axes = zip(spec["dims"], spec["shape"], strict=True)
+    shape = [sizes.get(dim, size) if dim is not None else size for dim, size in axes]
+    return {**spec, "shape": shape, "stride": _dense(shape)}
 
 
 def _describe(module: dict[str, Any]) -> str:
@@ -100,7 +116,7 @@ def _outputs(graph: flat.Flat, names: list[str], results: list[Any], what: str) 
     outputs = []
     for node, name, real in zip(graph.outputs, names, results, strict=True):
         held = node.meta["val"]
-        if tuple(held.shape) != tuple(real.shape) or held.dtype != real.dtype:
+        if tensors.layout(held)["shape"] != list(real.shape) or held.dtype != real.dtype:
             raise Failure("capture", f"output `{name}` of {what} is {_show(real)}, in the graph {_show(held)}")
         if not tensors.supported(held.dtype):
             raise Failure("capture", f"output `{name}` of {what} is {tensors.dtype_name(held.dtype)}")
@@ -126,9 +142,7 @@ def _follow(
     def inputs(at: dict[str, int]) -> list[Any]:
         made = []
         for spec, bound in zip(specs, bounds, strict=True):
-            axes = zip(spec["dims"], spec["shape"], strict=True)
-            shape = [at[dim] if dim is not None else size for dim, size in axes]
-            made.append(samples.make(spec, shape, bound, opened.device))
+            made.append(samples.make(spec, _at(spec, at)["shape"], bound, opened.device))
         return made
 
     def run(at: dict[str, int]) -> follow.Shapes:

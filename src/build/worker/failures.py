@@ -45,11 +45,11 @@ def location(error: BaseException, root: Path) -> str | None:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, SyntaxError) and (place := _inside(error.filename, error.lineno, root)):
+        if isinstance(error, SyntaxError) and (place := inside(error.filename, error.lineno, root)):
             return place
         found = None
         for frame in _frames(error.__traceback__):
-            found = _inside(frame.tb_frame.f_code.co_filename, frame.tb_lineno, root) or found
+            found = inside(frame.tb_frame.f_code.co_filename, frame.tb_lineno, root) or found
             found = _node_location(frame.tb_frame.f_locals, root) or found
         if found is None:
             found = from_stack_trace(str(error), root)
@@ -63,7 +63,7 @@ def from_stack_trace(text: str | None, root: Path) -> str | None:
     """Returns the last `file:line` of the project in a formatted stack, as a graph node keeps it."""
     found = None
     for path, line in re.findall(r'File "([^"]+)", line (\d+)', text or ""):
-        found = _inside(path, int(line), root) or found
+        found = inside(path, int(line), root) or found
     return found
 
 
@@ -94,7 +94,8 @@ def _node_location(variables: dict[str, Any], root: Path) -> str | None:
     return None
 
 
-def _inside(path: str | None, line: int | None, root: Path) -> str | None:
+def inside(path: str | None, line: int | None, root: Path) -> str | None:
+    """Returns `file:line` relative to the root for a file of the project, none for any other."""
     if not path:
         return None
     real = os.path.realpath(path)

@@ -37,17 +37,20 @@ class Flat:
     # Tensors of this program that have no name in the model, by content.
     extra: dict[str, Any] = field(default_factory=dict)
     tensors: dict[Any, Any] = field(default_factory=dict)
+    # Symbol of a dynamic size -> its bounds.
+    ranges: dict[Any, Any] = field(default_factory=dict)
 
 
-def export(call: Any, inputs: list[Any], root: Path, what: str) -> Any:
+def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = None) -> Any:
     """Captures with torch.export: non-strict first, strict when that fails; the first failure is the one reported."""
     import torch
 
     first: BaseException | None = None
-    for strict in (False, True):
+    # A second opinion costs time and says the same where sizes were specialised.
+    for strict in (False, True) if shapes is None else (False,):
         try:
             with torch.no_grad(), private.quiet_export():
-                return torch.export.export(call, tuple(inputs), strict=strict)
+                return torch.export.export(call, tuple(inputs), dynamic_shapes=shapes, strict=strict)
         except Exception as error:
             first = first or error
     assert first is not None
@@ -70,7 +73,7 @@ def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
     """Returns the simple form of an exported program; weights are named as in the opened model."""
     program = _functional(program, root)
     graph = private.copy_graph(program)
-    flat = Flat(graph, [], {}, [])
+    flat = Flat(graph, [], {}, [], ranges=dict(program.range_constraints))
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
@@ -168,7 +171,7 @@ def _drop_assertions(graph: Any) -> None:
     import torch
 
     aten = torch.ops.aten
-    known = (aten._assert_tensor_metadata.default,)
+    known = (aten._assert_tensor_metadata.default, aten._assert_scalar.default)
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in known and not node.users:
             graph.erase_node(node)

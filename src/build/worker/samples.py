@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from . import tensors
+
 # Operations that pass an index on unchanged, and the position of the argument they pass.
 _PASSING = (
     "view",
@@ -105,4 +107,4 @@ def _limits(target: Any, user: Any, value: Any) -> list[int]:
 
 def _size(node: Any, axis: int) -> int:
     shape = node.meta["val"].shape
-    return int(shape[axis]) if len(shape) else 1
+    return tensors.number(shape[axis]) if len(shape) else 1

@@ -31,6 +31,8 @@ class Segment:
     # Values of the integer and boolean constants.
     values: dict[Any, Any]
     text: str
+    # Symbol of a dynamic size -> its bounds.
+    ranges: dict[Any, Any]
 
 
 def build(part: Part, flat: Flat) -> Segment:
@@ -54,7 +56,8 @@ def build(part: Part, flat: Flat) -> Segment:
     constants = [new[node] for node in part.constants]
     digests = {node: tensors.digest(value) for node, value in values.items()}
     outputs = [new[node] for node in part.outputs]
-    return Segment(graph, inputs, constants, outputs, values, canonical.text(graph, inputs, constants, digests))
+    text = canonical.text(graph, inputs, constants, digests, flat.ranges)
+    return Segment(graph, inputs, constants, outputs, values, text, flat.ranges)
 
 
 def _placeholder(graph: Any, name: str, node: Any) -> Any:
@@ -74,7 +77,7 @@ def save(segment: Segment, path: Path) -> Path:
         "inputs": [node.name for node in segment.inputs],
         "constants": [node.name for node in segment.constants],
     }
-    private.save_program(segment.graph, values, path, {_NOTE: json.dumps(note)})
+    private.save_program(segment.graph, values, path, {_NOTE: json.dumps(note)}, segment.ranges)
     return path
 
 
@@ -115,7 +118,8 @@ def _filled(held: Any, device: str, generator: Any) -> Any:
     import torch
 
     where = "cpu" if held.device.type == "cpu" else device
-    made = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=where)
+    shape, stride = map(tensors.number, held.shape), map(tensors.number, held.stride())
+    made = torch.empty_strided(tuple(shape), tuple(stride), dtype=held.dtype, device=where)
     if generator is None or not held.dtype.is_floating_point:
         return made.zero_()
     draw = torch.randn(held.shape, generator=generator, dtype=torch.float32)

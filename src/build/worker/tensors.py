@@ -39,9 +39,14 @@ def supported(dtype: Any) -> bool:
 
 
 def layout(tensor: Any) -> dict[str, Any]:
-    """Returns the protocol's `Layout` of a tensor."""
-    shape = [int(size) for size in tensor.shape]
-    return {"dtype": dtype_name(tensor.dtype), "shape": shape, "stride": [int(step) for step in tensor.stride()]}
+    """Returns the protocol's `Layout` of a tensor; of a dynamic one, that of the sizes it was captured at."""
+    shape = [number(size) for size in tensor.shape]
+    return {"dtype": dtype_name(tensor.dtype), "shape": shape, "stride": [number(step) for step in tensor.stride()]}
+
+
+def number(size: Any) -> int:
+    """Returns a size as a number: `int()` of a symbolic one would fix the symbol for good."""
+    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def digest(tensor: Any) -> str:

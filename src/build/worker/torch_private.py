@@ -131,7 +131,7 @@ def propagate(graph: Any) -> None:
 
     mode = _mode_of(graph)
     env: dict[Any, Any] = {}
-    with mode, torch.no_grad():
+    with mode, torch.no_grad(), _symbolic(graph):
         for node in graph.nodes:
             if node.op == "placeholder":
                 env[node] = node.meta["val"]
@@ -146,8 +146,25 @@ def propagate_node(node: Any) -> None:
     import torch
 
     env = {value: value.meta["val"] for value in node.all_input_nodes}
-    with _mode_of(node.graph), torch.no_grad():
+    with _mode_of(node.graph), torch.no_grad(), _symbolic(node.graph):
         node.meta["val"] = _run(node, env)
+
+
+def _symbolic(graph: Any) -> Any:
+    """Composite operations look at sizes in C++, which symbolic ones forbid; their Python versions do not."""
+    from contextlib import nullcontext
+
+    import torch
+    from torch._dispatch.python import enable_python_dispatcher
+
+    values = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
+    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    return nullcontext() if all(isinstance(size, int) for size in sizes) else enable_python_dispatcher()
+
+
+def fixed(size: Any) -> int | None:
+    """Returns a size that is one number, none for one that is still symbolic."""
+    return size if isinstance(size, int) else size.node.maybe_as_int()
 
 
 def _run(node: Any, env: dict[Any, Any]) -> Any:
@@ -209,7 +226,9 @@ def fake_world(device: str) -> Iterator[Any]:
 # --- archives: an ExportedProgram is made from parts, because tracing a segment again would only cost time.
 
 
-def save_program(graph: Any, constants: dict[str, Any], path: Path, notes: dict[str, str]) -> None:
+def save_program(
+    graph: Any, constants: dict[str, Any], path: Path, notes: dict[str, str], ranges: dict[Any, Any]
+) -> None:
     """Saves a graph as a torch.export archive; placeholders named in `constants` are stored with their values."""
     import torch
     from torch._export.verifier import TrainingIRVerifier
@@ -251,7 +270,7 @@ def save_program(graph: Any, constants: dict[str, Any], path: Path, notes: dict[
         graph=ordered,
         graph_signature=ExportGraphSignature(input_specs=specs, output_specs=results),
         state_dict={},
-        range_constraints={},
+        range_constraints=dict(ranges),
         module_call_graph=[ModuleCallEntry(fqn="", signature=signature)],
         constants=dict(constants),
         verifiers=[TrainingIRVerifier],
@@ -281,6 +300,50 @@ def _constants_first(graph: Any, names: set[str]) -> Any:
     end = next(node for node in graph.nodes if node.op == "output")
     ordered.output(tuple(table[value] for value in end.args[0]))
     return ordered
+
+
+# --- symbolic sizes: export names the symbols, the shape environment knows where it gave one up.
+
+
+def user_inputs(program: Any) -> list[Any]:
+    """Returns the placeholders of an exported program that are its inputs, in order."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    specs = program.graph_signature.input_specs
+    return [nodes[spec.arg.name] for spec in specs if spec.kind.name == "USER_INPUT"]
+
+
+def ranges(program: Any) -> dict[str, tuple[int, int]]:
+    """Returns the bounds of every symbol, by its name."""
+
+    def whole(value: Any, other: int) -> int:
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            return other
+
+    return {
+        str(symbol): (whole(bounds.lower, 0), whole(bounds.upper, 2**62))
+        for symbol, bounds in program.range_constraints.items()
+    }
+
+
+def specialisations(program: Any) -> list[tuple[str, int]]:
+    """Returns file and line of every place that fixed a symbol, while exporting with `Dim.AUTO`.
+
+    Breaks if: `ShapeEnv.replacements_slocs` moves; errors then lack the place.
+    """
+    mode = _mode_of(program.graph)
+    slocs = getattr(mode.shape_env, "replacements_slocs", {}) if mode.shape_env is not None else {}
+    found = []
+    for sloc in slocs.values():
+        frames = getattr(sloc, "maybe_user_loc", None), getattr(sloc, "framework_loc", None)
+        for frame in frames:
+            if isinstance(frame, str):
+                path, _, line = frame.partition(":")
+                found += [(path, int(number.split()[0]))] if (number := line) and number.split()[0].isdigit() else []
+            elif frame is not None:
+                found.append((frame.filename, frame.lineno))
+    return found
 
 
 # --- marks: `torch.compiler.disable` leaves an attribute on the function it wraps.

@@ -1,0 +1,83 @@
+"""Dynamic dimensions: one graph for every size, and the line that stands in the way of one."""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+from .artifact import run
+from .support import Project, Quiet, interpret, part
+from .test_capture import IDS, MASK, SIZES, STACK, model
+
+BOTH = {"batch": {"min": 1, "max": 16}, "seq": {"min": 2, "max": 64}}
+TWO = [("x", "float32", [4, 6], ["n", None]), ("y", "float32", [3, 6], ["m", None])]
+
+
+class DynamicTest(Project):
+    def test_one_graph_serves_every_size(self) -> None:
+        import torch
+
+        opened = self.open(STACK)
+        captured = self.capture(
+            opened, inputs=[IDS, MASK], sizes={**SIZES, "batch": 1}, dynamic=BOTH, regions=["blocks.*"]
+        )
+        self.assertEqual(captured["dynamic"], {"batch": {"min": 2, "max": 16}, "seq": {"min": 2, "max": 64}})
+        self.assertEqual([input["shape"] for input in captured["inputs"]], [[2, 6], [2, 6]])
+        self.assertEqual([step["name"] for step in captured["steps"]], ["main"])
+        self.assertIn("d0 in [2, 16]", captured["segments"][0]["graph"])
+        self.check_composed(opened, captured)
+        weights = self.weights(opened)
+        ids, mask = torch.randint(0, 50, (5, 17)), torch.ones(5, 17, dtype=torch.int64)
+        with torch.inference_mode():
+            expected = opened.model(ids, mask)
+        given = {"in0": ids, "in1": mask}
+        given |= {f"c{index}": weights[name] for index, name in enumerate(captured["exported_weights"])}
+        results = interpret(Path(captured["exported"]), given)
+        self.assertTrue(torch.equal(results[0], expected["logits"]))
+        # The compiled artifact too, at two sizes it has not seen.
+        request = {"device": "cpu", "isa": "native", "mode": "default", "options": {}}
+        request["file"] = captured["segments"][0]["file"]
+        answer = part("compiler").compile_segment(request, self.out / "compiled", Quiet())
+        bound = {name: weights[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        order = [captured["steps"][0]["outputs"].index(number) for number in captured["results"]]
+        for inputs in ((ids, mask), (ids[:3, :2].contiguous(), mask[:3, :2].contiguous())):
+            results = run(answer["library"], "cpu", bound, list(inputs), 2)
+            with torch.inference_mode():
+                wanted = opened.model(*inputs)
+            torch.testing.assert_close(results[order[0]], wanted["logits"], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(results[order[1]], wanted["hidden"], rtol=1e-5, atol=1e-5)
+
+    def test_texts_do_not_depend_on_what_symbols_are_called(self) -> None:
+        one = self.capture(self.open(STACK), inputs=[IDS, MASK], sizes=SIZES, dynamic=BOTH)
+        renamed = STACK.replace("ids", "tokens")
+        tokens = ("tokens", "int64", [2, 6], ["rows", "columns"])
+        mask = ("mask", "int64", [2, 6], ["rows", "columns"])
+        bounds = {"rows": BOTH["batch"], "columns": BOTH["seq"]}
+        two = self.capture(self.open(renamed), inputs=[tokens, mask], sizes={"rows": 2, "columns": 6}, dynamic=bounds)
+        self.assertEqual(one["segments"][0]["graph"], two["segments"][0]["graph"])
+        wider = {**BOTH, "seq": {"min": 2, "max": 65}}
+        three = self.capture(self.open(STACK), inputs=[IDS, MASK], sizes=SIZES, dynamic=wider)
+        self.assertNotEqual(one["segments"][0]["graph"], three["segments"][0]["graph"])
+
+    def test_a_specialised_dimension_is_named_with_its_line(self) -> None:
+        opened = self.open(model("h = x * 2\nif x.shape[0] == 4:\n    h = h + 1\nreturn h, y"))
+        bounds = {"n": {"min": 2, "max": 9}, "m": {"min": 2, "max": 9}}
+        failure = self.fails("capture", self.capture, opened, inputs=TWO, sizes={"n": 4, "m": 3}, dynamic=bounds)
+        self.assertEqual(failure.message, "dimension `n` can't be dynamic: the code of module `m` needs it to be 4")
+        self.assertRegex(failure.location, r"^project_\d+\.py:9$")
+
+    def test_a_relation_between_dimensions_is_said(self) -> None:
+        opened = self.open(model("return x[:3] + y"))
+        bounds = {"n": {"min": 2, "max": 9}, "m": {"min": 2, "max": 9}}
+        failure = self.fails("capture", self.capture, opened, inputs=TWO, sizes={"n": 4, "m": 3}, dynamic=bounds)
+        self.assertIn("`m`", failure.message)
+
+    def test_too_few_sizes(self) -> None:
+        opened = self.open(model("return x + 1, y"))
+        bounds = {"n": {"min": 1, "max": 2}}
+        failure = self.fails("capture", self.capture, opened, inputs=TWO, sizes={"n": 4, "m": 3}, dynamic=bounds)
+        self.assertEqual(failure.message, "dimension `n` goes from 1 to 2: too few sizes to be dynamic")
+
+
+if __name__ == "__main__":
+    unittest.main()
