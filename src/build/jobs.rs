@@ -276,6 +276,7 @@ impl Shared<'_> {
                 inputs: module.sized_inputs(&item.sizes).unwrap_or_default(),
                 regions: module.regions.clone(),
                 passes: item.settings.compile.passes.clone(),
+                dynamic: None,
             },
             sizes: item.sizes.clone(),
             out: self.scratch.join(format!("capture-{}", id.short())),

@@ -14,7 +14,10 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::record::{Constant, Input, Layout, Output, Package, Sizes, Source};
+use crate::{
+    record::{Constant, Input, Layout, Output, Package, Sizes, Source},
+    spec::Bounds,
+};
 
 /// Part of every key, so that a change in how the worker captures or compiles makes every old artifact miss.
 pub const PROTOCOL: u32 = 1;
@@ -70,6 +73,8 @@ pub struct ModuleRequest {
     pub regions: Vec<String>,
     /// Graph passes, `module:callable`, run in order on the captured graph before it is cut.
     pub passes: Vec<String>,
+    /// Dimensions to capture as dynamic, each with its bounds: one segment and one archive for every size in them.
+    pub dynamic: Option<BTreeMap<String, Bounds>>,
 }
 
 /// One line from a worker.
@@ -169,6 +174,10 @@ pub struct Captured {
     /// name in the model. Named by their content, so that those of several captures can be put together.
     #[serde(default)]
     pub extra_weights: Option<PathBuf>,
+    /// The bounds that a dynamic capture holds for; torch.export starts at 2. Sizes in layouts are then those of the
+    /// sample inputs.
+    #[serde(default)]
+    pub dynamic: Option<BTreeMap<String, Bounds>>,
     /// A `torch.export.save` archive of the whole module at this bucket, for libtorch's interpreter. It holds no
     /// weights: its flat inputs are the module's inputs in call order and then `exported_weights`; its outputs are
     /// `outputs`.
