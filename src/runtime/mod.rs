@@ -23,7 +23,9 @@
 mod dispatch;
 mod error;
 mod ffi;
+mod graphs;
 mod host;
+mod lane;
 mod model;
 mod pad;
 mod program;
@@ -35,7 +37,9 @@ mod validate;
 mod weights;
 
 pub use error::{NoFit, Problem, RuntimeError};
+pub use ffi::{DeviceMemory, Scope, Stream};
+pub use graphs::Session;
 pub use host::host;
 pub use model::{Inputs, Model, Outputs, Rung, Served};
-pub use runtime::{Devices, Runtime};
+pub use runtime::{Devices, Graphs, Runtime};
 pub use source::{Source, SourceError, sealed};

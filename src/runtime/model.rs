@@ -17,7 +17,8 @@ use super::{
     dispatch::{Bucket, Route, Table},
     error::NoFit,
     ffi::{Handle, Meta, share},
-    program::{Handles, Ready},
+    lane::Handles,
+    program::{Ready, Sizes as Fill},
     validate::{Fit, Request, Signature},
     weights::tch_device,
 };
@@ -199,7 +200,7 @@ impl Model {
         variants
             .into_iter()
             .flatten()
-            .flat_map(|variant| variant.programs.iter().map(|ready| &*ready.program))
+            .flat_map(|variant| variant.programs.iter().map(|ready| &*ready.plan.program))
             .collect()
     }
 
@@ -346,8 +347,8 @@ impl Model {
         let ready = &variant.programs[route.bucket()];
         replica.running.fetch_add(1, Ordering::Relaxed);
         let result = match route {
-            Route::Exact(_) => ready.run(handles, None),
-            Route::Padded(_) => ready.run(handles, Some(&variant.sizes(&request))),
+            Route::Exact(_) => ready.run(handles, Fill::Exact),
+            Route::Padded(_) => ready.run(handles, Fill::Padded(&request)),
         };
         replica.running.fetch_sub(1, Ordering::Relaxed);
         let rung = match route {
@@ -355,7 +356,7 @@ impl Model {
             Route::Padded(_) => Rung::Padded,
         };
         let served = Served {
-            program: ready.program.clone(),
+            program: ready.plan.program.clone(),
             rung,
             device,
             request,
@@ -372,19 +373,19 @@ impl Variant {
     pub fn group(programs: Vec<Ready>) -> Result<Vec<Self>, RuntimeError> {
         let mut variants: Vec<Self> = Vec::new();
         for ready in programs {
-            let dims: Vec<String> = ready.program.sizes.keys().cloned().collect();
+            let dims: Vec<String> = ready.plan.program.sizes.keys().cloned().collect();
             let malformed = |reason| RuntimeError::Malformed {
-                program: ready.program.id,
+                program: ready.plan.program.id,
                 reason,
             };
-            let signature = Signature::new(&ready.program.inputs, &dims).map_err(malformed)?;
+            let signature = Signature::new(&ready.plan.program.inputs, &dims).map_err(malformed)?;
             match variants
                 .iter_mut()
                 .find(|variant| variant.signature.agrees(&signature))
             {
                 Some(variant) => variant.programs.push(ready),
                 None => variants.push(Self {
-                    module: ready.module.clone(),
+                    module: ready.plan.module.clone(),
                     signature,
                     table: Table::new(Vec::new()),
                     programs: vec![ready],
@@ -396,7 +397,7 @@ impl Variant {
                 variant
                     .programs
                     .iter()
-                    .map(|ready| bucket(&ready.program))
+                    .map(|ready| bucket(&ready.plan.program))
                     .collect(),
             );
         }
@@ -442,14 +443,14 @@ impl Variant {
         let known = self
             .programs
             .iter()
-            .map(|ready| ready.program.sizes.clone())
+            .map(|ready| ready.plan.program.sizes.clone())
             .collect();
         let nearest = self.table.nearest(request);
         RuntimeError::NoBucket {
             module: self.module.clone(),
             request: self.sizes(request),
             known,
-            nearest: nearest.map(|(bucket, _)| self.programs[bucket].program.sizes.clone()),
+            nearest: nearest.map(|(bucket, _)| self.programs[bucket].plan.program.sizes.clone()),
             why: match nearest {
                 Some((_, true)) => NoFit::PaddingRefused,
                 _ => NoFit::TooLarge,

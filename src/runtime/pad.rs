@@ -2,10 +2,13 @@
 
 use tch::{Scalar, TchError, Tensor};
 
-use super::{ffi::kind_of, weights::tch_device};
+use super::{
+    ffi::{Meta, kind_of},
+    weights::tch_device,
+};
 use crate::{
     Device,
-    record::{Input, Layout, Output, Pad, Sizes},
+    record::{Input, Layout, Output, Pad},
 };
 
 /// Makes a buffer of a bucket's input.
@@ -17,39 +20,92 @@ pub fn buffer(layout: &Layout, device: Device) -> Result<Tensor, TchError> {
     )
 }
 
+/// Writes the pad value everywhere.
+pub fn blank(buffer: &mut Tensor, input: &Input) -> Result<(), TchError> {
+    buffer.f_fill_(scalar(input.pad)).map(drop)
+}
+
 /// Writes `source` into the low corner of `buffer` and the pad value everywhere else.
 ///
 /// The whole buffer is written each time, so nothing of an earlier call is left in it.
 pub fn fill(buffer: &mut Tensor, source: &Tensor, input: &Input) -> Result<(), TchError> {
-    let _ = buffer.f_fill_(scalar(input.pad))?;
+    let sizes = Meta::of(source).sizes();
+    if sizes == input.layout.shape {
+        return buffer.f_copy_(source);
+    }
+    blank(buffer, input)?;
     let mut corner = buffer.shallow_clone();
-    for (axis, (&bucket, dim)) in input.layout.shape.iter().zip(&input.dims).enumerate() {
-        let size = source.size().get(axis).copied().unwrap_or(bucket);
-        if dim.is_some() && size < bucket {
+    for (axis, (&bucket, &size)) in input.layout.shape.iter().zip(sizes).enumerate() {
+        if size < bucket {
             corner = corner.f_narrow(axis as i64, 0, size)?;
         }
     }
     corner.f_copy_(source)
 }
 
-/// Returns the valid part of an output: a view, no copy.
-pub fn cut(
-    tensor: Tensor,
+/// How one axis of an output follows one of the request's sizes.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    axis: i64,
+    dim: usize,
+    scale: i64,
+    offset: i64,
+}
+
+/// Returns the cuts of an output. `dims` are the bucketed dimensions in the order of a request's sizes.
+///
+/// Fails on an output that follows a dimension no bucket names, or that would be longer than it is.
+pub fn cuts<'a>(
     output: &Output,
-    bucket: &Sizes,
-    request: &Sizes,
-) -> Result<Tensor, TchError> {
-    let mut tensor = tensor;
+    dims: impl Iterator<Item = (&'a String, &'a i64)> + Clone,
+) -> Result<Vec<Cut>, String> {
+    let mut cuts = Vec::new();
     for (axis, follow) in output.dims.iter().enumerate() {
         let Some(follow) = follow else { continue };
-        let (Some(&have), Some(&want)) = (bucket.get(&follow.dim), request.get(&follow.dim)) else {
-            continue;
+        let Some((dim, (_, &bucket))) = dims
+            .clone()
+            .enumerate()
+            .find(|(_, (name, _))| **name == follow.dim)
+        else {
+            return Err(format!(
+                "output `{}` follows `{}`, which no bucket names",
+                output.name, follow.dim
+            ));
         };
-        if have != want {
-            tensor = tensor.f_narrow(axis as i64, 0, follow.scale * want + follow.offset)?;
+        let size = follow
+            .scale
+            .checked_mul(bucket)
+            .and_then(|size| size.checked_add(follow.offset));
+        if output.layout.shape.get(axis).copied() != size {
+            return Err(format!(
+                "output `{}` does not have the size it follows from on axis {axis}",
+                output.name
+            ));
         }
+        cuts.push(Cut {
+            axis: axis as i64,
+            dim,
+            scale: follow.scale,
+            offset: follow.offset,
+        });
+    }
+    Ok(cuts)
+}
+
+/// Returns the valid part of an output: a view, no copy.
+pub fn cut(mut tensor: Tensor, cuts: &[Cut], request: &[i64]) -> Result<Tensor, TchError> {
+    for cut in cuts {
+        let size = (cut.scale * request[cut.dim] + cut.offset).max(0);
+        tensor = tensor.f_narrow(cut.axis, 0, size)?;
     }
     Ok(tensor)
+}
+
+/// Returns a copy with its own memory.
+pub fn copy(tensor: &Tensor) -> Result<Tensor, TchError> {
+    let mut copy = tensor.f_empty_like()?;
+    copy.f_copy_(tensor)?;
+    Ok(copy)
 }
 
 fn scalar(pad: Pad) -> Scalar {

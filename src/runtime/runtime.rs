@@ -8,6 +8,7 @@ use std::{
 use super::{
     RuntimeError,
     ffi::cuda,
+    graphs::Shared,
     host::host,
     model::{Inputs, Model, Replica, Variant},
     program::{Ready, in_store},
@@ -27,6 +28,8 @@ pub struct Runtime {
     hosts: Vec<Target>,
     instances: usize,
     inputs: Inputs,
+    graphs: Graphs,
+    limit: Option<u64>,
     weights: Mutex<HashMap<(Digest, Device), Weak<Weights>>>,
 }
 
@@ -64,6 +67,8 @@ impl Runtime {
             hosts,
             instances: 4,
             inputs: Inputs::default(),
+            graphs: Graphs::default(),
+            limit: None,
             weights: Mutex::default(),
         })
     }
@@ -77,6 +82,18 @@ impl Runtime {
     /// Sets whether inputs may be copied to fit.
     pub fn inputs(mut self, inputs: Inputs) -> Self {
         self.inputs = inputs;
+        self
+    }
+
+    /// Sets which programs run as CUDA graphs.
+    pub fn graphs(mut self, graphs: Graphs) -> Self {
+        self.graphs = graphs;
+        self
+    }
+
+    /// Throttles uploads of weights to so many bytes a second, for loading beside a model that serves.
+    pub fn upload_limit(mut self, bytes_per_second: u64) -> Self {
+        self.limit = Some(bytes_per_second.max(1));
         self
     }
 
@@ -118,20 +135,24 @@ impl Runtime {
                 self.check_target(program, i)?;
             }
             let weights = self.weights(weights, device)?;
-            let mut modules: BTreeMap<String, Vec<Ready>> = BTreeMap::new();
+            let mut loaded: Vec<Ready> = Vec::with_capacity(programs.len());
             for program in &programs {
                 let _span =
                     tracing::info_span!("load", program = %program.id.short(), %device).entered();
-                let ready = Ready::load(
+                loaded.push(Ready::load(
                     &*self.source,
                     program.clone(),
                     device,
                     weights.clone(),
                     aliases.clone(),
                     self.instances,
-                )?;
+                )?);
+            }
+            self.capture(&mut loaded, device, &weights);
+            let mut modules: BTreeMap<String, Vec<Ready>> = BTreeMap::new();
+            for ready in loaded {
                 modules
-                    .entry(program.module.clone())
+                    .entry(ready.plan.program.module.clone())
                     .or_default()
                     .push(ready);
             }
@@ -146,6 +167,29 @@ impl Runtime {
             });
         }
         Ok(Model::new(model.to_owned(), replicas, self.inputs))
+    }
+
+    /// Captures what is to run as a graph, the largest first: it makes the pool as large as it must be.
+    fn capture(&self, loaded: &mut [Ready], device: Device, weights: &Arc<Weights>) {
+        let Device::Cuda(ordinal) = device else {
+            return;
+        };
+        let mut wanted: Vec<&mut Ready> = loaded
+            .iter_mut()
+            .filter(|ready| self.graphs.wanted(&ready.plan.program))
+            .collect();
+        if wanted.is_empty() {
+            return;
+        }
+        wanted.sort_by_key(|ready| std::cmp::Reverse(volume(&ready.plan.program)));
+        match Shared::new(ordinal).map(Arc::new) {
+            Ok(shared) => wanted
+                .into_iter()
+                .for_each(|ready| ready.capture(weights.clone(), &shared)),
+            Err(reason) => wanted
+                .into_iter()
+                .for_each(|ready| ready.refused = Some(reason.clone())),
+        }
     }
 
     fn check_target(&self, program: &Program, i: usize) -> Result<(), RuntimeError> {
@@ -180,10 +224,46 @@ impl Runtime {
             .source
             .map(&digest)
             .map_err(in_store(format!("weight set `{}`", digest.short())))?;
-        let weights = Arc::new(Weights::new(digest, &bytes, device)?);
+        let weights = Arc::new(Weights::new(digest, &bytes, device, self.limit)?);
         held.insert((digest, device), Arc::downgrade(&weights));
         Ok(weights)
     }
+}
+
+/// Which programs run as CUDA graphs, on a device that has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Graphs {
+    /// Those built with `mode = "reduce-overhead"` or `"max-autotune"`.
+    #[default]
+    AsBuilt,
+    Always,
+    Never,
+}
+
+impl Graphs {
+    fn wanted(self, program: &Program) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::AsBuilt => {
+                let mode = program
+                    .request
+                    .get("mode")
+                    .and_then(serde_json::Value::as_str);
+                matches!(mode, Some("reduce-overhead" | "max-autotune"))
+            }
+        }
+    }
+}
+
+/// Returns how many elements a program's inputs have.
+pub(super) fn volume(program: &Program) -> i64 {
+    let elements = |shape: &[i64]| shape.iter().fold(1i64, |n, &size| n.saturating_mul(size));
+    program
+        .inputs
+        .iter()
+        .map(|input| elements(&input.layout.shape))
+        .fold(0, i64::saturating_add)
 }
 
 /// One or more devices.

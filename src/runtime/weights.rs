@@ -15,7 +15,7 @@ use tch::{Kind, Tensor};
 
 use super::{
     RuntimeError,
-    ffi::{Meta, Weight, kind_of},
+    ffi::{self, Meta, Weight, can_upload, kind_of},
 };
 use crate::{
     Device, Digest, Mapped,
@@ -45,8 +45,13 @@ struct Entry {
 const ALIGNMENT: usize = 256;
 
 impl Weights {
-    /// Makes the tensors of a mapped safetensors object usable on `device`.
-    pub fn new(digest: Digest, bytes: &Mapped, device: Device) -> Result<Self, RuntimeError> {
+    /// Makes the tensors of a mapped safetensors object usable on `device`. `limit` throttles an upload, in bytes a second.
+    pub fn new(
+        digest: Digest,
+        bytes: &Mapped,
+        device: Device,
+        limit: Option<u64>,
+    ) -> Result<Self, RuntimeError> {
         let bad = |reason: String| RuntimeError::BadWeights {
             weights: digest,
             reason,
@@ -74,7 +79,7 @@ impl Weights {
         views.sort_by_key(|(.., range)| range.start);
         let (tensors, memory) = match device {
             Device::Cpu => (over(bytes, views).map_err(bad)?, range_of(bytes)),
-            Device::Cuda(ordinal) => upload(bytes, views, ordinal)
+            Device::Cuda(ordinal) => upload(bytes, views, ordinal, limit)
                 .map_err(|reason| RuntimeError::Upload { device, reason })?,
         };
         Ok(Self {
@@ -155,6 +160,16 @@ impl Weights {
     }
 }
 
+impl Drop for Weights {
+    fn drop(&mut self) {
+        if let (Device::Cuda(ordinal), false) = (self.device, self.tensors.is_empty()) {
+            // Kernels that were launched may still read them, on streams the allocator does not know of.
+            tch::Cuda::synchronize(ordinal as i64);
+        }
+    }
+}
+
+/// Name, dtype, shape, and where it lies in the map.
 type Views = Vec<(String, Dtype, Vec<i64>, Range<usize>)>;
 
 fn over(bytes: &Mapped, views: Views) -> Result<HashMap<String, Entry>, String> {
@@ -179,6 +194,7 @@ fn upload(
     bytes: &Mapped,
     views: Views,
     ordinal: usize,
+    limit: Option<u64>,
 ) -> Result<(HashMap<String, Entry>, Range<usize>), String> {
     let text = |error: tch::TchError| error.to_string();
     let device = tch::Device::Cuda(ordinal);
@@ -192,25 +208,41 @@ fn upload(
         })
         .collect();
     let signed = |n: usize| i64::try_from(n).map_err(|error| error.to_string());
-    let block = Tensor::f_empty([signed(total)?], (Kind::Uint8, device)).map_err(text)?;
+    let mut block = Tensor::f_empty([signed(total)?], (Kind::Uint8, device)).map_err(text)?;
+    let parts: Vec<_> = offsets
+        .iter()
+        .copied()
+        .zip(views.iter().map(|(.., range)| range.clone()))
+        .collect();
+    match can_upload() {
+        true => ffi::upload(&mut block, bytes, &parts, limit)?,
+        false => {
+            for (to, range) in parts {
+                let length = signed(range.len())?;
+                let source = Weight::over(bytes, range, &[length], &[1], Dtype::Uint8)?;
+                let mut place = block.f_narrow(0, signed(to)?, length).map_err(text)?;
+                place
+                    .f_copy_(&source.handle().share().into_tensor())
+                    .map_err(text)?;
+            }
+        }
+    }
     let mut tensors = HashMap::with_capacity(views.len());
     for ((name, dtype, shape, range), offset) in views.into_iter().zip(offsets) {
-        let length = signed(range.len())?;
-        let mut place = block.f_narrow(0, signed(offset)?, length).map_err(text)?;
-        let source = Weight::over(bytes, range, &[length], &[1], Dtype::Uint8)?;
-        place
-            .f_copy_(&source.handle().share().into_tensor())
+        let place = block
+            .f_narrow(0, signed(offset)?, signed(range.len())?)
             .map_err(text)?;
         let tensor = place
             .f_view_dtype(kind_of(dtype))
             .and_then(|flat| flat.f_view(shape.as_slice()))
             .map_err(text)?;
+        let weight = Arc::new(Weight::owned(tensor.into()));
         tensors.insert(
             name,
             Entry {
                 dtype,
                 shape,
-                weight: Arc::new(Weight::owned(tensor.into())),
+                weight,
             },
         );
     }

@@ -10,7 +10,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    Handle, Library, Stolen, Weight,
+    Handle, Library, RawStream, Stolen, Weight,
     shim::{self, Pair, checked},
     tensor::dtype_of,
 };
@@ -128,13 +128,13 @@ impl Container {
         Ok(())
     }
 
-    /// Runs it once on `stream` (null on the CPU and for the default stream), and appends its outputs.
+    /// Runs it once on `stream`, and appends its outputs.
     ///
     /// An output the artifact left null is an error; handles written before a failure are freed.
     pub fn run(
         &mut self,
         mut inputs: Stolen,
-        stream: *mut c_void,
+        stream: RawStream,
         outputs: &mut SmallVec<[Handle; 8]>,
     ) -> Result<(), String> {
         if inputs.len() != self.inputs {
@@ -156,7 +156,7 @@ impl Container {
                 inputs.len(),
                 raw.as_mut_ptr(),
                 raw.len(),
-                stream,
+                stream.0,
                 ptr::null_mut(),
             )
         };

@@ -25,10 +25,54 @@ pub struct Cuda {
     shim: Result<Functions, String>,
 }
 
-struct Functions {
-    last_error: unsafe extern "C" fn() -> *const c_char,
-    current_stream: unsafe extern "C" fn(i32, *mut *mut c_void) -> i32,
-    capability: unsafe extern "C" fn(i32, *mut i32, *mut i32) -> i32,
+/// Declares the shim's functions once: as fields and as symbols to find.
+macro_rules! functions {
+    ($($name:ident: $symbol:literal = $type:ty;)*) => {
+        /// The functions of shim_cuda.cpp; all of them are there.
+        pub(super) struct Functions { $(pub $name: $type,)* }
+
+        fn find(library: &Loaded) -> Result<Functions, String> {
+            Ok(Functions { $($name: {
+                // SAFETY: the function of shim_cuda.cpp with this name has this type; both are built together.
+                let found = unsafe { library.get::<$type>($symbol.as_bytes()) };
+                *found.map_err(|error| error.to_string())?
+            },)* })
+        }
+    };
+}
+
+type Ptr = *mut c_void;
+
+functions! {
+    last_error: "precast_cuda_last_error" = unsafe extern "C" fn() -> *const c_char;
+    capability: "precast_cuda_capability" = unsafe extern "C" fn(i32, *mut i32, *mut i32) -> i32;
+    health: "precast_cuda_health" = unsafe extern "C" fn(i32) -> i32;
+    memory: "precast_cuda_memory" = unsafe extern "C" fn(i32, *mut u64, *mut u64, *mut u64, *mut u64) -> i32;
+    stream_new: "precast_cuda_stream_new" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_current: "precast_cuda_stream_current" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_current_raw: "precast_cuda_stream_current_raw" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_external: "precast_cuda_stream_external" = unsafe extern "C" fn(i32, Ptr, *mut Ptr) -> i32;
+    stream_delete: "precast_cuda_stream_delete" = unsafe extern "C" fn(Ptr);
+    stream_raw: "precast_cuda_stream_raw" = unsafe extern "C" fn(Ptr) -> Ptr;
+    stream_sync: "precast_cuda_stream_sync" = unsafe extern "C" fn(Ptr) -> i32;
+    stream_uses: "precast_cuda_stream_uses" = unsafe extern "C" fn(Ptr, *const c_void) -> i32;
+    wait: "precast_cuda_wait" = unsafe extern "C" fn(Ptr, Ptr, i32) -> i32;
+    scope_enter: "precast_cuda_scope_enter" = unsafe extern "C" fn(Ptr, *mut Ptr) -> i32;
+    scope_leave: "precast_cuda_scope_leave" = unsafe extern "C" fn(Ptr);
+    pool_new: "precast_cuda_pool_new" = unsafe extern "C" fn(*mut u64, *mut u64) -> i32;
+    graph_begin: "precast_cuda_graph_begin" = unsafe extern "C" fn(u64, u64, i32, *mut Ptr) -> i32;
+    graph_end: "precast_cuda_graph_end" = unsafe extern "C" fn(Ptr) -> i32;
+    graph_replay: "precast_cuda_graph_replay" = unsafe extern "C" fn(Ptr) -> i32;
+    graph_delete: "precast_cuda_graph_delete" = unsafe extern "C" fn(Ptr);
+    upload: "precast_cuda_upload" = unsafe extern "C" fn(i32, *mut u8, u64, *const Piece, usize, u64) -> i32;
+}
+
+/// A part of host memory and where it goes in a device block.
+#[repr(C)]
+pub(super) struct Piece {
+    pub to: u64,
+    pub from: *const u8,
+    pub bytes: u64,
 }
 
 /// Loads libtorch's CUDA half on first use; the reason when there is none.
@@ -70,30 +114,101 @@ impl Cuda {
 
     /// Returns the compute capability of a device, as `90` for 9.0.
     pub fn capability(&self, device: usize) -> Result<String, String> {
-        let functions = self.shim.as_ref().map_err(Clone::clone)?;
-        let device = i32::try_from(device).map_err(|error| error.to_string())?;
+        let functions = self.functions()?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the shim's own function, with valid out pointers.
-        functions.check(unsafe { (functions.capability)(device, &mut major, &mut minor) })?;
+        functions
+            .check(unsafe { (functions.capability)(ordinal(device)?, &mut major, &mut minor) })?;
         Ok(format!("{major}{minor}"))
     }
 
-    /// Returns the stream torch works on now on this thread.
-    pub fn current_stream(&self, device: usize) -> Result<*mut c_void, String> {
+    /// Returns the error an earlier operation left on the device, if it is one that stays.
+    pub fn health(&self, device: usize) -> Result<(), String> {
+        let functions = self.functions()?;
+        // SAFETY: the shim's own function; it only asks.
+        functions.check(unsafe { (functions.health)(ordinal(device)?) })
+    }
+
+    /// Returns how the device's memory is used.
+    pub fn memory(&self, device: usize) -> Result<DeviceMemory, String> {
+        let functions = self.functions()?;
+        let mut memory = DeviceMemory::default();
+        let DeviceMemory {
+            allocated,
+            reserved,
+            free,
+            total,
+        } = &mut memory;
+        // SAFETY: the shim's own function, with valid out pointers.
+        functions.check(unsafe {
+            (functions.memory)(ordinal(device)?, allocated, reserved, free, total)
+        })?;
+        Ok(memory)
+    }
+
+    /// Returns the raw stream torch works on now on this thread; null is the default stream.
+    pub fn current_stream(&self, device: usize) -> Result<RawStream, String> {
         let Ok(functions) = &self.shim else {
             // Without the shim nothing in the process changes torch's stream but the caller through foreign code.
-            return Ok(std::ptr::null_mut());
+            return Ok(RawStream(std::ptr::null_mut()));
         };
         let mut stream = std::ptr::null_mut();
-        let device = i32::try_from(device).map_err(|error| error.to_string())?;
         // SAFETY: the shim's own function, with a valid out pointer.
-        functions.check(unsafe { (functions.current_stream)(device, &mut stream) })?;
-        Ok(stream)
+        functions
+            .check(unsafe { (functions.stream_current_raw)(ordinal(device)?, &mut stream) })?;
+        Ok(RawStream(stream))
+    }
+
+    /// Makes what `waiter` gets from now on wait for what `other` has until now.
+    ///
+    /// Both are raw streams of `device` that live still: torch's own do for as long as the process.
+    pub(in crate::runtime) fn wait(
+        &self,
+        waiter: RawStream,
+        other: RawStream,
+        device: usize,
+    ) -> Result<(), String> {
+        let functions = self.functions()?;
+        // SAFETY: both came from torch's current stream or from a `Stream`, whose makers say that they live.
+        functions.check(unsafe { (functions.wait)(waiter.0, other.0, ordinal(device)?) })
+    }
+
+    /// Returns the shim's functions, or why there are none.
+    pub(super) fn functions(&self) -> Result<&Functions, String> {
+        self.shim.as_ref().map_err(Clone::clone)
     }
 }
 
+/// A raw `cudaStream_t`, as a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawStream(pub(super) *mut c_void);
+
+impl RawStream {
+    /// What the CPU gets, and CUDA's default stream.
+    pub const NONE: Self = Self(std::ptr::null_mut());
+}
+
+// SAFETY: a `cudaStream_t` is a name that CUDA's runtime API takes from any thread ("thread safe" in the CUDA C++
+// programming guide); this type never dereferences it.
+unsafe impl Send for RawStream {}
+
+/// Bytes of a device's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// What tensors use.
+    pub allocated: u64,
+    /// What torch's allocator has from the device.
+    pub reserved: u64,
+    pub free: u64,
+    pub total: u64,
+}
+
+pub(super) fn ordinal(device: usize) -> Result<i32, String> {
+    i32::try_from(device).map_err(|error| error.to_string())
+}
+
 impl Functions {
-    fn check(&self, code: i32) -> Result<(), String> {
+    pub fn check(&self, code: i32) -> Result<(), String> {
         match code {
             0 => Ok(()),
             // SAFETY: a NUL-terminated thread-local string, copied at once.
@@ -112,18 +227,7 @@ fn functions() -> Result<Functions, String> {
         let file = sealed("precast-cuda", SHIM).map_err(|error| error.to_string())?;
         open_verified(&crate::Digest::of(SHIM), file).map_err(|error| error.to_string())?
     };
-    macro_rules! symbol {
-        ($name:literal) => {{
-            // SAFETY: the function of shim_cuda.cpp with this name has this type; both are built together.
-            let found = unsafe { library.get($name) };
-            *found.map_err(|error| error.to_string())?
-        }};
-    }
-    Ok(Functions {
-        last_error: symbol!(b"precast_cuda_last_error"),
-        current_stream: symbol!(b"precast_cuda_current_stream"),
-        capability: symbol!(b"precast_cuda_capability"),
-    })
+    find(library)
 }
 
 /// Returns the folder libtorch_cpu was loaded from.

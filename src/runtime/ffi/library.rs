@@ -12,7 +12,10 @@ use std::{
 
 use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
-use super::shim::{self, Bind, Count, Create, Delete, DtypeOf, Flag, Name, Run, Size};
+use super::{
+    libtorch_folder,
+    shim::{self, Bind, Count, Create, Delete, DtypeOf, Flag, Name, Run, Size},
+};
 use crate::{Digest, Mapped, runtime::RuntimeError};
 
 /// The functions of an artifact that the runtime calls; all of them are there once a [`Library`] exists.
@@ -99,7 +102,16 @@ pub(super) fn open_verified(object: &Digest, file: File) -> Result<&'static Load
         reason: reason(&source),
     };
     // SAFETY: the bytes are those a record names by digest; running their initialisers is what loading means.
-    let loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(refused)?;
+    let mut loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
+    if loaded
+        .as_ref()
+        .is_err_and(|error| reason(error).starts_with("libtorch.so:"))
+        && load_umbrella()
+    {
+        // SAFETY: as above.
+        loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
+    }
+    let loaded = loaded.map_err(refused)?;
     // The file stays open: the loader finds objects by path, and a path of `/proc/self/fd` that came to mean another
     // file would silently give this object again.
     std::mem::forget(file);
@@ -135,6 +147,20 @@ fn resolve(library: &Loaded, object: &Digest) -> Result<Abi, RuntimeError> {
         constant_bytes: symbol!(b"AOTInductorModelContainerGetConstantDataSize"),
         bind: symbol!(b"AOTInductorModelContainerUpdateUserManagedConstantBufferPairs"),
     })
+}
+
+/// Loads `libtorch.so`, which has no code and needs all of libtorch, CUDA too. Artifacts that precast built do not need
+/// it; others name it, and a path in memory has no folder beside which the loader would find it.
+fn load_umbrella() -> bool {
+    let path = libtorch_folder().unwrap_or_default().join("libtorch.so");
+    // SAFETY: it is libtorch's own library, of the folder the process runs libtorch from.
+    match unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
+        Ok(library) => {
+            std::mem::forget(library);
+            true
+        }
+        Err(_) => false,
+    }
 }
 
 /// Returns what the dynamic loader said, without the path of the memory file.

@@ -22,13 +22,19 @@
 
 mod container;
 mod cuda;
+mod graph;
 mod library;
 mod shim;
+mod stream;
 mod tensor;
+mod upload;
 mod weight;
 
 pub use container::{Constant, Container};
-pub use cuda::{cuda, libtorch_folder};
+pub use cuda::{DeviceMemory, RawStream, cuda, libtorch_folder};
+pub use graph::{Graph, Pool};
 pub use library::Library;
+pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Meta, Stolen, kind_of, share};
+pub use upload::{can_upload, upload};
 pub use weight::Weight;

@@ -1,0 +1,75 @@
+//! CUDA graphs: what a stream was given once, launched again as a whole.
+
+use std::{ffi::c_void, ptr::NonNull};
+
+use super::cuda::{Functions, cuda, ordinal};
+
+/// Names the memory that graphs captured into it share.
+///
+/// What one graph frees while it is captured, the next one uses. So no two graphs of a pool may run at the same time,
+/// and what one left in its outputs is gone when another runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool(u64, u64);
+
+impl Pool {
+    pub fn new() -> Result<Self, String> {
+        let functions = cuda()?.functions()?;
+        let mut pool = Self(0, 0);
+        // SAFETY: the shim's own function, with valid out pointers.
+        functions.check(unsafe { (functions.pool_new)(&mut pool.0, &mut pool.1) })?;
+        Ok(pool)
+    }
+}
+
+/// A captured graph.
+pub struct Graph {
+    handle: NonNull<c_void>,
+    functions: &'static Functions,
+}
+
+// SAFETY: at::cuda::CUDAGraph is a plain object without thread affinity; torch captures and replays it from any thread.
+// `replay` takes `&mut self`, so it is never entered twice.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Captures what `work` puts on the thread's current stream, which must not be the default one.
+    ///
+    /// When `work` or the capture fails, the capture is ended and the reason returned; the stream can be used again.
+    pub fn capture<T>(
+        pool: Pool,
+        device: usize,
+        work: impl FnOnce() -> Result<T, String>,
+    ) -> Result<(Self, T), String> {
+        let functions = cuda()?.functions()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the shim's own function, with a valid out pointer.
+        functions.check(unsafe {
+            (functions.graph_begin)(pool.0, pool.1, ordinal(device)?, &mut handle)
+        })?;
+        let graph = Self {
+            handle: NonNull::new(handle).ok_or("no graph was made")?,
+            functions,
+        };
+        let worked = work();
+        // SAFETY: a live graph whose capture has begun on this thread.
+        let ended = functions.check(unsafe { (functions.graph_end)(graph.handle.as_ptr()) });
+        // The reason of the work comes first: it is usually why the capture could not end.
+        let made = worked?;
+        ended?;
+        Ok((graph, made))
+    }
+
+    /// Launches the graph on the thread's current stream.
+    pub fn replay(&mut self) -> Result<(), String> {
+        // SAFETY: a live, captured graph; `&mut self` keeps other callers out.
+        self.functions
+            .check(unsafe { (self.functions.graph_replay)(self.handle.as_ptr()) })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: `self` owns the graph.
+        unsafe { (self.functions.graph_delete)(self.handle.as_ptr()) }
+    }
+}

@@ -1,0 +1,67 @@
+//! Host memory to a device block through pinned staging, with several threads.
+
+use std::ops::Range;
+
+use tch::Tensor;
+
+use super::{
+    Meta,
+    cuda::{Piece, cuda, ordinal},
+};
+use crate::{Device, Mapped, record::Dtype};
+
+/// Copies parts of mapped memory into a uint8 block on a CUDA device; done when it returns.
+///
+/// `parts` are where each goes in the block and what it is in the map, ascending and apart. With a `limit` in bytes a
+/// second it takes that long, so that calls being served keep their share of the bus.
+pub fn upload(
+    block: &mut Tensor,
+    memory: &Mapped,
+    parts: &[(usize, Range<usize>)],
+    limit: Option<u64>,
+) -> Result<(), String> {
+    let meta = Meta::of(block);
+    let (Some(Device::Cuda(device)), Some(Dtype::Uint8), &[bytes], &[1]) =
+        (meta.device(), meta.dtype(), meta.sizes(), meta.strides())
+    else {
+        return Err("the block is not a row of bytes on a CUDA device".to_owned());
+    };
+    let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
+    let mut end = 0;
+    let mut pieces = Vec::with_capacity(parts.len());
+    for (to, range) in parts {
+        let from = memory
+            .get(range.clone())
+            .ok_or("a part reaches past the end of the map")?;
+        if *to < end || to.checked_add(from.len()).is_none_or(|end| end > bytes) {
+            return Err("parts overlap or reach past the end of the block".to_owned());
+        }
+        end = to + from.len();
+        pieces.push(Piece {
+            to: *to as u64,
+            from: from.as_ptr(),
+            bytes: from.len() as u64,
+        });
+    }
+    let functions = cuda()?.functions()?;
+    let address = meta.address() as *mut u8;
+    let limit = limit.unwrap_or(0);
+    // SAFETY: the block is a contiguous tensor that is borrowed mutably, the pieces lie in
+    // the map and in the block (checked above), and the call waits for its copies.
+    let code = unsafe {
+        (functions.upload)(
+            ordinal(device)?,
+            address,
+            bytes as u64,
+            pieces.as_ptr(),
+            pieces.len(),
+            limit,
+        )
+    };
+    functions.check(code)
+}
+
+/// Returns whether [`upload`] can work here.
+pub fn can_upload() -> bool {
+    cuda().and_then(|cuda| cuda.functions()).is_ok()
+}

@@ -1,0 +1,331 @@
+//! What runs a program's steps: one container per step, bound to one weight set, for one caller at a time.
+//!
+//! Whoever runs a program takes a lane and has it alone until the call is over, so no container ever has two callers.
+//! Lanes are made when they are first needed, up to a limit, and kept; callers beyond it wait. A lane that was bound to
+//! an earlier weight set is bound to the new one before it is handed out, so a call sees one weight set, whole.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+use smallvec::SmallVec;
+use tch::Tensor;
+
+use super::{
+    RuntimeError,
+    ffi::{Container, Handle, Library, RawStream, Stolen, Weight},
+    weights::Weights,
+};
+use crate::{
+    Device,
+    record::{Artifact, Program, Step, bucket_name},
+};
+
+/// Tensor handles of one call.
+pub(super) type Handles = SmallVec<[Handle; 8]>;
+
+/// What the lanes of one program on one device are made of.
+pub(super) struct Plan {
+    pub program: Arc<Program>,
+    pub module: Arc<str>,
+    pub device: Device,
+    pub steps: Vec<PlanStep>,
+    pub aliases: Arc<BTreeMap<String, String>>,
+}
+
+/// One step, loaded.
+pub(super) struct PlanStep {
+    pub artifact: Arc<Artifact>,
+    pub library: Arc<Library>,
+    /// For each input of the step: its value number, and whether nobody reads it afterwards.
+    pub inputs: Vec<(usize, bool)>,
+}
+
+/// One caller's containers.
+pub(super) struct Lane {
+    // Before the weights, which the containers point to.
+    containers: Vec<Container>,
+    pub weights: Arc<Weights>,
+    /// Bucket-sized inputs for padded calls, made on first use.
+    pub buffers: Vec<Option<Tensor>>,
+    /// The stream that used `buffers` last.
+    pub last: Option<RawStream>,
+}
+
+impl Plan {
+    /// Makes a lane bound to `weights`.
+    pub fn lane(&self, weights: Arc<Weights>) -> Result<Lane, RuntimeError> {
+        let mut containers = Vec::with_capacity(self.steps.len());
+        for step in &self.steps {
+            let artifact = &step.artifact;
+            let container = Container::new(&step.library, self.device);
+            let container = container.map_err(|reason| self.no_container(artifact, reason))?;
+            let count = |what, expected, got| match expected == got {
+                true => Ok(()),
+                false => Err(RuntimeError::WrongCount {
+                    artifact: artifact.id,
+                    what,
+                    expected,
+                    got,
+                }),
+            };
+            count("inputs", artifact.inputs.len(), container.inputs())?;
+            count("outputs", artifact.outputs.len(), container.outputs())?;
+            containers.push(container);
+        }
+        let buffers = self.program.inputs.iter().map(|_| None).collect();
+        let mut lane = Lane {
+            containers,
+            weights: weights.clone(),
+            buffers,
+            last: None,
+        };
+        self.bind(&mut lane, weights)?;
+        Ok(lane)
+    }
+
+    /// Binds a lane to a weight set. On failure the lane must not be used.
+    pub fn bind(&self, lane: &mut Lane, weights: Arc<Weights>) -> Result<(), RuntimeError> {
+        for ((step, record), container) in self
+            .steps
+            .iter()
+            .zip(&self.program.steps)
+            .zip(&mut lane.containers)
+        {
+            let bound = self.constants(&step.artifact, record, container, &weights)?;
+            container
+                .bind(bound)
+                .map_err(|reason| self.no_container(&step.artifact, reason))?;
+        }
+        lane.weights = weights;
+        Ok(())
+    }
+
+    /// Returns the weight of each constant of a container; every one must be there with equal dtype and shape.
+    fn constants(
+        &self,
+        artifact: &Artifact,
+        step: &Step,
+        container: &Container,
+        weights: &Weights,
+    ) -> Result<Vec<Arc<Weight>>, RuntimeError> {
+        let find = |constant: &super::ffi::Constant| {
+            let layout = artifact
+                .constants
+                .iter()
+                .find(|known| known.name == constant.fqn);
+            let layout = &layout
+                .ok_or("the artifact's record does not have it")?
+                .layout;
+            let bytes = layout.shape.iter().product::<i64>() * layout.dtype.size() as i64;
+            if constant.dtype != Some(layout.dtype) || usize::try_from(bytes) != Ok(constant.bytes)
+            {
+                return Err(format!(
+                    "the record says {} {:?}, the artifact has {} bytes of {}",
+                    layout.dtype,
+                    layout.shape,
+                    constant.bytes,
+                    constant
+                        .dtype
+                        .map_or("an unknown dtype", |dtype| dtype.name())
+                ));
+            }
+            let name = step
+                .binding
+                .get(&constant.fqn)
+                .ok_or("the program's binding does not name it")?;
+            weights.get(name, &self.aliases, layout)
+        };
+        let unbound = |constant: &super::ffi::Constant, reason| RuntimeError::Unbound {
+            artifact: artifact.id,
+            constant: constant.fqn.clone(),
+            reason,
+        };
+        let constants = container.constants().iter();
+        constants
+            .map(|constant| find(constant).map_err(|reason| unbound(constant, reason)))
+            .collect()
+    }
+
+    /// Runs the steps on one lane and returns the program's results, in order.
+    ///
+    /// Every value is dropped after the last step that reads it.
+    pub fn execute(
+        &self,
+        lane: &mut Lane,
+        inputs: Handles,
+        stream: RawStream,
+    ) -> Result<Handles, RuntimeError> {
+        let mut values: SmallVec<[Option<Handle>; 16]> = SmallVec::new();
+        values.resize_with(self.program.values, || None);
+        for (value, input) in values.iter_mut().zip(inputs) {
+            *value = Some(input);
+        }
+        for ((step, record), container) in self
+            .steps
+            .iter()
+            .zip(&self.program.steps)
+            .zip(&mut lane.containers)
+        {
+            let mut stolen = Stolen::default();
+            for &(value, last) in &step.inputs {
+                let handle = match last {
+                    true => values[value].take(),
+                    false => values[value].as_ref().map(Handle::share),
+                };
+                stolen.push(handle.ok_or_else(|| {
+                    self.malformed(format!("value {value} is read before it is written"))
+                })?);
+            }
+            let mut made = Handles::new();
+            container
+                .run(stolen, stream, &mut made)
+                .map_err(|message| self.failed(&record.name, message))?;
+            for (&value, handle) in record.outputs.iter().zip(made) {
+                values[value] = Some(handle);
+            }
+        }
+        let mut results = Handles::new();
+        for (i, &value) in self.program.results.iter().enumerate() {
+            // A value may be given back twice; then both are handles of one tensor, as in eager.
+            let handle = match self.program.results[i + 1..].contains(&value) {
+                true => values[value].as_ref().map(Handle::share),
+                false => values[value].take(),
+            };
+            results.push(
+                handle.ok_or_else(|| self.malformed(format!("result {value} is never written")))?,
+            );
+        }
+        Ok(results)
+    }
+
+    /// Returns the program's sizes as `batch=8 seq=128`.
+    pub fn bucket(&self) -> String {
+        bucket_name(&self.program.sizes)
+    }
+
+    fn no_container(&self, artifact: &Artifact, reason: String) -> RuntimeError {
+        RuntimeError::NoContainer {
+            artifact: artifact.id,
+            reason,
+        }
+    }
+
+    fn malformed(&self, reason: String) -> RuntimeError {
+        RuntimeError::Malformed {
+            program: self.program.id,
+            reason,
+        }
+    }
+
+    pub fn failed(&self, step: &str, message: String) -> RuntimeError {
+        RuntimeError::Failed {
+            module: self.module.clone(),
+            bucket: self.bucket(),
+            step: step.to_owned(),
+            message,
+        }
+    }
+}
+
+/// The lanes of one program.
+pub(super) struct Lanes {
+    state: Mutex<State>,
+    returned: Condvar,
+    limit: usize,
+}
+
+struct State {
+    idle: Vec<Lane>,
+    made: usize,
+    weights: Arc<Weights>,
+}
+
+/// A lane that its holder has alone; it goes back on drop, also when a run fails.
+pub(super) struct Taken<'a> {
+    lanes: &'a Lanes,
+    lane: Option<Lane>,
+}
+
+impl Lanes {
+    /// Starts with one lane, so that what can't be bound fails at load and not at a call.
+    pub fn new(first: Lane, limit: usize) -> Self {
+        let limit = limit.max(1);
+        let weights = first.weights.clone();
+        let mut idle = Vec::with_capacity(limit);
+        idle.push(first);
+        Self {
+            state: Mutex::new(State {
+                idle,
+                made: 1,
+                weights,
+            }),
+            returned: Condvar::new(),
+            limit,
+        }
+    }
+
+    /// Takes a lane that is bound to the newest weights; waits while all are taken.
+    pub fn take(&self, plan: &Plan) -> Result<Taken<'_>, RuntimeError> {
+        let mut state = self.lock();
+        let (lane, weights) = loop {
+            if let Some(lane) = state.idle.pop() {
+                if Arc::ptr_eq(&lane.weights, &state.weights) {
+                    return Ok(Taken {
+                        lanes: self,
+                        lane: Some(lane),
+                    });
+                }
+                break (Some(lane), state.weights.clone());
+            }
+            if state.made < self.limit {
+                state.made += 1;
+                break (None, state.weights.clone());
+            }
+            state = self
+                .returned
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(state);
+        let lane = match lane {
+            Some(mut lane) => plan.bind(&mut lane, weights).map(|()| lane),
+            None => plan.lane(weights),
+        };
+        if lane.is_err() {
+            self.lock().made -= 1;
+            self.returned.notify_one();
+        }
+        lane.map(|lane| Taken {
+            lanes: self,
+            lane: Some(lane),
+        })
+    }
+
+    /// Makes every call that begins from now on use `weights`. Those under way finish with what they have.
+    pub fn swap(&self, weights: Arc<Weights>) {
+        self.lock().weights = weights;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Taken<'_> {
+    /// Returns the lane.
+    pub fn lane(&mut self) -> Result<&mut Lane, RuntimeError> {
+        // It is there until `drop`; the error is never seen.
+        self.lane.as_mut().ok_or(RuntimeError::Devices)
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            self.lanes.lock().idle.push(lane);
+            self.lanes.returned.notify_one();
+        }
+    }
+}
