@@ -112,7 +112,7 @@ impl Store {
                     path: from.to_owned(),
                 });
             }
-            Err(e) => return Err(e).at("write an object from", from),
+            Err(e) => return Err(e).at("write an object into", self.path()),
         };
         let _adding = self.adding(&[written.digest])?;
         draft.publish(&self.layout().object(&written.digest))?;

@@ -45,18 +45,27 @@ impl Graph {
             if checked != "ok" {
                 return Err(bad_sum("sqlite_schema"));
             }
-            Ok(Self {
-                programs: programs(&tx)?,
-                artifacts: artifacts(&tx)?,
-                objects: objects(&tx)?,
-                releases: releases(&tx)?,
-                failures: failures(&tx)?,
-            })
+            Self::read(&tx)
         })?;
         for (id, bytes) in &mut graph.objects {
             *bytes += ready_bytes(store, id);
         }
         Ok(graph)
+    }
+
+    /// Checks the sums of all rows and of what they refer to.
+    pub fn check(from: &Connection) -> rusqlite::Result<()> {
+        Self::read(from).map(drop)
+    }
+
+    fn read(from: &Connection) -> rusqlite::Result<Self> {
+        Ok(Self {
+            programs: programs(from)?,
+            artifacts: artifacts(from)?,
+            objects: objects(from)?,
+            releases: releases(from)?,
+            failures: failures(from)?,
+        })
     }
 }
 

@@ -5,7 +5,7 @@
 //! of marked things count as gone, and the next gc finishes them.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     fs, io,
     path::{Path, PathBuf},
     time::Duration,
@@ -47,6 +47,8 @@ pub struct Collected {
 /// How the four kinds of victims differ.
 struct Table {
     name: &'static str,
+    /// Whether it refers to other things.
+    refers: bool,
     /// Whether anything still refers to it.
     needed: &'static str,
     delete: &'static str,
@@ -54,22 +56,26 @@ struct Table {
 
 const PROGRAMS: Table = Table {
     name: "programs",
+    refers: true,
     needed: "SELECT 1 FROM release_programs WHERE program=?1",
     delete: "DELETE FROM programs WHERE id=?1",
 };
 const ARTIFACTS: Table = Table {
     name: "artifacts",
+    refers: true,
     needed: "SELECT 1 FROM program_artifacts WHERE artifact=?1",
     delete: "DELETE FROM artifacts WHERE id=?1",
 };
 const OBJECTS: Table = Table {
     name: "objects",
+    refers: false,
     needed: "SELECT 1 FROM artifact_objects WHERE object=?1 UNION ALL \
              SELECT 1 FROM releases WHERE weights=?1 UNION ALL SELECT 1 FROM failures WHERE log=?1",
     delete: "DELETE FROM objects WHERE digest=?1",
 };
 const FAILURES: Table = Table {
     name: "failures",
+    refers: true,
     needed: "SELECT 1 WHERE 0 AND ?1",
     delete: "DELETE FROM failures WHERE id=?1",
 };
@@ -144,10 +150,18 @@ impl Store {
     /// Deletes the bytes, then the rows, of what is marked. Returns how many bytes that freed.
     fn finish(&self, table: &Table, ids: &[Digest]) -> Result<u64, StoreError> {
         let mut bytes = 0;
+        let mut folders = BTreeSet::new();
         for id in ids {
             for path in self.paths(table, id) {
                 bytes += remove(&path)?;
+                folders.extend(path.parent().map(Path::to_owned));
             }
+        }
+        if table.refers {
+            // A record must not come back after a power loss when what it refers to has gone. An object may: nothing
+            // refers to it, and the next gc removes it.
+            folders.retain(|folder| folder.exists());
+            folders.iter().try_for_each(|folder| sync_folder(folder))?;
         }
         sync::point("gc:bytes-deleted");
         self.index().write(|tx| {

@@ -14,6 +14,7 @@ use super::{
     defect::{Defect, Needs},
     error::StoreError,
     files::Walk,
+    graph::Graph,
     index::Index,
     lock::Mode,
     rows,
@@ -113,9 +114,10 @@ impl Store {
                 .prepare("SELECT id FROM marked")?
                 .query_map([], |row| rows::digest(row, 0))?
                 .collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(Ok((dump(index)?, marked, rows::bad_uses(index)?)))
+            let sums = Graph::check(index).err().map(|e| e.to_string());
+            Ok(Ok((dump(index)?, marked, rows::bad_uses(index)?, sums)))
         });
-        let (found, marked, uses) = match looked {
+        let (found, marked, uses, sums) = match looked {
             Ok(Ok(found)) => found,
             Ok(Err(why)) => {
                 defects.push(damaged(why));
@@ -126,6 +128,7 @@ impl Store {
                 return Ok(());
             }
         };
+        defects.extend(sums.map(damaged));
         defects.extend(marked.into_iter().map(|id| Defect::HalfDeleted { id }));
         defects.extend(uses.iter().map(|id| Defect::Row {
             row: format!("uses {}", hex::encode(id)),
@@ -151,7 +154,8 @@ fn reason(error: &StoreError) -> String {
     }
 }
 
-/// Returns every row that follows from files: its table and key -> all its fields.
+/// Returns every row that follows from files: its table and key -> all its fields but for when it was made, which copying
+/// a store changes, and the check sum over that.
 pub(crate) fn dump(from: &Connection) -> rusqlite::Result<BTreeMap<String, String>> {
     let tables = [
         ("objects", 1),
@@ -166,11 +170,13 @@ pub(crate) fn dump(from: &Connection) -> rusqlite::Result<BTreeMap<String, Strin
     let mut all = BTreeMap::new();
     for (table, key) in tables {
         let mut query = from.prepare(&format!("SELECT * FROM {table}"))?;
-        let columns = query.column_count();
+        let columns: Vec<usize> = (0..query.column_count())
+            .filter(|at| !matches!(query.column_name(*at), Ok("created" | "sum")))
+            .collect();
         let mut rows = query.query([])?;
         while let Some(row) = rows.next()? {
-            let mut fields = Vec::with_capacity(columns);
-            for at in 0..columns {
+            let mut fields = Vec::with_capacity(columns.len());
+            for &at in &columns {
                 fields.push(match row.get_ref(at)? {
                     rusqlite::types::ValueRef::Blob(bytes) => hex::encode(bytes),
                     rusqlite::types::ValueRef::Text(text) => {

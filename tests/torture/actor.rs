@@ -1,0 +1,173 @@
+//! Child processes: this test binary runs itself, under the shim.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus, Output},
+    sync::OnceLock,
+};
+
+use precast::{
+    Store,
+    store::{Options, Policy},
+};
+
+use crate::scene;
+
+/// Exit code of an actor that got an error and told it.
+pub const TOLD: i32 = 7;
+
+/// Compiles the shim, once.
+pub fn shim() -> &'static Path {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torture/shim.c");
+        let library =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}.so", std::process::id()));
+        let flags = ["-O2", "-shared", "-fPIC", "-o"];
+        let cc = Command::new("cc")
+            .args(flags)
+            .arg(&library)
+            .arg(&source)
+            .arg("-ldl")
+            .status();
+        assert!(cc.unwrap().success());
+        library
+    })
+}
+
+/// One run of an actor.
+pub struct Act<'a> {
+    pub name: &'a str,
+    pub root: &'a Path,
+    /// `SHIM_…` variables without the prefix.
+    pub shim: Vec<(&'a str, String)>,
+}
+
+impl Act<'_> {
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["actor", "--exact", "--nocapture", "--test-threads=1"]);
+        command
+            .env("PRECAST_ACTOR", self.name)
+            .env("PRECAST_ACTOR_STORE", self.root);
+        if !self.shim.is_empty() {
+            command
+                .env("LD_PRELOAD", shim())
+                .env("SHIM_ROOT", self.root);
+        }
+        for (name, value) in &self.shim {
+            command.env(format!("SHIM_{name}"), value);
+        }
+        command
+    }
+
+    pub fn run(&self) -> Output {
+        self.command().output().unwrap()
+    }
+}
+
+/// Runs `name` without the shim and expects it to end well.
+pub fn run_well(name: &str, root: &Path) {
+    let output = Act {
+        name,
+        root,
+        shim: Vec::new(),
+    }
+    .run();
+    assert!(
+        output.status.success(),
+        "{name}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Counts the write-class calls of an actor.
+pub fn count(name: &str, root: &Path) -> u64 {
+    let out = root.with_extension("count");
+    let shim = vec![("MODE", "count".into()), ("OUT", out.display().to_string())];
+    let output = Act { name, root, shim }.run();
+    assert!(
+        output.status.success(),
+        "{name}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    fs::read_to_string(out).unwrap().trim().parse().unwrap()
+}
+
+/// Returns whether a process was killed.
+pub fn killed(status: ExitStatus) -> bool {
+    std::os::unix::process::ExitStatusExt::signal(&status) == Some(9)
+}
+
+/// What this process is when it was started as an actor.
+pub fn act() {
+    let Some(name) = std::env::var_os("PRECAST_ACTOR") else {
+        return;
+    };
+    let root = PathBuf::from(std::env::var_os("PRECAST_ACTOR_STORE").unwrap());
+    let done = match name.to_str().unwrap() {
+        "build" => build(&root),
+        "gc" => gc(&root),
+        "repair" => repair(&root),
+        "rollback" => Store::open(&root).and_then(|store| store.rollback("m", None).map(drop)),
+        "read" => read(&root),
+        other => panic!("no actor {other}"),
+    };
+    match done {
+        Ok(()) => std::process::exit(0),
+        Err(e) => {
+            eprintln!("error: {}", scene::chain(&e));
+            std::process::exit(TOLD)
+        }
+    }
+}
+
+/// Makes the store and builds the scene, and writes down what is promised as soon as it is.
+fn build(root: &Path) -> Result<(), precast::StoreError> {
+    let store = Store::create(root)?;
+    let mut acks = File::options()
+        .create(true)
+        .append(true)
+        .open(root.with_extension("ack"))
+        .unwrap();
+    scene::build(&store, &mut |what| {
+        acks.write_all(format!("{what}\n").as_bytes()).unwrap()
+    })?;
+    let weights = store
+        .release("m", None)?
+        .and_then(|release| release.weights);
+    if let Some(weights) = weights {
+        store.map(&weights)?;
+    }
+    Ok(())
+}
+
+fn gc(root: &Path) -> Result<(), precast::StoreError> {
+    let store = Store::open(root)?;
+    let policy = Policy {
+        keep_releases: 1,
+        unreleased: true,
+        ..Policy::default()
+    };
+    store.gc(&policy).map(drop)
+}
+
+fn repair(root: &Path) -> Result<(), precast::StoreError> {
+    Store::open_for_repair(root, Options::default())?
+        .repair()
+        .map(drop)
+}
+
+/// Everything that only reads.
+fn read(root: &Path) -> Result<(), precast::StoreError> {
+    let store = Store::open(root)?;
+    scene::check(&store).unwrap();
+    assert!(store.programs(precast::store::Filter::default()).count() >= 2);
+    assert!(store.verify()?.needs().is_none());
+    let release = store.release("m", None)?.unwrap();
+    store.resolve(&release.programs[0].hex()[..12])?;
+    store.plan_gc(&Policy::default())?;
+    Ok(())
+}

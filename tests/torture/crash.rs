@@ -1,0 +1,202 @@
+//! Kills, cuts and failures at every write-class call, and what the next process finds.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use precast::{
+    Digest, Store,
+    store::{Defect, Needs},
+};
+
+use crate::{
+    actor::{self, Act},
+    scene,
+};
+
+/// What was tried.
+#[derive(Default, Debug, serde::Serialize)]
+pub struct Tried {
+    pub points: u64,
+    pub states: u64,
+    pub bad: Vec<String>,
+}
+
+/// Checks a store after a crash: it opens, keeps what it promised, holds nothing half, and the next build finishes.
+///
+/// With `lost` something was damaged before the crash, so that the release can't be whole before the build.
+pub fn survives(root: &Path, acks: &str, lost: bool) -> Result<(), String> {
+    let told = |e: precast::StoreError| scene::chain(&e);
+    let store = Store::create(root).map_err(told)?;
+    for ack in acks.lines() {
+        promised(&store, ack).map_err(|why| format!("promised `{ack}`: {why}"))?;
+    }
+    let found = store.verify().map_err(told)?;
+    let harmless = |defect: &Defect| {
+        let row = matches!(defect, Defect::Unindexed { .. } | Defect::Dangling { .. });
+        let rebuild = lost && defect.needs() == Needs::Rebuild;
+        defect.needs() == Needs::Sweep || row || rebuild
+    };
+    if let Some(bad) = found.defects.iter().find(|defect| !harmless(defect)) {
+        return Err(format!("left {bad:?}"));
+    }
+    if !lost && store.release("m", None).map_err(told)?.is_some() {
+        scene::check(&store).map_err(|why| format!("a release that is not whole: {why}"))?;
+    }
+    scene::build(&store, &mut |_| {}).map_err(told)?;
+    scene::check(&store).map_err(|why| format!("after building again: {why}"))?;
+    store.recover().map_err(told)?;
+    drop(store);
+    let store = Store::open(root).map_err(told)?;
+    let left = store.verify().map_err(told)?.defects;
+    // Files that a kill left before they had a lease to belong to are kept for an hour.
+    match left
+        .iter()
+        .find(|defect| !matches!(defect, Defect::Stale { .. }))
+    {
+        None => Ok(()),
+        Some(bad) => Err(format!("after building again: {bad:?}")),
+    }
+}
+
+fn promised(store: &Store, ack: &str) -> Result<(), String> {
+    let told = |e: precast::StoreError| scene::chain(&e);
+    let words: Vec<&str> = ack.split(' ').collect();
+    let id = || words[1].parse::<Digest>().map_err(|e| e.to_string());
+    let there = match words[0] {
+        "object" => store.read(&id()?).map(|_| true),
+        "artifact" => store.artifact(&id()?).map(|found| found.is_some()),
+        "program" => store.program(&id()?).map(|found| found.is_some()),
+        "failure" => store.failure(&id()?).map(|found| found.is_some()),
+        "release" => store.release(words[1], None).map(|found| found.is_some()),
+        other => return Err(format!("what is `{other}`")),
+    };
+    match there.map_err(told)? {
+        true => Ok(()),
+        false => Err("it is gone".into()),
+    }
+}
+
+/// What an actor starts from.
+pub fn prepare(name: &str, root: &Path) {
+    match name {
+        "build" => {}
+        "gc" | "rollback" => {
+            actor::run_well("build", root);
+            let store = Store::open(root).unwrap();
+            let scene = scene::build(&store, &mut |_| {}).unwrap();
+            // Another release that needs one program less, and things that nothing needs.
+            store
+                .put_release(&scene::release(
+                    "m",
+                    &[scene.programs[1].id],
+                    Some(scene.weights),
+                ))
+                .unwrap();
+            store.put_bytes(b"loose").unwrap();
+        }
+        "repair" => {
+            actor::run_well("build", root);
+            let store = Store::open(root).unwrap();
+            let scene = scene::build(&store, &mut |_| {}).unwrap();
+            let hex = scene.artifacts[0].object.hex();
+            let path = root
+                .join("objects")
+                .join(&hex[..2])
+                .join(format!("{hex}.zst"));
+            scene::damage(&path, |bytes| bytes[20] ^= 1);
+            fs::write(root.join("index.sqlite"), "x".repeat(5000)).unwrap();
+        }
+        _ => unreachable!(),
+    }
+}
+
+/// Returns a store that `name` can start from, and how many write-class calls it makes from there.
+pub struct Start {
+    dir: tempfile::TempDir,
+    name: &'static str,
+    pub calls: u64,
+}
+
+impl Start {
+    pub fn new(name: &'static str) -> Self {
+        let dir = scene::scratch();
+        let from = dir.path().join("from");
+        fs::create_dir(&from).unwrap();
+        prepare(name, &from.join("store"));
+        let again = dir.path().join("counted");
+        scene::copy(&from, &again);
+        let calls = actor::count(name, &again.join("store"));
+        Self { dir, name, calls }
+    }
+
+    /// Makes a fresh copy.
+    fn copy(&self) -> (tempfile::TempDir, PathBuf) {
+        let dir = scene::scratch();
+        let to = dir.path().join("run");
+        scene::copy(&self.dir.path().join("from"), &to);
+        let _ = fs::remove_file(to.join("store.ack"));
+        (dir, to.join("store"))
+    }
+
+    /// Runs the actor with something happening at call `at`; returns what is wrong afterwards.
+    pub fn at(&self, mode: &str, at: u64, errno: i32) -> Result<(), String> {
+        let (_dir, root) = self.copy();
+        let shim = vec![
+            ("MODE", mode.to_owned()),
+            ("AT", at.to_string()),
+            ("ERRNO", errno.to_string()),
+        ];
+        let output = Act {
+            name: self.name,
+            root: &root,
+            shim,
+        }
+        .run();
+        let what = format!("{} {mode} at {at} (errno {errno})", self.name);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let fails = mode == "fail" || mode == "ever";
+        let right = match output.status.code() {
+            // A call that writes nothing can't be cut.
+            Some(0) => fails || mode == "short",
+            Some(actor::TOLD) => fails && stderr.contains(&*root.display().to_string()),
+            Some(_) => false,
+            None => !fails && actor::killed(output.status),
+        };
+        if !right {
+            return Err(format!("{what}: ended with {}: {stderr}", output.status));
+        }
+        let acks = fs::read_to_string(root.with_extension("ack")).unwrap_or_default();
+        let acks = if matches!(self.name, "gc" | "repair") {
+            ""
+        } else {
+            &acks
+        };
+        if self.name == "repair" {
+            // A repair that was cut off is finished by the next one.
+            let output = Act {
+                name: "repair",
+                root: &root,
+                shim: Vec::new(),
+            }
+            .run();
+            if !output.status.success() {
+                return Err(format!(
+                    "{what}: {}",
+                    String::from_utf8_lossy(&output.stderr)
+                ));
+            }
+        }
+        survives(&root, acks, self.name == "repair").map_err(|why| format!("{what}: {why}"))
+    }
+
+    /// Does `mode` at every `stride`-th call.
+    pub fn sweep(&self, mode: &str, errno: i32, stride: u64, tried: &mut Tried) {
+        for at in (1..=self.calls).step_by(stride as usize) {
+            tried.points += 1;
+            tried.states += 1;
+            tried.bad.extend(self.at(mode, at, errno).err());
+        }
+    }
+}
