@@ -200,6 +200,9 @@ pub struct Segment {
     pub inputs: Vec<Layout>,
     pub outputs: Vec<Layout>,
     pub constants: Vec<Constant>,
+    /// Libraries of custom operators to load before the artifact, in this order; their digests are in the text.
+    #[serde(default)]
+    pub libraries: Vec<PathBuf>,
 }
 
 /// One call of a segment.

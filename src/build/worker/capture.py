@@ -10,7 +10,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import call, cut, dynamic, failures, flat, follow, passes, samples, segment, structure, tensors, weights
+from . import (
+    call,
+    cut,
+    dynamic,
+    failures,
+    flat,
+    follow,
+    operators,
+    passes,
+    samples,
+    segment,
+    structure,
+    tensors,
+    weights,
+)
 from . import torch_private as private
 from .wire import Failure, Wire
 
@@ -42,6 +56,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")
         passes.run(name, graph, opened.root)
+    operators.check(graph.graph.nodes, opened.device, opened.root)
     flat.own_outputs(graph)
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
@@ -63,8 +78,8 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
 
     wire.event("cut")
     parts = cut.cut(graph, module["regions"] if asked is None else [], module["path"])
-    segments, steps, values, numbers = _steps(parts, graph, out)
-    eager, eager_weights = _eager_archive(graph, out)
+    segments, steps, values, numbers = _steps(parts, graph, out, opened)
+    eager, eager_weights = _eager_archive(graph, out, opened)
     answer = {
         "segments": segments,
         "steps": steps,
@@ -167,7 +182,7 @@ def _follow(
 
 
 def _steps(
-    parts: list[cut.Part], graph: flat.Flat, out: Path
+    parts: list[cut.Part], graph: flat.Flat, out: Path, opened: Any
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int, dict[Any, int]]:
     """Builds the segments, one for each canonical text, and the steps that call them."""
     numbers = {node: index for index, node in enumerate(graph.inputs)}
@@ -180,7 +195,7 @@ def _steps(
         index = known.get(built.text)
         if index is None:
             index = known[built.text] = len(segments)
-            path = segment.save(built, out / f"segment{index}.pt2")
+            path = segment.save(built, out / f"segment{index}.pt2", opened.root, opened.entry)
             segments.append(_segment(built, path))
         outputs = []
         for node in part.outputs:
@@ -199,7 +214,7 @@ def _steps(
     return segments, steps, values, numbers
 
 
-def _eager_archive(graph: flat.Flat, out: Path) -> tuple[Path, list[str]]:
+def _eager_archive(graph: flat.Flat, out: Path, opened: Any) -> tuple[Path, list[str]]:
     """Saves the whole module for libtorch's interpreter, its weights as further inputs: they stay stored once."""
     (whole,) = cut.cut(graph, [], "")
     # Every input of the module, used or not, and its outputs in their own order: a caller needs no other table.
@@ -207,7 +222,8 @@ def _eager_archive(graph: flat.Flat, out: Path) -> tuple[Path, list[str]]:
     whole.outputs = list(graph.outputs)
     built = segment.build(whole, graph)
     built.values = {}
-    return segment.save(built, out / "eager.pt2"), [graph.weights[node] for node in whole.constants]
+    path = segment.save(built, out / "eager.pt2", opened.root, opened.entry)
+    return path, [graph.weights[node] for node in whole.constants]
 
 
 def _segment(built: segment.Segment, path: Path) -> dict[str, Any]:
@@ -221,6 +237,7 @@ def _segment(built: segment.Segment, path: Path) -> dict[str, Any]:
         "inputs": layouts(built.inputs),
         "outputs": layouts(built.outputs),
         "constants": constants,
+        "libraries": built.libraries,
     }
 
 

@@ -105,6 +105,8 @@ def open_model(root: Path, entry: str, device: str, also: Sequence[str] = ()) ->
         for name in also:
             load(root, name)
         model = _call(function, root, entry)
+        for library in torch.ops.loaded_libraries:
+            watch.note(library)
     _check_data(model, entry)
     with torch.no_grad():
         model.eval().requires_grad_(False)

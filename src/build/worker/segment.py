@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import canonical, tensors
+from . import canonical, operators, tensors
 from . import torch_private as private
 from .cut import Part
 from .flat import Flat
@@ -33,6 +33,8 @@ class Segment:
     text: str
     # Symbol of a dynamic size -> its bounds.
     ranges: dict[Any, Any]
+    # Libraries of custom operators to load first.
+    libraries: list[str]
 
 
 def build(part: Part, flat: Flat) -> Segment:
@@ -56,8 +58,10 @@ def build(part: Part, flat: Flat) -> Segment:
     constants = [new[node] for node in part.constants]
     digests = {node: tensors.digest(value) for node, value in values.items()}
     outputs = [new[node] for node in part.outputs]
+    libraries = operators.libraries(graph.nodes)
     text = canonical.text(graph, inputs, constants, digests, flat.ranges)
-    return Segment(graph, inputs, constants, outputs, values, text, flat.ranges)
+    text += "".join(f"library sha256={digest}\n" for digest in operators.digests(libraries))
+    return Segment(graph, inputs, constants, outputs, values, text, flat.ranges, libraries)
 
 
 def _placeholder(graph: Any, name: str, node: Any) -> Any:
@@ -70,12 +74,15 @@ def _value_counts(tensor: Any) -> bool:
     return not tensor.dtype.is_floating_point
 
 
-def save(segment: Segment, path: Path) -> Path:
-    """Writes a segment."""
+def save(segment: Segment, path: Path, root: Path, entry: str) -> Path:
+    """Writes a segment; `root` and `entry` say where its custom operators are described, if it has any."""
     values = {node.name: value.detach().contiguous() for node, value in segment.values.items()}
     note = {
         "inputs": [node.name for node in segment.inputs],
         "constants": [node.name for node in segment.constants],
+        "libraries": segment.libraries,
+        "root": str(root) if segment.libraries else "",
+        "module": entry.partition(":")[0] if segment.libraries else "",
     }
     private.save_program(segment.graph, values, path, {_NOTE: json.dumps(note)}, segment.ranges)
     return path
@@ -85,8 +92,9 @@ def load(path: Path, device: str) -> tuple[Any, list[Any]]:
     """Returns a module whose weights are constants of the right layout, and inputs of the right layout."""
     import torch
 
-    program, notes = private.load_program(path, [_NOTE])
-    note = json.loads(notes[_NOTE])
+    note = json.loads(private.read_note(path, _NOTE))
+    operators.prepare(note["libraries"], note["root"], note["module"])
+    program = private.load_program(path)
     generator = torch.Generator().manual_seed(0)
     graph = private.copy_graph(program)
     module = private.module_of(graph)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -278,13 +280,21 @@ def save_program(
     torch.export.save(program, str(path), extra_files=notes)
 
 
-def load_program(path: Path, notes: list[str]) -> tuple[Any, dict[str, str]]:
+def load_program(path: Path) -> Any:
     """Loads what `save_program` saved."""
     import torch
 
-    found: dict[str, Any] = dict.fromkeys(notes, "")
-    program = torch.export.load(str(path), extra_files=found)
-    return program, {key: value if isinstance(value, str) else value.decode() for key, value in found.items()}
+    return torch.export.load(str(path))
+
+
+def read_note(path: Path, name: str) -> str:
+    """Reads a note without loading the program, whose operators may not be known yet.
+
+    Breaks if: an archive is no longer a zip with the notes under `extra/`.
+    """
+    with zipfile.ZipFile(path) as archive:
+        inside = next(entry for entry in archive.namelist() if entry.endswith(f"extra/{name}"))
+        return archive.read(inside).decode()
 
 
 def _constants_first(graph: Any, names: set[str]) -> Any:
@@ -352,3 +362,22 @@ def specialisations(program: Any) -> list[tuple[str, int]]:
 def is_disabled(function: Any) -> bool:
     """Returns whether a function is marked with `torch.compiler.disable`."""
     return bool(getattr(function, "_torchdynamo_disable", False))
+
+
+# --- the dispatcher: its dump says where each kernel of an operator was registered.
+
+
+def has_native_kernel(name: str, device: str) -> bool:
+    """Returns whether an operator has a kernel for a device that was registered from C++.
+
+    Breaks if: the text of `_dispatch_dump` changes; every custom operator is then taken for Python.
+    """
+    import torch
+
+    keys = {device.upper(), "CompositeExplicitAutograd[alias]", "CompositeImplicitAutograd[alias]"}
+    keys.add("CompositeExplicitAutogradNonFunctional[alias]")
+    for line in torch._C._dispatch_dump(name).splitlines():
+        key, _, rest = line.partition(": registered at ")
+        if key in keys and rest and not re.match(r"\S+\.py:\d+", rest):
+            return True
+    return False

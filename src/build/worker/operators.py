@@ -1,0 +1,73 @@
+"""Custom operators: whether they run without Python, and which libraries must be loaded first."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from . import failures
+from . import torch_private as private
+from .wire import Failure
+
+# Namespaces that libtorch itself brings.
+_OWN = ("aten", "prims", "prim", "quantized", "mkldnn", "inductor", "higher_order")
+
+
+def custom(nodes: Iterable[Any]) -> dict[str, Any]:
+    """Returns the operators of a graph that are not torch's own, by qualified name, with a node that calls each."""
+    import torch
+
+    found: dict[str, Any] = {}
+    for node in nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _OWN:
+            found.setdefault(node.target._schema.name, node)
+    return found
+
+
+def check(nodes: Iterable[Any], device: str, root: Path) -> None:
+    """Refuses operators whose kernels are Python: nothing could run them where the artifact runs."""
+    for name, node in custom(nodes).items():
+        if not private.has_native_kernel(name, device):
+            raise Failure(
+                "capture",
+                f"operator `{name}` has no C++ kernel for {device}, only Python",
+                location=failures.from_stack_trace(getattr(node, "stack_trace", None), root),
+                hint="register it in C++ (TORCH_LIBRARY_IMPL) in a library that the entry loads with "
+                "torch.ops.load_library, or leave the module to eager Python with `enabled = false`",
+            )
+
+
+def libraries(nodes: Iterable[Any]) -> list[str]:
+    """Returns the loaded libraries that the operators of a graph come from, ordered by content."""
+    import torch
+
+    names = custom(nodes)
+    loaded = {path: Path(path).read_bytes() for path in torch.ops.loaded_libraries if Path(path).is_file()}
+    needed: dict[str, str] = {}
+    for name in names:
+        space, _, plain = name.partition("::")
+        holding = [path for path, data in loaded.items() if space.encode() in data and plain.encode() in data]
+        for path in holding or loaded:
+            needed[hashlib.sha256(loaded[path]).hexdigest()] = path
+    return [needed[digest] for digest in sorted(needed)]
+
+
+def digests(paths: Iterable[str]) -> list[str]:
+    """Returns the SHA-256 of each library."""
+    return [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
+
+
+def prepare(paths: Iterable[str], root: str, module: str) -> None:
+    """Loads libraries and what the project says about their operators, in a worker that has not opened the model."""
+    import torch
+
+    for path in paths:
+        torch.ops.load_library(path)
+    if module and module not in sys.modules:
+        if root not in sys.path:
+            sys.path.insert(0, root)
+        importlib.import_module(module)

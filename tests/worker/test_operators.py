@@ -1,0 +1,100 @@
+"""Custom operators: one in C++ builds and runs through the proxy executor's description, one in Python is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import unittest
+from pathlib import Path
+from typing import Any
+
+from .support import Project, part, talk
+from .test_capture import X, model
+
+CODE = """
+#include <ATen/ATen.h>
+#include <torch/library.h>
+static at::Tensor twice(const at::Tensor& x, double k) { return x * k; }
+TORCH_LIBRARY(precast_test, m) { m.def("twice(Tensor x, float k) -> Tensor"); }
+TORCH_LIBRARY_IMPL(precast_test, CompositeExplicitAutograd, m) { m.impl("twice", &twice); }
+"""
+USING = """
+import os, torch
+torch.ops.load_library(os.path.join(os.path.dirname(__file__), "twice.so"))
+
+@torch.library.register_fake("precast_test::twice")
+def _(x, k):
+    return torch.empty_like(x)
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(torch.ops.precast_test.twice(torch.sin(x), 3.0))
+
+def load():
+    return Model()
+"""
+PYTHON = """
+@torch.library.custom_op("precast_python::half", mutates_args=())
+def half(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+@half.register_fake
+def _(x):
+    return torch.empty_like(x)
+"""
+
+
+def build(path: Path) -> None:
+    """Compiles the operator's library."""
+    import torch
+
+    home = Path(torch.__file__).parent
+    source = path.with_suffix(".cpp")
+    source.write_text(CODE)
+    include = [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include"]
+    link = [f"-L{home}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
+    compiler = os.environ.get("CXX", "g++")
+    command = [compiler, "-O0", "-shared", "-fPIC", "-std=c++17", *include, str(source), *link, "-o", str(path)]
+    subprocess.run(command, check=True)
+
+
+class OperatorsTest(Project):
+    def test_a_cpp_operator_is_compiled_by_a_worker_that_never_saw_the_model(self) -> None:
+        build(self.root / "twice.so")
+        (self.root / "using.py").write_text(USING)
+        x = {"name": "x", "dtype": "float32", "shape": [4, 6], "stride": [6, 1], "dims": ["n", None], "pad": 0}
+        module = {"name": "m", "path": "", "method": "forward", "regions": [], "inputs": [x]}
+        first = talk(
+            [
+                {"id": 1, "op": "open", "root": str(self.root), "entry": "using:load", "device": "cpu"},
+                {"id": 2, "op": "capture", "module": module, "sizes": {"n": 4}, "out": str(self.out)},
+            ]
+        )
+        self.assertEqual([source["path"] for source in first[0]["value"]["sources"]], ["twice.so", "using.py"])
+        segment: dict[str, Any] = first[1]["value"]["segments"][0]
+        self.assertEqual(segment["libraries"], [str(self.root / "twice.so")])
+        self.assertIn("library sha256=", segment["graph"])
+        self.assertIn("precast_test.twice.default<", segment["graph"])
+        self.assertNotIn(str(self.root), segment["graph"])
+        request = {"op": "compile", "device": "cpu", "isa": "native", "mode": "default", "options": {}}
+        second = talk([{"id": 1, **request, "file": segment["file"], "out": str(self.out / "c")}])
+        self.assertEqual(second[0]["kind"], "result", second[0])
+        nodes = json.loads(Path(second[0]["value"]["proxy"]).read_text())["nodes"]
+        self.assertEqual([node["node"]["target"] for node in nodes], ["precast_test::twice"])
+
+    def test_an_operator_that_is_only_python_is_refused(self) -> None:
+        opened = self.open(model("return torch.ops.precast_python.half(x) + 1", extra=PYTHON))
+        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        self.assertEqual(failure.message, "operator `precast_python::half` has no C++ kernel for cpu, only Python")
+        self.assertRegex(failure.location, r"^project_\d+\.py:16$")
+        self.assertIn("TORCH_LIBRARY_IMPL", failure.hint)
+
+    def test_operators_of_torch_need_nothing(self) -> None:
+        captured = self.capture(self.open(model("return torch.relu(x)")), inputs=[X], sizes={"n": 4})
+        self.assertEqual(captured["segments"][0]["libraries"], [])
+        self.assertTrue(part("torch_private").has_native_kernel("aten::linear", "cpu"))
+
+
+if __name__ == "__main__":
+    unittest.main()
