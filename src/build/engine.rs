@@ -19,7 +19,7 @@ use super::{
 use crate::{
     Digest, Target,
     plan::{self, Known, Plan, State},
-    record::{Entry, Package, Release, SCHEMA, bucket_name},
+    record::{Entry, Release, SCHEMA, bucket_name},
     spec::Spec,
     store::Store,
     target::Torch,
@@ -214,19 +214,10 @@ fn open(
         seconds: started.elapsed().as_secs_f64(),
     });
     let spec = options.spec;
-    let mut packages: BTreeSet<(String, String)> = opened
-        .packages
-        .into_iter()
-        .map(|package| (package.name, package.version))
-        .collect();
-    packages.insert(("torch".to_owned(), hello.torch.clone()));
     let entry = Entry {
         entry: spec.model.entry.clone(),
         sources: opened.sources,
-        packages: packages
-            .into_iter()
-            .map(|(name, version)| Package { name, version })
-            .collect(),
+        packages: opened.packages,
         site_packages: hello.site_packages.clone(),
     };
     let torch = Torch {

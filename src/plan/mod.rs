@@ -166,8 +166,12 @@ pub fn plan(
         };
         common.shared()
     });
-    let mut history = match store {
-        Some(store) => Some(History::new(store, &spec.model.name)?),
+    let mut past = match store {
+        Some(store) => Some(Past {
+            store,
+            history: History::new(store, &spec.model.name)?,
+            device: spec.target.device.to_string(),
+        }),
         None => None,
     };
     let mut items = Vec::new();
@@ -182,15 +186,30 @@ pub fn plan(
             {
                 continue;
             }
-            let state = state(
-                spec,
-                module,
-                sizes,
-                &settings.compile,
-                common.as_ref(),
-                store,
-                history.as_mut(),
-            )?;
+            let state = match (disabled(module, &settings.compile), &common) {
+                (Some(why), _) => State::Disabled { why },
+                (None, None) => State::Miss {
+                    key: None,
+                    reasons: vec![match release {
+                        Some(_) => Reason::EntryUnknown,
+                        None => Reason::NeverBuilt,
+                    }],
+                },
+                (None, Some(common)) => {
+                    let inputs = module.sized_inputs(sizes);
+                    let key = RequestKey {
+                        common,
+                        module: &module.name,
+                        path: &module.path,
+                        method: &module.method,
+                        inputs: inputs.as_deref(),
+                        sizes,
+                        regions: &module.regions,
+                        settings: &settings.compile,
+                    };
+                    look_up(&key, past.as_mut())?
+                }
+            };
             items.push(Item {
                 module: index,
                 sizes: sizes.clone(),
@@ -214,60 +233,38 @@ fn selects(only: &str, module: &str, text: &str) -> bool {
     glob.is_ok_and(|glob| glob.is_match(module) || glob.is_match(text))
 }
 
-fn state(
-    spec: &Spec,
-    module: &Module,
-    sizes: &Sizes,
-    settings: &Compile,
-    common: Option<&Shared>,
-    store: Option<&Store>,
-    history: Option<&mut History<'_>>,
-) -> Result<State, PlanError> {
-    if let Some(why) = disabled(module, settings) {
-        return Ok(State::Disabled { why });
-    }
-    let Some(common) = common else {
-        return Ok(State::Miss {
-            key: None,
-            reasons: vec![Reason::NeverBuilt],
-        });
-    };
-    let inputs = module.sized_inputs(sizes);
-    let request = RequestKey {
-        common,
-        module: &module.name,
-        path: &module.path,
-        method: &module.method,
-        inputs: inputs.as_deref(),
-        sizes,
-        regions: &module.regions,
-        settings,
-    };
-    let Some(store) = store else {
+/// What was built before.
+struct Past<'a> {
+    store: &'a Store,
+    history: History<'a>,
+    device: String,
+}
+
+/// Says whether a program is in the store, and if not, what it differs in from the one before.
+fn look_up(request: &RequestKey<'_>, past: Option<&mut Past<'_>>) -> Result<State, PlanError> {
+    let Some(past) = past else {
         return Ok(State::Miss {
             key: Some(request.explained()),
             reasons: vec![Reason::NeverBuilt],
         });
     };
+    // The explanation is made only for what is missing.
     let id = request.digest();
-    if store.has_program(&id)? {
+    if past.store.has_program(&id)? {
         return Ok(State::Hit { id });
     }
     let (id, explained) = request.explained();
-    let device = spec.target.device.to_string();
-    let previous = match history {
-        Some(history) => history.previous(&module.name, sizes, &device, None)?,
+    let history = &mut past.history;
+    let before = history.previous(request.module, request.sizes, &past.device, None)?;
+    let before = match before {
+        Some(before) => past.store.program(&before)?,
         None => None,
     };
-    let previous = match previous {
-        Some(id) => store.program(&id)?.map(|program| program.request),
-        None => None,
-    };
-    let reasons = match (store.failure(&id)?, previous) {
+    let reasons = match (past.store.failure(&id)?, before) {
         (Some(failure), _) => vec![Reason::FailedBefore {
             message: failure.message,
         }],
-        (None, Some(old)) => reasons(&old, &explained),
+        (None, Some(before)) => reasons(&before.request, &explained),
         (None, None) => vec![Reason::NeverBuilt],
     };
     Ok(State::Miss {
@@ -288,7 +285,7 @@ fn disabled(module: &Module, settings: &Compile) -> Option<String> {
     if let Some(glob) = settings
         .blocklist
         .iter()
-        .find(|glob| glob::matches(glob, path))
+        .find(|glob| glob::listed(std::slice::from_ref(glob), path))
     {
         return Some(format!("`blocklist` has `{glob}`"));
     }

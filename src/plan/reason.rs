@@ -27,7 +27,7 @@ pub enum Reason {
         what: String,
         object: Digest,
     },
-    /// What the entry imports is not known yet.
+    /// What the entry imports is not known: another entry, or its torch or the GPU is not there.
     EntryUnknown,
     FormatChanged {
         old: Value,
@@ -116,7 +116,7 @@ impl fmt::Display for Reason {
             Self::ObjectMissing { what, object } => {
                 write!(f, "{what} `{}` is missing", object.short())
             }
-            Self::EntryUnknown => write!(f, "the entry was never imported"),
+            Self::EntryUnknown => write!(f, "what the entry imports has to be found out anew"),
             Self::FormatChanged { old, new } => changed(f, "the key format", old, new),
             Self::ProtocolChanged { old, new } => changed(f, "the worker protocol", old, new),
             Self::SourceChanged { path } => write!(f, "`{path}` changed"),

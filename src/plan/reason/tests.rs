@@ -164,7 +164,7 @@ fn what_no_comparison_shows() {
     never-built: never built
     failed-before: failed before: C++ compile error
     object-missing: artifact `2958d416d08a` is missing
-    entry-unknown: the entry was never imported
+    entry-unknown: what the entry imports has to be found out anew
     not-a-source: `README.md` is not a source
     unchanged: nothing changed
     ");

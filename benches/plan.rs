@@ -1,0 +1,136 @@
+//! How long it takes to find that nothing has to be built: what a warm `precast build` does before it answers.
+
+use std::{collections::BTreeMap, fs, hint::black_box, path::Path};
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use precast::{
+    Digest, Store,
+    plan::{self, Common, Request, RequestKey},
+    record::{Entry, Package, Padding, Program, Release, SCHEMA, Source},
+    spec::{Overrides, Spec},
+};
+use serde_json::json;
+
+const SOURCES: usize = 40;
+
+/// Writes a project of one module with `programs` buckets and a store that has all of them.
+fn built(folder: &Path, programs: usize) -> (Spec, Store) {
+    let site = folder.join("site-packages");
+    fs::create_dir_all(site.join("torch")).unwrap();
+    fs::create_dir_all(site.join("numpy-2.0.dist-info")).unwrap();
+    let version = "__version__ = '2.11.0+cu130'\ngit_version = 'f'\ncuda = '13.0'\n";
+    fs::write(site.join("torch/version.py"), version).unwrap();
+    let sources = (0..SOURCES).map(|number| {
+        let path = format!("layer_{number}.py");
+        let text = format!("WIDTH = {number}\n").repeat(400);
+        fs::write(folder.join(&path), &text).unwrap();
+        Source {
+            path,
+            digest: Digest::of(text.as_bytes()),
+        }
+    });
+    let entry = Entry {
+        entry: "model:load".into(),
+        sources: sources.collect(),
+        packages: vec![Package {
+            name: "numpy".into(),
+            version: "2.0".into(),
+        }],
+        site_packages: vec![site.to_string_lossy().into_owned()],
+    };
+    let sizes: Vec<String> = (1..=programs).map(|size| size.to_string()).collect();
+    let text = format!(
+        "schema = 1\nmodel = {{ name = \"bench\", entry = \"model:load\" }}\n[[module]]\nname = \"encode\"\n\
+         [module.inputs]\nids = {{ dtype = \"int64\", shape = [\"batch\", 128] }}\n\
+         mask = {{ dtype = \"int64\", shape = [\"batch\", 128] }}\n[module.buckets]\nbatch = [{}]\n",
+        sizes.join(",")
+    );
+    let file = folder.join("precast.toml");
+    fs::write(&file, text).unwrap();
+    let spec = Spec::load(&file).unwrap();
+    let store = Store::create(folder.join("artifacts")).unwrap();
+
+    let target = precast::Target::of_host(spec.target.device, &spec.target.isa, &[site]).unwrap();
+    let common = Common {
+        model: &spec.model.name,
+        entry: &spec.model.entry,
+        samples: None,
+        sources: &entry.sources,
+        packages: &entry.packages,
+        target: &target,
+    };
+    let common = common.shared();
+    let module = &spec.modules[0];
+    let settings = spec.settings(module, &Overrides::default(), &Overrides::default());
+    let mut ids = Vec::new();
+    for sizes in &module.buckets {
+        let inputs = module.sized_inputs(sizes);
+        let key = RequestKey {
+            common: &common,
+            module: &module.name,
+            path: &module.path,
+            method: &module.method,
+            inputs: inputs.as_deref(),
+            sizes,
+            regions: &module.regions,
+            settings: &settings.compile,
+        };
+        let (id, request) = key.explained();
+        let program = Program {
+            schema: SCHEMA,
+            id,
+            model: spec.model.name.clone(),
+            module: module.name.clone(),
+            sizes: sizes.clone(),
+            target: target.clone(),
+            inputs: inputs.unwrap_or_default(),
+            outputs: vec![],
+            results: vec![],
+            values: 2,
+            steps: vec![],
+            padding: Padding::Allowed,
+            call_spec: json!(null),
+            request,
+            receipt: json!({}),
+            provenance: json!({}),
+        };
+        ids.push(store.put_program(&program).unwrap().id);
+    }
+    let release = Release {
+        schema: SCHEMA,
+        model: spec.model.name.clone(),
+        seq: 0,
+        name: None,
+        programs: ids,
+        weights: None,
+        aliases: BTreeMap::new(),
+        entry,
+        provenance: json!({}),
+    };
+    store.put_release(&release).unwrap();
+    (spec, store)
+}
+
+fn warm(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("warm plan");
+    group.sample_size(20);
+    for programs in [100, 1_000, 10_000] {
+        let folder = tempfile::tempdir().unwrap();
+        let (spec, store) = built(folder.path(), programs);
+        let file = spec.file.clone();
+        group.throughput(Throughput::Elements(programs as u64));
+        group.bench_function(BenchmarkId::from_parameter(programs), |bencher| {
+            bencher.iter(|| {
+                let spec = Spec::load(&file).unwrap();
+                let known = plan::known(&spec, &store).unwrap();
+                let plan = plan::plan(&spec, Some(&store), known, &Request::default()).unwrap();
+                assert_eq!((plan.missing().count(), plan.items.len()), (0, programs));
+                black_box(plan)
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, warm);
+criterion_main!(benches);
