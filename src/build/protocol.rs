@@ -41,6 +41,17 @@ pub enum Request {
     },
     /// Writes the weight set as safetensors: answered with [`Weights`].
     Weights { out: PathBuf },
+    /// Finds the inputs of a module that the spec leaves out, by running the model once: answered with [`Sampled`].
+    Inputs {
+        path: String,
+        method: String,
+        /// `module:callable` that gives sample inputs of the model, with the sizes it has parameters for.
+        samples: Option<String>,
+        /// Inputs of the model itself, where there is no such callable.
+        inputs: Vec<Input>,
+        /// Sizes to run at; those of the module's buckets.
+        sizes: Sizes,
+    },
     /// Captures one module at one bucket: answered with [`Captured`].
     Capture {
         module: ModuleRequest,
@@ -75,6 +86,8 @@ pub struct ModuleRequest {
     pub passes: Vec<String>,
     /// Dimensions to capture as dynamic, each with its bounds: one segment and one archive for every size in them.
     pub dynamic: Option<BTreeMap<String, Bounds>>,
+    /// [`Sampled::structure`], for inputs that were found by running the model.
+    pub structure: Option<Value>,
 }
 
 /// One line from a worker.
@@ -142,6 +155,16 @@ pub struct Opened {
     /// FQN -> method -> keys of `[compile]`: what `get_torch_compile_config` and `torch.compiler.disable` say.
     #[serde(default)]
     pub declared: BTreeMap<String, BTreeMap<String, Value>>,
+}
+
+/// The inputs of a module, as the model calls it.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Sampled {
+    /// Tensors in order, named by the parameter and the path inside it (`cache.0`).
+    pub inputs: Vec<Input>,
+    /// How they nest: `{"args": […], "kwargs": {…}}` of `{"tensor": n}`, `{"value": v}`, `{"list": […]}`, `{"tuple": […]}`
+    /// and `{"dict": {…}}`.
+    pub structure: Value,
 }
 
 /// The weight set of the opened model.

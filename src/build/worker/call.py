@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from . import failures
+from . import failures, structure
 from .wire import Failure
 
 # The attribute that holds the captured module; graph names start with it.
@@ -43,8 +43,8 @@ def by_name(function: Any, names: list[str]) -> bool:
     return set(names) <= keywords
 
 
-def wrap(module: Any, method: str, names: list[str]) -> Any:
-    """Returns a module that calls `method` of `module` with tensors in the order of `names`."""
+def wrap(module: Any, method: str, names: list[str], nesting: dict[str, Any] | None = None) -> Any:
+    """Returns a module that calls `method` of `module` with tensors in the order of `names`, nested as it was seen."""
     import torch
 
     function = getattr(module, method)
@@ -59,6 +59,9 @@ def wrap(module: Any, method: str, names: list[str]) -> Any:
             # forward goes through __call__, so that hooks run as they do for everyone else.
             inner = getattr(self, INNER)
             target = inner if method == "forward" else getattr(inner, method)
+            if nesting is not None:
+                args = [structure.put_together(item, inputs) for item in nesting["args"]]
+                return target(*args, **{k: structure.put_together(v, inputs) for k, v in nesting["kwargs"].items()})
             return target(**dict(zip(names, inputs, strict=True))) if keyword else target(*inputs)
 
     return Call().eval()

@@ -38,7 +38,8 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     cut.check_regions(module["regions"], module["path"], [name for name, _ in target.named_modules()])
     specs = module["inputs"]
     what = _describe(module)
-    wrapped = call.wrap(target, module["method"], [spec["name"] for spec in specs])
+    nesting = module.get("structure")
+    wrapped = call.wrap(target, module["method"], [spec["name"] for spec in specs], nesting)
 
     wire.event("capture")
     asked = module.get("dynamic") or None
@@ -87,7 +88,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "outputs": outputs,
         "results": [numbers[node] for node in graph.outputs],
         "values": values,
-        "call_spec": {"inputs": [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
+        "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
         "samples": str(_write_samples(out, inputs, results)),
         "dynamic": held,

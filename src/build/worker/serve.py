@@ -53,6 +53,12 @@ def _capture(session: Session, request: dict[str, Any]) -> Any:
     return capture.capture(session.model(), request["module"], request["sizes"], _folder(request["out"]), session.wire)
 
 
+def _inputs(session: Session, request: dict[str, Any]) -> Any:
+    from . import inputs
+
+    return inputs.find(session.model(), request)
+
+
 def _compile(session: Session, request: dict[str, Any]) -> Any:
     from . import compiler, hello
 
@@ -60,7 +66,14 @@ def _compile(session: Session, request: dict[str, Any]) -> Any:
     return compiler.compile_segment(request, _folder(request["out"]), session.wire)
 
 
-OPERATIONS = {"hello": _hello, "open": _open, "weights": _weights, "capture": _capture, "compile": _compile}
+OPERATIONS = {
+    "hello": _hello,
+    "open": _open,
+    "weights": _weights,
+    "inputs": _inputs,
+    "capture": _capture,
+    "compile": _compile,
+}
 
 
 def _folder(path: str) -> Path:

@@ -1,4 +1,4 @@
-"""What a call returned: its tensors in order, their names, and how they nest."""
+"""What goes into a call and what it returned: tensors in order, their names, and how they nest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from . import torch_private as private
+from .wire import Failure
 
 
 def tensors_of(returned: Any) -> list[Any]:
@@ -49,3 +50,51 @@ def describe(returned: Any) -> Any:
         return {kind: dict(zip((str(key) for key in keys), walked, strict=True))}
 
     return walk(returned)
+
+
+def take_apart(value: Any, name: str, names: list[str], found: list[Any]) -> Any:
+    """Moves the tensors of an argument into flat lists; returns its nesting, which `put_together` reverses."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        names.append(name)
+        found.append(value)
+        return {"tensor": len(found) - 1}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    if type(value) in (list, tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [take_apart(item, f"{name}.{index}", names, found) for index, item in enumerate(value)]}
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return {"dict": {key: take_apart(item, f"{name}.{key}", names, found) for key, item in value.items()}}
+    raise Failure(
+        "bad_input",
+        f"input `{name}` is a {type(value).__name__}, which can't be made again from tensors",
+        hint="inputs are tensors, numbers, text and None, in lists, tuples and dicts",
+    )
+
+
+def put_together(shape: Any, found: Any) -> Any:
+    """Returns the argument that `take_apart` took apart, with other tensors."""
+    (kind, held), *_ = shape.items()
+    if kind == "tensor":
+        return found[held]
+    if kind == "value":
+        return held
+    if kind == "dict":
+        return {key: put_together(item, found) for key, item in held.items()}
+    items = [put_together(item, found) for item in held]
+    return items if kind == "list" else tuple(items)
+
+
+def moved(arguments: Any, device: str) -> Any:
+    """Returns nested arguments with every tensor on a device."""
+    import torch
+
+    if isinstance(arguments, torch.Tensor):
+        return arguments.to(device)
+    if type(arguments) in (list, tuple):
+        return type(arguments)(moved(item, device) for item in arguments)
+    if type(arguments) is dict:
+        return {key: moved(item, device) for key, item in arguments.items()}
+    return arguments

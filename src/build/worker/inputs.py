@@ -1,0 +1,178 @@
+"""Finds the inputs of a submodule that the spec leaves out: the model runs once on sample inputs and is watched.
+
+Sample inputs of the model come from a callable of the project, which may take bucketed dimensions as parameters
+(`def samples(batch=1, seq=32)`) and returns what the model is called with: a tensor, a tuple, a dict of keywords, or a
+tuple and a dict; or from the inputs that the spec gives for the model itself. Running again at other sizes shows which
+axes are bucketed dimensions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import call, entry, failures, samples, structure, tensors
+from .wire import Failure
+
+
+@dataclass
+class Seen:
+    """One call of the submodule: its tensors by name, and how they nest."""
+
+    names: list[str]
+    values: list[Any]
+    structure: dict[str, Any]
+
+
+def find(opened: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Returns the inputs of `path.method`, with dimensions, and how they nest: the protocol's `Sampled`."""
+    path, method = request["path"], request["method"]
+    target = call.find(opened.model, path)
+    call.method_of(target, path, method)
+    sizes: dict[str, int] = request.get("sizes") or {}
+    source = _source(opened, request)
+    seen = _watch(opened, target, path, method, source(sizes))
+    inputs = []
+    for name, value in zip(seen.names, seen.values, strict=True):
+        if not tensors.supported(value.dtype):
+            raise Failure("bad_input", f"input `{name}` is {tensors.dtype_name(value.dtype)}, which is not supported")
+        layout = tensors.layout(value.contiguous())
+        inputs.append({"name": name, **layout, "dims": [None] * value.dim(), "pad": 0})
+    for dim, size in sizes.items():
+        other = size + 1
+        again = _watch(opened, target, path, method, source({**sizes, dim: other}))
+        if again.names != seen.names:
+            raise Failure("bad_input", f"at `{dim}` = {other} the submodule is called with other inputs than at {size}")
+        _mark(inputs, again, dim, size, other)
+    return {"inputs": inputs, "structure": seen.structure}
+
+
+def _mark(inputs: list[dict[str, Any]], again: Seen, dim: str, size: int, other: int) -> None:
+    for entry_, value in zip(inputs, again.values, strict=True):
+        if len(value.shape) != len(entry_["shape"]):
+            raise Failure("bad_input", f"the rank of input `{entry_['name']}` depends on `{dim}`")
+        for axis, (before, after) in enumerate(zip(entry_["shape"], value.shape, strict=True)):
+            if before == after:
+                continue
+            if (before, after) != (size, other) or entry_["dims"][axis] is not None:
+                raise Failure(
+                    "bad_input",
+                    f"axis {axis} of input `{entry_['name']}` is {before} at `{dim}` = {size} and {after} at {other}",
+                    hint="a bucketed axis has the size of one dimension: give the inputs of this module in the spec",
+                )
+            entry_["dims"][axis] = dim
+
+
+def _source(opened: Any, request: dict[str, Any]) -> Callable[[dict[str, int]], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Returns what gives arguments for the whole model at given sizes."""
+    if request.get("samples"):
+        function = entry.load(opened.root, request["samples"])
+        return lambda sizes: _from_callable(function, request["samples"], sizes, opened.root)
+    specs = request.get("inputs") or []
+    if not specs:
+        raise Failure(
+            "bad_input",
+            f"nothing says what the model is called with, so the inputs of `{request['path']}` can't be found",
+            hint="give `samples` in [model], or a module for the model itself, or the inputs of this module",
+        )
+
+    def from_specs(sizes: dict[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        made = {}
+        for spec in specs:
+            axes = zip(spec["dims"], spec["shape"], strict=True)
+            shape = [sizes.get(dim, size) if dim is not None else size for dim, size in axes]
+            made[spec["name"]] = samples.lowest(spec, shape, opened.device)
+        if call.by_name(opened.model.forward, list(made)):
+            return (), made
+        return tuple(made.values()), {}
+
+    return from_specs
+
+
+def _from_callable(
+    function: Any, name: str, sizes: dict[str, int], root: Path
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    import torch
+
+    try:
+        known = inspect.signature(function).parameters.values()
+        takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in known)
+        wanted = {parameter.name for parameter in known}
+        made = function(**{dim: size for dim, size in sizes.items() if takes_all or dim in wanted})
+    except Exception as error:
+        raise Failure(
+            "entry_call",
+            f"`{name}` raised {type(error).__name__}: {failures.one_line(error)}",
+            location=failures.location(error, root),
+        ) from error
+    if isinstance(made, torch.Tensor):
+        return (made,), {}
+    if isinstance(made, dict):
+        return (), made
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], tuple) and isinstance(made[1], dict):
+        return made
+    if isinstance(made, tuple | list):
+        return tuple(made), {}
+    raise Failure("entry_call", f"`{name}` returned {type(made).__name__}, not tensors in a tuple or a dict")
+
+
+def _watch(opened: Any, target: Any, path: str, method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Seen:
+    """Runs the model and returns the first call of the target's method."""
+    import torch
+
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    original = getattr(target, method)
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        calls.append((args, kwargs))
+        return original(*args, **kwargs)
+
+    args, kwargs = structure.moved(arguments, opened.device)
+    if target is opened.model and method == "forward":
+        calls.append((args, kwargs))
+    else:
+        before = vars(target).get(method)
+        object.__setattr__(target, method, note)
+        try:
+            with torch.inference_mode():
+                opened.model(*args, **kwargs)
+        except Exception as error:
+            raise Failure(
+                "bad_input",
+                f"the model fails on its sample inputs: {type(error).__name__}: {failures.one_line(error)}",
+                location=failures.location(error, opened.root),
+            ) from error
+        finally:
+            if before is None:
+                object.__delattr__(target, method)
+            else:
+                object.__setattr__(target, method, before)
+    if not calls:
+        raise Failure(
+            "bad_input",
+            f"the model does not call `{path}.{method}` on its sample inputs",
+            hint="give the inputs of this module in the spec, or sample inputs that reach it",
+        )
+    return _seen(original, *calls[0])
+
+
+def _seen(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen:
+    """Names the tensors of a call by the parameters they go to."""
+    positions = [p.name for p in inspect.signature(function).parameters.values() if p.kind in _POSITIONAL]
+    seen = Seen([], [], {})
+
+    def walk(value: Any, name: str) -> Any:
+        return structure.take_apart(value, name, seen.names, seen.values)
+
+    named = [positions[index] if index < len(positions) else f"args.{index}" for index in range(len(args))]
+    seen.structure = {
+        "args": [walk(value, name) for value, name in zip(args, named, strict=True)],
+        "kwargs": {key: walk(value, key) for key, value in kwargs.items()},
+    }
+    return seen
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
