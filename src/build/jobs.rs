@@ -277,6 +277,7 @@ impl Shared<'_> {
                 regions: module.regions.clone(),
                 passes: item.settings.compile.passes.clone(),
                 dynamic: None,
+                structure: None,
             },
             sizes: item.sizes.clone(),
             out: self.scratch.join(format!("capture-{}", id.short())),
