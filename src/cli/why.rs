@@ -1,5 +1,7 @@
 //! `precast why`: why something was built.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde_json::json;
@@ -7,8 +9,13 @@ use serde_json::json;
 use super::{Context, exit::Missing};
 use crate::{
     inspect::why::{self, Why},
+    plan::Reason,
+    spec::Spec,
     store::{Filter, Found, Store, StoreError},
 };
+
+/// How many files without effect are named.
+const FILES: usize = 8;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -18,13 +25,18 @@ pub(super) struct Args {
     /// Only programs of this model
     #[arg(long)]
     model: Option<String>,
+    /// The spec of the module, to tell which files beside it had no effect
+    #[arg(short, long, default_value = "precast.toml", value_name = "SPEC")]
+    file: PathBuf,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.look()?;
     let all = find(args, &store)?;
+    let without_effect = without_effect(args, &store)?;
     if context.out.json() {
-        context.out.document(json!({ "why": all }))?;
+        let fields = json!({ "why": all, "without_effect": without_effect });
+        context.out.document(fields)?;
         return Ok(0);
     }
     for why in &all {
@@ -47,7 +59,26 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
             ))?;
         }
     }
+    for reason in without_effect {
+        context.out.line(format_args!("not rebuilt: {reason}"))?;
+    }
     Ok(0)
+}
+
+/// Returns what changed since the module was built and is no part of it, where there is a spec that has the module.
+fn without_effect(args: &Args, store: &Store) -> Result<Vec<Reason>> {
+    // The answer is about the store: a spec that is not there or not right only says nothing.
+    let Ok(spec) = Spec::load(&args.file) else {
+        return Ok(Vec::new());
+    };
+    let model = args
+        .model
+        .as_ref()
+        .is_none_or(|model| *model == spec.model.name);
+    match model && spec.modules.iter().any(|module| module.name == args.what) {
+        true => Ok(why::without_effect(&spec, store, &args.what, FILES)?),
+        false => Ok(Vec::new()),
+    }
 }
 
 fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {

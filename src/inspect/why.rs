@@ -1,11 +1,17 @@
 //! Why a program or an artifact was built: how its key differs from that of what stood in its place before.
 
+use std::{
+    path::Path,
+    time::{Duration, UNIX_EPOCH},
+};
+
 use serde::Serialize;
 
 use crate::{
     Digest,
-    plan::{History, Reason, reasons},
+    plan::{History, Reason, bystanders, reasons},
     record::{Artifact, Program, bucket_name},
+    spec::Spec,
     store::{Filter, Store, StoreError},
 };
 
@@ -43,7 +49,10 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
     };
     let place = |program: &Program| {
         let bucket = bucket_name(&program.sizes);
-        format!("step `{step}` of {} {bucket}", program.module)
+        match step.as_str() {
+            "" => format!("{} {bucket}", program.module),
+            step => format!("step `{step}` of {} {bucket}", program.module),
+        }
     };
     let old = match before(store, &caller)? {
         Some(old) => old.steps.into_iter().find(|old| old.name == step),
@@ -62,6 +71,41 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
         },
         before: old.map(|old| old.id),
     }))
+}
+
+/// Returns files beside the sources that changed after the newest program of `module` was built: why nothing was built
+/// since. At most `limit` of them.
+pub fn without_effect(
+    spec: &Spec,
+    store: &Store,
+    module: &str,
+    limit: usize,
+) -> Result<Vec<Reason>, StoreError> {
+    let filter = Filter {
+        model: Some(spec.model.name.clone()),
+        module: Some(module.to_owned()),
+        ..Filter::default()
+    };
+    let mut newest = None;
+    for row in store.programs(filter) {
+        newest = newest.max(u64::try_from(row?.created).ok());
+    }
+    let (Some(newest), Some(release)) = (newest, store.release(&spec.model.name, None)?) else {
+        return Ok(Vec::new());
+    };
+    // Whole seconds, cut off: what came in the same one may have been before.
+    let since = UNIX_EPOCH + Duration::from_secs(newest + 1);
+    // The store, as a walk from the root meets it.
+    let inside = |root: &Path, store: &Path| {
+        let (root_now, store_now) = (root.canonicalize().ok()?, store.canonicalize().ok()?);
+        Some(root.join(store_now.strip_prefix(root_now).ok()?))
+    };
+    let skip = inside(&spec.root, store.path());
+    let skip: Vec<&Path> = skip.as_deref().into_iter().collect();
+    let files = bystanders(&spec.root, &release.entry, since, &skip, limit);
+    Ok((files.into_iter())
+        .map(|path| Reason::NotASource { path })
+        .collect())
 }
 
 fn before(store: &Store, program: &Program) -> Result<Option<Program>, StoreError> {
@@ -146,5 +190,26 @@ mod tests {
         insta::assert_snapshot!(why.reasons[0], @"`mode` changed: `default` -> `max-autotune`");
         let alone = testing::artifact(&store, "alone");
         assert_eq!(artifact(&store, &alone).unwrap(), None);
+    }
+
+    #[test]
+    fn a_file_that_is_no_source_had_no_effect() {
+        let (dir, store) = testing::store();
+        let root = dir.path();
+        let text = "schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"encode\"\n";
+        let spec = Spec::parse(text, &root.join("precast.toml")).unwrap();
+        let told = || without_effect(&spec, &store, "encode", 9).unwrap();
+        std::fs::write(root.join("README.md"), "").unwrap();
+        assert_eq!(told(), [], "nothing was built yet");
+        put(&store, "a", json!({}), json!({}));
+        assert_eq!(told(), [], "as old as the program");
+        let later = std::time::SystemTime::now() + Duration::from_secs(60);
+        let mut file = std::fs::File::options();
+        file.write(true);
+        for path in ["README.md", "store/index.sqlite"] {
+            let file = file.open(root.join(path)).unwrap();
+            file.set_modified(later).unwrap();
+        }
+        insta::assert_snapshot!(told().iter().map(ToString::to_string).collect::<String>(), @"`README.md` is not a source");
     }
 }
