@@ -211,6 +211,10 @@ pub struct Captured {
     pub exported_weights: Vec<String>,
     /// Seconds it took.
     pub seconds: f64,
+    /// What eager in Python took on the sample inputs: `eager_us` (median of `eager_runs`), `threads`, on CUDA
+    /// `eager_peak_bytes`.
+    #[serde(default)]
+    pub receipt: Value,
 }
 
 /// One distinct piece of a captured program.

@@ -74,6 +74,8 @@ class RegionsTest(Project):
         follows = [dims and (dims["dim"], dims["scale"], dims["offset"]) for dims in captured["outputs"][0]["dims"]]
         self.assertEqual(follows, [("batch", 1, 0), ("seq", 1, 0), None])
         self.assertIsNone(captured["padding_refused"])
+        self.assertGreater(captured["receipt"]["eager_us"], 0)
+        self.assertGreaterEqual(captured["receipt"]["eager_runs"], 1)
 
     def test_without_regions_there_is_one_step(self) -> None:
         opened = self.open(STACK)

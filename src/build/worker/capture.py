@@ -17,6 +17,7 @@ from . import (
     failures,
     flat,
     follow,
+    measure,
     operators,
     passes,
     samples,
@@ -74,6 +75,8 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         raise Failure("capture", f"{what} returns {len(results)} tensors, its graph {len(graph.outputs)}")
     outputs = _outputs(graph, names, results, what)
 
+    receipt = measure.eager(wrapped, inputs, opened.device)
+
     wire.event("shapes")
     refused = _follow(wrapped, specs, sizes, bounds, outputs, opened)
 
@@ -91,6 +94,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
         "samples": str(_write_samples(out, inputs, results)),
+        "receipt": receipt,
         "dynamic": held,
         "exported": str(eager),
         "exported_weights": eager_weights,
