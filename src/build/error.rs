@@ -72,12 +72,16 @@ impl BuildError {
         Some(text)
     }
 
-    /// Returns whether no other program of the build can fare better.
+    /// Returns whether the build ends with this: no other program can fare better, or the spec names something that
+    /// the model does not have.
     pub(super) fn ends_build(&self) -> bool {
-        matches!(
-            self,
-            Self::Interrupted | Self::Store(_) | Self::NoPython { .. } | Self::Scratch { .. }
-        )
+        match self {
+            Self::Interrupted | Self::Store(_) | Self::NoPython { .. } | Self::Scratch { .. } => {
+                true
+            }
+            Self::Worker(error) => matches!(error.code.as_str(), "no_module" | "no_method"),
+            _ => false,
+        }
     }
 
     /// Returns a stable word for what failed, as failure records keep it.

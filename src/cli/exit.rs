@@ -67,6 +67,9 @@ pub(super) fn report(error: &Error) -> ExitCode {
     }
     let (code, hint) = judge(error);
     note(format_args!("{} {error}", "error:".red().bold()));
+    if let Some(place) = error.chain().find_map(place) {
+        note(format_args!("  {} {place}", "-->".cyan()));
+    }
     let mut seen = error.to_string();
     for cause in error.chain().skip(1) {
         let text = cause.to_string();
@@ -93,6 +96,14 @@ pub(super) fn warn(error: &StoreError) {
 /// Prints one line that is no error.
 pub(super) fn warning(text: &str) {
     note(format_args!("{} {text}", "warning:".yellow().bold()));
+}
+
+/// Returns the line of the user's own code that an error of the worker is about.
+fn place(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    match cause.downcast_ref::<BuildError>()? {
+        BuildError::Worker(error) => error.location.clone(),
+        _ => None,
+    }
 }
 
 fn closed_pipe(error: &Error) -> bool {

@@ -75,7 +75,7 @@ class Worker:
         return {
             "protocol": 1,
             "python": ".".join(map(str, sys.version_info[:3])),
-            "site_packages": [],
+            "site_packages": [str((CHECKOUT / ".venv/libtorch").resolve().parent)],
             "torch": claimed or version["__version__"],
             "torch_git": version["git_version"],
             "cuda": version["cuda"],
@@ -84,7 +84,7 @@ class Worker:
         }
 
     def open(self, request: Json) -> Json:
-        self.root = Path(request["root"])
+        self.root = Path(request["root"]).resolve()
         sys.path.insert(0, str(self.root))
         name, function = request["entry"].split(":")
         try:

@@ -1,0 +1,177 @@
+//! Mistakes that users make: each is a clear error with its exit code.
+
+use std::fs;
+
+use crate::sandbox::{Sandbox, assert_ran, assert_run};
+
+#[test]
+fn no_spec() {
+    let sandbox = Sandbox::new();
+    assert_run!(sandbox, ["build", "-f", "elsewhere/precast.toml"], @"
+    exit code 2
+    ----- stderr
+    error: cannot read the spec `elsewhere/precast.toml`: No such file or directory (os error 2)
+      = help: name a spec with `-f`, or run where `precast.toml` is
+    ");
+}
+
+#[test]
+fn a_spec_with_mistakes_shows_each_with_its_line() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("precast.toml", "pad = 0 }", "padd = 0 }");
+    sandbox.edit("precast.toml", "batch = [1, 4]", "batch = []");
+    assert_run!(sandbox, ["build"], @r#"
+    exit code 2
+    ----- stderr
+    error: unknown key `padd` in input `x`
+      --> precast.toml:13:48
+       |
+    13 | x = { dtype = "float32", shape = ["batch", 3], padd = 0 }
+       |  ^^^^
+       = help: did you mean `pad`?
+
+    error: `batch` in [module.buckets] has no size, which leaves no bucket
+      --> precast.toml:15:9
+       |
+    15 | batch = []
+       |  ^^
+    "#);
+}
+
+#[test]
+fn missing_python() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(&["build", "--python", "/no/such/python"]);
+    let ran = sandbox.output(command.env_remove("PRECAST_WORKER"));
+    assert_ran!(ran, @"
+    exit code 2
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    error: can't start Python `/no/such/python`
+      caused by: No such file or directory (os error 2)
+    hint: name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`
+    ");
+}
+
+#[test]
+fn wrong_torch() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(&["build"]);
+    let ran = sandbox.output(command.env("FAKE_TORCH", "2.10.1+cpu"));
+    assert_ran!(ran, @"
+    exit code 4
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    worker: Python [PYTHON], torch 2.10.1+cpu ([TIME])
+    error: Python at `[ROOT]/worker` has torch 2.10.1+cpu, this binary is made for torch 2.11.0
+    hint: install torch 2.11.0 there, or name another interpreter with `--python PATH`
+    ");
+}
+
+#[test]
+fn no_torch() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(&["build"]);
+    let ran = sandbox.output(command.env("FAKE_TORCH", "none"));
+    assert_ran!(ran, @"
+    exit code 4
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    error: this Python has no torch
+    hint: install torch there
+    ");
+}
+
+#[test]
+fn an_entry_that_does_not_import() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("model.py", "SCALE = 2.0", "import no_such_package");
+    assert_run!(sandbox, ["build"], @"
+    exit code 1
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    error: can't import `model`: No module named 'no_such_package'
+      --> model.py:1
+    ");
+}
+
+#[test]
+fn an_entry_that_fails() {
+    let sandbox = Sandbox::new();
+    sandbox.edit(
+        "model.py",
+        "    return {",
+        "    raise RuntimeError(\"no weights here\")\n    return {",
+    );
+    assert_run!(sandbox, ["build"], @"
+    exit code 1
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    error: `model:load` failed: no weights here
+      --> model.py:6
+    ");
+}
+
+#[test]
+fn a_module_path_that_does_not_exist() {
+    let sandbox = Sandbox::new();
+    sandbox.edit(
+        "precast.toml",
+        "name = \"affine\"",
+        "name = \"affine\"\npath = \"encoder.layers.0\"",
+    );
+    assert_run!(sandbox, ["build"], @"
+    exit code 2
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source files, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    error: the model has no submodule `encoder.layers.0`
+    hint: did you mean `encoder.layer.0`?
+    ");
+}
+
+#[test]
+fn a_store_that_is_not_one() {
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.path("photos")).unwrap();
+    sandbox.write("photos/holiday.jpg", "not a store");
+    assert_run!(sandbox, ["ls", "--store", "photos"], @"
+    exit code 2
+    ----- stderr
+    error: `photos` is not a store: it has no `precast-store.json`
+    hint: `precast build` makes one; `--store` says where it is
+    ");
+    assert_run!(sandbox, ["build", "--store", "photos"], @"
+    exit code 2
+    ----- stderr
+    error: `photos` is not a store and not empty: it holds `holiday.jpg`
+    hint: choose a new folder with `--store`
+    ");
+    assert_run!(sandbox, ["ls", "--store", "nowhere"], @"
+    exit code 2
+    ----- stderr
+    error: `nowhere` is not a store: there is no such folder
+    hint: `precast build` makes one; `--store` says where it is
+    ");
+    assert_run!(sandbox, ["ls", "--store", "precast.toml"], @"
+    exit code 2
+    ----- stderr
+    error: `precast.toml` is not a store: it is a file
+    hint: `precast build` makes one; `--store` says where it is
+    ");
+}
+
+#[test]
+fn an_id_that_is_not_in_the_store() {
+    let sandbox = Sandbox::built();
+    assert_run!(sandbox, ["show", "ffffffffffff"], @"
+    exit code 3
+    ----- stderr
+    error: nothing in the store has an ID that begins with `[ID]`
+    ");
+}

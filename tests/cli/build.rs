@@ -1,0 +1,283 @@
+//! `build` and `plan`: what is made, what is found, and why.
+
+use std::{
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::sandbox::{Sandbox, assert_run};
+
+/// Returns what became of each program, by a build's last JSON line.
+fn states(ran: &str) -> Vec<(String, String)> {
+    let last: Value = serde_json::from_str(ran.lines().last().unwrap()).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    last["programs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| (text(&p["program"]), text(&p["state"])))
+        .collect()
+}
+
+/// Runs a build and returns how many artifacts it compiled.
+fn compiled(sandbox: &Sandbox) -> u64 {
+    let ran = sandbox.run(&["build", "--format", "json"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let last: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+    last["compiled"].as_u64().unwrap()
+}
+
+#[test]
+fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
+    let sandbox = Sandbox::new();
+    assert_run!(sandbox, ["plan"], @"
+    exit code 0
+    ----- stdout
+    build  affine batch=1  never built
+    build  affine batch=4  never built
+    2 of 2 programs would be built
+    ");
+    assert_run!(sandbox, ["build", "-j", "1"], @"
+    exit code 0
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source files, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    capture: affine batch=4 ([TIME])
+    compile: affine batch=4 ([TIME])
+    gate: affine batch=4 ([TIME])
+    published: affine batch=4 [ID]
+    compile: affine batch=1 ([TIME])
+    gate: affine batch=1 ([TIME])
+    published: affine batch=1 [ID]
+    built 2 programs, 2 artifacts compiled, 0 programs were there already ([TIME])
+    published fake release 1
+    ");
+    assert_run!(sandbox, ["build"], @"
+    exit code 0
+    ----- stderr
+    plan: 0 of 2 programs are missing
+    fresh 2 of 2 programs are in the store, nothing to compile ([TIME])
+    ");
+    assert_run!(sandbox, ["plan"], @"
+    exit code 0
+    ----- stdout
+    hit  affine batch=1  [ID]
+    hit  affine batch=4  [ID]
+    0 of 2 programs would be built
+    ");
+    assert_eq!(
+        sandbox.files("tmp"),
+        [] as [std::path::PathBuf; 0],
+        "the build left files behind"
+    );
+}
+
+#[test]
+fn a_fresh_build_starts_no_python() {
+    let sandbox = Sandbox::built();
+    sandbox.script("worker", "exit 1");
+    assert_eq!(compiled(&sandbox), 0);
+}
+
+#[test]
+fn a_changed_source_is_captured_again_and_compiled_only_when_its_graph_changed() {
+    let sandbox = Sandbox::built();
+    sandbox.append("model.py", "# one more line");
+    assert_run!(sandbox, ["plan"], @"
+    exit code 0
+    ----- stdout
+    build  affine batch=1  `model.py` changed
+    build  affine batch=4  `model.py` changed
+    2 of 2 programs would be built
+    ");
+    assert_eq!(compiled(&sandbox), 0, "the graph is the same");
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    assert_eq!(compiled(&sandbox), 2);
+    sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 5.0");
+    assert_eq!(compiled(&sandbox), 0, "weights are not in the artifact");
+}
+
+#[test]
+fn only_some_programs() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["build", "--only", "affine batch=4", "--format", "json"]);
+    assert_eq!(
+        states(&ran.stdout),
+        [("affine batch=4".to_owned(), "built".to_owned())]
+    );
+    assert_eq!(compiled(&sandbox), 1);
+}
+
+#[test]
+fn locked_fails_instead_of_compiling() {
+    let sandbox = Sandbox::new();
+    assert_run!(sandbox, ["build", "--locked"], @"
+    exit code 1
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    error: 2 of 2 programs are missing and `--locked` forbids compiling
+    hint: run `precast build` where compiling is allowed, then deploy the store
+    ");
+    assert_eq!(compiled(&sandbox), 2);
+    assert_eq!(sandbox.run(&["build", "--locked"]).code, 0);
+}
+
+#[test]
+fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: compile fails batch=4");
+    assert_run!(sandbox, ["build", "-j", "1"], @"
+    exit code 0
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source files, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    capture: affine batch=4 ([TIME])
+    compile: affine batch=4 ([TIME])
+    failed: affine batch=4: the C++ compiler failed with exit code 1
+    compile: affine batch=1 ([TIME])
+    gate: affine batch=1 ([TIME])
+    published: affine batch=1 [ID]
+    failed affine batch=4: the C++ compiler failed with exit code 1
+           `precast log [ID]` prints the whole log
+    built 1 programs, 1 artifacts compiled, 0 programs were there already ([TIME]), 1 failed
+    published fake release 1
+    ");
+    assert_run!(sandbox, ["ls"], @"
+    exit code 0
+    ----- stdout
+    ID  MODEL  MODULE  BUCKET  STATE  TARGET  STEPS  SIZE  AGE  USED
+    [ID]  fake  affine  batch=1  live  [TARGET]  1  [SIZE]  [TIME]  [TIME]
+    [ID]  fake  affine  batch=4  failed  [TIME]
+    ");
+    let listed = sandbox.json(&["ls"]);
+    let failed = listed["programs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|p| p["state"] == "failed");
+    let log = sandbox.run(&["log", failed.unwrap()["id"].as_str().unwrap()]);
+    assert_eq!(log.code, 0, "{}", log.text());
+    assert!(
+        log.stdout
+            .contains("kernel.cpp:12: error: this line is in the log"),
+        "{}",
+        log.text()
+    );
+    // The next build tries only what failed.
+    sandbox.edit("model.py", "# fake: compile fails batch=4", "");
+    assert_eq!(compiled(&sandbox), 1);
+}
+
+#[test]
+fn a_failure_under_raise_is_exit_code_1() {
+    let sandbox = Sandbox::new();
+    sandbox.edit(
+        "precast.toml",
+        "name = \"affine\"",
+        "name = \"affine\"\nfail_policy = \"raise\"",
+    );
+    sandbox.append("model.py", "# fake: compile fails batch=4");
+    assert_run!(sandbox, ["build", "-q", "-j", "1"], @"
+    exit code 1
+    ----- stderr
+    error: 1 of 2 programs failed
+    hint: `precast log ID` prints the log of a failed program
+    ");
+}
+
+#[test]
+fn a_worker_that_dies_fails_one_program() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: compile dies batch=1");
+    assert_run!(sandbox, ["build", "-j", "1"], @"
+    exit code 0
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source files, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    capture: affine batch=4 ([TIME])
+    compile: affine batch=4 ([TIME])
+    gate: affine batch=4 ([TIME])
+    published: affine batch=4 [ID]
+    compile: affine batch=1 ([TIME])
+    failed: affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
+    failed affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
+           `precast log [ID]` prints the whole log
+    built 1 programs, 1 artifacts compiled, 0 programs were there already ([TIME]), 1 failed
+    published fake release 1
+    ");
+}
+
+#[test]
+fn what_answers_wrong_is_not_published() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: answers wrong batch=1");
+    sandbox.append("model.py", "# fake: answers nan batch=4");
+    assert_run!(sandbox, ["build", "-j", "1"], @"
+    exit code 0
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source files, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    capture: affine batch=4 ([TIME])
+    compile: affine batch=1 ([TIME])
+    gate: affine batch=1 ([TIME])
+    failed: affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])
+    compile: affine batch=4 ([TIME])
+    gate: affine batch=4 ([TIME])
+    failed: affine batch=4: the artifact failed its gate: output `out` has NaN or infinity where eager has none
+    failed affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])
+           `precast log [ID]` prints the whole log
+    failed affine batch=4: the artifact failed its gate: output `out` has NaN or infinity where eager has none
+           `precast log [ID]` prints the whole log
+    built 0 programs, 2 artifacts compiled, 0 programs were there already ([TIME]), 2 failed
+    ");
+}
+
+#[test]
+fn an_interrupted_build_keeps_what_is_finished() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: compile hangs batch=1");
+    let mut command = sandbox.command(&["build", "-j", "1", "--format", "json"]);
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let started = Instant::now();
+    // The larger program is compiled and published before the other one hangs.
+    while !sandbox.run(&["ls"]).stdout.contains("batch=4") {
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "nothing was published"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let interrupted = std::process::Command::new("kill")
+        .args(["-INT", &pid.to_string()])
+        .status()
+        .unwrap();
+    assert!(interrupted.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(130),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    sandbox.edit("model.py", "# fake: compile hangs batch=1", "");
+    assert_eq!(compiled(&sandbox), 1);
+}

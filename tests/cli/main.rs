@@ -1,0 +1,9 @@
+//! The command line, driven in a sandbox: a fake worker and fake artifacts, so that everything but numerics runs in
+//! seconds. Snapshots hold exit code, stdout and stderr.
+
+mod bad_input;
+mod build;
+mod inspect;
+#[cfg(feature = "torch")]
+mod run;
+mod sandbox;

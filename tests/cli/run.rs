@@ -1,0 +1,206 @@
+//! `run`: dispatch of saved inputs, what is refused, and what a damaged store does.
+
+use std::{fs, io::Write};
+
+use crate::sandbox::{Sandbox, assert_run};
+
+/// Writes inputs with this many rows of 0, 1, 2, … to `x.safetensors`.
+fn rows(sandbox: &Sandbox, count: usize) {
+    let values: Vec<f32> = (0..count * 3).map(|i| i as f32).collect();
+    sandbox.tensors("x.safetensors", &[("x", &[count, 3], &values)]);
+}
+
+const RUN: [&str; 7] = [
+    "run",
+    "affine",
+    "--inputs",
+    "x.safetensors",
+    "--outputs",
+    "y.safetensors",
+    "-q",
+];
+
+#[test]
+fn an_exact_bucket() {
+    let sandbox = Sandbox::built();
+    rows(&sandbox, 4);
+    assert_run!(sandbox, RUN, @"
+    exit code 0
+    ----- stdout
+    affine batch=4 [ID], exact
+    out: float32 [4, 3]
+    ");
+    let (shape, values) = sandbox.tensor("y.safetensors");
+    assert_eq!(shape, [4, 3]);
+    assert_eq!(
+        values,
+        (0..12).map(|i| 2.0 * i as f32 + 1.0).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn the_smallest_bucket_that_covers_padded_and_sliced_back() {
+    let sandbox = Sandbox::built();
+    rows(&sandbox, 3);
+    assert_run!(sandbox, RUN, @"
+    exit code 0
+    ----- stdout
+    affine batch=4 [ID], padded from batch=3
+    out: float32 [3, 3]
+    ");
+    let (shape, values) = sandbox.tensor("y.safetensors");
+    assert_eq!(shape, [3, 3]);
+    assert_eq!(
+        values,
+        (0..9).map(|i| 2.0 * i as f32 + 1.0).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn weights_are_bound_at_load() {
+    let sandbox = Sandbox::built();
+    sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 10.0");
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    rows(&sandbox, 1);
+    assert_eq!(sandbox.run(&RUN).code, 0);
+    assert_eq!(sandbox.tensor("y.safetensors").1, [1.0, 11.0, 21.0]);
+}
+
+#[test]
+fn a_shape_that_no_bucket_covers() {
+    let sandbox = Sandbox::built();
+    rows(&sandbox, 5);
+    assert_run!(sandbox, RUN, @"
+    exit code 3
+    ----- stderr
+    error: module `affine` has no bucket for batch=5; it has batch=1, batch=4
+    hint: the nearest is batch=4
+    ");
+    sandbox.tensors("x.safetensors", &[("x", &[1, 4], &[0.0; 4])]);
+    assert_run!(sandbox, RUN, @"
+    exit code 2
+    ----- stderr
+    error: module `affine`, input `x`: expected size 3 on axis 1, got 4
+    ");
+}
+
+#[test]
+fn a_wrong_input_name() {
+    let sandbox = Sandbox::built();
+    sandbox.tensors("x.safetensors", &[("y", &[1, 3], &[0.0; 3])]);
+    assert_run!(sandbox, RUN, @"
+    exit code 2
+    ----- stderr
+    error: module `affine` has no variant with the inputs `y`
+    hint: it takes x
+    ");
+}
+
+#[test]
+fn a_wrong_dtype() {
+    let sandbox = Sandbox::built();
+    let data = [0_u8; 24];
+    let view =
+        safetensors::tensor::TensorView::new(safetensors::Dtype::I64, vec![1, 3], &data).unwrap();
+    sandbox.write(
+        "x.safetensors",
+        safetensors::serialize([("x", view)], None).unwrap(),
+    );
+    assert_run!(sandbox, RUN, @"
+    exit code 2
+    ----- stderr
+    error: module `affine`, input `x`: expected dtype float32, got int64
+    ");
+}
+
+#[test]
+fn a_module_that_is_not_there() {
+    let sandbox = Sandbox::built();
+    rows(&sandbox, 1);
+    assert_run!(sandbox, ["run", "afine", "--inputs", "x.safetensors"], @"
+    exit code 3
+    ----- stderr
+    error: model `fake` has no module `afine`
+    hint: did you mean `affine`?
+    ");
+}
+
+#[test]
+fn inputs_that_are_not_safetensors() {
+    let sandbox = Sandbox::built();
+    sandbox.write("x.safetensors", "hello");
+    assert_run!(sandbox, RUN, @"
+    exit code 2
+    ----- stderr
+    error: can't use `x.safetensors`
+      caused by: not a safetensors file: header too small
+    ");
+    assert_run!(sandbox, ["run", "affine", "--inputs", "nowhere.safetensors"], @"
+    exit code 2
+    ----- stderr
+    error: can't read `nowhere.safetensors`
+      caused by: No such file or directory (os error 2)
+    ");
+}
+
+#[test]
+fn an_object_with_a_flipped_byte_is_never_run() {
+    let sandbox = Sandbox::built();
+    rows(&sandbox, 1);
+    // What is unpacked already was checked then; without it every object is read again. Each in turn, in its middle.
+    let objects = sandbox.files("artifacts/objects");
+    assert!(!objects.is_empty());
+    let mut refused = 0;
+    for object in objects {
+        let bytes = fs::read(&object).unwrap();
+        let mut damaged = bytes.clone();
+        damaged[bytes.len() / 2] ^= 1;
+        replace(&object, &damaged);
+        sandbox
+            .files("artifacts/ready")
+            .iter()
+            .for_each(|file| fs::remove_file(file).unwrap());
+        let ran = sandbox.run(&RUN);
+        if ran.code != 0 {
+            refused += 1;
+            assert!(ran.stderr.contains(&short_name(&object)), "{}", ran.text());
+        } else {
+            // An object that this run does not need: another bucket's, or a log.
+            assert_eq!(sandbox.tensor("y.safetensors").1, [1.0, 3.0, 5.0]);
+        }
+        replace(&object, &bytes);
+    }
+    assert!(
+        refused >= 2,
+        "the artifact and the weights are both needed, {refused} were refused"
+    );
+    assert_eq!(sandbox.run(&RUN).code, 0);
+}
+
+#[test]
+fn a_damaged_unpacked_file_is_made_again() {
+    let sandbox = Sandbox::built();
+    rows(&sandbox, 1);
+    assert_eq!(sandbox.run(&RUN).code, 0);
+    let unpacked = sandbox.files("artifacts/ready");
+    assert!(!unpacked.is_empty());
+    for file in unpacked {
+        let mut bytes = fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        replace(&file, &bytes);
+    }
+    assert_eq!(sandbox.run(&RUN).code, 0);
+    assert_eq!(sandbox.tensor("y.safetensors").1, [1.0, 3.0, 5.0]);
+}
+
+/// Objects are not writable; a damaged disk does not ask.
+fn replace(path: &std::path::Path, bytes: &[u8]) {
+    fs::remove_file(path).unwrap();
+    fs::File::create(path).unwrap().write_all(bytes).unwrap();
+}
+
+fn short_name(object: &std::path::Path) -> String {
+    let name = object.file_name().unwrap().to_str().unwrap();
+    name.chars().take(12).collect()
+}
