@@ -1,0 +1,154 @@
+//! What only a CUDA device shows. `tests/gpu/run.sh` builds the example's store there and starts this with
+//! `PRECAST_STORE`; anywhere else it says that it was skipped, and why.
+#![cfg(feature = "torch")]
+
+use std::{env, io::Write, path::PathBuf};
+
+use precast::{Device, Runtime, Store};
+use tch::{Kind, Tensor};
+
+/// Returns the store to test with, or says what is missing. Written past libtest's capture: a skip is never silent.
+fn store(test: &str) -> Option<Store> {
+    let missing = match env::var_os("PRECAST_STORE") {
+        _ if !PathBuf::from("/dev/nvidiactl").exists() => "no CUDA device",
+        None => "no PRECAST_STORE with the example built for CUDA; see tests/gpu/run.sh",
+        Some(path) => return Some(Store::open(&PathBuf::from(path)).unwrap()),
+    };
+    writeln!(std::io::stderr(), "{test}: skipped: {missing}").unwrap();
+    None
+}
+
+/// Token ids and mask on the device: `[batch, seq]` int64 each.
+fn inputs(batch: i64, seq: i64) -> (Tensor, Tensor) {
+    let cuda = tch::Device::Cuda(0);
+    let ids: Vec<i64> = (0..batch * seq).map(|i| i * 37 % 30_000 + 100).collect();
+    let ids = Tensor::from_slice(&ids).view([batch, seq]).to_device(cuda);
+    let mask = ids.ones_like();
+    (ids, mask)
+}
+
+fn encode(model: &precast::Model, ids: &Tensor, mask: &Tensor) -> Tensor {
+    let answer = model
+        .run_named("encode", &[("input_ids", ids), ("attention_mask", mask)])
+        .unwrap();
+    answer[0].shallow_clone()
+}
+
+/// Bytes of device memory in use, by everyone.
+fn used() -> i64 {
+    tch::Cuda::synchronize(0);
+    let (mut free, mut total) = (0_usize, 0_usize);
+    // SAFETY: the CUDA runtime is in the process already, so this runs no initialiser; the signature is that of
+    // `cudaMemGetInfo` in cuda_runtime_api.h, which writes both numbers.
+    unsafe {
+        let cudart = libloading::Library::new("libcudart.so.13").unwrap();
+        let info: libloading::Symbol<'_, unsafe extern "C" fn(*mut usize, *mut usize) -> i32> =
+            cudart.get(b"cudaMemGetInfo\0").unwrap();
+        assert_eq!(info(&mut free, &mut total), 0);
+    }
+    (total - free) as i64
+}
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+#[test]
+fn one_copy_of_the_weights_serves_every_bucket() {
+    let Some(store) = store("one_copy_of_the_weights_serves_every_bucket") else {
+        return;
+    };
+    let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
+    // The context, cuBLAS and a first allocation are not weights.
+    let warm = Tensor::ones([1024, 1024], (Kind::Half, tch::Device::Cuda(0)));
+    let _warm = warm.matmul(&warm);
+    let before = used();
+    let model = runtime.load("minilm").unwrap();
+    let mut after = Vec::new();
+    for (batch, seq) in [(1, 32), (1, 128), (8, 32), (8, 128)] {
+        let (ids, mask) = inputs(batch, seq);
+        drop(encode(&model, &ids, &mask));
+        after.push((batch, seq, used() - before));
+    }
+    for (batch, seq, bytes) in &after {
+        println!(
+            "device memory after batch={batch} seq={seq}: +{:.1} MiB",
+            *bytes as f64 / MIB
+        );
+    }
+    let (first, last) = (after[0].2, after[3].2);
+    // 22.6 million parameters in float16.
+    let weights = 45_000_000;
+    println!(
+        "weights: {:.1} MiB; three more buckets added {:.1} MiB",
+        weights as f64 / MIB,
+        (last - first) as f64 / MIB
+    );
+    assert!(
+        last - first < weights,
+        "three more buckets added a second copy of the weights"
+    );
+}
+
+#[test]
+fn an_answer_does_not_depend_on_its_bucket() {
+    let Some(store) = store("an_answer_does_not_depend_on_its_bucket") else {
+        return;
+    };
+    let model = Runtime::new(&store, Device::Cuda(0))
+        .unwrap()
+        .load("minilm")
+        .unwrap();
+    let (ids, mask) = inputs(8, 20);
+    let together = encode(&model, &ids, &mask);
+    for row in 0..8 {
+        let alone = encode(&model, &ids.narrow(0, row, 1), &mask.narrow(0, row, 1));
+        let error = f64::try_from((&alone - together.narrow(0, row, 1)).abs().max()).unwrap();
+        assert!(error < 2e-2, "row {row} differs by {error}");
+    }
+}
+
+#[test]
+fn a_tensor_on_the_wrong_device_is_refused() {
+    let Some(store) = store("a_tensor_on_the_wrong_device_is_refused") else {
+        return;
+    };
+    let model = Runtime::new(&store, Device::Cuda(0))
+        .unwrap()
+        .load("minilm")
+        .unwrap();
+    let (ids, mask) = inputs(1, 32);
+    let here = ids.to_device(tch::Device::Cpu);
+    let refused = model.run_named("encode", &[("input_ids", &here), ("attention_mask", &mask)]);
+    let message = refused
+        .err()
+        .expect("a tensor of the CPU was accepted")
+        .to_string();
+    assert!(message.contains("input_ids"), "{message}");
+}
+
+#[test]
+fn many_threads_get_the_same_answers() {
+    let Some(store) = store("many_threads_get_the_same_answers") else {
+        return;
+    };
+    let model = Runtime::new(&store, Device::Cuda(0))
+        .unwrap()
+        .load("minilm")
+        .unwrap();
+    let (ids, mask) = inputs(1, 20);
+    let want = encode(&model, &ids, &mask);
+    let model = &model;
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            let (ids, mask, want) = (
+                ids.shallow_clone(),
+                mask.shallow_clone(),
+                want.shallow_clone(),
+            );
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    assert!(encode(model, &ids, &mask).equal(&want));
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,185 @@
+//! One store for the whole test run, built by the real worker from the example and from a small model.
+//!
+//! `PRECAST_TEST_STORE` names a store to fill and use instead of a fresh one, to run one test again quickly.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+pub const MINILM: &str = "examples/minilm/precast.toml";
+pub const SMALL: &str = "tests/numerics/small/precast.toml";
+
+pub struct Lab {
+    pub store: PathBuf,
+    cases: PathBuf,
+}
+
+pub fn checkout() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+pub fn python() -> PathBuf {
+    checkout().join(".venv/bin/python")
+}
+
+/// Returns the shared store; the first caller builds it.
+pub fn lab() -> &'static Lab {
+    static LAB: OnceLock<Lab> = OnceLock::new();
+    LAB.get_or_init(|| {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("numerics");
+        let _ = fs::remove_dir_all(&root);
+        let store = std::env::var_os("PRECAST_TEST_STORE")
+            .map_or_else(|| root.join("store"), PathBuf::from);
+        let lab = Lab {
+            store,
+            cases: root.join("cases"),
+        };
+        for spec in [MINILM, SMALL] {
+            lab.json(&["build", "-f", spec]);
+        }
+        lab
+    })
+}
+
+/// Returns `precast` in the checkout, with this Python and this store.
+pub fn precast(store: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_precast"));
+    command
+        .args(args)
+        .current_dir(checkout())
+        .env("PRECAST_STORE", store)
+        .env("PRECAST_PYTHON", python())
+        .env_remove("PRECAST_WORKER");
+    command
+}
+
+/// Runs a command that must succeed and returns the last JSON document it prints.
+pub fn json(command: &mut Command) -> Value {
+    let output = command.output().unwrap();
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{out}\n{err}",
+        output.status
+    );
+    let documents = serde_json::Deserializer::from_str(&out).into_iter::<Value>();
+    documents
+        .last()
+        .unwrap_or_else(|| panic!("{command:?} printed nothing\n{err}"))
+        .unwrap()
+}
+
+/// Returns what became of each program in a build's last document, as `(program, state)`.
+pub fn states(built: &Value) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    built["programs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| (text(&p["program"]), text(&p["state"])))
+        .collect()
+}
+
+impl Lab {
+    pub fn json(&self, args: &[&str]) -> Value {
+        json(&mut precast(
+            &self.store,
+            &[args, &["--format", "json"]].concat(),
+        ))
+    }
+
+    /// Asks eager for inputs and answers of `module` at these sizes, answers the same inputs with `precast run`, and
+    /// compares: dtype and shape equal, every element within `atol + rtol * |eager|`. Returns how it was served.
+    pub fn agrees(
+        &self,
+        spec: &str,
+        model: &str,
+        module: &str,
+        case: &str,
+        rtol: f64,
+        atol: f64,
+    ) -> Value {
+        let folder = self.cases.join(model).join(module);
+        let eager = Command::new(python())
+            .args([
+                "tests/numerics/eager.py",
+                "--spec",
+                spec,
+                "--module",
+                module,
+                "--out",
+            ])
+            .arg(&folder)
+            .arg(case)
+            .current_dir(checkout())
+            .output()
+            .unwrap();
+        assert!(
+            eager.status.success(),
+            "{}",
+            String::from_utf8_lossy(&eager.stderr)
+        );
+        let file = |kind: &str| folder.join(format!("{case}.{kind}.safetensors"));
+        let (inputs, got) = (file("inputs"), file("got"));
+        let run = [
+            "run",
+            module,
+            "--model",
+            model,
+            "--inputs",
+            inputs.to_str().unwrap(),
+            "--outputs",
+        ];
+        let ran = self.json(&[&run[..], &[got.to_str().unwrap()]].concat());
+
+        let (got, want) = (fs::read(got).unwrap(), fs::read(file("eager")).unwrap());
+        let (got, want) = (
+            SafeTensors::deserialize(&got).unwrap(),
+            SafeTensors::deserialize(&want).unwrap(),
+        );
+        let outputs = ran["outputs"].as_array().unwrap();
+        assert_eq!(outputs.len(), want.len());
+        for (index, output) in outputs.iter().enumerate() {
+            let got = got.tensor(output["name"].as_str().unwrap()).unwrap();
+            let want = want.tensor(&format!("out.{index}")).unwrap();
+            assert_eq!(
+                (got.dtype(), got.shape()),
+                (want.dtype(), want.shape()),
+                "{module} {case} output {index}"
+            );
+            assert_eq!(want.dtype(), safetensors::Dtype::F32);
+            let mut worst = 0.0_f64;
+            for (index, (got, want)) in floats(got.data()).zip(floats(want.data())).enumerate() {
+                let error = (got - want).abs();
+                assert!(
+                    error <= atol + rtol * want.abs(),
+                    "{module} {case}: {got} for {want} at element {index}"
+                );
+                worst = worst.max(error);
+            }
+            assert!(
+                floats(want.data()).any(|value| value != 0.0),
+                "eager answers nothing but zeros"
+            );
+            println!(
+                "{model} {module} {case}: output {index} differs from eager by at most {worst:.2e}"
+            );
+        }
+        ran["served"].clone()
+    }
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f64> {
+    bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).into())
+}

@@ -1,0 +1,121 @@
+//! Real artifacts, made by the real worker, against eager PyTorch. Needs `.venv` (`make`); takes minutes, not seconds.
+#![cfg(feature = "torch")]
+
+mod lab;
+
+use std::fs;
+
+use lab::{MINILM, SMALL, checkout, json, lab, precast, states};
+use serde_json::Value;
+
+/// What issue and spec promise for float32 on the CPU.
+const RTOL: f64 = 1e-4;
+const ATOL: f64 = 1e-5;
+
+#[test]
+fn minilm_at_an_exact_bucket() {
+    let served = lab().agrees(MINILM, "minilm", "encode", "batch=1,seq=32", RTOL, ATOL);
+    assert_eq!(bucket(&served), "batch=1 seq=32", "{served}");
+    let served = lab().agrees(MINILM, "minilm", "encode", "batch=8,seq=128", RTOL, ATOL);
+    assert_eq!(bucket(&served), "batch=8 seq=128", "{served}");
+}
+
+#[test]
+fn minilm_padded_into_the_smallest_bucket_that_covers() {
+    let served = lab().agrees(MINILM, "minilm", "encode", "batch=1,seq=20", RTOL, ATOL);
+    assert_eq!(bucket(&served), "batch=1 seq=32", "{served}");
+    let served = lab().agrees(MINILM, "minilm", "encode", "batch=3,seq=77", RTOL, ATOL);
+    assert_eq!(bucket(&served), "batch=8 seq=128", "{served}");
+}
+
+#[test]
+fn tied_weights_buffers_and_several_outputs() {
+    let lab = lab();
+    lab.agrees(SMALL, "small", "logits", "batch=2,seq=8", RTOL, ATOL);
+    lab.agrees(SMALL, "small", "logits", "batch=1,seq=5", RTOL, ATOL);
+}
+
+#[test]
+fn an_output_twice_as_long_as_its_input() {
+    let lab = lab();
+    lab.agrees(SMALL, "small", "widen", "seq=4", RTOL, ATOL);
+    let served = lab.agrees(SMALL, "small", "widen", "seq=5", RTOL, ATOL);
+    assert_eq!(bucket(&served), "seq=8", "{served}");
+}
+
+#[test]
+fn a_second_build_compiles_nothing_and_starts_no_python() {
+    let lab = lab();
+    for spec in [MINILM, SMALL] {
+        let args = ["build", "-f", spec, "--format", "json"];
+        let built = json(precast(&lab.store, &args).env("PRECAST_PYTHON", "/nonexistent/python"));
+        assert_eq!(built["compiled"], 0, "{built}");
+        assert!(
+            states(&built).iter().all(|(_, state)| state == "hit"),
+            "{built}"
+        );
+        println!("{spec}: second build took {} s", built["seconds"]);
+    }
+}
+
+#[test]
+fn one_byte_of_the_models_source_compiles_again() {
+    let root = tempfile::tempdir().unwrap();
+    let small = checkout().join("tests/numerics/small");
+    for name in ["model.py", "precast.toml"] {
+        fs::copy(small.join(name), root.path().join(name)).unwrap();
+    }
+    let (spec, store) = (root.path().join("precast.toml"), root.path().join("store"));
+    let args = [
+        "build",
+        "-f",
+        spec.to_str().unwrap(),
+        "--only",
+        "widen",
+        "--format",
+        "json",
+    ];
+    let first = json(&mut precast(&store, &args));
+    assert_eq!(first["compiled"], 2, "{first}");
+
+    let source = root.path().join("model.py");
+    let text = fs::read_to_string(&source).unwrap();
+    fs::write(&source, text.replace("SCALE = 0.5", "SCALE = 0.6")).unwrap();
+    let second = json(&mut precast(&store, &args));
+    assert_eq!(second["compiled"], 2, "{second}");
+    assert!(
+        states(&second).iter().all(|(_, state)| state == "built"),
+        "{second}"
+    );
+}
+
+#[test]
+fn mistakes_are_told_by_the_real_worker() {
+    let root = tempfile::tempdir().unwrap();
+    let small = checkout().join("tests/numerics/small");
+    fs::copy(small.join("model.py"), root.path().join("model.py")).unwrap();
+    let spec = fs::read_to_string(small.join("precast.toml")).unwrap();
+    let mistakes = [
+        (
+            "path = \"widen\"",
+            "path = \"widn\"",
+            "did you mean `widen`",
+        ),
+        ("model:load", "modle:load", "modle"),
+        ("model:load", "model:laod", "laod"),
+    ];
+    for (right, wrong, told) in mistakes {
+        let file = root.path().join("precast.toml");
+        fs::write(&file, spec.replace(right, wrong)).unwrap();
+        let store = root.path().join("store");
+        let output = precast(&store, &["build", "-f", file.to_str().unwrap()])
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(told), "{wrong}: {stderr}");
+    }
+}
+
+fn bucket(served: &Value) -> &str {
+    served["bucket"].as_str().unwrap_or_default()
+}
