@@ -17,9 +17,11 @@ mod plan;
 mod printer;
 mod progress;
 mod release;
+mod report;
 #[cfg(feature = "torch")]
 mod run;
 mod show;
+mod stats;
 mod table;
 mod text;
 mod verify;
@@ -115,6 +117,10 @@ enum Command {
     Diff(diff::Args),
     /// Say what is inside a foreign .so, .pt2 or .safetensors
     Inspect(inspect::Args),
+    /// Say what production asked for, and what answered
+    Stats(stats::Args),
+    /// Write one page about what is there, what it cost and what it is worth
+    Report(report::Args),
     /// Print a completion script for a shell
     Completions(help::CompletionsArgs),
     /// Write man pages into a folder
@@ -174,6 +180,10 @@ impl Context {
         let (store, damage) = crate::inspect::open(&self.store, self.options())?;
         if let Some(error) = damage {
             exit::warn(&error);
+            // What the files have is listed; what can't be read of them is said.
+            for error in store.damaged() {
+                exit::warning(&error.to_string());
+            }
         }
         Ok(store)
     }
@@ -235,6 +245,8 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Why(args) => why::run(args, context),
         Command::Diff(args) => diff::run(args, context),
         Command::Inspect(args) => inspect::run(args, context),
+        Command::Stats(args) => stats::run(args, context),
+        Command::Report(args) => report::run(args, context),
         Command::Completions(args) => help::completions(args),
         Command::Man(args) => help::man(args, context),
         #[cfg(feature = "torch")]

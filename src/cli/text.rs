@@ -2,25 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Returns bytes with three digits and a binary unit, as `1.24 MiB`.
-pub(super) fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = bytes as f64;
-    let mut unit = "B";
-    for next in UNITS {
-        if value < 1000.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    match (unit, value) {
-        ("B", _) => format!("{bytes} B"),
-        (_, value) if value < 10.0 => format!("{value:.2} {unit}"),
-        (_, value) if value < 100.0 => format!("{value:.1} {unit}"),
-        (_, value) => format!("{value:.0} {unit}"),
-    }
-}
+pub(super) use crate::inspect::words::bytes;
 
 /// Returns the seconds since 1970 now.
 pub(super) fn now() -> i64 {
@@ -81,13 +63,6 @@ mod tests {
 
     #[test]
     fn numbers_read_well() {
-        let all: Vec<String> = [0, 999, 1000, 1024, 10 << 10, 352_136, 999 << 20, 5 << 40]
-            .map(bytes)
-            .into();
-        assert_eq!(
-            all.join(", "),
-            "0 B, 999 B, 0.98 KiB, 1.00 KiB, 10.0 KiB, 344 KiB, 999 MiB, 5.00 TiB"
-        );
         let all: Vec<String> = [0, 119, 120, 7199, 7200, 172_800, -5]
             .map(|s| ago(s, 0))
             .into();

@@ -2,11 +2,16 @@
 //!
 //! The command line prints what these functions return; `--format json` is the same data. Nothing here needs torch.
 
+pub mod coverage;
 pub mod diff;
 pub mod foreign;
 pub mod list;
+pub mod receipt;
+pub mod report;
+pub mod stats;
 pub mod usage;
 pub mod why;
+pub mod words;
 
 use std::path::Path;
 
@@ -24,6 +29,10 @@ pub fn open(path: &Path, options: Options) -> Result<(Store, Option<StoreError>)
         Err(error @ (StoreError::Index { .. } | StoreError::Row { .. })) => {
             Ok((Store::open_without_index(path)?, Some(error)))
         }
-        other => Ok((other?, None)),
+        other => {
+            let store = other?;
+            let damage = store.index_trouble();
+            Ok((store, damage))
+        }
     }
 }

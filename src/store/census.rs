@@ -49,6 +49,11 @@ impl Store {
         Ok(Self::with_index(layout, index, true))
     }
 
+    /// Returns why the store's own index can't be used, if it can't: a read-only store then works with one in memory.
+    pub fn index_trouble(&self) -> Option<StoreError> {
+        Index::open_read_only(self.layout()).err()
+    }
+
     /// Looks at every record and release, and returns why those that can't be read can't be.
     pub fn damaged(&self) -> Vec<StoreError> {
         let layout = self.layout();

@@ -1,0 +1,104 @@
+//! `precast stats`: what production asked for, and what answered.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use owo_colors::OwoColorize;
+use serde_json::json;
+
+use super::{
+    Context,
+    printer::note,
+    table::{self, Column},
+};
+use crate::{
+    inspect::stats::{self, Counts, ModuleStats},
+    record::bucket_name,
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Counts that services wrote; several add up
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// How many shapes without a bucket of their own are listed for each module
+    #[arg(long, default_value_t = 10)]
+    top: usize,
+}
+
+/// Reads files of counts.
+pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Counts>> {
+    let read = |path: &PathBuf| {
+        let told = || format!("can't use `{}`", path.display());
+        let text = std::fs::read(path).with_context(told)?;
+        Counts::parse(&text).with_context(told)
+    };
+    files.iter().map(read).collect()
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    let modules = stats::stats(&read(&args.files)?);
+    if context.out.json() {
+        context.out.document(json!({ "modules": modules }))?;
+        return Ok(0);
+    }
+    if modules.is_empty() && !context.quiet {
+        note("nothing was counted");
+    }
+    for (place, module) in modules.iter().enumerate() {
+        if place > 0 {
+            context.out.line("")?;
+        }
+        show(module, args.top, context)?;
+    }
+    Ok(0)
+}
+
+fn show(module: &ModuleStats, top: usize, context: &Context) -> Result<()> {
+    let out = &context.out;
+    let percent = |share: f64| format!("{:.1} %", share * 100.0);
+    out.line(format_args!(
+        "{} {}",
+        module.model.bold(),
+        module.module.bold()
+    ))?;
+    let rungs: Vec<String> = module
+        .rungs
+        .iter()
+        .map(|(rung, calls)| format!("{calls} {rung}"))
+        .collect();
+    out.line(format_args!(
+        "  {} calls: {}",
+        module.calls,
+        rungs.join(", ")
+    ))?;
+    out.line(format_args!(
+        "  {} had a bucket of their own size",
+        percent(module.hit_rate())
+    ))?;
+    if let Some(waste) = module.waste {
+        out.line(format_args!("  {} of the work was padding", percent(waste)))?;
+    }
+    if module.misses.is_empty() || top == 0 {
+        return Ok(());
+    }
+    out.line("")?;
+    const COLUMNS: [Column; 5] = [
+        Column::left("  ASKED FOR", 0),
+        Column::left("ANSWERED BY", 0),
+        Column::left("BUCKET", 1),
+        Column::right("CALLS", 0),
+        Column::right("PADDING", 2),
+    ];
+    let rows = module.misses.iter().take(top).map(|miss| {
+        Ok(vec![
+            format!("  {}", bucket_name(&miss.sizes)),
+            miss.rung.clone(),
+            miss.bucket.as_ref().map(bucket_name).unwrap_or_default(),
+            miss.count.to_string(),
+            miss.waste.map(percent).unwrap_or_default(),
+        ])
+    });
+    table::print(out, &COLUMNS, rows)?;
+    Ok(())
+}

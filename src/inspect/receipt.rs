@@ -1,0 +1,219 @@
+//! What was measured when something was built, read out of the records.
+//!
+//! A receipt is JSON whose fields come and go as builds learn to measure more, so that everything here may be absent:
+//!
+//! | record | field | is |
+//! |---|---|---|
+//! | program | `seconds` | phase -> seconds (`capture`, `gate`, …) |
+//! | program | `gate.outputs[]` | `name`, and `max_abs`, `max_rel`, `cosine`, `rtol`, `atol`, or `equal` |
+//! | program | `gate.deterministic` | whether two runs gave the same bits |
+//! | program | `latency.eager`, `latency.artifact` | seconds a call: a number, or `median`, `low` and `high` |
+//! | program | `memory.eager`, `memory.artifact` | peak bytes |
+//! | program | `tuned[]` | what `--tune` tried: `options`, `seconds`, `latency`, `max_abs`, `chosen` |
+//! | artifact | `seconds` | phase -> seconds (`lower`, `cpp`, `link`, …) |
+//! | both | `provenance.created` | when it was finished, in seconds since 1970 |
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::record::{Artifact, Program};
+
+/// The error of one output against eager.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OutputError {
+    pub name: String,
+    /// Of integers: equal or not built. The numbers are absent then.
+    pub exact: bool,
+    pub max_abs: f64,
+    pub max_rel: f64,
+    pub cosine: f64,
+    pub rtol: f64,
+    pub atol: f64,
+}
+
+impl OutputError {
+    /// Returns which share of its tolerance the worst element uses at most: 1 is the limit.
+    ///
+    /// An element with error `e` against `x` passes when `e <= atol + rtol * |x|`, and `e` is at most the largest
+    /// absolute error and at most the largest relative error times `|x|`.
+    pub fn used(&self) -> f64 {
+        if self.exact {
+            return 0.0;
+        }
+        let share = |error: f64, limit: f64| match limit > 0.0 {
+            true => error / limit,
+            false => f64::INFINITY,
+        };
+        share(self.max_abs, self.atol).min(share(self.max_rel, self.rtol))
+    }
+}
+
+/// Seconds a call takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Latency {
+    pub median: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub low: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub high: Option<f64>,
+}
+
+/// One option set that `--tune` tried.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tried {
+    pub options: String,
+    pub seconds: Option<f64>,
+    pub latency: Option<f64>,
+    pub max_abs: Option<f64>,
+    pub chosen: bool,
+}
+
+/// The receipt of a program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Receipt {
+    /// Phase -> seconds.
+    pub seconds: BTreeMap<String, f64>,
+    pub outputs: Vec<OutputError>,
+    pub deterministic: Option<bool>,
+    pub eager: Option<Latency>,
+    pub artifact: Option<Latency>,
+    /// Peak bytes of eager and of the artifact.
+    pub memory: Option<(u64, u64)>,
+    pub tuned: Vec<Tried>,
+    /// Seconds since 1970.
+    pub finished: Option<i64>,
+}
+
+impl Receipt {
+    /// Reads the receipt of a program.
+    pub fn of(program: &Program) -> Self {
+        let receipt = &program.receipt;
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let gate = &receipt["gate"];
+        let (eager, artifact) = (
+            &receipt["latency"]["eager"],
+            &receipt["latency"]["artifact"],
+        );
+        let memory = &receipt["memory"];
+        Self {
+            seconds: phases(&receipt["seconds"]),
+            outputs: list(&gate["outputs"]).iter().map(output).collect(),
+            deterministic: gate["deterministic"].as_bool(),
+            eager: latency(eager),
+            artifact: latency(artifact),
+            memory: memory["eager"].as_u64().zip(memory["artifact"].as_u64()),
+            tuned: list(&receipt["tuned"]).iter().map(tried).collect(),
+            finished: program.provenance["created"].as_i64(),
+        }
+    }
+
+    /// Returns how many times as fast as eager it is.
+    pub fn speedup(&self) -> Option<f64> {
+        let (eager, artifact) = (self.eager?.median, self.artifact?.median);
+        (artifact > 0.0).then(|| eager / artifact)
+    }
+
+    /// Returns the share of the tolerance that the worst output uses.
+    pub fn worst(&self) -> Option<f64> {
+        self.outputs.iter().map(OutputError::used).reduce(f64::max)
+    }
+}
+
+/// Returns the seconds of each phase of an artifact's compile.
+pub fn compile_seconds(artifact: &Artifact) -> BTreeMap<String, f64> {
+    phases(&artifact.receipt["seconds"])
+}
+
+/// Returns when an artifact was finished, in seconds since 1970.
+pub fn finished(artifact: &Artifact) -> Option<i64> {
+    artifact.provenance["created"].as_i64()
+}
+
+fn phases(value: &Value) -> BTreeMap<String, f64> {
+    match value {
+        Value::Object(map) => {
+            let seconds = map
+                .iter()
+                .filter_map(|(name, s)| Some((name.clone(), s.as_f64()?)));
+            seconds
+                .filter(|(_, s)| s.is_finite() && *s >= 0.0)
+                .collect()
+        }
+        Value::Number(number) => {
+            let seconds = number.as_f64().unwrap_or(0.0);
+            BTreeMap::from([("compile".to_owned(), seconds)])
+        }
+        _ => BTreeMap::new(),
+    }
+}
+
+fn output(value: &Value) -> OutputError {
+    let number = |name: &str| value[name].as_f64().unwrap_or(0.0);
+    OutputError {
+        name: value["name"].as_str().unwrap_or("output").to_owned(),
+        exact: value["max_abs"].is_null(),
+        max_abs: number("max_abs"),
+        max_rel: number("max_rel"),
+        cosine: value["cosine"].as_f64().unwrap_or(1.0),
+        rtol: number("rtol"),
+        atol: number("atol"),
+    }
+}
+
+fn latency(value: &Value) -> Option<Latency> {
+    let plain = value.as_f64().map(|median| Latency {
+        median,
+        low: None,
+        high: None,
+    });
+    plain.or_else(|| {
+        Some(Latency {
+            median: value["median"].as_f64()?,
+            low: value["low"].as_f64(),
+            high: value["high"].as_f64(),
+        })
+    })
+}
+
+fn tried(value: &Value) -> Tried {
+    Tried {
+        options: match &value["options"] {
+            Value::String(text) => text.clone(),
+            Value::Null => "default".to_owned(),
+            other => other.to_string(),
+        },
+        seconds: value["seconds"].as_f64(),
+        latency: value["latency"].as_f64(),
+        max_abs: value["max_abs"].as_f64(),
+        chosen: value["chosen"].as_bool().unwrap_or(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::store::testing;
+
+    #[test]
+    fn what_is_there_is_read_and_the_rest_is_absent() {
+        let mut program = testing::program("m", 1, &[]);
+        assert_eq!(Receipt::of(&program), Receipt::default());
+        program.receipt = json!({
+            "seconds": {"capture": 2.5, "odd": "x"},
+            "latency": {"eager": 0.004, "artifact": {"median": 0.001, "low": 0.0009}},
+            "gate": {"deterministic": true, "outputs": [
+                {"name": "y", "max_abs": 2e-6, "max_rel": 0.5, "cosine": 1.0, "rtol": 1e-4, "atol": 1e-5},
+                {"name": "n", "equal": true},
+            ]},
+        });
+        let receipt = Receipt::of(&program);
+        assert_eq!(receipt.seconds.len(), 1);
+        assert_eq!(receipt.speedup(), Some(4.0));
+        assert!((receipt.worst().unwrap() - 0.2).abs() < 1e-9);
+        assert!(receipt.outputs[1].exact);
+    }
+}

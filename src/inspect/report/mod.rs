@@ -1,0 +1,100 @@
+//! One page for the people who decide: what a release contains, what it cost, what it is worth, what failed.
+//!
+//! [`Page::read`] takes everything out of the store, [`Page::html`] draws it. The page is one file: it loads nothing,
+//! its charts are inline SVG, and a content policy forbids the browser to fetch anything. Without scripts it lacks only
+//! filters and sorting.
+
+mod charts;
+mod html;
+mod model;
+
+use serde::Serialize;
+
+use super::{
+    stats::{self, Counts, ModuleStats},
+    usage::{self, Usage},
+};
+use crate::store::{GroupBy, Store, StoreError};
+
+pub use model::{ArtifactLine, FailureLine, ModelPart, Module, ProgramLine};
+
+/// Which part of a store the page is about.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// Only this model.
+    pub model: Option<String>,
+    /// The release of that number instead of the newest one; needs `model`.
+    pub release: Option<u64>,
+    /// What production counted.
+    pub counts: Vec<Counts>,
+}
+
+/// Everything on the page.
+#[derive(Clone, Debug, Serialize)]
+pub struct Page {
+    /// The store's folder.
+    pub store: String,
+    /// When this was read, in seconds since 1970.
+    pub made: i64,
+    pub usage: Usage,
+    pub models: Vec<ModelPart>,
+    pub failures: Vec<FailureLine>,
+    pub production: Vec<ModuleStats>,
+    /// What could not be read: one line each.
+    pub damage: Vec<String>,
+}
+
+impl Page {
+    /// Reads the page of a store; `made` is the time that it gives as its own, in seconds since 1970.
+    ///
+    /// What is damaged is named on the page and left out.
+    pub fn read(store: &Store, choice: &Choice, made: i64) -> Result<Self, StoreError> {
+        let mut damage = Vec::new();
+        let mut failures = Vec::new();
+        for failure in store.failures()? {
+            match failure {
+                Ok((failure, at)) if choice.model.as_ref().is_none_or(|m| *m == failure.model) => {
+                    failures.push(FailureLine::new(failure, at));
+                }
+                Ok(_) => {}
+                Err(error) => damage.push(error.to_string()),
+            }
+        }
+        let mut models = Vec::new();
+        for name in store.models()? {
+            if choice.model.as_ref().is_none_or(|model| *model == name) {
+                let release = choice.release.filter(|_| choice.model.is_some());
+                models.push(ModelPart::read(
+                    store,
+                    &name,
+                    release,
+                    &failures,
+                    &mut damage,
+                )?);
+            }
+        }
+        let counts: Vec<Counts> = match &choice.model {
+            Some(model) => choice
+                .counts
+                .iter()
+                .filter(|c| c.model == *model)
+                .cloned()
+                .collect(),
+            None => choice.counts.clone(),
+        };
+        Ok(Self {
+            store: store.path().display().to_string(),
+            made,
+            usage: usage::usage(store, GroupBy::Module)?,
+            models,
+            failures,
+            production: stats::stats(&counts),
+            damage,
+        })
+    }
+
+    /// Draws the page as one HTML file.
+    pub fn html(&self) -> String {
+        html::page(self).into_string()
+    }
+}

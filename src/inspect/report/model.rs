@@ -1,0 +1,276 @@
+//! What the page says of each model.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use serde::Serialize;
+
+use crate::{
+    Digest,
+    inspect::{
+        coverage::{self, Grid},
+        list::bucket_order,
+        receipt::{self, Receipt},
+    },
+    record::{Failure, Program, Sizes, bucket_name},
+    store::{Filter, Store, StoreError},
+};
+
+/// A model's release, or all its programs where it has none.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelPart {
+    pub model: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub release: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Names of the targets.
+    pub targets: Vec<String>,
+    /// Bytes of the weight set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<u64>,
+    pub modules: Vec<Module>,
+    /// Distinct, in the order of their compiles.
+    pub artifacts: Vec<ArtifactLine>,
+    /// How often programs call artifacts: more than there are artifacts where they share.
+    pub calls: usize,
+}
+
+/// One module of a model.
+#[derive(Clone, Debug, Serialize)]
+pub struct Module {
+    pub name: String,
+    /// Smallest bucket first.
+    pub programs: Vec<ProgramLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grid: Option<Grid>,
+}
+
+/// One program.
+#[derive(Clone, Debug, Serialize)]
+pub struct ProgramLine {
+    pub id: Digest,
+    pub bucket: String,
+    pub sizes: Sizes,
+    pub steps: usize,
+    /// Distinct artifacts.
+    pub artifacts: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Whether smaller requests may be padded into it.
+    pub padded: bool,
+    pub receipt: Receipt,
+}
+
+/// One artifact.
+#[derive(Clone, Debug, Serialize)]
+pub struct ArtifactLine {
+    pub id: Digest,
+    /// The first step that calls it.
+    pub step: String,
+    /// Programs of this release that call it.
+    pub programs: usize,
+    /// Steps that call it.
+    pub calls: usize,
+    pub bytes: u64,
+    /// Phase -> seconds.
+    pub seconds: BTreeMap<String, f64>,
+    /// When its compile ended, in seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished: Option<i64>,
+}
+
+/// Something that could not be built.
+#[derive(Clone, Debug, Serialize)]
+pub struct FailureLine {
+    pub id: Digest,
+    pub model: String,
+    pub module: String,
+    pub bucket: String,
+    #[serde(skip)]
+    pub sizes: Sizes,
+    pub code: String,
+    pub message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// Seconds since 1970.
+    pub at: i64,
+}
+
+impl FailureLine {
+    pub(super) fn new(failure: Failure, at: i64) -> Self {
+        Self {
+            id: failure.id,
+            bucket: bucket_name(&failure.sizes),
+            model: failure.model,
+            module: failure.module,
+            sizes: failure.sizes,
+            code: failure.code,
+            message: failure.message,
+            location: failure.location,
+            hint: failure.hint,
+            at,
+        }
+    }
+}
+
+impl ModelPart {
+    pub(super) fn read(
+        store: &Store,
+        model: &str,
+        seq: Option<u64>,
+        failures: &[FailureLine],
+        damage: &mut Vec<String>,
+    ) -> Result<Self, StoreError> {
+        let release = match seq {
+            Some(seq) => store.release_at(model, seq),
+            None => store.release(model, None),
+        };
+        let release = release.unwrap_or_else(|error| {
+            damage.push(error.to_string());
+            None
+        });
+        let ids = match &release {
+            Some(release) => release.programs.clone(),
+            None => of_model(store, model)?,
+        };
+        let mut part = Self {
+            model: model.to_owned(),
+            release: release.as_ref().map(|release| release.seq),
+            name: release.as_ref().and_then(|release| release.name.clone()),
+            targets: vec![],
+            weights: None,
+            modules: vec![],
+            artifacts: vec![],
+            calls: 0,
+        };
+        if let Some(weights) = release.and_then(|release| release.weights) {
+            part.weights = store.object(&weights)?.map(|object| object.size);
+        }
+        let mut sizes: HashMap<Digest, u64> = HashMap::new();
+        let mut modules: BTreeMap<String, Vec<ProgramLine>> = BTreeMap::new();
+        let mut targets = BTreeSet::new();
+        for id in ids {
+            match store.program(&id) {
+                Ok(Some(program)) => {
+                    targets.insert(program.target.name());
+                    part.count(store, &program, &mut sizes, damage);
+                    let line = line(&program, &sizes);
+                    modules.entry(program.module).or_default().push(line);
+                }
+                Ok(None) => damage.push(format!("program {} is not in the store", id.short())),
+                Err(error) => damage.push(error.to_string()),
+            }
+        }
+        part.targets = targets.into_iter().collect();
+        part.artifacts
+            .sort_by(|a, b| (a.finished, &a.step).cmp(&(b.finished, &b.step)));
+        for (name, mut programs) in modules {
+            programs.sort_by(|a, b| bucket_order(&a.bucket, &b.bucket));
+            let there: Vec<Sizes> = programs
+                .iter()
+                .map(|program| program.sizes.clone())
+                .collect();
+            let failed = failures
+                .iter()
+                .filter(|f| f.model == model && f.module == name);
+            let wanted: Vec<Sizes> = failed.map(|failure| failure.sizes.clone()).collect();
+            part.modules.push(Module {
+                grid: coverage::grid(&there, &wanted),
+                name,
+                programs,
+            });
+        }
+        Ok(part)
+    }
+
+    /// Counts the artifacts that a program calls.
+    fn count(
+        &mut self,
+        store: &Store,
+        program: &Program,
+        sizes: &mut HashMap<Digest, u64>,
+        damage: &mut Vec<String>,
+    ) {
+        let mut seen = BTreeSet::new();
+        for step in &program.steps {
+            self.calls += 1;
+            if !sizes.contains_key(&step.artifact) {
+                match store.artifact(&step.artifact) {
+                    Ok(Some(artifact)) => {
+                        sizes.insert(artifact.id, artifact.size);
+                        self.artifacts.push(ArtifactLine {
+                            id: artifact.id,
+                            step: step.name.clone(),
+                            programs: 0,
+                            calls: 0,
+                            bytes: artifact.size,
+                            seconds: receipt::compile_seconds(&artifact),
+                            finished: receipt::finished(&artifact),
+                        });
+                    }
+                    Ok(None) => {
+                        sizes.insert(step.artifact, 0);
+                        let short = step.artifact.short();
+                        damage.push(format!("artifact {short} is not in the store"));
+                    }
+                    Err(error) => {
+                        sizes.insert(step.artifact, 0);
+                        damage.push(error.to_string());
+                    }
+                }
+            }
+            if let Some(line) = self
+                .artifacts
+                .iter_mut()
+                .find(|line| line.id == step.artifact)
+            {
+                line.calls += 1;
+                line.programs += usize::from(seen.insert(step.artifact));
+            }
+        }
+    }
+
+    /// Returns every program of the model.
+    pub fn programs(&self) -> impl Iterator<Item = (&Module, &ProgramLine)> {
+        self.modules
+            .iter()
+            .flat_map(|module| module.programs.iter().map(move |line| (module, line)))
+    }
+
+    /// Returns the seconds that all compiles and captures took together.
+    pub fn seconds(&self) -> f64 {
+        let compiles = self
+            .artifacts
+            .iter()
+            .flat_map(|artifact| artifact.seconds.values());
+        let programs = self
+            .programs()
+            .flat_map(|(_, line)| line.receipt.seconds.values());
+        compiles.chain(programs).sum()
+    }
+}
+
+fn line(program: &Program, sizes: &HashMap<Digest, u64>) -> ProgramLine {
+    let artifacts: BTreeSet<Digest> = program.steps.iter().map(|step| step.artifact).collect();
+    ProgramLine {
+        id: program.id,
+        bucket: bucket_name(&program.sizes),
+        sizes: program.sizes.clone(),
+        steps: program.steps.len(),
+        artifacts: artifacts.len(),
+        bytes: artifacts.iter().filter_map(|id| sizes.get(id)).sum(),
+        padded: program.padding == crate::record::Padding::Allowed,
+        receipt: Receipt::of(program),
+    }
+}
+
+/// Returns the programs of a model without a release.
+fn of_model(store: &Store, model: &str) -> Result<Vec<Digest>, StoreError> {
+    let filter = Filter {
+        model: Some(model.to_owned()),
+        ..Filter::default()
+    };
+    store.programs(filter).map(|row| Ok(row?.id)).collect()
+}

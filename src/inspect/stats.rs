@@ -1,0 +1,210 @@
+//! What production asked for: the counts that a runtime kept, added up and read.
+//!
+//! The runtime counts calls by module, request sizes and answer. A service writes the counts of its models to a file
+//! whenever it likes ([`Counts`] as JSON); any number of such files, of any number of processes, add up.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::{SCHEMA, Sizes};
+
+/// What one process counted for one model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Counts {
+    pub schema: u32,
+    pub model: String,
+    /// When counting began and when this was written, in seconds since 1970.
+    pub since: i64,
+    pub until: i64,
+    pub calls: Vec<Calls>,
+}
+
+/// Calls that asked for the same and got the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Calls {
+    pub module: String,
+    /// What was asked for.
+    pub sizes: Sizes,
+    /// The bucket that answered, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<Sizes>,
+    /// `exact`, `padded`, `dynamic`, `eager`, or `refused` when nothing answered.
+    pub rung: String,
+    pub count: u64,
+}
+
+/// Why a file of counts can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum CountsError {
+    #[error("it is not a file of counts")]
+    Json(#[from] serde_json::Error),
+    #[error("its schema is {found}, this precast knows {SCHEMA}")]
+    Schema { found: u32 },
+}
+
+impl Counts {
+    /// Parses a file of counts.
+    pub fn parse(text: &[u8]) -> Result<Self, CountsError> {
+        let counts: Self = serde_json::from_slice(text)?;
+        match counts.schema == SCHEMA {
+            true => Ok(counts),
+            false => Err(CountsError::Schema {
+                found: counts.schema,
+            }),
+        }
+    }
+}
+
+/// What was asked of one module, most frequent first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ModuleStats {
+    pub model: String,
+    pub module: String,
+    pub calls: u64,
+    /// Rung -> calls.
+    pub rungs: BTreeMap<String, u64>,
+    /// The share of what was computed that was padding, 0 to 1; absent when nothing had a bucket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waste: Option<f64>,
+    /// What no bucket of exactly its size answered.
+    pub misses: Vec<Miss>,
+}
+
+/// Requests that had no bucket of their own.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Miss {
+    pub sizes: Sizes,
+    pub rung: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<Sizes>,
+    pub count: u64,
+    /// The share of the bucket that was padding.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waste: Option<f64>,
+}
+
+impl ModuleStats {
+    /// Returns the share of calls that a bucket of exactly their size answered.
+    pub fn hit_rate(&self) -> f64 {
+        let exact = self.rungs.get("exact").copied().unwrap_or(0);
+        exact as f64 / self.calls.max(1) as f64
+    }
+}
+
+/// Adds up counts by model and module.
+pub fn stats(all: &[Counts]) -> Vec<ModuleStats> {
+    let mut modules: BTreeMap<(String, String), ModuleStats> = BTreeMap::new();
+    let mut misses: BTreeMap<(String, String), BTreeMap<(Sizes, String), Miss>> = BTreeMap::new();
+    let mut work: BTreeMap<(String, String), (f64, f64)> = BTreeMap::new();
+    for counts in all {
+        for calls in &counts.calls {
+            let key = (counts.model.clone(), calls.module.clone());
+            let module = modules.entry(key.clone()).or_default();
+            module.calls += calls.count;
+            *module.rungs.entry(calls.rung.clone()).or_default() += calls.count;
+            let waste = calls.bucket.as_ref().map(|bucket| {
+                let (asked, run) = (volume(&calls.sizes), volume(bucket));
+                let sum = work.entry(key.clone()).or_default();
+                sum.0 += asked * calls.count as f64;
+                sum.1 += run * calls.count as f64;
+                1.0 - asked / run
+            });
+            if calls.rung != "exact" {
+                let miss = Miss {
+                    sizes: calls.sizes.clone(),
+                    rung: calls.rung.clone(),
+                    bucket: calls.bucket.clone(),
+                    count: 0,
+                    waste,
+                };
+                let place = (calls.sizes.clone(), calls.rung.clone());
+                misses
+                    .entry(key)
+                    .or_default()
+                    .entry(place)
+                    .or_insert(miss)
+                    .count += calls.count;
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for (key, mut module) in modules {
+        module.misses = misses
+            .remove(&key)
+            .unwrap_or_default()
+            .into_values()
+            .collect();
+        module
+            .misses
+            .sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.sizes.cmp(&b.sizes)));
+        module.waste = work
+            .get(&key)
+            .filter(|(_, run)| *run > 0.0)
+            .map(|(asked, run)| 1.0 - asked / run);
+        (module.model, module.module) = key;
+        found.push(module);
+    }
+    found
+}
+
+fn volume(sizes: &Sizes) -> f64 {
+    sizes
+        .values()
+        .map(|size| *size as f64)
+        .product::<f64>()
+        .max(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn calls(seq: i64, bucket: Option<i64>, rung: &str, count: u64) -> Calls {
+        let sizes = |seq| BTreeMap::from([("seq".to_owned(), seq)]);
+        Calls {
+            module: "encode".into(),
+            sizes: sizes(seq),
+            bucket: bucket.map(sizes),
+            rung: rung.into(),
+            count,
+        }
+    }
+
+    #[test]
+    fn files_add_up_and_misses_come_by_frequency() {
+        let one = Counts {
+            schema: 1,
+            model: "m".into(),
+            since: 0,
+            until: 10,
+            calls: vec![
+                calls(32, Some(32), "exact", 6),
+                calls(16, Some(32), "padded", 2),
+            ],
+        };
+        let text = serde_json::to_vec(&one).unwrap();
+        assert_eq!(Counts::parse(&text).unwrap(), one);
+        let two = Counts {
+            calls: vec![
+                calls(16, Some(32), "padded", 1),
+                calls(64, None, "eager", 1),
+            ],
+            ..one.clone()
+        };
+        let [module] = &stats(&[one, two])[..] else {
+            panic!()
+        };
+        assert_eq!(module.calls, 10);
+        assert_eq!(module.hit_rate(), 0.6);
+        assert_eq!(module.rungs["padded"], 3);
+        // 6 * 32 + 3 * 16 asked for, 9 * 32 computed.
+        assert!((module.waste.unwrap() - (1.0 - 240.0 / 288.0)).abs() < 1e-9);
+        assert_eq!((module.misses[0].count, module.misses[1].count), (3, 1));
+        assert!(Counts::parse(b"{}").is_err());
+        assert!(matches!(
+            Counts::parse(br#"{"schema":9,"model":"m","since":0,"until":0,"calls":[]}"#),
+            Err(CountsError::Schema { found: 9 })
+        ));
+    }
+}

@@ -1,0 +1,328 @@
+//! Commands that look at a store, driven as a person would.
+
+mod sample;
+
+use std::{fs, process::Command};
+
+use sample::{Sample, sample};
+
+/// Runs precast over the sample's store and returns what it printed, with what changes from run to run made equal.
+fn precast(sample: &Sample, args: &[&str]) -> (String, String, i32) {
+    run(sample, args, None)
+}
+
+fn run(sample: &Sample, args: &[&str], columns: Option<u16>) -> (String, String, i32) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_precast"));
+    command
+        .args(args)
+        .env("PRECAST_STORE", &sample.path)
+        .env_remove("NO_COLOR")
+        .env_remove("COLUMNS");
+    if let Some(columns) = columns {
+        command.env("COLUMNS", columns.to_string());
+    }
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| {
+        let text = String::from_utf8(bytes).unwrap();
+        text.replace(&sample.dir.path().display().to_string(), "DIR")
+    };
+    (
+        text(output.stdout),
+        text(output.stderr),
+        output.status.code().unwrap(),
+    )
+}
+
+fn filtered(body: impl FnOnce()) {
+    let mut settings = insta::Settings::clone_current();
+    // Ages, right-aligned in their columns.
+    settings.add_filter(r" +\d{1,3}s\b", " AGE");
+    settings.bind(body);
+}
+
+#[test]
+fn ls_in_wide_and_narrow_terminals() {
+    let sample = sample();
+    let (wide, _, code) = precast(&sample, &["ls"]);
+    assert_eq!(code, 0);
+    let (narrow, _, _) = run(&sample, &["ls", "--sort", "bucket-"], Some(60));
+    assert!(
+        narrow.lines().all(|line| line.chars().count() <= 60),
+        "{narrow}"
+    );
+    filtered(|| {
+        insta::assert_snapshot!("ls-wide", wide);
+        insta::assert_snapshot!("ls-narrow", narrow);
+    });
+}
+
+#[test]
+fn colour_is_only_there_when_asked_for() {
+    let sample = sample();
+    let (piped, _, _) = precast(&sample, &["ls"]);
+    assert!(!piped.contains('\x1b'));
+    let (coloured, _, _) = precast(&sample, &["ls", "--color", "always"]);
+    assert!(coloured.contains("\x1b[32mlive"), "{coloured}");
+    let strip = |text: &str| anstream::adapter::strip_str(text).to_string();
+    let rows = |text: &str| {
+        text.lines()
+            .map(|line| line.split("  ").next().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(rows(&strip(&coloured)), rows(&piped));
+}
+
+#[test]
+fn ls_filters_by_everything_it_says() {
+    let sample = sample();
+    let ids = |args: &[&str]| {
+        let (out, _, code) = precast(&sample, &[&["ls", "--ids"], args].concat());
+        assert_eq!(code, 0);
+        out.lines().count()
+    };
+    assert_eq!(ids(&[]), 6);
+    assert_eq!(ids(&["enc*"]), 6);
+    assert_eq!(ids(&["dec*"]), 0);
+    assert_eq!(ids(&["--state", "live"]), 3);
+    assert_eq!(ids(&["--state", "old"]), 2);
+    assert_eq!(ids(&["--state", "failed"]), 1);
+    assert_eq!(ids(&["--bucket", "batch=8 *"]), 3);
+    assert_eq!(ids(&["--model", "minilm", "--device", "cpu"]), 5);
+    assert_eq!(ids(&["--older", "1h"]), 0);
+    assert_eq!(ids(&["--newer", "1h"]), 6);
+    let (_, told, code) = precast(&sample, &["ls", "--sort", "colour"]);
+    assert_eq!(code, 2);
+    assert!(told.contains("expected one of id, model"), "{told}");
+    let (_, told, code) = precast(&sample, &["ls", "--older", "soon"]);
+    assert_eq!(code, 2);
+    assert!(told.contains("`30d`"), "{told}");
+    let (_, told, code) = precast(&sample, &["ls", "["]);
+    assert_eq!(code, 2);
+    assert!(told.contains("hint:"), "{told}");
+}
+
+#[test]
+fn du_adds_up_by_model_module_and_release() {
+    let sample = sample();
+    let (by_model, _, _) = precast(&sample, &["du"]);
+    let (by_release, _, _) = precast(&sample, &["du", "--by", "release"]);
+    filtered(|| {
+        insta::assert_snapshot!("du-model", by_model);
+        insta::assert_snapshot!("du-release", by_release);
+    });
+}
+
+#[test]
+fn why_and_diff_name_what_changed() {
+    let sample = sample();
+    let (why, _, code) = precast(&sample, &["why", &sample.program.short()]);
+    assert_eq!(code, 0);
+    assert!(
+        why.contains("`model.py` changed") || why.contains("model.py"),
+        "{why}"
+    );
+    let (of_module, _, _) = precast(&sample, &["why", "encode"]);
+    assert_eq!(of_module.matches("encode batch=").count(), 3, "{of_module}");
+    let (keys, _, _) = precast(
+        &sample,
+        &["diff", &sample.before.short(), &sample.program.short()],
+    );
+    assert!(keys.contains("model.py"), "{keys}");
+    let (releases, _, _) = precast(&sample, &["diff", "minilm@1", "minilm"]);
+    insta::assert_snapshot!("diff-releases", releases);
+    let (stores, _, _) = precast(
+        &sample,
+        &[
+            "diff",
+            &sample.path.display().to_string(),
+            &sample.path.display().to_string(),
+        ],
+    );
+    assert!(
+        stores.contains("3 programs the same, 0 changed"),
+        "{stores}"
+    );
+    let (_, told, code) = precast(&sample, &["diff", "minilm", &sample.program.short()]);
+    assert_eq!(code, 2);
+    assert!(told.contains("hint:"), "{told}");
+    let (_, told, code) = precast(&sample, &["why", "nothing"]);
+    assert_eq!(code, 3);
+    assert!(told.contains("hint:"), "{told}");
+}
+
+#[test]
+fn logs_reach_the_terminal_without_their_escapes() {
+    let sample = sample();
+    let (of_artifact, _, _) = precast(
+        &sample,
+        &["log", &sample.artifact.short(), "--color", "always"],
+    );
+    assert_eq!(
+        of_artifact,
+        "compiling blocks 1 32\n\\u{1b}[31mnote\\u{1b}[0m: autotuning skipped\n"
+    );
+    let (of_program, _, _) = precast(&sample, &["log", &sample.program.short()]);
+    assert_eq!(
+        of_program.matches("==> artifact ").count(),
+        2,
+        "{of_program}"
+    );
+    let (of_failure, _, _) = precast(&sample, &["log", &sample.failure.short()]);
+    assert_eq!(of_failure, "Traceback: no kernel\n");
+    let (_, told, code) = precast(&sample, &["log", "feedfeed"]);
+    assert_eq!(code, 3, "{told}");
+}
+
+#[test]
+fn looking_changes_nothing() {
+    let sample = sample();
+    let state = || {
+        let files = walkdir::WalkDir::new(&sample.path)
+            .into_iter()
+            .map(Result::unwrap);
+        let mut all: Vec<_> = files
+            .filter(|entry| entry.file_type().is_file())
+            .map(|entry| (entry.path().to_owned(), fs::read(entry.path()).unwrap()))
+            .collect();
+        all.sort();
+        all
+    };
+    let before = state();
+    let (id, artifact) = (sample.program.short(), sample.artifact.short());
+    let out = sample.dir.path().join("r.html").display().to_string();
+    for args in [
+        &["ls"][..],
+        &["ls", "--artifacts"],
+        &["du"],
+        &["show", &id],
+        &["show", &artifact],
+        &["log", &id],
+        &["why", "encode"],
+        &["diff", "minilm@1", "minilm@2"],
+        &["report", "-o", &out],
+    ] {
+        let (_, told, code) = precast(&sample, args);
+        assert_eq!(code, 0, "{args:?}: {told}");
+    }
+    assert!(
+        before == state(),
+        "a command that only looks wrote to the store"
+    );
+}
+
+#[test]
+fn stats_add_up_what_services_counted() {
+    let sample = sample();
+    let counts = sample::counts(sample.dir.path()).display().to_string();
+    let (out, _, code) = precast(&sample, &["stats", &counts, &counts]);
+    assert_eq!(code, 0);
+    insta::assert_snapshot!("stats", out);
+    let (_, told, code) = precast(&sample, &["stats", "Cargo.toml"]);
+    assert_eq!(code, 2);
+    assert!(told.contains("not a file of counts"), "{told}");
+}
+
+#[test]
+fn a_damaged_index_is_said_and_what_the_files_have_is_listed() {
+    let sample = sample();
+    fs::write(
+        sample.path.join("index.sqlite"),
+        b"this is no database at all",
+    )
+    .unwrap();
+    let shard = fs::read_dir(sample.path.join("programs"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    let record = fs::read_dir(shard).unwrap().next().unwrap().unwrap().path();
+    let mut text = fs::read(&record).unwrap();
+    text[20] ^= 1;
+    fs::remove_file(&record).unwrap();
+    fs::write(&record, text).unwrap();
+    let (out, told, _) = precast(&sample, &["ls", "--ids"]);
+    assert_eq!(out.lines().count(), 5, "{out}{told}");
+    assert!(
+        told.contains("index") && told.contains(&*record.file_name().unwrap().to_string_lossy()),
+        "{told}"
+    );
+    assert!(told.contains("hint:"), "{told}");
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let sample = sample();
+    for args in [
+        "ls",
+        "ls --format json",
+        "show minilm",
+        "--help",
+        "completions bash",
+    ] {
+        let script = format!(
+            "'{}' {args} 2>err | true; cat err",
+            env!("CARGO_BIN_EXE_precast")
+        );
+        let mut command = Command::new("bash");
+        command
+            .args(["-o", "pipefail", "-c", &script])
+            .env("PRECAST_STORE", &sample.path);
+        let output = command.current_dir(sample.dir.path()).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            !told.contains("panicked") && !told.contains("Broken pipe"),
+            "{args}: {told}"
+        );
+    }
+}
+
+#[test]
+fn help_is_grouped_and_completions_and_pages_are_made() {
+    let sample = sample();
+    let (help, _, code) = precast(&sample, &["--help"]);
+    assert_eq!(code, 0);
+    for heading in [
+        "Building, at deploy time:",
+        "Looking, at what is there and why:",
+        "Keeping house:",
+        "Options:",
+    ] {
+        assert!(help.contains(heading), "{help}");
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let (script, _, code) = precast(&sample, &["completions", shell]);
+        assert_eq!(code, 0);
+        assert!(
+            script.contains("precast") && script.contains("inspect"),
+            "{shell}"
+        );
+    }
+    let pages = sample.dir.path().join("man");
+    let (_, _, code) = precast(&sample, &["man", &pages.display().to_string()]);
+    assert_eq!(code, 0);
+    let page = fs::read_to_string(pages.join("precast-ls.1")).unwrap();
+    assert!(
+        page.contains(".TH precast") && page.contains("older"),
+        "{page}"
+    );
+    assert!(!pages.join("precast-help.1").exists());
+}
+
+#[test]
+fn a_store_that_is_not_there_is_an_error_with_a_hint() {
+    let sample = sample();
+    for args in [
+        &["ls"][..],
+        &["du"],
+        &["show", "abcd"],
+        &["log", "abcd"],
+        &["why", "x"],
+        &["report"],
+    ] {
+        let nowhere = ["--store", "nowhere"];
+        let (_, told, code) = precast(&sample, &[args, &nowhere].concat());
+        assert_eq!(code, 2, "{args:?}: {told}");
+        assert!(told.contains("hint:"), "{args:?}: {told}");
+    }
+}
