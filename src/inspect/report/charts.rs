@@ -1,5 +1,7 @@
 //! The charts, as SVG that takes its colours from the page.
 
+use std::collections::BTreeSet;
+
 use maud::{Markup, html};
 
 use super::model::{ArtifactLine, ModelPart, Module};
@@ -43,7 +45,7 @@ pub(super) fn coverage(grid: &Grid) -> Markup {
     let width = left + cell_w * widths.len() as f64 + 2.0;
     let height = top + cell_h * heights.len() as f64 + 2.0;
     html! {
-        svg.chart viewBox=(format!("0 0 {width} {height}")) style=(format!("max-width:{width}px")) role="img"
+        svg.small viewBox=(format!("0 0 {width} {height}")) width=(width) role="img"
             aria-label="Padding waste of each cell of the bucket grid" {
             @for (x, size) in widths.iter().enumerate() {
                 text.axis x=(left + cell_w * (x as f64 + 0.5)) y=(top - 10.0) text-anchor="middle" {
@@ -97,7 +99,6 @@ struct Span<'a> {
     artifact: &'a ArtifactLine,
     start: f64,
     total: f64,
-    lane: usize,
 }
 
 /// Lays compiles out in time; none when it is not known when they ended.
@@ -111,22 +112,10 @@ fn spans(artifacts: &[ArtifactLine]) -> Vec<Span<'_>> {
                 artifact,
                 start,
                 total,
-                lane: 0,
             })
         })
         .collect();
     all.sort_by(|a, b| a.start.total_cmp(&b.start));
-    let mut ends: Vec<f64> = Vec::new();
-    for span in &mut all {
-        // Ends are known to the second.
-        let free = ends.iter().position(|end| *end <= span.start + 1.0);
-        span.lane = free.unwrap_or(ends.len());
-        let end = span.start + span.total;
-        match free {
-            Some(lane) => ends[lane] = end,
-            None => ends.push(end),
-        }
-    }
     all
 }
 
@@ -152,21 +141,19 @@ pub(super) fn timeline(artifacts: &[ArtifactLine]) -> Markup {
         false => spans.iter().map(|span| span.total).fold(0.0, f64::max),
     }
     .max(1e-9);
-    let mut phases: Vec<&str> = Vec::new();
-    for span in &spans {
-        for phase in span.artifact.seconds.keys() {
-            if !phases.contains(&phase.as_str()) {
-                phases.push(phase);
-            }
-        }
-    }
-    let (left, row) = (190.0, 24.0);
+    let phases: BTreeSet<&String> = spans
+        .iter()
+        .flat_map(|span| span.artifact.seconds.keys())
+        .collect();
+    let mut phases: Vec<&str> = phases.into_iter().map(String::as_str).collect();
+    phases.sort_by_key(|phase| order(phase));
+    let (left, row) = (230.0, 34.0);
     let scale = (WIDTH - left - 90.0) / range;
     let height = row * spans.len() as f64 + 30.0;
     html! {
         p.legend {
             @for (index, phase) in phases.iter().enumerate() {
-                span { i.swatch class=(format!("p{}", index % 6)) {} " " (phase) }
+                span { i class=(format!("swatch p{}", index % 6)) {} " " (phase) }
             }
         }
         svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Compile time of each artifact" {
@@ -179,13 +166,14 @@ pub(super) fn timeline(artifacts: &[ArtifactLine]) -> Markup {
                 @let start = if together { span.start - begin } else { 0.0 };
                 g {
                     title { (span.artifact.step) " " (span.artifact.id.short()) ": " (time(span.total)) }
-                    text.label x=(left - 10.0) y=(y + 16.0) text-anchor="end" { (label(&span.artifact.step)) }
+                    text.label x=(left - 10.0) y=(y + 14.0) text-anchor="end" { (label(&span.artifact.step)) }
+                    text.note x=(left - 10.0) y=(y + 28.0) text-anchor="end" { (span.artifact.bucket) }
                     @for (phase, offset, seconds) in parts(span) {
                         @let number = phases.iter().position(|known| *known == phase).unwrap_or(0) % 6;
-                        rect class=(format!("p{number}")) x=(format!("{:.1}", left + (start + offset) * scale)) y=(y + 4.0)
+                        rect class=(format!("p{number}")) x=(format!("{:.1}", left + (start + offset) * scale)) y=(y + 8.0)
                             width=(format!("{:.1}", (seconds * scale).max(0.6))) height="16" {}
                     }
-                    text.value x=(left + (start + span.total) * scale + 6.0) y=(y + 16.0) { (time(span.total)) }
+                    text.value x=(left + (start + span.total) * scale + 6.0) y=(y + 21.0) { (time(span.total)) }
                 }
             }
         }
@@ -196,11 +184,22 @@ pub(super) fn timeline(artifacts: &[ArtifactLine]) -> Markup {
 fn parts<'a>(span: &Span<'a>) -> Vec<(&'a str, f64, f64)> {
     let mut offset = 0.0;
     let mut parts = Vec::new();
-    for (phase, seconds) in &span.artifact.seconds {
+    let mut phases: Vec<(&String, &f64)> = span.artifact.seconds.iter().collect();
+    phases.sort_by_key(|(phase, _)| order(phase));
+    for (phase, seconds) in phases {
         parts.push((phase.as_str(), offset, *seconds));
         offset += seconds;
     }
     parts
+}
+
+/// Returns the place of a phase in a compile; unknown ones come last.
+fn order(phase: &str) -> usize {
+    const KNOWN: [&str; 5] = ["capture", "lower", "triton", "cpp", "link"];
+    KNOWN
+        .iter()
+        .position(|known| *known == phase)
+        .unwrap_or(KNOWN.len())
 }
 
 fn label(step: &str) -> String {
@@ -250,7 +249,7 @@ pub(super) fn latency(part: &ModelPart) -> Markup {
     let rows = &rows[..rows.len().min(ROWS)];
     let most = rows
         .iter()
-        .map(|(_, _, a, b)| a.median.max(b.median))
+        .map(|(_, _, a, b)| reach(a).max(reach(b)))
         .fold(1e-12, f64::max);
     let (left, row) = (230.0, 46.0);
     let scale = (WIDTH - left - 170.0) / most;
@@ -264,9 +263,9 @@ pub(super) fn latency(part: &ModelPart) -> Markup {
                     text.label x=(left - 10.0) y=(y + 19.0) text-anchor="end" { (module.name) }
                     text.note x=(left - 10.0) y=(y + 34.0) text-anchor="end" { (bucket) }
                     (bar("eager", left, y + 6.0, scale, eager))
-                    text.value x=(left + eager.median * scale + 6.0) y=(y + 18.0) { (time(eager.median)) }
+                    text.value x=(left + reach(eager) * scale + 6.0) y=(y + 18.0) { (time(eager.median)) }
                     (bar("artifact", left, y + 23.0, scale, artifact))
-                    text.value.strong x=(left + artifact.median * scale + 6.0) y=(y + 35.0) {
+                    text.value.strong x=(left + reach(artifact) * scale + 6.0) y=(y + 35.0) {
                         (time(artifact.median)) " · " (times(eager.median / artifact.median.max(1e-12)))
                     }
                 }
@@ -274,6 +273,11 @@ pub(super) fn latency(part: &ModelPart) -> Markup {
         }
         @if left_out > 0 { p.note { "The first " (ROWS) " of " (ROWS + left_out) " programs; the table has all." } }
     }
+}
+
+/// Returns where a bar and its spread end.
+fn reach(latency: &Latency) -> f64 {
+    latency.high.unwrap_or(0.0).max(latency.median)
 }
 
 fn bar(class: &str, left: f64, y: f64, scale: f64, latency: &Latency) -> Markup {

@@ -106,11 +106,11 @@ fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
         p.soft { @for target in &part.targets { code { (target) } " " } }
         div.tiles {
             (tile(&programs.to_string(), "programs", false))
-            (tile(&format!("{} for {}", part.artifacts.len(), part.calls), "artifacts for calls of them", false))
+            (tile(&part.artifacts.len().to_string(), &format!("artifacts, called by {} steps", part.calls), false))
             (tile(&bytes(size), "of shared objects", false))
             @if let Some(weights) = part.weights { (tile(&bytes(weights), "of weights, once for all", false)) }
             @if seconds > 0.0 { (tile(&time(seconds), "to build, all work added up", false)) }
-            @if let Some(middle) = middle(speedups) { (tile(&times(middle), "than eager, in the middle", middle < 0.995)) }
+            @if let Some(middle) = middle(speedups) { (tile(&times(middle), "than eager (median)", middle < 0.995)) }
             @if let Some(worst) = worst {
                 (tile(&format!("{:.2} %", worst * 100.0), "of the tolerance used, at worst", worst > 1.0))
             }
@@ -223,7 +223,10 @@ fn sharing(page: &Page) -> Markup {
             @if total.logical > total.content {
                 "; without sharing it would be " (bytes(total.logical)) " of content"
             }
-            ". " (bytes(total.reclaimable)) " can go with " code { "precast gc --unreleased" } "."
+            "."
+            @if total.reclaimable > 0 {
+                " " (bytes(total.reclaimable)) " can go with " code { "precast gc --unreleased" } "."
+            }
         }
         div.scroll { table.sort #usage {
             (heads(&[("Module", false), ("Objects", true), ("Without sharing", true), ("Content", true), ("On disk", true),
@@ -243,7 +246,7 @@ fn sharing(page: &Page) -> Markup {
             h3 { "Artifacts" }
             (filter("artifacts", "Show artifacts with"))
             div.scroll { table.sort #artifacts {
-                (heads(&[("ID", false), ("Model", false), ("First step", false), ("Programs", true), ("Calls", true), ("Size", true),
+                (heads(&[("ID", false), ("Model", false), ("First step", false), ("Of", false), ("Programs", true), ("Calls", true), ("Size", true),
                     ("Compile", true)]))
                 tbody { @for part in &page.models { @for artifact in &part.artifacts {
                     @let seconds: f64 = artifact.seconds.values().sum();
@@ -251,6 +254,7 @@ fn sharing(page: &Page) -> Markup {
                         td.id { (artifact.id.short()) }
                         td { (part.model) }
                         td { @if artifact.step.is_empty() { "whole module" } @else { (artifact.step) } }
+                        td { (artifact.bucket) }
                         td.n { (artifact.programs) }
                         td.n { (artifact.calls) }
                         td.n data-v=(artifact.bytes) { (bytes(artifact.bytes)) }

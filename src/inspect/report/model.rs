@@ -67,6 +67,8 @@ pub struct ArtifactLine {
     pub id: Digest,
     /// The first step that calls it.
     pub step: String,
+    /// Module and bucket of that step.
+    pub bucket: String,
     /// Programs of this release that call it.
     pub programs: usize,
     /// Steps that call it.
@@ -203,6 +205,7 @@ impl ModelPart {
                         self.artifacts.push(ArtifactLine {
                             id: artifact.id,
                             step: step.name.clone(),
+                            bucket: format!("{} {}", program.module, bucket_name(&program.sizes)),
                             programs: 0,
                             calls: 0,
                             bytes: artifact.size,

@@ -1,0 +1,133 @@
+//! The report in a real browser: it renders, filters and sorts, says nothing on the console and asks for nothing.
+
+mod sample;
+
+use std::{fs, path::Path, process::Command};
+
+/// What the page is made to do, as a person would; the answers go to its title.
+const ACTIONS: &str = r##"<script>
+addEventListener("load", () => {
+  const told = [];
+  const rows = (id) => [...document.getElementById(id).tBodies[0].rows];
+  const shown = (id) => rows(id).filter((row) => row.offsetParent !== null).length;
+  told.push(`charts=${[...document.querySelectorAll("svg")].filter((svg) => svg.getBoundingClientRect().height > 40).length}`);
+  told.push(`rows=${shown("programs-0")}`);
+  const input = document.querySelector("input[data-table=programs-0]");
+  const type = (text) => { input.value = text; input.dispatchEvent(new Event("input")); };
+  type("seq=128 enc");
+  told.push(`filtered=${shown("programs-0")} "${input.parentElement.querySelector("output").textContent}"`);
+  type("");
+  const size = () => rows("programs-0").map((row) => row.cells[5].textContent).join(",");
+  const button = document.querySelectorAll("#programs-0 th button")[5];
+  button.click();
+  told.push(`up=${size()}`);
+  button.click();
+  told.push(`down=${size()} ${document.querySelectorAll("#programs-0 th")[5].getAttribute("aria-sort")}`);
+  const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+  told.push(`overflow=${wide}`);
+  told.push(`fetched=${performance.getEntriesByType("resource").length}`);
+  document.title = "TOLD " + told.join("; ");
+});
+addEventListener("securitypolicyviolation", (event) => { console.error("violation " + event.blockedURI); });
+</script></body>"##;
+
+fn chromium() -> Option<&'static str> {
+    ["chromium", "chromium-browser", "google-chrome"]
+        .into_iter()
+        .find(|name| {
+            Command::new(name)
+                .arg("--version")
+                .output()
+                .is_ok_and(|output| output.status.success())
+        })
+}
+
+fn browse(browser: &str, dir: &Path, page: &Path, extra: &[&str]) -> (String, String) {
+    let output = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+        ])
+        .args([
+            "--disable-component-update",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+        ])
+        .arg(format!("--user-data-dir={}", dir.join("profile").display()))
+        .args(extra)
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn the_report_works_in_a_browser() {
+    let Some(browser) = chromium() else {
+        eprintln!("skipped: no chromium");
+        return;
+    };
+    let sample = sample::sample();
+    let page = sample.dir.path().join("report.html");
+    let counts = sample::counts(sample.dir.path());
+    let status = Command::new(env!("CARGO_BIN_EXE_precast"))
+        .args(["report", "--store"])
+        .arg(&sample.path)
+        .arg("--counts")
+        .arg(counts)
+        .arg("-o")
+        .arg(&page)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(
+        !html.contains("<script>alert"),
+        "text of a model must not become markup"
+    );
+    for outside in ["http://", "https://", "src=", "@import", "url("] {
+        assert!(
+            !html.contains(outside),
+            "the page refers to something outside: {outside}"
+        );
+    }
+    fs::write(&page, html.replace("</body>", ACTIONS)).unwrap();
+    for (theme, size) in [
+        ("light", "1100,900"),
+        ("dark", "1100,900"),
+        ("light", "390,800"),
+    ] {
+        let dark = if theme == "dark" {
+            "--blink-settings=preferredColorScheme=0"
+        } else {
+            "--hide-scrollbars"
+        };
+        let (dom, log) = browse(
+            browser,
+            sample.dir.path(),
+            &page,
+            &[dark, &format!("--window-size={size}")],
+        );
+        let told = dom
+            .split("<title>")
+            .nth(1)
+            .and_then(|rest| rest.split("</title>").next())
+            .unwrap_or(&dom);
+        assert_eq!(
+            told,
+            "TOLD charts=4; rows=3; filtered=1 \"1 of 3\"; up=7.81 KiB,17.2 KiB,23.4 KiB; \
+             down=23.4 KiB,17.2 KiB,7.81 KiB descending; overflow=false; fetched=0",
+            "{theme} {size}"
+        );
+        let said: Vec<&str> = log
+            .lines()
+            .filter(|line| line.contains("CONSOLE"))
+            .collect();
+        assert!(said.is_empty(), "{said:?}");
+    }
+}
