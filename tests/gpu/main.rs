@@ -12,9 +12,9 @@ fn store(test: &str) -> Option<Store> {
     let missing = match env::var_os("PRECAST_STORE") {
         _ if !PathBuf::from("/dev/nvidiactl").exists() => "no CUDA device",
         None => "no PRECAST_STORE with the example built for CUDA; see tests/gpu/run.sh",
-        Some(path) => return Some(Store::open(&PathBuf::from(path)).unwrap()),
+        Some(path) => return Some(Store::open(PathBuf::from(path)).unwrap()),
     };
-    writeln!(std::io::stderr(), "{test}: skipped: {missing}").unwrap();
+    let _ = writeln!(std::io::stderr(), "{test}: skipped: {missing}");
     None
 }
 
@@ -119,8 +119,7 @@ fn a_tensor_on_the_wrong_device_is_refused() {
     let here = ids.to_device(tch::Device::Cpu);
     let refused = model.run_named("encode", &[("input_ids", &here), ("attention_mask", &mask)]);
     let message = refused
-        .err()
-        .expect("a tensor of the CPU was accepted")
+        .expect_err("a tensor of the CPU was accepted")
         .to_string();
     assert!(message.contains("input_ids"), "{message}");
 }
