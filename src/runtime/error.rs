@@ -74,6 +74,8 @@ pub enum RuntimeError {
     Upload { device: Device, reason: String },
 
     // Calls.
+    #[error("device `{device}` answers no more calls in this process: {reason}")]
+    Unready { device: Device, reason: String },
     #[error("model `{model}` has no module `{module}`")]
     NoModule {
         model: String,
@@ -241,6 +243,19 @@ pub enum NoFit {
 }
 
 impl RuntimeError {
+    /// Returns whether an artifact is the cause, so that another bucket may do in its place. What is wrong with the
+    /// host, the weights or a record is wrong with all of them.
+    pub fn is_artifacts(&self) -> bool {
+        matches!(
+            self,
+            Self::WrongBytes { .. }
+                | Self::NotLoadable { .. }
+                | Self::MissingSymbol { .. }
+                | Self::NoContainer { .. }
+                | Self::WrongCount { .. }
+        )
+    }
+
     /// Returns what the caller can do about it.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
@@ -248,6 +263,9 @@ impl RuntimeError {
                 device: Device::Cuda(_),
                 ..
             } => "`Device::Cpu` runs programs built for `cpu`".to_owned(),
+            Self::Unready { .. } => {
+                "start the process again: an error of this kind stays with it".to_owned()
+            }
             Self::WrongTarget { .. } => {
                 "build the model on this kind of host, or name its target in `[target]`".to_owned()
             }

@@ -45,7 +45,7 @@ struct State {
     inputs: Vec<Tensor>,
     outputs: Handles,
     // Holds the kernels and the weights.
-    lane: Lane,
+    _lane: Lane,
 }
 
 impl State {
@@ -79,7 +79,7 @@ impl State {
             graph,
             inputs,
             outputs,
-            lane,
+            _lane: lane,
         })
     }
 }

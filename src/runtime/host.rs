@@ -2,7 +2,7 @@
 
 use super::{
     RuntimeError,
-    ffi::{cuda, libtorch_folder},
+    ffi::{DeviceMemory, cuda, libtorch_folder},
 };
 use crate::{Device, Target, target::Torch};
 
@@ -33,4 +33,13 @@ pub fn host(device: Device) -> Result<Target, RuntimeError> {
         }
     };
     Ok(Target::on_host(device.kind(), "native", &torch, &sm))
+}
+
+/// Returns how the memory of a CUDA device is used. Fails on the CPU and when the device is not there.
+pub fn device_memory(device: Device) -> Result<DeviceMemory, RuntimeError> {
+    let memory = match device {
+        Device::Cpu => Err("the CPU has no memory of its own".to_owned()),
+        Device::Cuda(ordinal) => cuda().and_then(|cuda| cuda.memory(ordinal)),
+    };
+    memory.map_err(|reason| RuntimeError::NoDevice { device, reason })
 }

@@ -27,19 +27,25 @@ mod graphs;
 mod host;
 mod lane;
 mod model;
+mod outputs;
 mod pad;
 mod program;
 #[allow(clippy::module_inception)]
 mod runtime;
 mod source;
+mod stats;
 pub mod tensors;
 mod validate;
+mod variant;
 mod weights;
 
 pub use error::{NoFit, Problem, RuntimeError};
 pub use ffi::{DeviceMemory, Scope, Stream};
 pub use graphs::Session;
-pub use host::host;
-pub use model::{Inputs, Model, Outputs, Rung, Served};
+pub use host::{device_memory, host};
+pub use model::{Inputs, Model, Quarantined};
+pub use outputs::{Outputs, Rung, Served};
 pub use runtime::{Devices, Graphs, Runtime};
 pub use source::{Source, SourceError, sealed};
+pub use stats::{BucketStats, Miss, ModuleStats};
+pub use weights::WeightSet;

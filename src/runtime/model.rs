@@ -2,9 +2,8 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    ops::Deref,
     sync::{
-        Arc,
+        Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -14,17 +13,17 @@ use tch::Tensor;
 
 use super::{
     RuntimeError,
-    dispatch::{Bucket, Route, Table},
-    error::NoFit,
-    ffi::{Handle, Meta, share},
-    lane::Handles,
-    program::{Ready, Sizes as Fill},
-    validate::{Fit, Request, Signature},
-    weights::tch_device,
+    ffi::{Meta, cuda},
+    graphs::Session,
+    outputs::Outputs,
+    program::Ready,
+    stats::ModuleStats,
+    variant::Variant,
+    weights::WeightSet,
 };
 use crate::{
-    Device,
-    record::{Padding, Program, Sizes, bucket_name},
+    Device, Digest,
+    record::{Program, Sizes, bucket_name},
 };
 
 /// Whether the runtime may copy an input that is right but for strides, alignment or device.
@@ -45,133 +44,55 @@ pub struct Model {
     name: String,
     replicas: Vec<Replica>,
     policy: Inputs,
+    /// What could not be loaded, and why.
+    quarantined: Vec<Quarantined>,
+    /// The weight set of each replica; held while one is swapped for another.
+    weights: Mutex<WeightSet>,
 }
 
+/// A model on one device.
 pub(super) struct Replica {
     pub device: Device,
     pub modules: HashMap<String, Vec<Variant>>,
+    /// Calls under way.
     pub running: AtomicUsize,
+    /// Why its device answers nothing right any more.
+    pub broken: OnceLock<String>,
 }
 
-/// The programs of one module that take the same inputs.
-pub(super) struct Variant {
-    module: Arc<str>,
-    signature: Signature,
-    table: Table,
-    programs: Vec<Ready>,
-}
-
-/// Which rung of the ladder answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rung {
-    /// The bucket of exactly the request's sizes.
-    Exact,
-    /// A larger bucket, padded.
-    Padded,
-}
-
-impl Rung {
-    /// Returns the rung's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Padded => "padded",
-        }
-    }
-}
-
-/// What answered a call.
-#[derive(Clone, Debug)]
-pub struct Served {
-    program: Arc<Program>,
-    rung: Rung,
-    device: Device,
-    request: Request,
-}
-
-impl Served {
-    /// Returns the program that ran.
-    pub fn program(&self) -> &Program {
-        &self.program
-    }
-
-    /// Returns the sizes it was compiled for.
-    pub fn bucket(&self) -> &Sizes {
-        &self.program.sizes
-    }
-
-    pub fn rung(&self) -> Rung {
-        self.rung
-    }
-
-    /// Returns the device it ran on.
-    pub fn device(&self) -> Device {
-        self.device
-    }
-
-    /// Returns the sizes that were asked for.
-    pub fn request(&self) -> Sizes {
-        self.program
-            .sizes
-            .keys()
-            .cloned()
-            .zip(self.request.iter().copied())
-            .collect()
-    }
-}
-
-/// The outputs of one call, in the module's order. They belong to the caller.
+/// A program that could not be loaded. Requests go to the model's other buckets.
 #[derive(Debug)]
-pub struct Outputs {
-    tensors: SmallVec<[Tensor; 4]>,
-    served: Served,
+pub struct Quarantined {
+    pub program: Digest,
+    pub module: String,
+    pub bucket: Sizes,
+    pub device: Device,
+    pub error: RuntimeError,
 }
 
-impl Outputs {
-    /// Returns what answered the call.
-    pub fn served(&self) -> &Served {
-        &self.served
-    }
-
-    /// Returns name and tensor of each output.
-    pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        self.served
-            .program
-            .outputs
-            .iter()
-            .map(|output| output.name.as_str())
-            .zip(&self.tensors)
-    }
-
-    /// Returns the tensors.
-    pub fn into_vec(self) -> Vec<Tensor> {
-        self.tensors.into_vec()
-    }
-}
-
-impl Deref for Outputs {
-    type Target = [Tensor];
-
-    fn deref(&self) -> &[Tensor] {
-        &self.tensors
-    }
-}
-
-impl IntoIterator for Outputs {
-    type Item = Tensor;
-    type IntoIter = smallvec::IntoIter<[Tensor; 4]>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.tensors.into_iter()
+impl Replica {
+    fn programs(&self) -> impl Iterator<Item = &Ready> {
+        self.modules
+            .values()
+            .flatten()
+            .flat_map(|variant| &variant.programs)
     }
 }
 
 impl Model {
-    pub(super) fn new(name: String, replicas: Vec<Replica>, policy: Inputs) -> Self {
+    pub(super) fn new(
+        name: String,
+        replicas: Vec<Replica>,
+        policy: Inputs,
+        quarantined: Vec<Quarantined>,
+        weights: WeightSet,
+    ) -> Self {
         Self {
             name,
             replicas,
             policy,
+            quarantined,
+            weights: Mutex::new(weights),
         }
     }
 
@@ -310,172 +231,124 @@ impl Model {
             .ok_or(RuntimeError::Devices)
     }
 
+    /// Runs on a replica, which counts the call while it lasts.
+    ///
+    /// When a call fails on CUDA, the device is asked whether its error is one that stays (an illegal access, a failed
+    /// assertion). From then on every call is refused: what such a context answers can't be trusted.
     fn answer(
         &self,
         replica: &Replica,
         variant: &Variant,
         inputs: &[&Tensor],
     ) -> Result<Outputs, RuntimeError> {
-        let device = replica.device;
-        let signature = &variant.signature;
-        let mut request: Request = SmallVec::from_elem(0, signature.dims.len());
-        let mut handles = Handles::new();
-        for (i, tensor) in inputs.iter().enumerate() {
-            let meta = Meta::of(tensor);
-            let bad = |problem| RuntimeError::BadInput {
-                module: variant.module.clone(),
-                input: signature.inputs[i].name.clone(),
-                problem,
-            };
-            handles.push(
-                match signature
-                    .check(i, &meta, device, &mut request)
-                    .map_err(bad)?
-                {
-                    Fit::AsIs => share(tensor),
-                    Fit::NeedsCopy if self.policy == Inputs::AsGiven => {
-                        return Err(bad(signature.inputs[i].misfit(&meta, device)));
-                    }
-                    Fit::NeedsCopy => variant.copied(i, tensor, device)?,
-                },
-            );
+        if let Some(reason) = replica.broken.get() {
+            let (device, reason) = (replica.device, reason.clone());
+            return Err(RuntimeError::Unready { device, reason });
         }
-        let route = variant
-            .table
-            .route(&request)
-            .ok_or_else(|| variant.no_bucket(&request))?;
-        let ready = &variant.programs[route.bucket()];
         replica.running.fetch_add(1, Ordering::Relaxed);
-        let result = match route {
-            Route::Exact(_) => ready.run(handles, Fill::Exact),
-            Route::Padded(_) => ready.run(handles, Fill::Padded(&request)),
-        };
+        let result = variant.answer(inputs, self.policy);
         replica.running.fetch_sub(1, Ordering::Relaxed);
-        let rung = match route {
-            Route::Exact(_) => Rung::Exact,
-            Route::Padded(_) => Rung::Padded,
-        };
-        let served = Served {
-            program: ready.plan.program.clone(),
-            rung,
-            device,
-            request,
-        };
-        Ok(Outputs {
-            tensors: result?,
-            served,
-        })
+        if let (
+            Err(RuntimeError::Failed { .. } | RuntimeError::Tensor { .. }),
+            Device::Cuda(ordinal),
+        ) = (&result, replica.device)
+            && let Err(reason) = cuda().and_then(|cuda| cuda.health(ordinal))
+        {
+            tracing::error!(device = %replica.device, reason, "a device answers no more calls in this process");
+            let _ = replica.broken.set(reason);
+        }
+        result
     }
-}
 
-impl Variant {
-    /// Groups one module's programs by the inputs they take and builds a table for each group.
-    pub fn group(programs: Vec<Ready>) -> Result<Vec<Self>, RuntimeError> {
-        let mut variants: Vec<Self> = Vec::new();
-        for ready in programs {
-            let dims: Vec<String> = ready.plan.program.sizes.keys().cloned().collect();
-            let malformed = |reason| RuntimeError::Malformed {
-                program: ready.plan.program.id,
-                reason,
-            };
-            let signature = Signature::new(&ready.plan.program.inputs, &dims).map_err(malformed)?;
-            match variants
-                .iter_mut()
-                .find(|variant| variant.signature.agrees(&signature))
-            {
-                Some(variant) => variant.programs.push(ready),
-                None => variants.push(Self {
-                    module: ready.plan.module.clone(),
-                    signature,
-                    table: Table::new(Vec::new()),
-                    programs: vec![ready],
-                }),
+    /// Returns whether calls are answered: no device has an error that stays.
+    pub fn is_ready(&self) -> bool {
+        self.replicas
+            .iter()
+            .all(|replica| replica.broken.get().is_none())
+    }
+
+    /// Runs every program once on padding, so that the first request does not pay for what is done only once.
+    pub fn warm_up(&self) -> Result<(), RuntimeError> {
+        for replica in &self.replicas {
+            replica.programs().try_for_each(Ready::warm_up)?;
+        }
+        Ok(())
+    }
+
+    /// Makes every call that begins after it returns use another weight set. Calls under way finish with the one they
+    /// began with; none sees both, and none fails.
+    ///
+    /// Every program is asked first whether it accepts the set. When one does not, nothing is changed.
+    pub fn swap(&self, weights: &WeightSet) -> Result<(), RuntimeError> {
+        // One swap at a time; calls do not take this lock.
+        let mut held = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        let pairs = self
+            .replicas
+            .iter()
+            .map(|replica| Ok((replica, weights.on(replica.device)?)));
+        let pairs: Vec<_> = pairs.collect::<Result<_, RuntimeError>>()?;
+        for (replica, weights) in &pairs {
+            replica
+                .programs()
+                .try_for_each(|ready| ready.accepts(weights))?;
+        }
+        for (i, (replica, new)) in pairs.iter().enumerate() {
+            if let Err(error) = replica.programs().try_for_each(|ready| ready.swap(new)) {
+                // A graph could not be captured again: back to the old set everywhere, which was captured before.
+                for (replica, _) in &pairs[..=i] {
+                    let old = held.on(replica.device)?;
+                    replica.programs().for_each(|ready| {
+                        if let Err(error) = ready.swap(&old) {
+                            tracing::error!(%error, "a program has no graph after a swap that failed");
+                        }
+                    });
+                }
+                return Err(error);
             }
         }
-        for variant in &mut variants {
-            variant.table = Table::new(
-                variant
-                    .programs
-                    .iter()
-                    .map(|ready| bucket(&ready.plan.program))
-                    .collect(),
-            );
-        }
-        Ok(variants)
+        *held = weights.clone();
+        Ok(())
     }
 
-    fn names(&self) -> Vec<String> {
-        self.signature
-            .inputs
+    /// Returns the digest of the weight set that new calls use; none for a model without one.
+    pub fn weights(&self) -> Option<Digest> {
+        self.weights
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .digest()
+    }
+
+    /// Returns a program's static tensors and its launch, where it runs as a CUDA graph on the first device.
+    pub fn session(&self, module: &str, sizes: &Sizes) -> Option<Session<'_>> {
+        let variants = self.replicas.first()?.modules.get(module)?;
+        variants
             .iter()
-            .map(|spec| spec.name.to_string())
+            .find_map(|variant| variant.exactly(sizes))?
+            .session()
+    }
+
+    /// Returns the programs that could not be loaded, and why.
+    pub fn quarantined(&self) -> &[Quarantined] {
+        &self.quarantined
+    }
+
+    /// Returns the reason of each program that was to run as a CUDA graph and does not.
+    pub fn without_graph(&self) -> Vec<(&Program, &str)> {
+        let ready = self.replicas.iter().flat_map(Replica::programs);
+        ready
+            .filter_map(|ready| Some((&*ready.plan.program, ready.refused.as_deref()?)))
             .collect()
     }
 
-    fn sizes(&self, request: &[i64]) -> Sizes {
-        self.signature
-            .dims
+    /// Returns what was counted since the model was loaded, by module and device.
+    pub fn stats(&self) -> Vec<ModuleStats> {
+        let variants = self
+            .replicas
             .iter()
-            .cloned()
-            .zip(request.iter().copied())
-            .collect()
-    }
-
-    fn copied(
-        &self,
-        input: usize,
-        tensor: &Tensor,
-        device: Device,
-    ) -> Result<Handle, RuntimeError> {
-        let text = |error: tch::TchError| RuntimeError::Tensor {
-            module: self.module.clone(),
-            message: error.to_string(),
-        };
-        let strides = self.signature.inputs[input].strides(&tensor.size());
-        let mut copy =
-            Tensor::f_empty_strided(tensor.size(), strides, (tensor.kind(), tch_device(device)))
-                .map_err(text)?;
-        copy.f_copy_(tensor).map_err(text)?;
-        Ok(copy.into())
-    }
-
-    fn no_bucket(&self, request: &[i64]) -> RuntimeError {
-        let known = self
-            .programs
-            .iter()
-            .map(|ready| ready.plan.program.sizes.clone())
-            .collect();
-        let nearest = self.table.nearest(request);
-        RuntimeError::NoBucket {
-            module: self.module.clone(),
-            request: self.sizes(request),
-            known,
-            nearest: nearest.map(|(bucket, _)| self.programs[bucket].plan.program.sizes.clone()),
-            why: match nearest {
-                Some((_, true)) => NoFit::PaddingRefused,
-                _ => NoFit::TooLarge,
-            },
-        }
-    }
-}
-
-fn bucket(program: &Program) -> Bucket {
-    let volume = program
-        .inputs
-        .iter()
-        .map(|input| {
-            input
-                .layout
-                .shape
-                .iter()
-                .map(|&size| size as f64)
-                .product::<f64>()
-        })
-        .sum();
-    Bucket {
-        sizes: program.sizes.values().copied().collect(),
-        paddable: program.padding == Padding::Allowed,
-        cost: volume,
+            .flat_map(|replica| replica.modules.values().flatten());
+        let mut stats: Vec<ModuleStats> = variants.map(Variant::stats).collect();
+        stats.sort_by(|a, b| (&a.module, &a.device).cmp(&(&b.module, &b.device)));
+        stats
     }
 }
 

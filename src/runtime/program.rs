@@ -12,6 +12,7 @@ use super::{
     lane::{Handles, Lane, Lanes, Plan, PlanStep},
     pad::{self, Cut},
     source::{Source, SourceError},
+    stats::Counters,
     weights::{Weights, same_strides},
 };
 use crate::{
@@ -28,6 +29,7 @@ pub(super) struct Ready {
     pub refused: Option<String>,
     /// For each output, where a padded call cuts it.
     cuts: Vec<Vec<Cut>>,
+    pub counters: Counters,
 }
 
 /// What a call gives to a program.
@@ -106,6 +108,7 @@ impl Ready {
             graph: None,
             refused: None,
             cuts,
+            counters: Counters::default(),
         })
     }
 
@@ -124,6 +127,30 @@ impl Ready {
                 );
                 (self.graph, self.refused) = (None, Some(reason));
             }
+        }
+    }
+
+    /// Runs it once on padding, and waits until it is done.
+    pub fn warm_up(&self) -> Result<(), RuntimeError> {
+        let mut inputs = Handles::new();
+        for input in &self.plan.program.inputs {
+            let mut buffer = pad::buffer(&input.layout, self.plan.device)
+                .map_err(|error| self.tensor(&error))?;
+            pad::blank(&mut buffer, input).map_err(|error| self.tensor(&error))?;
+            inputs.push(buffer.into());
+        }
+        self.run(inputs, Sizes::Exact)?;
+        if let Device::Cuda(ordinal) = self.plan.device {
+            tch::Cuda::synchronize(ordinal as i64);
+        }
+        Ok(())
+    }
+
+    /// Returns what runs it.
+    pub fn runner(&self) -> &'static str {
+        match &self.graph {
+            Some(_) => "graph",
+            None => "artifact",
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError, Weak, atomic::AtomicUsize},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak, atomic::AtomicUsize},
 };
 
 use super::{
@@ -10,14 +10,15 @@ use super::{
     ffi::cuda,
     graphs::Shared,
     host::host,
-    model::{Inputs, Model, Replica, Variant},
+    model::{Inputs, Model, Quarantined, Replica},
     program::{Ready, in_store},
     source::Source,
-    weights::Weights,
+    variant::Variant,
+    weights::{WeightSet, Weights},
 };
 use crate::{
     Device, Digest, Store, Target,
-    record::{Program, bucket_name},
+    record::{Program, Release, bucket_name},
 };
 
 /// The devices a runtime works on, and where it takes artifacts and weights from.
@@ -30,7 +31,7 @@ pub struct Runtime {
     inputs: Inputs,
     graphs: Graphs,
     limit: Option<u64>,
-    weights: Mutex<HashMap<(Digest, Device), Weak<Weights>>>,
+    held: Mutex<HashMap<(Digest, Device), Weak<Weights>>>,
 }
 
 impl Runtime {
@@ -69,7 +70,7 @@ impl Runtime {
             inputs: Inputs::default(),
             graphs: Graphs::default(),
             limit: None,
-            weights: Mutex::default(),
+            held: Mutex::default(),
         })
     }
 
@@ -99,23 +100,9 @@ impl Runtime {
 
     /// Loads the newest release of a model, or a named one as `model@release`.
     pub fn load(&self, model: &str) -> Result<Model, RuntimeError> {
-        let (name, release) = match model.split_once('@') {
-            Some((name, release)) => (name, Some(release)),
-            None => (model, None),
-        };
-        let release = self
-            .source
-            .release(name, release)
-            .map_err(in_store(format!("model `{model}`")))?;
-        let mut programs = Vec::with_capacity(release.programs.len());
-        for id in &release.programs {
-            programs.push(
-                self.source
-                    .program(id)
-                    .map_err(in_store(format!("program `{}`", id.short())))?,
-            );
-        }
-        self.load_programs(name, programs, release.weights, release.aliases)
+        let (name, release, programs) = self.release(model)?;
+        let weights = self.weights(release.weights)?;
+        self.load_with(name, &programs, &weights, &Arc::new(release.aliases))
     }
 
     /// Loads programs that no release has yet, as a build does before it publishes them.
@@ -126,27 +113,101 @@ impl Runtime {
         weights: Option<Digest>,
         aliases: BTreeMap<String, String>,
     ) -> Result<Model, RuntimeError> {
-        let aliases = Arc::new(aliases);
+        let weights = self.weights(weights)?;
         let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
+        self.load_with(model, &programs, &weights, &Arc::new(aliases))
+    }
+
+    /// Loads the newest release of a model, or a named one, with another weight set than its own: a fine-tune runs on
+    /// the same artifacts.
+    pub fn load_on(&self, model: &str, weights: &WeightSet) -> Result<Model, RuntimeError> {
+        let (name, release, programs) = self.release(model)?;
+        self.load_with(name, &programs, weights, &Arc::new(release.aliases))
+    }
+
+    /// Brings the weights of a model's newest release, or of a named one, to every device, for [`Model::swap`].
+    pub fn weights_of(&self, model: &str) -> Result<WeightSet, RuntimeError> {
+        let (name, release) = split(model);
+        let release = self
+            .source
+            .release(name, release)
+            .map_err(in_store(format!("model `{model}`")))?;
+        self.weights(release.weights)
+    }
+
+    /// Brings a weight set to every device. One that a loaded model has already is shared.
+    pub fn weights(&self, digest: Option<Digest>) -> Result<WeightSet, RuntimeError> {
+        let on = self
+            .devices
+            .iter()
+            .map(|&device| Ok((device, self.weights_on(digest, device)?)));
+        Ok(WeightSet::new(
+            digest,
+            on.collect::<Result<_, RuntimeError>>()?,
+        ))
+    }
+
+    fn release<'a>(
+        &self,
+        model: &'a str,
+    ) -> Result<(&'a str, Release, Vec<Arc<Program>>), RuntimeError> {
+        let (name, release) = split(model);
+        let release = self
+            .source
+            .release(name, release)
+            .map_err(in_store(format!("model `{model}`")))?;
+        let mut programs = Vec::with_capacity(release.programs.len());
+        for id in &release.programs {
+            let program = self
+                .source
+                .program(id)
+                .map_err(in_store(format!("program `{}`", id.short())))?;
+            programs.push(Arc::new(program));
+        }
+        Ok((name, release, programs))
+    }
+
+    fn load_with(
+        &self,
+        model: &str,
+        programs: &[Arc<Program>],
+        weights: &WeightSet,
+        aliases: &Arc<BTreeMap<String, String>>,
+    ) -> Result<Model, RuntimeError> {
+        let mut quarantined = Vec::new();
         let mut replicas = Vec::with_capacity(self.devices.len());
         for (i, &device) in self.devices.iter().enumerate() {
             // Before anything is loaded: a wrong host must not get as far as `dlopen`.
-            for program in &programs {
+            for program in programs {
                 self.check_target(program, i)?;
             }
-            let weights = self.weights(weights, device)?;
+            let weights = weights.on(device)?;
             let mut loaded: Vec<Ready> = Vec::with_capacity(programs.len());
-            for program in &programs {
+            for program in programs {
                 let _span =
                     tracing::info_span!("load", program = %program.id.short(), %device).entered();
-                loaded.push(Ready::load(
+                let (aliases, weights) = (aliases.clone(), weights.clone());
+                match Ready::load(
                     &*self.source,
                     program.clone(),
                     device,
-                    weights.clone(),
-                    aliases.clone(),
+                    weights,
+                    aliases,
                     self.instances,
-                )?);
+                ) {
+                    Ok(ready) => loaded.push(ready),
+                    Err(error) if error.is_artifacts() => {
+                        tracing::warn!(program = %program.id.short(), %error, "a program is set aside");
+                        quarantined.push(Quarantined {
+                            program: program.id,
+                            module: program.module.clone(),
+                            bucket: program.sizes.clone(),
+                            device,
+                            error,
+                        });
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             self.capture(&mut loaded, device, &weights);
             let mut modules: BTreeMap<String, Vec<Ready>> = BTreeMap::new();
@@ -156,6 +217,13 @@ impl Runtime {
                     .or_default()
                     .push(ready);
             }
+            // A module of which nothing is left would answer nothing: that is an error now, not at the first call.
+            if let Some(lost) = quarantined
+                .iter()
+                .position(|lost| !modules.contains_key(&lost.module))
+            {
+                return Err(quarantined.swap_remove(lost).error);
+            }
             let modules = modules
                 .into_iter()
                 .map(|(name, programs)| Ok((name, Variant::group(programs)?)));
@@ -164,9 +232,16 @@ impl Runtime {
                 device,
                 modules,
                 running: AtomicUsize::new(0),
+                broken: OnceLock::new(),
             });
         }
-        Ok(Model::new(model.to_owned(), replicas, self.inputs))
+        Ok(Model::new(
+            model.to_owned(),
+            replicas,
+            self.inputs,
+            quarantined,
+            weights.clone(),
+        ))
     }
 
     /// Captures what is to run as a graph, the largest first: it makes the pool as large as it must be.
@@ -207,8 +282,7 @@ impl Runtime {
         }
     }
 
-    /// Returns the weight set on the device; one that a loaded model has already is shared.
-    fn weights(
+    fn weights_on(
         &self,
         digest: Option<Digest>,
         device: Device,
@@ -216,7 +290,7 @@ impl Runtime {
         let Some(digest) = digest else {
             return Ok(Arc::new(Weights::none(device)));
         };
-        let mut held = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(weights) = held.get(&(digest, device)).and_then(Weak::upgrade) {
             return Ok(weights);
         }
@@ -264,6 +338,14 @@ pub(super) fn volume(program: &Program) -> i64 {
         .iter()
         .map(|input| elements(&input.layout.shape))
         .fold(0, i64::saturating_add)
+}
+
+/// Splits `model@release`.
+fn split(model: &str) -> (&str, Option<&str>) {
+    match model.split_once('@') {
+        Some((name, release)) => (name, Some(release)),
+        None => (model, None),
+    }
 }
 
 /// One or more devices.

@@ -22,6 +22,42 @@ use crate::{
     record::{Dtype, Layout},
 };
 
+/// One weight set on every device of a runtime. Cloning shares it.
+#[derive(Clone)]
+pub struct WeightSet {
+    digest: Option<Digest>,
+    on: Vec<(Device, Arc<Weights>)>,
+}
+
+impl WeightSet {
+    pub(super) fn new(digest: Option<Digest>, on: Vec<(Device, Arc<Weights>)>) -> Self {
+        Self { digest, on }
+    }
+
+    /// Returns the digest of the safetensors object; none for a model without parameters and buffers.
+    pub fn digest(&self) -> Option<Digest> {
+        self.digest
+    }
+
+    /// Returns how many bytes the weights take on each device. On the CPU they are the mapped object's pages.
+    pub fn bytes(&self) -> usize {
+        self.on
+            .first()
+            .map_or(0, |(_, weights)| weights.memory.len())
+    }
+
+    pub(super) fn on(&self, device: Device) -> Result<Arc<Weights>, RuntimeError> {
+        let found = self.on.iter().find(|(known, _)| *known == device);
+        let missing = || RuntimeError::NoDevice {
+            device,
+            reason: "the weight set was loaded without it".to_owned(),
+        };
+        found
+            .map(|(_, weights)| weights.clone())
+            .ok_or_else(missing)
+    }
+}
+
 /// One weight set on one device.
 pub struct Weights {
     device: Device,

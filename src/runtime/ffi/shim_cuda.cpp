@@ -102,11 +102,11 @@ EXPORT int32_t precast_cuda_capability(int32_t device, int32_t* major, int32_t* 
   });
 }
 
-// Reports an error that an earlier, asynchronous operation left: such a context answers nothing right any more.
+// Reports an error that stays: such a context answers nothing right any more. One that does not stay is forgotten.
 EXPORT int32_t precast_cuda_health(int32_t device) {
   return guarded([&] {
     c10::cuda::CUDAGuard guard(static_cast<Index>(device));
-    C10_CUDA_CHECK(cudaPeekAtLastError());
+    (void)cudaGetLastError();
     const cudaError_t code = cudaStreamQuery(c10::cuda::getCurrentCUDAStream(static_cast<Index>(device)).stream());
     if (code != cudaErrorNotReady) C10_CUDA_CHECK(code);
   });

@@ -1,0 +1,76 @@
+//! In steady state a call makes no heap allocation of the runtime's own.
+//!
+//! A binary of its own: it counts every allocation of the thread through Rust's allocator. What libtorch and the
+//! artifact allocate in C++ (tensor objects and their memory) is not counted, and is the same for the raw C call.
+#![cfg(feature = "torch")]
+
+mod fake;
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+};
+
+use fake::{Fake, Memory};
+use precast::{Device, Runtime};
+use tch::{Kind, Tensor};
+
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: it passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // The thread may be ending, when it has no counter any more.
+        let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations(work: impl FnOnce()) -> u64 {
+    let before = COUNT.with(Cell::get);
+    work();
+    COUNT.with(Cell::get) - before
+}
+
+#[test]
+fn a_call_allocates_nothing_in_steady_state() {
+    assert!(allocations(|| drop(Box::new(1))) > 0, "the counter counts");
+    let fakes = [
+        Fake {
+            inputs: 8,
+            outputs: 2,
+            ..Fake::sized(4, 4)
+        },
+        Fake {
+            inputs: 8,
+            outputs: 2,
+            ..Fake::sized(2, 2)
+        },
+    ];
+    let model = Runtime::over(Memory::with(&fakes).source(), Device::Cpu)
+        .unwrap()
+        .load("fake")
+        .unwrap();
+    for (rows, cols) in [(4, 4), (3, 2), (1, 1)] {
+        let mut inputs = vec![Tensor::ones([rows, cols], (Kind::Float, tch::Device::Cpu))];
+        inputs.resize_with(8, || {
+            Tensor::ones([rows, cols], (Kind::Int64, tch::Device::Cpu))
+        });
+        let calls = || (0..100).for_each(|_| drop(model.run("f", &inputs).unwrap()));
+        calls();
+        assert_eq!(allocations(calls), 0, "{rows}x{cols}");
+    }
+}
