@@ -13,6 +13,7 @@ use super::{
     object::{self, Written},
     records::created,
     rows::ObjectRow,
+    sync,
 };
 use crate::Digest;
 
@@ -116,6 +117,7 @@ impl Store {
         };
         let _adding = self.adding(&[written.digest])?;
         draft.publish(&self.layout().object(&written.digest))?;
+        sync::point("put:object-published");
         self.index_object(&written.digest, written.size, written.stored)?;
         Ok(written)
     }

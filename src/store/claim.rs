@@ -15,7 +15,7 @@ use std::{
 use super::{
     Store,
     error::{At, StoreError},
-    lock,
+    lock, sync,
 };
 use crate::Digest;
 
@@ -55,6 +55,7 @@ impl Store {
                 Err(TryLockError::WouldBlock) => return Ok(Err(lock::owner(&mut file))),
                 Err(TryLockError::Error(e)) => return Err(e).at("lock", &path),
             }
+            sync::point("claim:locked");
             // The one before may have removed the name between our opening and locking.
             let ours = file.metadata().at("look at", &path)?.ino();
             if fs::symlink_metadata(&path).is_ok_and(|now| now.ino() == ours) {

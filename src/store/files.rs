@@ -13,6 +13,7 @@ use super::{
     defect::Defect,
     error::{At, StoreError},
     layout::Layout,
+    lease::is_lease,
     object,
     records::Record,
     reindex::{named, record_file, release_file},
@@ -340,6 +341,12 @@ impl<'a> Walk<'a> {
         let root = self.store.path().to_owned();
         let mut live = HashSet::new();
         for (path, _) in self.list(&root.join("leases"))? {
+            if !is_lease(&path) {
+                self.defects.push(Defect::Foreign {
+                    path: self.inside(&path),
+                });
+                continue;
+            }
             match bytes::open_plain(&path).map(|file| file.try_lock_shared().is_ok()) {
                 Ok(false) => drop(live.insert(path.file_stem().map(ToOwned::to_owned))),
                 Ok(true) => self.defects.push(Defect::DeadLease {

@@ -7,7 +7,7 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::Path,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -54,6 +54,7 @@ impl Index {
     /// Opens the index for reading only; never writes, not even a lock file.
     pub fn open_read_only(layout: &Layout) -> Result<Self, StoreError> {
         let path = layout.index();
+        refuse_link(&path)?;
         let flags = base(OpenFlags::SQLITE_OPEN_READ_ONLY);
         let open = || {
             let connection = prepare(Connection::open_with_flags(&path, flags)?)?;
@@ -61,10 +62,11 @@ impl Index {
             Ok((connection, version))
         };
         let (connection, version) = open().map_err(|e| failed(&path, e))?;
-        match version == KNOWN {
-            true => Ok(Self::other(layout, connection)),
-            false => Err(newer(&path, version)),
+        if version != KNOWN {
+            return Err(newer(&path, version));
         }
+        check_schema(&connection, &path)?;
+        Ok(Self::other(layout, connection))
     }
 
     /// Makes an index of the files in memory, for a store whose own can't be used.
@@ -146,6 +148,7 @@ impl Index {
 
 fn open_own(layout: &Layout) -> Result<Open, StoreError> {
     let path = layout.index();
+    refuse_link(&path)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
     let open = || {
         let connection = prepare(Connection::open_with_flags(&path, base(flags))?)?;
@@ -183,11 +186,11 @@ fn migrate(connection: &mut Connection, layout: &Layout, path: &Path) -> Result<
         });
     }
     let found = version(connection).map_err(|e| failed(path, e))?;
+    if found == KNOWN {
+        return check_schema(connection, path);
+    }
     if !(0..=KNOWN).contains(&found) {
         return Err(newer(path, found));
-    }
-    if found == KNOWN {
-        return Ok(());
     }
     let mut run = || {
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -203,6 +206,45 @@ fn migrate(connection: &mut Connection, layout: &Layout, path: &Path) -> Result<
         tx.commit()
     };
     run().map_err(|e| failed(path, e))
+}
+
+/// Refuses an index with other tables, triggers or views than ours: a store may come from anywhere.
+fn check_schema(connection: &Connection, path: &Path) -> Result<(), StoreError> {
+    let schema = |of: &Connection| {
+        of.prepare("SELECT type,name,tbl_name,sql FROM sqlite_schema ORDER BY 1,2")?
+            .query_map([], |row| {
+                let columns = (0..4).map(|at| row.get::<_, Option<String>>(at));
+                columns.collect::<rusqlite::Result<Vec<_>>>()
+            })?
+            .collect::<rusqlite::Result<Vec<_>>>()
+    };
+    let own = || {
+        let fresh = Connection::open_in_memory()?;
+        MIGRATIONS
+            .iter()
+            .try_for_each(|step| fresh.execute_batch(step))?;
+        schema(&fresh)
+    };
+    static OWN: OnceLock<Vec<Vec<Option<String>>>> = OnceLock::new();
+    let expected = OWN.get_or_init(|| own().unwrap_or_default());
+    match schema(connection).map_err(|e| failed(path, e))? == *expected {
+        true => Ok(()),
+        false => Err(StoreError::Row {
+            path: path.to_owned(),
+            table: "sqlite_schema",
+        }),
+    }
+}
+
+/// SQLite would follow a link, and write what it leads to.
+fn refuse_link(path: &Path) -> Result<(), StoreError> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if !meta.is_file() => Err(StoreError::Unsafe {
+            path: path.to_owned(),
+            why: "an index is a plain file, not a link or a folder".to_owned(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn inode(path: &Path) -> Option<u64> {

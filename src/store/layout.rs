@@ -1,7 +1,8 @@
 //! Where everything in a store lies, and how a folder becomes a store.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read},
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
@@ -10,6 +11,7 @@ use rustix::fs::{Access, access};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    bytes::open_plain,
     error::{At, StoreError},
     publish::{self, Draft},
 };
@@ -135,7 +137,7 @@ impl Layout {
             why,
         };
         let path = self.marker();
-        let text = match fs::read(&path) {
+        let text = match small(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(not(match self.root.exists() {
@@ -178,7 +180,7 @@ impl Layout {
 
     /// Returns whether `CACHEDIR.TAG` is there and is one.
     pub fn tag_is_right(&self) -> bool {
-        fs::read(self.root.join(Self::TAG))
+        small(&self.root.join(Self::TAG))
             .is_ok_and(|text| text.starts_with(&TAG_TEXT.as_bytes()[..43]))
     }
 
@@ -225,6 +227,13 @@ impl Layout {
     pub fn release(&self, model: &str, seq: u64) -> Result<PathBuf, StoreError> {
         Ok(self.releases(model)?.join(format!("{seq:08}.json")))
     }
+}
+
+/// Reads a file that has no reason to be large.
+fn small(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    open_plain(path)?.take(1 << 16).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// Returns `name` as one safe path component: what is not a letter, a digit, `-` or `_` is written as `%` and two hex digits.

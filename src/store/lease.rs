@@ -19,11 +19,16 @@ use super::{
     error::{At, StoreError},
     lock::Mode,
     rows::{artifacts_of, objects_of},
+    sweep::remove_all,
+    sync,
 };
 use crate::{Digest, record::Release};
 
 /// When a lease's file gets this long it is written anew.
 const COMPACT: u64 = 1 << 20;
+
+/// No lease gets this long: what a process holds is written anew before.
+const LONGEST: u64 = 64 << 20;
 
 /// The lease of this process on one store.
 #[derive(Debug)]
@@ -54,6 +59,7 @@ impl Session {
                 .keep()
                 .map_err(|e| e.error)
                 .at("make a lease in", &folder)?;
+            sync::point("lease:made");
             file.lock().at("lock", &path)?;
             // Between the two steps it looked like the lease of a dead process.
             if path.exists() {
@@ -220,6 +226,9 @@ impl Store {
         let mut held = HashSet::new();
         for entry in fs::read_dir(&folder).at("list", &folder)? {
             let path = entry.at("list", &folder)?.path();
+            if !is_lease(&path) {
+                continue;
+            }
             let file = match open_plain(&path) {
                 Ok(file) => file,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -237,15 +246,9 @@ impl Store {
     /// Removes what a dead process left. The caller has its lock.
     fn bury(&self, lease: &Path) -> Result<(), StoreError> {
         if let Some(name) = lease.file_stem() {
-            let tmp = self.path().join("tmp").join(name);
-            if tmp.exists() {
-                fs::remove_dir_all(&tmp).at("remove", &tmp)?;
-            }
+            remove_all(&self.path().join("tmp").join(name))?;
         }
-        match fs::remove_file(lease) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).at("remove", lease),
-            _ => Ok(()),
-        }
+        remove_all(lease)
     }
 
     /// Returns the lease of this process, made by the first call; none for a store that can't be written.
@@ -265,10 +268,23 @@ impl Store {
     }
 }
 
+/// Returns whether a file has a name that this code gives to leases: others name no folder in `tmp` that may be removed.
+pub(crate) fn is_lease(path: &Path) -> bool {
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let stem = name.strip_suffix(".lease").unwrap_or_default();
+    !stem.is_empty() && stem.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
 /// Reads the lines of one lease. A line that is cut is of a process that died while writing it.
 fn read(file: &File, held: &mut HashSet<Digest>) -> io::Result<()> {
     let mut counts: HashMap<Digest, i64> = HashMap::new();
-    for line in BufReader::new(file.take(COMPACT << 8)).split(b'\n') {
+    if file.metadata()?.len() > LONGEST {
+        return Err(io::Error::other("it is longer than any lease"));
+    }
+    for line in BufReader::new(file.take(LONGEST)).split(b'\n') {
         let line = line?;
         let Some((sign, id)) = line.split_first() else {
             continue;

@@ -14,6 +14,7 @@
 use std::{
     fs::{File, TryLockError},
     io::{Read, Seek, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -115,7 +116,16 @@ impl Store {
 pub(crate) fn open(path: &Path) -> Result<File, StoreError> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
-    options.open(path).at("open the lock", path)
+    // What it says is overwritten: that must not be a file elsewhere.
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path).at("open the lock", path)?;
+    match file.metadata().at("open the lock", path)? {
+        meta if meta.is_file() && meta.nlink() <= 1 => Ok(file),
+        _ => Err(StoreError::Unsafe {
+            path: path.to_owned(),
+            why: "a lock is a plain file of its own".to_owned(),
+        }),
+    }
 }
 
 /// Writes into a lock's file who has it, for those that wait. Only a message: that it fails changes nothing.

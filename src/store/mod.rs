@@ -146,7 +146,9 @@ impl Store {
             false => Index::open(&layout)?,
             true => match Index::open_read_only(&layout) {
                 // What can't be read and can't be mended is made again in memory.
-                Err(StoreError::Index { .. }) => Index::in_memory(&layout)?,
+                Err(StoreError::Index { .. } | StoreError::Row { .. }) => {
+                    Index::in_memory(&layout)?
+                }
                 other => other?,
             },
         };
@@ -159,7 +161,7 @@ impl Store {
         ground::check(&layout.root, options)?;
         let read_only = options.read_only || !layout.is_writable();
         match Self::at(layout.clone(), read_only) {
-            Err(StoreError::Index { .. } | StoreError::Row { .. }) => {
+            Err(StoreError::Index { .. } | StoreError::Row { .. } | StoreError::Unsafe { .. }) => {
                 // In memory, until its own is made again.
                 let index = Index::until_rebuilt(&layout)?;
                 Ok(Self::with_index(layout, index, read_only))

@@ -100,8 +100,19 @@ pub(crate) fn folder(path: &Path) -> Result<(), StoreError> {
     let mode = fs::metadata(above).map_or(0o755, |meta| meta.mode() & 0o775);
     match fs::DirBuilder::new().mode(mode).create(path) {
         Ok(()) => sync_folder(above),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => plain_folder(path),
         Err(e) => Err(e).at("make the folder", path),
+    }
+}
+
+/// Refuses a symbolic link where a folder of the store should be: what is written or removed there would be elsewhere.
+pub(crate) fn plain_folder(path: &Path) -> Result<(), StoreError> {
+    match fs::symlink_metadata(path).at("look at", path)?.is_dir() {
+        true => Ok(()),
+        false => Err(StoreError::Unsafe {
+            path: path.to_owned(),
+            why: "it is not a plain folder, or a symbolic link to one".to_owned(),
+        }),
     }
 }
 

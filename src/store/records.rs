@@ -11,7 +11,7 @@ use super::{
     layout::{Kind, check_name},
     publish,
     rows::{self, artifacts_of, objects_of},
-    sealed,
+    sealed, sync,
 };
 use crate::{
     Digest,
@@ -144,6 +144,7 @@ impl Store {
                 Err(e) => return Err(e),
             }
         }
+        sync::point("put:record-published");
         let Some((now, seal)) = sealed::read::<R>(&path)? else {
             return Err(StoreError::Missing { digest: id, path });
         };

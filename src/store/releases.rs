@@ -12,9 +12,12 @@ use super::{
     layout::check_name,
     publish,
     records::{created, dangling, known_schema},
-    rows, sealed,
+    rows, sealed, sync,
 };
 use crate::record::Release;
+
+/// No model has as many releases.
+const LAST: u64 = 1 << 53;
 
 impl Store {
     /// Keeps a release as the newest one of its model, whatever `seq` it was given; returns it with the one it got.
@@ -43,6 +46,7 @@ impl Store {
             let path = self.layout().release(&release.model, release.seq)?;
             let (text, seal) = sealed::encode(&release, &path)?;
             if publish::bytes(self.draft()?, &path, &text)? {
+                sync::point("put:release-published");
                 let created = created(&path)?;
                 self.index()
                     .write(|tx| rows::insert_release(tx, &release, &seal, created))?;
@@ -120,14 +124,17 @@ impl Store {
         let mut all = Vec::new();
         for entry in entries {
             let name = entry.at("list", &folder)?.file_name();
-            let seq: Option<u64> = name
-                .to_str()
-                .and_then(|name| name.strip_suffix(".json")?.parse().ok());
-            all.extend(seq);
+            all.extend(name.to_str().and_then(sequence));
         }
         all.sort_unstable();
         Ok(all)
     }
+}
+
+/// Returns the number that a release's file name says, if it is one that this code writes.
+fn sequence(name: &str) -> Option<u64> {
+    let seq: u64 = name.strip_suffix(".json")?.parse().ok()?;
+    (seq < LAST && name == format!("{seq:08}.json")).then_some(seq)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs::{self, Permissions},
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -45,8 +45,10 @@ impl Store {
     /// Mends what can be mended, and sets aside what can't be used.
     pub fn repair(&self) -> Result<Repaired, StoreError> {
         self.writable("repair the store")?;
+        let first = self.plain_folders()?;
         Layout::create(self.path())?;
-        let found = self.verify()?.defects;
+        let mut found = self.verify()?.defects;
+        found.extend(first);
         if found
             .iter()
             .any(|defect| matches!(defect, Defect::Index { .. }))
@@ -106,6 +108,30 @@ impl Store {
         })
     }
 
+    /// Moves away what is in the place of the store's own folders: nothing works before that.
+    fn plain_folders(&self) -> Result<Vec<Defect>, StoreError> {
+        let mut found = Vec::new();
+        for folder in Layout::FOLDERS {
+            let path = self.path().join(folder);
+            if fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_dir()) {
+                let what = "file or a link".to_owned();
+                found.push(Defect::NotPlain {
+                    path: folder.into(),
+                    what,
+                });
+                match folder {
+                    // It becomes a foreign file, and follows the others.
+                    "quarantine" => {
+                        let to = path.with_extension("old");
+                        fs::rename(&path, to).at("set aside", &path)?;
+                    }
+                    _ => self.set_aside(&path)?,
+                }
+            }
+        }
+        Ok(found)
+    }
+
     /// Does what each defect needs that is about a file; returns whether others may follow from it.
     fn mend(&self, defects: &[Defect], aside: &mut BTreeSet<PathBuf>) -> Result<bool, StoreError> {
         let _alone = self.lock(Mode::Delete)?;
@@ -143,9 +169,13 @@ impl Store {
         Ok(more)
     }
 
-    fn reset_mode(&self, path: &Path) -> Result<(), StoreError> {
-        let path = self.path().join(path);
+    fn reset_mode(&self, inside: &Path) -> Result<(), StoreError> {
+        let path = self.path().join(inside);
         let meta = fs::symlink_metadata(&path).at("look at", &path)?;
+        if meta.is_file() && meta.nlink() > 1 {
+            // The mode belongs to all names of a file: only a copy of our own may be changed.
+            return self.unlink_others(inside);
+        }
         let mode = match meta.is_dir() {
             true => meta.permissions().mode() & 0o7755,
             false => 0o444,

@@ -6,14 +6,16 @@
 //! ```
 
 use std::{
-    fs::File,
     io::{self, Read},
     path::Path,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::error::{At, StoreError};
+use super::{
+    bytes::open_plain,
+    error::{At, StoreError},
+};
 use crate::Digest;
 
 /// No record is larger; what is, was not written by precast.
@@ -66,7 +68,7 @@ fn check<'a>(text: &'a [u8], path: &Path) -> Result<(&'a [u8], Digest), StoreErr
 }
 
 fn raw(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
-    let file = match File::open(path) {
+    let file = match open_plain(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e).at("read", path),

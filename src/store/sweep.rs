@@ -20,7 +20,7 @@ use super::{
     gc::{GcPlan, Victim},
     layout::Kind,
     lock::Mode,
-    publish::sync_folder,
+    publish::{plain_folder, sync_folder},
     reindex, sync,
 };
 use crate::Digest;
@@ -222,13 +222,13 @@ impl Store {
             if lease.is_some_and(|lease| lease.exists()) {
                 continue;
             }
-            let meta = fs::symlink_metadata(&path).at("look at", &path)?;
+            // Its process may be ending right now.
+            let Ok(meta) = fs::symlink_metadata(&path) else {
+                continue;
+            };
             let old = meta.modified().ok().and_then(|at| at.elapsed().ok());
             if old.is_some_and(|age| age > STALE) {
-                match meta.is_dir() {
-                    true => fs::remove_dir_all(&path).at("remove", &path)?,
-                    false => fs::remove_file(&path).at("remove", &path)?,
-                }
+                remove_all(&path)?;
             }
         }
         Ok(())
@@ -275,6 +275,19 @@ fn unmark_all(tx: &Connection, table: &Table) -> rusqlite::Result<usize> {
         .execute([table.name])
 }
 
+/// Removes a file or a folder that its owner may be removing as well.
+pub(crate) fn remove_all(path: &Path) -> Result<(), StoreError> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(e) => Err(e),
+    };
+    match removed {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).at("remove", path),
+        _ => Ok(()),
+    }
+}
+
 /// Removes one file; returns its size, 0 when it was gone.
 fn remove(path: &Path) -> Result<u64, StoreError> {
     let size = match fs::symlink_metadata(path) {
@@ -282,6 +295,9 @@ fn remove(path: &Path) -> Result<u64, StoreError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
         Err(e) => return Err(e).at("look at", path),
     };
+    if let Some(folder) = path.parent() {
+        plain_folder(folder)?;
+    }
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).at("remove", path),
         _ => Ok(size),

@@ -113,6 +113,9 @@ pub fn act() {
         "repair" => repair(&root),
         "rollback" => Store::open(&root).and_then(|store| store.rollback("m", None).map(drop)),
         "read" => read(&root),
+        "builder" => crate::many::builder(&root),
+        "reader" => crate::many::reader(&root),
+        "collector" => crate::many::collector(&root),
         other => panic!("no actor {other}"),
     };
     match done {

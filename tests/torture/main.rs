@@ -1,8 +1,13 @@
 //! Tries to break the store: what `make torture` runs at full size and `cargo test` as a small seeded sample.
 
 mod actor;
+mod attacks;
 mod crash;
+mod many;
 mod mutate;
+#[cfg(feature = "sync-points")]
+mod phases;
+mod readonly;
 mod replay;
 mod scene;
 mod seeds;
@@ -94,5 +99,69 @@ fn a_power_loss_at_any_moment_keeps_what_was_promised() {
         let mut tried = crash::Tried::default();
         record.sweep(1, 60, &mut tried);
         assert!(tried.bad.is_empty(), "{:#?}", tried.bad);
+    }
+}
+
+#[test]
+fn many_builders_of_one_spec_make_one_artifact() {
+    let crowd = many::builders(8, 12, 6, 1);
+    assert!(crowd.bad.is_empty(), "{crowd:#?}");
+    assert!(crowd.kills > 0 && crowd.artifacts == 12, "{crowd:#?}");
+}
+
+#[test]
+fn gc_never_removes_what_a_reader_holds_and_forgets_dead_ones() {
+    let told = many::reads_under_gc(4, 2_000, 3);
+    assert!(told.bad.is_empty(), "{told:#?}");
+    assert!(told.deleted > 10 && told.put_again > 10, "{told:#?}");
+}
+
+#[cfg(feature = "sync-points")]
+#[test]
+fn two_processes_stopped_against_each_other_at_every_phase() {
+    let mut bad = Vec::new();
+    for point in phases::GC {
+        for second in ["reader", "build", "gc", "repair"] {
+            bad.extend(phases::against("gc", point, second));
+        }
+    }
+    for point in phases::BUILD {
+        let first = if point.starts_with("claim") {
+            "builder"
+        } else {
+            "build"
+        };
+        for second in ["reader", "build", "builder", "gc", "repair"] {
+            bad.extend(phases::against(first, point, second));
+        }
+    }
+    assert!(bad.is_empty(), "{bad:#?}");
+}
+
+#[test]
+fn hostile_stores_reach_nothing_outside_and_cost_little() {
+    let (_dir, path, scene) = sound();
+    let bad: Vec<String> = attacks::ATTACKS
+        .iter()
+        .filter_map(|attack| attacks::try_attack(&path, &scene, attack).err())
+        .collect();
+    assert!(
+        bad.is_empty(),
+        "{} of {}:\n{}",
+        bad.len(),
+        attacks::ATTACKS.len(),
+        bad.join("\n")
+    );
+}
+
+#[test]
+fn a_store_that_only_may_be_read_works_and_nothing_tries_to_write() {
+    let (_dir, path, _) = sound();
+    for how in readonly::WAYS {
+        match readonly::reads(&path, how) {
+            Ok(calls) => assert_eq!(calls, 0, "{how}: write-class calls"),
+            Err(why) if why.starts_with("skipped") => eprintln!("{why}"),
+            Err(why) => panic!("{how}: {why}"),
+        }
     }
 }

@@ -15,14 +15,14 @@ use crate::scene::{self, Scene, damage};
 
 type Seed = (&'static str, &'static [&'static str], fn(&Path, &Scene));
 
-fn object(root: &Path, digest: &Digest) -> PathBuf {
+pub fn object(root: &Path, digest: &Digest) -> PathBuf {
     let hex = digest.hex();
     root.join("objects")
         .join(&hex[..2])
         .join(format!("{hex}.zst"))
 }
 
-fn record(root: &Path, kind: &str, id: &Digest) -> PathBuf {
+pub fn record(root: &Path, kind: &str, id: &Digest) -> PathBuf {
     let hex = id.hex();
     root.join(kind).join(&hex[..2]).join(format!("{hex}.json"))
 }
@@ -46,7 +46,7 @@ fn sql(root: &Path, text: &str) {
 }
 
 /// Writes a record file whose seal is right.
-fn sealed(path: &Path, json: &str) {
+pub fn sealed(path: &Path, json: &str) {
     let line = format!("{json}\n");
     let seal = Digest::of(line.as_bytes());
     fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -1,0 +1,153 @@
+//! Two processes against each other, one of them stopped at every phase it has. Needs the feature `sync-points`.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use precast::{Store, StoreError};
+
+use crate::{actor::Act, crash, scene};
+
+/// Where gc can be stopped.
+pub const GC: [&str; 5] = [
+    "gc:release-removed",
+    "gc:before-batch",
+    "gc:marked",
+    "gc:bytes-deleted",
+    "gc:rows-deleted",
+];
+
+/// Where a builder can be stopped.
+pub const BUILD: [&str; 5] = [
+    "lease:made",
+    "put:object-published",
+    "put:record-published",
+    "put:release-published",
+    "claim:locked",
+];
+
+/// How long the other process gets while the first one stands still. It may have to wait: that is right as well.
+const GRACE: Duration = Duration::from_millis(150);
+
+fn spawn(name: &str, root: &Path, sync: &Path) -> Child {
+    let mut command = Act {
+        name,
+        root,
+        shim: vec![],
+    }
+    .command();
+    command
+        .env("PRECAST_SYNC", sync)
+        .env("PRECAST_ACTOR_SPECS", "2");
+    command
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn ended(child: Child, what: &str, bad: &mut Vec<String>) {
+    let output = child.wait_with_output().unwrap();
+    if !output.status.success() {
+        bad.push(format!(
+            "{what}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        ));
+    }
+}
+
+/// Stops `first` at `point`, lets `second` run against it, then lets both end; returns what is wrong.
+pub fn against(first: &str, point: &str, second: &str) -> Vec<String> {
+    let dir = scene::scratch();
+    let root = dir.path().join("store");
+    let sync = dir.path().join("sync");
+    fs::create_dir(&sync).unwrap();
+    crash::prepare("gc", &root);
+    if first == "build" {
+        // So that it has something to do.
+        fs::remove_dir_all(&root).unwrap();
+    }
+    let _ = fs::create_dir(root.with_extension("compiles"));
+    fs::write(sync.join(format!("{point}.stop")), "").unwrap();
+    let one = spawn(first, &root, &sync);
+    let start = Instant::now();
+    while !sync.join(format!("{point}.here")).exists() {
+        if start.elapsed() > Duration::from_secs(20) {
+            return vec![format!("{first} never came to {point}")];
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    let mut bad = Vec::new();
+    let what = format!("{second} while {first} stands at {point}");
+    if second == "reader" {
+        thread::scope(|scope| {
+            let reading = scope.spawn(|| read(&root));
+            thread::sleep(GRACE);
+            fs::write(sync.join(format!("{point}.go")), "").unwrap();
+            bad.extend(
+                reading
+                    .join()
+                    .unwrap()
+                    .err()
+                    .map(|why| format!("{what}: {why}")),
+            );
+        });
+    } else {
+        let two = spawn(second, &root, &sync);
+        thread::sleep(GRACE);
+        fs::write(sync.join(format!("{point}.go")), "").unwrap();
+        ended(two, &what, &mut bad);
+    }
+    ended(one, &format!("{first} with {second} at {point}"), &mut bad);
+    bad.extend(
+        crash::survives(&root, "", false)
+            .err()
+            .map(|why| format!("{what}: {why}")),
+    );
+    bad
+}
+
+/// A reader never loses what it got hold of; it may be told at once that something is gone.
+fn read(root: &Path) -> Result<(), String> {
+    let told = |e: StoreError| scene::chain(&e);
+    let store = Store::open(root).map_err(told)?;
+    for release in store.releases("m").map_err(told)? {
+        let hold = match store.hold_release(&release) {
+            Ok(hold) => hold,
+            Err(StoreError::Dangling { .. }) => continue,
+            Err(e) => return Err(told(e)),
+        };
+        for _ in 0..100 {
+            for id in &release.programs {
+                let program = store
+                    .program(id)
+                    .map_err(told)?
+                    .ok_or("a held program is gone")?;
+                for step in &program.steps {
+                    let artifact = store.artifact(&step.artifact).map_err(told)?;
+                    store
+                        .read(&artifact.ok_or("a held artifact is gone")?.object)
+                        .map_err(told)?;
+                }
+            }
+            thread::sleep(Duration::from_millis(3));
+        }
+        drop(hold);
+    }
+    // The newest release is never half there.
+    scene_is_whole(&store)
+}
+
+fn scene_is_whole(store: &Store) -> Result<(), String> {
+    match store.release("m", None).map_err(|e| scene::chain(&e))? {
+        None => Ok(()),
+        Some(release) => store
+            .hold_release(&release)
+            .map(drop)
+            .map_err(|e| scene::chain(&e)),
+    }
+}
