@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test lint clean help FORCE
+.PHONY: build venv demo test lint torture clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release
@@ -49,6 +49,10 @@ lint: venv ## formatting, clippy and ruff
 test: lint ## lint, then every test that this machine can run
 	$(PY) -m unittest discover -s tests/worker -t .
 	$(CARGO) test
+
+torture: ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1 for a tenth)
+	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) $(CARGO) test --release --no-default-features --test torture -- --ignored --exact full --nocapture
+	$(CARGO) test --release --no-default-features --features sync-points --test torture two_processes
 
 clean: ## remove what was built; .venv and the store stay
 	$(CARGO) clean

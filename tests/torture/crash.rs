@@ -20,6 +20,7 @@ use crate::{
 pub struct Tried {
     pub points: u64,
     pub states: u64,
+    #[serde(skip)]
     pub bad: Vec<String>,
 }
 

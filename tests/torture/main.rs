@@ -3,6 +3,7 @@
 mod actor;
 mod attacks;
 mod crash;
+mod full;
 mod many;
 mod mutate;
 #[cfg(feature = "sync-points")]
@@ -96,6 +97,9 @@ fn a_full_disk_or_a_failing_one_is_told_and_harms_nothing() {
 fn a_power_loss_at_any_moment_keeps_what_was_promised() {
     for name in ["build", "gc"] {
         let record = replay::Record::of(name);
+        let (published, written) = record.writes_after_publishing();
+        assert_eq!(written, [] as [String; 0]);
+        assert!(published > 5 || name != "build");
         let mut tried = crash::Tried::default();
         record.sweep(1, 60, &mut tried);
         assert!(tried.bad.is_empty(), "{:#?}", tried.bad);
@@ -164,4 +168,10 @@ fn a_store_that_only_may_be_read_works_and_nothing_tries_to_write() {
             Err(why) => panic!("{how}: {why}"),
         }
     }
+}
+
+#[test]
+#[ignore = "minutes: `make torture` runs it"]
+fn full() {
+    full::run();
 }

@@ -34,6 +34,7 @@ pub struct Crowd {
     /// The most compiles of one key that were alive at once.
     pub most_at_once: u64,
     pub seconds: f64,
+    #[serde(skip)]
     pub bad: Vec<String>,
 }
 
@@ -195,6 +196,7 @@ pub struct Reads {
     pub killed: u64,
     pub leases_left: u64,
     pub seconds: f64,
+    #[serde(skip)]
     pub bad: Vec<String>,
 }
 

@@ -25,6 +25,7 @@ pub struct Sweep {
     pub right: u64,
     /// Of the index: a listing that was short or wrong, and that `verify` named.
     pub named_by_verify: u64,
+    #[serde(skip)]
     pub bad: Vec<String>,
 }
 

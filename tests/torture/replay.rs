@@ -194,6 +194,49 @@ impl Record {
         }
     }
 
+    /// Returns how many files were published, and every write to one of them after it had its final name.
+    pub fn writes_after_publishing(&self) -> (u64, Vec<String>) {
+        let immutable = |path: &Path| {
+            let top = path
+                .components()
+                .next()
+                .map(|part| part.as_os_str().to_owned());
+            ["objects", "artifacts", "programs", "releases", "ready"]
+                .iter()
+                .any(|folder| top.as_deref() == Some(folder.as_ref()))
+        };
+        let mut names = self.names.clone();
+        let mut published: HashMap<usize, PathBuf> = HashMap::new();
+        let mut bad = Vec::new();
+        for op in &self.ops {
+            match op {
+                Op::New { file, path } => drop(names.insert(path.clone(), *file)),
+                Op::Rename { from, to } => {
+                    let file = names.remove(from);
+                    if immutable(to) {
+                        published.extend(file.map(|file| (file, to.clone())));
+                        bad.extend(
+                            names
+                                .get(to)
+                                .map(|_| format!("{} was replaced", to.display())),
+                        );
+                    }
+                    names.extend(file.map(|file| (to.clone(), file)));
+                }
+                Op::Unlink { path } => drop(names.remove(path)),
+                Op::Put { file, .. } | Op::Cut { file, .. } => {
+                    bad.extend(
+                        published
+                            .get(file)
+                            .map(|path| format!("{} was written", path.display())),
+                    );
+                }
+                _ => {}
+            }
+        }
+        (published.len() as u64, bad)
+    }
+
     /// Returns how many moments there are.
     pub fn moments(&self) -> usize {
         self.ops.len() + 1
