@@ -212,7 +212,8 @@ pub struct Captured {
     /// Seconds it took.
     pub seconds: f64,
     /// What eager in Python took on the sample inputs: `eager_us` (median of `eager_runs`), `threads`, on CUDA
-    /// `eager_peak_bytes`.
+    /// `eager_peak_bytes`. `padding` says at which sizes padding was compared with the module's answer at its own size,
+    /// the largest difference, and whether other values than the spec's change the answer (`sensitive`).
     #[serde(default)]
     pub receipt: Value,
 }

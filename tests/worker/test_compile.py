@@ -94,6 +94,14 @@ class CompileTest(Project):
         failure = self.fails("compile", self.compile, captured, "c", mode="max-autotuned")
         self.assertEqual(failure.hint, "did you mean `max-autotune`?")
 
+    def test_a_compiler_that_fails_is_quoted(self) -> None:
+        opened = self.open(MODEL)
+        captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
+        options = {"aot_inductor.compile_wrapper_opt_level": "fno-such-flag"}
+        failure = self.fails("compile", self.compile, captured, "cpp", options=options)
+        self.assertIn("the C++ compiler failed", failure.message)
+        self.assertIn("-fno-such-flag", failure.message)
+
     @unittest.skipUnless(cuda(), "skipped: no CUDA device")
     def test_a_cuda_artifact_runs_with_other_weights(self) -> None:
         import torch

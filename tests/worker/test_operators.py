@@ -25,6 +25,8 @@ torch.ops.load_library(os.path.join(os.path.dirname(__file__), "twice.so"))
 
 @torch.library.register_fake("precast_test::twice")
 def _(x, k):
+    if os.environ.get("PRECAST_TEST_BREAK"):
+        raise ValueError("no shape today")
     return torch.empty_like(x)
 
 class Model(torch.nn.Module):
@@ -82,6 +84,13 @@ class OperatorsTest(Project):
         self.assertEqual(second[0]["kind"], "result", second[0])
         nodes = json.loads(Path(second[0]["value"]["proxy"]).read_text())["nodes"]
         self.assertEqual([node["node"]["target"] for node in nodes], ["precast_test::twice"])
+
+        # A compile that fails names the project's line, in a worker that never opened it either.
+        broken = {"PRECAST_TEST_BREAK": "1"}
+        third = talk([{"id": 1, **request, "file": segment["file"], "out": str(self.out / "d")}], broken)
+        self.assertEqual(third[0]["error"]["code"], "compile")
+        self.assertIn("no shape today", third[0]["error"]["message"])
+        self.assertEqual(third[0]["error"]["location"], "using.py:8")
 
     def test_an_operator_that_is_only_python_is_refused(self) -> None:
         opened = self.open(model("return torch.ops.precast_python.half(x) + 1", extra=PYTHON))

@@ -19,6 +19,7 @@ from . import (
     follow,
     measure,
     operators,
+    padding,
     passes,
     samples,
     segment,
@@ -78,7 +79,11 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     receipt = measure.eager(wrapped, inputs, opened.device)
 
     wire.event("shapes")
-    refused = _follow(wrapped, specs, sizes, bounds, outputs, opened)
+    used = {dim: size for dim, size in sizes.items() if any(dim in spec["dims"] for spec in specs)}
+    refused = _follow(wrapped, specs, used, bounds, outputs, opened)
+    if refused is None:
+        wire.event("padding")
+        refused, receipt["padding"] = padding.check(wrapped, specs, used, bounds, outputs, opened.device)
 
     wire.event("cut")
     parts = cut.cut(graph, module["regions"] if asked is None else [], module["path"])
@@ -157,7 +162,6 @@ def _follow(
     opened: Any,
 ) -> str | None:
     """Fills in how outputs follow the bucketed dimensions; returns why they can't be padded, if they can't."""
-    used = {dim: size for dim, size in sizes.items() if any(dim in spec["dims"] for spec in specs)}
 
     def inputs(at: dict[str, int]) -> list[Any]:
         made = []
@@ -178,7 +182,7 @@ def _follow(
 
     try:
         base = [tuple(output["shape"]) for output in outputs]
-        found = follow.solve(used, base, [output["name"] for output in outputs], run)
+        found = follow.solve(sizes, base, [output["name"] for output in outputs], run)
     except follow.NotAffine as reason:
         return str(reason)
     for output, dims in zip(outputs, found, strict=True):

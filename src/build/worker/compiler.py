@@ -52,14 +52,14 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     clock = inductor.Clock(wire.event)
     started = time.perf_counter()
     wire.event("load")
-    module, inputs = segment.load(path, device)
+    module, inputs, root = segment.load(path, device)
     options = _options(request, module, device)
     clock.seconds["load"] = time.perf_counter() - started
     wire.event("lower")
     try:
         files = inductor.compile_aot(module, inputs, options, request["isa"], out, clock)
     except Exception as error:
-        raise _failure(error) from error
+        raise _failure(error, root) from error
     answer = _files(files, out)
     _check_constants(files, module)
     total = time.perf_counter() - started
@@ -85,19 +85,23 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
         # inductor's C++ GEMM packs weights while it compiles, which would bake their values in.
         options.setdefault("max_autotune_gemm_backends", "ATEN")
     # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
-    if any(buffer.numel() == 1 and buffer.dtype.is_floating_point for buffer in module.buffers()):
+    if any(buffer.numel() == 1 for buffer in module.buffers()):
         options["joint_graph_constant_folding"] = False
     return {**options, **_FIXED}
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(outer: Exception, root: Path) -> Failure:
+    error = inductor.unwrap(outer)
     text = failures.one_line(error)
     operator = re.search(r"^\s*target: (\S+)", str(error), re.MULTILINE)
     where = f"operator `{operator.group(1)}`: " if operator else ""
     if inductor.is_cpp_error(error):
         lines = [line for line in str(error).splitlines() if "error:" in line]
         text = "the C++ compiler failed: " + (lines[0].strip() if lines else text)
-    return Failure("compile", f"{where}{type(error).__name__}: {text}"[:500])
+    else:
+        text = f"{type(error).__name__}: {text}"
+    place = failures.location(error, root) or failures.location(outer, root)
+    return Failure("compile", f"{where}{text}"[:500], location=place)
 
 
 def _files(files: list[str], out: Path) -> dict[str, Any]:

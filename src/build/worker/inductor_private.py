@@ -63,6 +63,13 @@ def option_names() -> set[str]:
     return set(torch._inductor.list_options())
 
 
+def unwrap(error: BaseException) -> BaseException:
+    """Returns what failed inside the compiler, without the layers that say only that it failed inside the compiler."""
+    while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
+        error = inner
+    return error
+
+
 def is_cpp_error(error: BaseException) -> bool:
     """Returns whether the C++ compiler failed, not inductor."""
     from torch._inductor import exc

@@ -71,7 +71,8 @@ def _placeholder(graph: Any, name: str, node: Any) -> Any:
 
 
 def _value_counts(tensor: Any) -> bool:
-    return not tensor.dtype.is_floating_point
+    """Indices, masks and counters are part of the program; quantised weights are weights."""
+    return not tensor.dtype.is_floating_point and tensors.dtype_name(tensor.dtype) not in ("int8", "uint8")
 
 
 def save(segment: Segment, path: Path, root: Path, entry: str) -> Path:
@@ -81,15 +82,18 @@ def save(segment: Segment, path: Path, root: Path, entry: str) -> Path:
         "inputs": [node.name for node in segment.inputs],
         "constants": [node.name for node in segment.constants],
         "libraries": segment.libraries,
-        "root": str(root) if segment.libraries else "",
+        "root": str(root),
         "module": entry.partition(":")[0] if segment.libraries else "",
     }
     private.save_program(segment.graph, values, path, {_NOTE: json.dumps(note)}, segment.ranges)
     return path
 
 
-def load(path: Path, device: str) -> tuple[Any, list[Any]]:
-    """Returns a module whose weights are constants of the right layout, and inputs of the right layout."""
+def load(path: Path, device: str) -> tuple[Any, list[Any], Path]:
+    """Returns a module whose weights are constants of the right layout, inputs of the right layout, and the project.
+
+    The project is where the lines of code that the graph remembers lie.
+    """
     import torch
 
     note = json.loads(private.read_note(path, _NOTE))
@@ -118,7 +122,7 @@ def load(path: Path, device: str) -> tuple[Any, list[Any]]:
         graph.erase_node(node)
     graph.lint()
     module.recompile()
-    return module, [inputs[name] for name in note["inputs"]]
+    return module, [inputs[name] for name in note["inputs"]], Path(note["root"])
 
 
 def _filled(held: Any, device: str, generator: Any) -> Any:

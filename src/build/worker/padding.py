@@ -1,0 +1,123 @@
+"""Whether a smaller request may be padded into a bucket: the module is asked, at several sizes.
+
+Inputs of a smaller size are run as they are, and again padded into the bucket as the spec says; the valid part of the
+second answer must be the first. If it is not, the module is never padded. Padding with other values shows whether the
+answer depends on what is there; that is worth knowing, and no failure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import failures, samples, structure, tensors
+
+# Relative and absolute tolerance by dtype; the latter is scaled by the largest magnitude of the output.
+_TOLERANCES = {"float64": (1e-7, 1e-8), "float32": (1e-4, 1e-5), "float16": (1e-2, 4e-3), "bfloat16": (4e-2, 2e-2)}
+
+# The protocol's JSON has no infinity.
+_UNBOUNDED = 1e308
+
+
+def points(sizes: dict[str, int]) -> list[dict[str, int]]:
+    """Returns sizes inside a bucket to try: each dimension alone, and all of them together."""
+    found = [{**sizes, dim: size - 1} for dim, size in sizes.items() if size > 1]
+    if sizes:
+        found.append({dim: (size + 1) // 2 for dim, size in sizes.items()})
+        found.append({dim: max(1, size // 4) for dim, size in sizes.items()})
+    unique = {tuple(sorted(point.items())): point for point in found}
+    return [point for point in unique.values() if point != sizes]
+
+
+def check(
+    wrapped: Any,
+    specs: list[dict[str, Any]],
+    sizes: dict[str, int],
+    bounds: list[int | None],
+    outputs: list[dict[str, Any]],
+    device: str,
+) -> tuple[str | None, dict[str, Any]]:
+    """Returns why the module can't be padded, if it can't, and what was found."""
+    report: dict[str, Any] = {"points": [], "max_abs": 0.0, "sensitive": False}
+    for point in points(sizes):
+        own = _inputs(specs, point, bounds, device)
+        try:
+            expected = _run(wrapped, own)
+        except Exception as error:  # a size that the module does not take alone is no size to compare with
+            report["points"].append({"sizes": point, "skipped": failures.one_line(error)})
+            continue
+        padded = [_pad(value, spec, spec["pad"]) for value, spec in zip(own, specs, strict=True)]
+        where = " ".join(f"{dim}={size}" for dim, size in point.items())
+        try:
+            answer = _run(wrapped, padded)
+        except Exception as error:
+            return f"padded from {where}, the module fails: {failures.one_line(error)}", report
+        gap, name = _difference(answer, expected, outputs, point)
+        report["points"].append({"sizes": point})
+        report["max_abs"] = max(report["max_abs"], gap)
+        if name is not None:
+            return f"padded from {where}, output `{name}` differs from the one at its own size by {gap:.3g}", report
+        other = [_pad(value, spec, _other(spec)) for value, spec in zip(own, specs, strict=True)]
+        try:
+            report["sensitive"] |= _difference(_run(wrapped, other), expected, outputs, point)[1] is not None
+        except Exception:  # a value that is no index, or no value at all, to the module
+            report["sensitive"] = True
+    return None, report
+
+
+def _inputs(specs: list[dict[str, Any]], at: dict[str, int], bounds: list[int | None], device: str) -> list[Any]:
+    made = []
+    for spec, bound in zip(specs, bounds, strict=True):
+        axes = zip(spec["dims"], spec["shape"], strict=True)
+        shape = [at.get(dim, size) if dim is not None else size for dim, size in axes]
+        made.append(samples.make(spec, shape, bound, device, "padding"))
+    return made
+
+
+def _pad(value: Any, spec: dict[str, Any], fill: Any) -> Any:
+    import torch
+
+    whole = torch.full(spec["shape"], fill, dtype=value.dtype, device=value.device)
+    whole[tuple(slice(size) for size in value.shape)] = value
+    return whole
+
+
+def _other(spec: dict[str, Any]) -> Any:
+    """A value that is not the padding, and an index into any table."""
+    if isinstance(spec["pad"], bool):
+        return not spec["pad"]
+    return 1 if spec["pad"] != 1 else 0
+
+
+def _run(wrapped: Any, inputs: list[Any]) -> list[Any]:
+    import torch
+
+    with torch.inference_mode():
+        return structure.tensors_of(wrapped(*inputs))
+
+
+def _difference(
+    found: list[Any], expected: list[Any], outputs: list[dict[str, Any]], at: dict[str, int]
+) -> tuple[float, str | None]:
+    """Returns the largest difference in the valid parts, and the first output that is out of tolerance."""
+    import torch
+
+    worst, name = 0.0, None
+    for value, wanted, output in zip(found, expected, outputs, strict=True):
+        cut = value
+        for axis, follow in enumerate(output["dims"]):
+            if follow is not None:
+                cut = cut.narrow(axis, 0, follow["scale"] * at[follow["dim"]] + follow["offset"])
+        if cut.shape != wanted.shape:
+            return _UNBOUNDED, output["name"]
+        if not wanted.numel():
+            continue
+        rtol, atol = _TOLERANCES.get(tensors.dtype_name(wanted.dtype), (0.0, 0.0))
+        cut, wanted = cut.double(), wanted.double()
+        finite = wanted[torch.isfinite(wanted)]
+        scale = float(finite.abs().max()) if finite.numel() else 0.0
+        close = torch.allclose(cut, wanted, rtol=rtol, atol=atol * max(scale, 1e-30), equal_nan=True)
+        gap = torch.nan_to_num((cut - wanted).abs(), nan=0.0, posinf=0.0)
+        worst = max(worst, float(gap.max()))
+        if not close and name is None:
+            name = output["name"]
+    return worst, name
