@@ -51,6 +51,7 @@ const FILES: &[(&str, &str)] = files![
     "inputs.py",
     "measure.py",
     "operators.py",
+    "padding.py",
     "passes.py",
     "samples.py",
     "segment.py",
@@ -58,6 +59,7 @@ const FILES: &[(&str, &str)] = files![
     "structure.py",
     "tensors.py",
     "torch_private.py",
+    "watch.py",
     "weights.py",
     "wire.py",
 ];

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import unittest
 
-from .support import Project, part
+from .support import Project, part, talk
 
 MODEL = "import torch\n\ndef load():\n    return torch.nn.Linear(2, 3)\n"
 
@@ -32,6 +32,22 @@ class OpenTest(Project):
         self.assertEqual(answer["sources"][0]["digest"], hashlib.sha256(b"2 3").hexdigest())
         self.assertEqual(answer["modules"], {"": "Linear"})
         self.assertIn("torch", [package["name"] for package in answer["packages"]])
+
+    def test_weights_read_by_the_safetensors_library_are_sources(self) -> None:
+        (self.root / "reads.py").write_text(
+            "import os, torch\nfrom safetensors.torch import load_file\n\ndef load():\n"
+            "    model = torch.nn.Linear(2, 3)\n"
+            "    model.load_state_dict(load_file(os.path.join(os.path.dirname(__file__), 'w.safetensors')))\n"
+            "    return model\n"
+        )
+        import torch
+
+        model = torch.nn.Linear(2, 3)
+        part("tensors").write(self.root / "w.safetensors", dict(model.state_dict()))
+        # In a process of its own: the library is watched from its first import on.
+        answer = talk([{"id": 1, "op": "open", "root": str(self.root), "entry": "reads:load", "device": "cpu"}])[0]
+        self.assertEqual([source["path"] for source in answer["value"]["sources"]], ["reads.py", "w.safetensors"])
+        self.assertIn("safetensors", [package["name"] for package in answer["value"]["packages"]])
 
     def test_a_package_imported_by_someone_else_first_counts_too(self) -> None:
         import numpy  # noqa: F401

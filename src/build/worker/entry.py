@@ -10,12 +10,12 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import declared, failures
+from .watch import watching
 from .wire import Failure
 
 
@@ -43,50 +43,6 @@ class Opened:
         }
 
 
-class _Watch:
-    """Files of the project that are opened for reading while it is on. An audit hook can't be taken away again."""
-
-    def __init__(self) -> None:
-        self.root: Path | None = None
-        self.files: set[str] = set()
-        sys.addaudithook(self._hook)
-
-    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.root is None or event != "open":
-            return
-        path, mode = arguments[0], arguments[1]
-        if isinstance(path, int) or (isinstance(mode, str) and set(mode) & set("wax+")):
-            return
-        self.note(path)
-
-    def note(self, path: Any) -> None:
-        """Keeps a path if it is a file of the project."""
-        if self.root is None:
-            return
-        try:
-            real = os.path.realpath(os.fsdecode(path))
-            if failures.own_file(real, self.root) and os.path.isfile(real):
-                self.files.add(real)
-        except (TypeError, ValueError, OSError):
-            return
-
-
-_WATCH: _Watch | None = None
-
-
-@contextmanager
-def _watching(root: Path) -> Iterator[_Watch]:
-    global _WATCH
-    if _WATCH is None:
-        _WATCH = _Watch()
-    _WATCH.files = set()
-    _WATCH.root = root
-    try:
-        yield _WATCH
-    finally:
-        _WATCH.root = None
-
-
 def open_model(root: Path, entry: str, device: str, also: Sequence[str] = ()) -> Opened:
     """Imports `module:callable` under `root` and calls it; the answer is in eval mode, on the device, without grad.
 
@@ -100,7 +56,7 @@ def open_model(root: Path, entry: str, device: str, also: Sequence[str] = ()) ->
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     before = set(sys.modules)
-    with _watching(root) as watch:
+    with watching(root) as watch:
         function = load(root, entry)
         for name in also:
             load(root, name)

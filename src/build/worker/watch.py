@@ -1,0 +1,114 @@
+"""Notes which of the project's files are read while its model is made.
+
+Python tells an audit hook about every file it opens. Weights read through the safetensors library are opened by Rust
+and pass that hook by, so its `safe_open` is watched by name.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from . import failures
+
+
+class Watch:
+    """Files of the project that are opened for reading while it is on. An audit hook can't be taken away again."""
+
+    def __init__(self) -> None:
+        self.root: Path | None = None
+        self.files: set[str] = set()
+        sys.addaudithook(self._hook)
+        if "safetensors" in sys.modules:
+            self.follow(sys.modules["safetensors"])
+        else:
+            sys.meta_path.insert(0, _Follower(self))
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.root is None or event != "open":
+            return
+        path, mode = arguments[0], arguments[1]
+        if isinstance(path, int) or (isinstance(mode, str) and set(mode) & set("wax+")):
+            return
+        self.note(path)
+
+    def note(self, path: Any) -> None:
+        """Keeps a path if it is a file of the project."""
+        if self.root is None:
+            return
+        try:
+            real = os.path.realpath(os.fsdecode(path))
+            if failures.own_file(real, self.root) and os.path.isfile(real):
+                self.files.add(real)
+        except (TypeError, ValueError, OSError):
+            return
+
+    def follow(self, library: ModuleType) -> None:
+        """Watches what the safetensors library opens; modules that took the name earlier are not seen."""
+        original = getattr(library, "safe_open", None)
+        if original is None:
+            return
+
+        def safe_open(filename: Any, *args: Any, **kwargs: Any) -> Any:
+            self.note(filename)
+            return original(filename, *args, **kwargs)
+
+        library.safe_open = safe_open  # type: ignore[attr-defined]
+
+
+class _Follower(importlib.abc.MetaPathFinder):
+    """Finds safetensors as everybody does, and watches it once it is there."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Returns the real spec of `safetensors` with a loader that calls `follow`, none for every other name."""
+        if name != "safetensors":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._watch)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any, watch: Watch) -> None:
+        self._loader = loader
+        self._watch = watch
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Leaves it to the real loader."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the library before anything can take `safe_open` from it, then watches."""
+        self._loader.exec_module(module)
+        self._watch.follow(module)
+
+
+_WATCH: Watch | None = None
+
+
+@contextmanager
+def watching(root: Path) -> Iterator[Watch]:
+    """Yields the files read inside."""
+    global _WATCH
+    if _WATCH is None:
+        _WATCH = Watch()
+    _WATCH.files = set()
+    _WATCH.root = root
+    try:
+        yield _WATCH
+    finally:
+        _WATCH.root = None
