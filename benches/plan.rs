@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, hint::black_box, path::Path};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use precast::{
     Digest, Store,
-    plan::{self, Common, Request, RequestKey},
+    plan::{self, Common, Request, RequestKey, forms},
     record::{Entry, Package, Padding, Program, Release, SCHEMA, Source},
     spec::{Overrides, Spec},
 };
@@ -36,6 +36,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             name: "numpy".into(),
             version: "2.0".into(),
         }],
+        declared: BTreeMap::new(),
         site_packages: vec![site.to_string_lossy().into_owned()],
     };
     let sizes: Vec<String> = (1..=programs).map(|size| size.to_string()).collect();
@@ -63,15 +64,17 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
     let module = &spec.modules[0];
     let settings = spec.settings(module, &Overrides::default(), &Overrides::default());
     let mut ids = Vec::new();
-    for sizes in &module.buckets {
-        let inputs = module.sized_inputs(sizes);
+    for form in forms(module, &settings.compile) {
+        let inputs = module.sized_inputs(&form.sizes);
         let key = RequestKey {
             common: &common,
             module: &module.name,
             path: &module.path,
             method: &module.method,
             inputs: inputs.as_deref(),
-            sizes,
+            sizes: &form.sizes,
+            dynamic: form.dynamic.as_ref(),
+            compiled: form.compiled,
             regions: &module.regions,
             settings: &settings.compile,
         };
@@ -81,13 +84,16 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             id,
             model: spec.model.name.clone(),
             module: module.name.clone(),
-            sizes: sizes.clone(),
+            sizes: form.sizes.clone(),
+            dynamic: form.dynamic.clone(),
             target: target.clone(),
             inputs: inputs.unwrap_or_default(),
             outputs: vec![],
             results: vec![],
             values: 2,
             steps: vec![],
+            eager: None,
+            constants: None,
             padding: Padding::Allowed,
             call_spec: json!(null),
             request,

@@ -100,6 +100,22 @@ pub struct Layout {
     pub stride: Vec<i64>,
 }
 
+/// The sizes a dynamic dimension may have, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bounds {
+    pub min: i64,
+    pub max: i64,
+}
+
+impl Bounds {
+    /// Stands for no upper bound but what the model itself has.
+    pub const UNBOUNDED: i64 = i64::MAX;
+}
+
+/// Which dimensions of a program are dynamic, each with its bounds.
+pub type Dynamic = BTreeMap<String, Bounds>;
+
 /// One point of a module's shape grid: dimension name -> size.
 pub type Sizes = BTreeMap<String, i64>;
 
@@ -183,7 +199,16 @@ pub enum Padding {
     },
 }
 
-/// What runs one module at one bucket.
+/// What libtorch's interpreter runs in place of the steps: the captured graph, with no Python.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Eager {
+    /// Key of the artifact that holds the archive.
+    pub artifact: Digest,
+    /// Tensor names in the weight set: the archive's flat inputs after the program's inputs.
+    pub weights: Vec<String>,
+}
+
+/// What runs one module at one bucket, or at every size within bounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     pub schema: u32,
@@ -191,7 +216,11 @@ pub struct Program {
     pub id: Digest,
     pub model: String,
     pub module: String,
+    /// The bucket; for a dynamic program the sizes of the samples, which are those in its layouts.
     pub sizes: Sizes,
+    /// For a program that runs at every size within bounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dynamic: Option<Dynamic>,
     pub target: Target,
     pub inputs: Vec<Input>,
     pub outputs: Vec<Output>,
@@ -199,7 +228,13 @@ pub struct Program {
     pub results: Vec<usize>,
     /// How many values there are.
     pub values: usize,
+    /// None in a program that only eager runs.
     pub steps: Vec<Step>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eager: Option<Eager>,
+    /// Key of the artifact with the tensors that the code itself makes: bindings may name them beside the weight set's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub constants: Option<Digest>,
     #[serde(flatten)]
     pub padding: Padding,
     /// torch's pytree specs of the call (inputs, outputs) as it was captured.
@@ -212,6 +247,35 @@ pub struct Program {
     pub provenance: Value,
 }
 
+impl Program {
+    /// Returns what tells the program from others of its module: `batch=8 seq=128`, `dynamic`, `eager`.
+    pub fn bucket(&self) -> String {
+        form_name(&self.sizes, self.dynamic.is_some(), !self.steps.is_empty())
+    }
+}
+
+/// Returns how a program of this form is called.
+pub fn form_name(sizes: &Sizes, dynamic: bool, compiled: bool) -> String {
+    match (dynamic, compiled) {
+        (true, true) => "dynamic".to_owned(),
+        (true, false) => "eager".to_owned(),
+        (false, _) => bucket_name(sizes),
+    }
+}
+
+/// What an artifact's object is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ArtifactKind {
+    /// A shared object that AOTInductor made.
+    #[default]
+    Library,
+    /// A `torch.export.save` archive for libtorch's interpreter.
+    Archive,
+    /// A safetensors object with tensors that a program's code makes itself.
+    Constants,
+}
+
 /// One constant an artifact must be given before it runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Constant {
@@ -221,15 +285,17 @@ pub struct Constant {
     pub layout: Layout,
 }
 
-/// One AOTInductor shared object.
+/// One stored unit that programs call: an AOTInductor shared object, or what [`ArtifactKind`] says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Artifact {
     pub schema: u32,
     /// The artifact key.
     pub id: Digest,
-    /// Digest of the shared object.
+    #[serde(default)]
+    pub kind: ArtifactKind,
+    /// Digest of the shared object, archive or safetensors object.
     pub object: Digest,
-    /// Size of the shared object in bytes.
+    /// Its size in bytes.
     pub size: u64,
     pub target: Target,
     pub inputs: Vec<Layout>,
@@ -270,11 +336,14 @@ pub struct Package {
 }
 
 /// What importing the entry showed: remembered, so that an unchanged build starts no Python.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     pub entry: String,
     pub sources: Vec<Source>,
     pub packages: Vec<Package>,
+    /// FQN -> method -> keys of `[compile]`: what submodules say of themselves.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub declared: BTreeMap<String, BTreeMap<String, Value>>,
     /// Where the packages were found; a place to look again, never part of a key.
     pub site_packages: Vec<String>,
 }
@@ -307,6 +376,9 @@ pub struct Failure {
     pub id: Digest,
     pub model: String,
     pub module: String,
+    /// As `batch=8 seq=128`, `dynamic` or `eager`.
+    #[serde(default)]
+    pub bucket: String,
     pub sizes: Sizes,
     /// A stable word, as in [`crate::build::protocol::WorkerError::code`] or a gate's name.
     pub code: String,

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     Digest, Target,
     plan::{self, Known, Plan, State},
-    record::{Entry, Release, SCHEMA, bucket_name},
+    record::{Entry, Release, SCHEMA},
     spec::Spec,
     store::Store,
     target::Torch,
@@ -62,8 +62,8 @@ pub enum Outcome {
         location: Option<String>,
         raise: bool,
     },
-    /// The spec says it is served by eager.
-    Disabled { why: String },
+    /// It can't be built, and the module can do without it.
+    Skipped { why: String },
 }
 
 /// A program that this build made.
@@ -143,7 +143,7 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
             let module = &spec.modules[item.module].name;
             progress.event(&Event::Missing {
                 module,
-                bucket: &bucket_name(&item.sizes),
+                bucket: &item.form.name(),
                 reasons,
             });
         }
@@ -218,6 +218,7 @@ fn open(
         entry: spec.model.entry.clone(),
         sources: opened.sources,
         packages: opened.packages,
+        declared: opened.declared,
         site_packages: hello.site_packages.clone(),
     };
     let torch = Torch {
@@ -296,7 +297,7 @@ fn summarise(
     for (index, item) in plan.items.iter().enumerate() {
         let outcome = match (&item.state, done.outcomes.remove(&index)) {
             (State::Hit { id }, _) => Outcome::Hit(*id),
-            (State::Disabled { why }, _) => Outcome::Disabled { why: why.clone() },
+            (State::Skipped { why, .. }, _) => Outcome::Skipped { why: why.clone() },
             (State::Miss { .. }, Some(outcome)) => outcome,
             (State::Miss { .. }, None) => return Err(BuildError::Interrupted),
         };

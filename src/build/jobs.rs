@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{
     Digest,
-    plan::{ArtifactKey, Item, Plan},
-    record::{Artifact, Failure, Padding, Program, SCHEMA, Step, bucket_name},
+    plan::{ArtifactKey, HeldKey, Item, Known, Plan},
+    record::{Artifact, ArtifactKind, Eager, Failure, Layout, Padding, Program, SCHEMA, Step},
     spec::FailPolicy,
 };
 
@@ -67,6 +67,13 @@ struct Waiting {
     keys: Vec<Digest>,
     missing: BTreeSet<Digest>,
     compiled: usize,
+}
+
+/// Inputs and outputs of an artifact.
+#[derive(Default)]
+struct Layouts {
+    inputs: Vec<Layout>,
+    outputs: Vec<Layout>,
 }
 
 enum Task {
@@ -273,13 +280,16 @@ impl Shared<'_> {
                 name: module.name.clone(),
                 path: module.path.clone(),
                 method: module.method.clone(),
-                inputs: module.sized_inputs(&item.sizes).unwrap_or_default(),
-                regions: module.regions.clone(),
+                inputs: module.sized_inputs(&item.form.sizes).unwrap_or_default(),
+                regions: match item.form.compiled {
+                    true => module.regions.clone(),
+                    false => vec![],
+                },
                 passes: item.settings.compile.passes.clone(),
-                dynamic: None,
+                dynamic: item.form.dynamic.clone(),
                 structure: None,
             },
-            sizes: item.sizes.clone(),
+            sizes: item.form.sizes.clone(),
             out: self.scratch.join(format!("capture-{}", id.short())),
         };
         let name = item.name(self.options.spec);
@@ -302,7 +312,11 @@ impl Shared<'_> {
         };
         let mut keys = Vec::new();
         let mut compiles = Vec::new();
-        for (index, segment) in captured.segments.iter().enumerate() {
+        let segments = match item.form.compiled {
+            true => &captured.segments[..],
+            false => &[],
+        };
+        for (index, segment) in segments.iter().enumerate() {
             let settings = &item.settings.compile;
             let key = ArtifactKey {
                 graph: &Digest::of(segment.graph.as_bytes()),
@@ -337,7 +351,7 @@ impl Shared<'_> {
         let module = &self.options.spec.modules[item.module].name;
         self.progress.event(&Event::Captured {
             module,
-            bucket: &bucket_name(&item.sizes),
+            bucket: &item.form.name(),
             steps: captured.steps.len(),
             artifacts: keys.iter().collect::<BTreeSet<_>>().len(),
             missing: compiles.len(),
@@ -451,6 +465,45 @@ impl Shared<'_> {
         }
     }
 
+    /// Puts an archive or constants of a program, and returns the key of the artifact that holds them.
+    fn hold(
+        &self,
+        kind: ArtifactKind,
+        file: &Path,
+        known: &Known,
+        layouts: Layouts,
+    ) -> Result<Digest, BuildError> {
+        let store = self.options.store;
+        let (object, size) = store.put_file(file)?;
+        let (id, key) = HeldKey {
+            kind,
+            object: &object,
+            target: &known.target,
+        }
+        .explained();
+        if !store.keep_artifact(&id)? {
+            store.put_artifact(&Artifact {
+                schema: SCHEMA,
+                id,
+                kind,
+                object,
+                size,
+                target: known.target.clone(),
+                inputs: layouts.inputs,
+                outputs: layouts.outputs,
+                constants: vec![],
+                proxy: None,
+                libraries: vec![],
+                graph: None,
+                log: None,
+                key,
+                receipt: json!({}),
+                provenance: provenance(),
+            })?;
+        }
+        Ok(id)
+    }
+
     /// Takes the store's own copy of what a worker wrote, and publishes the artifact.
     fn keep(&self, compile: Compile, compiled: Compiled, log: &[u8]) -> Result<(), BuildError> {
         let store = self.options.store;
@@ -474,6 +527,7 @@ impl Shared<'_> {
         store.put_artifact(&Artifact {
             schema: SCHEMA,
             id: compile.key,
+            kind: ArtifactKind::Library,
             object,
             size,
             target: known.target.clone(),
@@ -513,25 +567,57 @@ impl Shared<'_> {
             });
         };
         let module = &self.options.spec.modules[item.module];
-        let steps = captured.steps.into_iter().map(|step| Step {
+        let steps = match item.form.compiled {
+            true => captured.steps,
+            false => vec![],
+        };
+        let steps = steps.into_iter().map(|step| Step {
             name: step.name,
             artifact: keys[step.segment],
             inputs: step.inputs,
             outputs: step.outputs,
             binding: step.binding,
         });
+        let layouts = Layouts {
+            inputs: captured
+                .inputs
+                .iter()
+                .map(|input| input.layout.clone())
+                .collect(),
+            outputs: captured
+                .outputs
+                .iter()
+                .map(|output| output.layout.clone())
+                .collect(),
+        };
+        let eager = match &captured.exported {
+            Some(archive) => Some(Eager {
+                artifact: self.hold(ArtifactKind::Archive, archive, known, layouts)?,
+                weights: captured.exported_weights.clone(),
+            }),
+            None => None,
+        };
+        let constants = match &captured.extra_weights {
+            Some(file) => {
+                Some(self.hold(ArtifactKind::Constants, file, known, Layouts::default())?)
+            }
+            None => None,
+        };
         let mut program = Program {
             schema: SCHEMA,
             id: *id,
             model: self.options.spec.model.name.clone(),
             module: module.name.clone(),
-            sizes: item.sizes.clone(),
+            sizes: item.form.sizes.clone(),
+            dynamic: captured.dynamic.or_else(|| item.form.dynamic.clone()),
             target: known.target.clone(),
             inputs: captured.inputs,
             outputs: captured.outputs,
             results: captured.results,
             values: captured.values,
             steps: steps.collect(),
+            eager,
+            constants,
             padding: match captured.padding_refused {
                 Some(why) => Padding::Refused { why },
                 None => Padding::Allowed,
@@ -565,7 +651,7 @@ impl Shared<'_> {
             return self.fail(job, BuildError::SourceChanged { path }, &[]);
         }
         self.options.store.put_program(&program)?;
-        let bucket = bucket_name(&item.sizes);
+        let bucket = item.form.name();
         self.progress.event(&Event::Published {
             module: &module.name,
             bucket: &bucket,
@@ -597,7 +683,7 @@ impl Shared<'_> {
             index, item, id, ..
         } = &self.jobs[job];
         let module = &self.options.spec.modules[item.module];
-        let bucket = bucket_name(&item.sizes);
+        let bucket = item.form.name();
         let message = error.to_string();
         let location = match error {
             BuildError::Worker(error) => error.location.clone(),
@@ -616,7 +702,8 @@ impl Shared<'_> {
             id: *id,
             model: self.options.spec.model.name.clone(),
             module: module.name.clone(),
-            sizes: item.sizes.clone(),
+            bucket: bucket.clone(),
+            sizes: item.form.sizes.clone(),
             code: error.code().to_owned(),
             message: message.clone(),
             location: location.clone(),
@@ -624,13 +711,17 @@ impl Shared<'_> {
             log: Some(log),
             provenance: provenance(),
         })?;
-        let place = location.as_deref();
+        if item.form.optional() {
+            let outcome = Outcome::Skipped { why: message };
+            self.lock().done.outcomes.insert(*index, outcome);
+            return Ok(());
+        }
         self.progress.event(&Event::Failed {
             module: &module.name,
             bucket: &bucket,
             id: *id,
             message: &message,
-            location: place,
+            location: location.as_deref(),
         });
         let raise = item.settings.compile.fail_policy == FailPolicy::Raise;
         let outcome = Outcome::Failed {

@@ -191,8 +191,8 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
                     ));
                 }
             }
-            Outcome::Disabled { why } if context.verbose > 0 => {
-                note(format_args!("{} {name}: {why}", "eager".yellow()));
+            Outcome::Skipped { why } if context.verbose > 0 => {
+                note(format_args!("{} {name}: {why}", "skipped".yellow()));
             }
             _ => {}
         }
@@ -239,7 +239,7 @@ fn document(summary: &Summary) -> Value {
         Outcome::Failed { key, message, location, raise } => json!({
             "program": name, "state": "failed", "id": key, "message": message, "location": location, "raise": raise,
         }),
-        Outcome::Disabled { why } => json!({ "program": name, "state": "eager", "why": why }),
+        Outcome::Skipped { why } => json!({ "program": name, "state": "skipped", "why": why }),
     });
     json!({
         "event": "finished",

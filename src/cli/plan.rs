@@ -7,7 +7,6 @@ use serde_json::json;
 use super::{Context, build::SpecArgs};
 use crate::{
     plan::{self, State},
-    record::bucket_name,
     spec::Spec,
 };
 
@@ -41,10 +40,12 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
             let (state, id, why) = match &item.state {
                 State::Hit { id } => ("hit", Some(*id), json!([])),
                 State::Miss { key, reasons } => ("miss", key.as_ref().map(|(id, _)| *id), json!(reasons)),
-                State::Disabled { why } => ("eager", None, json!([why])),
+                State::Skipped { key, why } => ("skipped", Some(*key), json!([why])),
             };
             json!({
-                "module": module, "bucket": item.sizes, "state": state, "id": id, "why": why, "settings": item.settings,
+                "module": module, "bucket": item.form.name(), "sizes": item.form.sizes,
+                "dynamic": item.form.dynamic, "compiled": item.form.compiled, "state": state, "id": id, "why": why,
+                "left_to_eager": item.left_to_eager, "settings": item.settings,
             })
         });
         let items: Vec<_> = items.collect();
@@ -54,7 +55,7 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
     }
     for item in &plan.items {
         let module = &spec.modules[item.module].name;
-        let bucket = bucket_name(&item.sizes);
+        let bucket = item.form.name();
         match &item.state {
             State::Hit { id } => context.out.line(format_args!(
                 "{:<8} {module} {bucket}  {}",
@@ -69,12 +70,16 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
                     why.join("; ")
                 ))?;
             }
-            State::Disabled { why } => context.out.line(format_args!(
+            State::Skipped { why, .. } => context.out.line(format_args!(
                 "{:<8} {module} {bucket}  {why}",
-                "eager".blue()
+                "skip".blue()
             ))?,
         }
         if context.verbose > 0 {
+            if let Some(why) = &item.left_to_eager {
+                let line = format_args!("           left to eager: {why}");
+                context.out.line(line)?;
+            }
             for (key, value, origin) in item.settings.rows() {
                 context.out.line(format_args!(
                     "           {key} = {value}  {}",

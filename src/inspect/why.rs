@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::{
     Digest,
     plan::{History, Reason, bystanders, reasons},
-    record::{Artifact, Program, bucket_name},
+    record::{Artifact, Program},
     spec::Spec,
     store::{Filter, Store, StoreError},
 };
@@ -31,7 +31,7 @@ pub struct Why {
 pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
     let before = before(store, program)?;
     Ok(Why {
-        name: format!("{} {}", program.module, bucket_name(&program.sizes)),
+        name: format!("{} {}", program.module, program.bucket()),
         id: program.id,
         reasons: match &before {
             Some(old) => reasons(&old.request, &program.request),
@@ -48,7 +48,7 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
         return Ok(None);
     };
     let place = |program: &Program| {
-        let bucket = bucket_name(&program.sizes);
+        let bucket = program.bucket();
         match step.as_str() {
             "" => format!("{} {bucket}", program.module),
             step => format!("step `{step}` of {} {bucket}", program.module),
@@ -111,7 +111,12 @@ pub fn without_effect(
 fn before(store: &Store, program: &Program) -> Result<Option<Program>, StoreError> {
     let mut history = History::new(store, &program.model)?;
     let device = program.target.device.to_string();
-    let id = history.previous(&program.module, &program.sizes, &device, Some(&program.id))?;
+    let id = history.previous(
+        &program.module,
+        &program.bucket(),
+        &device,
+        Some(&program.id),
+    )?;
     match id {
         Some(id) => store.program(&id),
         None => Ok(None),

@@ -7,7 +7,6 @@ use std::collections::HashSet;
 
 use crate::{
     Digest,
-    record::{Sizes, bucket_name},
     store::{Filter, Store, StoreError},
 };
 
@@ -41,15 +40,14 @@ impl<'a> History<'a> {
     pub fn previous(
         &mut self,
         module: &str,
-        sizes: &Sizes,
+        bucket: &str,
         device: &str,
         than: Option<&Digest>,
     ) -> Result<Option<Digest>, StoreError> {
-        let bucket = bucket_name(sizes);
         let filter = Filter {
             model: Some(self.model.to_owned()),
             module: Some(module.to_owned()),
-            bucket: Some(bucket),
+            bucket: Some(bucket.to_owned()),
             device: Some(device.to_owned()),
         };
         let mut rows = self.store.programs(filter).collect::<Result<Vec<_>, _>>()?;
@@ -97,6 +95,7 @@ impl<'a> History<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::bucket_name;
     use crate::store::testing;
 
     /// Puts a program of the same module and bucket, other only in its key.
@@ -112,7 +111,9 @@ mod tests {
         let sizes = testing::program("m", 8, &[]).sizes;
         let ask = |than: Option<&Digest>| {
             let mut history = History::new(&store, "m").unwrap();
-            history.previous("encode", &sizes, "cpu", than).unwrap()
+            history
+                .previous("encode", &bucket_name(&sizes), "cpu", than)
+                .unwrap()
         };
         assert_eq!(ask(None), None);
         let a = put(&store, "a");
@@ -146,11 +147,15 @@ mod tests {
         );
         let mut history = History::new(&store, "m").unwrap();
         assert_eq!(
-            history.previous("encode", &sizes, "cuda", None).unwrap(),
+            history
+                .previous("encode", &bucket_name(&sizes), "cuda", None)
+                .unwrap(),
             None
         );
         assert_eq!(
-            history.previous("other", &sizes, "cpu", None).unwrap(),
+            history
+                .previous("other", &bucket_name(&sizes), "cpu", None)
+                .unwrap(),
             None
         );
     }

@@ -13,7 +13,7 @@
 //! | model name, entry, samples callable; module name, path, method | yes | no: names are not code |
 //! | sources by path and digest, packages by name and version | yes | no: what they change is in the graph |
 //! | bucket, inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
-//! | whether the module is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), `dynamic` | yes | no: in the graph |
+//! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, passes by source digest too |
 //! | canonical graph; constants in order, with the names a binding uses | no | yes |
 //! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
@@ -32,8 +32,10 @@ use super::canon::{self, Canon, Shared, Sink, record};
 use crate::{
     Digest, Target,
     build::protocol::PROTOCOL,
-    record::{Constant, Dtype, Input, Layout, Package, Pad, Sizes, Source},
-    spec::{Backend, Compile, Dynamic, Mode},
+    record::{
+        ArtifactKind, Bounds, Constant, Dtype, Dynamic, Input, Layout, Package, Pad, Sizes, Source,
+    },
+    spec::{Backend, Compile, Mode},
     target::DeviceKind,
 };
 
@@ -59,6 +61,10 @@ pub struct RequestKey<'a> {
     /// At this bucket, in call order; none when they are captured from sample inputs.
     pub inputs: Option<&'a [Input]>,
     pub sizes: &'a Sizes,
+    /// Bounds of the dynamic dimensions, for a program that is not for one bucket.
+    pub dynamic: Option<&'a Dynamic>,
+    /// False for a program that only eager runs.
+    pub compiled: bool,
     pub regions: &'a [String],
     pub settings: &'a Compile,
 }
@@ -75,6 +81,14 @@ pub struct ArtifactKey<'a> {
     pub mode: Mode,
     pub options: &'a BTreeMap<String, Value>,
     pub passes: &'a [Pass],
+    pub target: &'a Target,
+}
+
+/// What names an archive or constants that a program holds: the object itself, on its target.
+#[derive(Clone, Copy, Debug)]
+pub struct HeldKey<'a> {
+    pub kind: ArtifactKind,
+    pub object: &'a Digest,
     pub target: &'a Target,
 }
 
@@ -151,8 +165,8 @@ impl Canon for RequestKey<'_> {
                 ("inputs", &self.inputs),
                 ("sizes", self.sizes),
                 ("regions", &self.regions),
-                ("compiles", &self.settings.compiles(self.path)),
-                ("dynamic", &self.settings.dynamic),
+                ("compiles", &self.compiled),
+                ("dynamic", &self.dynamic),
                 ("backend", &self.settings.backend),
                 ("mode", &self.settings.mode),
                 ("options", &self.settings.options),
@@ -181,6 +195,35 @@ impl Canon for ArtifactKey<'_> {
                 ("target", self.target),
             ],
         );
+    }
+}
+
+impl HeldKey<'_> {
+    /// Returns the key and its explanation.
+    pub fn explained(&self) -> (Digest, Value) {
+        canon::key(self)
+    }
+}
+
+impl Canon for HeldKey<'_> {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let (ordinal, kind) = match self.kind {
+            ArtifactKind::Library => (0, "library"),
+            ArtifactKind::Archive => (1, "archive"),
+            ArtifactKind::Constants => (2, "constants"),
+        };
+        sink.begin_map(5);
+        sink.name("kind");
+        sink.word(ordinal, kind);
+        for (name, number) in [("format", canon::FORMAT), ("protocol", PROTOCOL)] {
+            sink.name(name);
+            sink.integer(i64::from(number));
+        }
+        sink.name("object");
+        self.object.walk(sink);
+        sink.name("target");
+        self.target.walk(sink);
+        sink.end();
     }
 }
 
@@ -267,23 +310,9 @@ impl Canon for Pad {
     }
 }
 
-impl Canon for Dynamic {
+impl Canon for Bounds {
     fn walk(&self, sink: &mut dyn Sink) {
-        match self {
-            Self::All(all) => sink.boolean(*all),
-            Self::Dims(dims) => {
-                let dims: BTreeMap<&String, [i64; 2]> = dims
-                    .iter()
-                    .map(|(dim, bounds)| (dim, [bounds.min, bounds.max]))
-                    .collect();
-                sink.begin_map(dims.len());
-                for (dim, bounds) in &dims {
-                    sink.name(dim);
-                    bounds[..].walk(sink);
-                }
-                sink.end();
-            }
-        }
+        [self.min, self.max][..].walk(sink);
     }
 }
 

@@ -11,11 +11,13 @@
 //! | `key` | what goes into a request key and into an artifact key |
 //! | `reason` | why a key is another one than before |
 //! | `diff` | the fields of two explained keys that differ |
+//! | `form` | which programs a module asks for |
 //! | `history` | which program stood for a module and bucket before |
 //! | `sources` | the digests of the remembered files, and the versions of the packages |
 
 mod canon;
 mod diff;
+mod form;
 mod history;
 mod key;
 mod reason;
@@ -25,18 +27,20 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+use self::form::left_to_eager;
 pub use self::{
     canon::{Canon, Shared, Sink},
     diff::{Field, diff},
+    form::{Form, forms},
     history::History,
-    key::{ArtifactKey, Common, Pass, RequestKey},
+    key::{ArtifactKey, Common, HeldKey, Pass, RequestKey},
     reason::{Reason, reasons},
     sources::{StatCache, bystanders, changed_source, known, refresh},
 };
 use crate::{
     Digest, Target,
-    record::{Entry, Release, Sizes, bucket_name},
-    spec::{Backend, Compile, Effective, Module, Overrides, Spec, glob},
+    record::{Entry, Release},
+    spec::{Effective, Module, Overrides, Spec},
     store::{Store, StoreError},
 };
 
@@ -47,6 +51,14 @@ pub enum PlanError {
     Source {
         path: PathBuf,
         source: std::io::Error,
+    },
+    #[error(
+        "submodule `{path}` declares a compile config for `{method}` that can't be used: {message}"
+    )]
+    Declared {
+        path: String,
+        method: String,
+        message: String,
     },
     #[error("no module or bucket matches `{0}`")]
     NothingMatches(String),
@@ -61,6 +73,9 @@ impl PlanError {
             Self::NothingMatches(_) => {
                 Some("`precast plan` without `--only` lists every module and bucket".to_owned())
             }
+            Self::Declared { .. } => {
+                Some("`get_torch_compile_config()` returns method -> keys of [compile]".to_owned())
+            }
             _ => None,
         }
     }
@@ -71,8 +86,10 @@ impl PlanError {
 pub struct Item {
     /// Index into [`Spec::modules`].
     pub module: usize,
-    pub sizes: Sizes,
+    pub form: Form,
     pub settings: Effective,
+    /// Why the spec leaves its module to eager, if it does.
+    pub left_to_eager: Option<String>,
     pub state: State,
 }
 
@@ -86,8 +103,8 @@ pub enum State {
         key: Option<(Digest, Value)>,
         reasons: Vec<Reason>,
     },
-    /// The spec says it is served by eager.
-    Disabled { why: String },
+    /// The module can do without it, and the last attempt with this very key failed.
+    Skipped { key: Digest, why: String },
 }
 
 /// Everything a spec asks for, and what of it is missing.
@@ -110,11 +127,7 @@ pub struct Known {
 impl Item {
     /// Returns `encode batch=1 seq=32`.
     pub fn name(&self, spec: &Spec) -> String {
-        format!(
-            "{} {}",
-            spec.modules[self.module].name,
-            bucket_name(&self.sizes)
-        )
+        format!("{} {}", spec.modules[self.module].name, self.form.name())
     }
 }
 
@@ -126,12 +139,10 @@ impl Plan {
             .filter(|item| matches!(item.state, State::Miss { .. }))
     }
 
-    /// Returns how many programs there are, without the disabled ones.
+    /// Returns how many programs there are to be.
     pub fn wanted(&self) -> usize {
-        self.items
-            .iter()
-            .filter(|item| !matches!(item.state, State::Disabled { .. }))
-            .count()
+        let skipped = |item: &&Item| matches!(item.state, State::Skipped { .. });
+        self.items.len() - self.items.iter().filter(skipped).count()
     }
 }
 
@@ -176,43 +187,43 @@ pub fn plan(
     };
     let mut items = Vec::new();
     for (index, module) in spec.modules.iter().enumerate() {
-        let settings = spec.settings(module, &Overrides::default(), &request.overrides);
-        for sizes in &module.buckets {
-            let text = format!("{} {}", module.name, bucket_name(sizes));
-            if request
-                .only
-                .as_ref()
-                .is_some_and(|only| !selects(only, &module.name, &text))
-            {
+        let declared = declared(module, known.as_ref())?;
+        let settings = spec.settings(module, &declared, &request.overrides);
+        for form in forms(module, &settings.compile) {
+            let text = format!("{} {}", module.name, form.name());
+            let only = request.only.as_ref();
+            if only.is_some_and(|only| !selects(only, &module.name, &text)) {
                 continue;
             }
-            let state = match (disabled(module, &settings.compile), &common) {
-                (Some(why), _) => State::Disabled { why },
-                (None, None) => State::Miss {
+            let state = match &common {
+                None => State::Miss {
                     key: None,
                     reasons: vec![match release {
                         Some(_) => Reason::EntryUnknown,
                         None => Reason::NeverBuilt,
                     }],
                 },
-                (None, Some(common)) => {
-                    let inputs = module.sized_inputs(sizes);
+                Some(common) => {
+                    let inputs = module.sized_inputs(&form.sizes);
                     let key = RequestKey {
                         common,
                         module: &module.name,
                         path: &module.path,
                         method: &module.method,
                         inputs: inputs.as_deref(),
-                        sizes,
+                        sizes: &form.sizes,
+                        dynamic: form.dynamic.as_ref(),
+                        compiled: form.compiled,
                         regions: &module.regions,
                         settings: &settings.compile,
                     };
-                    look_up(&key, past.as_mut())?
+                    look_up(&key, &form, past.as_mut())?
                 }
             };
             items.push(Item {
                 module: index,
-                sizes: sizes.clone(),
+                left_to_eager: left_to_eager(module, &settings.compile),
+                form,
                 settings: settings.clone(),
                 state,
             });
@@ -233,6 +244,19 @@ fn selects(only: &str, module: &str, text: &str) -> bool {
     glob.is_ok_and(|glob| glob.is_match(module) || glob.is_match(text))
 }
 
+/// Returns what the submodule says of itself, as far as it is known.
+fn declared(module: &Module, known: Option<&Known>) -> Result<Overrides, PlanError> {
+    let methods = known.and_then(|known| known.entry.declared.get(&module.path));
+    let Some(says) = methods.and_then(|methods| methods.get(&module.method)) else {
+        return Ok(Overrides::default());
+    };
+    serde_json::from_value(says.clone()).map_err(|error| PlanError::Declared {
+        path: module.path.clone(),
+        method: module.method.clone(),
+        message: error.to_string(),
+    })
+}
+
 /// What was built before.
 struct Past<'a> {
     store: &'a Store,
@@ -241,7 +265,11 @@ struct Past<'a> {
 }
 
 /// Says whether a program is in the store, and if not, what it differs in from the one before.
-fn look_up(request: &RequestKey<'_>, past: Option<&mut Past<'_>>) -> Result<State, PlanError> {
+fn look_up(
+    request: &RequestKey<'_>,
+    form: &Form,
+    past: Option<&mut Past<'_>>,
+) -> Result<State, PlanError> {
     let Some(past) = past else {
         return Ok(State::Miss {
             key: Some(request.explained()),
@@ -253,14 +281,19 @@ fn look_up(request: &RequestKey<'_>, past: Option<&mut Past<'_>>) -> Result<Stat
     if past.store.has_program(&id)? {
         return Ok(State::Hit { id });
     }
+    let failure = past.store.failure(&id)?;
+    if let (true, Some(failure)) = (form.optional(), &failure) {
+        let why = failure.message.clone();
+        return Ok(State::Skipped { key: id, why });
+    }
     let (id, explained) = request.explained();
     let history = &mut past.history;
-    let before = history.previous(request.module, request.sizes, &past.device, None)?;
+    let before = history.previous(request.module, &form.name(), &past.device, None)?;
     let before = match before {
         Some(before) => past.store.program(&before)?,
         None => None,
     };
-    let reasons = match (past.store.failure(&id)?, before) {
+    let reasons = match (failure, before) {
         (Some(failure), _) => vec![Reason::FailedBefore {
             message: failure.message,
         }],
@@ -271,23 +304,4 @@ fn look_up(request: &RequestKey<'_>, past: Option<&mut Past<'_>>) -> Result<Stat
         key: Some((id, explained)),
         reasons,
     })
-}
-
-/// Returns why the spec leaves a module to eager, if it does.
-fn disabled(module: &Module, settings: &Compile) -> Option<String> {
-    if !settings.enabled {
-        return Some("`enabled` is false".to_owned());
-    }
-    if settings.backend == Backend::Eager {
-        return Some("`backend` is `eager`".to_owned());
-    }
-    let path = &module.path;
-    if let Some(glob) = settings
-        .blocklist
-        .iter()
-        .find(|glob| glob::listed(std::slice::from_ref(glob), path))
-    {
-        return Some(format!("`blocklist` has `{glob}`"));
-    }
-    (!settings.compiles(path)).then(|| "`allowlist` does not have it".to_owned())
 }

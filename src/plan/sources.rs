@@ -155,6 +155,7 @@ pub fn refresh(root: &Path, entry: &Entry, cache: &mut StatCache) -> Result<Entr
         entry: entry.entry.clone(),
         sources,
         packages: packages(&entry.packages, &entry.site_packages),
+        declared: entry.declared.clone(),
         site_packages: entry.site_packages.clone(),
     })
 }
@@ -302,6 +303,7 @@ mod tests {
                     version: (*version).into(),
                 })
                 .collect(),
+            declared: Default::default(),
             site_packages: vec![root.join("site").to_string_lossy().into_owned()],
         }
     }

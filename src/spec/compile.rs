@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use crate::record::Bounds;
+
 /// What compiles a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -52,14 +54,6 @@ pub enum Dynamic {
     All(bool),
     /// These dimensions are, each from a smallest to a largest size.
     Dims(BTreeMap<String, Bounds>),
-}
-
-/// The sizes a dynamic dimension may have, both included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Bounds {
-    pub min: i64,
-    pub max: i64,
 }
 
 macro_rules! words {

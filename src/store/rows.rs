@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::index::Sum;
 use crate::{
     Digest,
-    record::{Artifact, Failure, Program, Release, bucket_name},
+    record::{Artifact, Failure, Program, Release},
 };
 
 /// An object, as the index has it.
@@ -122,7 +122,9 @@ pub(crate) fn objects_of(artifact: &Artifact) -> Vec<Digest> {
 
 /// Returns every artifact a program calls, sorted.
 pub(crate) fn artifacts_of(program: &Program) -> Vec<Digest> {
-    sorted(program.steps.iter().map(|step| step.artifact).collect())
+    let steps = program.steps.iter().map(|step| step.artifact);
+    let eager = program.eager.iter().map(|eager| eager.artifact);
+    sorted(steps.chain(eager).chain(program.constants).collect())
 }
 
 impl ObjectRow {
@@ -263,7 +265,7 @@ pub(crate) fn insert_program(
         id: program.id,
         model: program.model.clone(),
         module: program.module.clone(),
-        bucket: bucket_name(&program.sizes),
+        bucket: program.bucket(),
         target: program.target.name(),
         device: program.target.device.to_string(),
         steps: program.steps.len() as u64,

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use super::*;
+use crate::plan::forms;
 use crate::spec::{Overrides, Spec, compile, parse};
 
 const SPEC: &str = r#"schema = 1
@@ -94,13 +95,21 @@ fn request(text: &str, world: &World) -> (Digest, Value) {
     let inputs = module.sized_inputs(&module.buckets[0]);
     let settings = spec.settings(module, &Overrides::default(), &Overrides::default());
     let shared = common.shared();
+    let forms = forms(module, &settings.compile);
+    // With `dynamic` it is the program that `dynamic` adds which is looked at.
+    let added = forms
+        .iter()
+        .find(|form| form.compiled && form.dynamic.is_some());
+    let form = added.unwrap_or(&forms[0]);
     let key = RequestKey {
         common: &shared,
         module: &module.name,
         path: &module.path,
         method: &module.method,
         inputs: inputs.as_deref(),
-        sizes: &module.buckets[0],
+        sizes: &form.sizes,
+        dynamic: form.dynamic.as_ref(),
+        compiled: form.compiled,
         regions: &module.regions,
         settings: &settings.compile,
     };
@@ -415,12 +424,12 @@ fn the_bytes_of_a_few_keys_are_pinned() {
         (1, 1),
         "pin the keys of the new version below"
     );
-    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"1fa2cdfd7798c1ca5fe731a99f6a954a23d23999eeac478a8002c0467e51079b");
+    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"6b7cddf2fa04427b13d8b5e5a73a778906301570fd99a4e5e72b8c5bc736c1b4");
     insta::assert_snapshot!(artifact(|_| ()).0.hex(), @"c0b3b043de4d5b1958186d4bd372af509ea2723a5c5de1fd678d78b7d4cbcdf0");
-    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"00ed9f5e47fa1e277346071acf5992586db4ec3b2f9cee4024ecd46679856d4c");
+    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"c5156dcbc2b0e603af1dda3c93abe3ca22ffc816de27a86a11fd7c74f3fdf9bd");
 }
 
 #[test]
 fn an_explained_key_shows_what_was_hashed() {
-    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":1,"protocol":1,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true}},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":false,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"triton.x":1},"passes":["passes:fold"]}"#);
+    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":1,"protocol":1,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true}},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"triton.x":1},"passes":["passes:fold"]}"#);
 }
