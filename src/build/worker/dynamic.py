@@ -46,7 +46,14 @@ def export(
         cause = failure.__cause__
         if cause is None or "Constraints violated" not in str(cause):
             raise
-        raise _specialised(wrapped, inputs, specs, asked, root, what, cause) from cause
+        fixed = _specialised(wrapped, inputs, specs, asked, root, what, cause)
+        if fixed.location is not None or "Not all values" not in str(cause):
+            raise fixed from cause
+        # A guard that torch can't prove for all sizes, often one that always holds: it becomes a check in the graph.
+        try:
+            program = flat.export(wrapped, inputs, root, what, _shapes(specs, dims), deferred=True)
+        except Failure:
+            raise fixed from cause
     ranges = private.ranges(program)
     found = {}
     for dim, bounds in asked.items():

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,11 @@ class Flat:
     ranges: dict[Any, Any] = field(default_factory=dict)
 
 
-def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = None) -> Any:
-    """Captures with torch.export: non-strict first, strict when that fails; the first failure is the one reported."""
+def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = None, deferred: bool = False) -> Any:
+    """Captures with torch.export: non-strict first, strict when that fails; the first failure is the one reported.
+
+    `shapes` are dynamic dimensions; `deferred` leaves what can't be proven about them to checks in the graph.
+    """
     import torch
 
     first: BaseException | None = None
@@ -50,10 +54,23 @@ def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = No
     for strict in (False, True) if shapes is None else (False,):
         try:
             with torch.no_grad(), private.quiet_export():
-                return torch.export.export(call, tuple(inputs), dynamic_shapes=shapes, strict=strict)
+                return torch.export.export(
+                    call,
+                    tuple(inputs),
+                    dynamic_shapes=shapes,
+                    strict=strict,
+                    prefer_deferred_runtime_asserts_over_guards=deferred,
+                )
         except Exception as error:
             first = first or error
     assert first is not None
+    unknown = re.search(r"Found <class '[\w.]*?(\w+)'> in output, which is not a known type", str(first))
+    if unknown:
+        raise Failure(
+            "capture",
+            f"{what} returns a `{unknown.group(1)}`, which can't be taken apart into tensors",
+            hint="return tensors, in lists, tuples and dicts; a transformers model with `config.use_cache = False`",
+        ) from first
     raise Failure(
         "capture",
         f"can't capture {what}: {type(first).__name__}: {failures.one_line(first)}",
@@ -171,7 +188,7 @@ def _drop_assertions(graph: Any) -> None:
     import torch
 
     aten = torch.ops.aten
-    known = (aten._assert_tensor_metadata.default, aten._assert_scalar.default)
+    known = (aten._assert_tensor_metadata.default,)
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in known and not node.users:
             graph.erase_node(node)
