@@ -1,6 +1,7 @@
-//! Builds the runtime's C++ shim and points every linked target at libtorch.
+//! Lists the Python worker's files for embedding, builds the runtime's C++ shim and points every linked target at
+//! libtorch.
 //!
-//! Without the `torch` feature it does nothing. The CUDA half of the shim becomes a shared object that is embedded in
+//! Without the `torch` feature it does the first only. The CUDA half of the shim becomes a shared object that is embedded in
 //! the crate and loaded only on machines with CUDA, so one binary runs everywhere; it is left out, with a note that
 //! the runtime repeats, where the CUDA headers are missing.
 
@@ -11,6 +12,8 @@ use std::{
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    let made = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
+    fs::write(made.join("worker.rs"), worker_files()).expect("OUT_DIR is writable");
     if env::var_os("CARGO_FEATURE_TORCH").is_none() {
         return;
     }
@@ -36,7 +39,7 @@ fn main() {
     println!("cargo:rustc-link-lib=torch_cpu");
     println!("cargo:rustc-link-lib=c10");
 
-    let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("shim_cuda.so");
+    let out = made.join("shim_cuda.so");
     let note = match cuda_headers(&lib) {
         Err(why) => Err(why),
         Ok(headers) => shared_object(&ffi.join("shim_cuda.cpp"), &include, &headers, &out),
@@ -45,6 +48,27 @@ fn main() {
         println!("cargo:warning=built without CUDA graphs and streams: {why}");
         fs::write(&out, []).expect("OUT_DIR is writable");
     }
+}
+
+/// Returns a Rust expression with name and text of every file of the worker: `&[("call.py", include_str!("…")), …]`.
+fn worker_files() -> String {
+    let folder = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"))
+        .join("src/build/worker");
+    println!("cargo:rerun-if-changed={}", folder.display());
+    let entries = fs::read_dir(&folder).expect("the worker's folder is there");
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("the worker's folder can be read").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "py"))
+        .collect();
+    paths.sort();
+    let files: Vec<String> = paths
+        .iter()
+        .map(|path| {
+            let name = path.file_name().unwrap_or_default();
+            format!("({name:?}, include_str!({path:?}))")
+        })
+        .collect();
+    format!("&[{}]", files.join(", "))
 }
 
 /// Returns the folders with the CUDA headers that torch's own headers include.

@@ -448,8 +448,19 @@ fn calls_are_counted_and_misses_are_kept() {
         .find(|b| b.bucket["batch"] == 4)
         .unwrap();
     assert_eq!(large.padding_waste, Some(0.25));
-    assert_eq!((stats.misses.len(), stats.misses[0].count), (1, 2));
-    insta::assert_snapshot!(serde_json::to_string(&stats.misses[0]).unwrap(), @r#"{"request":{"batch":9,"seq":1},"count":2}"#);
+    let counts = serde_json::to_value(&model.counts().calls).unwrap();
+    let lines: Vec<String> = counts
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    insta::assert_snapshot!(lines.join("\n"), @r#"
+    {"module":"f","sizes":{"batch":1,"seq":2},"bucket":{"batch":2,"seq":2},"rung":"padded","count":1}
+    {"module":"f","sizes":{"batch":3,"seq":4},"bucket":{"batch":4,"seq":4},"rung":"padded","count":2}
+    {"module":"f","sizes":{"batch":4,"seq":4},"bucket":{"batch":4,"seq":4},"rung":"exact","count":1}
+    {"module":"f","sizes":{"batch":9,"seq":1},"rung":"refused","count":2}
+    "#);
 }
 
 #[test]

@@ -27,42 +27,8 @@ use super::{
     protocol::{Hello, Line, PROTOCOL, Request},
 };
 
-macro_rules! files {
-    ($($name:literal),* $(,)?) => { &[$(($name, include_str!(concat!("worker/", $name)))),*] };
-}
-
 /// The worker's program, written out where Python can run it.
-const FILES: &[(&str, &str)] = files![
-    "__init__.py",
-    "__main__.py",
-    "call.py",
-    "canonical.py",
-    "capture.py",
-    "compiler.py",
-    "cut.py",
-    "declared.py",
-    "dynamic.py",
-    "entry.py",
-    "failures.py",
-    "flat.py",
-    "follow.py",
-    "hello.py",
-    "inductor_private.py",
-    "inputs.py",
-    "measure.py",
-    "operators.py",
-    "padding.py",
-    "passes.py",
-    "samples.py",
-    "segment.py",
-    "serve.py",
-    "structure.py",
-    "tensors.py",
-    "torch_private.py",
-    "watch.py",
-    "weights.py",
-    "wire.py",
-];
+const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/worker.rs"));
 
 /// How to start a worker.
 #[derive(Clone, Debug)]

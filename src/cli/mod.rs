@@ -3,6 +3,8 @@
 //! Data goes to stdout, everything else to stderr. `--format json` prints one JSON document with `"schema": 1`. Exit
 //! codes are decided in one place, [`exit`].
 
+#[cfg(feature = "torch")]
+mod bench;
 mod build;
 mod diff;
 mod du;
@@ -128,6 +130,9 @@ enum Command {
     /// Load from the store and run one module on saved inputs
     #[cfg(feature = "torch")]
     Run(run::Args),
+    /// Measure what a call of each bucket takes
+    #[cfg(feature = "torch")]
+    Bench(bench::Args),
     /// List releases, and go back to an earlier one
     Release(release::Args),
     /// Look at every byte of the store, and mend what can be mended
@@ -251,6 +256,8 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Man(args) => help::man(args, context),
         #[cfg(feature = "torch")]
         Command::Run(args) => run::run(args, context),
+        #[cfg(feature = "torch")]
+        Command::Bench(args) => bench::run(args, context),
         Command::Release(args) => release::run(args, context),
         Command::Verify(args) => verify::run(args, context),
         Command::Gc(args) => gc::run(args, context),

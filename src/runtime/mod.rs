@@ -47,5 +47,5 @@ pub use model::{Inputs, Model, Quarantined};
 pub use outputs::{Outputs, Rung, Served};
 pub use runtime::{Devices, Graphs, Runtime};
 pub use source::{Source, SourceError, sealed};
-pub use stats::{BucketStats, Miss, ModuleStats};
+pub use stats::{BucketStats, ModuleStats};
 pub use weights::WeightSet;

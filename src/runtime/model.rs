@@ -6,6 +6,7 @@ use std::{
         Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use smallvec::SmallVec;
@@ -23,7 +24,8 @@ use super::{
 };
 use crate::{
     Device, Digest,
-    record::{Program, Sizes, bucket_name},
+    inspect::stats::Counts,
+    record::{Program, SCHEMA, Sizes, bucket_name},
 };
 
 /// Whether the runtime may copy an input that is right but for strides, alignment or device.
@@ -44,6 +46,8 @@ pub struct Model {
     name: String,
     replicas: Vec<Replica>,
     policy: Inputs,
+    /// When it was loaded, in seconds since 1970.
+    since: i64,
     /// What could not be loaded, and why.
     quarantined: Vec<Quarantined>,
     /// The weight set of each replica; held while one is swapped for another.
@@ -91,6 +95,7 @@ impl Model {
             name,
             replicas,
             policy,
+            since: now(),
             quarantined,
             weights: Mutex::new(weights),
         }
@@ -340,6 +345,21 @@ impl Model {
             .collect()
     }
 
+    /// Returns what was asked for since the model was loaded and what answered it, for `precast stats` and the planner.
+    pub fn counts(&self) -> Counts {
+        let variants = self
+            .replicas
+            .iter()
+            .flat_map(|replica| replica.modules.values().flatten());
+        Counts {
+            schema: SCHEMA,
+            model: self.name.clone(),
+            since: self.since,
+            until: now(),
+            calls: variants.flat_map(Variant::counts).collect(),
+        }
+    }
+
     /// Returns what was counted since the model was loaded, by module and device.
     pub fn stats(&self) -> Vec<ModuleStats> {
         let variants = self
@@ -350,6 +370,13 @@ impl Model {
         stats.sort_by(|a, b| (&a.module, &a.device).cmp(&(&b.module, &b.device)));
         stats
     }
+}
+
+fn now() -> i64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 impl std::fmt::Debug for Model {

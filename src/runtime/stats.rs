@@ -1,17 +1,18 @@
 //! What a model counts while it runs, for metrics, for `precast why`, and for choosing between buckets.
 
 use std::{
-    collections::BTreeMap,
+    collections::HashMap,
     sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        PoisonError, RwLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use serde::Serialize;
 
-use crate::record::Sizes;
+use super::{dispatch::Route, validate::Request};
+use crate::{inspect::stats::Calls, record::Sizes};
 
 /// One program's counters. Reading them stops nobody.
 #[derive(Default)]
@@ -74,30 +75,78 @@ impl Counters {
     }
 }
 
-/// Requests that no bucket answered, by their sizes.
+/// What was asked for, by its sizes, and what answered it.
 #[derive(Default)]
-pub(super) struct Misses(Mutex<BTreeMap<Sizes, u64>>);
+pub(super) struct Seen(RwLock<HashMap<Request, Asked>>);
 
-impl Misses {
+#[derive(Default)]
+struct Asked {
+    exact: AtomicU64,
+    padded: AtomicU64,
+    refused: AtomicU64,
+    /// The bucket that padded calls of this size had last.
+    bucket: AtomicUsize,
+}
+
+impl Asked {
+    fn add(&self, route: Option<Route>) {
+        match route {
+            Some(Route::Exact(_)) => self.exact.fetch_add(1, Relaxed),
+            Some(Route::Padded(bucket)) => {
+                self.bucket.store(bucket, Relaxed);
+                self.padded.fetch_add(1, Relaxed)
+            }
+            None => self.refused.fetch_add(1, Relaxed),
+        };
+    }
+}
+
+impl Seen {
     /// How many different requests are told apart. Later ones are not recorded.
-    const LIMIT: usize = 1024;
+    const LIMIT: usize = 4096;
 
-    pub fn add(&self, request: Sizes) {
-        let mut misses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if misses.len() < Self::LIMIT || misses.contains_key(&request) {
-            *misses.entry(request).or_default() += 1;
+    /// Counts a request. Allocates only the first time it sees its sizes.
+    pub fn add(&self, request: &Request, route: Option<Route>) {
+        let seen = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(asked) = seen.get(request) {
+            return asked.add(route);
+        }
+        drop(seen);
+        let mut seen = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if seen.len() < Self::LIMIT || seen.contains_key(request) {
+            seen.entry(request.clone()).or_default().add(route);
         }
     }
 
-    pub fn all(&self) -> Vec<Miss> {
-        let misses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        misses
-            .iter()
-            .map(|(request, &count)| Miss {
-                request: request.clone(),
-                count,
-            })
-            .collect()
+    /// Returns rows of sizes, bucket, rung and count; `dims` name the sizes, `buckets` are those of the table.
+    pub fn rows(&self, module: &str, dims: &[String], buckets: &[&Sizes]) -> Vec<Calls> {
+        let mut rows = Vec::new();
+        for (request, asked) in self.0.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            let sizes: Sizes = dims.iter().cloned().zip(request.iter().copied()).collect();
+            let padded = buckets
+                .get(asked.bucket.load(Relaxed))
+                .map(|bucket| (*bucket).clone());
+            let kinds = [
+                ("exact", &asked.exact, Some(sizes.clone())),
+                ("padded", &asked.padded, padded),
+                ("refused", &asked.refused, None),
+            ];
+            for (rung, count, bucket) in kinds {
+                let count = count.load(Relaxed);
+                if count > 0 {
+                    let (module, sizes, rung) = (module.to_owned(), sizes.clone(), rung.to_owned());
+                    rows.push(Calls {
+                        module,
+                        sizes,
+                        bucket,
+                        rung,
+                        count,
+                    });
+                }
+            }
+        }
+        rows.sort_by(|a, b| (&a.sizes, &a.rung).cmp(&(&b.sizes, &b.rung)));
+        rows
     }
 }
 
@@ -108,8 +157,6 @@ pub struct ModuleStats {
     /// The device, as `cpu` or `cuda:0`.
     pub device: String,
     pub buckets: Vec<BucketStats>,
-    /// Requests that no bucket answered: what the next build could cover.
-    pub misses: Vec<Miss>,
 }
 
 /// What one bucket did since it was loaded.
@@ -128,11 +175,4 @@ pub struct BucketStats {
     pub mean_seconds: Option<f64>,
     /// Of the elements that padded calls computed, the part nobody asked for.
     pub padding_waste: Option<f64>,
-}
-
-/// A request that no bucket answered.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Miss {
-    pub request: Sizes,
-    pub count: u64,
 }

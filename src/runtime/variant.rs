@@ -18,12 +18,13 @@ use super::{
     outputs::{Outputs, Rung, Served},
     program::{Ready, Sizes as Fill},
     runtime::volume,
-    stats::{Misses, ModuleStats},
+    stats::{ModuleStats, Seen},
     validate::{Fit, Request, Signature},
     weights::tch_device,
 };
 use crate::{
     Device,
+    inspect::stats::Calls,
     record::{Padding, Program, Sizes},
 };
 
@@ -37,7 +38,7 @@ pub(super) struct Variant {
     device: Device,
     table: RwLock<Table>,
     calls: AtomicU64,
-    misses: Misses,
+    seen: Seen,
 }
 
 impl Variant {
@@ -76,7 +77,7 @@ impl Variant {
             device,
             table,
             calls: AtomicU64::new(0),
-            misses: Misses::default(),
+            seen: Seen::default(),
         }
     }
 
@@ -92,10 +93,8 @@ impl Variant {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .route(&request);
-        let Some(route) = route else {
-            self.misses.add(self.sizes(&request));
-            return Err(self.no_bucket(&request));
-        };
+        self.seen.add(&request, route);
+        let route = route.ok_or_else(|| self.no_bucket(&request))?;
         let ready = &self.programs[route.bucket()];
         let begin = (self.device == Device::Cpu).then(Instant::now);
         let result = match route {
@@ -198,8 +197,17 @@ impl Variant {
             module: self.module.to_string(),
             device: self.device.to_string(),
             buckets: self.programs.iter().map(row).collect(),
-            misses: self.misses.all(),
         }
+    }
+
+    /// Returns what was asked for and what answered, for [`crate::inspect::stats`].
+    pub fn counts(&self) -> Vec<Calls> {
+        let buckets: Vec<&Sizes> = self
+            .programs
+            .iter()
+            .map(|ready| &ready.plan.program.sizes)
+            .collect();
+        self.seen.rows(&self.module, &self.signature.dims, &buckets)
     }
 
     fn sizes(&self, request: &[i64]) -> Sizes {

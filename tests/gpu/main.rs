@@ -7,6 +7,8 @@ use std::{env, io::Write, path::PathBuf};
 use precast::{Device, Runtime, Store};
 use tch::{Kind, Tensor};
 
+mod graphs;
+
 /// Returns the store to test with, or says what is missing. Written past libtest's capture: a skip is never silent.
 fn store(test: &str) -> Option<Store> {
     let missing = match env::var_os("PRECAST_STORE") {

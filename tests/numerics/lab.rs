@@ -98,7 +98,7 @@ impl Lab {
     }
 
     /// Asks eager for inputs and answers of `module` at these sizes, answers the same inputs with `precast run`, and
-    /// compares: dtype and shape equal, every element within `atol + rtol * |eager|`. Returns how it was served.
+    /// compares: dtype and shape equal, every element within `atol + rtol * |eager|`. Returns the bucket and the rung that answered.
     pub fn agrees(
         &self,
         spec: &str,
@@ -107,7 +107,7 @@ impl Lab {
         case: &str,
         rtol: f64,
         atol: f64,
-    ) -> Value {
+    ) -> (String, String) {
         let folder = self.cases.join(model).join(module);
         let eager = Command::new(python())
             .args([
@@ -174,7 +174,12 @@ impl Lab {
                 "{model} {module} {case}: output {index} differs from eager by at most {worst:.2e}"
             );
         }
-        ran["served"].clone()
+        let bucket = ran["bucket"].as_object().unwrap();
+        let sizes: Vec<String> = bucket
+            .iter()
+            .map(|(dim, size)| format!("{dim}={size}"))
+            .collect();
+        (sizes.join(" "), ran["rung"].as_str().unwrap().to_owned())
     }
 }
 

@@ -1,0 +1,323 @@
+//! CUDA graphs, streams, uploads and swaps on a device, with the example's store. Figures are printed as JSON lines.
+
+use std::time::{Duration, Instant};
+
+use precast::{
+    Device, Model, Runtime, Store,
+    record::Sizes,
+    runtime::{Graphs, Stream, device_memory},
+};
+use serde_json::json;
+use tch::{Kind, Tensor};
+
+use super::{encode, inputs, store};
+
+const BUCKETS: [(i64, i64); 4] = [(1, 32), (1, 128), (8, 32), (8, 128)];
+
+fn load(store: &Store, graphs: Graphs) -> Model {
+    Runtime::new(store, Device::Cuda(0))
+        .unwrap()
+        .graphs(graphs)
+        .load("minilm")
+        .unwrap()
+}
+
+fn wait() {
+    tch::Cuda::synchronize(0);
+}
+
+fn largest_error(a: &Tensor, b: &Tensor) -> f64 {
+    f64::try_from((a - b).abs().max().to_kind(Kind::Double)).unwrap()
+}
+
+#[test]
+fn a_graph_answers_what_the_artifact_answers() {
+    let Some(store) = store("a_graph_answers_what_the_artifact_answers") else {
+        return;
+    };
+    let (plain, graphs) = (load(&store, Graphs::Never), load(&store, Graphs::Always));
+    assert!(
+        graphs.without_graph().is_empty(),
+        "{:?}",
+        graphs.without_graph()
+    );
+    for (batch, seq) in [(1, 32), (1, 20), (3, 100), (8, 128), (8, 32), (1, 128)] {
+        let (ids, mask) = inputs(batch, seq);
+        let answer = graphs
+            .run("encode", &[ids.shallow_clone(), mask.shallow_clone()])
+            .unwrap();
+        assert!(answer.served().graph(), "batch={batch} seq={seq}");
+        let error = largest_error(&answer[0], &encode(&plain, &ids, &mask));
+        assert!(error < 2e-3, "batch={batch} seq={seq} differs by {error}");
+    }
+}
+
+#[test]
+fn a_graphs_outputs_are_the_callers() {
+    let Some(store) = store("a_graphs_outputs_are_the_callers") else {
+        return;
+    };
+    let model = load(&store, Graphs::Always);
+    let (ids, mask) = inputs(1, 32);
+    let first = encode(&model, &ids, &mask);
+    let kept = first.copy();
+    // The same bucket again, and others of the same pool.
+    for (batch, seq) in BUCKETS {
+        let (other, mask) = inputs(batch, seq);
+        drop(encode(&model, &(other + 7), &mask));
+    }
+    wait();
+    assert!(
+        first.equal(&kept),
+        "a later replay wrote over an earlier answer"
+    );
+}
+
+#[test]
+fn threads_and_streams_share_a_graph() {
+    let Some(store) = store("threads_and_streams_share_a_graph") else {
+        return;
+    };
+    let model = load(&store, Graphs::Always);
+    let wanted: Vec<Tensor> = BUCKETS
+        .iter()
+        .map(|&(batch, seq)| {
+            let (ids, mask) = inputs(batch, seq);
+            encode(&model, &ids, &mask)
+        })
+        .collect();
+    wait();
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let wanted: Vec<Tensor> = wanted.iter().map(Tensor::shallow_clone).collect();
+            let model = &model;
+            scope.spawn(move || {
+                let stream = Stream::new(0).unwrap();
+                // Half of them work on a stream of their own.
+                let _scope = (thread % 2 == 0).then(|| stream.enter().unwrap());
+                for round in 0..100 {
+                    let at = (thread + round) % BUCKETS.len();
+                    let (ids, mask) = inputs(BUCKETS[at].0, BUCKETS[at].1);
+                    assert!(
+                        encode(model, &ids, &mask).equal(&wanted[at]),
+                        "thread {thread} round {round}"
+                    );
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn producer_and_consumer_may_use_different_streams() {
+    let Some(store) = store("producer_and_consumer_may_use_different_streams") else {
+        return;
+    };
+    for graphs in [Graphs::Never, Graphs::Always] {
+        let model = load(&store, graphs);
+        let (ids, mask) = inputs(8, 128);
+        let wanted = encode(&model, &ids, &mask);
+        wait();
+        let (producer, consumer) = (Stream::new(0).unwrap(), Stream::new(0).unwrap());
+        for _ in 0..50 {
+            let made = {
+                let _scope = producer.enter().unwrap();
+                // Long enough that a consumer that did not wait would read what is not there yet.
+                let big = Tensor::rand([4096, 4096], (Kind::Float, tch::Device::Cuda(0)));
+                let zero = big
+                    .matmul(&big)
+                    .sum(Kind::Float)
+                    .isnan()
+                    .to_kind(Kind::Int64);
+                &ids + zero
+            };
+            consumer.wait_for(&producer).unwrap();
+            let answer = {
+                let _scope = consumer.enter().unwrap();
+                consumer.uses(&made).unwrap();
+                encode(&model, &made, &mask)
+            };
+            Stream::current(0).unwrap().wait_for(&consumer).unwrap();
+            assert!(answer.equal(&wanted), "{graphs:?}");
+        }
+    }
+}
+
+#[test]
+fn a_swap_under_load_mixes_nothing_in_graphs() {
+    let Some(store) = store("a_swap_under_load_mixes_nothing_in_graphs") else {
+        return;
+    };
+    let runtime = Runtime::new(&store, Device::Cuda(0))
+        .unwrap()
+        .graphs(Graphs::Always);
+    let model = runtime.load("minilm").unwrap();
+    let (ids, mask) = inputs(1, 32);
+    let wanted = encode(&model, &ids, &mask);
+    wait();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..3)
+            .map(|_| {
+                let (ids, mask, wanted) = (
+                    ids.shallow_clone(),
+                    mask.shallow_clone(),
+                    wanted.shallow_clone(),
+                );
+                let (model, stop) = (&model, &stop);
+                scope.spawn(move || {
+                    let mut answers = 0;
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        // The sets are equal in value, at other addresses: a mixed or freed one would answer otherwise.
+                        assert!(encode(model, &ids, &mask).equal(&wanted));
+                        answers += 1;
+                    }
+                    answers
+                })
+            })
+            .collect();
+        let swaps = 20;
+        let begin = Instant::now();
+        for _ in 0..swaps {
+            let set = Runtime::new(&store, Device::Cuda(0))
+                .unwrap()
+                .weights_of("minilm")
+                .unwrap();
+            model.swap(&set).unwrap();
+        }
+        let took = begin.elapsed();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let answers: usize = callers
+            .into_iter()
+            .map(|caller| caller.join().unwrap())
+            .sum();
+        println!(
+            "{}",
+            json!({ "figure": "swap", "swaps": swaps, "seconds_per_swap": took.as_secs_f64() / f64::from(swaps), "answers_meanwhile": answers })
+        );
+        assert!(answers > 0);
+    });
+}
+
+#[test]
+fn figures_of_a_call() {
+    let Some(store) = store("figures_of_a_call") else {
+        return;
+    };
+    let pipelined = |work: &mut dyn FnMut()| {
+        (0..50).for_each(|_| work());
+        wait();
+        let (mut calls, begin) = (0, Instant::now());
+        while begin.elapsed() < Duration::from_secs(1) {
+            (0..100).for_each(|_| work());
+            wait();
+            calls += 100;
+        }
+        begin.elapsed().as_secs_f64() * 1e6 / f64::from(calls)
+    };
+    let (plain, graphs) = (load(&store, Graphs::Never), load(&store, Graphs::Always));
+    for (batch, seq) in BUCKETS {
+        let (ids, mask) = inputs(batch, seq);
+        let call = [ids, mask];
+        let artifact = pipelined(&mut || drop(plain.run("encode", &call).unwrap()));
+        let graph = pipelined(&mut || drop(graphs.run("encode", &call).unwrap()));
+        let sizes = Sizes::from([("batch".to_owned(), batch), ("seq".to_owned(), seq)]);
+        let mut session = graphs.session("encode", &sizes).unwrap();
+        let replay = pipelined(&mut || session.replay().unwrap());
+        println!(
+            "{}",
+            json!({ "figure": "call", "batch": batch, "seq": seq, "artifact_us": artifact, "graph_us": graph, "replay_us": replay })
+        );
+    }
+}
+
+#[test]
+fn figures_of_device_memory() {
+    let Some(store) = store("figures_of_device_memory") else {
+        return;
+    };
+    let used = || {
+        wait();
+        let memory = device_memory(Device::Cuda(0)).unwrap();
+        (memory.allocated as i64, (memory.total - memory.free) as i64)
+    };
+    let warm = Tensor::ones([1024, 1024], (Kind::Half, tch::Device::Cuda(0)));
+    let _warm = warm.matmul(&warm);
+    let before = used();
+    let model = load(&store, Graphs::Always);
+    let after = used();
+    let weights = Runtime::new(&store, Device::Cuda(0))
+        .unwrap()
+        .weights_of("minilm")
+        .unwrap()
+        .bytes();
+    println!(
+        "{}",
+        json!({
+            "figure": "memory", "buckets": BUCKETS.len(), "graphs": true, "weights": weights,
+            "allocated": after.0 - before.0, "device": after.1 - before.1,
+        })
+    );
+    // Weights once, static inputs and outputs, and one pool of activations.
+    assert!(after.0 - before.0 < 2 * weights as i64);
+    drop(model);
+}
+
+#[test]
+fn figures_of_an_upload() {
+    let Some(store) = store("figures_of_an_upload") else {
+        return;
+    };
+    let bytes = {
+        let set = Runtime::new(&store, Device::Cuda(0))
+            .unwrap()
+            .weights_of("minilm")
+            .unwrap();
+        i64::try_from(set.bytes()).unwrap()
+    };
+    // The same bytes in one pinned copy.
+    let pinned =
+        Tensor::zeros([bytes], (Kind::Uint8, tch::Device::Cpu)).pin_memory(tch::Device::Cuda(0));
+    let mut place = Tensor::zeros([bytes], (Kind::Uint8, tch::Device::Cuda(0)));
+    let best = |work: &mut dyn FnMut()| {
+        let mut once = || {
+            wait();
+            let begin = Instant::now();
+            work();
+            wait();
+            begin.elapsed().as_secs_f64()
+        };
+        (0..10).map(|_| once()).fold(f64::INFINITY, f64::min)
+    };
+    let plain = best(&mut || place.copy_(&pinned));
+    let ours = best(&mut || {
+        drop(
+            Runtime::new(&store, Device::Cuda(0))
+                .unwrap()
+                .weights_of("minilm")
+                .unwrap(),
+        )
+    });
+    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
+    println!(
+        "{}",
+        json!({ "figure": "upload", "bytes": bytes, "pinned_gb_s": rate(plain), "upload_gb_s": rate(ours), "share": plain / ours })
+    );
+}
+
+#[test]
+fn the_callers_device_and_stream_are_left_as_they_were() {
+    let Some(store) = store("the_callers_device_and_stream_are_left_as_they_were") else {
+        return;
+    };
+    let stream = Stream::new(0).unwrap();
+    let scope = stream.enter().unwrap();
+    let model = load(&store, Graphs::Always);
+    let (ids, mask) = inputs(1, 32);
+    let answer = encode(&model, &ids, &mask);
+    drop(scope);
+    Stream::current(0).unwrap().wait_for(&stream).unwrap();
+    assert!(answer.isfinite().all().int64_value(&[]) == 1);
+    let missing = Runtime::new(&store, Device::Cuda(99)).err().unwrap();
+    assert!(missing.to_string().contains("cuda:99"), "{missing}");
+}

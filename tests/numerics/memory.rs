@@ -1,0 +1,87 @@
+//! One copy of the weights, however many buckets use them: measured on this process itself.
+
+use std::{collections::BTreeMap, fs};
+
+use precast::{Device, Runtime, Store};
+use tch::{Kind, Tensor};
+
+use crate::lab::lab;
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// Resident bytes of this process: all of them, and those of maps of unpacked objects, by path.
+fn resident() -> (u64, BTreeMap<String, u64>) {
+    let mut total = 0;
+    let mut maps = BTreeMap::new();
+    let mut path = String::new();
+    for line in fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+        if let Some(rest) = line.strip_prefix("Rss:") {
+            let kib: u64 = rest.trim().trim_end_matches(" kB").parse().unwrap();
+            total += kib << 10;
+            if path.contains("/ready/") {
+                *maps.entry(path.clone()).or_default() += kib << 10;
+            }
+        } else if line
+            .split_whitespace()
+            .next()
+            .is_some_and(|range| range.contains('-') && !range.ends_with(':'))
+        {
+            path = line
+                .split_whitespace()
+                .nth(5)
+                .unwrap_or_default()
+                .to_owned();
+        }
+    }
+    (total, maps)
+}
+
+#[test]
+fn four_buckets_hold_one_copy_of_the_weights() {
+    let store = Store::open(&lab().store).unwrap();
+    let model = Runtime::new(&store, Device::Cpu)
+        .unwrap()
+        .load("minilm")
+        .unwrap();
+    let mut after = Vec::new();
+    for (batch, seq) in [(1, 32), (1, 128), (8, 32), (8, 128)] {
+        // Distinct ids touch as much of the embedding table as the bucket can.
+        let ids: Vec<i64> = (0..batch * seq).map(|i| i * 29 % 30_522).collect();
+        let ids = Tensor::from_slice(&ids).view([batch, seq]);
+        let mask = Tensor::ones_like(&ids);
+        let out = model
+            .run_named("encode", &[("input_ids", &ids), ("attention_mask", &mask)])
+            .unwrap();
+        assert_eq!(out[0].kind(), Kind::Float);
+        after.push((batch, seq, resident()));
+    }
+    for (batch, seq, (total, maps)) in &after {
+        println!(
+            "after batch={batch} seq={seq}: {:.1} MiB resident, of which maps of the weights {:.1} MiB",
+            *total as f64 / MIB,
+            maps.values().sum::<u64>() as f64 / MIB
+        );
+    }
+    let (_, _, (first, _)) = &after[0];
+    let (_, _, (last, maps)) = &after[3];
+    assert_eq!(maps.len(), 1, "the weights are mapped once: {maps:?}");
+    let mapped: u64 = maps.values().sum();
+    let weights: u64 = maps
+        .keys()
+        .map(|path| fs::metadata(path).unwrap().len())
+        .sum();
+    let slack = 4096;
+    assert!(
+        mapped <= weights + slack,
+        "{mapped} bytes are resident of {weights}"
+    );
+    println!(
+        "weights: {:.1} MiB; three more buckets added {:.1} MiB in all",
+        weights as f64 / MIB,
+        last.saturating_sub(*first) as f64 / MIB
+    );
+    assert!(
+        last.saturating_sub(*first) < weights,
+        "three more buckets added a copy of the weights"
+    );
+}
