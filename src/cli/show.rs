@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Context, exit::Missing};
 use crate::{
     Digest,
-    record::{Artifact, Failure, Input, Layout, Output, Padding, Program, bucket_name},
+    record::{Artifact, Failure, Input, Layout, Output, Padding, Program},
     store::{Found, ObjectRow, Store},
 };
 
@@ -62,7 +62,7 @@ fn show_failure(failure: &Failure, context: &Context) -> Result<()> {
         return out.document(document);
     }
     out.line(format_args!("{} {}", "failed".red().bold(), failure.id))?;
-    let bucket = bucket_name(&failure.sizes);
+    let bucket = &failure.bucket;
     out.line(format_args!(
         "{} {} {bucket}",
         failure.model, failure.module
@@ -94,7 +94,7 @@ fn show_program(program: &Program, store: &Store, context: &Context) -> Result<(
         "{} {} {}",
         program.model,
         program.module,
-        bucket_name(&program.sizes)
+        program.bucket()
     ))?;
     out.line(format_args!("for {}", program.target.name()))?;
     match &program.padding {

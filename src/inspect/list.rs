@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use crate::{
     Digest,
-    record::bucket_name,
     store::{Filter, ProgramRow, Store, StoreError},
 };
 
@@ -258,7 +257,7 @@ fn rows(
                 Err(error) => Some(Err(error)),
                 Ok(false) => Some(Ok(Row {
                     id: failure.id,
-                    bucket: bucket_name(&failure.sizes),
+                    bucket: failure.bucket,
                     model: failure.model,
                     module: failure.module,
                     state: State::Failed,

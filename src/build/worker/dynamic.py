@@ -16,6 +16,8 @@ from .wire import Failure
 
 # torch.export reasons about sizes from 2: those of 0 and 1 broadcast and are other programs.
 LEAST = 2
+# What the protocol says for "no upper bound".
+UNBOUNDED = 2**63 - 1
 
 Bounds = dict[str, dict[str, int]]
 
@@ -37,9 +39,7 @@ def export(
     wrapped: Any, inputs: list[Any], specs: list[dict[str, Any]], asked: Bounds, root: Path, what: str
 ) -> tuple[Any, Bounds]:
     """Returns the exported program and the bounds it holds for."""
-    from torch.export import Dim
-
-    dims = {dim: Dim(dim, min=max(bounds["min"], LEAST), max=bounds["max"]) for dim, bounds in asked.items()}
+    dims = {dim: _dim(dim, bounds) for dim, bounds in asked.items()}
     try:
         program = flat.export(wrapped, inputs, root, what, _shapes(specs, dims))
     except Failure as failure:
@@ -60,6 +60,14 @@ def export(
         low, high = ranges.get(_symbol(program, specs, dim), (max(bounds["min"], LEAST), bounds["max"]))
         found[dim] = {"min": max(low, LEAST, bounds["min"]), "max": min(high, bounds["max"])}
     return program, found
+
+
+def _dim(dim: str, bounds: dict[str, int]) -> Any:
+    from torch.export import Dim
+
+    least = max(bounds["min"], LEAST)
+    # Without an upper bound the code may bring one of its own (a table of positions); it is read back afterwards.
+    return Dim.DYNAMIC(min=least) if bounds["max"] >= UNBOUNDED else Dim(dim, min=least, max=bounds["max"])
 
 
 def _shapes(specs: list[dict[str, Any]], dims: dict[str, Any]) -> dict[str, Any]:

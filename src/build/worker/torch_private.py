@@ -328,11 +328,11 @@ def ranges(program: Any) -> dict[str, tuple[int, int]]:
     def whole(value: Any, other: int) -> int:
         try:
             return int(value)
-        except (TypeError, ValueError, OverflowError):
+        except (AttributeError, TypeError, ValueError, OverflowError):  # infinity has no digits
             return other
 
     return {
-        str(symbol): (whole(bounds.lower, 0), whole(bounds.upper, 2**62))
+        str(symbol): (whole(bounds.lower, 0), whole(bounds.upper, 2**63 - 1))
         for symbol, bounds in program.range_constraints.items()
     }
 
