@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 _Handle = ctypes.c_void_p
@@ -16,7 +17,9 @@ def run(library: str, device: str, weights: dict[str, Any], inputs: list[Any], o
     """Loads, binds weights by their names `c0`, `c1`, …, runs once; the container is left to the process's end."""
     import torch
 
-    code = ctypes.CDLL(library)
+    # A Python that holds other C++ libraries may have other versions of the templates an artifact brings (std::regex):
+    # its own come first.
+    code = ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
     container = _Handle()
 
     def call(name: str, *arguments: Any) -> None:
