@@ -19,14 +19,17 @@ use super::{
     engine::{StoredWeights, provenance, reopen},
     gate,
     progress::{Event, Progress},
-    protocol::{Captured, Compiled, ModuleRequest, Request, Segment},
+    protocol::{Captured, Compiled, ModuleRequest, Request, Sampled, Segment},
     worker::Worker,
 };
 use crate::{
     Digest,
     plan::{ArtifactKey, HeldKey, Item, Known, Plan},
-    record::{Artifact, ArtifactKind, Eager, Failure, Layout, Padding, Program, SCHEMA, Step},
-    spec::FailPolicy,
+    record::{
+        Artifact, ArtifactKind, Eager, Failure, Layout, Padding, Program, SCHEMA, Sizes, Step,
+    },
+    spec::{FailPolicy, Module},
+    store::StoreError,
 };
 
 const CAPTURE_LIMIT: Duration = Duration::from_secs(1800);
@@ -275,30 +278,66 @@ impl Shared<'_> {
     ) -> Result<(), BuildError> {
         let Job { item, id, .. } = &self.jobs[job];
         let module = &self.options.spec.modules[item.module];
+        let name = item.name(self.options.spec);
+        let (inputs, structure) = match module.sized_inputs(&item.form.sizes) {
+            Some(inputs) => (inputs, None),
+            None => {
+                let request = self.watch(module, &item.form.sizes);
+                let ((answer, log), _) = self.told(number, "inputs", &name, || {
+                    self.ask::<Sampled>(number, worker, &request, CAPTURE_LIMIT)
+                });
+                match answer {
+                    Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
+                    Err(error) => return self.fail(job, error, &log),
+                }
+            }
+        };
         let request = Request::Capture {
             module: ModuleRequest {
                 name: module.name.clone(),
                 path: module.path.clone(),
                 method: module.method.clone(),
-                inputs: module.sized_inputs(&item.form.sizes).unwrap_or_default(),
+                inputs,
                 regions: match item.form.compiled {
                     true => module.regions.clone(),
                     false => vec![],
                 },
                 passes: item.settings.compile.passes.clone(),
                 dynamic: item.form.dynamic.clone(),
-                structure: None,
+                structure,
             },
             sizes: item.form.sizes.clone(),
             out: self.scratch.join(format!("capture-{}", id.short())),
         };
-        let name = item.name(self.options.spec);
         let ((answer, log), _) = self.told(number, "capture", &name, || {
             self.ask::<Captured>(number, worker, &request, CAPTURE_LIMIT)
         });
         match answer {
             Ok(captured) => self.captured(job, captured),
             Err(error) => self.fail(job, error, &log),
+        }
+    }
+
+    /// Asks for inputs that the spec leaves out: from the samples it names, or from the model's own inputs where
+    /// another module of it has them.
+    fn watch(&self, module: &Module, sizes: &Sizes) -> Request {
+        let model = &self.options.spec.model;
+        let whole = self.options.spec.modules.iter().find(|other| {
+            other.path.is_empty() && other.method == "forward" && other.inputs.is_some()
+        });
+        // The model's inputs at the smallest bucket, where the module has no sizes of its own.
+        let inputs = whole.and_then(|whole| {
+            let own = whole.buckets.first().cloned().unwrap_or_default();
+            let mut at = own;
+            at.extend(sizes.clone());
+            whole.sized_inputs(&at)
+        });
+        Request::Inputs {
+            path: module.path.clone(),
+            method: module.method.clone(),
+            samples: model.samples.clone(),
+            inputs: inputs.unwrap_or_default(),
+            sizes: sizes.clone(),
         }
     }
 
@@ -517,6 +556,9 @@ impl Shared<'_> {
             Some(path) => Some(store.put_file(path)?.0),
             None => None,
         };
+        let libraries = compile.segment.libraries.iter();
+        let libraries = libraries.map(|path| Ok(store.put_file(path)?.0));
+        let libraries = libraries.collect::<Result<Vec<_>, StoreError>>()?;
         let log = match log.is_empty() {
             true => None,
             false => Some(store.put_bytes(log)?),
@@ -535,7 +577,7 @@ impl Shared<'_> {
             outputs: compile.segment.outputs,
             constants: compile.segment.constants,
             proxy,
-            libraries: vec![],
+            libraries,
             graph: Some(graph),
             log,
             key: compile.explained,
@@ -624,7 +666,7 @@ impl Shared<'_> {
             },
             call_spec: captured.call_spec,
             request: (*request).clone(),
-            receipt: json!({ "seconds": { "capture": captured.seconds } }),
+            receipt: receipt(captured.seconds, captured.receipt),
             provenance: provenance(),
         };
         let name = item.name(self.options.spec);
@@ -733,4 +775,13 @@ impl Shared<'_> {
         self.lock().done.outcomes.insert(*index, outcome);
         Ok(())
     }
+}
+
+/// Puts what the worker measured of the module beside the seconds of its capture.
+fn receipt(seconds: f64, measured: Value) -> Value {
+    let mut receipt = json!({ "seconds": { "capture": seconds } });
+    if let (Some(all), Value::Object(measured)) = (receipt.as_object_mut(), measured) {
+        all.extend(measured);
+    }
+    receipt
 }
