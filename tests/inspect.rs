@@ -113,6 +113,21 @@ fn du_adds_up_by_model_module_and_release() {
 }
 
 #[test]
+fn show_draws_a_program_with_its_receipt_and_what_was_tried() {
+    let sample = sample();
+    let (program, _, code) = precast(&sample, &["show", &sample.program.short()]);
+    assert_eq!(code, 0);
+    let (bound, _, _) = precast(&sample, &["show", "-v", &sample.program.short()]);
+    assert!(
+        bound.contains("weight = layers.3.weight  float32[8, 8]"),
+        "{bound}"
+    );
+    let mut settings = insta::Settings::clone_current();
+    settings.add_filter("(  this host has .*|  not on this host: .*)", "  HOST");
+    settings.bind(|| insta::assert_snapshot!("show-program", program));
+}
+
+#[test]
 fn why_and_diff_name_what_changed() {
     let sample = sample();
     let (why, _, code) = precast(&sample, &["why", &sample.program.short()]);

@@ -17,6 +17,7 @@ mod log;
 mod ls;
 mod plan;
 mod printer;
+mod program;
 mod progress;
 mod release;
 mod report;

@@ -4,10 +4,10 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
-use super::{Context, exit::Missing};
+use super::{Context, exit::Missing, program};
 use crate::{
-    Digest,
-    record::{Artifact, Failure, Input, Layout, Output, Padding, Program},
+    Target, inspect,
+    record::{Artifact, Failure, Layout, Program},
     store::{Found, ObjectRow, Store},
 };
 
@@ -83,138 +83,42 @@ fn show_failure(failure: &Failure, context: &Context) -> Result<()> {
 }
 
 fn show_program(program: &Program, store: &Store, context: &Context) -> Result<()> {
-    let out = &context.out;
-    if out.json() {
+    if context.out.json() {
         let mut document = serde_json::to_value(program)?;
         document["kind"] = json!("program");
-        return out.document(document);
+        return context.out.document(document);
     }
-    out.line(format_args!("{} {}", "program".bold(), program.id))?;
-    out.line(format_args!(
-        "{} {} {}",
-        program.model,
-        program.module,
-        program.bucket()
-    ))?;
-    out.line(format_args!("for {}", program.target.name()))?;
-    match &program.padding {
-        Padding::Allowed => out.line("smaller requests are padded")?,
-        Padding::Refused { why } => out.line(format_args!("exact sizes only: {why}"))?,
+    program::show(program, store, context)
+}
+
+/// Says what a target is, and whether this host meets it.
+pub(super) fn host(target: &Target, context: &Context) -> Result<()> {
+    let out = &context.out;
+    out.line(format_args!("\n{}", "target".bold()))?;
+    out.line(format_args!("  {}", target.name()))?;
+    let verdict = inspect::host::verdict(target);
+    for mismatch in &verdict.mismatches {
+        out.line(format_args!("  {} {mismatch}", "not on this host:".red()))?;
     }
-    out.line("")?;
-    for line in draw(program) {
-        out.line(line)?;
-    }
-    out.line("")?;
-    let mut seen: Vec<Digest> = Vec::new();
-    for step in &program.steps {
-        if !seen.contains(&step.artifact) {
-            seen.push(step.artifact);
-        }
-    }
-    for id in seen {
-        let steps = program
-            .steps
-            .iter()
-            .filter(|step| step.artifact == id)
-            .count();
-        let size = store
-            .artifact(&id)?
-            .map(|artifact| indicatif::HumanBytes(artifact.size).to_string());
-        let size = size.unwrap_or_else(|| "not in the store".to_owned());
+    if verdict.mismatches.is_empty() {
+        let unknown = verdict.unknown.join(", ");
         out.line(format_args!(
-            "artifact {}  {size}, {steps} steps",
-            id.short().cyan()
+            "  this host has the system and the CPU for it ({unknown}: looked at when it is loaded)"
         ))?;
     }
-    section(context, "receipt", &program.receipt)?;
-    section(context, "key", &program.request)?;
-    section(context, "provenance", &program.provenance)
-}
-
-/// Returns the drawing of a program: inputs, each step with what it takes and gives, outputs.
-fn draw(program: &Program) -> Vec<String> {
-    let mut names: Vec<String> = (0..program.values)
-        .map(|value| format!("%{value}"))
-        .collect();
-    for (value, input) in program.inputs.iter().enumerate() {
-        names[value] = input.name.clone();
-    }
-    let list = |values: &[usize]| {
-        let names: Vec<&str> = values.iter().map(|value| names[*value].as_str()).collect();
-        names.join(", ")
-    };
-    let mut lines: Vec<String> = program
-        .inputs
-        .iter()
-        .map(|input| format!("in   {}", signature(input)))
-        .collect();
-    for (index, step) in program.steps.iter().enumerate() {
-        let last = index + 1 == program.steps.len();
-        let name = if step.name.is_empty() {
-            "(whole)"
-        } else {
-            &step.name
-        };
-        lines.push(format!(
-            "{} {name} {}  ({}) -> ({}), {} weights",
-            if last { " └─" } else { " ├─" },
-            step.artifact.short(),
-            list(&step.inputs),
-            list(&step.outputs),
-            step.binding.len()
-        ));
-    }
-    for (output, value) in program.outputs.iter().zip(&program.results) {
-        lines.push(format!("out  {} = {}", result(output), names[*value]));
-    }
-    lines
-}
-
-fn signature(input: &Input) -> String {
-    let axes = input.layout.shape.iter().zip(&input.dims);
-    let axes = axes.map(|(size, dim)| {
-        dim.as_ref()
-            .map_or_else(|| size.to_string(), |dim| format!("{dim}={size}"))
-    });
-    format!(
-        "{}: {}[{}]",
-        input.name,
-        input.layout.dtype,
-        axes.collect::<Vec<_>>().join(", ")
-    )
-}
-
-fn result(output: &Output) -> String {
-    let axes = output
-        .layout
-        .shape
-        .iter()
-        .zip(&output.dims)
-        .map(|(size, follow)| match follow {
-            Some(follow) if follow.scale == 1 && follow.offset == 0 => {
-                format!("{}={size}", follow.dim)
-            }
-            Some(follow) => format!("{}*{}{:+}={size}", follow.scale, follow.dim, follow.offset),
-            None => size.to_string(),
-        });
-    format!(
-        "{}: {}[{}]",
-        output.name,
-        output.layout.dtype,
-        axes.collect::<Vec<_>>().join(", ")
-    )
+    Ok(())
 }
 
 fn show_artifact(artifact: &Artifact, context: &Context) -> Result<()> {
     let out = &context.out;
     if out.json() {
         let mut document = serde_json::to_value(artifact)?;
+        // What a document is about has the name that the record gives to what the artifact holds.
+        document["holds"] = document["kind"].take();
         document["kind"] = json!("artifact");
         return out.document(document);
     }
     out.line(format_args!("{} {}", "artifact".bold(), artifact.id))?;
-    out.line(format_args!("for {}", artifact.target.name()))?;
     out.line(format_args!(
         "object {}  {}",
         artifact.object.short(),
@@ -236,12 +140,13 @@ fn show_artifact(artifact: &Artifact, context: &Context) -> Result<()> {
         ))?;
     }
     section(context, "receipt", &artifact.receipt)?;
+    host(&artifact.target, context)?;
     section(context, "key", &artifact.key)?;
     section(context, "provenance", &artifact.provenance)
 }
 
 /// Prints a JSON tree as indented `name: value` lines under a heading.
-fn section(context: &Context, heading: &str, value: &Value) -> Result<()> {
+pub(super) fn section(context: &Context, heading: &str, value: &Value) -> Result<()> {
     context.out.line(format_args!("\n{}", heading.bold()))?;
     tree(context, value, 1)
 }
@@ -256,6 +161,15 @@ fn tree(context: &Context, value: &Value, depth: usize) -> Result<()> {
         Value::Array(list) => list.iter().map(|value| ("-".to_owned(), value)).collect(),
         leaf => return context.out.line(format_args!("{indent}{leaf}")),
     };
+    // A list of every package says little at a glance.
+    const SOME: usize = 12;
+    if depth > 1 && rows.len() > SOME && context.verbose == 0 {
+        let told = format!("{} entries", rows.len());
+        return context.out.line(format_args!(
+            "{indent}{}",
+            format!("({told}, -v lists them)").dimmed()
+        ));
+    }
     for (name, value) in rows {
         let nested = match value {
             Value::Object(map) => !map.is_empty(),

@@ -12,7 +12,10 @@ use super::{
     table::{self, Column},
 };
 use crate::{
-    inspect::stats::{self, Counts, ModuleStats},
+    inspect::{
+        stats::{self, Counts, ModuleStats},
+        words::asked,
+    },
     record::bucket_name,
 };
 
@@ -31,7 +34,7 @@ pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Counts>> {
     let read = |path: &PathBuf| {
         let told = || format!("can't use `{}`", path.display());
         let text = std::fs::read(path).with_context(told)?;
-        Counts::parse(&text).with_context(told)
+        stats::parse(&text).with_context(told)
     };
     files.iter().map(read).collect()
 }
@@ -92,7 +95,7 @@ fn show(module: &ModuleStats, top: usize, context: &Context) -> Result<()> {
     ];
     let rows = module.misses.iter().take(top).map(|miss| {
         Ok(vec![
-            format!("  {}", bucket_name(&miss.sizes)),
+            format!("  {}", asked(&miss.sizes)),
             miss.rung.clone(),
             miss.bucket.as_ref().map(bucket_name).unwrap_or_default(),
             miss.count.to_string(),

@@ -403,7 +403,7 @@ mod tests {
             .put_release(&testing::release("m", None, &[two.id]))
             .unwrap();
         let mut failure = testing::failure(Digest::of(b"failed"), "no kernel");
-        failure.sizes.insert("batch".into(), 32);
+        failure.bucket = "batch=32".into();
         store.put_failure(&failure).unwrap();
         (dir, store)
     }

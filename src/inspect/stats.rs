@@ -5,34 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
+pub use crate::record::{Calls, Counts};
 use crate::record::{SCHEMA, Sizes};
-
-/// What one process counted for one model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Counts {
-    pub schema: u32,
-    pub model: String,
-    /// When counting began and when this was written, in seconds since 1970.
-    pub since: i64,
-    pub until: i64,
-    pub calls: Vec<Calls>,
-}
-
-/// Calls that asked for the same and got the same.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Calls {
-    pub module: String,
-    /// What was asked for.
-    pub sizes: Sizes,
-    /// The bucket that answered, if one did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bucket: Option<Sizes>,
-    /// `exact`, `padded`, `dynamic`, `eager`, or `refused` when nothing answered.
-    pub rung: String,
-    pub count: u64,
-}
 
 /// Why a file of counts can't be read.
 #[derive(Debug, thiserror::Error)]
@@ -43,16 +19,14 @@ pub enum CountsError {
     Schema { found: u32 },
 }
 
-impl Counts {
-    /// Parses a file of counts.
-    pub fn parse(text: &[u8]) -> Result<Self, CountsError> {
-        let counts: Self = serde_json::from_slice(text)?;
-        match counts.schema == SCHEMA {
-            true => Ok(counts),
-            false => Err(CountsError::Schema {
-                found: counts.schema,
-            }),
-        }
+/// Parses a file of counts.
+pub fn parse(text: &[u8]) -> Result<Counts, CountsError> {
+    let counts: Counts = serde_json::from_slice(text)?;
+    match counts.schema == SCHEMA {
+        true => Ok(counts),
+        false => Err(CountsError::Schema {
+            found: counts.schema,
+        }),
     }
 }
 
@@ -74,6 +48,7 @@ pub struct ModuleStats {
 /// Requests that had no bucket of their own.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Miss {
+    /// Empty where requests of many sizes were counted together.
     pub sizes: Sizes,
     pub rung: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,10 +67,13 @@ impl ModuleStats {
     }
 }
 
+/// What was asked for, what answered, and which rung.
+type Place = (Sizes, Option<Sizes>, String);
+
 /// Adds up counts by model and module.
 pub fn stats(all: &[Counts]) -> Vec<ModuleStats> {
     let mut modules: BTreeMap<(String, String), ModuleStats> = BTreeMap::new();
-    let mut misses: BTreeMap<(String, String), BTreeMap<(Sizes, String), Miss>> = BTreeMap::new();
+    let mut misses: BTreeMap<(String, String), BTreeMap<Place, Miss>> = BTreeMap::new();
     let mut work: BTreeMap<(String, String), (f64, f64)> = BTreeMap::new();
     for counts in all {
         for calls in &counts.calls {
@@ -103,12 +81,16 @@ pub fn stats(all: &[Counts]) -> Vec<ModuleStats> {
             let module = modules.entry(key.clone()).or_default();
             module.calls += calls.count;
             *module.rungs.entry(calls.rung.clone()).or_default() += calls.count;
-            let waste = calls.bucket.as_ref().map(|bucket| {
-                let (asked, run) = (volume(&calls.sizes), volume(bucket));
+            let waste = calls.bucket.as_ref().and_then(|bucket| {
+                let run = volume(bucket);
+                if calls.sizes.is_empty() {
+                    return None;
+                }
+                let waste = 1.0 - volume(&calls.sizes) / run;
                 let sum = work.entry(key.clone()).or_default();
-                sum.0 += asked * calls.count as f64;
+                sum.0 += run * (1.0 - waste) * calls.count as f64;
                 sum.1 += run * calls.count as f64;
-                1.0 - asked / run
+                Some(waste)
             });
             if calls.rung != "exact" {
                 let miss = Miss {
@@ -118,7 +100,11 @@ pub fn stats(all: &[Counts]) -> Vec<ModuleStats> {
                     count: 0,
                     waste,
                 };
-                let place = (calls.sizes.clone(), calls.rung.clone());
+                let place = (
+                    calls.sizes.clone(),
+                    calls.bucket.clone(),
+                    calls.rung.clone(),
+                );
                 misses
                     .entry(key)
                     .or_default()
@@ -184,7 +170,7 @@ mod tests {
             ],
         };
         let text = serde_json::to_vec(&one).unwrap();
-        assert_eq!(Counts::parse(&text).unwrap(), one);
+        assert_eq!(parse(&text).unwrap(), one);
         let two = Counts {
             calls: vec![
                 calls(16, Some(32), "padded", 1),
@@ -201,9 +187,9 @@ mod tests {
         // 6 * 32 + 3 * 16 asked for, 9 * 32 computed.
         assert!((module.waste.unwrap() - (1.0 - 240.0 / 288.0)).abs() < 1e-9);
         assert_eq!((module.misses[0].count, module.misses[1].count), (3, 1));
-        assert!(Counts::parse(b"{}").is_err());
+        assert!(parse(b"{}").is_err());
         assert!(matches!(
-            Counts::parse(br#"{"schema":9,"model":"m","since":0,"until":0,"calls":[]}"#),
+            parse(br#"{"schema":9,"model":"m","since":0,"until":0,"calls":[]}"#),
             Err(CountsError::Schema { found: 9 })
         ));
     }

@@ -1,5 +1,7 @@
 //! Numbers and times as people read them.
 
+use crate::record::{Sizes, bucket_name};
+
 /// Returns bytes with three digits and a binary unit, as `1.24 MiB`.
 pub fn bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
@@ -16,6 +18,23 @@ pub fn bytes(bytes: u64) -> String {
         v if v < 10.0 => format!("{v:.2} {unit}"),
         v if v < 100.0 => format!("{v:.1} {unit}"),
         v => format!("{v:.0} {unit}"),
+    }
+}
+
+/// Returns seconds with a unit that leaves three digits.
+pub fn time(seconds: f64) -> String {
+    let digits = |value: f64| match value {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    };
+    match seconds {
+        s if s <= 0.0 => "0 s".to_owned(),
+        s if s < 1e-3 => format!("{} µs", digits(s * 1e6)),
+        s if s < 1.0 => format!("{} ms", digits(s * 1e3)),
+        s if s < 120.0 => format!("{} s", digits(s)),
+        s if s < 7200.0 => format!("{} min", digits(s / 60.0)),
+        s => format!("{} h", digits(s / 3600.0)),
     }
 }
 
@@ -36,6 +55,14 @@ pub fn date(seconds: i64) -> String {
     let year = year + era * 400 + carry;
     let (hour, minute) = (rest / 3600, rest / 60 % 60);
     format!("{year:04}-{month:02}-{of_month:02} {hour:02}:{minute:02} UTC")
+}
+
+/// Returns the sizes of requests that were counted together, as `batch=1 seq=40`.
+pub fn asked(sizes: &Sizes) -> String {
+    match sizes.is_empty() {
+        true => "(many sizes)".to_owned(),
+        false => bucket_name(sizes),
+    }
 }
 
 #[cfg(test)]

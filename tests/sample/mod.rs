@@ -250,10 +250,13 @@ fn release(programs: Vec<Digest>, weights: Digest) -> Release {
 pub fn counts(dir: &Path) -> PathBuf {
     let path = dir.join("counts.json");
     let calls = |seq: i64, bucket: Option<i64>, rung: &str, count: u64| {
-        json!({
-            "module": "encode", "sizes": sizes(1, seq), "bucket": bucket.map(|seq| sizes(1, seq)), "rung": rung,
-            "count": count,
-        })
+        let mut calls = json!({
+            "module": "encode", "sizes": sizes(1, seq), "rung": rung, "count": count,
+        });
+        if let Some(seq) = bucket {
+            calls["bucket"] = json!(sizes(1, seq));
+        }
+        calls
     };
     let counts = json!({
         "schema": 1, "model": "minilm", "since": BUILT, "until": BUILT + 3600,

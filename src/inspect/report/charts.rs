@@ -5,29 +5,12 @@ use std::collections::BTreeSet;
 use maud::{Markup, html};
 
 use super::model::{ArtifactLine, ModelPart, Module};
-use crate::inspect::{coverage::Grid, receipt::Latency};
+use crate::inspect::{coverage::Grid, receipt::Latency, words::time};
 
 /// Charts with a row for each program show at most so many.
 pub(super) const ROWS: usize = 120;
 
 const WIDTH: f64 = 920.0;
-
-/// Returns seconds with a unit that leaves three digits.
-pub(super) fn time(seconds: f64) -> String {
-    let digits = |value: f64| match value {
-        v if v >= 100.0 => format!("{v:.0}"),
-        v if v >= 10.0 => format!("{v:.1}"),
-        v => format!("{v:.2}"),
-    };
-    match seconds {
-        s if s <= 0.0 => "0 s".to_owned(),
-        s if s < 1e-3 => format!("{} µs", digits(s * 1e6)),
-        s if s < 1.0 => format!("{} ms", digits(s * 1e3)),
-        s if s < 120.0 => format!("{} s", digits(s)),
-        s if s < 7200.0 => format!("{} min", digits(s / 60.0)),
-        s => format!("{} h", digits(s / 3600.0)),
-    }
-}
 
 fn percent(share: f64) -> String {
     match share * 100.0 {

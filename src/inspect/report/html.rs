@@ -4,13 +4,13 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{
     Page,
-    charts::{self, time, times},
+    charts::{self, times},
     model::{FailureLine, ModelPart},
 };
 use crate::{
     inspect::{
         stats::ModuleStats,
-        words::{bytes, date},
+        words::{asked, bytes, date, time},
     },
     record::bucket_name,
 };
@@ -193,7 +193,7 @@ fn programs_table(index: usize, part: &ModelPart) -> Markup {
                 tr {
                     td.id { (line.id.short()) }
                     td { (module.name) }
-                    td { (line.bucket) @if !line.padded { span.warn { " exact sizes only" } } }
+                    td { (line.bucket) @if line.fixed && !line.padded { span.warn { " exact sizes only" } } }
                     td.n { (line.steps) }
                     td.n { (line.artifacts) }
                     td.n data-v=(line.bytes) { (bytes(line.bytes)) }
@@ -309,7 +309,7 @@ fn production(all: &[ModuleStats]) -> Markup {
                 div.scroll { table.sort {
                     (heads(&[("Asked for", false), ("Answered by", false), ("Bucket", false), ("Calls", true), ("Padding", true)]))
                     tbody { @for miss in module.misses.iter().take(200) { tr {
-                        td { (bucket_name(&miss.sizes)) }
+                        td { (asked(&miss.sizes)) }
                         td class=(if miss.rung == "padded" { "" } else { "warn" }) { (miss.rung) }
                         td { @if let Some(bucket) = &miss.bucket { (bucket_name(bucket)) } }
                         td.n { (miss.count) }

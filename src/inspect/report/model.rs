@@ -11,7 +11,7 @@ use crate::{
         list::bucket_order,
         receipt::{self, Receipt},
     },
-    record::{Failure, Program, Sizes, bucket_name},
+    record::{Failure, Program, Sizes},
     store::{Filter, Store, StoreError},
 };
 
@@ -56,6 +56,8 @@ pub struct ProgramLine {
     pub artifacts: usize,
     /// Bytes of them.
     pub bytes: u64,
+    /// Whether it is a bucket of the grid, and not the dynamic or the eager program of its module.
+    pub fixed: bool,
     /// Whether smaller requests may be padded into it.
     pub padded: bool,
     pub receipt: Receipt,
@@ -104,7 +106,7 @@ impl FailureLine {
     pub(super) fn new(failure: Failure, at: i64) -> Self {
         Self {
             id: failure.id,
-            bucket: bucket_name(&failure.sizes),
+            bucket: failure.bucket,
             model: failure.model,
             module: failure.module,
             sizes: failure.sizes,
@@ -170,10 +172,8 @@ impl ModelPart {
             .sort_by(|a, b| (a.finished, &a.step).cmp(&(b.finished, &b.step)));
         for (name, mut programs) in modules {
             programs.sort_by(|a, b| bucket_order(&a.bucket, &b.bucket));
-            let there: Vec<Sizes> = programs
-                .iter()
-                .map(|program| program.sizes.clone())
-                .collect();
+            let buckets = programs.iter().filter(|program| program.fixed);
+            let there: Vec<Sizes> = buckets.map(|program| program.sizes.clone()).collect();
             let failed = failures
                 .iter()
                 .filter(|f| f.model == model && f.module == name);
@@ -205,7 +205,7 @@ impl ModelPart {
                         self.artifacts.push(ArtifactLine {
                             id: artifact.id,
                             step: step.name.clone(),
-                            bucket: format!("{} {}", program.module, bucket_name(&program.sizes)),
+                            bucket: format!("{} {}", program.module, program.bucket()),
                             programs: 0,
                             calls: 0,
                             bytes: artifact.size,
@@ -259,11 +259,12 @@ fn line(program: &Program, sizes: &HashMap<Digest, u64>) -> ProgramLine {
     let artifacts: BTreeSet<Digest> = program.steps.iter().map(|step| step.artifact).collect();
     ProgramLine {
         id: program.id,
-        bucket: bucket_name(&program.sizes),
+        bucket: program.bucket(),
         sizes: program.sizes.clone(),
         steps: program.steps.len(),
         artifacts: artifacts.len(),
         bytes: artifacts.iter().filter_map(|id| sizes.get(id)).sum(),
+        fixed: program.dynamic.is_none(),
         padded: program.padding == crate::record::Padding::Allowed,
         receipt: Receipt::of(program),
     }

@@ -1,0 +1,348 @@
+//! How `precast show` draws a program.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use owo_colors::OwoColorize;
+
+use super::{
+    Context,
+    show::{host, section},
+    table::{self, Column},
+    text::{bytes, count},
+};
+use crate::{
+    Digest,
+    inspect::{
+        receipt::{self, Latency, Receipt},
+        words::time,
+    },
+    record::{Artifact, Input, Layout, Output, Padding, Program, Step},
+    store::{Store, StoreError},
+};
+
+/// The artifacts of a program that the store has.
+type Artifacts = BTreeMap<Digest, Artifact>;
+
+pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Result<()> {
+    let out = &context.out;
+    let artifacts = artifacts(program, store)?;
+    out.line(format_args!("{} {}", "program".bold(), program.id))?;
+    let name = format!("{} {} {}", program.model, program.module, program.bucket());
+    let release = match store.released(&program.id)? {
+        Some(seq) => format!("release {seq}"),
+        None => "in no release".to_owned(),
+    };
+    out.line(format_args!("{name}, {release}"))?;
+    match &program.padding {
+        Padding::Allowed => out.line("smaller requests are padded")?,
+        Padding::Refused { why } => out.line(format_args!("exact sizes only: {why}"))?,
+    }
+    out.line("")?;
+    for line in draw(program, &artifacts, context.verbose > 0) {
+        out.line(line)?;
+    }
+    out.line("")?;
+    list(program, &artifacts, store, context)?;
+    receipt(&Receipt::of(program), context)?;
+    host(&program.target, context)?;
+    section(context, "key", &program.request)?;
+    section(context, "provenance", &program.provenance)
+}
+
+fn artifacts(program: &Program, store: &Store) -> Result<Artifacts, StoreError> {
+    let mut found = Artifacts::new();
+    for step in &program.steps {
+        if !found.contains_key(&step.artifact)
+            && let Some(artifact) = store.artifact(&step.artifact)?
+        {
+            found.insert(step.artifact, artifact);
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the drawing: inputs, each step with what it takes, gives and binds, outputs.
+fn draw(program: &Program, artifacts: &Artifacts, whole: bool) -> Vec<String> {
+    let name = |value: &usize| match program.inputs.get(*value) {
+        Some(input) => input.name.clone(),
+        None => format!("%{value}"),
+    };
+    let mut lines: Vec<String> = program
+        .inputs
+        .iter()
+        .map(|input| format!("in   {}", signature(input)))
+        .collect();
+    let steps: Vec<String> = program
+        .steps
+        .iter()
+        .map(|step| title(step).to_owned())
+        .collect();
+    let width = steps
+        .iter()
+        .map(|step| step.chars().count())
+        .max()
+        .unwrap_or(0);
+    for (index, (step, title)) in program.steps.iter().zip(&steps).enumerate() {
+        let last = index + 1 == program.steps.len();
+        let takes: Vec<String> = step.inputs.iter().map(name).collect();
+        let artifact = artifacts.get(&step.artifact);
+        let gives = step.outputs.iter().enumerate().map(|(place, value)| {
+            let layout = artifact.and_then(|artifact| artifact.outputs.get(place));
+            layout.map_or_else(
+                || name(value),
+                |layout| format!("{}: {}", name(value), tensor(layout)),
+            )
+        });
+        let gives: Vec<String> = gives.collect();
+        let bound = match step.binding.len() {
+            0 => String::new(),
+            bound => format!("  {}", count(bound as u64, "weight").dimmed()),
+        };
+        lines.push(format!(
+            "{} {title:<width$}  {}  ({}) → ({}){bound}",
+            if last { " └─" } else { " ├─" },
+            step.artifact.short().cyan(),
+            takes.join(", "),
+            gives.join(", "),
+        ));
+        if whole {
+            for (constant, weight) in &step.binding {
+                let layout =
+                    artifact.and_then(|a| a.constants.iter().find(|c| c.name == *constant));
+                let layout = layout
+                    .map(|constant| tensor(&constant.layout))
+                    .unwrap_or_default();
+                let rail = if last { "   " } else { " │ " };
+                lines.push(format!(
+                    "{rail}     {constant} = {weight}  {}",
+                    layout.dimmed()
+                ));
+            }
+        }
+    }
+    for (output, value) in program.outputs.iter().zip(&program.results) {
+        lines.push(format!("out  {} = {}", result(output), name(value)));
+    }
+    lines
+}
+
+fn title(step: &Step) -> &str {
+    if step.name.is_empty() {
+        "(whole)"
+    } else {
+        &step.name
+    }
+}
+
+fn tensor(layout: &Layout) -> String {
+    let shape: Vec<String> = layout.shape.iter().map(i64::to_string).collect();
+    format!("{}[{}]", layout.dtype, shape.join(", "))
+}
+
+fn signature(input: &Input) -> String {
+    let axes = input.layout.shape.iter().zip(&input.dims);
+    let axes = axes.map(|(size, dim)| {
+        dim.as_ref()
+            .map_or_else(|| size.to_string(), |dim| format!("{dim}={size}"))
+    });
+    format!(
+        "{}: {}[{}]",
+        input.name,
+        input.layout.dtype,
+        axes.collect::<Vec<_>>().join(", ")
+    )
+}
+
+fn result(output: &Output) -> String {
+    let axes = output
+        .layout
+        .shape
+        .iter()
+        .zip(&output.dims)
+        .map(|(size, follow)| match follow {
+            Some(follow) if follow.scale == 1 && follow.offset == 0 => {
+                format!("{}={size}", follow.dim)
+            }
+            Some(follow) => format!("{}*{}{:+}={size}", follow.scale, follow.dim, follow.offset),
+            None => size.to_string(),
+        });
+    format!(
+        "{}: {}[{}]",
+        output.name,
+        output.layout.dtype,
+        axes.collect::<Vec<_>>().join(", ")
+    )
+}
+
+/// Prints the artifacts, each once, with its objects.
+fn list(program: &Program, artifacts: &Artifacts, store: &Store, context: &Context) -> Result<()> {
+    const COLUMNS: [Column; 7] = [
+        Column::left("ARTIFACT", 0),
+        Column::left("FIRST STEP", 1),
+        Column::right("STEPS", 2),
+        Column::right("SIZE", 0),
+        Column::right("ON DISK", 3),
+        Column::right("COMPILE", 2),
+        Column::left("OBJECT", 4),
+    ];
+    let mut rows = Vec::new();
+    let mut seen = Vec::new();
+    for step in &program.steps {
+        if seen.contains(&step.artifact) {
+            continue;
+        }
+        seen.push(step.artifact);
+        let calls = program
+            .steps
+            .iter()
+            .filter(|other| other.artifact == step.artifact)
+            .count();
+        let (id, first, calls) = (
+            step.artifact.short(),
+            title(step).to_owned(),
+            calls.to_string(),
+        );
+        let Some(artifact) = artifacts.get(&step.artifact) else {
+            rows.push(Ok(vec![id, first, calls, "not in the store".to_owned()]));
+            continue;
+        };
+        let stored = store
+            .object(&artifact.object)?
+            .map_or_else(|| "missing".to_owned(), |row| bytes(row.stored));
+        let compile: f64 = receipt::compile_seconds(artifact).values().sum();
+        let compile = if compile > 0.0 {
+            time(compile)
+        } else {
+            String::new()
+        };
+        rows.push(Ok(vec![
+            id,
+            first,
+            calls,
+            bytes(artifact.size),
+            stored,
+            compile,
+            artifact.object.short(),
+        ]));
+    }
+    table::print(&context.out, &COLUMNS, rows.into_iter())?;
+    Ok(())
+}
+
+fn receipt(receipt: &Receipt, context: &Context) -> Result<()> {
+    let out = &context.out;
+    out.line(format_args!("\n{}", "receipt".bold()))?;
+    if *receipt == Receipt::default() {
+        return out.line("  nothing was measured");
+    }
+    let seconds: Vec<String> = receipt
+        .seconds
+        .iter()
+        .map(|(phase, s)| format!("{phase} {}", time(*s)))
+        .collect();
+    if !seconds.is_empty() {
+        out.line(format_args!("  built in    {}", seconds.join(", ")))?;
+    }
+    for (name, latency) in [("eager", receipt.eager), ("artifact", receipt.artifact)] {
+        if let Some(latency) = latency {
+            let ratio = match receipt.speedup() {
+                Some(ratio) if name == "artifact" && ratio < 1.0 => {
+                    format!(", {:.2}× slower than eager", 1.0 / ratio)
+                }
+                Some(ratio) if name == "artifact" => format!(", {ratio:.2}× faster than eager"),
+                _ => String::new(),
+            };
+            out.line(format_args!(
+                "  {name:<11} {} a call{ratio}",
+                spread(&latency)
+            ))?;
+        }
+    }
+    if let Some((eager, artifact)) = receipt.memory {
+        out.line(format_args!(
+            "  memory      {} at most, eager {}",
+            bytes(artifact),
+            bytes(eager)
+        ))?;
+    }
+    if let Some(same) = receipt.deterministic {
+        let told = if same {
+            "two runs give the same bits"
+        } else {
+            "two runs differ"
+        };
+        out.line(format_args!("  repeats     {told}"))?;
+    }
+    if !receipt.outputs.is_empty() {
+        out.line("")?;
+        const COLUMNS: [Column; 7] = [
+            Column::left("  OUTPUT", 0),
+            Column::right("USED", 0),
+            Column::right("MAX ABS", 1),
+            Column::right("ATOL", 2),
+            Column::right("MAX REL", 3),
+            Column::right("RTOL", 4),
+            Column::right("COSINE", 5),
+        ];
+        let rows = receipt.outputs.iter().map(|output| {
+            let mut row = vec![format!("  {}", output.name)];
+            match output.exact {
+                true => row.push("equal".to_owned()),
+                false => row.extend([
+                    format!("{:.2} %", output.used() * 100.0),
+                    format!("{:.2e}", output.max_abs),
+                    format!("{:.2e}", output.atol),
+                    format!("{:.2e}", output.max_rel),
+                    format!("{:.2e}", output.rtol),
+                    format!("{:.9}", output.cosine),
+                ]),
+            }
+            Ok(row)
+        });
+        table::print(out, &COLUMNS, rows)?;
+    }
+    tuned(receipt, context)
+}
+
+/// Prints what `--tune` tried.
+fn tuned(receipt: &Receipt, context: &Context) -> Result<()> {
+    if receipt.tuned.is_empty() {
+        return Ok(());
+    }
+    context.out.line(format_args!("\n{}", "tried".bold()))?;
+    const COLUMNS: [Column; 5] = [
+        Column::left("  OPTIONS", 0),
+        Column::right("COMPILE", 2),
+        Column::right("LATENCY", 0),
+        Column::right("MAX ABS", 3),
+        Column::left("KEPT", 1).painted(|text| text.green().to_string()),
+    ];
+    let rows = receipt.tuned.iter().map(|tried| {
+        Ok(vec![
+            format!("  {}", tried.options),
+            tried.seconds.map(time).unwrap_or_default(),
+            tried.latency.map(time).unwrap_or_default(),
+            tried
+                .max_abs
+                .map(|error| format!("{error:.2e}"))
+                .unwrap_or_default(),
+            if tried.chosen {
+                "yes".to_owned()
+            } else {
+                String::new()
+            },
+        ])
+    });
+    table::print(&context.out, &COLUMNS, rows)?;
+    Ok(())
+}
+
+fn spread(latency: &Latency) -> String {
+    match (latency.low, latency.high) {
+        (Some(low), Some(high)) => {
+            format!("{} ({} to {})", time(latency.median), time(low), time(high))
+        }
+        _ => time(latency.median),
+    }
+}

@@ -1,0 +1,150 @@
+//! What `--format json` prints is what docs/schema says, down to the last field.
+
+mod sample;
+
+use std::{fs, path::Path, process::Command};
+
+use sample::{Sample, sample};
+use serde_json::Value;
+
+fn printed(sample: &Sample, args: &[&str]) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_precast"))
+        .args(args)
+        .args(["--format", "json", "--store"])
+        .arg(&sample.path)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn schema(name: &str) -> jsonschema::Validator {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/schema/{name}.json"));
+    let schema: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    jsonschema::validator_for(&schema).unwrap()
+}
+
+fn check(name: &str, document: &Value) {
+    let wrong: Vec<String> = schema(name)
+        .iter_errors(document)
+        .map(|error| format!("{}: {error}", error.instance_path()))
+        .collect();
+    assert!(wrong.is_empty(), "{name}: {wrong:#?}\n{document:#}");
+}
+
+#[test]
+fn every_command_prints_what_its_schema_says() {
+    let sample = sample();
+    let (program, artifact, failure) = (
+        sample.program.short(),
+        sample.artifact.short(),
+        sample.failure.short(),
+    );
+    let before = sample.before.short();
+    let counts = sample::counts(sample.dir.path()).display().to_string();
+    let folder = sample.path.display().to_string();
+    check("ls", &printed(&sample, &["ls"]));
+    check(
+        "ls",
+        &printed(&sample, &["ls", "--sort", "size-", "--state", "failed"]),
+    );
+    check("ls", &printed(&sample, &["ls", "--artifacts"]));
+    for by in ["model", "module", "release"] {
+        check("du", &printed(&sample, &["du", "--by", by]));
+    }
+    for id in [&program, &artifact, &failure] {
+        check("show", &printed(&sample, &["show", id]));
+        check("log", &printed(&sample, &["log", id]));
+    }
+    let object = printed(&sample, &["show", &artifact])["object"]
+        .as_str()
+        .unwrap()[..12]
+        .to_owned();
+    check("show", &printed(&sample, &["show", &object]));
+    check("why", &printed(&sample, &["why", "encode"]));
+    check("why", &printed(&sample, &["why", &artifact]));
+    check("diff", &printed(&sample, &["diff", &before, &program]));
+    check("diff", &printed(&sample, &["diff", "minilm@1", "minilm@2"]));
+    check("diff", &printed(&sample, &["diff", &folder, &folder]));
+    check("stats", &printed(&sample, &["stats", &counts]));
+    check(
+        "report",
+        &printed(&sample, &["report", "--counts", &counts]),
+    );
+    check(
+        "counts",
+        &serde_json::from_slice(&fs::read(&counts).unwrap()).unwrap(),
+    );
+}
+
+#[test]
+fn foreign_files_print_what_the_schema_says() {
+    let sample = sample();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = sample.dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path.display().to_string()
+    };
+    let header =
+        br#"{"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+    let mut tensors = (header.len() as u64).to_le_bytes().to_vec();
+    tensors.extend(header);
+    tensors.extend([0; 8]);
+    check(
+        "inspect",
+        &printed(&sample, &["inspect", &file("w.safetensors", &tensors)]),
+    );
+    let object = fs::read(compiled(sample.dir.path())).unwrap();
+    check(
+        "inspect",
+        &printed(&sample, &["inspect", &file("a.so", &object)]),
+    );
+    let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    let plain =
+        zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+    let metadata =
+        br#"{"AOTI_DEVICE_KEY": "cpu", "AOTI_CPU_ISA": "AVX2", "AOTI_PLATFORM": "linux"}"#;
+    for (name, bytes) in [
+        ("m/a_metadata.json", &metadata[..]),
+        ("m/a.wrapper.so", &object),
+    ] {
+        zip.start_file(name, plain).unwrap();
+        std::io::Write::write_all(&mut zip, bytes).unwrap();
+    }
+    let package = zip.finish().unwrap().into_inner();
+    check(
+        "inspect",
+        &printed(&sample, &["inspect", &file("m.pt2", &package)]),
+    );
+}
+
+/// Returns a shared object with a cubin inside.
+fn compiled(dir: &Path) -> std::path::PathBuf {
+    let cubin = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/add-sm90a.cubin");
+    let source = format!(
+        "__asm__(\".section .rodata\\n.incbin \\\"{}\\\"\\n.previous\\n\");\nint AOTInductorModelContainerRun(void) {{ return 0; }}\n",
+        cubin.display()
+    );
+    let (from, to) = (dir.join("k.c"), dir.join("k.so"));
+    fs::write(&from, source).unwrap();
+    let status = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&to)
+        .arg(&from)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    to
+}
+
+#[test]
+fn a_field_that_is_not_documented_is_found() {
+    let mut document = printed(&sample(), &["du"]);
+    assert!(schema("du").is_valid(&document));
+    document["total"]["surprise"] = Value::from(1);
+    assert!(!schema("du").is_valid(&document));
+}
