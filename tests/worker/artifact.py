@@ -1,59 +1,48 @@
-"""Runs a compiled artifact through its C functions, as the Rust runtime does, on the CPU or a CUDA device."""
+"""Runs a compiled artifact through its C functions, as the Rust runtime does, in a process that has not imported torch.
+
+A Python that imports torch can't run artifacts everywhere: with g++ 13 on Ubuntu 24.04 the container's constructor dies
+inside std::regex, while the same file runs from every other process.
+"""
 
 from __future__ import annotations
 
-import ctypes
-import os
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
-_Handle = ctypes.c_void_p
-
-
-class _Pair(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("handle", _Handle))
+from .support import part
 
 
 def run(library: str, device: str, weights: dict[str, Any], inputs: list[Any], outputs: int) -> list[Any]:
-    """Loads, binds weights by their names `c0`, `c1`, …, runs once; the container is left to the process's end."""
+    """Loads, binds weights by their names `c0`, `c1`, …, runs once; returns the outputs on the CPU."""
     import torch
 
-    # A Python that holds other C++ libraries may have other versions of the templates an artifact brings (std::regex):
-    # its own come first.
-    code = ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
-    container = _Handle()
-
-    def call(name: str, *arguments: Any) -> None:
-        status = getattr(code, f"AOTInductorModelContainer{name}")(*arguments)
-        assert status == 0, f"{name} failed"
-
-    call("CreateWithDevice", ctypes.byref(container), ctypes.c_size_t(1), device.encode(), None)
-    count = ctypes.c_size_t()
-    call("GetNumConstants", container, ctypes.byref(count))
-    pairs = (_Pair * count.value)()
-    for index in range(count.value):
-        name, original = ctypes.c_char_p(), ctypes.c_char_p()
-        call("GetConstantName", container, ctypes.c_size_t(index), ctypes.byref(name))
-        call("GetConstantOriginalFQN", container, ctypes.c_size_t(index), ctypes.byref(original))
-        assert original.value is not None
-        pairs[index] = _Pair(name.value, _handle(weights[original.value.decode()]))
-    arguments = (ctypes.c_size_t(count.value), ctypes.c_bool(False), ctypes.c_bool(True))
-    call("UpdateUserManagedConstantBufferPairs", container, pairs, *arguments)
-    given = (_Handle * len(inputs))(*[_handle(value) for value in inputs])
-    made = (_Handle * outputs)()
-    counts = (ctypes.c_size_t(len(inputs)), made, ctypes.c_size_t(outputs))
-    call("Run", container, given, *counts, None, None)
-    capsule = ctypes.pythonapi.PyCapsule_New
-    capsule.restype, capsule.argtypes = ctypes.py_object, [_Handle, ctypes.c_char_p, _Handle]
-    steal = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr
-    results = [steal(capsule(handle, None, None)) for handle in made]
-    if device != "cpu":
-        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        given = {f"w.{name}": tensor for name, tensor in weights.items()}
+        given |= {f"in.{index}": tensor for index, tensor in enumerate(inputs)}
+        part("tensors").write(Path(folder, "given.safetensors"), given)
+        job = {
+            "torch": str(Path(torch.__file__).parent / "lib"),
+            "library": library,
+            "device": device,
+            "given": str(Path(folder, "given.safetensors")),
+            "inputs": len(inputs),
+            "outputs": outputs,
+            "answer": str(Path(folder, "answer.bin")),
+        }
+        script = Path(__file__).with_name("artifact_process.py")
+        done = subprocess.run(
+            [sys.executable, "-I", str(script)], input=json.dumps(job), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr}"
+        data = bytearray(Path(folder, "answer.bin").read_bytes())
+    results = []
+    for entry in json.loads(done.stdout):
+        dtype = getattr(torch, entry["dtype"])
+        flat = torch.frombuffer(data[entry["begin"] : entry["end"]], dtype=dtype)
+        made = torch.empty_strided(entry["shape"], entry["stride"], dtype=dtype)
+        results.append(made.copy_(flat.reshape(entry["shape"])))
     return results
-
-
-def _handle(tensor: Any) -> int:
-    import torch
-
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = _Handle, [ctypes.py_object, ctypes.c_char_p]
-    return pointer(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor), None)
