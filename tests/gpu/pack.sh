@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 stage=dist/stage
 rm -rf dist
-mkdir -p $stage/bin $stage/minilm
+mkdir -p $stage/bin $stage/minilm $stage/blocks
 
 cargo build --release --bin precast --example minilm
 tests=$(cargo test --release --test gpu --no-run --message-format json \
@@ -16,6 +16,7 @@ cp "$tests" $stage/bin/gpu-tests
 strip $stage/bin/*
 
 cp examples/minilm/*.py examples/minilm/*.toml examples/minilm/sentences.txt $stage/minilm/
+cp examples/blocks/*.py examples/blocks/*.toml $stage/blocks/
 cp tests/numerics/eager.py $stage/numerics.py
 cp tests/gpu/run.sh tests/gpu/compare.py $stage/
 .venv/bin/python - $stage/minilm/weights <<'PY'
