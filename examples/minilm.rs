@@ -214,7 +214,7 @@ fn print_human(rows: &[Row], nearest: &[(usize, f32)], load_ms: f64, agreement: 
             padding * 100.0,
             short(&row.text)
         );
-        println!("{:>49}  {}", "", short(&rows[near].text));
+        println!("{:>55}{}", "", short(&rows[near].text));
     }
     if let Some(cosine) = agreement {
         let verdict = if cosine < AGREES {
