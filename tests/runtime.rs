@@ -600,3 +600,87 @@ fn one_weight_set_serves_several_models_and_is_freed_with_the_last() {
         [0.0, 2.0, 4.0, 6.0]
     );
 }
+
+/// `tests/data/scale.pt2` is `torch.export.save` of `(x, scale) -> (softmax(x * scale, -1), (x * scale).sum(-1))` at
+/// `x` float32 [4, 4] and `scale` float32 [1].
+fn with_archive(memory: &mut Memory, fake: &Fake) {
+    let mut program = memory.add("f", fake);
+    memory.programs.remove(&program.id);
+    let archive = include_bytes!("data/scale.pt2").to_vec();
+    let object = memory.put(archive);
+    let mut artifact = fake.artifact(object);
+    artifact.id = precast::Digest::of(b"archive");
+    program.eager = Some(artifact.id);
+    memory.artifacts.insert(artifact.id, artifact);
+    memory.programs.insert(program.id, program);
+    memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
+}
+
+#[test]
+fn the_exported_graph_answers_for_an_artifact_that_does_not_load() {
+    let fake = Fake {
+        outputs: 2,
+        behaviour: "NO_SYMBOL",
+        ..Fake::sized(4, 4)
+    };
+    let mut memory = Memory::default();
+    with_archive(&mut memory, &fake);
+    let tuned = memory.put(fake::weights(&[("scale", &[3.0])]));
+    let source = memory.source();
+    let runtime = Runtime::over(source.clone(), Device::Cpu).unwrap();
+    let model = runtime.load("fake").unwrap();
+    assert_eq!(model.quarantined().len(), 1);
+    for rows in [4, 2] {
+        let input = x(rows, 4);
+        let out = model.run("f", &[input.shallow_clone()]).unwrap();
+        assert_eq!(out.served().rung(), Rung::Eager);
+        assert_eq!(out[0].size(), [rows, 4]);
+        assert!(out[0].allclose(&(&input * 2).softmax(-1, Kind::Float), 1e-6, 1e-7, false));
+        assert_eq!(
+            flat(&out[1]),
+            flat(&(&input * 2).sum_dim_intlist(-1, false, Kind::Float))
+        );
+        // It is the caller's: it may be written to.
+        let _ = out[0].shallow_clone().fill_(7);
+    }
+    model.swap(&runtime.weights(Some(tuned)).unwrap()).unwrap();
+    let out = model.run("f", &[x(4, 4)]).unwrap();
+    assert_eq!(
+        flat(&out[1]),
+        flat(&(x(4, 4) * 3).sum_dim_intlist(-1, false, Kind::Float))
+    );
+    let strict = Runtime::over(source, Device::Cpu)
+        .unwrap()
+        .eager_fallback(false)
+        .load("fake");
+    assert!(matches!(strict, Err(RuntimeError::MissingSymbol { .. })));
+}
+
+#[test]
+fn a_program_that_was_never_compiled_runs_as_its_exported_graph() {
+    let fake = Fake {
+        outputs: 2,
+        ..Fake::sized(4, 4)
+    };
+    let mut memory = Memory::default();
+    with_archive(&mut memory, &fake);
+    for program in memory.programs.values_mut() {
+        program.steps.clear();
+    }
+    let model = load(memory).unwrap();
+    let model = &model;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    let out = model.run("f", &[x(4, 4)]).unwrap();
+                    assert_eq!(
+                        flat(&out[1]),
+                        flat(&(x(4, 4) * 2).sum_dim_intlist(-1, false, Kind::Float))
+                    );
+                }
+            });
+        }
+    });
+    assert_eq!(model.stats()[0].buckets[0].runner, "eager");
+}

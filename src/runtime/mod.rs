@@ -21,6 +21,7 @@
 //! to do harm can.
 
 mod dispatch;
+mod eager;
 mod error;
 mod ffi;
 mod graphs;

@@ -1,12 +1,16 @@
 //! One program, loaded on one device: checked, its artifacts loaded, ready to run as lanes or as a CUDA graph.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use smallvec::SmallVec;
 use tch::Tensor;
 
 use super::{
     RuntimeError,
+    eager::Eager,
     ffi::{Library, Meta, RawStream, cuda, share},
     graphs::{Graphed, Session, Shared},
     lane::{Handles, Lane, Lanes, Plan, PlanStep},
@@ -16,20 +20,29 @@ use super::{
     weights::{Weights, same_strides},
 };
 use crate::{
-    Device,
+    Device, Digest,
     record::{Artifact, Layout, Program},
 };
 
 /// A program that can run.
 pub(super) struct Ready {
     pub plan: Plan,
-    lanes: Lanes,
+    runner: Runner,
     graph: Option<Graphed>,
     /// Why there is no graph where one was wanted.
     pub refused: Option<String>,
     /// For each output, where a padded call cuts it.
     cuts: Vec<Vec<Cut>>,
     pub counters: Counters,
+}
+
+/// Bucket-sized inputs, made on first use.
+type Buffers = Vec<Option<Tensor>>;
+
+enum Runner {
+    Artifacts(Lanes),
+    /// With the buffers that padded calls use; held for the time of a call.
+    Eager(Eager, Mutex<Buffers>),
 }
 
 /// What a call gives to a program.
@@ -44,7 +57,7 @@ pub(super) enum Sizes<'a> {
 impl Ready {
     /// Loads a program: checks its record, loads its artifacts, makes and binds the first lane.
     pub fn load(
-        source: &dyn Source,
+        source: &Arc<dyn Source>,
         program: Arc<Program>,
         device: Device,
         weights: Arc<Weights>,
@@ -101,10 +114,49 @@ impl Ready {
             steps,
             aliases,
         };
-        let lanes = Lanes::new(plan.lane(weights)?, limit);
+        let runner = Runner::Artifacts(Lanes::new(plan.lane(weights)?, limit));
         Ok(Self {
             plan,
-            lanes,
+            runner,
+            graph: None,
+            refused: None,
+            cuts,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Loads a program's exported graph in place of its artifacts.
+    pub fn eager(
+        source: &Arc<dyn Source>,
+        program: Arc<Program>,
+        archive: &Digest,
+        device: Device,
+        weights: Arc<Weights>,
+        aliases: Arc<BTreeMap<String, String>>,
+    ) -> Result<Self, RuntimeError> {
+        let malformed = |reason: String| RuntimeError::Malformed {
+            program: program.id,
+            reason,
+        };
+        let cuts = program
+            .outputs
+            .iter()
+            .map(|output| pad::cuts(output, program.sizes.iter()));
+        let cuts = cuts.collect::<Result<_, _>>().map_err(malformed)?;
+        let eager = Eager::new(source, &program, archive, weights, aliases.clone())?;
+        let module = program.module.as_str().into();
+        let plan = Plan {
+            program,
+            module,
+            device,
+            steps: Vec::new(),
+            aliases,
+        };
+        let buffers = Mutex::new(plan.program.inputs.iter().map(|_| None).collect());
+        let runner = Runner::Eager(eager, buffers);
+        Ok(Self {
+            plan,
+            runner,
             graph: None,
             refused: None,
             cuts,
@@ -114,6 +166,10 @@ impl Ready {
 
     /// Captures the program into a graph; keeps the reason when that can't be done.
     pub fn capture(&mut self, weights: Arc<Weights>, shared: &Arc<Shared>) {
+        if let Runner::Eager(..) = self.runner {
+            self.refused = Some("it runs as its exported graph".to_owned());
+            return;
+        }
         let lane = self.plan.lane(weights).map_err(|error| error.to_string());
         match lane.and_then(|lane| Graphed::capture(&self.plan, lane, shared)) {
             Ok(graph) => (self.graph, self.refused) = (Some(graph), None),
@@ -150,8 +206,14 @@ impl Ready {
     pub fn runner(&self) -> &'static str {
         match &self.graph {
             Some(_) => "graph",
+            None if self.is_eager() => "eager",
             None => "artifact",
         }
+    }
+
+    /// Returns whether its exported graph runs, and not its artifacts.
+    pub fn is_eager(&self) -> bool {
+        matches!(self.runner, Runner::Eager(..))
     }
 
     /// Returns whether it runs as a graph.
@@ -170,13 +232,19 @@ impl Ready {
             let swapped = graph.swap(&self.plan, weights.clone());
             swapped.map_err(|reason| self.plan.failed("weights", reason))?;
         }
-        self.lanes.swap(weights.clone());
+        match &self.runner {
+            Runner::Artifacts(lanes) => lanes.swap(weights.clone()),
+            Runner::Eager(eager, _) => eager.swap(weights.clone())?,
+        }
         Ok(())
     }
 
     /// Finds out whether `weights` can be bound, on a lane that is thrown away.
     pub fn accepts(&self, weights: &Arc<Weights>) -> Result<(), RuntimeError> {
-        self.plan.lane(weights.clone()).map(drop)
+        match &self.runner {
+            Runner::Artifacts(_) => self.plan.lane(weights.clone()).map(drop),
+            Runner::Eager(eager, _) => eager.accepts(weights.clone()),
+        }
     }
 
     /// Runs it on inputs that were checked.
@@ -189,7 +257,11 @@ impl Ready {
             let outputs = graph.run(&self.plan, &inputs, matches!(sizes, Sizes::Padded(_)))?;
             return self.finish(outputs, sizes, |_| false);
         }
-        let mut taken = self.lanes.take(&self.plan)?;
+        let lanes = match &self.runner {
+            Runner::Artifacts(lanes) => lanes,
+            Runner::Eager(eager, buffers) => return self.run_eager(eager, buffers, inputs, sizes),
+        };
+        let mut taken = lanes.take(&self.plan)?;
         let lane = taken.lane()?;
         let stream = self.stream()?;
         let inputs = match sizes {
@@ -207,10 +279,32 @@ impl Ready {
         })
     }
 
+    fn run_eager(
+        &self,
+        eager: &Eager,
+        buffers: &Mutex<Buffers>,
+        inputs: Handles,
+        sizes: Sizes<'_>,
+    ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
+        let mut buffers = buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let inputs = match sizes {
+            Sizes::Exact => inputs,
+            Sizes::Padded(_) => self.fill(&mut buffers, inputs)?,
+        };
+        let sources: SmallVec<[usize; 8]> = inputs
+            .iter()
+            .map(|handle| handle.meta().storage())
+            .collect();
+        let (outputs, weights) = eager.run(&inputs)?;
+        self.finish(outputs, sizes, |storage| {
+            weights.contains(storage) || sources.contains(&storage)
+        })
+    }
+
     fn padded(
         &self,
         lane: &mut Lane,
-        mut inputs: Handles,
+        inputs: Handles,
         stream: RawStream,
     ) -> Result<Handles, RuntimeError> {
         if let (Device::Cuda(ordinal), Some(last)) =
@@ -222,10 +316,15 @@ impl Ready {
                 .map_err(|reason| self.plan.failed("padding", reason))?;
         }
         lane.last = Some(stream);
+        self.fill(&mut lane.buffers, inputs)
+    }
+
+    /// Puts inputs that are smaller than the bucket into buffers of its size.
+    fn fill(&self, buffers: &mut Buffers, mut inputs: Handles) -> Result<Handles, RuntimeError> {
         for ((given, input), buffer) in inputs
             .iter_mut()
             .zip(&self.plan.program.inputs)
-            .zip(&mut lane.buffers)
+            .zip(buffers)
         {
             if given.meta().sizes() == input.layout.shape {
                 continue;

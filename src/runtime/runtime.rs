@@ -31,6 +31,7 @@ pub struct Runtime {
     inputs: Inputs,
     graphs: Graphs,
     limit: Option<u64>,
+    eager: bool,
     held: Mutex<HashMap<(Digest, Device), Weak<Weights>>>,
 }
 
@@ -70,6 +71,7 @@ impl Runtime {
             inputs: Inputs::default(),
             graphs: Graphs::default(),
             limit: None,
+            eager: true,
             held: Mutex::default(),
         })
     }
@@ -89,6 +91,12 @@ impl Runtime {
     /// Sets which programs run as CUDA graphs.
     pub fn graphs(mut self, graphs: Graphs) -> Self {
         self.graphs = graphs;
+        self
+    }
+
+    /// Sets whether a program whose artifact does not load is answered by its exported graph. It is, unless set.
+    pub fn eager_fallback(mut self, allowed: bool) -> Self {
+        self.eager = allowed;
         self
     }
 
@@ -186,18 +194,24 @@ impl Runtime {
             for program in programs {
                 let _span =
                     tracing::info_span!("load", program = %program.id.short(), %device).entered();
-                let (aliases, weights) = (aliases.clone(), weights.clone());
-                match Ready::load(
-                    &*self.source,
-                    program.clone(),
-                    device,
-                    weights,
-                    aliases,
-                    self.instances,
-                ) {
-                    Ok(ready) => loaded.push(ready),
+                let ready = match program.steps.is_empty() {
+                    // Never compiled: its exported graph is all there is.
+                    true => self.eager(program, device, &weights, &aliases),
+                    false => Ready::load(
+                        &self.source,
+                        program.clone(),
+                        device,
+                        weights.clone(),
+                        aliases.clone(),
+                        self.instances,
+                    )
+                    .map(Some),
+                };
+                match ready {
+                    Ok(ready) => loaded.extend(ready),
                     Err(error) if error.is_artifacts() => {
                         tracing::warn!(program = %program.id.short(), %error, "a program is set aside");
+                        loaded.extend(self.eager(program, device, &weights, &aliases)?);
                         quarantined.push(Quarantined {
                             program: program.id,
                             module: program.module.clone(),
@@ -242,6 +256,32 @@ impl Runtime {
             quarantined,
             weights.clone(),
         ))
+    }
+
+    /// Returns a program as its exported graph, where it has one and falling back to it is allowed.
+    fn eager(
+        &self,
+        program: &Arc<Program>,
+        device: Device,
+        weights: &Arc<Weights>,
+        aliases: &Arc<BTreeMap<String, String>>,
+    ) -> Result<Option<Ready>, RuntimeError> {
+        // The archive names the device it was captured on, which is the first.
+        let (Some(archive), true, Device::Cpu | Device::Cuda(0)) =
+            (&program.eager, self.eager, device)
+        else {
+            return Ok(None);
+        };
+        let (weights, aliases) = (weights.clone(), aliases.clone());
+        Ready::eager(
+            &self.source,
+            program.clone(),
+            archive,
+            device,
+            weights,
+            aliases,
+        )
+        .map(Some)
     }
 
     /// Captures what is to run as a graph, the largest first: it makes the pool as large as it must be.

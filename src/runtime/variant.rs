@@ -121,6 +121,7 @@ impl Variant {
                 Rung::Padded
             }
         };
+        let rung = if ready.is_eager() { Rung::Eager } else { rung };
         let (program, graph) = (ready.plan.program.clone(), ready.is_graph());
         let served = Served {
             program,

@@ -23,6 +23,7 @@
 mod container;
 mod cuda;
 mod graph;
+mod interpreter;
 mod library;
 mod shim;
 mod stream;
@@ -33,6 +34,7 @@ mod weight;
 pub use container::{Constant, Container};
 pub use cuda::{DeviceMemory, RawStream, cuda, libtorch_folder};
 pub use graph::{Graph, Pool};
+pub use interpreter::Interpreter;
 pub use library::Library;
 pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Meta, Stolen, kind_of, share};

@@ -61,6 +61,15 @@ unsafe extern "C" {
         device_name: *const c_char,
         device: i32,
     ) -> i32;
+    pub fn precast_eager_new(path: *const c_char, made: *mut *mut c_void) -> i32;
+    pub fn precast_eager_delete(interpreter: *mut c_void);
+    pub fn precast_eager_run(
+        interpreter: *mut c_void,
+        inputs: *const RawTensor,
+        n_inputs: usize,
+        outputs: *mut RawTensor,
+        n_outputs: usize,
+    ) -> i32;
     pub fn precast_delete(f: Delete, container: RawContainer) -> i32;
     pub fn precast_run(
         f: Run,
