@@ -610,7 +610,12 @@ fn with_archive(memory: &mut Memory, fake: &Fake) {
     let object = memory.put(archive);
     let mut artifact = fake.artifact(object);
     artifact.id = precast::Digest::of(b"archive");
-    program.eager = Some(artifact.id);
+    artifact.kind = precast::record::ArtifactKind::Archive;
+    let weights = vec!["scale".to_owned()];
+    program.eager = Some(precast::record::Eager {
+        artifact: artifact.id,
+        weights,
+    });
     memory.artifacts.insert(artifact.id, artifact);
     memory.programs.insert(program.id, program);
     memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
@@ -683,4 +688,69 @@ fn a_program_that_was_never_compiled_runs_as_its_exported_graph() {
         }
     });
     assert_eq!(model.stats()[0].buckets[0].runner, "eager");
+}
+
+#[test]
+fn a_dynamic_program_answers_what_no_bucket_covers() {
+    let mut memory = Memory::with(&[Fake::sized(4, 4)]);
+    let dynamic = memory.add(
+        "f",
+        &Fake {
+            outputs: 2,
+            behaviour: "DYNAMIC",
+            ..Fake::sized(3, 5)
+        },
+    );
+    let bounds = |min, max| precast::record::Bounds { min, max };
+    let program = memory.programs.get_mut(&dynamic.id).unwrap();
+    program.dynamic = Some(
+        [
+            ("batch".to_owned(), bounds(2, 64)),
+            ("seq".to_owned(), bounds(1, 100)),
+        ]
+        .into(),
+    );
+    let model = load(memory).unwrap();
+    for (rows, cols, rung) in [
+        (4, 4, Rung::Exact),
+        (3, 3, Rung::Padded),
+        (3, 5, Rung::Dynamic),
+        (64, 7, Rung::Dynamic),
+    ] {
+        let out = model.run("f", &[x(rows, cols)]).unwrap();
+        assert_eq!(out.served().rung(), rung, "{rows}x{cols}");
+        assert_eq!(flat(&out[0]), flat(&(x(rows, cols) * 2)));
+    }
+    for (rows, cols) in [(65, 1), (1, 5), (2, 101)] {
+        assert!(
+            matches!(
+                model.run("f", &[x(rows, cols)]),
+                Err(RuntimeError::NoBucket { .. })
+            ),
+            "{rows}x{cols}"
+        );
+    }
+}
+
+#[test]
+fn tensors_that_the_code_makes_are_bound_beside_the_weights() {
+    let mut memory = Memory::default();
+    let fake = Fake {
+        constants: 2,
+        ..Fake::sized(2, 2)
+    };
+    let program = memory.add("f", &fake);
+    memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
+    let object = memory.put(fake::weights(&[("shift.0", &[10.0])]));
+    let mut extras = fake.artifact(object);
+    (extras.id, extras.kind) = (
+        precast::Digest::of(b"extras"),
+        precast::record::ArtifactKind::Constants,
+    );
+    memory.programs.get_mut(&program.id).unwrap().constants = Some(extras.id);
+    memory.artifacts.insert(extras.id, extras);
+    assert_eq!(
+        flat(&load(memory).unwrap().run("f", &[x(2, 2)]).unwrap()[0]),
+        [10.0, 12.0, 14.0, 16.0]
+    );
 }

@@ -23,15 +23,6 @@ pub enum Route {
     Padded(usize),
 }
 
-impl Route {
-    /// Returns the index of the bucket.
-    pub fn bucket(self) -> usize {
-        match self {
-            Self::Exact(bucket) | Self::Padded(bucket) => bucket,
-        }
-    }
-}
-
 /// The routing table of one module.
 #[derive(Clone, Debug)]
 pub struct Table {

@@ -15,14 +15,18 @@ use super::{
 };
 use crate::{
     Digest,
-    record::{Artifact, Program},
+    record::{Eager as Archive, Program},
 };
+
+type Aliases = std::collections::BTreeMap<String, String>;
 
 pub(super) struct Eager {
     program: Arc<Program>,
     module: Arc<str>,
-    archive: Artifact,
-    aliases: Arc<std::collections::BTreeMap<String, String>>,
+    archive: Archive,
+    aliases: Arc<Aliases>,
+    extras: Option<Arc<Weights>>,
+    object: Digest,
     source: Arc<dyn Source>,
     /// Loaded on first use. One call at a time.
     interpreter: Mutex<Option<Interpreter>>,
@@ -39,44 +43,58 @@ impl Eager {
     pub fn new(
         source: &Arc<dyn Source>,
         program: &Arc<Program>,
-        key: &Digest,
+        archive: &Archive,
         weights: Arc<Weights>,
-        aliases: Arc<std::collections::BTreeMap<String, String>>,
+        aliases: Arc<Aliases>,
+        extras: Option<Arc<Weights>>,
     ) -> Result<Self, RuntimeError> {
-        let archive = source
-            .artifact(key)
-            .map_err(in_store(format!("artifact `{}`", key.short())))?;
-        let bound = Mutex::new(bind(&archive, weights, &aliases)?);
+        let key = archive.artifact;
+        let object = source
+            .artifact(&key)
+            .map_err(in_store(format!("artifact `{}`", key.short())))?
+            .object;
         let module = program.module.as_str().into();
-        let (program, source, interpreter) = (program.clone(), source.clone(), Mutex::new(None));
+        let bound = bind(archive, weights, &aliases, extras.as_deref())?;
         Ok(Self {
-            program,
+            program: program.clone(),
             module,
-            archive,
+            archive: archive.clone(),
+            object,
             aliases,
-            source,
-            interpreter,
-            bound,
+            extras,
+            source: source.clone(),
+            interpreter: Mutex::new(None),
+            bound: Mutex::new(bound),
         })
     }
 
     /// Makes every call that begins from now on use `weights`.
     pub fn swap(&self, weights: Arc<Weights>) -> Result<(), RuntimeError> {
-        *self.bound.lock().unwrap_or_else(PoisonError::into_inner) =
-            bind(&self.archive, weights, &self.aliases)?;
+        *self.bound.lock().unwrap_or_else(PoisonError::into_inner) = bind(
+            &self.archive,
+            weights,
+            &self.aliases,
+            self.extras.as_deref(),
+        )?;
         Ok(())
     }
 
     /// Finds out whether `weights` can be bound.
     pub fn accepts(&self, weights: Arc<Weights>) -> Result<(), RuntimeError> {
-        bind(&self.archive, weights, &self.aliases).map(drop)
+        bind(
+            &self.archive,
+            weights,
+            &self.aliases,
+            self.extras.as_deref(),
+        )
+        .map(drop)
     }
 
     /// Runs it on inputs of the bucket's sizes. Returns the outputs and the weights they were made with.
     pub fn run(&self, inputs: &Handles) -> Result<(Handles, Arc<Weights>), RuntimeError> {
         let failed = |message| RuntimeError::Failed {
             module: self.module.clone(),
-            bucket: crate::record::bucket_name(&self.program.sizes),
+            bucket: self.program.bucket(),
             step: "eager".to_owned(),
             message,
         };
@@ -92,7 +110,7 @@ impl Eager {
         let interpreter = match &mut *interpreter {
             Some(interpreter) => interpreter,
             none => {
-                let object = &self.archive.object;
+                let object = &self.object;
                 let file = self
                     .source
                     .memfd(object)
@@ -110,23 +128,21 @@ impl Eager {
 }
 
 fn bind(
-    archive: &Artifact,
+    archive: &Archive,
     weights: Arc<Weights>,
-    aliases: &std::collections::BTreeMap<String, String>,
+    aliases: &Aliases,
+    extras: Option<&Weights>,
 ) -> Result<Arc<Bound>, RuntimeError> {
-    let find = |constant: &crate::record::Constant| {
-        weights
-            .get(&constant.name, aliases, &constant.layout)
-            .map_err(|reason| RuntimeError::Unbound {
-                artifact: archive.id,
-                constant: constant.name.clone(),
-                reason,
-            })
+    let find = |name: &String| {
+        let found = weights
+            .any(name, aliases)
+            .or_else(|| extras?.any(name, aliases));
+        found.ok_or_else(|| RuntimeError::Unbound {
+            artifact: archive.artifact,
+            constant: name.clone(),
+            reason: format!("the weight set has no tensor `{name}`"),
+        })
     };
-    let tensors = archive
-        .constants
-        .iter()
-        .map(find)
-        .collect::<Result<_, _>>()?;
+    let tensors = archive.weights.iter().map(find).collect::<Result<_, _>>()?;
     Ok(Arc::new(Bound { weights, tensors }))
 }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Device,
-    record::{Artifact, Program, Step, bucket_name},
+    record::{Artifact, Program, Step},
 };
 
 /// Tensor handles of one call.
@@ -32,6 +32,8 @@ pub(super) struct Plan {
     pub device: Device,
     pub steps: Vec<PlanStep>,
     pub aliases: Arc<BTreeMap<String, String>>,
+    /// Tensors that the program's code makes itself: bindings may name them beside the weight set's.
+    pub extras: Option<Arc<Weights>>,
 }
 
 /// One step, loaded.
@@ -135,7 +137,12 @@ impl Plan {
                 .binding
                 .get(&constant.fqn)
                 .ok_or("the program's binding does not name it")?;
-            weights.get(name, &self.aliases, layout)
+            match &self.extras {
+                Some(extras) if !weights.has(name, &self.aliases) => {
+                    extras.get(name, &self.aliases, layout)
+                }
+                _ => weights.get(name, &self.aliases, layout),
+            }
         };
         let unbound = |constant: &super::ffi::Constant, reason| RuntimeError::Unbound {
             artifact: artifact.id,
@@ -200,9 +207,18 @@ impl Plan {
         Ok(results)
     }
 
-    /// Returns the program's sizes as `batch=8 seq=128`.
+    /// Returns whether an address lies in memory that is not the caller's: weights or the program's own constants.
+    pub fn owns(&self, weights: &Weights, address: usize) -> bool {
+        weights.contains(address)
+            || self
+                .extras
+                .as_ref()
+                .is_some_and(|extras| extras.contains(address))
+    }
+
+    /// Returns what tells the program from others of its module.
     pub fn bucket(&self) -> String {
-        bucket_name(&self.program.sizes)
+        self.program.bucket()
     }
 
     fn no_container(&self, artifact: &Artifact, reason: String) -> RuntimeError {

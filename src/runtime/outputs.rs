@@ -12,13 +12,15 @@ use crate::{
 };
 
 /// Which rung of the ladder answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rung {
     /// The bucket of exactly the request's sizes.
     Exact,
     /// A larger bucket, padded.
     Padded,
-    /// The exported graph, by libtorch's interpreter, at the bucket's sizes.
+    /// An artifact for every size within bounds.
+    Dynamic,
+    /// The exported graph, by libtorch's interpreter.
     Eager,
 }
 
@@ -28,6 +30,7 @@ impl Rung {
         match self {
             Self::Exact => "exact",
             Self::Padded => "padded",
+            Self::Dynamic => "dynamic",
             Self::Eager => "eager",
         }
     }
@@ -49,7 +52,7 @@ impl Served {
         &self.program
     }
 
-    /// Returns the sizes it was compiled for.
+    /// Returns the sizes it was compiled for. Those of a dynamic program are the samples' it was captured with.
     pub fn bucket(&self) -> &Sizes {
         &self.program.sizes
     }

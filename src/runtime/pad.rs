@@ -52,6 +52,16 @@ pub struct Cut {
     offset: i64,
 }
 
+impl Cut {
+    /// Returns the axis and how long it is for a request.
+    pub fn size(&self, request: &[i64]) -> (usize, i64) {
+        (
+            self.axis as usize,
+            (self.scale * request[self.dim] + self.offset).max(0),
+        )
+    }
+}
+
 /// Returns the cuts of an output. `dims` are the bucketed dimensions in the order of a request's sizes.
 ///
 /// Fails on an output that follows a dimension no bucket names, or that would be longer than it is.
@@ -95,7 +105,7 @@ pub fn cuts<'a>(
 /// Returns the valid part of an output: a view, no copy.
 pub fn cut(mut tensor: Tensor, cuts: &[Cut], request: &[i64]) -> Result<Tensor, TchError> {
     for cut in cuts {
-        let size = (cut.scale * request[cut.dim] + cut.offset).max(0);
+        let (_, size) = cut.size(request);
         tensor = tensor.f_narrow(cut.axis, 0, size)?;
     }
     Ok(tensor)

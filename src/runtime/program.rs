@@ -20,8 +20,8 @@ use super::{
     weights::{Weights, same_strides},
 };
 use crate::{
-    Device, Digest,
-    record::{Artifact, Layout, Program},
+    Device,
+    record::{Artifact, Eager as Archive, Layout, Program},
 };
 
 /// A program that can run.
@@ -52,6 +52,8 @@ pub(super) enum Sizes<'a> {
     Exact,
     /// Smaller ones, in the order of the bucket's dimensions.
     Padded(&'a [i64]),
+    /// Any within the bounds of a dynamic program, in the order of its dimensions.
+    Dynamic(&'a [i64]),
 }
 
 impl Ready {
@@ -62,6 +64,7 @@ impl Ready {
         device: Device,
         weights: Arc<Weights>,
         aliases: Arc<BTreeMap<String, String>>,
+        extras: Option<Arc<Weights>>,
         limit: usize,
     ) -> Result<Self, RuntimeError> {
         let malformed = |reason: String| RuntimeError::Malformed {
@@ -113,6 +116,7 @@ impl Ready {
             device,
             steps,
             aliases,
+            extras,
         };
         let runner = Runner::Artifacts(Lanes::new(plan.lane(weights)?, limit));
         Ok(Self {
@@ -129,10 +133,11 @@ impl Ready {
     pub fn eager(
         source: &Arc<dyn Source>,
         program: Arc<Program>,
-        archive: &Digest,
+        archive: &Archive,
         device: Device,
         weights: Arc<Weights>,
         aliases: Arc<BTreeMap<String, String>>,
+        extras: Option<Arc<Weights>>,
     ) -> Result<Self, RuntimeError> {
         let malformed = |reason: String| RuntimeError::Malformed {
             program: program.id,
@@ -143,7 +148,14 @@ impl Ready {
             .iter()
             .map(|output| pad::cuts(output, program.sizes.iter()));
         let cuts = cuts.collect::<Result<_, _>>().map_err(malformed)?;
-        let eager = Eager::new(source, &program, archive, weights, aliases.clone())?;
+        let eager = Eager::new(
+            source,
+            &program,
+            archive,
+            weights,
+            aliases.clone(),
+            extras.clone(),
+        )?;
         let module = program.module.as_str().into();
         let plan = Plan {
             program,
@@ -151,6 +163,7 @@ impl Ready {
             device,
             steps: Vec::new(),
             aliases,
+            extras,
         };
         let buffers = Mutex::new(plan.program.inputs.iter().map(|_| None).collect());
         let runner = Runner::Eager(eager, buffers);
@@ -200,6 +213,22 @@ impl Ready {
             tch::Cuda::synchronize(ordinal as i64);
         }
         Ok(())
+    }
+
+    /// Returns whether a dynamic program runs at these sizes, in the order of its dimensions.
+    pub fn within(&self, request: &[i64]) -> bool {
+        let program = &self.plan.program;
+        let Some(dynamic) = &program.dynamic else {
+            return false;
+        };
+        program
+            .sizes
+            .iter()
+            .zip(request)
+            .all(|((dim, &sample), size)| match dynamic.get(dim) {
+                Some(bounds) => (bounds.min..=bounds.max).contains(size),
+                None => sample == *size,
+            })
     }
 
     /// Returns what runs it.
@@ -265,7 +294,7 @@ impl Ready {
         let lane = taken.lane()?;
         let stream = self.stream()?;
         let inputs = match sizes {
-            Sizes::Exact => inputs,
+            Sizes::Exact | Sizes::Dynamic(_) => inputs,
             Sizes::Padded(_) => self.padded(lane, inputs, stream)?,
         };
         // Outputs are the caller's: never the memory of an input, a padding buffer or a weight.
@@ -275,7 +304,7 @@ impl Ready {
             .collect();
         let outputs = self.plan.execute(lane, inputs, stream)?;
         self.finish(outputs, sizes, |storage| {
-            lane.weights.contains(storage) || sources.contains(&storage)
+            self.plan.owns(&lane.weights, storage) || sources.contains(&storage)
         })
     }
 
@@ -288,7 +317,7 @@ impl Ready {
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
         let mut buffers = buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let inputs = match sizes {
-            Sizes::Exact => inputs,
+            Sizes::Exact | Sizes::Dynamic(_) => inputs,
             Sizes::Padded(_) => self.fill(&mut buffers, inputs)?,
         };
         let sources: SmallVec<[usize; 8]> = inputs
@@ -297,7 +326,7 @@ impl Ready {
             .collect();
         let (outputs, weights) = eager.run(&inputs)?;
         self.finish(outputs, sizes, |storage| {
-            weights.contains(storage) || sources.contains(&storage)
+            self.plan.owns(&weights, storage) || sources.contains(&storage)
         })
     }
 
@@ -352,14 +381,14 @@ impl Ready {
         let mut finished = SmallVec::new();
         for (i, handle) in outputs.into_iter().enumerate() {
             let meta = handle.meta();
-            self.check_output(i, &meta, &self.plan.program.outputs[i].layout)?;
+            self.check_output(i, &meta, sizes)?;
             let storage = meta.storage();
             let mut tensor = handle.into_tensor();
             if foreign(storage) {
                 tensor = pad::copy(&tensor).map_err(|error| self.tensor(&error))?;
             }
             finished.push(match sizes {
-                Sizes::Exact => tensor,
+                Sizes::Exact | Sizes::Dynamic(_) => tensor,
                 Sizes::Padded(request) => {
                     pad::cut(tensor, &self.cuts[i], request).map_err(|error| self.tensor(&error))?
                 }
@@ -384,12 +413,24 @@ impl Ready {
         &self,
         output: usize,
         meta: &Meta<'_>,
-        layout: &Layout,
+        sizes: Sizes<'_>,
     ) -> Result<(), RuntimeError> {
+        let layout = &self.plan.program.outputs[output].layout;
+        let shape = match sizes {
+            Sizes::Exact | Sizes::Padded(_) => meta.sizes() == layout.shape.as_slice(),
+            // Axes that follow a dynamic dimension are known; others may depend on it in ways no record says.
+            Sizes::Dynamic(request) => {
+                let follows = |cut: &Cut| {
+                    let (axis, size) = cut.size(request);
+                    meta.sizes().get(axis) == Some(&size)
+                };
+                meta.sizes().len() == layout.shape.len() && self.cuts[output].iter().all(follows)
+            }
+        };
         let right = meta.defined()
             && meta.dense()
             && meta.dtype() == Some(layout.dtype)
-            && meta.sizes() == layout.shape.as_slice()
+            && shape
             && meta.device() == Some(self.plan.device);
         if right {
             return Ok(());

@@ -194,15 +194,20 @@ impl Runtime {
             for program in programs {
                 let _span =
                     tracing::info_span!("load", program = %program.id.short(), %device).entered();
+                let extras = program
+                    .constants
+                    .map(|key| self.extras(&key, device))
+                    .transpose()?;
                 let ready = match program.steps.is_empty() {
                     // Never compiled: its exported graph is all there is.
-                    true => self.eager(program, device, &weights, &aliases),
+                    true => self.eager(program, device, &weights, aliases, &extras),
                     false => Ready::load(
                         &self.source,
                         program.clone(),
                         device,
                         weights.clone(),
                         aliases.clone(),
+                        extras.clone(),
                         self.instances,
                     )
                     .map(Some),
@@ -211,7 +216,7 @@ impl Runtime {
                     Ok(ready) => loaded.extend(ready),
                     Err(error) if error.is_artifacts() => {
                         tracing::warn!(program = %program.id.short(), %error, "a program is set aside");
-                        loaded.extend(self.eager(program, device, &weights, &aliases)?);
+                        loaded.extend(self.eager(program, device, &weights, aliases, &extras)?);
                         quarantined.push(Quarantined {
                             program: program.id,
                             module: program.module.clone(),
@@ -258,21 +263,33 @@ impl Runtime {
         ))
     }
 
-    /// Returns a program as its exported graph, where it has one and falling back to it is allowed.
+    /// Returns the tensors that a program's code makes itself.
+    fn extras(&self, key: &Digest, device: Device) -> Result<Arc<Weights>, RuntimeError> {
+        let record = self
+            .source
+            .artifact(key)
+            .map_err(in_store(format!("artifact `{}`", key.short())))?;
+        self.weights_on(Some(record.object), device)
+    }
+
+    /// Returns a program as its exported graph, where it has one. For a program that was compiled this is a fallback,
+    /// which must be allowed.
     fn eager(
         &self,
         program: &Arc<Program>,
         device: Device,
         weights: &Arc<Weights>,
         aliases: &Arc<BTreeMap<String, String>>,
+        extras: &Option<Arc<Weights>>,
     ) -> Result<Option<Ready>, RuntimeError> {
+        let allowed = self.eager || program.steps.is_empty();
         // The archive names the device it was captured on, which is the first.
         let (Some(archive), true, Device::Cpu | Device::Cuda(0)) =
-            (&program.eager, self.eager, device)
+            (&program.eager, allowed, device)
         else {
             return Ok(None);
         };
-        let (weights, aliases) = (weights.clone(), aliases.clone());
+        let (weights, aliases, extras) = (weights.clone(), aliases.clone(), extras.clone());
         Ready::eager(
             &self.source,
             program.clone(),
@@ -280,6 +297,7 @@ impl Runtime {
             device,
             weights,
             aliases,
+            extras,
         )
         .map(Some)
     }

@@ -11,7 +11,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{dispatch::Route, validate::Request};
+use super::{outputs::Rung, validate::Request};
 use crate::{inspect::stats::Calls, record::Sizes};
 
 /// One program's counters. Reading them stops nobody.
@@ -29,7 +29,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    pub fn exact(&self, took: Option<Duration>) {
+    pub fn whole(&self, took: Option<Duration>) {
         self.exact.fetch_add(1, Relaxed);
         self.time(took);
     }
@@ -81,22 +81,24 @@ pub(super) struct Seen(RwLock<HashMap<Request, Asked>>);
 
 #[derive(Default)]
 struct Asked {
-    exact: AtomicU64,
-    padded: AtomicU64,
+    /// By rung, in the ladder's order.
+    answered: [AtomicU64; RUNGS.len()],
     refused: AtomicU64,
-    /// The bucket that padded calls of this size had last.
+    /// The program that padded calls of this size had last.
     bucket: AtomicUsize,
 }
 
+const RUNGS: [Rung; 4] = [Rung::Exact, Rung::Padded, Rung::Dynamic, Rung::Eager];
+
 impl Asked {
-    fn add(&self, route: Option<Route>) {
-        match route {
-            Some(Route::Exact(_)) => self.exact.fetch_add(1, Relaxed),
-            Some(Route::Padded(bucket)) => {
-                self.bucket.store(bucket, Relaxed);
-                self.padded.fetch_add(1, Relaxed)
-            }
+    fn add(&self, answer: Option<(usize, Rung)>) {
+        match answer {
             None => self.refused.fetch_add(1, Relaxed),
+            Some((bucket, rung)) => {
+                self.bucket.store(bucket, Relaxed);
+                let at = RUNGS.iter().position(|known| *known == rung).unwrap_or(0);
+                self.answered[at].fetch_add(1, Relaxed)
+            }
         };
     }
 }
@@ -106,15 +108,15 @@ impl Seen {
     const LIMIT: usize = 4096;
 
     /// Counts a request. Allocates only the first time it sees its sizes.
-    pub fn add(&self, request: &Request, route: Option<Route>) {
+    pub fn add(&self, request: &Request, answer: Option<(usize, Rung)>) {
         let seen = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(asked) = seen.get(request) {
-            return asked.add(route);
+            return asked.add(answer);
         }
         drop(seen);
         let mut seen = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if seen.len() < Self::LIMIT || seen.contains_key(request) {
-            seen.entry(request.clone()).or_default().add(route);
+            seen.entry(request.clone()).or_default().add(answer);
         }
     }
 
@@ -123,16 +125,7 @@ impl Seen {
         let mut rows = Vec::new();
         for (request, asked) in self.0.read().unwrap_or_else(PoisonError::into_inner).iter() {
             let sizes: Sizes = dims.iter().cloned().zip(request.iter().copied()).collect();
-            let padded = buckets
-                .get(asked.bucket.load(Relaxed))
-                .map(|bucket| (*bucket).clone());
-            let kinds = [
-                ("exact", &asked.exact, Some(sizes.clone())),
-                ("padded", &asked.padded, padded),
-                ("refused", &asked.refused, None),
-            ];
-            for (rung, count, bucket) in kinds {
-                let count = count.load(Relaxed);
+            let mut row = |rung: &str, count: u64, bucket: Option<Sizes>| {
                 if count > 0 {
                     let (module, sizes, rung) = (module.to_owned(), sizes.clone(), rung.to_owned());
                     rows.push(Calls {
@@ -143,7 +136,18 @@ impl Seen {
                         count,
                     });
                 }
+            };
+            let last = buckets
+                .get(asked.bucket.load(Relaxed))
+                .map(|bucket| (*bucket).clone());
+            for (rung, count) in RUNGS.iter().zip(&asked.answered) {
+                let bucket = match rung {
+                    Rung::Exact | Rung::Dynamic => Some(sizes.clone()),
+                    Rung::Padded | Rung::Eager => last.clone(),
+                };
+                row(rung.name(), count.load(Relaxed), bucket);
             }
+            row("refused", asked.refused.load(Relaxed), None);
         }
         rows.sort_by(|a, b| (&a.sizes, &a.rung).cmp(&(&b.sizes, &b.rung)));
         rows
@@ -165,7 +169,7 @@ pub struct BucketStats {
     pub bucket: Sizes,
     /// What runs it: `artifact`, `graph` or `eager`.
     pub runner: &'static str,
-    /// Calls of exactly its sizes.
+    /// Calls of exactly its sizes, or within its bounds.
     pub exact: u64,
     /// Smaller calls, padded.
     pub padded: u64,

@@ -34,7 +34,10 @@ const REFINE: u64 = 4096;
 pub(super) struct Variant {
     pub module: Arc<str>,
     pub signature: Signature,
+    /// Those for one bucket, then those for every size within bounds: compiled ones, then eager ones.
     pub programs: Vec<Ready>,
+    /// How many are for one bucket.
+    buckets: usize,
     device: Device,
     table: RwLock<Table>,
     calls: AtomicU64,
@@ -67,17 +70,24 @@ impl Variant {
             .collect())
     }
 
-    fn new(signature: Signature, programs: Vec<Ready>) -> Self {
+    fn new(signature: Signature, mut programs: Vec<Ready>) -> Self {
+        programs.sort_by_key(|ready| (ready.plan.program.dynamic.is_some(), ready.is_eager()));
+        let buckets = programs
+            .iter()
+            .filter(|ready| ready.plan.program.dynamic.is_none())
+            .count();
         let (module, device) = (programs[0].plan.module.clone(), programs[0].plan.device);
-        let table = RwLock::new(table(&programs));
+        let table = RwLock::new(table(&programs[..buckets]));
+        let (calls, seen) = (AtomicU64::new(0), Seen::default());
         Self {
             module,
             signature,
             programs,
+            buckets,
             device,
             table,
-            calls: AtomicU64::new(0),
-            seen: Seen::default(),
+            calls,
+            seen,
         }
     }
 
@@ -88,40 +98,27 @@ impl Variant {
         if self.calls.fetch_add(1, Relaxed) % REFINE == REFINE - 1 {
             self.refine();
         }
-        let route = self
-            .table
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .route(&request);
-        self.seen.add(&request, route);
-        let route = route.ok_or_else(|| self.no_bucket(&request))?;
-        let ready = &self.programs[route.bucket()];
+        let choice = self.choose(&request);
+        self.seen.add(&request, choice);
+        let (index, rung) = choice.ok_or_else(|| self.no_bucket(&request))?;
+        let ready = &self.programs[index];
+        let sizes = match ready.plan.program.dynamic.is_some() {
+            true => Fill::Dynamic(&request),
+            false if ready.plan.program.sizes.values().eq(&request) => Fill::Exact,
+            false => Fill::Padded(&request),
+        };
         let begin = (self.device == Device::Cpu).then(Instant::now);
-        let result = match route {
-            Route::Exact(_) => ready.run(handles, Fill::Exact),
-            Route::Padded(_) => ready.run(handles, Fill::Padded(&request)),
-        };
+        let result = ready.run(handles, sizes);
         let took = begin.map(|begin| begin.elapsed());
-        let rung = match (&result, route) {
-            (Err(_), _) => {
-                ready.counters.failed();
-                Rung::Exact
-            }
-            (Ok(_), Route::Exact(_)) => {
-                ready.counters.exact(took);
-                Rung::Exact
-            }
-            (Ok(_), Route::Padded(_)) => {
-                let product = |sizes: &mut dyn Iterator<Item = i64>| {
-                    sizes.fold(1u64, |n, size| n.saturating_mul(size as u64))
-                };
-                let asked = product(&mut request.iter().copied());
-                let computed = product(&mut ready.plan.program.sizes.values().copied());
+        match (&result, sizes) {
+            (Err(_), _) => ready.counters.failed(),
+            (Ok(_), Fill::Exact | Fill::Dynamic(_)) => ready.counters.whole(took),
+            (Ok(_), Fill::Padded(_)) => {
+                let asked = product(request.iter().copied());
+                let computed = product(ready.plan.program.sizes.values().copied());
                 ready.counters.padded(took, asked, computed);
-                Rung::Padded
             }
-        };
-        let rung = if ready.is_eager() { Rung::Eager } else { rung };
+        }
         let (program, graph) = (ready.plan.program.clone(), ready.is_graph());
         let served = Served {
             program,
@@ -134,6 +131,33 @@ impl Variant {
             tensors: result?,
             served,
         })
+    }
+
+    /// Returns the program for a request, and the rung it stands on: exact, covering, dynamic, then what only eager
+    /// runs.
+    fn choose(&self, request: &[i64]) -> Option<(usize, Rung)> {
+        let route = self
+            .table
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .route(request);
+        let (index, rung) = match route {
+            Some(Route::Exact(index)) => (index, Rung::Exact),
+            Some(Route::Padded(index)) => (index, Rung::Padded),
+            None => {
+                let mut rest = self.programs.iter().enumerate().skip(self.buckets);
+                let (index, _) = rest.find(|(_, ready)| ready.within(request))?;
+                (index, Rung::Dynamic)
+            }
+        };
+        Some((
+            index,
+            if self.programs[index].is_eager() {
+                Rung::Eager
+            } else {
+                rung
+            },
+        ))
     }
 
     fn check(
@@ -169,15 +193,15 @@ impl Variant {
 
     /// Makes the table again, with costs as they were measured.
     pub fn refine(&self) {
-        let made = table(&self.programs);
+        let made = table(&self.programs[..self.buckets]);
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = made;
     }
 
     /// Returns the program of exactly these sizes.
     pub fn exactly(&self, sizes: &Sizes) -> Option<&Ready> {
-        self.programs
-            .iter()
-            .find(|ready| ready.plan.program.sizes == *sizes)
+        self.programs.iter().find(|ready| {
+            ready.plan.program.dynamic.is_none() && ready.plan.program.sizes == *sizes
+        })
     }
 
     pub fn names(&self) -> Vec<String> {
@@ -241,8 +265,7 @@ impl Variant {
         RuntimeError::NoBucket {
             module: self.module.clone(),
             request: self.sizes(request),
-            known: self
-                .programs
+            known: self.programs[..self.buckets]
                 .iter()
                 .map(|ready| ready.plan.program.sizes.clone())
                 .collect(),
@@ -315,6 +338,12 @@ fn costs(programs: &[Ready]) -> Vec<f64> {
             .fold(f64::INFINITY, f64::min)
     };
     programs.iter().map(cheapest).collect()
+}
+
+fn product(sizes: impl Iterator<Item = i64>) -> u64 {
+    sizes.fold(1, |n, size| {
+        n.saturating_mul(u64::try_from(size).unwrap_or(0))
+    })
 }
 
 /// Returns the seconds a run took in the gate.

@@ -167,6 +167,23 @@ impl Weights {
         self.restride(name, entry, layout)
     }
 
+    /// Returns the tensor `name`, whatever it is.
+    pub fn any(&self, name: &str, aliases: &BTreeMap<String, String>) -> Option<Arc<Weight>> {
+        let held = self
+            .tensors
+            .get(name)
+            .or_else(|| self.tensors.get(aliases.get(name)?));
+        held.map(|entry| entry.weight.clone())
+    }
+
+    /// Returns whether there is a tensor of this name.
+    pub fn has(&self, name: &str, aliases: &BTreeMap<String, String>) -> bool {
+        self.tensors.contains_key(name)
+            || aliases
+                .get(name)
+                .is_some_and(|alias| self.tensors.contains_key(alias))
+    }
+
     fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Arc<Weight>, String> {
         let mut made = self
             .restrided

@@ -55,6 +55,7 @@
 #define NO_SYMBOL 11      // lacks a function of the ABI
 #define HANGS 12          // sleeps a second before it answers when x[0] is below 0
 #define FAILS_BELOW 13    // fails when x[0] is below 0
+#define DYNAMIC 14        // takes any rows and columns (INPUTS = 1)
 #ifndef BEHAVIOUR
 #define BEHAVIOUR OK
 #endif
@@ -62,6 +63,7 @@
 extern "C" {
 // libtorch's stable C ABI, as artifacts use it.
 int32_t aoti_torch_get_data_ptr(void* tensor, void** data);
+int32_t aoti_torch_get_sizes(void* tensor, int64_t** sizes);
 int32_t aoti_torch_delete_tensor_object(void* tensor);
 int32_t aoti_torch_new_tensor_handle(void* tensor, void** made);
 int32_t aoti_torch__reinterpret_tensor(
@@ -134,7 +136,14 @@ void run(Container* c, void** in, void** out) {
     in[0] = nullptr;
     return;
   }
-  const int64_t sizes[2] = {ROWS, BEHAVIOUR == BAD_SHAPE ? COLS + 1 : COLS};
+  int64_t sizes[2] = {ROWS, BEHAVIOUR == BAD_SHAPE ? COLS + 1 : COLS};
+  int64_t rows_n = ROWS, cols_n = COLS;
+  if (BEHAVIOUR == DYNAMIC) {
+    int64_t* given = nullptr;
+    aoti_torch_get_sizes(in[0], &given);
+    sizes[0] = rows_n = given[0];
+    sizes[1] = cols_n = given[1];
+  }
   void* made = make(2, sizes, BEHAVIOUR == BAD_DTYPE ? aoti_torch_dtype_int64() : aoti_torch_dtype_float32());
   if (BEHAVIOUR == LEAKS) {
     void* lost = nullptr;
@@ -150,17 +159,17 @@ void run(Container* c, void** in, void** out) {
   float shift = 0;
   for (int i = 1; i < CONSTANTS; i++) shift += floats(c->bound[i])[0];
   float* y = const_cast<float*>(floats(made));
-  for (int64_t i = 0; i < ROWS * COLS; i++) {
+  for (int64_t i = 0; i < rows_n * cols_n; i++) {
     y[i] = x[i] * scale + shift;
     for (int k = 1; k < INPUTS; k++) y[i] += static_cast<float>(reinterpret_cast<const int64_t*>(floats(in[k]))[i]);
   }
   if (OUTPUTS > 1) {
-    const int64_t rows[1] = {ROWS};
+    const int64_t rows[1] = {rows_n};
     out[1] = make(1, rows, aoti_torch_dtype_float32());
     float* sum = const_cast<float*>(floats(out[1]));
-    for (int64_t r = 0; r < ROWS; r++) {
+    for (int64_t r = 0; r < rows_n; r++) {
       sum[r] = 0;
-      for (int64_t i = 0; i < COLS; i++) sum[r] += y[r * COLS + i];
+      for (int64_t i = 0; i < cols_n; i++) sum[r] += y[r * cols_n + i];
     }
   }
   for (int i = 0; i < INPUTS; i++) {
