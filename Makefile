@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test lint torture clean help FORCE
+.PHONY: build venv demo test lint torture bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release
@@ -54,8 +54,11 @@ torture: ## try to break the store at full size, into benchmarks/torture.json (S
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) $(CARGO) test --release --no-default-features --test torture -- --ignored --exact full --nocapture
 	$(CARGO) test --release --no-default-features --features sync-points --test torture two_processes
 
+bench-store: ## how fast the store is, into benchmarks/store.json
+	$(CARGO) test --release --no-default-features --test torture -- --ignored --exact speed --nocapture
+
 clean: ## remove what was built; .venv and the store stay
 	$(CARGO) clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12

@@ -61,7 +61,7 @@ pub enum Defect {
     NoProgram { by: PathBuf, id: Digest },
     /// The index is missing, or SQLite finds it damaged.
     Index { why: String },
-    /// A file without its row.
+    /// A file without its row: a crash came between the two.
     Unindexed { row: String },
     /// A row without its file.
     Dangling { row: String },
@@ -79,7 +79,10 @@ impl Defect {
     /// Returns what it needs.
     pub fn needs(&self) -> Needs {
         match self {
-            Self::HalfDeleted { .. } | Self::Stale { .. } | Self::DeadLease { .. } => Needs::Sweep,
+            Self::HalfDeleted { .. }
+            | Self::Stale { .. }
+            | Self::DeadLease { .. }
+            | Self::Unindexed { .. } => Needs::Sweep,
             Self::Object { .. }
             | Self::Record { .. }
             | Self::NoObject { .. }

@@ -1,16 +1,19 @@
 //! Looking things up: by prefix, by name, one by one.
 
-use std::{collections::VecDeque, fs};
+use std::collections::VecDeque;
 
 use rusqlite::params;
 
 use super::{
     Store,
     error::StoreError,
-    layout::Kind,
+    records::Record,
     rows::{self, ArtifactRow, ProgramRow},
 };
-use crate::Digest;
+use crate::{
+    Digest,
+    record::{Artifact, Program},
+};
 
 /// How many rows are read at once: a listing holds no lock between two pages.
 const PAGE: usize = 256;
@@ -57,24 +60,24 @@ pub struct Filter {
 impl Store {
     /// Returns whether there is a program with this request key: one look-up, no byte of it is read.
     pub fn has_program(&self, id: &Digest) -> Result<bool, StoreError> {
-        self.has(Kind::Program, "programs", id)
+        self.has::<Program>("programs", id)
     }
 
     /// Returns whether there is an artifact with this key: one look-up, no byte of it is read.
     pub fn has_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
-        self.has(Kind::Artifact, "artifacts", id)
+        self.has::<Artifact>("artifacts", id)
     }
 
-    /// What the index does not know may still be there: a crash can come between a record and its row.
-    fn has(&self, kind: Kind, table: &str, id: &Digest) -> Result<bool, StoreError> {
+    /// What the index does not know may still be there: a crash can come between a record and its row. Then it gets one.
+    fn has<R: Record>(&self, table: &str, id: &Digest) -> Result<bool, StoreError> {
         let query = format!(
             "SELECT 1 FROM {table} WHERE id=?1 AND NOT EXISTS \
              (SELECT 1 FROM marked WHERE kind='{table}' AND id=?1)"
         );
-        let found = self
+        let known = self
             .index()
             .with(|index| index.prepare_cached(&query)?.exists([id.as_bytes()]))?;
-        Ok(found || fs::symlink_metadata(self.layout().record(kind, id)).is_ok())
+        Ok(known || self.adopt::<R>(id)?)
     }
 
     /// Returns what the one ID that begins with `prefix` (4 to 64 hex digits) stands for.

@@ -70,13 +70,14 @@ impl Layout {
     ];
 
     /// Every folder of a store, in the order they are made.
-    pub const FOLDERS: [&str; 10] = [
+    pub const FOLDERS: [&str; 11] = [
         "objects",
         "artifacts",
         "programs",
         "releases",
         "failures",
         "ready",
+        "cache",
         "tmp",
         "locks",
         "leases",

@@ -262,6 +262,8 @@ impl Store {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if session.is_none() {
+            // What killed processes left goes when the next one comes.
+            self.each_lease(|path| self.bury(path))?;
             *session = Some(Arc::new(Session::new(self.path())?));
         }
         Ok(session.clone())

@@ -20,8 +20,25 @@
 //! └── quarantine/               what was found damaged, set aside and never used
 //! ```
 //!
-//! A file becomes visible in one step ([`publish`]): temp file → fsync → rename that never replaces → fsync of the
+//! A file becomes visible in one step (`publish`): temp file → fsync → rename that never replaces → fsync of the
 //! folder; then its row. Things are put before what refers to them: objects, artifacts, programs, release.
+//!
+//! | question | answered in |
+//! |---|---|
+//! | what does an object file look like, and how is it checked? | `object`, `sealed` for records |
+//! | how do bytes become a mapped file, and when is that trusted? | `ready` |
+//! | who waits for whom? | `lock`; one compile per key: `claim` |
+//! | what keeps gc from what is in use? | `lease`; what it may delete: `gc`; how it deletes: `sweep` |
+//! | what can be wrong, and what then? | `defect`, `verify`, `repair` |
+//! | who could change a store behind our back? | `ground` |
+//!
+//! **Promised**: what was published survives a crash bit for bit; a changed byte is an error, not another answer; what a
+//! live process holds is not collected; one live compile per key; a store that can't be written can be read, and nothing
+//! is tried on it; a newer store is refused. `make torture` tries each of these.
+//!
+//! **Not promised**: safety against the store's own user or root; leases across machines whose file system does not
+//! pass `flock` on, or for readers that may not write; that a last-use stamp survives the loss of the index (without
+//! one, age counts from when a thing was made); that two stores built from one spec hold the same bytes.
 
 mod bytes;
 mod census;

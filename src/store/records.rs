@@ -10,6 +10,7 @@ use super::{
     error::{At, StoreError},
     layout::{Kind, check_name},
     publish,
+    reindex::record_file,
     rows::{self, artifacts_of, objects_of},
     sealed, sync,
 };
@@ -89,6 +90,9 @@ impl Store {
     /// for as long as this store is open: what a builder asks before it compiles.
     pub fn keep_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
         self.keep(&[*id])?;
+        if !self.has_artifact(id)? {
+            return Ok(false);
+        }
         match self.artifact(id) {
             Ok(found) => Ok(found.is_some_and(|artifact| {
                 objects_of(&artifact)
@@ -109,6 +113,22 @@ impl Store {
     /// Returns why the thing with this key could not be built, if the last attempt failed.
     pub fn failure(&self, id: &Digest) -> Result<Option<Failure>, StoreError> {
         self.get(id)
+    }
+
+    /// Indexes the record of `id` if its file is there and sound; returns whether the file is there.
+    pub(super) fn adopt<R: Record>(&self, id: &Digest) -> Result<bool, StoreError> {
+        let path = self.layout().record(R::KIND, id);
+        if fs::symlink_metadata(&path).is_err() {
+            return Ok(false);
+        }
+        if !self.is_read_only() {
+            let _adding = self.adding(&[])?;
+            if let Ok((record, seal, created)) = record_file::<R>(self.layout(), &path) {
+                self.index().write(|tx| record.insert(tx, &seal, created))?;
+            }
+        }
+        // gc may have been faster.
+        Ok(fs::symlink_metadata(&path).is_ok())
     }
 
     /// Reads the record of `id`, checks it, and remembers that it was used.

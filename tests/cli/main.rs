@@ -5,5 +5,7 @@ mod bad_input;
 mod build;
 mod inspect;
 #[cfg(feature = "torch")]
+mod kill;
+#[cfg(feature = "torch")]
 mod run;
 mod sandbox;

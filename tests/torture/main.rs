@@ -12,6 +12,7 @@ mod readonly;
 mod replay;
 mod scene;
 mod seeds;
+mod speed;
 
 use std::path::PathBuf;
 
@@ -60,6 +61,12 @@ fn a_changed_index_is_refused_or_right_or_named() {
     let swept = mutate::index(&path, &scene, 1, 400);
     assert_eq!(swept.bad, [] as [String; 0]);
     assert!(swept.refused + swept.named_by_verify > 30, "{swept:?}");
+}
+
+#[test]
+#[ignore = "minutes: `make bench-store` runs it"]
+fn speed() {
+    speed::run();
 }
 
 /// Not a test: what this binary does when it is run as a child of one.
