@@ -48,7 +48,7 @@ lint: venv ## formatting, clippy and ruff
 
 test: lint ## lint, then every test that this machine can run
 	$(PY) -m unittest discover -s tests/worker -t .
-	$(CARGO) test
+	$(CARGO) test --features sync-points
 
 torture: ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1 for a tenth)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) $(CARGO) test --release --no-default-features --test torture -- --ignored --exact full --nocapture
