@@ -31,8 +31,8 @@ $(STAMP):
 	@ln -sfn "$$($(PY) -c 'import os, torch; print(os.path.relpath(os.path.dirname(torch.__file__), "$(VENV)"))')" $(VENV)/libtorch
 	@cp requirements.txt $@
 
-demo: build ## compile MiniLM for its buckets and search sentences with it, from Rust
-	$(CARGO) build --release --example minilm
+demo: venv ## compile MiniLM for its buckets and search sentences with it, from Rust
+	$(CARGO) build --release --bin precast --example minilm
 	target/release/precast build -f $(DEMO)/precast.toml --store $(STORE)
 	$(PY) $(DEMO)/eager.py --sentences $(DEMO)/sentences.txt --out target/minilm-eager.safetensors
 	target/release/examples/minilm --store $(STORE) --sentences $(DEMO)/sentences.txt \
