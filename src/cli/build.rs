@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
@@ -79,7 +79,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
             ..launcher(args, &spec)
         },
         gate: build::gate::Launcher {
-            program: std::env::current_exe().context("can't find this program's own file")?,
+            program: internal::with_torch()?,
             args: vec![OsString::from(internal::GATE)],
         },
         scratch: std::env::temp_dir(),

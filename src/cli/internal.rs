@@ -1,11 +1,40 @@
-//! Subcommands that `precast` starts itself with. Not part of the command line's promises.
+//! How `precast` starts the half of itself that has libtorch. Not part of the command line's promises.
 
-use anyhow::Result;
+use std::{env, os::unix::process::CommandExt, path::PathBuf, process};
+
+use anyhow::{Context as _, Result};
+
+use super::{Command, Context, exit::Usage};
 
 pub(super) const GATE: &str = "__gate";
 
+/// The program that has libtorch.
+const TORCH: &str = "precast-torch";
+
 #[derive(clap::Args)]
 pub(super) struct GateArgs {}
+
+/// Returns the program that runs artifacts: it lies beside this one.
+pub(super) fn with_torch() -> Result<PathBuf> {
+    let own = env::current_exe().context("can't find this program's own file")?;
+    Ok(own.with_file_name(TORCH))
+}
+
+/// Becomes the program that has libtorch, with the arguments of this one.
+pub(super) fn hand_over(_: &Command, _: &Context) -> Result<u8> {
+    let program = with_torch()?;
+    let error = process::Command::new(&program)
+        .args(env::args_os().skip(1))
+        .exec();
+    Err(Usage {
+        message: format!(
+            "can't start `{}`, which runs artifacts: {error}",
+            program.display()
+        ),
+        hint: Some(format!("install `{TORCH}` beside `precast`")),
+    }
+    .into())
+}
 
 /// Judges the candidate on stdin; the verdict goes to stdout.
 #[cfg(feature = "torch")]
@@ -14,9 +43,4 @@ pub(super) fn gate(_: &GateArgs) -> Result<u8> {
     let candidate = serde_json::from_reader(std::io::stdin().lock())?;
     serde_json::to_writer(std::io::stdout().lock(), &gate::check(&candidate))?;
     Ok(0)
-}
-
-#[cfg(not(feature = "torch"))]
-pub(super) fn gate(_: &GateArgs) -> Result<u8> {
-    anyhow::bail!("this binary was built without libtorch and can't check a candidate")
 }

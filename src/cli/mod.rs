@@ -195,12 +195,32 @@ impl Context {
     }
 }
 
-/// Runs the command line of this process.
+/// Runs a command that needs libtorch.
+type WithTorch = fn(&Command, &Context) -> Result<u8>;
+
+/// Runs the command line of this process. What needs libtorch is done by `precast-torch`, which lies beside it.
+///
+/// Nothing that is reachable from here may use the runtime: then the linker leaves libtorch out, and a command that does
+/// not need it does not wait for it.
 pub fn main() -> ExitCode {
-    run(std::env::args_os().collect())
+    run(std::env::args_os().collect(), internal::hand_over)
 }
 
-fn run(args: Vec<OsString>) -> ExitCode {
+/// Runs the command line of this process, with libtorch in it.
+#[cfg(feature = "torch")]
+pub fn main_with_torch() -> ExitCode {
+    run(
+        std::env::args_os().collect(),
+        |command, context| match command {
+            Command::Run(args) => run::run(args, context),
+            Command::Bench(args) => bench::run(args, context),
+            Command::Gate(args) => internal::gate(args),
+            other => dispatch(other, context, internal::hand_over),
+        },
+    )
+}
+
+fn run(args: Vec<OsString>, torch: WithTorch) -> ExitCode {
     let cli = help::command()
         .try_get_matches_from(args)
         .and_then(|matches| Cli::from_arg_matches(&matches));
@@ -234,13 +254,13 @@ fn run(args: Vec<OsString>) -> ExitCode {
         out: Printer::new(cli.global.format, cancel.clone()),
         cancel,
     };
-    match dispatch(&cli.command, &context) {
+    match dispatch(&cli.command, &context, torch) {
         Ok(code) => code.into(),
         Err(error) => exit::report(&error),
     }
 }
 
-fn dispatch(command: &Command, context: &Context) -> Result<u8> {
+fn dispatch(command: &Command, context: &Context, torch: WithTorch) -> Result<u8> {
     match command {
         Command::Build(args) => build::run(args, context),
         Command::Plan(args) => plan::run(args, context),
@@ -256,12 +276,10 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Completions(args) => help::completions(args),
         Command::Man(args) => help::man(args, context),
         #[cfg(feature = "torch")]
-        Command::Run(args) => run::run(args, context),
-        #[cfg(feature = "torch")]
-        Command::Bench(args) => bench::run(args, context),
+        Command::Run(_) | Command::Bench(_) => torch(command, context),
         Command::Release(args) => release::run(args, context),
         Command::Verify(args) => verify::run(args, context),
         Command::Gc(args) => gc::run(args, context),
-        Command::Gate(args) => internal::gate(args),
+        Command::Gate(_) => torch(command, context),
     }
 }
