@@ -19,8 +19,9 @@ endif
 .DEFAULT_GOAL := build
 .PHONY: build venv demo test lint torture bench-store clean help FORCE
 
-build: venv ## the release binary, target/release/precast (the default)
-	$(CARGO) build --release
+build: venv ## the release binaries, target/release/precast and precast-torch (the default)
+	$(CARGO) build --release --bin precast-torch
+	$(CARGO) build --release --bin precast --no-default-features
 
 venv: $(STAMP) ## .venv with torch and the example's model, from requirements.txt
 
@@ -31,8 +32,8 @@ $(STAMP):
 	@ln -sfn "$$($(PY) -c 'import os, torch; print(os.path.relpath(os.path.dirname(torch.__file__), "$(VENV)"))')" $(VENV)/libtorch
 	@cp requirements.txt $@
 
-demo: venv ## compile MiniLM for its buckets and search sentences with it, from Rust
-	$(CARGO) build --release --bin precast --example minilm
+demo: build ## compile MiniLM for its buckets and search sentences with it, from Rust
+	$(CARGO) build --release --example minilm
 	target/release/precast build -f $(DEMO)/precast.toml --store $(STORE)
 	$(PY) $(DEMO)/eager.py --sentences $(DEMO)/sentences.txt --out target/minilm-eager.safetensors
 	target/release/examples/minilm --store $(STORE) --sentences $(DEMO)/sentences.txt \

@@ -14,7 +14,8 @@ use super::{
     Context,
     exit::Usage,
     printer::note,
-    run::{device, model, place},
+    run::{model, place},
+    served::{BenchArgs, GraphChoice},
     table::{self, Column},
 };
 use crate::{
@@ -22,34 +23,6 @@ use crate::{
     record::{Dtype, Input, Program, Sizes, bucket_name},
     runtime::{Graphs, tensors},
 };
-
-#[derive(clap::Args)]
-pub(super) struct Args {
-    /// The module, as the spec names it
-    module: String,
-    /// Callers at once; each has a thread
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
-    threads: u16,
-    /// How long each bucket is measured, in seconds
-    #[arg(long, default_value_t = 2.0)]
-    seconds: f64,
-    /// Whether programs run as CUDA graphs: as built, always or never
-    #[arg(long, value_enum, default_value_t = GraphChoice::AsBuilt)]
-    graphs: GraphChoice,
-    /// The model, with `@NAME` for a named release [default: the only one in the store]
-    #[arg(long)]
-    model: Option<String>,
-    /// Where to run: `cpu` or `cuda:0` [default: what the model was built for]
-    #[arg(long, value_parser = device)]
-    device: Option<Device>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum GraphChoice {
-    AsBuilt,
-    Always,
-    Never,
-}
 
 /// One bucket's row. Times are in seconds.
 #[derive(Serialize)]
@@ -72,7 +45,7 @@ struct Row {
     throughput: f64,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
         return Err(Usage {
             message: format!("`--seconds {}` is not between 0 and 3600", args.seconds),
@@ -165,7 +138,7 @@ fn measure(
     program: &Program,
     inputs: &[Tensor],
     device: Device,
-    args: &Args,
+    args: &BenchArgs,
 ) -> Result<Row> {
     let module = program.module.as_str();
     let warm_up = Instant::now();

@@ -23,6 +23,7 @@ mod release;
 mod report;
 #[cfg(feature = "torch")]
 mod run;
+mod served;
 mod show;
 mod stats;
 mod table;
@@ -129,11 +130,9 @@ enum Command {
     /// Write man pages into a folder
     Man(help::ManArgs),
     /// Load from the store and run one module on saved inputs
-    #[cfg(feature = "torch")]
-    Run(run::Args),
+    Run(served::RunArgs),
     /// Measure what a call of each bucket takes
-    #[cfg(feature = "torch")]
-    Bench(bench::Args),
+    Bench(served::BenchArgs),
     /// List releases, and go back to an earlier one
     Release(release::Args),
     /// Look at every byte of the store, and mend what can be mended
@@ -200,8 +199,8 @@ type WithTorch = fn(&Command, &Context) -> Result<u8>;
 
 /// Runs the command line of this process. What needs libtorch is done by `precast-torch`, which lies beside it.
 ///
-/// Nothing that is reachable from here may use the runtime: then the linker leaves libtorch out, and a command that does
-/// not need it does not wait for it.
+/// `make` builds this program without the `torch` feature: then a command that does not need libtorch does not wait for
+/// it to load.
 pub fn main() -> ExitCode {
     run(std::env::args_os().collect(), internal::hand_over)
 }
@@ -275,7 +274,6 @@ fn dispatch(command: &Command, context: &Context, torch: WithTorch) -> Result<u8
         Command::Report(args) => report::run(args, context),
         Command::Completions(args) => help::completions(args),
         Command::Man(args) => help::man(args, context),
-        #[cfg(feature = "torch")]
         Command::Run(_) | Command::Bench(_) => torch(command, context),
         Command::Release(args) => release::run(args, context),
         Command::Verify(args) => verify::run(args, context),

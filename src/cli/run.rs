@@ -1,6 +1,6 @@
 //! `precast run`: one module on saved inputs.
 
-use std::{path::PathBuf, time::Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
@@ -10,6 +10,7 @@ use super::{
     exit::{Missing, Usage},
     printer::note,
     progress::seconds,
+    served::RunArgs,
 };
 use crate::{
     Device, Runtime,
@@ -18,37 +19,6 @@ use crate::{
     store::Store,
     target::DeviceKind,
 };
-
-#[derive(clap::Args)]
-pub(super) struct Args {
-    /// The module, as the spec names it
-    module: String,
-    /// A safetensors file whose tensors are named as the module's inputs
-    #[arg(long, value_name = "FILE")]
-    inputs: PathBuf,
-    /// Where to write the outputs, as safetensors
-    #[arg(long, value_name = "FILE")]
-    outputs: Option<PathBuf>,
-    /// The model, with `@NAME` for a named release [default: the only one in the store]
-    #[arg(long)]
-    model: Option<String>,
-    /// Where to run: `cpu` or `cuda:0` [default: what the model was built for]
-    #[arg(long, value_parser = device)]
-    device: Option<Device>,
-}
-
-/// Parses `cpu`, `cuda` or `cuda:N`.
-pub(super) fn device(text: &str) -> Result<Device, String> {
-    match text.split_once(':') {
-        None if text == "cpu" => Ok(Device::Cpu),
-        None if text == "cuda" => Ok(Device::Cuda(0)),
-        Some(("cuda", number)) => number
-            .parse()
-            .map(Device::Cuda)
-            .map_err(|e| format!("`{number}`: {e}")),
-        _ => Err("expected `cpu`, `cuda` or `cuda:N`".to_owned()),
-    }
-}
 
 /// Returns the model that was named, or the only one.
 pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
@@ -91,7 +61,7 @@ pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result
     })
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let store = context.open()?;
     let name = model(&store, args.model.as_deref())?;
     let device = place(&store, &name, args.device)?;

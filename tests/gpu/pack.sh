@@ -8,7 +8,8 @@ stage=dist/stage
 rm -rf dist
 mkdir -p $stage/bin $stage/minilm $stage/blocks
 
-cargo build --release --bins --example minilm
+make build
+cargo build --release --example minilm
 tests=$(cargo test --release --test gpu --no-run --message-format json \
     | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 cp target/release/precast target/release/precast-torch target/release/examples/minilm $stage/bin/
