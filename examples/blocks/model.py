@@ -62,3 +62,8 @@ def load_small() -> nn.Module:
 def load_one() -> nn.Module:
     """One block of width 1024 in bfloat16."""
     return make(1, 1024, 16, torch.bfloat16)
+
+
+def load_tiny() -> nn.Module:
+    """Two blocks of width 64 in float32: to try things on."""
+    return make(2, 64, 2, torch.float32)
