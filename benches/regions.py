@@ -3,7 +3,7 @@
     .venv/bin/python benches/regions.py [--precast target/release/precast] [--spec examples/blocks/precast.toml]
                                         [--plain] > benchmarks/regions-cpu.json
 
-Both builds use one worker, one after the other; headers are compiled before either starts. `--plain` adds what people do
+Both builds use one worker, one after the other; headers are compiled before. `--plain` adds what people do
 without Precast: for each bucket a fresh process that exports the model and compiles it whole.
 """
 
