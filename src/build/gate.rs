@@ -160,6 +160,8 @@ pub use check::check;
 mod check {
     //! The part that runs in the child.
 
+    use std::time::{Duration, Instant};
+
     use serde_json::{Value, json};
     use tch::{Kind, Tensor};
 
@@ -167,7 +169,7 @@ mod check {
     use crate::{
         Device,
         record::{Dtype, Output},
-        runtime::{Runtime, tensors},
+        runtime::{Model, Runtime, tensors},
         store::Store,
         target::DeviceKind,
     };
@@ -218,7 +220,7 @@ mod check {
             .collect();
         let expected: Vec<Tensor> = take("out", program.outputs.len())?;
         let mut outputs: Vec<Vec<Tensor>> = Vec::new();
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         for _ in 0..candidate.steps.max(1) {
             let out = model.run(&program.module, &inputs)?;
             outputs.push(out.iter().map(|t| t.to_device(tch::Device::Cpu)).collect());
@@ -233,9 +235,37 @@ mod check {
         }
         let same = |later: &Vec<Tensor>| later.iter().zip(&outputs[0]).all(|(a, b)| equal(a, b));
         let deterministic = outputs[1..].iter().all(same);
-        Ok(Ok(
-            json!({ "outputs": rows, "deterministic": deterministic, "seconds_per_run": seconds }),
-        ))
+        let (artifact_us, artifact_runs) = latency(&model, &program.module, &inputs, device)?;
+        Ok(Ok(json!({
+            "outputs": rows, "deterministic": deterministic, "seconds_per_run": seconds, "artifact_us": artifact_us,
+            "artifact_runs": artifact_runs,
+        })))
+    }
+
+    /// Returns the median microseconds of a call, and of how many calls it is: as the worker measures eager, so that the
+    /// two can be compared.
+    fn latency(
+        model: &Model,
+        module: &str,
+        inputs: &[Tensor],
+        device: Device,
+    ) -> Fallible<(f64, usize)> {
+        const RUNS: usize = 20;
+        const LONGEST: Duration = Duration::from_secs(1);
+        let mut taken: Vec<f64> = Vec::new();
+        let begun = Instant::now();
+        while taken.is_empty() || (taken.len() < RUNS && begun.elapsed() < LONGEST) {
+            let started = Instant::now();
+            let out = model.run(module, inputs)?;
+            if let Device::Cuda(ordinal) = device {
+                tch::Cuda::synchronize(i64::try_from(ordinal)?);
+            }
+            taken.push(started.elapsed().as_secs_f64() * 1e6);
+            drop(out);
+        }
+        taken.sort_by(f64::total_cmp);
+        let median = (taken[(taken.len() - 1) / 2] + taken[taken.len() / 2]) / 2.0;
+        Ok(((median * 10.0).round() / 10.0, taken.len()))
     }
 
     fn equal(a: &Tensor, b: &Tensor) -> bool {

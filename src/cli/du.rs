@@ -9,7 +9,7 @@ use super::{
     Context,
     printer::note,
     table::{self, Column},
-    text::{bytes, count},
+    text::bytes,
 };
 use crate::{
     inspect::usage::{self, Bytes},
@@ -77,9 +77,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let rows = groups.chain(rest).chain([total]).map(Ok);
     table::print(&context.out, &columns, rows)?;
     if usage.total.reclaimable > 0 && !context.quiet {
-        let objects = count(usage.total.objects, "object");
         note(format_args!(
-            "{} of {objects} can go: `precast gc --unreleased --dry-run` lists them",
+            "{} can go: `precast gc --unreleased --dry-run` lists it",
             bytes(usage.total.reclaimable)
         ));
     }

@@ -226,6 +226,32 @@ fn list(program: &Program, artifacts: &Artifacts, store: &Store, context: &Conte
             artifact.object.short(),
         ]));
     }
+    for (id, what) in [
+        (
+            program.eager.as_ref().map(|eager| eager.artifact),
+            "(eager)",
+        ),
+        (program.constants, "(made by code)"),
+    ] {
+        if let Some(id) = id
+            && let Some(artifact) = store.artifact(&id)?
+        {
+            let stored = store
+                .object(&artifact.object)?
+                .map_or_else(|| "missing".to_owned(), |row| bytes(row.stored));
+            let (short, object) = (id.short(), artifact.object.short());
+            let size = bytes(artifact.size);
+            rows.push(Ok(vec![
+                short,
+                what.to_owned(),
+                String::new(),
+                size,
+                stored,
+                String::new(),
+                object,
+            ]));
+        }
+    }
     table::print(&context.out, &COLUMNS, rows.into_iter())?;
     Ok(())
 }

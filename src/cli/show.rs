@@ -180,9 +180,13 @@ fn tree(context: &Context, value: &Value, depth: usize) -> Result<()> {
             context.out.line(format_args!("{indent}{name}"))?;
             tree(context, value, depth + 1)?;
         } else {
-            let text = value
-                .as_str()
-                .map_or_else(|| value.to_string(), str::to_owned);
+            let text = match value {
+                Value::String(text) => text.clone(),
+                Value::Array(list) if list.len() > SOME && context.verbose == 0 => {
+                    format!("({} entries, -v lists them)", list.len())
+                }
+                other => other.to_string(),
+            };
             context
                 .out
                 .line(format_args!("{indent}{name} {}", text.dimmed()))?;

@@ -7,8 +7,9 @@
 //! | program | `seconds` | phase -> seconds (`capture`, `gate`, …) |
 //! | program | `gate.outputs[]` | `name`, and `max_abs`, `max_rel`, `cosine`, `rtol`, `atol`, or `equal` |
 //! | program | `gate.deterministic` | whether two runs gave the same bits |
-//! | program | `latency.eager`, `latency.artifact` | seconds a call: a number, or `median`, `low` and `high` |
-//! | program | `memory.eager`, `memory.artifact` | peak bytes |
+//! | program | `eager_us`, `gate.artifact_us` | median microseconds of a call |
+//! | program | `latency.eager`, `latency.artifact` | the same in seconds, with `median`, `low` and `high` |
+//! | program | `eager_peak_bytes`, `gate.artifact_peak_bytes` | peak bytes of device memory |
 //! | program | `tuned[]` | what `--tune` tried: `options`, `seconds`, `latency`, `max_abs`, `chosen` |
 //! | artifact | `seconds` | phase -> seconds (`lower`, `cpp`, `link`, …) |
 //! | both | `provenance.created` | when it was finished, in seconds since 1970 |
@@ -96,14 +97,14 @@ impl Receipt {
             &receipt["latency"]["eager"],
             &receipt["latency"]["artifact"],
         );
-        let memory = &receipt["memory"];
+        let eager_bytes = receipt["eager_peak_bytes"].as_u64();
         Self {
             seconds: phases(&receipt["seconds"]),
             outputs: list(&gate["outputs"]).iter().map(output).collect(),
             deterministic: gate["deterministic"].as_bool(),
-            eager: latency(eager),
-            artifact: latency(artifact),
-            memory: memory["eager"].as_u64().zip(memory["artifact"].as_u64()),
+            eager: latency(eager).or_else(|| micros(&receipt["eager_us"])),
+            artifact: latency(artifact).or_else(|| micros(&gate["artifact_us"])),
+            memory: eager_bytes.zip(gate["artifact_peak_bytes"].as_u64()),
             tuned: list(&receipt["tuned"]).iter().map(tried).collect(),
             finished: program.provenance["created"].as_i64(),
         }
@@ -177,6 +178,15 @@ fn latency(value: &Value) -> Option<Latency> {
     })
 }
 
+fn micros(value: &Value) -> Option<Latency> {
+    let median = value.as_f64()? / 1e6;
+    Some(Latency {
+        median,
+        low: None,
+        high: None,
+    })
+}
+
 fn tried(value: &Value) -> Tried {
     Tried {
         options: match &value["options"] {
@@ -211,6 +221,9 @@ mod tests {
             ]},
         });
         let receipt = Receipt::of(&program);
+        let mut other = testing::program("m", 1, &[]);
+        other.receipt = json!({"eager_us": 300.0, "gate": {"artifact_us": 100.0}});
+        assert_eq!(Receipt::of(&other).speedup(), Some(3.0));
         assert_eq!(receipt.seconds.len(), 1);
         assert_eq!(receipt.speedup(), Some(4.0));
         assert!((receipt.worst().unwrap() - 0.2).abs() < 1e-9);

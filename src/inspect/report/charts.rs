@@ -140,9 +140,9 @@ pub(super) fn timeline(artifacts: &[ArtifactLine]) -> Markup {
             }
         }
         svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="Compile time of each artifact" {
-            @for tick in ticks(range) {
+            @for tick in ticks(range, unit(range)) {
                 line.grid x1=(left + tick * scale) x2=(left + tick * scale) y1="0" y2=(height - 22.0) {}
-                text.axis x=(left + tick * scale) y=(height - 6.0) text-anchor="middle" { (time(tick)) }
+                text.axis x=(left + tick * scale) y=(height - 6.0) text-anchor="middle" { (tick_label(tick, range)) }
             }
             @for (index, span) in spans.iter().enumerate() {
                 @let y = row * index as f64;
@@ -178,7 +178,9 @@ fn parts<'a>(span: &Span<'a>) -> Vec<(&'a str, f64, f64)> {
 
 /// Returns the place of a phase in a compile; unknown ones come last.
 fn order(phase: &str) -> usize {
-    const KNOWN: [&str; 5] = ["capture", "lower", "triton", "cpp", "link"];
+    const KNOWN: [&str; 7] = [
+        "capture", "lower", "triton", "headers", "cpp", "link", "load",
+    ];
     KNOWN
         .iter()
         .position(|known| *known == phase)
@@ -202,8 +204,31 @@ fn label(step: &str) -> String {
     }
 }
 
-/// Returns round numbers from zero to `range`, four to eight of them.
-fn ticks(range: f64) -> Vec<f64> {
+/// Returns the seconds of the unit that an axis of this range is labelled in.
+fn unit(range: f64) -> f64 {
+    match range {
+        r if r < 1.0 => 1e-3,
+        r if r < 180.0 => 1.0,
+        r if r < 10_800.0 => 60.0,
+        _ => 3600.0,
+    }
+}
+
+fn tick_label(tick: f64, range: f64) -> String {
+    let unit = unit(range);
+    let name = match unit {
+        u if u < 1.0 => "ms",
+        u if u < 60.0 => "s",
+        u if u < 3600.0 => "min",
+        _ => "h",
+    };
+    let rounded = (tick / unit * 1000.0).round() / 1000.0;
+    format!("{rounded} {name}")
+}
+
+/// Returns round multiples of `unit` from zero to `range`, four to eight of them.
+fn ticks(range: f64, unit: f64) -> Vec<f64> {
+    let range = range / unit;
     let power = 10_f64.powf((range / 4.0).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0]
         .into_iter()
@@ -211,7 +236,7 @@ fn ticks(range: f64) -> Vec<f64> {
         .find(|step| range / step <= 8.0);
     let step = step.unwrap_or(power * 10.0);
     (0..=(range / step).floor() as usize)
-        .map(|n| n as f64 * step)
+        .map(|n| n as f64 * step * unit)
         .collect()
 }
 
@@ -345,7 +370,7 @@ mod tests {
         assert_eq!(times(0.5), "2.00× slower");
         assert_eq!(times(1.0), "as fast");
         for range in [0.003, 1.0, 7.0, 33.0, 100.0, 5000.0] {
-            let ticks = ticks(range);
+            let ticks = ticks(range, unit(range));
             assert!((2..=9).contains(&ticks.len()), "{range}: {ticks:?}");
         }
     }
