@@ -256,7 +256,8 @@ fn a_damaged_index_is_said_and_what_the_files_have_is_listed() {
     text[20] ^= 1;
     fs::remove_file(&record).unwrap();
     fs::write(&record, text).unwrap();
-    let (out, told, _) = precast(&sample, &["ls", "--ids"]);
+    let (out, told, code) = precast(&sample, &["ls", "--ids"]);
+    assert_eq!(code, 1, "{told}");
     assert_eq!(out.lines().count(), 5, "{out}{told}");
     assert!(
         told.contains("index") && told.contains(&*record.file_name().unwrap().to_string_lossy()),

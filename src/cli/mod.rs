@@ -35,7 +35,10 @@ use std::{
     ffi::OsString,
     path::PathBuf,
     process::ExitCode,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use anyhow::Result;
@@ -153,6 +156,8 @@ struct Context {
     out: Printer,
     /// Set by Ctrl-C.
     cancel: Arc<AtomicBool>,
+    /// Set when a record could not be read and is left out of what is printed.
+    damaged: AtomicBool,
 }
 
 impl Context {
@@ -187,6 +192,7 @@ impl Context {
             exit::warn(&error);
             // What the files have is listed; what can't be read of them is said.
             for error in store.damaged() {
+                self.damaged.store(true, Ordering::Relaxed);
                 exit::warning(&error.to_string());
             }
         }
@@ -252,8 +258,10 @@ fn run(args: Vec<OsString>, torch: WithTorch) -> ExitCode {
         verbose: cli.global.verbose,
         out: Printer::new(cli.global.format, cancel.clone()),
         cancel,
+        damaged: AtomicBool::new(false),
     };
     match dispatch(&cli.command, &context, torch) {
+        Ok(0) if context.damaged.load(Ordering::Relaxed) => exit::FAILED.into(),
         Ok(code) => code.into(),
         Err(error) => exit::report(&error),
     }
