@@ -46,7 +46,7 @@ fn missing_python() {
     assert_ran!(ran, @"
     exit code 2
     ----- stderr
-    plan: 2 of 2 programs are missing
+    plan: 3 of 3 programs are missing
     error: can't start Python `/no/such/python`
       caused by: No such file or directory (os error 2)
     hint: name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`
@@ -61,7 +61,7 @@ fn wrong_torch() {
     assert_ran!(ran, @"
     exit code 4
     ----- stderr
-    plan: 2 of 2 programs are missing
+    plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch 2.10.1+cpu ([TIME])
     error: Python at `[ROOT]/worker` has torch 2.10.1+cpu, this binary is made for torch 2.11.0
     hint: install torch 2.11.0 there, or name another interpreter with `--python PATH`
@@ -76,7 +76,7 @@ fn no_torch() {
     assert_ran!(ran, @"
     exit code 4
     ----- stderr
-    plan: 2 of 2 programs are missing
+    plan: 3 of 3 programs are missing
     error: this Python has no torch
     hint: install torch there
     ");
@@ -89,7 +89,7 @@ fn an_entry_that_does_not_import() {
     assert_run!(sandbox, ["build"], @"
     exit code 1
     ----- stderr
-    plan: 2 of 2 programs are missing
+    plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     error: can't import `model`: No module named 'no_such_package'
       --> model.py:1
@@ -107,7 +107,7 @@ fn an_entry_that_fails() {
     assert_run!(sandbox, ["build"], @"
     exit code 1
     ----- stderr
-    plan: 2 of 2 programs are missing
+    plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     error: `model:load` failed: no weights here
       --> model.py:6
@@ -125,7 +125,7 @@ fn a_module_path_that_does_not_exist() {
     assert_run!(sandbox, ["build"], @"
     exit code 2
     ----- stderr
-    plan: 2 of 2 programs are missing
+    plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     model: 1 source files, 0 packages ([TIME])
     weights: [ID] ([SIZE])

@@ -37,17 +37,19 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     ----- stdout
     build  affine batch=1  never built
     build  affine batch=4  never built
-    2 of 2 programs would be built
+    build  affine eager  never built
+    3 of 3 programs would be built
     ");
     assert_run!(sandbox, ["build", "-j", "1"], @"
     exit code 0
     ----- stderr
-    plan: 2 of 2 programs are missing
+    plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     model: 1 source files, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
+    capture: affine eager ([TIME])
     compile: affine batch=4 ([TIME])
     gate: affine batch=4 ([TIME])
     published: affine batch=4 [ID]
@@ -61,13 +63,14 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     exit code 0
     ----- stderr
     plan: 0 of 2 programs are missing
-    fresh 2 of 2 programs are in the store, nothing to compile ([TIME])
+    fresh 2 of 3 programs are in the store, nothing to compile ([TIME])
     ");
     assert_run!(sandbox, ["plan"], @"
     exit code 0
     ----- stdout
     hit  affine batch=1  [ID]
     hit  affine batch=4  [ID]
+    skip  affine eager  the fake model has no dynamic dimensions
     0 of 2 programs would be built
     ");
     assert_eq!(
@@ -93,7 +96,8 @@ fn a_changed_source_is_captured_again_and_compiled_only_when_its_graph_changed()
     ----- stdout
     build  affine batch=1  `model.py` changed
     build  affine batch=4  `model.py` changed
-    2 of 2 programs would be built
+    build  affine eager  never built
+    3 of 3 programs would be built
     ");
     assert_eq!(compiled(&sandbox), 0, "the graph is the same");
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
@@ -119,8 +123,8 @@ fn locked_fails_instead_of_compiling() {
     assert_run!(sandbox, ["build", "--locked"], @"
     exit code 1
     ----- stderr
-    plan: 2 of 2 programs are missing
-    error: 2 of 2 programs are missing and `--locked` forbids compiling
+    plan: 3 of 3 programs are missing
+    error: 3 of 3 programs are missing and `--locked` forbids compiling
     hint: run `precast build` where compiling is allowed, then deploy the store
     ");
     assert_eq!(compiled(&sandbox), 2);
@@ -134,12 +138,13 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     assert_run!(sandbox, ["build", "-j", "1"], @"
     exit code 0
     ----- stderr
-    plan: 2 of 2 programs are missing
+    plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     model: 1 source files, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
+    capture: affine eager ([TIME])
     compile: affine batch=4 ([TIME])
     failed: affine batch=4: the C++ compiler failed with exit code 1
     compile: affine batch=1 ([TIME])
@@ -156,6 +161,7 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     ID  MODEL  MODULE  BUCKET  STATE  TARGET  STEPS  SIZE  AGE  USED
     [ID]  fake  affine  batch=1  live  [TARGET]  1  [SIZE]  [TIME]  [TIME]
     [ID]  fake  affine  batch=4  failed  [TIME]
+    [ID]  fake  affine  eager  failed  [TIME]
     ");
     let listed = sandbox.json(&["ls"]);
     let failed = listed["programs"]
@@ -200,12 +206,13 @@ fn a_worker_that_dies_fails_one_program() {
     assert_run!(sandbox, ["build", "-j", "1"], @"
     exit code 0
     ----- stderr
-    plan: 2 of 2 programs are missing
+    plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     model: 1 source files, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
+    capture: affine eager ([TIME])
     compile: affine batch=4 ([TIME])
     gate: affine batch=4 ([TIME])
     published: affine batch=4 [ID]
@@ -226,12 +233,13 @@ fn what_answers_wrong_is_not_published() {
     assert_run!(sandbox, ["build", "-j", "1"], @"
     exit code 0
     ----- stderr
-    plan: 2 of 2 programs are missing
+    plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     model: 1 source files, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
+    capture: affine eager ([TIME])
     compile: affine batch=1 ([TIME])
     gate: affine batch=1 ([TIME])
     failed: affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])

@@ -22,6 +22,7 @@ fn programs_are_listed_and_shown() {
     ID  MODEL  MODULE  BUCKET  STATE  TARGET  STEPS  SIZE  AGE  USED
     [ID]  fake  affine  batch=1  live  [TARGET]  1  [SIZE]  [TIME]  [TIME]
     [ID]  fake  affine  batch=4  live  [TARGET]  1  [SIZE]  [TIME]  [TIME]
+    [ID]  fake  affine  eager  failed  [TIME]
     ");
     let listed = sandbox.json(&["ls"]);
     assert_eq!(listed["schema"], 1);

@@ -134,6 +134,8 @@ class Worker:
             )
         if module["method"] != "forward":
             raise Failure("no_method", f"`{self.modules[path]}` has no method `{module['method']}`")
+        if module.get("dynamic"):
+            raise Failure("capture", "the fake model has no dynamic dimensions")
         if self.told("capture fails", sizes):
             raise Failure("capture", "the fake model can't be captured", "make it simpler", "model.py:1")
         shape = inputs[0]["shape"]

@@ -11,7 +11,7 @@ mkdir -p $stage/bin $stage/minilm $stage/blocks
 make build
 cargo build --release --example minilm
 tests=$(cargo test --release --test gpu --no-run --message-format json \
-    | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+    | sed -n '/"name":"gpu"/s/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 cp target/release/precast target/release/precast-torch target/release/examples/minilm $stage/bin/
 cp "$tests" $stage/bin/gpu-tests
 strip $stage/bin/*

@@ -135,9 +135,20 @@ EXPORT int32_t precast_cuda_stream_new(int32_t device, void** made) {
 EXPORT int32_t precast_cuda_stream_current(int32_t device, void** made) {
   return guarded([&] { *made = new Stream(c10::cuda::getCurrentCUDAStream(static_cast<Index>(device))); });
 }
-// The raw stream torch works on now on this thread, with no allocation.
+// The raw stream torch works on now on this thread, with no allocation. Artifacts launch through the driver, which needs
+// the device's context on the thread: a thread that has not chosen a device has none, and torch's own guards don't choose
+// one that is the current device already. So it is chosen here, once a thread; the current device stays what it is.
 EXPORT int32_t precast_cuda_stream_current_raw(int32_t device, void** raw) {
-  return guarded([&] { *raw = c10::cuda::getCurrentCUDAStream(static_cast<Index>(device)).stream(); });
+  thread_local bool bound = false;
+  return guarded([&] {
+    if (!bound) {
+      int now = 0;
+      C10_CUDA_CHECK(cudaGetDevice(&now));
+      C10_CUDA_CHECK(cudaSetDevice(now));
+      bound = true;
+    }
+    *raw = c10::cuda::getCurrentCUDAStream(static_cast<Index>(device)).stream();
+  });
 }
 EXPORT int32_t precast_cuda_stream_external(int32_t device, void* raw, void** made) {
   return guarded([&] {
