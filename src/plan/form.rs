@@ -80,7 +80,8 @@ fn largest(module: &Module) -> Sizes {
     let mut largest = Sizes::new();
     for (dim, size) in module.buckets.iter().flatten() {
         let known = largest.entry(dim.clone()).or_insert(*size);
-        *known = (*known).max(*size);
+        // torch.export takes sizes from 2 for dynamic ones: a program of any size is captured at no less.
+        *known = (*known).max(*size).max(2);
     }
     largest
 }
