@@ -1,35 +1,31 @@
 //! The work of a build, spread over its workers.
 //!
-//! Each worker has a thread that takes the next job it may do: the first worker captures programs (it holds the
-//! model), every worker compiles and gates. Longer compiles start first, as far as the size of the graph tells. An
-//! artifact that several programs need is compiled once; a program is gated when the last of its artifacts is there.
+//! Each worker has a thread that takes the next task it may do from the [queue](super::queue): the first worker captures
+//! programs (it holds the model), every worker compiles and gates.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeSet, HashMap},
     path::Path,
     sync::{Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
-    BuildError, Built, Options, Outcome,
-    engine::{StoredWeights, provenance, reopen},
-    gate,
+    BuildError, Options, Outcome,
+    engine::{StoredWeights, reopen},
     progress::{Event, Progress},
-    protocol::{Captured, Compiled, ModuleRequest, Request, Sampled, Segment},
+    protocol::{Captured, Compiled, ModuleRequest, Request, Sampled},
+    queue::{Compile, Next, Queue, Task},
     worker::Worker,
 };
 use crate::{
     Digest,
-    plan::{ArtifactKey, HeldKey, Item, Known, Plan},
-    record::{
-        Artifact, ArtifactKind, Eager, Failure, Layout, Padding, Program, SCHEMA, Sizes, Step,
-    },
-    spec::{FailPolicy, Module},
-    store::StoreError,
+    plan::{ArtifactKey, Item, Plan},
+    record::Sizes,
+    spec::Module,
 };
 
 const CAPTURE_LIMIT: Duration = Duration::from_secs(1800);
@@ -52,60 +48,13 @@ pub(super) struct Done {
     pub compiled: usize,
 }
 
-/// An artifact to compile.
-struct Compile {
-    key: Digest,
-    explained: Value,
-    segment: Segment,
-    /// The job that asked for it first: its settings are those of the key.
-    job: usize,
-    /// What progress calls it.
-    name: String,
-}
-
-/// A captured program that waits for its artifacts.
-struct Waiting {
-    captured: Captured,
-    /// Key of each segment's artifact.
-    keys: Vec<Digest>,
-    missing: BTreeSet<Digest>,
-    compiled: usize,
-}
-
-/// Inputs and outputs of an artifact.
-#[derive(Default)]
-struct Layouts {
-    inputs: Vec<Layout>,
-    outputs: Vec<Layout>,
-}
-
-enum Task {
-    Capture(usize),
-    Compile(Box<Compile>),
-    Gate(usize),
-}
-
-#[derive(Default)]
-struct Queue {
-    captures: VecDeque<usize>,
-    /// Sorted by size of the graph, the largest last.
-    compiles: Vec<Compile>,
-    gates: VecDeque<usize>,
-    waiting: BTreeMap<usize, Waiting>,
-    /// Artifacts that are queued or being compiled.
-    pending: BTreeSet<Digest>,
-    running: usize,
-    done: Done,
-    fatal: Option<BuildError>,
-}
-
-struct Shared<'a> {
-    options: &'a Options<'a>,
-    plan: &'a Plan,
-    jobs: &'a [Job<'a>],
-    weights: &'a StoredWeights,
+pub(super) struct Shared<'a> {
+    pub options: &'a Options<'a>,
+    pub plan: &'a Plan,
+    pub jobs: &'a [Job<'a>],
+    pub weights: &'a StoredWeights,
     scratch: &'a Path,
-    progress: &'a dyn Progress,
+    pub progress: &'a dyn Progress,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -120,10 +69,7 @@ pub(super) fn run(
     scratch: &Path,
     progress: &dyn Progress,
 ) -> Result<Done, BuildError> {
-    let queue = Mutex::new(Queue {
-        captures: (0..jobs.len()).collect(),
-        ..Queue::default()
-    });
+    let queue = Mutex::new(Queue::new(0..jobs.len()));
     let shared = Shared {
         options,
         plan,
@@ -153,7 +99,7 @@ pub(super) fn run(
 }
 
 impl Shared<'_> {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -165,12 +111,7 @@ impl Shared<'_> {
                 Task::Compile(compile) => self.compile(number, &mut worker, *compile),
                 Task::Gate(job) => self.gate(number, job),
             };
-            let mut queue = self.lock();
-            queue.running -= 1;
-            if let Err(error) = result {
-                queue.fatal.get_or_insert(error);
-            }
-            drop(queue);
+            self.lock().ended(result);
             self.changed.notify_all();
         }
     }
@@ -181,38 +122,27 @@ impl Shared<'_> {
             if self.options.cancel.load(Ordering::Relaxed) {
                 queue.fatal.get_or_insert(BuildError::Interrupted);
             }
-            if queue.fatal.is_some() {
-                return None;
+            match queue.next(number == 0) {
+                Next::Do(task) => return Some(task),
+                Next::Done => return None,
+                Next::Wait => {
+                    queue = self
+                        .changed
+                        .wait(queue)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
             }
-            let capture = if number == 0 {
-                queue.captures.pop_front().map(Task::Capture)
-            } else {
-                None
-            };
-            let task = capture
-                .or_else(|| queue.gates.pop_front().map(Task::Gate))
-                .or_else(|| {
-                    queue
-                        .compiles
-                        .pop()
-                        .map(|compile| Task::Compile(Box::new(compile)))
-                });
-            if task.is_some() {
-                queue.running += 1;
-                return task;
-            }
-            if queue.running == 0 && queue.captures.is_empty() {
-                return None;
-            }
-            queue = self
-                .changed
-                .wait(queue)
-                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Runs `body` between the two events of a task, and returns its result with the seconds it took.
-    fn told<T>(&self, worker: usize, job: &str, what: &str, body: impl FnOnce() -> T) -> (T, f64) {
+    pub(super) fn told<T>(
+        &self,
+        worker: usize,
+        job: &str,
+        what: &str,
+        body: impl FnOnce() -> T,
+    ) -> (T, f64) {
         self.progress.event(&Event::Begin { worker, job, what });
         let started = Instant::now();
         let result = body();
@@ -395,29 +325,7 @@ impl Shared<'_> {
             artifacts: keys.iter().collect::<BTreeSet<_>>().len(),
             missing: compiles.len(),
         });
-        let mut queue = self.lock();
-        let missing: BTreeSet<Digest> = compiles.iter().map(|compile| compile.key).collect();
-        let compiled = missing.len();
-        for compile in compiles {
-            if queue.pending.insert(compile.key) {
-                queue.compiles.push(compile);
-            }
-        }
-        queue
-            .compiles
-            .sort_by_key(|compile| compile.segment.graph.len());
-        if missing.is_empty() {
-            queue.gates.push_back(job);
-        }
-        queue.waiting.insert(
-            job,
-            Waiting {
-                captured,
-                keys,
-                missing,
-                compiled,
-            },
-        );
+        self.lock().captured(job, captured, keys, compiles);
         Ok(())
     }
 
@@ -439,34 +347,15 @@ impl Shared<'_> {
             false => self.make(number, worker, compile)?,
         };
         drop(claim);
-        let mut queue = self.lock();
-        queue.pending.remove(&key);
-        let asking = |queue: &Queue| -> Vec<usize> {
-            let waiting = queue.waiting.iter();
-            let asking = waiting.filter(|(_, waiting)| waiting.missing.contains(&key));
-            asking.map(|(job, _)| *job).collect()
-        };
-        let asking = asking(&queue);
         match made {
             Ok(compiled) => {
+                let mut queue = self.lock();
                 queue.done.compiled += usize::from(compiled);
-                for job in asking {
-                    let ready = queue.waiting.get_mut(&job).is_some_and(|waiting| {
-                        waiting.missing.remove(&key);
-                        waiting.missing.is_empty()
-                    });
-                    if ready {
-                        queue.gates.push_back(job);
-                    }
-                }
+                queue.compiled(&key);
                 Ok(())
             }
             Err((error, log)) => {
-                for job in &asking {
-                    queue.waiting.remove(job);
-                }
-                drop(queue);
-                let mut asking = asking.into_iter();
+                let mut asking = self.lock().failed(&key).into_iter();
                 asking.try_for_each(|job| self.fail_with(job, &error, &log))
             }
         }
@@ -503,285 +392,4 @@ impl Shared<'_> {
             Err(error) => Ok(Err((error, log))),
         }
     }
-
-    /// Puts an archive or constants of a program, and returns the key of the artifact that holds them.
-    fn hold(
-        &self,
-        kind: ArtifactKind,
-        file: &Path,
-        known: &Known,
-        layouts: Layouts,
-    ) -> Result<Digest, BuildError> {
-        let store = self.options.store;
-        let (object, size) = store.put_file(file)?;
-        let (id, key) = HeldKey {
-            kind,
-            object: &object,
-            target: &known.target,
-        }
-        .explained();
-        if !store.keep_artifact(&id)? {
-            store.put_artifact(&Artifact {
-                schema: SCHEMA,
-                id,
-                kind,
-                object,
-                size,
-                target: known.target.clone(),
-                inputs: layouts.inputs,
-                outputs: layouts.outputs,
-                constants: vec![],
-                proxy: None,
-                libraries: vec![],
-                graph: None,
-                log: None,
-                key,
-                receipt: json!({}),
-                provenance: provenance(),
-            })?;
-        }
-        Ok(id)
-    }
-
-    /// Takes the store's own copy of what a worker wrote, and publishes the artifact.
-    fn keep(&self, compile: Compile, compiled: Compiled, log: &[u8]) -> Result<(), BuildError> {
-        let store = self.options.store;
-        let Some(known) = &self.plan.known else {
-            return Err(BuildError::Protocol {
-                message: "compiled before the target was known".to_owned(),
-            });
-        };
-        let (object, size) = store.put_file(&compiled.library)?;
-        let proxy = match &compiled.proxy {
-            Some(path) => Some(store.put_file(path)?.0),
-            None => None,
-        };
-        let libraries = compile.segment.libraries.iter();
-        let libraries = libraries.map(|path| Ok(store.put_file(path)?.0));
-        let libraries = libraries.collect::<Result<Vec<_>, StoreError>>()?;
-        let log = match log.is_empty() {
-            true => None,
-            false => Some(store.put_bytes(log)?),
-        };
-        let graph = store.put_bytes(compile.segment.graph.as_bytes())?;
-        let mut made = provenance();
-        made["metadata"] = compiled.metadata;
-        store.put_artifact(&Artifact {
-            schema: SCHEMA,
-            id: compile.key,
-            kind: ArtifactKind::Library,
-            object,
-            size,
-            target: known.target.clone(),
-            inputs: compile.segment.inputs,
-            outputs: compile.segment.outputs,
-            constants: compile.segment.constants,
-            proxy,
-            libraries,
-            graph: Some(graph),
-            log,
-            key: compile.explained,
-            receipt: json!({ "seconds": compiled.seconds }),
-            provenance: made,
-        })?;
-        Ok(())
-    }
-
-    fn gate(&self, number: usize, job: usize) -> Result<(), BuildError> {
-        let Some(Waiting {
-            captured,
-            keys,
-            compiled,
-            ..
-        }) = self.lock().waiting.remove(&job)
-        else {
-            return Ok(());
-        };
-        let (
-            Some(known),
-            Job {
-                item, id, request, ..
-            },
-        ) = (&self.plan.known, &self.jobs[job])
-        else {
-            return Err(BuildError::Protocol {
-                message: "gated before the target was known".to_owned(),
-            });
-        };
-        let module = &self.options.spec.modules[item.module];
-        let steps = match item.form.compiled {
-            true => captured.steps,
-            false => vec![],
-        };
-        let steps = steps.into_iter().map(|step| Step {
-            name: step.name,
-            artifact: keys[step.segment],
-            inputs: step.inputs,
-            outputs: step.outputs,
-            binding: step.binding,
-        });
-        let layouts = Layouts {
-            inputs: captured
-                .inputs
-                .iter()
-                .map(|input| input.layout.clone())
-                .collect(),
-            outputs: captured
-                .outputs
-                .iter()
-                .map(|output| output.layout.clone())
-                .collect(),
-        };
-        let eager = match &captured.exported {
-            Some(archive) => Some(Eager {
-                artifact: self.hold(ArtifactKind::Archive, archive, known, layouts)?,
-                weights: captured.exported_weights.clone(),
-            }),
-            None => None,
-        };
-        let constants = match &captured.extra_weights {
-            Some(file) => {
-                Some(self.hold(ArtifactKind::Constants, file, known, Layouts::default())?)
-            }
-            None => None,
-        };
-        let mut program = Program {
-            schema: SCHEMA,
-            id: *id,
-            model: self.options.spec.model.name.clone(),
-            module: module.name.clone(),
-            sizes: item.form.sizes.clone(),
-            dynamic: captured.dynamic.or_else(|| item.form.dynamic.clone()),
-            target: known.target.clone(),
-            inputs: captured.inputs,
-            outputs: captured.outputs,
-            results: captured.results,
-            values: captured.values,
-            steps: steps.collect(),
-            eager,
-            constants,
-            padding: match captured.padding_refused {
-                Some(why) => Padding::Refused { why },
-                None => Padding::Allowed,
-            },
-            call_spec: captured.call_spec,
-            request: (*request).clone(),
-            receipt: receipt(captured.seconds, captured.receipt),
-            provenance: provenance(),
-        };
-        let name = item.name(self.options.spec);
-        if item.settings.compile.healthcheck {
-            let candidate = gate::Candidate {
-                store: self.options.store.path().to_owned(),
-                program: program.clone(),
-                weights: self.weights.object,
-                aliases: self.weights.aliases.clone(),
-                samples: captured.samples,
-                steps: item.settings.compile.smoketest_steps,
-                rtol: module.gate.rtol,
-                atol: module.gate.atol,
-            };
-            let (verdict, _) = self.told(number, "gate", &name, || {
-                gate::in_child(&self.options.gate, &candidate, &self.options.cancel)
-            });
-            match verdict {
-                Ok(report) => program.receipt["gate"] = report,
-                Err(error) => return self.fail(job, error, &[]),
-            }
-        }
-        if let Some(path) = crate::plan::changed_source(&self.options.spec.root, &known.entry) {
-            return self.fail(job, BuildError::SourceChanged { path }, &[]);
-        }
-        self.options.store.put_program(&program)?;
-        let bucket = item.form.name();
-        self.progress.event(&Event::Published {
-            module: &module.name,
-            bucket: &bucket,
-            id: *id,
-        });
-        let artifacts = keys.iter().collect::<BTreeSet<_>>().len();
-        let built = Built {
-            id: *id,
-            artifacts,
-            compiled,
-        };
-        self.lock()
-            .done
-            .outcomes
-            .insert(self.jobs[job].index, Outcome::Built(built));
-        Ok(())
-    }
-
-    fn fail(&self, job: usize, error: BuildError, log: &[u8]) -> Result<(), BuildError> {
-        match error.ends_build() {
-            true => Err(error),
-            false => self.fail_with(job, &error, log),
-        }
-    }
-
-    /// Records that a program failed, with its log, so that `precast log` can show it.
-    fn fail_with(&self, job: usize, error: &BuildError, log: &[u8]) -> Result<(), BuildError> {
-        let Job {
-            index, item, id, ..
-        } = &self.jobs[job];
-        let module = &self.options.spec.modules[item.module];
-        let bucket = item.form.name();
-        let message = error.to_string();
-        let location = match error {
-            BuildError::Worker(error) => error.location.clone(),
-            _ => None,
-        };
-        let mut text = format!("{message}\n").into_bytes();
-        for part in [error.log().as_bytes(), log] {
-            if !part.is_empty() {
-                text.push(b'\n');
-                text.extend_from_slice(part);
-            }
-        }
-        let log = self.options.store.put_bytes(&text)?;
-        self.options.store.put_failure(&Failure {
-            schema: SCHEMA,
-            id: *id,
-            model: self.options.spec.model.name.clone(),
-            module: module.name.clone(),
-            bucket: bucket.clone(),
-            sizes: item.form.sizes.clone(),
-            code: error.code().to_owned(),
-            message: message.clone(),
-            location: location.clone(),
-            hint: error.hint(),
-            log: Some(log),
-            provenance: provenance(),
-        })?;
-        if item.form.optional() {
-            let outcome = Outcome::Skipped { why: message };
-            self.lock().done.outcomes.insert(*index, outcome);
-            return Ok(());
-        }
-        self.progress.event(&Event::Failed {
-            module: &module.name,
-            bucket: &bucket,
-            id: *id,
-            message: &message,
-            location: location.as_deref(),
-        });
-        let raise = item.settings.compile.fail_policy == FailPolicy::Raise;
-        let outcome = Outcome::Failed {
-            key: Some(*id),
-            message,
-            location,
-            raise,
-        };
-        self.lock().done.outcomes.insert(*index, outcome);
-        Ok(())
-    }
-}
-
-/// Puts what the worker measured of the module beside the seconds of its capture.
-fn receipt(seconds: f64, measured: Value) -> Value {
-    let mut receipt = json!({ "seconds": { "capture": seconds } });
-    if let (Some(all), Value::Object(measured)) = (receipt.as_object_mut(), measured) {
-        all.extend(measured);
-    }
-    receipt
 }

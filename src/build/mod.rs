@@ -6,6 +6,15 @@
 //! to work can be dispatched to. One failing program never stops the others. A release is published at the end, and
 //! only by a build that was not interrupted.
 //!
+//! | file | holds |
+//! |---|---|
+//! | `engine` | one build from plan to release |
+//! | `queue` | what is left to do, and what must be done first |
+//! | `jobs` | the threads that do it, one for each worker |
+//! | `publish` | what goes into the store |
+//! | `worker`, `protocol` | a Python process, and what is said to it |
+//! | `gate` | comparing a candidate with eager |
+//!
 //! What is not promised: a sandbox. The worker runs the model's own code with the rights of its user.
 
 mod engine;
@@ -14,6 +23,8 @@ pub mod gate;
 mod jobs;
 pub mod progress;
 pub mod protocol;
+mod publish;
+mod queue;
 mod worker;
 
 pub use self::{

@@ -1,0 +1,325 @@
+//! What goes into the store: artifacts, gated programs, and why others failed.
+//!
+//! The store takes its own copy of everything a worker wrote before anything else looks at it. A program's record is
+//! published last, when it passed its gate and none of the model's sources changed meanwhile.
+
+use std::{collections::BTreeSet, path::Path};
+
+use serde_json::{Value, json};
+
+use super::{
+    BuildError, Built, Outcome,
+    engine::provenance,
+    gate,
+    jobs::{Job, Shared},
+    progress::Event,
+    protocol::Compiled,
+    queue::{Compile, Waiting},
+};
+use crate::{
+    Digest,
+    plan::{HeldKey, Known},
+    record::{Artifact, ArtifactKind, Eager, Failure, Layout, Padding, Program, SCHEMA, Step},
+    spec::FailPolicy,
+    store::StoreError,
+};
+
+/// Inputs and outputs of an artifact.
+#[derive(Default)]
+struct Layouts {
+    inputs: Vec<Layout>,
+    outputs: Vec<Layout>,
+}
+
+impl Shared<'_> {
+    /// Puts an archive or constants of a program, and returns the key of the artifact that holds them.
+    fn hold(
+        &self,
+        kind: ArtifactKind,
+        file: &Path,
+        known: &Known,
+        layouts: Layouts,
+    ) -> Result<Digest, BuildError> {
+        let store = self.options.store;
+        let (object, size) = store.put_file(file)?;
+        let (id, key) = HeldKey {
+            kind,
+            object: &object,
+            target: &known.target,
+        }
+        .explained();
+        if !store.keep_artifact(&id)? {
+            store.put_artifact(&Artifact {
+                schema: SCHEMA,
+                id,
+                kind,
+                object,
+                size,
+                target: known.target.clone(),
+                inputs: layouts.inputs,
+                outputs: layouts.outputs,
+                constants: vec![],
+                proxy: None,
+                libraries: vec![],
+                graph: None,
+                log: None,
+                key,
+                receipt: json!({}),
+                provenance: provenance(),
+            })?;
+        }
+        Ok(id)
+    }
+
+    /// Takes the store's own copy of what a worker wrote, and publishes the artifact.
+    pub(super) fn keep(
+        &self,
+        compile: Compile,
+        compiled: Compiled,
+        log: &[u8],
+    ) -> Result<(), BuildError> {
+        let store = self.options.store;
+        let Some(known) = &self.plan.known else {
+            return Err(BuildError::Protocol {
+                message: "compiled before the target was known".to_owned(),
+            });
+        };
+        let (object, size) = store.put_file(&compiled.library)?;
+        let proxy = match &compiled.proxy {
+            Some(path) => Some(store.put_file(path)?.0),
+            None => None,
+        };
+        let libraries = compile.segment.libraries.iter();
+        let libraries = libraries.map(|path| Ok(store.put_file(path)?.0));
+        let libraries = libraries.collect::<Result<Vec<_>, StoreError>>()?;
+        let log = match log.is_empty() {
+            true => None,
+            false => Some(store.put_bytes(log)?),
+        };
+        let graph = store.put_bytes(compile.segment.graph.as_bytes())?;
+        let mut made = provenance();
+        made["metadata"] = compiled.metadata;
+        store.put_artifact(&Artifact {
+            schema: SCHEMA,
+            id: compile.key,
+            kind: ArtifactKind::Library,
+            object,
+            size,
+            target: known.target.clone(),
+            inputs: compile.segment.inputs,
+            outputs: compile.segment.outputs,
+            constants: compile.segment.constants,
+            proxy,
+            libraries,
+            graph: Some(graph),
+            log,
+            key: compile.explained,
+            receipt: json!({ "seconds": compiled.seconds }),
+            provenance: made,
+        })?;
+        Ok(())
+    }
+
+    pub(super) fn gate(&self, number: usize, job: usize) -> Result<(), BuildError> {
+        let Some(Waiting {
+            captured,
+            keys,
+            compiled,
+            ..
+        }) = self.lock().take(job)
+        else {
+            return Ok(());
+        };
+        let (
+            Some(known),
+            Job {
+                item, id, request, ..
+            },
+        ) = (&self.plan.known, &self.jobs[job])
+        else {
+            return Err(BuildError::Protocol {
+                message: "gated before the target was known".to_owned(),
+            });
+        };
+        let module = &self.options.spec.modules[item.module];
+        let steps = match item.form.compiled {
+            true => captured.steps,
+            false => vec![],
+        };
+        let steps = steps.into_iter().map(|step| Step {
+            name: step.name,
+            artifact: keys[step.segment],
+            inputs: step.inputs,
+            outputs: step.outputs,
+            binding: step.binding,
+        });
+        let layouts = Layouts {
+            inputs: captured
+                .inputs
+                .iter()
+                .map(|input| input.layout.clone())
+                .collect(),
+            outputs: captured
+                .outputs
+                .iter()
+                .map(|output| output.layout.clone())
+                .collect(),
+        };
+        let eager = match &captured.exported {
+            Some(archive) => Some(Eager {
+                artifact: self.hold(ArtifactKind::Archive, archive, known, layouts)?,
+                weights: captured.exported_weights.clone(),
+            }),
+            None => None,
+        };
+        let constants = match &captured.extra_weights {
+            Some(file) => {
+                Some(self.hold(ArtifactKind::Constants, file, known, Layouts::default())?)
+            }
+            None => None,
+        };
+        let mut program = Program {
+            schema: SCHEMA,
+            id: *id,
+            model: self.options.spec.model.name.clone(),
+            module: module.name.clone(),
+            sizes: item.form.sizes.clone(),
+            dynamic: captured.dynamic.or_else(|| item.form.dynamic.clone()),
+            target: known.target.clone(),
+            inputs: captured.inputs,
+            outputs: captured.outputs,
+            results: captured.results,
+            values: captured.values,
+            steps: steps.collect(),
+            eager,
+            constants,
+            padding: match captured.padding_refused {
+                Some(why) => Padding::Refused { why },
+                None => Padding::Allowed,
+            },
+            call_spec: captured.call_spec,
+            request: (*request).clone(),
+            receipt: receipt(captured.seconds, captured.receipt),
+            provenance: provenance(),
+        };
+        let name = item.name(self.options.spec);
+        if item.settings.compile.healthcheck {
+            let candidate = gate::Candidate {
+                store: self.options.store.path().to_owned(),
+                program: program.clone(),
+                weights: self.weights.object,
+                aliases: self.weights.aliases.clone(),
+                samples: captured.samples,
+                steps: item.settings.compile.smoketest_steps,
+                rtol: module.gate.rtol,
+                atol: module.gate.atol,
+            };
+            let (verdict, _) = self.told(number, "gate", &name, || {
+                gate::in_child(&self.options.gate, &candidate, &self.options.cancel)
+            });
+            match verdict {
+                Ok(report) => program.receipt["gate"] = report,
+                Err(error) => return self.fail(job, error, &[]),
+            }
+        }
+        if let Some(path) = crate::plan::changed_source(&self.options.spec.root, &known.entry) {
+            return self.fail(job, BuildError::SourceChanged { path }, &[]);
+        }
+        self.options.store.put_program(&program)?;
+        let bucket = item.form.name();
+        self.progress.event(&Event::Published {
+            module: &module.name,
+            bucket: &bucket,
+            id: *id,
+        });
+        let artifacts = keys.iter().collect::<BTreeSet<_>>().len();
+        let built = Built {
+            id: *id,
+            artifacts,
+            compiled,
+        };
+        self.lock()
+            .done
+            .outcomes
+            .insert(self.jobs[job].index, Outcome::Built(built));
+        Ok(())
+    }
+
+    pub(super) fn fail(&self, job: usize, error: BuildError, log: &[u8]) -> Result<(), BuildError> {
+        match error.ends_build() {
+            true => Err(error),
+            false => self.fail_with(job, &error, log),
+        }
+    }
+
+    /// Records that a program failed, with its log, so that `precast log` can show it.
+    pub(super) fn fail_with(
+        &self,
+        job: usize,
+        error: &BuildError,
+        log: &[u8],
+    ) -> Result<(), BuildError> {
+        let Job {
+            index, item, id, ..
+        } = &self.jobs[job];
+        let module = &self.options.spec.modules[item.module];
+        let bucket = item.form.name();
+        let message = error.to_string();
+        let location = match error {
+            BuildError::Worker(error) => error.location.clone(),
+            _ => None,
+        };
+        let mut text = format!("{message}\n").into_bytes();
+        for part in [error.log().as_bytes(), log] {
+            if !part.is_empty() {
+                text.push(b'\n');
+                text.extend_from_slice(part);
+            }
+        }
+        let log = self.options.store.put_bytes(&text)?;
+        self.options.store.put_failure(&Failure {
+            schema: SCHEMA,
+            id: *id,
+            model: self.options.spec.model.name.clone(),
+            module: module.name.clone(),
+            bucket: bucket.clone(),
+            sizes: item.form.sizes.clone(),
+            code: error.code().to_owned(),
+            message: message.clone(),
+            location: location.clone(),
+            hint: error.hint(),
+            log: Some(log),
+            provenance: provenance(),
+        })?;
+        if item.form.optional() {
+            let outcome = Outcome::Skipped { why: message };
+            self.lock().done.outcomes.insert(*index, outcome);
+            return Ok(());
+        }
+        self.progress.event(&Event::Failed {
+            module: &module.name,
+            bucket: &bucket,
+            id: *id,
+            message: &message,
+            location: location.as_deref(),
+        });
+        let raise = item.settings.compile.fail_policy == FailPolicy::Raise;
+        let outcome = Outcome::Failed {
+            key: Some(*id),
+            message,
+            location,
+            raise,
+        };
+        self.lock().done.outcomes.insert(*index, outcome);
+        Ok(())
+    }
+}
+
+/// Puts what the worker measured of the module beside the seconds of its capture.
+fn receipt(seconds: f64, measured: Value) -> Value {
+    let mut receipt = json!({ "seconds": { "capture": seconds } });
+    if let (Some(all), Value::Object(measured)) = (receipt.as_object_mut(), measured) {
+        all.extend(measured);
+    }
+    receipt
+}

@@ -1,0 +1,159 @@
+//! What is left to do, and what must be done first.
+//!
+//! A program is captured, its missing artifacts are compiled, and it is gated when the last of them is there. An
+//! artifact that several programs need is queued once. Longer compiles start first, as far as the size of the graph
+//! tells.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use serde_json::Value;
+
+use super::{
+    BuildError,
+    jobs::Done,
+    protocol::{Captured, Segment},
+};
+use crate::Digest;
+
+/// An artifact to compile.
+pub(super) struct Compile {
+    pub key: Digest,
+    pub explained: Value,
+    pub segment: Segment,
+    /// The job that asked for it first: its settings are those of the key.
+    pub job: usize,
+    /// What progress calls it.
+    pub name: String,
+}
+
+/// A captured program that waits for its artifacts.
+pub(super) struct Waiting {
+    pub captured: Captured,
+    /// Key of each segment's artifact.
+    pub keys: Vec<Digest>,
+    pub missing: BTreeSet<Digest>,
+    pub compiled: usize,
+}
+
+pub(super) enum Task {
+    Capture(usize),
+    Compile(Box<Compile>),
+    Gate(usize),
+}
+
+/// What a worker does next.
+pub(super) enum Next {
+    Do(Task),
+    /// Nothing now, but a task that is running may bring more.
+    Wait,
+    Done,
+}
+
+#[derive(Default)]
+pub(super) struct Queue {
+    captures: VecDeque<usize>,
+    /// Sorted by size of the graph, the largest last.
+    compiles: Vec<Compile>,
+    gates: VecDeque<usize>,
+    waiting: BTreeMap<usize, Waiting>,
+    /// Artifacts that are queued or being compiled.
+    pending: BTreeSet<Digest>,
+    running: usize,
+    pub done: Done,
+    pub fatal: Option<BuildError>,
+}
+
+impl Queue {
+    pub fn new(captures: impl Iterator<Item = usize>) -> Self {
+        Self {
+            captures: captures.collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Takes the next task for a worker, which says with [`Self::ended`] when it is over. Only a worker that holds the
+    /// model captures.
+    pub fn next(&mut self, holds_model: bool) -> Next {
+        if self.fatal.is_some() {
+            return Next::Done;
+        }
+        let capture = match holds_model {
+            true => self.captures.pop_front().map(Task::Capture),
+            false => None,
+        };
+        let task = capture
+            .or_else(|| self.gates.pop_front().map(Task::Gate))
+            .or_else(|| Some(Task::Compile(Box::new(self.compiles.pop()?))));
+        match task {
+            Some(task) => {
+                self.running += 1;
+                Next::Do(task)
+            }
+            None if self.running == 0 && self.captures.is_empty() => Next::Done,
+            None => Next::Wait,
+        }
+    }
+
+    /// Takes note that a task is over; its error, if it has one, ends the build.
+    pub fn ended(&mut self, result: Result<(), BuildError>) {
+        self.running -= 1;
+        if let Err(error) = result {
+            self.fatal.get_or_insert(error);
+        }
+    }
+
+    /// Queues what a captured program lacks.
+    pub fn captured(
+        &mut self,
+        job: usize,
+        captured: Captured,
+        keys: Vec<Digest>,
+        compiles: Vec<Compile>,
+    ) {
+        let missing: BTreeSet<Digest> = compiles.iter().map(|compile| compile.key).collect();
+        for compile in compiles {
+            if self.pending.insert(compile.key) {
+                self.compiles.push(compile);
+            }
+        }
+        self.compiles
+            .sort_by_key(|compile| compile.segment.graph.len());
+        if missing.is_empty() {
+            self.gates.push_back(job);
+        }
+        let waiting = Waiting {
+            captured,
+            keys,
+            compiled: missing.len(),
+            missing,
+        };
+        self.waiting.insert(job, waiting);
+    }
+
+    /// Takes note that an artifact is there: programs that lacked nothing else can be gated.
+    pub fn compiled(&mut self, key: &Digest) {
+        self.pending.remove(key);
+        for (job, waiting) in &mut self.waiting {
+            if waiting.missing.remove(key) && waiting.missing.is_empty() {
+                self.gates.push_back(*job);
+            }
+        }
+    }
+
+    /// Takes note that an artifact can't be made, and returns the programs that needed it.
+    pub fn failed(&mut self, key: &Digest) -> Vec<usize> {
+        self.pending.remove(key);
+        let asking =
+            |(job, waiting): (&usize, &Waiting)| waiting.missing.contains(key).then_some(*job);
+        let asking: Vec<usize> = self.waiting.iter().filter_map(asking).collect();
+        for job in &asking {
+            self.waiting.remove(job);
+        }
+        asking
+    }
+
+    /// Takes a captured program out, to gate it.
+    pub fn take(&mut self, job: usize) -> Option<Waiting> {
+        self.waiting.remove(&job)
+    }
+}
