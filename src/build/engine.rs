@@ -4,14 +4,18 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
+    thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use serde_json::{Value, json};
 
 use super::{
-    BuildError, Launcher, TORCH, gate,
-    jobs::{self, Job},
+    BuildError, Launcher, TORCH,
+    crew::Crew,
+    gate,
+    jobs::{self, Ahead, Job},
+    limits::{Limits, Stop},
     progress::{Event, Progress},
     protocol::{Opened, Request, Weights},
     worker::Worker,
@@ -40,6 +44,10 @@ pub struct Options<'a> {
     pub request: plan::Request,
     /// How many workers may be alive at once.
     pub jobs: usize,
+    /// Bytes that each worker may take; none: as much as the machine has, for all of them together.
+    pub memory: Option<u64>,
+    /// How long one capture, compile or check may take; none: what no sound one takes.
+    pub timeout: Option<Duration>,
     /// Fail instead of compiling.
     pub locked: bool,
     /// Publish the result under this name, or not at all.
@@ -136,7 +144,32 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
             source,
         })?;
 
-    let (mut worker, known) = open(options, scratch.path(), progress)?;
+    let crew = Crew {
+        options,
+        scratch: scratch.path(),
+        progress,
+        limits: Limits::new(options.memory),
+        stop: Stop::new(&options.cancel),
+    };
+    thread::scope(|scope| {
+        let size = crew.size(&plan);
+        let ahead = (1..size).map(|number| {
+            let crew = &crew;
+            scope.spawn(move || crew.prepare(number, size))
+        });
+        let result = make(&crew, ahead.collect(), started);
+        crew.stop.set();
+        result
+    })
+}
+
+/// Makes what is missing once the model says what that is.
+fn make(crew: &Crew<'_>, ahead: Vec<Ahead<'_>>, started: Instant) -> Result<Summary, BuildError> {
+    let Crew {
+        options, progress, ..
+    } = crew;
+    let Options { spec, store, .. } = options;
+    let (mut worker, known) = open(crew)?;
     let plan = plan::plan(spec, Some(store), Some(known), &options.request)?;
     for item in plan.missing() {
         if let State::Miss { reasons, .. } = &item.state {
@@ -148,7 +181,8 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
             });
         }
     }
-    let weights = weights(options, &mut worker, scratch.path(), progress)?;
+    let out = crew.scratch.join("weights");
+    let weights: Weights = worker.call(&Request::Weights { out }, OPEN_LIMIT, &mut |_| {})?;
     let queue: Vec<Job> = plan
         .items
         .iter()
@@ -166,15 +200,7 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
             _ => None,
         })
         .collect();
-    let done = jobs::run(
-        options,
-        &plan,
-        &queue,
-        worker,
-        &weights,
-        scratch.path(),
-        progress,
-    )?;
+    let (done, weights) = jobs::run(crew, &plan, &queue, worker, ahead, weights)?;
     summarise(options, &plan, done, Some(weights), started)
 }
 
@@ -185,20 +211,9 @@ pub(super) struct StoredWeights {
 }
 
 /// Starts the worker that holds the model, and learns from it what keys are made of.
-fn open(
-    options: &Options<'_>,
-    scratch: &std::path::Path,
-    progress: &dyn Progress,
-) -> Result<(Worker, Known), BuildError> {
-    let started = Instant::now();
-    let mut worker = Worker::start(&options.launcher, scratch, "worker-0", &options.cancel)?;
-    let hello = worker.hello.clone();
-    progress.event(&Event::Worker {
-        worker: 0,
-        python: &hello.python,
-        torch: &hello.torch,
-        seconds: started.elapsed().as_secs_f64(),
-    });
+fn open(crew: &Crew<'_>) -> Result<(Worker, Known), BuildError> {
+    let options = crew.options;
+    let (mut worker, hello) = crew.start(0)?;
     if hello.torch.split('+').next() != Some(TORCH) {
         return Err(BuildError::WrongTorch {
             program: options.launcher.program.clone(),
@@ -208,7 +223,7 @@ fn open(
     }
     let started = Instant::now();
     let opened = reopen(options, &mut worker)?;
-    progress.event(&Event::Opened {
+    crew.progress.event(&Event::Opened {
         sources: opened.sources.len(),
         packages: opened.packages.len(),
         seconds: started.elapsed().as_secs_f64(),
@@ -253,35 +268,29 @@ pub(super) fn reopen(options: &Options<'_>, worker: &mut Worker) -> Result<Opene
         device: options.spec.target.device.to_string(),
         also: passes(options.spec),
     };
-    let opened = worker.call(&request, OPEN_LIMIT, &options.cancel, &mut |_| {})?;
+    let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;
     Ok(opened)
 }
 
-fn weights(
+/// Puts the weight set into the store, and its bytes where the gates will look for them.
+pub(super) fn put_weights(
     options: &Options<'_>,
-    worker: &mut Worker,
-    scratch: &std::path::Path,
+    weights: &Weights,
     progress: &dyn Progress,
 ) -> Result<StoredWeights, BuildError> {
-    let out = scratch.join("weights");
-    let weights: Weights = worker.call(
-        &Request::Weights { out },
-        OPEN_LIMIT,
-        &options.cancel,
-        &mut |_| {},
-    )?;
-    let object = match (&options.spec.model.weights, weights.file) {
+    let object = match (&options.spec.model.weights, &weights.file) {
         (crate::spec::WeightsFrom::File(path), _) => Some(options.store.put_file(path)?),
-        (_, Some(file)) => Some(options.store.put_file(&file)?),
+        (_, Some(file)) => Some(options.store.put_file(file)?),
         _ => None,
     };
     if let Some((object, bytes)) = object {
         progress.event(&Event::Weights { object, bytes });
+        options.store.map(&object)?;
     }
     Ok(StoredWeights {
         object: object.map(|(object, _)| object),
-        aliases: weights.aliases,
+        aliases: weights.aliases.clone(),
     })
 }
 

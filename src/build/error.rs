@@ -22,6 +22,8 @@ pub enum BuildError {
     WorkerDied { status: String, log: String },
     #[error("the worker did not answer within {seconds} s")]
     WorkerHung { seconds: u64, log: String },
+    #[error("the worker took too much memory: {what}")]
+    WorkerGreedy { what: String, log: String },
     #[error("the worker and this binary don't understand each other: {message}")]
     Protocol { message: String },
     #[error("can't use the scratch folder `{}`", path.display())]
@@ -62,6 +64,11 @@ impl BuildError {
                 )
             }
             Self::Worker(error) => return error.hint.clone(),
+            Self::WorkerHung { .. } => "`--timeout SECONDS` gives it longer".to_owned(),
+            Self::WorkerGreedy { .. } => {
+                "`-j N` runs fewer workers at once, `--memory SIZE` says what each may take"
+                    .to_owned()
+            }
             Self::Locked { .. } => {
                 "run `precast build` where compiling is allowed, then deploy the store".to_owned()
             }
@@ -90,6 +97,7 @@ impl BuildError {
             Self::Worker(error) => &error.code,
             Self::WorkerDied { .. } => "worker_died",
             Self::WorkerHung { .. } => "worker_hung",
+            Self::WorkerGreedy { .. } => "worker_greedy",
             Self::Gate { .. } => "gate",
             Self::SourceChanged { .. } => "source_changed",
             _ => "build",
@@ -102,6 +110,7 @@ impl BuildError {
             Self::Worker(error) => &error.trace,
             Self::WorkerDied { log, .. }
             | Self::WorkerHung { log, .. }
+            | Self::WorkerGreedy { log, .. }
             | Self::Gate { log, .. } => log,
             _ => "",
         }

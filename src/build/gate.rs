@@ -15,7 +15,6 @@ use std::{
     os::unix::process::{CommandExt, ExitStatusExt},
     path::PathBuf,
     process::{Command, Stdio},
-    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -23,14 +22,15 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::BuildError;
+use super::{
+    BuildError,
+    launcher::WAIT_POLICY,
+    limits::{Limits, Stop, end_family},
+};
 use crate::{
     Digest,
     record::{Dtype, Program},
 };
-
-/// How long a candidate may run.
-const LIMIT: Duration = Duration::from_secs(900);
 
 /// The command that reads a [`Candidate`] as JSON on stdin and answers with a [`Verdict`] on stdout.
 #[derive(Clone, Debug)]
@@ -74,10 +74,12 @@ pub fn tolerance(dtype: Dtype) -> (f64, f64) {
 }
 
 /// Checks a candidate in a child process and returns the report for its receipt.
-pub fn in_child(
+pub(super) fn in_child(
     launcher: &Launcher,
     candidate: &Candidate,
-    cancel: &AtomicBool,
+    limits: &Limits,
+    limit: Duration,
+    stop: &Stop,
 ) -> Result<Value, BuildError> {
     let failed = |message: String, log: &str| BuildError::Gate {
         message,
@@ -89,6 +91,7 @@ pub fn in_child(
     };
     let mut child = Command::new(&launcher.program)
         .args(&launcher.args)
+        .env("OMP_WAIT_POLICY", WAIT_POLICY)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -112,22 +115,22 @@ pub fn in_child(
     let out = collect(child.stdout.take().map(|pipe| Box::new(pipe) as _));
     let log = collect(child.stderr.take().map(|pipe| Box::new(pipe) as _));
     let started = Instant::now();
-    let mut ended = None;
+    let mut watch = limits.watch(child.id());
     let status = loop {
         if let Ok(Some(status)) = child.try_wait() {
             break status;
         }
-        if cancel.load(Ordering::Relaxed) {
-            ended = Some(BuildError::Interrupted);
-        } else if started.elapsed() > LIMIT {
-            ended = Some(failed(
-                format!("it did not end within {} s", LIMIT.as_secs()),
-                "",
-            ));
-        }
-        if let Some(error) = ended.take() {
-            let group = rustix::process::Pid::from_child(&child);
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        let ended = if stop.is_set() {
+            Some(BuildError::Interrupted)
+        } else if started.elapsed() > limit {
+            let message = format!("it did not end within {} s", limit.as_secs());
+            Some(failed(message, ""))
+        } else {
+            let greedy = watch.check();
+            greedy.map(|what| failed(format!("it took too much memory: {what}"), ""))
+        };
+        if let Some(error) = ended {
+            end_family(child.id());
             let _ = child.wait();
             return Err(error);
         }

@@ -5,9 +5,8 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    path::Path,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
-    thread,
+    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
 };
 
@@ -15,9 +14,10 @@ use serde_json::Value;
 
 use super::{
     BuildError, Options, Outcome,
-    engine::{StoredWeights, reopen},
+    crew::Crew,
+    engine::{StoredWeights, put_weights, reopen},
     progress::{Event, Progress},
-    protocol::{Captured, Compiled, ModuleRequest, Request, Sampled},
+    protocol::{Captured, Compiled, ModuleRequest, Request, Sampled, Weights},
     queue::{Compile, Next, Queue, Task},
     worker::Worker,
 };
@@ -48,91 +48,131 @@ pub(super) struct Done {
     pub compiled: usize,
 }
 
+/// A worker that is getting ready.
+pub(super) type Ahead<'s> = ScopedJoinHandle<'s, Result<Worker, BuildError>>;
+
+/// The worker of one thread.
+enum Seat<'s> {
+    Empty,
+    Starting(Ahead<'s>),
+    Taken(Box<Worker>),
+}
+
+impl Seat<'_> {
+    /// Returns whether a task for it would not wait for it to start.
+    fn ready(&self) -> bool {
+        !matches!(self, Self::Starting(handle) if !handle.is_finished())
+    }
+}
+
 pub(super) struct Shared<'a> {
+    pub crew: &'a Crew<'a>,
     pub options: &'a Options<'a>,
+    pub progress: &'a dyn Progress,
     pub plan: &'a Plan,
     pub jobs: &'a [Job<'a>],
-    pub weights: &'a StoredWeights,
-    scratch: &'a Path,
-    pub progress: &'a dyn Progress,
+    given: Weights,
+    pub weights: OnceLock<StoredWeights>,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
 
-/// Does `jobs`, starting with a worker that holds the model.
+/// Does `jobs`, starting with a worker that holds the model and those that are getting ready. Returns the weight set
+/// too, as the store has it.
 pub(super) fn run(
-    options: &Options<'_>,
+    crew: &Crew<'_>,
     plan: &Plan,
     jobs: &[Job<'_>],
     worker: Worker,
-    weights: &StoredWeights,
-    scratch: &Path,
-    progress: &dyn Progress,
-) -> Result<Done, BuildError> {
-    let queue = Mutex::new(Queue::new(0..jobs.len()));
+    ahead: Vec<Ahead<'_>>,
+    weights: Weights,
+) -> Result<(Done, StoredWeights), BuildError> {
+    let threads = crew.options.jobs.max(1);
     let shared = Shared {
-        options,
+        crew,
+        options: crew.options,
+        progress: crew.progress,
         plan,
         jobs,
-        weights,
-        scratch,
-        progress,
-        queue,
+        given: weights,
+        weights: OnceLock::new(),
+        queue: Mutex::new(Queue::new(0..jobs.len(), threads == 1)),
         changed: Condvar::new(),
     };
     thread::scope(|scope| {
-        let mut first = Some(worker);
-        for number in 0..options.jobs.max(1) {
+        let mut seats = std::iter::once(Seat::Taken(Box::new(worker)))
+            .chain(ahead.into_iter().map(Seat::Starting));
+        for number in 0..threads {
             let shared = &shared;
-            let worker = first.take();
-            scope.spawn(move || shared.serve(number, worker));
+            let seat = seats.next().unwrap_or(Seat::Empty);
+            scope.spawn(move || shared.serve(number, seat));
         }
     });
     let queue = shared
         .queue
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
-    match queue.fatal {
-        Some(error) => Err(error),
-        None => Ok(queue.done),
+    match (queue.fatal, shared.weights.into_inner()) {
+        (Some(error), _) => Err(error),
+        (None, Some(weights)) => Ok((queue.done, weights)),
+        (None, None) => Err(BuildError::Interrupted),
     }
 }
 
-impl Shared<'_> {
+impl<'s> Shared<'s> {
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes tasks until nothing is left that could bring more.
-    fn serve(&self, number: usize, mut worker: Option<Worker>) {
-        while let Some(task) = self.next(number) {
+    fn serve(&self, number: usize, mut seat: Seat<'_>) {
+        while let Some(task) = self.next(number, &seat) {
             let result = match task {
-                Task::Capture(job) => self.capture(number, &mut worker, job),
-                Task::Compile(compile) => self.compile(number, &mut worker, *compile),
+                Task::Weights => self.put_weights(),
+                Task::Capture(job) => self.capture(number, &mut seat, job),
+                Task::Compile(compile) => self.compile(number, &mut seat, *compile),
                 Task::Gate(job) => self.gate(number, job),
             };
+            let failed = result.is_err();
             self.lock().ended(result);
+            if failed {
+                // Nobody waits for what the others are at.
+                self.crew.stop.set();
+            }
             self.changed.notify_all();
         }
     }
 
-    fn next(&self, number: usize) -> Option<Task> {
+    fn next(&self, number: usize, seat: &Seat<'_>) -> Option<Task> {
+        const POLL: Duration = Duration::from_millis(20);
         let mut queue = self.lock();
         loop {
-            if self.options.cancel.load(Ordering::Relaxed) {
+            if self.crew.stop.is_set() {
                 queue.fatal.get_or_insert(BuildError::Interrupted);
             }
-            match queue.next(number == 0) {
+            let ready = seat.ready();
+            match queue.next(number == 0, ready) {
                 Next::Do(task) => return Some(task),
                 Next::Done => return None,
-                Next::Wait => {
+                Next::Wait if ready => {
                     queue = self
                         .changed
                         .wait(queue)
                         .unwrap_or_else(PoisonError::into_inner);
                 }
+                Next::Wait => {
+                    let waited = self.changed.wait_timeout(queue, POLL);
+                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
             }
         }
+    }
+
+    fn put_weights(&self) -> Result<(), BuildError> {
+        let stored = put_weights(self.options, &self.given, self.progress)?;
+        self.weights.get_or_init(|| stored);
+        self.lock().weights_are_there();
+        Ok(())
     }
 
     /// Runs `body` between the two events of a task, and returns its result with the seconds it took.
@@ -160,22 +200,13 @@ impl Shared<'_> {
     fn ask<T: serde::de::DeserializeOwned>(
         &self,
         number: usize,
-        worker: &mut Option<Worker>,
+        seat: &mut Seat<'_>,
         request: &Request,
         limit: Duration,
     ) -> (Result<T, BuildError>, Vec<u8>) {
-        let cancel = &self.options.cancel;
-        let live = match worker {
-            Some(live) => live,
-            None => match Worker::start(
-                &self.options.launcher,
-                self.scratch,
-                &format!("worker-{number}"),
-                cancel,
-            ) {
-                Ok(started) => worker.insert(started),
-                Err(error) => return (Err(error), vec![]),
-            },
+        let live = match self.take_seat(number, seat) {
+            Ok(live) => live,
+            Err(error) => return (Err(error), vec![]),
         };
         let captures = matches!(request, Request::Capture { .. });
         if captures
@@ -191,21 +222,44 @@ impl Shared<'_> {
                 phase,
             })
         };
-        let answer = live.call(request, limit, cancel, &mut phase);
+        let answer = live.call(request, limit, &mut phase);
         let log = live.log_since(start);
         if !matches!(answer, Ok(_) | Err(BuildError::Worker(_))) {
             // It is in an unknown state, or gone: the next task gets a fresh one.
-            *worker = None;
+            *seat = Seat::Empty;
         }
         (answer, log)
     }
 
-    fn capture(
+    /// Returns how long something may take.
+    pub(super) fn limit(&self, usual: Duration) -> Duration {
+        self.options.timeout.unwrap_or(usual)
+    }
+
+    /// Returns the worker of a thread, starting one where there is none.
+    fn take_seat<'w>(
         &self,
         number: usize,
-        worker: &mut Option<Worker>,
-        job: usize,
-    ) -> Result<(), BuildError> {
+        seat: &'w mut Seat<'_>,
+    ) -> Result<&'w mut Worker, BuildError> {
+        let started = match std::mem::replace(seat, Seat::Empty) {
+            Seat::Taken(worker) => Some(worker),
+            // One that could not get ready is replaced.
+            Seat::Starting(handle) => handle.join().ok().and_then(Result::ok).map(Box::new),
+            Seat::Empty => None,
+        };
+        let worker = match started {
+            Some(worker) => worker,
+            None => Box::new(self.crew.start(number)?.0),
+        };
+        *seat = Seat::Taken(worker);
+        match seat {
+            Seat::Taken(worker) => Ok(worker),
+            _ => unreachable!("it was taken a line above"),
+        }
+    }
+
+    fn capture(&self, number: usize, seat: &mut Seat<'_>, job: usize) -> Result<(), BuildError> {
         let Job { item, id, .. } = &self.jobs[job];
         let module = &self.options.spec.modules[item.module];
         let name = item.name(self.options.spec);
@@ -214,7 +268,7 @@ impl Shared<'_> {
             None => {
                 let request = self.watch(module, &item.form.sizes);
                 let ((answer, log), _) = self.told(number, "inputs", &name, || {
-                    self.ask::<Sampled>(number, worker, &request, CAPTURE_LIMIT)
+                    self.ask::<Sampled>(number, seat, &request, self.limit(CAPTURE_LIMIT))
                 });
                 match answer {
                     Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
@@ -237,10 +291,10 @@ impl Shared<'_> {
                 structure,
             },
             sizes: item.form.sizes.clone(),
-            out: self.scratch.join(format!("capture-{}", id.short())),
+            out: self.crew.scratch.join(format!("capture-{}", id.short())),
         };
         let ((answer, log), _) = self.told(number, "capture", &name, || {
-            self.ask::<Captured>(number, worker, &request, CAPTURE_LIMIT)
+            self.ask::<Captured>(number, seat, &request, self.limit(CAPTURE_LIMIT))
         });
         match answer {
             Ok(captured) => self.captured(job, captured),
@@ -332,19 +386,19 @@ impl Shared<'_> {
     fn compile(
         &self,
         number: usize,
-        worker: &mut Option<Worker>,
+        seat: &mut Seat<'_>,
         compile: Compile,
     ) -> Result<(), BuildError> {
         let key = compile.key;
         let store = self.options.store;
         // Another process may be at it: then its result is ours.
-        let mut waiting = |_: &str| !self.options.cancel.load(Ordering::Relaxed);
+        let mut waiting = |_: &str| !self.crew.stop.is_set();
         let Some(claim) = store.claim(&key, &mut waiting)? else {
             return Err(BuildError::Interrupted);
         };
         let made = match store.keep_artifact(&key)? {
             true => Ok(false),
-            false => self.make(number, worker, compile)?,
+            false => self.make(number, seat, compile)?,
         };
         drop(claim);
         match made {
@@ -366,7 +420,7 @@ impl Shared<'_> {
     fn make(
         &self,
         number: usize,
-        worker: &mut Option<Worker>,
+        seat: &mut Seat<'_>,
         compile: Compile,
     ) -> Result<Result<bool, (BuildError, Vec<u8>)>, BuildError> {
         let settings = &self.jobs[compile.job].item.settings.compile;
@@ -377,11 +431,12 @@ impl Shared<'_> {
             mode: settings.mode.name().to_owned(),
             options: settings.options.clone().into_iter().collect(),
             out: self
+                .crew
                 .scratch
                 .join(format!("artifact-{}", compile.key.short())),
         };
         let ((answer, log), _) = self.told(number, "compile", &compile.name, || {
-            self.ask::<Compiled>(number, worker, &request, COMPILE_LIMIT)
+            self.ask::<Compiled>(number, seat, &request, self.limit(COMPILE_LIMIT))
         });
         match answer {
             Ok(compiled) => {

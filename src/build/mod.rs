@@ -9,18 +9,23 @@
 //! | file | holds |
 //! |---|---|
 //! | `engine` | one build from plan to release |
+//! | `crew` | its workers, started before there is work for them |
 //! | `queue` | what is left to do, and what must be done first |
 //! | `jobs` | the threads that do it, one for each worker |
 //! | `publish` | what goes into the store |
-//! | `worker`, `protocol` | a Python process, and what is said to it |
+//! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
+//! | `limits` | what a process may take, and how it ends |
 //! | `gate` | comparing a candidate with eager |
 //!
 //! What is not promised: a sandbox. The worker runs the model's own code with the rights of its user.
 
+mod crew;
 mod engine;
 mod error;
 pub mod gate;
 mod jobs;
+mod launcher;
+mod limits;
 pub mod progress;
 pub mod protocol;
 mod publish;
@@ -30,7 +35,8 @@ mod worker;
 pub use self::{
     engine::{Built, Options, Outcome, Summary, build},
     error::BuildError,
-    worker::Launcher,
+    launcher::Launcher,
+    limits::machine_memory,
 };
 
 /// The torch that this binary is made for.

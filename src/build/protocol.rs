@@ -28,6 +28,16 @@ pub const PROTOCOL: u32 = 1;
 pub enum Request {
     /// Says what the worker is: answered with [`Hello`].
     Hello,
+    /// Gets ready to compile: imports the compiler, and makes this worker's share of what every compile on a machine
+    /// needs. Answered with [`Prepared`]; nothing depends on it but speed.
+    Prepare {
+        device: String,
+        isa: String,
+        /// Which of `of` workers this is.
+        share: usize,
+        of: usize,
+        out: PathBuf,
+    },
     /// Imports the entry and makes the model: answered with [`Opened`]. Once per worker and model.
     Open {
         /// The spec's folder, first on `sys.path`.
@@ -141,6 +151,13 @@ pub struct Hello {
     pub cxx11_abi: bool,
     /// Compute capability of each CUDA device, as `90`; empty without one.
     pub sm: Vec<String>,
+}
+
+/// A worker that is ready to compile.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Prepared {
+    /// Seconds by phase.
+    pub seconds: BTreeMap<String, f64>,
 }
 
 /// What importing the entry and making the model showed.

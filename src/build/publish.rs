@@ -3,7 +3,7 @@
 //! The store takes its own copy of everything a worker wrote before anything else looks at it. A program's record is
 //! published last, when it passed its gate and none of the model's sources changed meanwhile.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -23,6 +23,9 @@ use crate::{
     spec::FailPolicy,
     store::StoreError,
 };
+
+/// How long a candidate may run.
+const GATE_LIMIT: Duration = Duration::from_secs(900);
 
 /// Inputs and outputs of an artifact.
 #[derive(Default)]
@@ -130,17 +133,14 @@ impl Shared<'_> {
         else {
             return Ok(());
         };
-        let (
-            Some(known),
-            Job {
-                item, id, request, ..
-            },
-        ) = (&self.plan.known, &self.jobs[job])
-        else {
+        let (Some(known), Some(weights)) = (&self.plan.known, self.weights.get()) else {
             return Err(BuildError::Protocol {
-                message: "gated before the target was known".to_owned(),
+                message: "gated before the target and the weights were known".to_owned(),
             });
         };
+        let Job {
+            item, id, request, ..
+        } = &self.jobs[job];
         let module = &self.options.spec.modules[item.module];
         let steps = match item.form.compiled {
             true => captured.steps,
@@ -207,15 +207,21 @@ impl Shared<'_> {
             let candidate = gate::Candidate {
                 store: self.options.store.path().to_owned(),
                 program: program.clone(),
-                weights: self.weights.object,
-                aliases: self.weights.aliases.clone(),
+                weights: weights.object,
+                aliases: weights.aliases.clone(),
                 samples: captured.samples,
                 steps: item.settings.compile.smoketest_steps,
                 rtol: module.gate.rtol,
                 atol: module.gate.atol,
             };
             let (verdict, _) = self.told(number, "gate", &name, || {
-                gate::in_child(&self.options.gate, &candidate, &self.options.cancel)
+                gate::in_child(
+                    &self.options.gate,
+                    &candidate,
+                    &self.crew.limits,
+                    self.limit(GATE_LIMIT),
+                    &self.crew.stop,
+                )
             });
             match verdict {
                 Ok(report) => program.receipt["gate"] = report,

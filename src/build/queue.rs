@@ -36,6 +36,8 @@ pub(super) struct Waiting {
 }
 
 pub(super) enum Task {
+    /// Put the weight set into the store.
+    Weights,
     Capture(usize),
     Compile(Box<Compile>),
     Gate(usize),
@@ -49,6 +51,15 @@ pub(super) enum Next {
     Done,
 }
 
+/// Whether the weight set is in the store: nothing is gated before.
+#[derive(Default, PartialEq)]
+enum Weights {
+    #[default]
+    Todo,
+    Running,
+    There,
+}
+
 #[derive(Default)]
 pub(super) struct Queue {
     captures: VecDeque<usize>,
@@ -59,39 +70,67 @@ pub(super) struct Queue {
     /// Artifacts that are queued or being compiled.
     pending: BTreeSet<Digest>,
     running: usize,
+    weights: Weights,
+    /// Whether there is only one worker.
+    alone: bool,
     pub done: Done,
     pub fatal: Option<BuildError>,
 }
 
 impl Queue {
-    pub fn new(captures: impl Iterator<Item = usize>) -> Self {
+    pub fn new(captures: impl Iterator<Item = usize>, alone: bool) -> Self {
         Self {
+            alone,
             captures: captures.collect(),
             ..Self::default()
         }
     }
 
     /// Takes the next task for a worker, which says with [`Self::ended`] when it is over. Only a worker that holds the
-    /// model captures.
-    pub fn next(&mut self, holds_model: bool) -> Next {
+    /// model captures, and one that is not ready yet does only what needs no worker.
+    pub fn next(&mut self, holds_model: bool, ready: bool) -> Next {
         if self.fatal.is_some() {
             return Next::Done;
+        }
+        if self.weights == Weights::Todo && (self.alone || !holds_model) {
+            self.weights = Weights::Running;
+            self.running += 1;
+            return Next::Do(Task::Weights);
         }
         let capture = match holds_model {
             true => self.captures.pop_front().map(Task::Capture),
             false => None,
         };
-        let task = capture
-            .or_else(|| self.gates.pop_front().map(Task::Gate))
-            .or_else(|| Some(Task::Compile(Box::new(self.compiles.pop()?))));
-        match task {
+        let gate = || match self.weights {
+            Weights::There => self.gates.pop_front().map(Task::Gate),
+            _ => None,
+        };
+        let task = capture.or_else(gate);
+        let compile = || match ready {
+            true => Some(Task::Compile(Box::new(self.compiles.pop()?))),
+            false => None,
+        };
+        match task.or_else(compile) {
             Some(task) => {
                 self.running += 1;
                 Next::Do(task)
             }
-            None if self.running == 0 && self.captures.is_empty() => Next::Done,
+            None if self.over() => Next::Done,
             None => Next::Wait,
         }
+    }
+
+    /// Returns whether nothing is left, and nothing runs that could bring more.
+    fn over(&self) -> bool {
+        self.running == 0
+            && self.captures.is_empty()
+            && self.compiles.is_empty()
+            && self.gates.is_empty()
+            && self.weights == Weights::There
+    }
+
+    pub fn weights_are_there(&mut self) {
+        self.weights = Weights::There;
     }
 
     /// Takes note that a task is over; its error, if it has one, ends the build.

@@ -1,97 +1,33 @@
 //! One Python worker: a child process that answers one request at a time and stays alive between them.
 //!
 //! The worker is distrusted. It runs in a process group of its own, which ends with it; its files lie in a private
-//! folder; a request that takes too long, a cancelled build or a worker that dies are errors of that request, with the
-//! end of the worker's log in them.
+//! folder; a request that takes too long or too much memory, a cancelled build or a worker that dies are errors of that
+//! request, with the end of the worker's log in them.
+//!
+//! A worker can be [started](Worker::spawn) long before it is needed: what it is told first waits in its pipe, and the
+//! answers wait in ours.
 
 use std::{
-    ffi::OsString,
     fs::File,
     io::{BufRead, BufReader, Read, Seek, SeekFrom, Write},
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
-    sync::{
-        atomic::{AtomicBool, Ordering},
-        mpsc::{self, Receiver, RecvTimeoutError},
-    },
+    process::{Child, ChildStdin},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
 
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
-    BuildError,
+    BuildError, Launcher, launcher,
+    limits::{Limits, Stop, Watch, end_family},
     protocol::{Hello, Line, PROTOCOL, Request},
 };
 
-/// The worker's program, written out where Python can run it.
-const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/worker.rs"));
-
-/// How to start a worker.
-#[derive(Clone, Debug)]
-pub struct Launcher {
-    /// The interpreter, or the whole worker program when `args` says so.
-    pub program: PathBuf,
-    /// Arguments before the worker's own path; none is the usual case.
-    pub args: Vec<OsString>,
-    /// Start `program` itself, instead of the embedded worker under it.
-    pub replaces_worker: bool,
-    /// A folder that outlives builds, for precompiled C++ headers; without one each build makes its own.
-    pub headers: Option<PathBuf>,
-}
-
-impl Launcher {
-    /// Runs the embedded worker with this interpreter.
-    pub fn python(program: impl Into<PathBuf>) -> Self {
-        Self {
-            program: program.into(),
-            args: vec![],
-            replaces_worker: false,
-            headers: None,
-        }
-    }
-
-    /// Runs `program` as the worker.
-    pub fn program(program: impl Into<PathBuf>) -> Self {
-        Self {
-            program: program.into(),
-            args: vec![],
-            replaces_worker: true,
-            headers: None,
-        }
-    }
-
-    fn command(&self, scratch: &Path) -> Result<Command, BuildError> {
-        let mut command = Command::new(&self.program);
-        command.args(&self.args);
-        if let Some(headers) = &self.headers {
-            command.env("PRECAST_HEADER_DIR", headers);
-        }
-        if !self.replaces_worker {
-            command.args(["-P", "-u"]).arg(unpack(scratch)?);
-        }
-        Ok(command)
-    }
-}
-
-/// Writes the embedded worker into `scratch` and returns its folder.
-fn unpack(scratch: &Path) -> Result<PathBuf, BuildError> {
-    let folder = scratch.join("precast_worker");
-    let write = || {
-        std::fs::create_dir_all(&folder)?;
-        FILES
-            .iter()
-            .try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
-    };
-    write().map_err(|source| BuildError::Scratch {
-        path: folder.clone(),
-        source,
-    })?;
-    Ok(folder)
-}
+/// How long importing torch may take.
+const HELLO_LIMIT: Duration = Duration::from_secs(600);
 
 /// A live worker.
 pub struct Worker {
@@ -100,45 +36,24 @@ pub struct Worker {
     lines: Receiver<std::io::Result<String>>,
     log: PathBuf,
     next: u64,
-    pub hello: Hello,
+    watch: Watch,
+    stop: Stop,
+    ended: bool,
     /// Whether it holds the model.
     pub opened: bool,
 }
 
 impl Worker {
-    /// Starts a worker whose private files lie in `scratch`, and asks it what it is.
-    pub fn start(
+    /// Starts a worker whose private files lie under `scratch`, and waits for nothing.
+    pub fn spawn(
         launcher: &Launcher,
         scratch: &Path,
         name: &str,
-        cancel: &AtomicBool,
+        limits: &Limits,
+        stop: &Stop,
     ) -> Result<Self, BuildError> {
         let private = scratch.join(name);
-        let cache = |folder: &str| private.join(folder);
-        let scratch_error = |source| BuildError::Scratch {
-            path: private.clone(),
-            source,
-        };
-        for folder in ["inductor", "triton", "tmp"] {
-            std::fs::create_dir_all(cache(folder)).map_err(scratch_error)?;
-        }
-        let log = private.join("log");
-        let stderr = File::create(&log).map_err(scratch_error)?;
-        let mut child = launcher
-            .command(scratch)?
-            .env("TORCHINDUCTOR_CACHE_DIR", cache("inductor"))
-            .env("TRITON_CACHE_DIR", cache("triton"))
-            .env("TMPDIR", cache("tmp"))
-            .env("PYTHONDONTWRITEBYTECODE", "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(stderr)
-            .process_group(0)
-            .spawn()
-            .map_err(|source| BuildError::NoPython {
-                program: launcher.program.clone(),
-                source,
-            })?;
+        let mut child = launcher.spawn(scratch, &private)?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             unreachable!("both were asked for as pipes");
         };
@@ -150,40 +65,28 @@ impl Worker {
                 }
             }
         });
-        let hello = Hello {
-            protocol: 0,
-            python: String::new(),
-            site_packages: vec![],
-            torch: String::new(),
-            torch_git: String::new(),
-            cuda: None,
-            cxx11_abi: true,
-            sm: vec![],
-        };
-        let mut worker = Self {
+        Ok(Self {
+            watch: limits.watch(child.id()),
             child,
             stdin,
             lines,
-            log,
+            log: launcher::log(&private),
             next: 0,
-            hello,
+            stop: stop.clone(),
+            ended: false,
             opened: false,
-        };
-        worker.hello = worker.call(
-            &Request::Hello,
-            Duration::from_secs(300),
-            cancel,
-            &mut |_| {},
-        )?;
-        if worker.hello.protocol != PROTOCOL {
-            return Err(BuildError::Protocol {
-                message: format!(
-                    "worker speaks version {}, this binary {PROTOCOL}",
-                    worker.hello.protocol
-                ),
-            });
+        })
+    }
+
+    /// Asks what it is.
+    pub fn hello(&mut self) -> Result<Hello, BuildError> {
+        let hello: Hello = self.call(&Request::Hello, HELLO_LIMIT, &mut |_| {})?;
+        match hello.protocol {
+            PROTOCOL => Ok(hello),
+            other => Err(BuildError::Protocol {
+                message: format!("worker speaks version {other}, this binary {PROTOCOL}"),
+            }),
         }
-        Ok(worker)
     }
 
     /// Sends one request and waits for its answer. `phase` hears where the request is.
@@ -191,7 +94,6 @@ impl Worker {
         &mut self,
         request: &Request,
         limit: Duration,
-        cancel: &AtomicBool,
         phase: &mut dyn FnMut(&str),
     ) -> Result<T, BuildError> {
         self.next += 1;
@@ -200,7 +102,7 @@ impl Worker {
         let body = serde_json::to_value(request).map_err(|e| BuildError::Protocol {
             message: e.to_string(),
         })?;
-        if let (Some(line), serde_json::Value::Object(body)) = (line.as_object_mut(), body) {
+        if let (Some(line), Value::Object(body)) = (line.as_object_mut(), body) {
             line.extend(body);
         }
         let started = Instant::now();
@@ -211,16 +113,9 @@ impl Worker {
             return Err(self.died());
         }
         loop {
-            if cancel.load(Ordering::Relaxed) {
-                self.kill();
-                return Err(BuildError::Interrupted);
-            }
-            if started.elapsed() > limit {
-                self.kill();
-                return Err(BuildError::WorkerHung {
-                    seconds: limit.as_secs(),
-                    log: self.log_tail(),
-                });
+            if let Err(error) = self.check(started, limit) {
+                self.end();
+                return Err(error);
             }
             let text = match self.lines.recv_timeout(Duration::from_millis(50)) {
                 Ok(Ok(text)) => text,
@@ -253,6 +148,25 @@ impl Worker {
         }
     }
 
+    fn check(&mut self, started: Instant, limit: Duration) -> Result<(), BuildError> {
+        if self.stop.is_set() {
+            return Err(BuildError::Interrupted);
+        }
+        if started.elapsed() > limit {
+            return Err(BuildError::WorkerHung {
+                seconds: limit.as_secs(),
+                log: self.log_tail(),
+            });
+        }
+        match self.watch.check() {
+            Some(what) => Err(BuildError::WorkerGreedy {
+                what,
+                log: self.log_tail(),
+            }),
+            None => Ok(()),
+        }
+    }
+
     /// Returns what the worker has written to its log so far, from `start` on.
     pub fn log_since(&self, start: u64) -> Vec<u8> {
         let mut text = Vec::new();
@@ -277,46 +191,26 @@ impl Worker {
     }
 
     fn died(&mut self) -> BuildError {
-        self.kill();
-        let status = self
-            .child
-            .wait()
-            .map(|status| status.to_string())
-            .unwrap_or_default();
+        let status = self.end().unwrap_or_default();
         BuildError::WorkerDied {
             status,
             log: self.log_tail(),
         }
     }
 
-    /// Ends the worker's whole process group.
-    fn kill(&mut self) {
-        let group = rustix::process::Pid::from_child(&self.child);
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    /// Ends the worker and everything that it started; returns its status the first time.
+    fn end(&mut self) -> Option<String> {
+        if std::mem::replace(&mut self.ended, true) {
+            return None;
+        }
+        end_family(self.child.id());
+        let status = self.child.wait();
+        Some(status.map(|status| status.to_string()).unwrap_or_default())
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.kill();
-        let _ = self.child.wait();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_file_of_the_worker_is_embedded() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/build/worker");
-        let mut there: Vec<String> = walkdir::WalkDir::new(folder)
-            .into_iter()
-            .filter_map(|entry| entry.unwrap().file_name().to_str().map(str::to_owned))
-            .filter(|name| name.ends_with(".py"))
-            .collect();
-        there.sort();
-        let embedded: Vec<&str> = FILES.iter().map(|(name, _)| *name).collect();
-        assert_eq!(there, embedded);
+        self.end();
     }
 }

@@ -1,6 +1,6 @@
 //! `precast build`: makes whatever is missing.
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc};
+use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -10,6 +10,7 @@ use super::{
     Context, internal,
     printer::note,
     progress::{self, seconds},
+    trace,
 };
 use crate::{
     build::{self, BuildError, Launcher, Outcome, Summary},
@@ -33,12 +34,21 @@ pub(super) struct Args {
     /// How many workers compile at once [default: by cores and memory]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
+    /// What each worker may take of memory, as `6GiB` [default: what the machine has, for all of them together]
+    #[arg(long, value_name = "SIZE", value_parser = super::gc::bytes)]
+    memory: Option<u64>,
+    /// How long one capture, compile or check may take [default: from 15 minutes for a check to 2 hours for a compile]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: Option<u64>,
     /// Fail instead of compiling
     #[arg(long)]
     locked: bool,
     /// Say what would be done, and do nothing
     #[arg(long)]
     dry_run: bool,
+    /// Write what every worker did when as a Chrome trace, for chrome://tracing or Perfetto
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Publish the result under this name, complete or not at all
     #[arg(long, value_name = "NAME")]
     release: Option<String>,
@@ -85,6 +95,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         scratch: std::env::temp_dir(),
         request: args.spec.request(),
         jobs: args.jobs.map_or_else(default_jobs, usize::from),
+        memory: args.memory,
+        timeout: args.timeout.map(Duration::from_secs),
         locked: args.locked,
         release: args.release.clone(),
         cancel: Arc::clone(&context.cancel),
@@ -92,8 +104,12 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         store: &store,
     };
     let progress = progress::reporter(context);
-    let result = build::build(&options, progress.as_ref());
+    let traced = trace::Traced::new(progress.as_ref());
+    let result = build::build(&options, &traced);
     progress.finish();
+    if let Some(path) = &args.trace {
+        traced.write(path)?;
+    }
     let summary = result?;
     tell(&summary, context)?;
     let (failed, raised) = summary.failed();
@@ -138,17 +154,10 @@ fn header_folder() -> Option<PathBuf> {
 fn default_jobs() -> usize {
     const GIB_PER_WORKER: u64 = 3;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let gib = memory_gib().unwrap_or(u64::MAX);
+    let gib = build::machine_memory().map_or(u64::MAX, |bytes| bytes >> 30);
     cores
         .min(usize::try_from(gib / GIB_PER_WORKER).unwrap_or(cores))
         .max(1)
-}
-
-fn memory_gib() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib >> 20)
 }
 
 fn tell(summary: &Summary, context: &Context) -> Result<()> {

@@ -107,7 +107,7 @@ fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<(
 }
 
 /// Reads a size such as `20GiB`, `1.5 GB`, `500M` or a plain number of bytes.
-fn bytes(text: &str) -> Result<u64, Usage> {
+pub(super) fn bytes(text: &str) -> Result<u64, Usage> {
     let wrong = || Usage {
         message: format!("`{text}` is not a size"),
         hint: Some("write it as 20GiB, 500MB or a number of bytes".to_owned()),

@@ -28,6 +28,7 @@ mod show;
 mod stats;
 mod table;
 mod text;
+mod trace;
 mod verify;
 mod why;
 

@@ -95,11 +95,11 @@ impl Progress for Lines {
                 ));
             }
             Event::Worker {
+                worker,
                 python,
                 torch,
                 seconds: s,
-                ..
-            } => {
+            } if *worker == 0 || self.verbose > 0 => {
                 note(format_args!(
                     "worker: Python {python}, torch {torch} ({})",
                     seconds(*s)
@@ -130,7 +130,9 @@ impl Progress for Lines {
                 what,
                 seconds: s,
                 ..
-            } => note(format_args!("{job}: {what} ({})", seconds(*s))),
+            } if *job != "prepare" || self.verbose > 0 => {
+                note(format_args!("{job}: {what} ({})", seconds(*s)))
+            }
             Event::Published { module, bucket, id } => {
                 note(format_args!("published: {module} {bucket} {}", id.short()))
             }
@@ -197,7 +199,7 @@ impl Progress for Bars {
                     self.worker(0).set_message("starting Python");
                 }
             }
-            Event::Worker { worker, .. } => self.worker(*worker).set_message("importing the model"),
+            Event::Worker { worker: 0, .. } => self.worker(0).set_message("importing the model"),
             Event::Begin { worker, job, what } => {
                 let bar = self.worker(*worker);
                 bar.reset_elapsed();

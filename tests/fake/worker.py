@@ -83,6 +83,9 @@ class Worker:
             "sm": [],
         }
 
+    def prepare(self, request: Json) -> Json:
+        return {"seconds": {}}
+
     def open(self, request: Json) -> Json:
         self.root = Path(request["root"]).resolve()
         sys.path.insert(0, str(self.root))

@@ -84,6 +84,22 @@ class CompileTest(Project):
         results = run(answer["library"], "cpu", weights, [samples["in.0"]], 3)
         torch.testing.assert_close(results[0], expected[0], rtol=1e-5, atol=1e-6)
 
+    def test_getting_ready_makes_what_a_compile_needs(self) -> None:
+        opened = self.open(MODEL)
+        captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
+        part("compiler").prepare({"device": "cpu", "isa": "native", "share": 0, "of": 1}, self.out, Quiet())
+        header = part("cpp_private")._header
+        made = header.cache_info().misses
+        seconds = self.compile(captured, "ready")["seconds"]
+        self.assertEqual(header.cache_info().misses, made, "the compile asked for another header")
+        self.assertNotIn("headers", seconds)
+
+    def test_shares_cover_every_header_once(self) -> None:
+        share = part("cpp_private").Share
+        for of in (1, 2, 3):
+            taken = [[one.next() for _ in range(5)] for one in (share(index, of) for index in range(of))]
+            self.assertEqual([sum(column) for column in zip(*taken, strict=True)], [1] * 5)
+
     def test_options_that_cannot_be_are_refused(self) -> None:
         opened = self.open(MODEL)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])

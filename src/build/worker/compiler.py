@@ -68,6 +68,24 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     return answer
 
 
+def prepare(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
+    """Gets ready to compile for a device, and makes this worker's share of the headers that every compile needs."""
+    device = request["device"]
+    clock = inductor.Clock(wire.event)
+    started = time.perf_counter()
+    wire.event("import")
+    options = {**_FIXED, **_threads({})}
+    inductor.warm_up(device, request["isa"], options, out.resolve(), clock, request["share"], request["of"])
+    clock.seconds["import"] = max(0.0, time.perf_counter() - started - sum(clock.seconds.values()))
+    return {"seconds": {name: round(value, 4) for name, value in clock.seconds.items()}}
+
+
+def _threads(options: dict[str, Any]) -> dict[str, Any]:
+    """Keeps inductor from starting processes of its own, unless it is to try many kernels: workers are parallel."""
+    many = options.get("max_autotune") or options.get("max_autotune_gemm") or options.get("coordinate_descent_tuning")
+    return {} if many else {"compile_threads": 1}
+
+
 def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any]:
     mode = request.get("mode") or "default"
     modes = inductor.modes()
@@ -87,7 +105,7 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
     # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
     if any(buffer.numel() == 1 for buffer in module.buffers()):
         options["joint_graph_constant_folding"] = False
-    return {**options, **_FIXED}
+    return {**_threads(options), **options, **_FIXED}
 
 
 def _failure(outer: Exception, root: Path) -> Failure:

@@ -66,6 +66,13 @@ def _compile(session: Session, request: dict[str, Any]) -> Any:
     return compiler.compile_segment(request, _folder(request["out"]), session.wire)
 
 
+def _prepare(session: Session, request: dict[str, Any]) -> Any:
+    from . import compiler, hello
+
+    hello.torch_or_fail()
+    return compiler.prepare(request, _folder(request["out"]), session.wire)
+
+
 OPERATIONS = {
     "hello": _hello,
     "open": _open,
@@ -73,6 +80,7 @@ OPERATIONS = {
     "inputs": _inputs,
     "capture": _capture,
     "compile": _compile,
+    "prepare": _prepare,
 }
 
 

@@ -1,0 +1,135 @@
+//! How a worker is started: which program, with which files and which environment.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use super::BuildError;
+
+/// The worker's program, written out where Python can run it.
+const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/worker.rs"));
+
+/// OpenMP's threads spin while they wait, unless they are told not to. With more workers and compilers than cores that
+/// made eager runs seven times as slow as need be.
+pub(super) const WAIT_POLICY: &str = "passive";
+
+/// How to start a worker.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// The interpreter, or the whole worker program when `args` says so.
+    pub program: PathBuf,
+    /// Arguments before the worker's own path; none is the usual case.
+    pub args: Vec<OsString>,
+    /// Start `program` itself, instead of the embedded worker under it.
+    pub replaces_worker: bool,
+    /// A folder that outlives builds, for precompiled C++ headers; without one each build makes its own.
+    pub headers: Option<PathBuf>,
+}
+
+impl Launcher {
+    /// Runs the embedded worker with this interpreter.
+    pub fn python(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            args: vec![],
+            replaces_worker: false,
+            headers: None,
+        }
+    }
+
+    /// Runs `program` as the worker.
+    pub fn program(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            args: vec![],
+            replaces_worker: true,
+            headers: None,
+        }
+    }
+
+    /// Starts a worker whose private files lie in `private`, in a process group of its own.
+    pub(super) fn spawn(&self, scratch: &Path, private: &Path) -> Result<Child, BuildError> {
+        let scratch_error = |source| BuildError::Scratch {
+            path: private.to_owned(),
+            source,
+        };
+        let mut command = self.command(scratch)?;
+        for (variable, folder) in [
+            ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
+            ("TRITON_CACHE_DIR", "triton"),
+            ("TMPDIR", "tmp"),
+        ] {
+            let folder = private.join(folder);
+            std::fs::create_dir_all(&folder).map_err(scratch_error)?;
+            command.env(variable, folder);
+        }
+        let stderr = File::create(log(private)).map_err(scratch_error)?;
+        command
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("OMP_WAIT_POLICY", WAIT_POLICY)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .process_group(0)
+            .spawn()
+            .map_err(|source| BuildError::NoPython {
+                program: self.program.clone(),
+                source,
+            })
+    }
+
+    fn command(&self, scratch: &Path) -> Result<Command, BuildError> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args);
+        if let Some(headers) = &self.headers {
+            command.env("PRECAST_HEADER_DIR", headers);
+        }
+        if !self.replaces_worker {
+            command.args(["-P", "-u"]).arg(unpack(scratch)?);
+        }
+        Ok(command)
+    }
+}
+
+/// Writes the embedded worker into `scratch` and returns its folder.
+fn unpack(scratch: &Path) -> Result<PathBuf, BuildError> {
+    let folder = scratch.join("precast_worker");
+    let write = || {
+        std::fs::create_dir_all(&folder)?;
+        FILES
+            .iter()
+            .try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+    };
+    write().map_err(|source| BuildError::Scratch {
+        path: folder.clone(),
+        source,
+    })?;
+    Ok(folder)
+}
+
+/// Returns where a worker writes what it has to say.
+pub(super) fn log(private: &Path) -> PathBuf {
+    private.join("log")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_worker_is_embedded() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/build/worker");
+        let mut there: Vec<String> = walkdir::WalkDir::new(folder)
+            .into_iter()
+            .filter_map(|entry| entry.unwrap().file_name().to_str().map(str::to_owned))
+            .filter(|name| name.ends_with(".py"))
+            .collect();
+        there.sort();
+        let embedded: Vec<&str> = FILES.iter().map(|(name, _)| *name).collect();
+        assert_eq!(there, embedded);
+    }
+}

@@ -1,0 +1,328 @@
+"""What inductor does with the C++ compiler, done once a machine instead of once a process or an artifact.
+
+Some of its habits cost every fresh process 14 to 30 seconds and every artifact some more; they are answered here:
+
+- For each instruction set that the CPU has, it compiles a test program and starts a Python that imports torch to load
+  it. The CPU's own answer plus a check that the compiler knows the flags say the same in milliseconds.
+- Its precompiled headers lie under TMPDIR, which is private to a build. They are kept in `PRECAST_HEADER_DIR` when
+  that is set to a folder of this user that nobody else can write, and made once a machine.
+- The C functions of an artifact and the container behind them are the same text in every artifact, and three fifths of
+  the time that its C++ takes. They are compiled once and linked in.
+- To see whether a header changed it preprocesses it twice a process and needs `openssl`. The version of torch, its
+  place and the compiler's own version say the same.
+- It compiles one file after the other. They are independent until the link, which waits for them.
+
+Written against torch 2.11, as `inductor_private`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shlex
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# `[target] isa` -> the vector class of torch's C++ kernels that it allows, by name in `cpu_vec_isa`.
+_VECTORS = {"x86-64-v2": None, "x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}
+
+Run = Callable[[str, str], None]
+
+
+class Enough(Exception):
+    """A warm-up has what it wanted."""
+
+
+@dataclass
+class Share:
+    """The part of a machine's headers that one of several processes makes in a warm-up."""
+
+    index: int
+    of: int
+    seen: int = 0
+
+    def next(self) -> bool:
+        """Returns whether the next header is this process's."""
+        self.seen += 1
+        return (self.seen - 1) % self.of == self.index
+
+
+@contextmanager
+def toolchain(isa: str, clock: Any, share: Share | None = None) -> Iterator[None]:
+    """Puts our answers in place of inductor's own for the time of one compile, or of a warm-up."""
+    from torch._inductor import codecache, cpp_builder, cpu_vec_isa
+
+    run, flags, header = (
+        cpp_builder._run_compile_cmd,
+        cpp_builder._get_optimization_cflags,
+        codecache._precompile_header,
+    )
+    check, valid = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.valid_vec_isa_list
+    commands = _Commands(run, clock, share)
+
+    def baseline(*args: Any, **kwargs: Any) -> Any:
+        compile_flags, link_flags = flags(*args, **kwargs)
+        return [f"march={isa}" if flag == "march=native" else flag for flag in compile_flags], link_flags
+
+    def precompile(header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
+        mine = share is None or share.next()
+        return (_header if mine else _header_path)(isa, header, hashable_cmd_line, **compile_command)
+
+    cpp_builder._run_compile_cmd = commands
+    cpu_vec_isa.VecISA.check_build = _compiler_knows
+    codecache._precompile_header = precompile
+    if isa != "native":
+        # Breaks if: the flag moves out of this function; then the first test of a baseline fails.
+        cpp_builder._get_optimization_cflags = baseline
+        vector = _VECTORS[isa]
+        allowed = [item for item in cpu_vec_isa.supported_vec_isa_list if type(item).__name__ == vector]
+        replacement = functools.cache(lambda: allowed)
+        cpu_vec_isa.valid_vec_isa_list = replacement
+    try:
+        yield
+    finally:
+        commands.close()
+        cpp_builder._run_compile_cmd = run
+        cpp_builder._get_optimization_cflags = flags
+        codecache._precompile_header = header
+        cpu_vec_isa.VecISA.check_build = check
+        cpu_vec_isa.valid_vec_isa_list = valid
+
+
+class _Commands:
+    """Runs the compiler's commands: those that compile a file in the background, a link when they have ended."""
+
+    def __init__(self, run: Run, clock: Any, share: Share | None) -> None:
+        self._run = run
+        self._clock = clock
+        self._share = share
+        self._interface = _Interface(run)
+        self._threads = ThreadPoolExecutor(4)
+        self._running: list[Future[None]] = []
+
+    def __call__(self, command: str, cwd: str) -> None:
+        kind = _kind(command)
+        if kind == "headers":
+            with self._clock.phase(kind):
+                self._run(command, cwd)
+            return
+        if kind == "link":
+            with self._clock.phase("cpp"):
+                self.wait()
+                command = self._interface.link(command)
+            with self._clock.phase(kind):
+                self._run(_only_needed(command), cwd)
+            return
+        if self._share is not None:
+            if self._share.index == 0 and _wrapper(command):
+                with self._clock.phase("headers"):
+                    self._interface.make(command)
+            raise Enough
+        if ".cpp " not in command:
+            # The constants, in assembler: a matter of milliseconds, and removed at once.
+            self._run(command, cwd)
+            return
+        self._clock.tell("cpp")
+        if _wrapper(command):
+            command = self._interface.shorten(command, self._threads)
+        # The folder that inductor names is removed as soon as this returns.
+        self._running.append(self._threads.submit(self._run, command, str(_header_folder())))
+
+    def wait(self) -> None:
+        """Waits for what was started, and raises what failed."""
+        running, self._running = self._running, []
+        for future in running:
+            future.result()
+
+    def close(self) -> None:
+        """Waits for whatever still runs."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _wrapper(command: str) -> bool:
+    return ".wrapper.cpp " in command
+
+
+class _Interface:
+    """Takes the part that all artifacts share out of one artifact's code, and links it in compiled.
+
+    Breaks if: torch's `interface.cpp` is no longer copied into the code as it is, or the class it drives changes; the
+    code is then compiled whole, as torch does it.
+    """
+
+    _MODEL = "#include <torch/csrc/inductor/aoti_runtime/model.h>\n"
+    _BASE = "template class torch::aot_inductor::AOTInductorModelBase<torch::aot_inductor::AOTInductorModel>;\n"
+    _failed = False
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._whole = ""
+        self._wrapper = ""
+        self._made: Future[Path] | None = None
+
+    def shorten(self, command: str, threads: ThreadPoolExecutor) -> str:
+        """Returns the command that compiles the rest of a wrapper; the shared part is compiled beside it if need be."""
+        source, target = _source_and_target(command)
+        shared = _interface_text()
+        text = Path(source).read_text()
+        if _Interface._failed or shared is None or shared not in text or f"-o {target}" not in command:
+            return command
+        rest = source.removesuffix(".wrapper.cpp") + ".model.cpp"
+        Path(rest).write_text(text.replace(shared, f"{self._MODEL}extern {self._BASE}", 1))
+        self._whole, self._wrapper = command, target
+        self._made = threads.submit(self.make, command)
+        return command.replace(source, rest, 1)
+
+    def link(self, command: str) -> str:
+        """Returns the command that links the shared part too."""
+        from torch._inductor import exc
+
+        if self._made is None or f"{self._wrapper} " not in command:
+            return command
+        try:
+            made = self._made.result()
+        except exc.CppCompileError:
+            _Interface._failed = True
+            self._run(self._whole, str(_header_folder()))
+            return command
+        return command.replace(f"{self._wrapper} ", f"{self._wrapper} {made} ", 1)
+
+    def make(self, command: str) -> Path:
+        """Compiles the shared part with the flags of a wrapper, unless it is there; returns its object."""
+        from torch.utils._filelock import FileLock
+
+        source, target = _source_and_target(command)
+        flags = command.replace(source, "", 1).replace(target, "", 1)
+        text = _interface_text() or ""
+        folder = _header_folder()
+        name = _digest([flags, text, *_compiler_identity()])
+        made = folder / f"{name}.o"
+        with FileLock(str(folder / f"{name}.lock")):
+            if not made.exists():
+                code = folder / f"{name}.cpp"
+                code.write_text(f"{self._MODEL}{self._BASE}{text}\n")
+                partial = folder / f"{name}.o.partial"
+                replaced = command.replace(source, str(code), 1).replace(f"-o {target}", f"-o {partial}", 1)
+                self._run(replaced, str(folder))
+                os.replace(partial, made)
+        return made
+
+
+def _source_and_target(command: str) -> tuple[str, str]:
+    source = next(word for word in shlex.split(command) if word.endswith(".wrapper.cpp"))
+    return source, source.removesuffix(".cpp") + ".o"
+
+
+@functools.cache
+def _interface_text() -> str | None:
+    from torch._inductor.codegen import cpp_wrapper_cpu
+
+    path = Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
+    return path.read_text().strip() if path.is_file() else None
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _compiler_identity() -> tuple[str, ...]:
+    import torch
+    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
+
+    version = get_compiler_version_info(get_cpp_compiler())
+    # `-march=native` means another thing on another machine that mounts the same folder.
+    native = subprocess.run(
+        [get_cpp_compiler(), "-march=native", "-Q", "--help=target"], capture_output=True, text=True, check=False
+    ).stdout
+    return (version, native, torch.__version__, str(torch.version.git_version), torch.__file__)
+
+
+def _kind(command: str) -> str:
+    if " c++-header " in command:
+        return "headers"
+    return "cpp" if " -c " in command else "link"
+
+
+def _only_needed(command: str) -> str:
+    """A link that names only libraries the object uses, and no folder of this machine.
+
+    Inductor names `libtorch.so`, which holds nothing but copies of C++ templates and brings the whole CUDA half of
+    libtorch into a CPU process, and the place of torch here. Whoever loads the object has libtorch loaded already.
+    """
+    program, rest = command.split(" ", 1)
+    rest = re.sub(r" (-Wl,-rpath[=,]\S+|-Wl,--no-as-needed|-ltorch)(?= |$)", "", rest)
+    return f"{program} -Wl,--as-needed {rest}"
+
+
+def _compiler_knows(vector: Any, code: str) -> bool:
+    """Whether the compiler takes an instruction set's flags; that the CPU has it is asked of the CPU elsewhere."""
+    return _knows_flags(vector._arch_flags)
+
+
+@functools.cache
+def _knows_flags(flags: str) -> bool:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    command = [get_cpp_compiler(), *shlex.split(flags), "-fsyntax-only", "-x", "c++", os.devnull]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+@functools.cache
+def _header(isa: str, header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
+    """Returns a header that has been compiled before, making it if it is the first time.
+
+    Breaks if: the compiler's flags for a header differ from those for the code that includes it; GCC then ignores the
+    compiled header, and builds get slower but stay right.
+    """
+    from torch._inductor import cpp_builder
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+    from torch.utils._filelock import FileLock
+
+    path = Path(_header_path(isa, header, hashable_cmd_line, **compile_command))
+    with FileLock(str(path.with_suffix(".lock"))):
+        if not path.with_suffix(".h.gch").exists():
+            path.write_text(f"#include <{header}>\n")
+            options = CppTorchDeviceOptions(**compile_command, precompiling=True)
+            builder = CppBuilder(name=str(path), sources=str(path), BuildOption=options)
+            target = Path(builder.get_target_file_path())
+            partial = str(target) + ".partial"
+            # Written beside and renamed: a killed compiler leaves no half header behind.
+            cpp_builder._run_compile_cmd(
+                builder.get_command_line().replace(f"-o {target}", f"-o {partial}"), str(path.parent)
+            )
+            os.replace(partial, target)
+    return str(path)
+
+
+def _header_path(isa: str, header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+
+    options = CppTorchDeviceOptions(**compile_command, precompiling=True)
+    probe = CppBuilder(name="header", sources="header.h", BuildOption=options)
+    name = _digest([isa, header, hashable_cmd_line, probe.get_command_line(), *_compiler_identity()])
+    return str(_header_folder() / f"{name}.h")
+
+
+def _header_folder() -> Path:
+    """The folder for precompiled headers: the shared one if it is safe, else the build's own."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    shared = os.environ.get("PRECAST_HEADER_DIR")
+    if shared:
+        folder = Path(shared)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022:
+            return folder
+    folder = Path(cache_dir()) / "headers"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
