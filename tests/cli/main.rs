@@ -6,6 +6,7 @@ mod build;
 mod inspect;
 #[cfg(feature = "torch")]
 mod kill;
+mod limits;
 #[cfg(feature = "torch")]
 mod run;
 mod sandbox;

@@ -12,6 +12,8 @@ What goes wrong is steered by comments in the model's file, each for one request
     # fake: compile fails              the compiler's message goes to the log
     # fake: compile dies               the worker is killed in mid-compile
     # fake: compile hangs              no answer, ever
+    # fake: compile eats               memory, and more of it
+    # fake: compile spawns             a process in a session of its own (its number goes to `spawned`); then it hangs
     # fake: answers wrong              the artifact computes something else than eager
     # fake: answers nan
     # fake: run fails
@@ -164,7 +166,7 @@ class Worker:
             "run_fails": self.told("run fails", sizes),
             "answers_nan": self.told("answers nan", sizes),
         }
-        behaviour = {what: self.told(f"compile {what}", sizes) for what in ("fails", "dies", "hangs")}
+        behaviour = {what: self.told(f"compile {what}", sizes) for what in ("fails", "dies", "hangs", "eats", "spawns")}
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
         follow = [None if dim is None else {"dim": dim, "scale": 1, "offset": 0} for dim in inputs[0]["dims"]]
         return {
@@ -200,8 +202,16 @@ class Worker:
         if segment["dies"]:
             print("about to die", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        if segment["hangs"]:
+        if segment["spawns"]:
+            child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+            self.root.joinpath("spawned.new").write_text(str(child.pid))
+            self.root.joinpath("spawned.new").rename(self.root / "spawned")
+        if segment["hangs"] or segment["spawns"]:
             time.sleep(3600)
+        hoard = []
+        while segment["eats"]:
+            hoard.append(bytearray(os.urandom(1 << 20)) * 32)
+            time.sleep(0.05)
         if segment["fails"]:
             print("kernel.cpp:12: error: this line is in the log", file=sys.stderr, flush=True)
             raise Failure("compile", "the C++ compiler failed with exit code 1")

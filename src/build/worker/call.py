@@ -43,6 +43,22 @@ def by_name(function: Any, names: list[str]) -> bool:
     return set(names) <= keywords
 
 
+def check_inputs(function: Any, names: list[str], what: str) -> None:
+    """Refuses inputs that the method can't be called with, by name or in their order."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**dict.fromkeys(names)) if by_name(function, names) else signature.bind(*names)
+    except TypeError as error:
+        own = ", ".join(f"`{name}`" for name in signature.parameters)
+        given = ", ".join(f"`{name}`" for name in names)
+        raise Failure(
+            "bad_input", f"{what} can't be called with {given}: {error}", hint=f"its parameters are {own}"
+        ) from error
+
+
 def wrap(module: Any, method: str, names: list[str], nesting: dict[str, Any] | None = None) -> Any:
     """Returns a module that calls `method` of `module` with tensors in the order of `names`, nested as it was seen."""
     import torch

@@ -36,11 +36,15 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     started = time.perf_counter()
     out = out.resolve()
     target = call.find(opened.model, module["path"])
-    call.method_of(target, module["path"], module["method"])
+    function = call.method_of(target, module["path"], module["method"])
     cut.check_regions(module["regions"], module["path"], [name for name, _ in target.named_modules()])
     specs = module["inputs"]
     what = _describe(module)
     nesting = module.get("structure")
+    if nesting is None:
+        call.check_inputs(
+            target.forward if module["method"] == "forward" else function, [s["name"] for s in specs], what
+        )
     wrapped = call.wrap(target, module["method"], [spec["name"] for spec in specs], nesting)
 
     wire.event("capture")

@@ -1,0 +1,122 @@
+//! What a worker may take, and how it ends: always with everything that it started.
+
+use std::{
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use crate::sandbox::Sandbox;
+
+/// Returns whether a process is there and not a dead one that nobody has asked after.
+fn alive(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+fn wait_until(what: &str, is: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is() {
+        assert!(started.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_worker_that_eats_memory_fails_one_program() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: compile eats batch=1");
+    let ran = sandbox.run(&["build", "-j", "1", "--memory", "300MiB"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let text = ran.text();
+    assert!(
+        text.contains("failed affine batch=1: the worker took too much memory: ")
+            && text.contains(" of 300 MiB allowed"),
+        "{text}"
+    );
+    assert!(
+        text.contains("built 1 programs, 1 artifacts compiled"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_worker_that_hangs_fails_one_program() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: compile hangs batch=4");
+    assert_eq!(
+        sandbox
+            .run(&["build", "-q", "-j", "1", "--timeout", "5"])
+            .code,
+        0
+    );
+    let ran = sandbox.run(&["ls"]);
+    assert!(ran.stdout.contains("batch=1"), "{}", ran.text());
+    let shown = sandbox.json(&["ls"]);
+    let failed = shown["programs"].as_array().unwrap().iter();
+    let failed: Vec<_> = failed
+        .filter(|p| p["state"] == "failed" && p["bucket"] == "batch=4")
+        .collect();
+    let log = sandbox.run(&["log", failed[0]["id"].as_str().unwrap()]);
+    assert!(
+        log.stdout.contains("the worker did not answer within 5 s"),
+        "{}",
+        log.text()
+    );
+}
+
+#[test]
+fn what_a_worker_started_ends_with_the_build() {
+    let sandbox = Sandbox::new();
+    // A child in a session of its own, which no signal to the worker's group reaches.
+    sandbox.append("model.py", "# fake: compile spawns batch=4");
+    let child = sandbox
+        .command(&["build", "-q", "-j", "1"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let file = sandbox.path("spawned");
+    wait_until("nothing was spawned", || file.exists());
+    let pid = std::fs::read_to_string(&file).unwrap();
+    assert!(alive(&pid), "{pid}");
+    let interrupt = ["-INT", &child.id().to_string()];
+    let told = std::process::Command::new("kill").args(interrupt).status();
+    assert!(told.unwrap().success());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130));
+    wait_until("a grandchild outlived the build", || !alive(&pid));
+    let left: Vec<_> = sandbox.files("tmp");
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_trace_has_a_lane_for_each_worker() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["build", "-q", "-j", "2", "--trace", "trace.json"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let text = std::fs::read_to_string(sandbox.path("trace.json")).unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let slices = trace["traceEvents"].as_array().unwrap();
+    let has = |name: &str, lane: Option<u64>| {
+        slices.iter().any(|slice| {
+            slice["name"].as_str().unwrap().starts_with(name)
+                && lane.is_none_or(|lane| slice["tid"] == lane)
+        })
+    };
+    for name in [
+        "capture affine batch=4",
+        "compile affine batch=1",
+        "gate affine batch=4",
+    ] {
+        assert!(has(name, None), "{name} is not in {text}");
+    }
+    assert!(
+        has("open the model", Some(0)) && has("prepare", Some(1)),
+        "{text}"
+    );
+    assert!(
+        slices
+            .iter()
+            .all(|slice| slice["ts"].as_f64().unwrap() >= 0.0)
+    );
+}
