@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod build;
+mod control;
 mod inspect;
 #[cfg(feature = "torch")]
 mod kill;
@@ -10,3 +11,4 @@ mod limits;
 #[cfg(feature = "torch")]
 mod run;
 mod sandbox;
+mod why;

@@ -14,9 +14,14 @@ What goes wrong is steered by comments in the model's file, each for one request
     # fake: compile hangs              no answer, ever
     # fake: compile eats               memory, and more of it
     # fake: compile spawns             a process in a session of its own (its number goes to `spawned`); then it hangs
+    # fake: compile skips              the library is a line of text: for builds that run nothing
     # fake: answers wrong              the artifact computes something else than eager
     # fake: answers nan
     # fake: run fails
+
+A global `DECLARED` of the model's file is what its submodules say of themselves: FQN -> method -> keys of [compile]. A
+graph pass is a function that changes the segment (a dict with `offset`) in place. The log of a compile has the mode and
+the options it was asked for.
 
 The environment variable FAKE_TORCH changes the torch version that the worker claims; FAKE_TORCH=none claims to lack it.
 """
@@ -102,6 +107,8 @@ class Worker:
             self.modules = getattr(self.model, function)()
         except Exception as error:
             raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
+        for other in request.get("also") or []:
+            importlib.import_module(other.split(":")[0])
         files = [Path(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
         own = sorted(f for f in files if self.root in f.parents)
         return {
@@ -111,6 +118,7 @@ class Worker:
             ],
             "packages": [],
             "modules": self.modules,
+            "declared": getattr(self.model, "DECLARED", {}),
         }
 
     def frame(self) -> str | None:
@@ -166,7 +174,11 @@ class Worker:
             "run_fails": self.told("run fails", sizes),
             "answers_nan": self.told("answers nan", sizes),
         }
-        behaviour = {what: self.told(f"compile {what}", sizes) for what in ("fails", "dies", "hangs", "eats", "spawns")}
+        for name in module.get("passes") or []:
+            file, function = name.split(":")
+            getattr(importlib.import_module(file), function)(segment)
+        told = ("fails", "dies", "hangs", "eats", "spawns", "skips")
+        behaviour = {what: self.told(f"compile {what}", sizes) for what in told}
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
         follow = [None if dim is None else {"dim": dim, "scale": 1, "offset": 0} for dim in inputs[0]["dims"]]
         return {
@@ -199,6 +211,7 @@ class Worker:
 
     def compile(self, request: Json) -> Json:
         segment, out = json.loads(Path(request["file"]).read_text()), Path(request["out"])
+        print(f"fake: mode {request['mode']}, options {json.dumps(request['options'])}", file=sys.stderr, flush=True)
         if segment["dies"]:
             print("about to die", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -226,6 +239,9 @@ class Worker:
             "ANSWERS_NAN": int(segment["answers_nan"]),
         }
         source, library = out / "model.c", out / "model.so"
+        if segment["skips"]:
+            library.write_text(f"{defines}\n")
+            return {"library": str(library), "metadata": {"AOTI_DEVICE_KEY": "cpu"}, "seconds": {}}
         lines = [f"#define {name} {value}" for name, value in defines.items()]
         source.write_text("\n".join([*lines, f'#include "{HERE / "artifact.c"}"', ""]))
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-lm"], check=True)
