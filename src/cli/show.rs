@@ -4,9 +4,15 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
-use super::{Context, exit::Missing, program};
+use super::{
+    Context,
+    exit::{AGAIN, Missing},
+    program,
+    text::bytes,
+};
 use crate::{
-    Target, inspect,
+    Target,
+    inspect::{self, words::date},
     record::{Artifact, Failure, Layout, Program},
     store::{Found, ObjectRow, Store},
 };
@@ -21,7 +27,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.look()?;
     let gone = || Missing {
         message: format!("`{}` went away while it was read", args.id),
-        hint: None,
+        hint: AGAIN.to_owned(),
     };
     match store.resolve(&args.id)? {
         Found::Program(id) => {
@@ -48,7 +54,7 @@ fn show_object(object: &ObjectRow, context: &Context) -> Result<()> {
     context
         .out
         .line(format_args!("{} {digest}", "object".bold()))?;
-    let (size, stored) = (indicatif::HumanBytes(*size), indicatif::HumanBytes(*stored));
+    let (size, stored) = (bytes(*size), bytes(*stored));
     context
         .out
         .line(format_args!("{size} ({stored} compressed)"))
@@ -122,7 +128,7 @@ fn show_artifact(artifact: &Artifact, context: &Context) -> Result<()> {
     out.line(format_args!(
         "object {}  {}",
         artifact.object.short(),
-        indicatif::HumanBytes(artifact.size)
+        bytes(artifact.size)
     ))?;
     out.line("")?;
     let layout = |layout: &Layout| format!("{}{:?}", layout.dtype, layout.shape);
@@ -182,6 +188,7 @@ fn tree(context: &Context, value: &Value, depth: usize) -> Result<()> {
         } else {
             let text = match value {
                 Value::String(text) => text.clone(),
+                Value::Number(at) if name == "created" => at.as_i64().map_or(at.to_string(), date),
                 Value::Array(list) if list.len() > SOME && context.verbose == 0 => {
                     format!("({} entries, -v lists them)", list.len())
                 }

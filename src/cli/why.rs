@@ -6,9 +6,15 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde_json::json;
 
-use super::{Context, exit::Missing};
+use super::{
+    Context,
+    exit::{AGAIN, Missing},
+};
 use crate::{
-    inspect::why::{self, Why},
+    inspect::{
+        why::{self, Why},
+        words::date,
+    },
     plan::Reason,
     spec::Spec,
     store::{Filter, Found, Store, StoreError},
@@ -41,9 +47,13 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     }
     for why in &all {
         let id = why.id.short();
-        context
-            .out
-            .line(format_args!("{} {}", why.name.bold(), id.dimmed()))?;
+        let built = why.built.map(|at| format!(", built {}", date(at)));
+        context.out.line(format_args!(
+            "{} {}{}",
+            why.name.bold(),
+            id.dimmed(),
+            built.unwrap_or_default()
+        ))?;
         if let Some(before) = &why.before {
             context
                 .out
@@ -88,7 +98,7 @@ fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {
     }
     let missing = |hint: &str| Missing {
         message: format!("no module and no ID `{}` is in the store", args.what),
-        hint: Some(hint.to_owned()),
+        hint: hint.to_owned(),
     };
     let found = match store.resolve(&args.what) {
         Ok(found) => found,
@@ -97,7 +107,7 @@ fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {
         }
         Err(error) => return Err(error.into()),
     };
-    let gone = || missing("it went away while it was read");
+    let gone = || missing(AGAIN);
     Ok(match found {
         Found::Program(id) => vec![why::program(store, &store.program(&id)?.ok_or_else(gone)?)?],
         Found::Artifact(id) => {

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::{
     Digest,
+    inspect::receipt,
     plan::{History, Place, Reason, bystanders, names, reasons},
     record::{Artifact, Program},
     spec::Spec,
@@ -22,6 +23,8 @@ pub struct Why {
     /// `encode batch=8 seq=128`, and for an artifact the step that it was first built for.
     pub name: String,
     pub id: Digest,
+    /// When it was built, in seconds since 1970, where its record says so.
+    pub built: Option<i64>,
     /// What stood in its place before; none when nothing did.
     pub before: Option<Digest>,
     /// Most telling first. An artifact of another step or of another bucket may differ in much.
@@ -39,6 +42,7 @@ pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
     Ok(Why {
         name: format!("{module} {}", program.bucket()),
         id: program.id,
+        built: program.provenance["created"].as_i64(),
         reasons: match &before {
             Some(old) => reasons(&old.request, &program.request),
             None => vec![Reason::NeverBuilt],
@@ -72,6 +76,7 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
     Ok(Some(Why {
         name: place(&caller),
         id: artifact.id,
+        built: receipt::finished(artifact),
         reasons: match &old {
             Some(old) => reasons(&old.key, &artifact.key),
             None => vec![Reason::NeverBuilt],
@@ -137,20 +142,14 @@ fn before(
 
 /// Returns the program that calls an artifact and is the oldest to do so, and the name of the step that does.
 fn first_caller(store: &Store, artifact: &Digest) -> Result<Option<(Program, String)>, StoreError> {
-    let mut rows = store
-        .programs(Filter::default())
-        .collect::<Result<Vec<_>, _>>()?;
-    rows.sort_by_key(|row| row.created);
-    for row in rows {
-        let Some(program) = store.program(&row.id)? else {
-            continue;
-        };
+    let Some(program) = store.first_caller(artifact)? else {
+        return Ok(None);
+    };
+    Ok(store.program(&program)?.and_then(|program| {
         let step = program.steps.iter().find(|step| step.artifact == *artifact);
-        if let Some(name) = step.map(|step| step.name.clone()) {
-            return Ok(Some((program, name)));
-        }
-    }
-    Ok(None)
+        let name = step.map(|step| step.name.clone())?;
+        Some((program, name))
+    }))
 }
 
 #[cfg(test)]

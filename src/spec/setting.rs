@@ -110,7 +110,7 @@ impl<'t> Argument<'t> {
                 text,
                 place,
                 message,
-                Some(help.to_owned()),
+                help.to_owned(),
             )));
         };
         let inside = |part: &str, from: usize| {
@@ -131,7 +131,8 @@ impl<'t> Argument<'t> {
     fn problem(&self, text: &str, error: toml::de::Error) -> Problem {
         let place = error.span().unwrap_or(self.value_place.clone());
         let message = format!("invalid TOML: {}", error.message());
-        Problem::new(FLAG.into(), text, place, message, None)
+        let help = "a value is TOML, as `true`, `[\"*\"]` or `\"max-autotune\"`".to_owned();
+        Problem::new(FLAG.into(), text, place, message, help)
     }
 
     /// Returns the value and its place in the whole text.

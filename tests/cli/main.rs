@@ -8,7 +8,13 @@ mod inspect;
 #[cfg(feature = "torch")]
 mod kill;
 mod limits;
+#[path = "../pty/mod.rs"]
+mod pty;
 #[cfg(feature = "torch")]
 mod run;
 mod sandbox;
+mod schema;
+#[path = "../schemas/mod.rs"]
+mod schemas;
+mod terminal;
 mod why;
