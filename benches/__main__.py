@@ -1,8 +1,10 @@
 """`python -m benches run|draw|smoke`: see `python -m benches --help`."""
 
 import argparse
+import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -13,7 +15,7 @@ from .cases import CASES, ROOT
 from .contenders import Host, ways
 from .machine import commit, describe
 from .parts import PARTS
-from .run import Run
+from .run import Run, merged
 
 
 def names(text: str) -> list[str]:
@@ -39,17 +41,25 @@ def main() -> int:
         command.add_argument("--rounds", type=int, default=5)
         command.add_argument("--binaries", type=Path, default=ROOT / "target/release")
         command.add_argument("--work", type=Path, help="keeps stores and caches here, for the next run")
+    merge = commands.add_parser("merge", help="one result of several runs on one machine, to stdout")
+    merge.add_argument("results", type=Path, nargs="+")
     pictures = commands.add_parser("draw", help="draw results as SVG, light and dark, and fill the README's tables")
     pictures.add_argument("results", type=Path, nargs="+")
     pictures.add_argument("--readme", type=Path, default=ROOT / "README.md")
     args = parser.parse_args()
 
+    if args.command == "merge":
+        json.dump(merged([json.loads(file.read_text()) for file in args.results]), sys.stdout, indent=1)
+        print()
+        return 0
     if args.command == "draw":
         for result in args.results:
             draw.draw(result, args.readme)
         return 0
     if unknown := set(args.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    # An ended harness ends its contenders too: they are killed on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     kept = args.work is not None
     work = (args.work or Path(tempfile.mkdtemp(prefix="precast-bench-"))).resolve()
     work.mkdir(parents=True, exist_ok=True)

@@ -90,18 +90,26 @@ def once(command: list[str], environment: dict[str, str], log: Path, limit: floa
     began = time.time()
     with log.open("w") as messages:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=messages, env=environment, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=messages,
+            env=environment,
+            start_new_session=True,
         )
     assert process.stdout
     answered, output = None, b""
-    while ready := select.select([process.stdout], [], [], max(0.0, began + limit - time.time()))[0]:
-        part = os.read(ready[0].fileno(), 1 << 16)
-        answered = answered or time.time()
-        if not part:
-            break
-        output += part
-    else:
+    try:
+        while ready := select.select([process.stdout], [], [], max(0.0, began + limit - time.time()))[0]:
+            part = os.read(ready[0].fileno(), 1 << 16)
+            answered = answered or time.time()
+            if not part:
+                break
+            output += part
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    except BaseException:  # whoever ends the harness ends what it started
         os.killpg(process.pid, signal.SIGKILL)
+        raise
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if time.time() >= began + limit:

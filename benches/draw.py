@@ -193,7 +193,12 @@ def table(result: Row) -> str:
     calls = "pipelined calls" if by == "pipelined" else "calls"
     facts = [f"{under(result)}. Times of {calls}; others as multiples of Precast's, in **bold** where they are faster."]
     facts += sentences(result)
-    return "\n".join([*lines, "", *facts, "", f"Made by `{result['command']}`."])
+    return "\n".join([*lines, "", *facts, "", made_by(result)])
+
+
+def made_by(result: Row) -> str:
+    commands = result["command"] if isinstance(result["command"], list) else [result["command"]]
+    return "Made by " + ", ".join(f"`{command}`" for command in commands) + "."
 
 
 def sentences(result: Row) -> list[str]:

@@ -79,3 +79,20 @@ def spread(values: list[float]) -> dict[str, float]:
 def ratio(theirs: list[float], ours: list[float]) -> dict[str, float]:
     """Returns theirs over ours, round by round."""
     return spread([a / b for a, b in zip(theirs, ours, strict=True)])
+
+
+def merged(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns one result with the rows of several, which must be of one machine and one commit."""
+    first = results[0]
+    for other in results[1:]:
+        for key in ("schema", "commit", "device"):
+            if other[key] != first[key]:
+                raise SystemExit(f"error: these are no results of one run: {key} is {first[key]} and {other[key]}")
+    whole = {**first, "command": [result["command"] for result in results]}
+    for other in results[1:]:
+        for key, value in other.items():
+            if isinstance(value, list) and key in whole and key != "command":
+                whole[key] = whole[key] + value
+            else:
+                whole.setdefault(key, value)
+    return whole

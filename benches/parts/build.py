@@ -17,7 +17,7 @@ def measure(run: Run) -> None:
         try:
             events, ran = run.host.precast("build", "-f", spec, limit=limit)
             finished = next(event for event in events if event["event"] == "finished")
-            lost = [p["program"] for p in finished["programs"] if p["state"] not in ("built", "fresh")]
+            lost = [p["program"] for p in finished["programs"] if p["state"] not in ("built", "hit")]
             if lost:
                 run.skip(f"build {case.name}", f"not built: {', '.join(lost)}; see `precast log`")
             warm, imports = [], []

@@ -35,10 +35,10 @@ def starts(run: Run, case: Case) -> None:
         phases = {"process": total - load - call, "load": load, "first call": call}
         return told(ran, total, {**phases, **document.get("phases", {})})
 
+    weights = weights_bytes(run, case) if host.device == "cuda" else 0
+
     def bare() -> dict[str, Any]:
-        weights = sum(file.stat().st_size for file in (host.store / "objects").rglob("*") if file.is_file())
-        document = call([sys.executable, "-S", "-E", "-c", BARE, libtorch(), str(weights_bytes(run, case) or weights)])
-        return document
+        return call([sys.executable, "-S", "-E", "-c", BARE, libtorch(), str(weights)])
 
     def call(command: list[str], caches: str = "caches") -> dict[str, Any]:
         log = host.logs / "start.log"
@@ -63,7 +63,6 @@ def starts(run: Run, case: Case) -> None:
     if host.device == "cuda":
         contenders["bare minimum"] = bare
     compiled = [way for way in run.ways if way in ("compile", "reduce-overhead")]
-    contenders |= {f"{way}, warm cache": (lambda way=way: peer(way)) for way in compiled}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
     for cache in ("warm", "cold"):
         seen = found if cache == "warm" else {name: [] for name in contenders}
@@ -80,12 +79,14 @@ def starts(run: Run, case: Case) -> None:
                 except Failed as error:
                     run.skip(f"start {case.name} {name}", error)
         report(run, case, cache, seen)
-    for way in compiled:  # once: it is long
-        try:
-            caches = f"cold-{case.name}-{way}"
-            report(run, case, "warm", {f"{way}, cold cache": [peer(way, caches)], "precast": found["precast"]})
-        except Failed as error:
-            run.skip(f"start {case.name} {way}, cold cache", error)
+    for way in compiled:  # once each: it is long; the cold one fills the cache that the warm one finds
+        for cache in ("cold", "warm"):
+            try:
+                made = peer(way, f"start-{case.name}-{way}")
+                report(run, case, "warm", {f"{way}, {cache} cache": [made], "precast": found["precast"]})
+            except Failed as error:
+                run.skip(f"start {case.name} {way}, {cache} cache", error)
+                break
 
 
 def told(ran: Ran, seconds: float, phases: dict[str, float]) -> dict[str, Any]:
@@ -108,12 +109,14 @@ def report(run: Run, case: Case, cache: str, found: dict[str, list[dict[str, Any
         run.say(f"start {case.name} {cache} {name}: {row['seconds']['median']:.2f} s")
 
 
-def weights_bytes(run: Run, case: Case) -> int | None:
-    """Returns how many bytes of weights the case's release has."""
-    for row in run.result.get("latency", []):
-        if row["case"] == case.name and "floor" in row:
-            return row["floor"]["weight_bytes"]
-    return None
+def weights_bytes(run: Run, case: Case) -> int:
+    """Returns how many bytes of weights the model has."""
+    code = (
+        "import sys; from pathlib import Path; from benches.cases import Spec; m = Spec(Path(sys.argv[1]), sys.argv[2])"
+    )
+    code += ".load(); print(sum(t.nbytes for t in [*m.parameters(), *m.buffers()]))"
+    command = [sys.executable, "-c", code, str(case.spec(run.host.device)), case.module]
+    return int(once(command, run.host.environment(), run.host.logs / "weights.log", 120).output.split()[-1])
 
 
 def evict(folders: list[Path]) -> None:
