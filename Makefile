@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test lint torture bench-store clean help FORCE
+.PHONY: build venv demo test lint torture bench bench-smoke bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -59,6 +59,21 @@ torture: ## try to break the store at full size, into benchmarks/torture.json (S
 
 bench-store: ## how fast the store is, into benchmarks/store.json
 	$(CARGO) test --release --no-default-features --test torture -- --ignored --exact speed --nocapture
+
+BENCH := .venv-bench/bin/python
+
+$(BENCH): benches/requirements.txt $(STAMP)
+	$(PY) -m venv --clear .venv-bench
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(BENCH) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
+	$(BENCH) -m pip install --no-deps --disable-pip-version-check -r benches/requirements.txt
+	@touch $@
+
+bench: build $(BENCH) ## side by side with eager, torch.compile, ONNX Runtime, into benchmarks/cpu.json (ARGS="--cases minilm")
+	$(BENCH) -m benches run --out benchmarks/cpu.json $(ARGS)
+	$(BENCH) -m benches draw benchmarks/*.json
+
+bench-smoke: build $(BENCH) ## whether a short run is slower than the stored ratios, by hand before a release
+	$(BENCH) -m benches smoke $(ARGS)
 
 clean: ## remove what was built; .venv and the store stay
 	$(CARGO) clean

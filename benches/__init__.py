@@ -1,0 +1,15 @@
+"""Side by side with what people use today: every number is a ratio within one run.
+
+    make bench                            the CPU's figures, into benchmarks/cpu.json
+    benches/gpu.sh OUT                    a GPU machine's, from what benches/pack.sh packed
+    python -m benches draw FILE…          pictures and the README's tables from those files
+    make bench-smoke                      few, short measurements against the stored ratios, by hand before a release
+
+A **case** (`cases.py`) is a model with a `precast.toml`: everything else (inputs, sizes, entry) is read from that file,
+so that all contenders run the same thing. A **contender** (`contenders.py`) answers one case: `precast bench` and
+`precast run` on what `precast build` made, or a Python process of its own (`peer.py`, one way to run a model in
+`ways.py`). Contenders of a case are prepared, stay alive, and are measured in turns: round after round, so that what
+else the machine does meets all of them. A ratio is taken in each round; the median and the range of the rounds are
+kept. A **part** (`parts/`) measures one thing for all cases and adds it to the result, which is written after each, so
+that a run that is cut short loses nothing. What could not be measured is listed under `skipped`, with the reason.
+"""

@@ -1,0 +1,128 @@
+"""`python -m benches run|draw|smoke`: see `python -m benches --help`."""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from . import draw, smoke
+from .cases import CASES, ROOT
+from .contenders import Host, ways
+from .machine import commit, describe
+from .parts import PARTS
+from .run import Run, merged
+
+
+def names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benches", description="Side by side with what people use today.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure, and write the result after each part")
+    run.add_argument("--out", type=Path, required=True, help="the result; written after each step")
+    run.add_argument("--parts", type=names, default=list(PARTS), help=f"of {','.join(PARTS)}")
+    run.add_argument("--ways", type=names, help="Python contenders, of eager,compile,… [default: all]")
+    run.add_argument("--seconds", type=float, default=0.5, help="one contender at one bucket in one round")
+    run.add_argument("--prepare", type=float, default=240, help="seconds that contenders may take to get ready")
+    run.add_argument("--minutes", type=float, default=60, help="no part begins a case after these")
+    check = commands.add_parser("smoke", help="few, short measurements against the stored ratios")
+    check.add_argument("--stored", type=Path, help="[default: benchmarks/DEVICE.json]")
+    for command in (run, check):
+        command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+        command.add_argument("--cases", type=names, default=list(CASES), help=f"of {','.join(CASES)}")
+        command.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+        command.add_argument("--rounds", type=int, default=5)
+        command.add_argument("--binaries", type=Path, default=ROOT / "target/release")
+        command.add_argument("--work", type=Path, help="keeps stores and caches here, for the next run")
+    merge = commands.add_parser("merge", help="one result of several runs on one machine, to stdout")
+    merge.add_argument("results", type=Path, nargs="+")
+    pictures = commands.add_parser("draw", help="draw results as SVG, light and dark, and fill the README's tables")
+    pictures.add_argument("results", type=Path, nargs="+")
+    pictures.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    args = parser.parse_args()
+
+    if args.command == "merge":
+        json.dump(merged([json.loads(file.read_text()) for file in args.results]), sys.stdout, indent=1)
+        print()
+        return 0
+    if args.command == "draw":
+        for result in args.results:
+            draw.draw(result, args.readme)
+        return 0
+    if unknown := set(args.cases) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    # An ended harness ends its contenders too: they are killed on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    kept = args.work is not None
+    work = (args.work or Path(tempfile.mkdtemp(prefix="precast-bench-"))).resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        return smoke.check(args, work) if args.command == "smoke" else measure(args, work)
+    finally:
+        if not kept:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def measure(args: argparse.Namespace, work: Path) -> int:
+    run = start(args, work)
+    for name in args.parts:
+        run.say(f"== {name}")
+        before = time.time()
+        if run.left <= 0:
+            run.skip(name, "no time was left")
+            continue
+        PARTS[name](run)
+        run.result["part_seconds"][name] = round(time.time() - before, 1)
+        run.write()
+    run.say(f"wrote {args.out}; {len(run.result['skipped'])} skipped")
+    return 0
+
+
+def start(args: argparse.Namespace, work: Path) -> Run:
+    """Returns a run with the machine described, and nothing measured."""
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    result = {
+        "schema": 1,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "command": " ".join(["python -m benches", *said(sys.argv[1:])]),
+        "commit": commit(),
+        "device": args.device,
+        "intra_op_threads": args.threads,
+        "rounds": args.rounds,
+        "machine": describe(args.binaries),
+        "part_seconds": {},
+        "skipped": [],
+    }
+    return Run(
+        host=Host(args.device, args.threads, work, args.binaries.resolve()),
+        out=args.out,
+        result=result,
+        cases=args.cases,
+        ways=args.ways or ways(args.device),
+        rounds=args.rounds,
+        seconds=args.seconds,
+        prepare=args.prepare,
+        deadline=time.time() + 60 * args.minutes,
+    )
+
+
+def said(arguments: list[str]) -> list[str]:
+    """Returns the arguments without the paths of one machine."""
+    kept, skip = [], False
+    for argument in arguments:
+        if skip or argument.split("=")[0] in ("--work", "--binaries"):
+            skip = not skip and "=" not in argument
+            continue
+        kept.append(argument)
+    return kept
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""Contenders as processes: Python peers that are spoken to, and `precast`."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .cases import ROOT, Case, Sizes, label
+
+WAYS = ("eager", "compile", "reduce-overhead", "max-autotune", "aoti", "onnxruntime")
+"""The names of `ways.py`, which can't be imported without torch."""
+
+
+def ways(device: str) -> list[str]:
+    """Returns the ways that differ on a device: without CUDA graphs, reduce-overhead is the default."""
+    return [way for way in WAYS if not (way == "reduce-overhead" and device == "cpu")]
+
+
+class Failed(Exception):
+    """A contender could not do what it was asked; the message says why."""
+
+
+class Host:
+    """What all contenders of a run share: the device, threads, binaries, and a folder for stores and caches."""
+
+    def __init__(self, device: str, threads: int, work: Path, binaries: Path) -> None:
+        self.device, self.threads, self.work, self.binaries = device, threads, work, binaries
+        self.store = work / "store"
+        self.logs = work / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+
+    def environment(self, threads: int | None = None, caches: str = "caches") -> dict[str, str]:
+        """Returns the environment of every contender: the same threads, and compilers' caches of this run alone."""
+        private = self.work / caches
+        for name in ("inductor", "triton", "tmp"):
+            (private / name).mkdir(parents=True, exist_ok=True)
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads or self.threads),
+            "TORCHINDUCTOR_CACHE_DIR": str(private / "inductor"),
+            "TRITON_CACHE_DIR": str(private / "triton"),
+            "TMPDIR": str(private / "tmp"),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(ROOT),
+            "PRECAST_PYTHON": sys.executable,
+            "LD_LIBRARY_PATH": f"{libtorch()}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        }
+
+    def precast(self, *arguments: Any, threads: int | None = None, limit: float = 600) -> tuple[Any, "Ran"]:
+        """Runs `precast` and returns its JSON (a list, where it prints one document a line), and what it took."""
+        command = [self.binaries / "precast", *arguments, "--store", self.store, "--format", "json"]
+        log = self.logs / f"precast-{arguments[0]}.log"
+        ran = once([str(part) for part in command], self.environment(threads), log, limit)
+        if ran.code != 0:
+            raise Failed(f"`precast {' '.join(map(str, arguments))}` ended with {ran.code}: {tail(log)}")
+        try:
+            return json.loads(ran.output), ran
+        except ValueError:
+            return [json.loads(line) for line in ran.output.splitlines() if line.startswith("{")], ran
+
+
+def libtorch() -> str:
+    import importlib.util
+
+    found = importlib.util.find_spec("torch")
+    return str(Path(found.origin).parent / "lib") if found and found.origin else ""
+
+
+class Ran:
+    """One process from start to end. Times are in seconds of the same clock as `time.time()`."""
+
+    def __init__(self, code: int, output: str, began: float, answered: float, ended: float, usage: Any) -> None:
+        self.code, self.output = code, output
+        self.began, self.answered, self.ended = began, answered, ended
+        self.peak_bytes: int = usage.ru_maxrss * 1024
+        self.bytes_read: int = usage.ru_inblock * 512
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+def once(command: list[str], environment: dict[str, str], log: Path, limit: float) -> Ran:
+    """Runs a command to its end; `answered` is when the first of its output came."""
+    began = time.time()
+    with log.open("w") as messages:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=messages,
+            env=environment,
+            start_new_session=True,
+        )
+    assert process.stdout
+    answered, output = None, b""
+    try:
+        while ready := select.select([process.stdout], [], [], max(0.0, began + limit - time.time()))[0]:
+            part = os.read(ready[0].fileno(), 1 << 16)
+            answered = answered or time.time()
+            if not part:
+                break
+            output += part
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    except BaseException:  # whoever ends the harness ends what it started
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if time.time() >= began + limit:
+        raise Failed(f"`{' '.join(command[:4])} …` was not done in {limit:.0f} s")
+    return Ran(process.returncode, output.decode(), began, answered or time.time(), time.time(), usage)
+
+
+def tail(log: Path, lines: int = 3) -> str:
+    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-lines:])
+
+
+class Peer:
+    """A Python contender that stays alive between measurements."""
+
+    def __init__(self, host: Host, case: Case, way: str, threads: int | None = None) -> None:
+        self.name = way
+        self.log = host.logs / f"{case.name}-{way}.log"
+        command = [sys.executable, "-m", "benches.peer", way, str(case.spec(host.device)), case.module]
+        command += ["--device", host.device, *(["--freezing"] if frozen(case, way) else [])]
+        with self.log.open("w") as messages:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                env=host.environment(threads),
+                text=True,
+                bufsize=1,
+                start_new_session=True,
+            )
+        self.waiting = 1
+
+    def send(self, do: str, **arguments: Any) -> None:
+        try:
+            assert self.process.stdin
+            self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self.waiting += 1
+        except OSError as error:
+            raise Failed(f"{self.name} ended: {tail(self.log)}") from error
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """Returns the next answer; one that does not come by the deadline (of `time.time()`) ends the peer."""
+        assert self.process.stdout
+        if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.time()))[0]:
+            self.end()
+            raise Failed("not ready in the time it had")
+        line = self.process.stdout.readline()
+        self.waiting -= 1
+        if not line:
+            code = self.process.wait()
+            raise Failed(f"ended with exit code {code}: {tail(self.log)}")
+        answer = json.loads(line)
+        if "failed" in answer:
+            raise Failed(answer["failed"])
+        return answer
+
+    def ask(self, do: str, limit: float, **arguments: Any) -> dict[str, Any]:
+        self.send(do, **arguments)
+        return self.receive(time.time() + limit)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def time(self, buckets: list[Sizes], seconds: float) -> dict[str, dict[str, float]]:
+        return {
+            label(sizes): self.ask("time", 60 + 10 * seconds, sizes=sizes, seconds=seconds, warm_up=min(0.2, seconds))
+            for sizes in buckets
+        }
+
+    def throughput(self, sizes: Sizes, threads: int, seconds: float) -> float:
+        return self.ask("threads", 60 + 10 * seconds, sizes=sizes, threads=threads, seconds=seconds)["throughput"]
+
+
+def frozen(case: Case, way: str) -> bool:
+    return case.freezing and way in ("compile", "max-autotune")
+
+
+class Precast:
+    """`precast bench` on the case's model in the run's store. A process per measurement: it starts in milliseconds."""
+
+    def __init__(self, host: Host, case: Case, graphs: str = "as-built", threads: int | None = None) -> None:
+        self.host, self.case, self.graphs, self.intra = host, case, graphs, threads
+        self.name = "precast, no graphs" if graphs == "never" else "precast"
+        self.memory: dict[str, Any] = {}
+
+    def bench(self, seconds: float, *arguments: Any) -> dict[str, Any]:
+        model = self.case.read(self.host.device).model
+        document, ran = self.host.precast(
+            *("bench", self.case.module, "--model", model, "--seconds", seconds, "--graphs", self.graphs),
+            *arguments,
+            threads=self.intra,
+        )
+        device = document.get("device_memory") or {}
+        self.memory = {"host": ran.peak_bytes, "device": device.get("reserved")}
+        return document
+
+    def rows(self, document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Returns the first row of each bucket; the dynamic and eager rungs come after and are left out."""
+        rows: dict[str, dict[str, Any]] = {}
+        for row in document["buckets"]:
+            rows.setdefault(label(row["bucket"]), row)
+        return rows
+
+    def time(self, buckets: list[Sizes], seconds: float) -> dict[str, dict[str, float]]:
+        rows = self.rows(self.bench(seconds))
+        taken = {}
+        for sizes in buckets:
+            row = rows[label(sizes)]
+            taken[label(sizes)] = {
+                "synchronous": row["median"],
+                "p99": row["p99"],
+                "pipelined": row["pipelined"],
+                **({"replay": row["replay"]} if "replay" in row else {}),
+            }
+        return taken
+
+    def throughput(self, sizes: Sizes, threads: int, seconds: float) -> float:
+        return self.rows(self.bench(seconds, "--threads", threads))[label(sizes)]["throughput"]
+
+    def end(self) -> None:
+        pass

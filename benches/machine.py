@@ -1,0 +1,99 @@
+"""The machine of a run: what it is, and how fast it multiplies and moves bytes (the floor of everything else)."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .cases import ROOT
+
+PACKAGES = ("torch", "torchvision", "transformers", "onnxruntime", "onnx", "onnxscript", "triton", "numpy")
+
+
+def describe(binaries: Path) -> dict[str, Any]:
+    """Returns hardware and versions."""
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    model = next((line.split(":")[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), "")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    versions: dict[str, str | None] = {"python": platform.python_version(), "kernel": platform.release()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    versions["precast"] = first_line([binaries / "precast", "--version"])
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return {
+        "processor": model or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory,
+        "gpu": first_line(query),
+        "load_before": os.getloadavg()[0],
+        "versions": versions,
+    }
+
+
+def commit() -> str | None:
+    """Returns the commit that was measured: of the checkout, or what was packed."""
+    packed = ROOT / "COMMIT"
+    return packed.read_text().strip() if packed.exists() else first_line(["git", "-C", ROOT, "rev-parse", "HEAD"])
+
+
+def first_line(command: list[Any]) -> str | None:
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return output.strip().splitlines()[0] if output.strip() else None
+
+
+def rates(device: str) -> dict[str, Any]:
+    """Returns the best of several matrix products (FLOP/s by dtype), copies (bytes read and written a second), and, on
+    a GPU, pinned and pageable copies to it."""
+    import time
+
+    import torch
+
+    from .ways import threads
+
+    torch.set_num_threads(threads())
+    cuda = device == "cuda"
+
+    def best(work: Any, times: int) -> float:
+        found = float("inf")
+        for _ in range(times):
+            if cuda:
+                torch.cuda.synchronize()
+            begin = time.perf_counter()
+            work()
+            if cuda:
+                torch.cuda.synchronize()
+            found = min(found, time.perf_counter() - begin)
+        return found
+
+    result: dict[str, Any] = {"flops": {}}
+    side = 8192 if cuda else 2048
+    with torch.inference_mode():
+        for dtype in ("float16", "bfloat16", "float32") if cuda else ("float32",):
+            a = torch.randn(side, side, device=device, dtype=getattr(torch, dtype))
+            result["flops"][dtype] = 2 * side**3 / best(lambda a=a: a @ a, 20)
+        size = 4 << 30 if cuda else 1 << 29
+        source = torch.ones(size, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        result["bytes"] = 2 * size / best(lambda: target.copy_(source), 10)
+        if cuda:
+            size = 1 << 29
+            here = torch.ones(size, dtype=torch.uint8)
+            pinned = here.pin_memory()
+            there = torch.empty(size, dtype=torch.uint8, device="cuda")
+            result["pinned_copy"] = size / best(lambda: there.copy_(pinned), 5)
+            result["pageable_copy"] = size / best(lambda: there.copy_(here), 5)
+    return result
+
+
+if __name__ == "__main__":
+    print(json.dumps(rates(sys.argv[1])))

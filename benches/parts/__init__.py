@@ -1,0 +1,21 @@
+"""What is measured, one module each. A part is a function of a `Run` that adds to the result."""
+
+from collections.abc import Callable
+
+from ..run import Run
+from . import build, latency, memory, overhead, padding, rates, start, threads, upload
+
+Part = Callable[[Run], None]
+
+PARTS: dict[str, Part] = {
+    "rates": rates.measure,
+    "build": build.measure,
+    "latency": latency.measure,
+    "threads": threads.measure,
+    "start": start.measure,
+    "memory": memory.measure,
+    "padding": padding.measure,
+    "upload": upload.measure,
+    "overhead": overhead.measure,
+    "cold-build": build.cold,
+}

@@ -1,0 +1,194 @@
+"""One contender from Python, in a process of its own: `python -m benches.peer WAY SPEC MODULE --device cpu`.
+
+It reads one JSON command a line and answers with one JSON line; whatever else is printed goes to stderr. With `--once
+SIZES` it answers once and ends: that is a start, and its phases.
+"""
+
+import time
+
+BEGAN = time.time()
+# ruff: noqa: E402
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .cases import Sizes, Spec, label
+
+BATCH = 256
+"""Calls that are queued before a caller waits, as `precast bench` does."""
+
+
+class Peer:
+    """A module of a spec, run in one of the ways."""
+
+    def __init__(self, way: str, spec: Spec, device: str, freezing: bool) -> None:
+        import torch
+
+        from . import ways
+
+        self.marks = {"import": time.time()}
+        self.torch, self.spec, self.device = torch, spec, device
+        torch.set_num_threads(ways.threads())
+        self.module = spec.load().to(device)
+        self.synchronize()
+        self.marks["model"] = time.time()
+        self.prepare_call = ways.WAYS[way](self.module, freezing)
+        self.calls: dict[str, Callable[[], Any]] = {}
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+    def prepare(self, sizes: Sizes) -> dict[str, Any]:
+        """Makes a bucket ready and answers once; the seconds of both."""
+        began = time.perf_counter()
+        call = self.prepare_call(self.spec.tensors(sizes, self.device))
+        answer = call()
+        self.synchronize()
+        first = time.perf_counter() - began
+        self.calls[label(sizes)] = call
+        return {"seconds": first, "sample": self.sample(answer)}
+
+    def sample(self, answer: Any) -> list[float]:
+        """Returns a few numbers of the first output, to compare with other contenders'."""
+        if hasattr(answer, "copy_outputs_to_cpu"):
+            try:
+                answer = self.torch.from_numpy(answer.copy_outputs_to_cpu()[0])
+            except (RuntimeError, TypeError):  # bfloat16 has no numpy type
+                return []
+        while isinstance(answer, (tuple, list)):
+            answer = answer[0]
+        flat = answer.float().flatten()
+        return [*flat[:: max(1, flat.numel() // 8)].tolist(), flat.abs().mean().item()]
+
+    def time(self, sizes: Sizes, seconds: float, warm_up: float) -> dict[str, Any]:
+        """Measures a bucket: each call waited for, and then not waited for."""
+        call = self.calls[label(sizes)]
+        self.loop(call, warm_up)
+        times, begin = [], time.perf_counter()
+        while time.perf_counter() - begin < seconds or len(times) < 10:
+            called = time.perf_counter()
+            call()
+            self.synchronize()
+            times.append(time.perf_counter() - called)
+        calls, took = self.loop(call, seconds)
+        return {
+            "synchronous": statistics.median(times),
+            "p99": sorted(times)[round((len(times) - 1) * 0.99)],
+            "pipelined": took / calls,
+        }
+
+    def loop(self, call: Callable[[], Any], seconds: float) -> tuple[int, float]:
+        calls, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < seconds or calls == 0:
+            call()
+            calls += 1
+            if calls % BATCH == 0:
+                self.synchronize()
+        self.synchronize()
+        return calls, time.perf_counter() - begin
+
+    def threads(self, sizes: Sizes, threads: int, seconds: float) -> dict[str, Any]:
+        """Measures answers a second of several callers."""
+        call, counts, failed = self.calls[label(sizes)], [0] * threads, []
+
+        def work(place: int, limit: float) -> None:
+            try:
+                with self.torch.inference_mode():
+                    counts[place], _ = self.loop(call, limit)
+            except Exception as error:
+                failed.append(error)
+
+        for limit in (min(0.2, seconds), seconds):
+            callers = [threading.Thread(target=work, args=(place, limit)) for place in range(threads)]
+            begin = time.perf_counter()
+            for caller in callers:
+                caller.start()
+            for caller in callers:
+                caller.join()
+            took = time.perf_counter() - begin
+            if failed:
+                raise failed[0]
+        return {"throughput": sum(counts) / took}
+
+    def work(self, sizes: Sizes) -> dict[str, Any]:
+        """Returns what a call must do at least: floating point operations, and bytes of weights, inputs and outputs.
+        Of an embedding only some rows are read: its bytes are left out."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        inputs = self.spec.tensors(sizes, self.device)
+        weights = [*self.module.parameters(), *self.module.buffers()]
+        tables = [m.weight for m in self.module.modules() if isinstance(m, self.torch.nn.Embedding)]
+        with FlopCounterMode(display=False) as counter:
+            answer = self.module(*inputs)
+        outputs = [answer] if self.torch.is_tensor(answer) else [t for t in answer if self.torch.is_tensor(t)]
+        size, left_out, moved = (sum(t.nbytes for t in group) for group in (weights, tables, [*inputs, *outputs]))
+        dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
+        return {
+            "flops": counter.get_total_flops(),
+            "bytes": size - left_out + moved,
+            "weight_bytes": size,
+            "dtype": dtype,
+        }
+
+    def memory(self) -> dict[str, Any]:
+        """Returns peak bytes so far."""
+        device = self.torch.cuda.max_memory_reserved() if self.device == "cuda" else None
+        return {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "device": device}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("way")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("module")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--freezing", action="store_true")
+    parser.add_argument("--once", type=json.loads, metavar="SIZES")
+    args = parser.parse_args()
+    # Compilers and exporters print to stdout; the answers have a file of their own.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(document: dict[str, Any]) -> None:
+        answers.write(json.dumps(document) + "\n")
+
+    import torch
+
+    try:
+        peer = Peer(args.way, Spec(args.spec, args.module), args.device, args.freezing)
+        with torch.inference_mode():
+            if args.once:
+                peer.prepare(args.once)
+                marks = {"python": BEGAN, **peer.marks, "answer": time.time()}
+                read = resource.getrusage(resource.RUSAGE_SELF).ru_inblock * 512
+                answer({"marks": marks, "bytes_read": read, **peer.memory()})
+                return
+            answer({"ready": True})
+            for line in sys.stdin:
+                command = json.loads(line)
+                try:
+                    answer(getattr(peer, command.pop("do"))(**command))
+                except Exception as error:
+                    answer({"failed": said(error)})
+    except Exception as error:
+        answer({"failed": said(error)})
+
+
+def said(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:300]
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # what is left to tear down is no part of any figure

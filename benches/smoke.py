@@ -1,0 +1,41 @@
+"""A guard against getting slower, by hand before a release: ratios of a short run against the stored ones.
+
+Ratios, not times, so that it may run on another machine than the stored result came from; the bound is generous. A
+case counts as slower when eager takes fewer times as long as `precast` than half of what is stored.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from .cases import ROOT
+
+BOUND = 0.5
+
+
+def check(args: argparse.Namespace, work: Path) -> int:
+    from .__main__ import start
+    from .parts import PARTS
+
+    name = "h200-bench.json" if args.device == "cuda" else "cpu.json"
+    stored = json.loads((args.stored or ROOT / "benchmarks" / name).read_text())
+    known = {(row["case"], row["bucket"]): row for row in stored["latency"]}
+    args.out, args.ways, args.seconds, args.prepare, args.minutes = work / "smoke.json", ["eager"], 0.2, 120, 20
+    args.cases = [case for case in args.cases if any(case == known_case for known_case, _ in known)]
+    args.rounds = 3
+    run = start(args, work)
+    for part in ("build", "latency"):
+        PARTS[part](run)
+    slower = 0
+    kind = "pipelined" if args.device == "cuda" else "synchronous"
+    measured = run.result.get("latency", [])
+    for row in measured:
+        now = row["times_precast"]["eager"][kind]["median"]
+        before = known.pop((row["case"], row["bucket"]))["times_precast"]["eager"][kind]["median"]
+        verdict = "SLOWER" if now < before * BOUND else "ok"
+        slower += verdict == "SLOWER"
+        print(f"{verdict:6}  {row['case']} {row['bucket']}: eager takes {now:.2f} x precast, stored {before:.2f} x")
+    for case, bucket in known:
+        print(f"MISSING {case} {bucket}: it was not measured; see what was skipped")
+    print(f"{slower} slower than {BOUND} of what {stored['date']} says, {len(known)} missing")
+    return 1 if slower or known else 0

@@ -1,0 +1,30 @@
+"""What the worker says about itself."""
+
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from .support import part
+
+hello = part("hello")
+
+
+class SitePackages(unittest.TestCase):
+    def test_every_folder_with_packages_is_named_in_the_order_of_imports(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            other, empty = Path(name) / "other", Path(name) / "empty"
+            (other / "torch-2.11.0.dist-info").mkdir(parents=True)
+            empty.mkdir()
+            own = hello.site_packages()
+            path = ["", str(empty), str(other), *sys.path, str(other)]
+            with mock.patch.object(sys, "path", path):
+                self.assertEqual(hello.site_packages(), [str(other), *own])
+
+    def test_torch_is_in_one_of_them(self) -> None:
+        self.assertTrue(any((Path(path) / "torch" / "version.py").exists() for path in hello.site_packages()))
+
+
+if __name__ == "__main__":
+    unittest.main()
