@@ -38,6 +38,12 @@ pub enum RuntimeError {
     },
 
     // Loading an artifact.
+    #[error("object `{}` can't be read from the store", object.short())]
+    Unreadable {
+        object: Digest,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     #[error("the memory file for object `{}` can't be made", object.short())]
     MemoryFile {
         object: Digest,
@@ -59,6 +65,8 @@ pub enum RuntimeError {
         expected: usize,
         got: usize,
     },
+    #[error("artifact `{}` calls operators that can't be called: {reason}", artifact.short())]
+    Operators { artifact: Digest, reason: String },
     #[error("program `{}` is malformed: {reason}", program.short())]
     Malformed { program: Digest, reason: String },
 
@@ -130,6 +138,8 @@ pub enum RuntimeError {
         expected: String,
         got: String,
     },
+    #[error("nothing of module `{module}` can be loaded: {reason}")]
+    NothingLeft { module: Arc<str>, reason: String },
     #[error("module `{module}`: {message}")]
     Tensor { module: Arc<str>, message: String },
 }
@@ -249,11 +259,13 @@ impl RuntimeError {
     pub fn is_artifacts(&self) -> bool {
         matches!(
             self,
-            Self::WrongBytes { .. }
+            Self::Unreadable { .. }
+                | Self::WrongBytes { .. }
                 | Self::NotLoadable { .. }
                 | Self::MissingSymbol { .. }
                 | Self::NoContainer { .. }
                 | Self::WrongCount { .. }
+                | Self::Operators { .. }
         )
     }
 
@@ -279,8 +291,21 @@ impl RuntimeError {
             Self::MemoryFile { .. } => {
                 "it is held in memory: free some, or raise the number of open files with `ulimit -n`"
             }
-            Self::WrongBytes { .. } => "`precast verify` finds every damaged object",
+            Self::NothingLeft { .. } => {
+                "`precast verify` says whether its objects are whole; build it again otherwise"
+            }
+            Self::NotLoadable { reason, .. } if reason.starts_with("libtorch_python") => {
+                "link the operators' library without libtorch_python (`is_python_module=False` in \
+                 torch.utils.cpp_extension.load), and build again"
+            }
+            Self::Operators { reason, .. } if reason.contains("another library") => {
+                "a process can hold one version of an operator's library: load this model in another one"
+            }
+            Self::Unreadable { .. } | Self::WrongBytes { .. } => {
+                "`precast verify` finds every damaged object"
+            }
             Self::NotLoadable { .. }
+            | Self::Operators { .. }
             | Self::MissingSymbol { .. }
             | Self::NoContainer { .. }
             | Self::WrongCount { .. }

@@ -110,6 +110,14 @@ impl Lab {
         self.json(&["build", "-f", spec]);
     }
 
+    /// Returns a lab of its own, whose store is empty.
+    pub fn at(root: &Path) -> Self {
+        Self {
+            store: root.join("store"),
+            cases: root.join("cases"),
+        }
+    }
+
     pub fn json(&self, args: &[&str]) -> Value {
         json(&mut precast(
             &self.store,

@@ -3,6 +3,7 @@
 
 mod lab;
 mod memory;
+mod operators;
 mod vlm;
 
 use std::fs;

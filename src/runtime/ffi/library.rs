@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    ffi::c_int,
     fs::File,
     os::fd::AsRawFd,
     sync::{Arc, Mutex, PoisonError},
@@ -40,11 +41,19 @@ pub struct Library {
     object: Digest,
 }
 
-/// Every library this process has loaded. Nothing is ever removed.
-static LOADED: Mutex<Option<HashMap<Digest, Arc<Library>>>> = Mutex::new(None);
+/// Every library this process has loaded, and every one that it could not. Nothing is ever removed.
+static LOADED: Mutex<Option<HashMap<Digest, Known>>> = Mutex::new(None);
+
+type Known = Result<Arc<Library>, Refused>;
+
+/// Why verified bytes are no artifact: that will not change, and trying again would map them again.
+enum Refused {
+    NotLoadable(String),
+    MissingSymbol(String),
+}
 
 impl Library {
-    /// Loads the object with this digest, or returns it when the process has it already.
+    /// Loads the object with this digest, or returns it when the process has it already; one that was refused stays refused.
     ///
     /// `file` is asked for only when it has not. Fails when the bytes are not the digest's, when `dlopen` refuses
     /// them, or when a function of the ABI is missing; nothing of a refused object has run then, except that
@@ -56,12 +65,32 @@ impl Library {
         // Held while loading, so that two threads can't load one object twice.
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_default();
-        if let Some(library) = loaded.get(object) {
-            return Ok(library.clone());
+        match loaded.get(object) {
+            Some(Ok(library)) => return Ok(library.clone()),
+            Some(Err(Refused::NotLoadable(reason))) => {
+                let (object, reason) = (*object, reason.clone());
+                return Err(RuntimeError::NotLoadable { object, reason });
+            }
+            Some(Err(Refused::MissingSymbol(name))) => {
+                let (object, name) = (*object, name.clone());
+                return Err(RuntimeError::MissingSymbol { object, name });
+            }
+            None => {}
         }
-        let library = Arc::new(Self::open(object, file()?)?);
-        loaded.insert(*object, library.clone());
-        Ok(library)
+        let opened = Self::open(object, file()?).map(Arc::new);
+        let kept = match &opened {
+            Ok(library) => Some(Ok(library.clone())),
+            Err(RuntimeError::NotLoadable { reason, .. }) => {
+                Some(Err(Refused::NotLoadable(reason.clone())))
+            }
+            Err(RuntimeError::MissingSymbol { name, .. }) => {
+                Some(Err(Refused::MissingSymbol(name.clone())))
+            }
+            // Other bytes, or none: the store may be mended meanwhile.
+            Err(_) => None,
+        };
+        loaded.extend(kept.map(|kept| (*object, kept)));
+        opened
     }
 
     /// Returns the digest of the shared object.
@@ -72,7 +101,7 @@ impl Library {
     fn open(object: &Digest, file: File) -> Result<Self, RuntimeError> {
         // SAFETY: no preconditions; it sets a buffer under std::cerr once.
         unsafe { shim::precast_capture_messages() };
-        let loaded = open_verified(object, file)?;
+        let loaded = open_verified(object, file, RTLD_LOCAL)?;
         Ok(Self {
             abi: resolve(loaded, object)?,
             object: *object,
@@ -81,8 +110,12 @@ impl Library {
 }
 
 /// Loads a file, once it is known to be sealed and to hold the digest's bytes. What is loaded stays for the life of the
-/// process.
-pub(super) fn open_verified(object: &Digest, file: File) -> Result<&'static Loaded, RuntimeError> {
+/// process. `scope` is `RTLD_LOCAL` or `RTLD_GLOBAL`.
+pub(super) fn open_verified(
+    object: &Digest,
+    file: File,
+    scope: c_int,
+) -> Result<&'static Loaded, RuntimeError> {
     // Sealed first: what is hashed here can't change before, during or after `dlopen`.
     let mapped = Mapped::sealed(&file).map_err(|source| RuntimeError::MemoryFile {
         object: *object,
@@ -102,14 +135,14 @@ pub(super) fn open_verified(object: &Digest, file: File) -> Result<&'static Load
         reason: reason(&source),
     };
     // SAFETY: the bytes are those a record names by digest; running their initialisers is what loading means.
-    let mut loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
+    let mut loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
     if loaded
         .as_ref()
         .is_err_and(|error| reason(error).starts_with("libtorch.so:"))
         && load_umbrella()
     {
         // SAFETY: as above.
-        loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
+        loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
     }
     let loaded = loaded.map_err(refused)?;
     // The file stays open: the loader finds objects by path, and a path of `/proc/self/fd` that came to mean another
