@@ -34,6 +34,7 @@ fn main() {
         .warnings(false)
         .include(&include)
         .file(ffi.join("shim.cpp"))
+        .file(ffi.join("operators.cpp"))
         .compile("precast_shim");
     // shim.cpp names symbols of both; the linker drops what nothing needs.
     println!("cargo:rustc-link-lib=torch_cpu");

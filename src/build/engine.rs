@@ -60,6 +60,8 @@ pub enum Outcome {
         key: Option<Digest>,
         message: String,
         location: Option<String>,
+        /// What to do about it.
+        hint: Option<String>,
         raise: bool,
     },
     /// It can't be built, and the module can do without it.

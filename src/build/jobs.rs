@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     thread,
     time::{Duration, Instant},
@@ -504,6 +504,12 @@ impl Shared<'_> {
         }
     }
 
+    /// Puts libraries of custom operators, and returns their digests in the same order.
+    fn libraries(&self, paths: &[PathBuf]) -> Result<Vec<Digest>, StoreError> {
+        let puts = paths.iter().map(|path| self.options.store.put_file(path));
+        puts.map(|put| put.map(|(object, _)| object)).collect()
+    }
+
     /// Puts an archive or constants of a program, and returns the key of the artifact that holds them.
     fn hold(
         &self,
@@ -511,12 +517,14 @@ impl Shared<'_> {
         file: &Path,
         known: &Known,
         layouts: Layouts,
+        libraries: Vec<Digest>,
     ) -> Result<Digest, BuildError> {
         let store = self.options.store;
         let (object, size) = store.put_file(file)?;
         let (id, key) = HeldKey {
             kind,
             object: &object,
+            libraries: &libraries,
             target: &known.target,
         }
         .explained();
@@ -532,7 +540,7 @@ impl Shared<'_> {
                 outputs: layouts.outputs,
                 constants: vec![],
                 proxy: None,
-                libraries: vec![],
+                libraries,
                 graph: None,
                 log: None,
                 key,
@@ -556,9 +564,7 @@ impl Shared<'_> {
             Some(path) => Some(store.put_file(path)?.0),
             None => None,
         };
-        let libraries = compile.segment.libraries.iter();
-        let libraries = libraries.map(|path| Ok(store.put_file(path)?.0));
-        let libraries = libraries.collect::<Result<Vec<_>, StoreError>>()?;
+        let libraries = self.libraries(&compile.segment.libraries)?;
         let log = match log.is_empty() {
             true => None,
             false => Some(store.put_bytes(log)?),
@@ -632,17 +638,28 @@ impl Shared<'_> {
                 .map(|output| output.layout.clone())
                 .collect(),
         };
+        // What runs the whole module needs what any of its pieces does.
+        let paths = captured.segments.iter().flat_map(|s| &s.libraries);
+        let paths: BTreeSet<&PathBuf> = paths.collect();
+        let paths: Vec<PathBuf> = paths.into_iter().cloned().collect();
+        let mut libraries = self.libraries(&paths)?;
+        libraries.sort_unstable();
+        libraries.dedup();
         let eager = match &captured.exported {
             Some(archive) => Some(Eager {
-                artifact: self.hold(ArtifactKind::Archive, archive, known, layouts)?,
+                artifact: self.hold(ArtifactKind::Archive, archive, known, layouts, libraries)?,
                 weights: captured.exported_weights.clone(),
             }),
             None => None,
         };
         let constants = match &captured.extra_weights {
-            Some(file) => {
-                Some(self.hold(ArtifactKind::Constants, file, known, Layouts::default())?)
-            }
+            Some(file) => Some(self.hold(
+                ArtifactKind::Constants,
+                file,
+                known,
+                Layouts::default(),
+                vec![],
+            )?),
             None => None,
         };
         let mut program = Program {
@@ -770,6 +787,7 @@ impl Shared<'_> {
             key: Some(*id),
             message,
             location,
+            hint: error.hint(),
             raise,
         };
         self.lock().done.outcomes.insert(*index, outcome);

@@ -174,6 +174,7 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
                 key,
                 message,
                 location,
+                hint,
                 ..
             } => {
                 let place = location
@@ -184,6 +185,9 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
                     "{} {name}: {place}{message}",
                     "failed".red().bold()
                 ));
+                if let Some(hint) = hint {
+                    note(format_args!("       {} {hint}", "hint:".cyan().bold()));
+                }
                 if let Some(key) = key {
                     note(format_args!(
                         "       `precast log {}` prints the whole log",
@@ -236,8 +240,9 @@ fn document(summary: &Summary) -> Value {
         Outcome::Built(built) => json!({
             "program": name, "state": "built", "id": built.id, "artifacts": built.artifacts, "compiled": built.compiled,
         }),
-        Outcome::Failed { key, message, location, raise } => json!({
-            "program": name, "state": "failed", "id": key, "message": message, "location": location, "raise": raise,
+        Outcome::Failed { key, message, location, hint, raise } => json!({
+            "program": name, "state": "failed", "id": key, "message": message, "location": location,
+            "hint": hint, "raise": raise,
         }),
         Outcome::Skipped { why } => json!({ "program": name, "state": "skipped", "why": why }),
     });

@@ -89,6 +89,8 @@ pub struct ArtifactKey<'a> {
 pub struct HeldKey<'a> {
     pub kind: ArtifactKind,
     pub object: &'a Digest,
+    /// Libraries of the custom operators an archive calls.
+    pub libraries: &'a [Digest],
     pub target: &'a Target,
 }
 
@@ -212,7 +214,9 @@ impl Canon for HeldKey<'_> {
             ArtifactKind::Archive => (1, "archive"),
             ArtifactKind::Constants => (2, "constants"),
         };
-        sink.begin_map(5);
+        // An archive without custom operators has the key it always had.
+        let libraries = !self.libraries.is_empty();
+        sink.begin_map(5 + usize::from(libraries));
         sink.name("kind");
         sink.word(ordinal, kind);
         for (name, number) in [("format", canon::FORMAT), ("protocol", PROTOCOL)] {
@@ -221,6 +225,10 @@ impl Canon for HeldKey<'_> {
         }
         sink.name("object");
         self.object.walk(sink);
+        if libraries {
+            sink.name("libraries");
+            self.libraries.walk(sink);
+        }
         sink.name("target");
         self.target.walk(sink);
         sink.end();

@@ -9,12 +9,13 @@ use super::{
     RuntimeError,
     ffi::{Handle, Interpreter, Weight},
     lane::Handles,
+    operators,
     program::in_store,
     source::Source,
     weights::Weights,
 };
 use crate::{
-    Digest,
+    Device, Digest,
     record::{Eager as Archive, Program},
 };
 
@@ -44,15 +45,17 @@ impl Eager {
         source: &Arc<dyn Source>,
         program: &Arc<Program>,
         archive: &Archive,
+        device: Device,
         weights: Arc<Weights>,
         aliases: Arc<Aliases>,
         extras: Option<Arc<Weights>>,
     ) -> Result<Self, RuntimeError> {
         let key = archive.artifact;
-        let object = source
+        let record = source
             .artifact(&key)
-            .map_err(in_store(format!("artifact `{}`", key.short())))?
-            .object;
+            .map_err(in_store(format!("artifact `{}`", key.short())))?;
+        operators::prepare(source, &record, device)?;
+        let object = record.object;
         let module = program.module.as_str().into();
         let bound = bind(archive, weights, &aliases, extras.as_deref())?;
         Ok(Self {

@@ -58,6 +58,8 @@ pub enum RuntimeError {
         expected: usize,
         got: usize,
     },
+    #[error("artifact `{}` calls operators that can't be called: {reason}", artifact.short())]
+    Operators { artifact: Digest, reason: String },
     #[error("program `{}` is malformed: {reason}", program.short())]
     Malformed { program: Digest, reason: String },
 
@@ -253,6 +255,7 @@ impl RuntimeError {
                 | Self::MissingSymbol { .. }
                 | Self::NoContainer { .. }
                 | Self::WrongCount { .. }
+                | Self::Operators { .. }
         )
     }
 
@@ -270,6 +273,15 @@ impl RuntimeError {
                 "build the model on this kind of host, or name its target in `[target]`".to_owned()
             }
             Self::WrongBytes { .. } => "`precast verify` finds every damaged object".to_owned(),
+            Self::NotLoadable { reason, .. } if reason.starts_with("libtorch_python") => {
+                "link the operators' library without libtorch_python (`is_python_module=False` in \
+                 torch.utils.cpp_extension.load), and build again"
+                    .to_owned()
+            }
+            Self::Operators { reason, .. } if reason.contains("another library") => {
+                "a process can hold one version of an operator's library: load this model in another one"
+                    .to_owned()
+            }
             Self::NotLoadable { .. } | Self::MissingSymbol { .. } | Self::WrongCount { .. } => {
                 "build the program again; `precast verify` says whether its objects are whole"
                     .to_owned()

@@ -14,7 +14,7 @@ use tch::Tensor;
 
 use super::{
     RuntimeError,
-    ffi::{Container, Handle, Library, RawStream, Stolen, Weight},
+    ffi::{Container, Handle, Library, Operators, RawStream, Stolen, Weight},
     weights::Weights,
 };
 use crate::{
@@ -40,6 +40,8 @@ pub(super) struct Plan {
 pub(super) struct PlanStep {
     pub artifact: Arc<Artifact>,
     pub library: Arc<Library>,
+    /// What it calls custom operators through.
+    pub operators: Option<Arc<Operators>>,
     /// For each input of the step: its value number, and whether nobody reads it afterwards.
     pub inputs: Vec<(usize, bool)>,
 }
@@ -61,7 +63,7 @@ impl Plan {
         let mut containers = Vec::with_capacity(self.steps.len());
         for step in &self.steps {
             let artifact = &step.artifact;
-            let container = Container::new(&step.library, self.device);
+            let container = Container::new(&step.library, step.operators.clone(), self.device);
             let container = container.map_err(|reason| self.no_container(artifact, reason))?;
             let count = |what, expected, got| match expected == got {
                 true => Ok(()),

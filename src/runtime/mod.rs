@@ -28,6 +28,7 @@ mod graphs;
 mod host;
 mod lane;
 mod model;
+mod operators;
 mod outputs;
 mod pad;
 mod program;

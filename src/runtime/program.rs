@@ -14,6 +14,7 @@ use super::{
     ffi::{Library, Meta, RawStream, cuda, share},
     graphs::{Graphed, Session, Shared},
     lane::{Handles, Lane, Lanes, Plan, PlanStep},
+    operators,
     pad::{self, Cut},
     source::{Source, SourceError},
     stats::Counters,
@@ -93,6 +94,8 @@ impl Ready {
                         .clone()
                 }
             };
+            // Before the artifact, which may need their symbols.
+            let operators = operators::prepare(source, &artifact, device)?;
             let library = Library::load(&artifact.object, || {
                 let what = format!("object `{}`", artifact.object.short());
                 source.memfd(&artifact.object).map_err(in_store(what))
@@ -105,6 +108,7 @@ impl Ready {
             steps.push(PlanStep {
                 artifact,
                 library,
+                operators,
                 inputs,
             });
         }
@@ -152,6 +156,7 @@ impl Ready {
             source,
             &program,
             archive,
+            device,
             weights,
             aliases.clone(),
             extras.clone(),

@@ -90,6 +90,14 @@ pub fn states(built: &Value) -> Vec<(String, String)> {
 }
 
 impl Lab {
+    /// Returns a lab of its own, whose store is empty.
+    pub fn at(root: &Path) -> Self {
+        Self {
+            store: root.join("store"),
+            cases: root.join("cases"),
+        }
+    }
+
     pub fn json(&self, args: &[&str]) -> Value {
         json(&mut precast(
             &self.store,

@@ -3,6 +3,7 @@
 
 mod lab;
 mod memory;
+mod operators;
 
 use std::fs;
 

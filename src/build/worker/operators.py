@@ -23,8 +23,10 @@ def custom(nodes: Iterable[Any]) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for node in nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _OWN:
-            found.setdefault(node.target._schema.name, node)
+        # One that writes to its inputs is an argument of the node that makes it functional.
+        for target in (node.target, *getattr(node, "args", ())):
+            if isinstance(target, torch._ops.OpOverload) and target.namespace not in _OWN:
+                found.setdefault(target._schema.name, node)
     return found
 
 

@@ -10,7 +10,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    Handle, Library, RawStream, Stolen, Weight,
+    Handle, Library, Operators, RawStream, Stolen, Weight,
     shim::{self, Pair, checked},
     tensor::dtype_of,
 };
@@ -34,6 +34,8 @@ pub struct Container {
     constants: Vec<Constant>,
     inputs: usize,
     outputs: usize,
+    /// What it calls operators through that have no C entry point.
+    operators: Option<Arc<Operators>>,
     /// What is bound. The container has the handles' addresses, so they are dropped after it (see `drop`).
     bound: Vec<Arc<Weight>>,
 }
@@ -44,7 +46,11 @@ unsafe impl Send for Container {}
 
 impl Container {
     /// Makes a container on `device`. Its constants must be bound before it runs.
-    pub fn new(library: &Arc<Library>, device: Device) -> Result<Self, String> {
+    pub fn new(
+        library: &Arc<Library>,
+        operators: Option<Arc<Operators>>,
+        device: Device,
+    ) -> Result<Self, String> {
         let ordinal = match device {
             Device::Cpu => -1,
             Device::Cuda(ordinal) => i32::try_from(ordinal).map_err(|error| error.to_string())?,
@@ -58,6 +64,7 @@ impl Container {
         let mut made = Self {
             raw,
             library: library.clone(),
+            operators,
             constants: Vec::new(),
             inputs: 0,
             outputs: 0,
@@ -157,7 +164,9 @@ impl Container {
                 raw.as_mut_ptr(),
                 raw.len(),
                 stream.0,
-                ptr::null_mut(),
+                self.operators
+                    .as_ref()
+                    .map_or(ptr::null_mut(), |operators| operators.raw()),
             )
         };
         let result = checked(code);

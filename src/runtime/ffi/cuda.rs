@@ -11,7 +11,7 @@ use std::{
     sync::OnceLock,
 };
 
-use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
+use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
 use super::{library::open_verified, shim};
 use crate::runtime::source::sealed;
@@ -225,7 +225,8 @@ fn functions() -> Result<Functions, String> {
     }
     let library = {
         let file = sealed("precast-cuda", SHIM).map_err(|error| error.to_string())?;
-        open_verified(&crate::Digest::of(SHIM), file).map_err(|error| error.to_string())?
+        open_verified(&crate::Digest::of(SHIM), file, RTLD_LOCAL)
+            .map_err(|error| error.to_string())?
     };
     find(library)
 }

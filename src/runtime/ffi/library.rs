@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    ffi::c_int,
     fs::File,
     os::fd::AsRawFd,
     sync::{Arc, Mutex, PoisonError},
@@ -72,7 +73,7 @@ impl Library {
     fn open(object: &Digest, file: File) -> Result<Self, RuntimeError> {
         // SAFETY: no preconditions; it sets a buffer under std::cerr once.
         unsafe { shim::precast_capture_messages() };
-        let loaded = open_verified(object, file)?;
+        let loaded = open_verified(object, file, RTLD_LOCAL)?;
         Ok(Self {
             abi: resolve(loaded, object)?,
             object: *object,
@@ -81,8 +82,12 @@ impl Library {
 }
 
 /// Loads a file, once it is known to be sealed and to hold the digest's bytes. What is loaded stays for the life of the
-/// process.
-pub(super) fn open_verified(object: &Digest, file: File) -> Result<&'static Loaded, RuntimeError> {
+/// process. `scope` is `RTLD_LOCAL` or `RTLD_GLOBAL`.
+pub(super) fn open_verified(
+    object: &Digest,
+    file: File,
+    scope: c_int,
+) -> Result<&'static Loaded, RuntimeError> {
     // Sealed first: what is hashed here can't change before, during or after `dlopen`.
     let mapped = Mapped::sealed(&file).map_err(|source| RuntimeError::MemoryFile {
         object: *object,
@@ -102,14 +107,14 @@ pub(super) fn open_verified(object: &Digest, file: File) -> Result<&'static Load
         reason: reason(&source),
     };
     // SAFETY: the bytes are those a record names by digest; running their initialisers is what loading means.
-    let mut loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
+    let mut loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
     if loaded
         .as_ref()
         .is_err_and(|error| reason(error).starts_with("libtorch.so:"))
         && load_umbrella()
     {
         // SAFETY: as above.
-        loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
+        loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
     }
     let loaded = loaded.map_err(refused)?;
     // The file stays open: the loader finds objects by path, and a path of `/proc/self/fd` that came to mean another

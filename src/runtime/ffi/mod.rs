@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`Library`] | a `dlopen`ed artifact, one per object digest and process | never: thread-local destructors, OpenMP workers and CUDA teardown may still run its code |
 //! | [`Container`] | one `AOTInductorModelContainer` with one model instance, and an `Arc` of every tensor bound to it | on drop |
+//! | [`Operators`] | what an artifact calls operators without a C entry point through | on drop; containers hold an `Arc` of it |
 //! | [`Handle`] | one `at::Tensor*`, which is an `AtenTensorHandle` and a tch `C_tensor*` | on drop |
 //! | [`Stolen`] | handles given to a run that steals them | on drop, exactly those the run left |
 //!
@@ -25,6 +26,7 @@ mod cuda;
 mod graph;
 mod interpreter;
 mod library;
+mod operators;
 mod shim;
 mod stream;
 mod tensor;
@@ -36,6 +38,7 @@ pub use cuda::{DeviceMemory, RawStream, cuda, libtorch_folder};
 pub use graph::{Graph, Pool};
 pub use interpreter::Interpreter;
 pub use library::Library;
+pub use operators::{Call, Loading, Operators, Value, registered};
 pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Meta, Stolen, kind_of, share};
 pub use upload::{can_upload, upload};

@@ -7,9 +7,11 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <mutex>
@@ -98,6 +100,9 @@ int32_t guarded(F f) noexcept {
     int32_t code = f();
     if (code != 0) keep("", capture.text);
     return code;
+  } catch (const c10::Error& e) {
+    // Its `what` ends with a backtrace of addresses.
+    keep(e.what_without_backtrace(), capture.text);
   } catch (const std::exception& e) {
     keep(e.what(), capture.text);
   } catch (...) {
@@ -109,6 +114,9 @@ int32_t guarded(F f) noexcept {
 const at::Tensor& tensor(const void* handle) { return *static_cast<const at::Tensor*>(handle); }
 
 }  // namespace
+
+// For the other files of the shim, where a call's speed does not matter.
+int32_t precast_guarded(const std::function<int32_t()>& f) noexcept { return guarded(f); }
 
 extern "C" {
 

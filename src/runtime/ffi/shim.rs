@@ -2,6 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
+use super::operators::RawArgument;
+
 /// An `AOTInductorModelContainerHandle`.
 pub type RawContainer = *mut c_void;
 /// An `AtenTensorHandle`: an `at::Tensor*`.
@@ -50,6 +52,19 @@ pub struct RawMeta {
 }
 
 unsafe extern "C" {
+    pub fn precast_operator_names(
+        each: extern "C" fn(*mut c_void, *const c_char),
+        context: *mut c_void,
+    ) -> i32;
+    pub fn precast_operators_new(device: *const c_char, made: *mut *mut c_void) -> i32;
+    pub fn precast_operators_add(
+        executor: *mut c_void,
+        name: *const c_char,
+        overload: *const c_char,
+        given: *const RawArgument,
+        n: usize,
+    ) -> i32;
+    pub fn precast_operators_delete(executor: *mut c_void);
     pub fn precast_capture_messages();
     pub fn precast_last_error() -> *const c_char;
     pub fn precast_tensor_meta(tensor: *const c_void, out: *mut RawMeta) -> i32;

@@ -1,0 +1,121 @@
+//! Libraries of custom operators at load: verified, once per process, and never two that register the same.
+//!
+//! What a test loads stays in the process. Numbers are in `tests/numerics/operators.rs`.
+#![cfg(feature = "torch")]
+
+mod fake;
+
+use std::{fs, path::Path, process::Command};
+
+use fake::{Fake, Memory};
+use precast::{Device, Digest, Model, Runtime, runtime::RuntimeError};
+use tch::{Kind, Tensor};
+
+/// Returns a shared object compiled from `code`, at most once.
+fn library(code: &str, arguments: &[&str]) -> Vec<u8> {
+    let torch = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/libtorch");
+    let name = Digest::of(format!("{code} {arguments:?}").as_bytes());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fakes");
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(format!("{}.so", name.short()));
+    if !path.exists() {
+        let source = tempfile::Builder::new().suffix(".cpp").tempfile().unwrap();
+        fs::write(source.path(), code).unwrap();
+        let unfinished = tempfile::NamedTempFile::new_in(&folder).unwrap();
+        let status = Command::new("g++")
+            .args(["-std=c++17", "-O0", "-shared", "-fPIC", "-o"])
+            .arg(unfinished.path())
+            .arg(source.path())
+            .arg(format!("-I{}", torch.join("include").display()))
+            .arg(format!("-L{}", torch.join("lib").display()))
+            .args(arguments)
+            .status()
+            .unwrap();
+        assert!(status.success(), "g++ compiles the library");
+        unfinished.persist(&path).unwrap();
+    }
+    fs::read(path).unwrap()
+}
+
+fn registers(operators: &str) -> Vec<u8> {
+    let code = format!(
+        "#include <torch/library.h>\nTORCH_LIBRARY(precast_lab, m) {{ m.def(\"{operators}\"); }}\n"
+    );
+    library(&code, &["-ltorch_cpu", "-lc10"])
+}
+
+/// Loads a model of one artifact, `salt` telling it from others, with this operator library and these calls.
+fn load(salt: u32, library: Vec<u8>, calls: Option<&str>) -> Result<Model, RuntimeError> {
+    let mut memory = Memory::with(&[Fake {
+        salt,
+        ..Fake::default()
+    }]);
+    let digest = memory.put(library);
+    let calls = calls.map(|calls| memory.put(calls.as_bytes().to_vec()));
+    for artifact in memory.artifacts.values_mut() {
+        artifact.libraries = vec![digest];
+        artifact.proxy = calls;
+    }
+    Runtime::over(memory.source(), Device::Cpu)?.load("fake")
+}
+
+fn told(error: &RuntimeError) -> String {
+    let text = error.to_string();
+    let id = text.split('`').nth(1).unwrap_or_default();
+    let hint = error.hint().unwrap_or_default();
+    format!("{}\n{hint}", text.replace(id, "[id]"))
+}
+
+#[test]
+fn operator_libraries_are_loaded_before_their_artifact_and_only_once() {
+    let calls = r#"{"nodes": [{"node": {"target": "precast_lab::twice", "inputs": [
+        {"name": "x", "arg": {"as_tensor": {"name": "a"}}}]}}]}"#;
+
+    // Without the library nothing registers the operator; a library that needs Python does not load.
+    let python = library("", &["-Wl,--no-as-needed", "-ltorch_python"]);
+    insta::assert_snapshot!(told(&load(11, python, None).unwrap_err()), @"
+object `[id]` is not loadable: libtorch_python.so: cannot open shared object file: No such file or directory
+link the operators' library without libtorch_python (`is_python_module=False` in torch.utils.cpp_extension.load), and build again
+");
+
+    let first = registers("twice(Tensor x) -> Tensor");
+    for salt in [12, 13] {
+        let model = load(salt, first.clone(), Some(calls)).unwrap();
+        let x = Tensor::ones([8, 4], (Kind::Float, tch::Device::Cpu));
+        assert_eq!(model.run("f", &[x]).unwrap()[0].double_value(&[0, 0]), 2.0);
+    }
+
+    // A later version of it would end the process: libtorch lets nobody register an operator twice.
+    let later = registers("twice(Tensor x, int n=2) -> Tensor");
+    insta::assert_snapshot!(told(&load(14, later.clone(), Some(calls)).unwrap_err()), @"
+artifact `[id]` calls operators that can't be called: operator `precast_lab::twice` is registered in this process already, by another library
+a process can hold one version of an operator's library: load this model in another one
+");
+    insta::assert_snapshot!(told(&load(15, later, None).unwrap_err()), @"
+artifact `[id]` calls operators that can't be called: operator `precast_lab::twice` is registered in this process already, by another library
+a process can hold one version of an operator's library: load this model in another one
+");
+
+    // What the schema does not have is told at load, not at a call.
+    let wrong = calls.replace("\"x\"", "\"y\"");
+    insta::assert_snapshot!(told(&load(16, first, Some(&wrong)).unwrap_err()), @"artifact `[id]` calls operators that can't be called: operator `precast_lab::twice`: argument `x`: it has no value");
+}
+
+#[test]
+fn a_damaged_library_is_not_loaded() {
+    let mut memory = Memory::with(&[Fake {
+        salt: 17,
+        ..Fake::default()
+    }]);
+    let digest = memory.put(b"a library".to_vec());
+    memory.objects.insert(digest, b"another".to_vec());
+    memory
+        .artifacts
+        .values_mut()
+        .for_each(|artifact| artifact.libraries = vec![digest]);
+    let error = Runtime::over(memory.source(), Device::Cpu)
+        .unwrap()
+        .load("fake")
+        .unwrap_err();
+    assert!(matches!(error, RuntimeError::WrongBytes { .. }), "{error}");
+}
