@@ -416,7 +416,7 @@ fn an_artifact_that_does_not_load_is_set_aside_and_other_buckets_answer() {
         },
     );
     let model = load(memory).unwrap();
-    let [lost] = model.quarantined() else {
+    let [lost] = &model.quarantined()[..] else {
         panic!("{:?}", model.quarantined())
     };
     assert!(matches!(lost.error, RuntimeError::MissingSymbol { .. }));
@@ -468,12 +468,12 @@ fn a_receipt_sends_a_request_to_the_faster_of_two_that_cover_it() {
     let mut memory = Memory::with(&[Fake::sized(8, 2), Fake::sized(2, 9)]);
     for program in memory.programs.values_mut() {
         // The larger one is the faster one.
-        let seconds = if program.sizes["batch"] == 8 {
-            0.002
+        let micros = if program.sizes["batch"] == 8 {
+            2000.0
         } else {
-            0.001
+            1000.0
         };
-        program.receipt = serde_json::json!({ "gate": { "seconds_per_run": seconds } });
+        program.receipt = serde_json::json!({ "gate": { "artifact_us": micros } });
     }
     let model = load(memory).unwrap();
     assert_eq!(

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{
     Context,
-    exit::{Missing, Usage},
+    exit::{Missing, Usage, warning},
     printer::note,
     progress::seconds,
     served::RunArgs,
@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Device, Runtime,
     record::bucket_name,
-    runtime::{Rung, tensors},
+    runtime::{Loading, Rung, tensors},
     store::Store,
     target::DeviceKind,
 };
@@ -70,7 +70,10 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let inputs =
         tensors::read(&bytes).with_context(|| format!("can't use `{}`", args.inputs.display()))?;
     let started = Instant::now();
-    let model = Runtime::new(&store, device)?.load(&name)?;
+    let model = Runtime::new(&store, device)?
+        // One request is answered: what it does not need is not loaded.
+        .loading(Loading::OnDemand)
+        .load(&name)?;
     let loaded = started.elapsed().as_secs_f64();
     let target = tensors::device(device);
     let named: Vec<_> = inputs
@@ -87,6 +90,13 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         .named()
         .map(|(name, tensor)| (name.to_owned(), tensor.to_device(tch::Device::Cpu)))
         .collect();
+    for lost in model.quarantined() {
+        let bucket = bucket_name(&lost.bucket);
+        warning(&format!(
+            "{} {bucket} is set aside: {}",
+            lost.module, lost.error
+        ));
+    }
     let served = answer.served();
     let took = started.elapsed().as_secs_f64();
     if let Some(path) = &args.outputs {

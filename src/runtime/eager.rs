@@ -5,17 +5,21 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use smallvec::SmallVec;
+use tch::Tensor;
+
 use super::{
     RuntimeError,
     ffi::{Handle, Interpreter, Weight},
     lane::Handles,
     operators,
-    program::in_store,
+    pool::Pool,
+    program::{With, in_store},
     source::Source,
     weights::Weights,
 };
 use crate::{
-    Device, Digest,
+    Digest,
     record::{Eager as Archive, Program},
 };
 
@@ -29,9 +33,21 @@ pub(super) struct Eager {
     extras: Option<Arc<Weights>>,
     object: Digest,
     source: Arc<dyn Source>,
-    /// Loaded on first use. One call at a time.
-    interpreter: Mutex<Option<Interpreter>>,
+    /// Loaded on first use. A caller has one alone.
+    pool: Pool<Lane>,
     bound: Mutex<Arc<Bound>>,
+}
+
+/// An interpreter, and the bucket-sized inputs that padded calls use, made on first use.
+struct Lane {
+    interpreter: Interpreter,
+    buffers: Vec<Option<Tensor>>,
+}
+
+/// A lane that its holder has alone; it goes back on drop.
+pub(super) struct Taken<'a> {
+    eager: &'a Eager,
+    lane: Option<Lane>,
 }
 
 struct Bound {
@@ -45,16 +61,19 @@ impl Eager {
         source: &Arc<dyn Source>,
         program: &Arc<Program>,
         archive: &Archive,
-        device: Device,
-        weights: Arc<Weights>,
-        aliases: Arc<Aliases>,
-        extras: Option<Arc<Weights>>,
+        with: &With,
     ) -> Result<Self, RuntimeError> {
+        let With {
+            weights,
+            aliases,
+            extras,
+            ..
+        } = with.clone();
         let key = archive.artifact;
         let record = source
             .artifact(&key)
             .map_err(in_store(format!("artifact `{}`", key.short())))?;
-        operators::prepare(source, &record, device)?;
+        operators::prepare(source, &record, with.device)?;
         let object = record.object;
         let module = program.module.as_str().into();
         let bound = bind(archive, weights, &aliases, extras.as_deref())?;
@@ -66,7 +85,7 @@ impl Eager {
             aliases,
             extras,
             source: source.clone(),
-            interpreter: Mutex::new(None),
+            pool: Pool::new(None, with.instances),
             bound: Mutex::new(bound),
         })
     }
@@ -93,40 +112,79 @@ impl Eager {
         .map(drop)
     }
 
-    /// Runs it on inputs of the bucket's sizes. Returns the outputs and the weights they were made with.
-    pub fn run(&self, inputs: &Handles) -> Result<(Handles, Arc<Weights>), RuntimeError> {
-        let failed = |message| RuntimeError::Failed {
-            module: self.module.clone(),
-            bucket: self.program.bucket(),
-            step: "eager".to_owned(),
-            message,
+    /// Takes an interpreter, loading it if there is none idle; waits while all are taken.
+    pub fn take(&self) -> Result<Taken<'_>, RuntimeError> {
+        let lane = match self.pool.take() {
+            Some(lane) => Ok(lane),
+            None => self.load(),
         };
+        if lane.is_err() {
+            self.pool.lose();
+        }
+        lane.map(|lane| Taken {
+            eager: self,
+            lane: Some(lane),
+        })
+    }
+
+    fn load(&self) -> Result<Lane, RuntimeError> {
+        let object = &self.object;
+        let file = self
+            .source
+            .memfd(object)
+            .map_err(|source| RuntimeError::Unreadable {
+                object: *object,
+                source,
+            })?;
+        Ok(Lane {
+            interpreter: Interpreter::new(file).map_err(|message| self.failed(message))?,
+            buffers: self.program.inputs.iter().map(|_| None).collect(),
+        })
+    }
+
+    /// Runs it on inputs of the bucket's sizes. Returns the outputs and the weights they were made with.
+    pub fn run(
+        &self,
+        interpreter: &mut Interpreter,
+        inputs: &Handles,
+    ) -> Result<(Handles, Arc<Weights>), RuntimeError> {
         let bound = self
             .bound
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let mut interpreter = self
-            .interpreter
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let interpreter = match &mut *interpreter {
-            Some(interpreter) => interpreter,
-            none => {
-                let object = &self.object;
-                let file = self
-                    .source
-                    .memfd(object)
-                    .map_err(in_store(format!("object `{}`", object.short())))?;
-                none.insert(Interpreter::new(file).map_err(failed)?)
-            }
-        };
         let weights = bound.tensors.iter().map(|weight| weight.handle());
-        let flat: Vec<&Handle> = inputs.iter().chain(weights).collect();
+        let flat: SmallVec<[&Handle; 32]> = inputs.iter().chain(weights).collect();
         let outputs = interpreter
             .run(&flat, self.program.outputs.len())
-            .map_err(failed)?;
+            .map_err(|message| self.failed(message))?;
         Ok((outputs, bound.weights.clone()))
+    }
+
+    fn failed(&self, message: String) -> RuntimeError {
+        RuntimeError::Failed {
+            module: self.module.clone(),
+            bucket: self.program.bucket(),
+            step: "eager".to_owned(),
+            message,
+        }
+    }
+}
+
+impl Taken<'_> {
+    /// Returns the interpreter and the padding buffers.
+    pub fn parts(&mut self) -> Result<(&mut Interpreter, &mut [Option<Tensor>]), RuntimeError> {
+        // It is there until `drop`; the error is never seen.
+        let lane = self.lane.as_mut().ok_or(RuntimeError::Devices)?;
+        Ok((&mut lane.interpreter, &mut lane.buffers))
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            self.eager.pool.give(lane);
+        }
     }
 }
 

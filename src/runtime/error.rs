@@ -37,6 +37,12 @@ pub enum RuntimeError {
     },
 
     // Loading an artifact.
+    #[error("object `{}` can't be read from the store", object.short())]
+    Unreadable {
+        object: Digest,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     #[error("the memory file for object `{}` can't be made", object.short())]
     MemoryFile {
         object: Digest,
@@ -131,6 +137,8 @@ pub enum RuntimeError {
         expected: String,
         got: String,
     },
+    #[error("nothing of module `{module}` can be loaded: {reason}")]
+    NothingLeft { module: Arc<str>, reason: String },
     #[error("module `{module}`: {message}")]
     Tensor { module: Arc<str>, message: String },
 }
@@ -250,7 +258,8 @@ impl RuntimeError {
     pub fn is_artifacts(&self) -> bool {
         matches!(
             self,
-            Self::WrongBytes { .. }
+            Self::Unreadable { .. }
+                | Self::WrongBytes { .. }
                 | Self::NotLoadable { .. }
                 | Self::MissingSymbol { .. }
                 | Self::NoContainer { .. }
@@ -272,7 +281,10 @@ impl RuntimeError {
             Self::WrongTarget { .. } => {
                 "build the model on this kind of host, or name its target in `[target]`".to_owned()
             }
-            Self::WrongBytes { .. } => "`precast verify` finds every damaged object".to_owned(),
+            Self::NothingLeft { .. } => {
+                "`precast verify` says whether its objects are whole; build it again otherwise".to_owned()
+            }
+            Self::Unreadable { .. } | Self::WrongBytes { .. } => "`precast verify` finds every damaged object".to_owned(),
             Self::NotLoadable { reason, .. } if reason.starts_with("libtorch_python") => {
                 "link the operators' library without libtorch_python (`is_python_module=False` in \
                  torch.utils.cpp_extension.load), and build again"

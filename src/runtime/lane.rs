@@ -6,7 +6,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use smallvec::SmallVec;
@@ -15,6 +18,7 @@ use tch::Tensor;
 use super::{
     RuntimeError,
     ffi::{Container, Handle, Library, Operators, RawStream, Stolen, Weight},
+    pool::Pool,
     weights::Weights,
 };
 use crate::{
@@ -51,6 +55,8 @@ pub(super) struct Lane {
     // Before the weights, which the containers point to.
     containers: Vec<Container>,
     pub weights: Arc<Weights>,
+    /// Which of [`Lanes`]' swaps they came with.
+    swaps: u64,
     /// Bucket-sized inputs for padded calls, made on first use.
     pub buffers: Vec<Option<Tensor>>,
     /// The stream that used `buffers` last.
@@ -82,6 +88,7 @@ impl Plan {
         let mut lane = Lane {
             containers,
             weights: weights.clone(),
+            swaps: 0,
             buffers,
             last: None,
         };
@@ -252,15 +259,10 @@ impl Plan {
 
 /// The lanes of one program.
 pub(super) struct Lanes {
-    state: Mutex<State>,
-    returned: Condvar,
-    limit: usize,
-}
-
-struct State {
-    idle: Vec<Lane>,
-    made: usize,
-    weights: Arc<Weights>,
+    pool: Pool<Lane>,
+    weights: Mutex<Arc<Weights>>,
+    /// Counts swaps: a lane of an earlier count is bound again before it is handed out.
+    swaps: AtomicU64,
 }
 
 /// A lane that its holder has alone; it goes back on drop, also when a run fails.
@@ -272,51 +274,24 @@ pub(super) struct Taken<'a> {
 impl Lanes {
     /// Starts with one lane, so that what can't be bound fails at load and not at a call.
     pub fn new(first: Lane, limit: usize) -> Self {
-        let limit = limit.max(1);
-        let weights = first.weights.clone();
-        let mut idle = Vec::with_capacity(limit);
-        idle.push(first);
         Self {
-            state: Mutex::new(State {
-                idle,
-                made: 1,
-                weights,
-            }),
-            returned: Condvar::new(),
-            limit,
+            weights: Mutex::new(first.weights.clone()),
+            swaps: AtomicU64::new(first.swaps),
+            pool: Pool::new(Some(first), limit),
         }
     }
 
     /// Takes a lane that is bound to the newest weights; waits while all are taken.
     pub fn take(&self, plan: &Plan) -> Result<Taken<'_>, RuntimeError> {
-        let mut state = self.lock();
-        let (lane, weights) = loop {
-            if let Some(lane) = state.idle.pop() {
-                if Arc::ptr_eq(&lane.weights, &state.weights) {
-                    return Ok(Taken {
-                        lanes: self,
-                        lane: Some(lane),
-                    });
-                }
-                break (Some(lane), state.weights.clone());
-            }
-            if state.made < self.limit {
-                state.made += 1;
-                break (None, state.weights.clone());
-            }
-            state = self
-                .returned
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        };
-        drop(state);
+        let lane = self.pool.take();
+        // Read after the lane is the caller's: a swap that was over before the call is seen.
+        let swaps = self.swaps.load(Ordering::Acquire);
         let lane = match lane {
-            Some(mut lane) => plan.bind(&mut lane, weights).map(|()| lane),
-            None => plan.lane(weights),
+            Some(lane) if lane.swaps == swaps => Ok(lane),
+            other => self.bound(plan, other),
         };
         if lane.is_err() {
-            self.lock().made -= 1;
-            self.returned.notify_one();
+            self.pool.lose();
         }
         lane.map(|lane| Taken {
             lanes: self,
@@ -324,13 +299,28 @@ impl Lanes {
         })
     }
 
-    /// Makes every call that begins from now on use `weights`. Those under way finish with what they have.
-    pub fn swap(&self, weights: Arc<Weights>) {
-        self.lock().weights = weights;
+    /// Makes a lane, or binds an earlier one, to the newest weights.
+    fn bound(&self, plan: &Plan, lane: Option<Lane>) -> Result<Lane, RuntimeError> {
+        let (weights, swaps) = {
+            let weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+            (weights.clone(), self.swaps.load(Ordering::Acquire))
+        };
+        let mut lane = match lane {
+            Some(mut lane) => {
+                plan.bind(&mut lane, weights)?;
+                lane
+            }
+            None => plan.lane(weights)?,
+        };
+        lane.swaps = swaps;
+        Ok(lane)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Makes every call that begins from now on use `weights`. Those under way finish with what they have.
+    pub fn swap(&self, weights: Arc<Weights>) {
+        let mut held = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        *held = weights;
+        self.swaps.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -345,8 +335,7 @@ impl Taken<'_> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         if let Some(lane) = self.lane.take() {
-            self.lanes.lock().idle.push(lane);
-            self.lanes.returned.notify_one();
+            self.lanes.pool.give(lane);
         }
     }
 }

@@ -14,12 +14,17 @@
 //!
 //! **Threads.** [`Model`] is `Send + Sync`. A call has a lane of its program to itself, so an artifact's code never
 //! runs twice at once on one container, and one caller's failure never meets another's. Callers beyond the number of
-//! lanes wait.
+//! lanes wait. Programs may be loaded by a thread behind the model, or by the call that needs one; a swap of weights waits
+//! for loads under way, and what is loaded after it has the new ones.
+//!
+//! **Failure.** What can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request goes to the next
+//! rung of the ladder: a covering bucket, a dynamic artifact, eager.
 //!
 //! **Trust.** What is executed was hashed in the memory it is executed from, and its target was compared with this
 //! host before. Inputs are checked completely before a foreign call. This is no sandbox: an artifact that was built
 //! to do harm can.
 
+mod cost;
 mod dispatch;
 mod eager;
 mod error;
@@ -27,10 +32,12 @@ mod ffi;
 mod graphs;
 mod host;
 mod lane;
+mod loader;
 mod model;
 mod operators;
 mod outputs;
 mod pad;
+mod pool;
 mod program;
 #[allow(clippy::module_inception)]
 mod runtime;
@@ -40,12 +47,14 @@ pub mod tensors;
 mod validate;
 mod variant;
 mod weights;
+mod wiring;
 
 pub use error::{NoFit, Problem, RuntimeError};
 pub use ffi::{DeviceMemory, Scope, Stream};
 pub use graphs::Session;
 pub use host::{device_memory, host};
-pub use model::{Inputs, Model, Quarantined};
+pub use loader::Loading;
+pub use model::{Inputs, Model, Quarantined, Timings};
 pub use outputs::{Outputs, Rung, Served};
 pub use runtime::{Devices, Graphs, Runtime};
 pub use source::{Source, SourceError, sealed};

@@ -3,10 +3,11 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Mutex, OnceLock, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    thread::JoinHandle,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use smallvec::SmallVec;
@@ -16,6 +17,7 @@ use super::{
     RuntimeError,
     ffi::{Meta, cuda},
     graphs::Session,
+    loader::{Loader, Slot},
     outputs::Outputs,
     program::Ready,
     stats::ModuleStats,
@@ -44,12 +46,17 @@ pub enum Inputs {
 /// its time and waits when all are taken.
 pub struct Model {
     name: String,
-    replicas: Vec<Replica>,
+    replicas: Arc<Vec<Replica>>,
     policy: Inputs,
     /// When it was loaded, in seconds since 1970.
     since: i64,
-    /// What could not be loaded, and why.
-    quarantined: Vec<Quarantined>,
+    started: Instant,
+    /// From the beginning of the load.
+    loaded: Duration,
+    first_answer: OnceLock<Duration>,
+    complete: Arc<OnceLock<Duration>>,
+    /// Loads the rest behind the model.
+    behind: Option<Behind>,
     /// The weight set of each replica; held while one is swapped for another.
     weights: Mutex<WeightSet>,
 }
@@ -58,10 +65,37 @@ pub struct Model {
 pub(super) struct Replica {
     pub device: Device,
     pub modules: HashMap<String, Vec<Variant>>,
+    pub loader: Arc<Loader>,
     /// Calls under way.
-    pub running: AtomicUsize,
+    running: AtomicUsize,
     /// Why its device answers nothing right any more.
-    pub broken: OnceLock<String>,
+    broken: OnceLock<String>,
+}
+
+/// How long it took from the beginning of a load until a model was of use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timings {
+    /// Until the model was handed out.
+    pub loaded: Duration,
+    /// Until the first call was answered. On CUDA an answer is handed out when its work is in the stream.
+    pub first_answer: Option<Duration>,
+    /// Until every program was loaded or set aside, where they are loaded without being asked for.
+    pub complete: Option<Duration>,
+}
+
+/// The thread that loads behind a model; it ends with the model, after the program it is at.
+struct Behind {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 /// A program that could not be loaded. Requests go to the model's other buckets.
@@ -75,11 +109,29 @@ pub struct Quarantined {
 }
 
 impl Replica {
+    pub fn new(
+        device: Device,
+        modules: HashMap<String, Vec<Variant>>,
+        loader: Arc<Loader>,
+    ) -> Self {
+        Self {
+            device,
+            modules,
+            loader,
+            running: AtomicUsize::new(0),
+            broken: OnceLock::new(),
+        }
+    }
+
+    /// Returns every program, loaded or not.
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        let variants = self.modules.values().flatten();
+        variants.flat_map(|variant| &variant.programs)
+    }
+
+    /// Returns the programs that are loaded.
     fn programs(&self) -> impl Iterator<Item = &Ready> {
-        self.modules
-            .values()
-            .flatten()
-            .flat_map(|variant| &variant.programs)
+        self.slots().filter_map(Slot::ready)
     }
 }
 
@@ -88,16 +140,81 @@ impl Model {
         name: String,
         replicas: Vec<Replica>,
         policy: Inputs,
-        quarantined: Vec<Quarantined>,
         weights: WeightSet,
+        started: Instant,
     ) -> Self {
+        let loaded = started.elapsed();
+        let complete = OnceLock::new();
+        if replicas.iter().flat_map(Replica::slots).all(Slot::settled) {
+            let _ = complete.set(loaded);
+        }
         Self {
             name,
-            replicas,
+            replicas: Arc::new(replicas),
             policy,
             since: now(),
-            quarantined,
+            started,
+            loaded,
+            first_answer: OnceLock::new(),
+            complete: Arc::new(complete),
+            behind: None,
             weights: Mutex::new(weights),
+        }
+    }
+
+    /// Starts the thread that loads what is not loaded yet, what has the highest priority first.
+    pub(super) fn load_behind(mut self, priority: &dyn Fn(&Program) -> i64) -> Self {
+        let mut order: Vec<(usize, Digest, i64)> = Vec::new();
+        for (replica, on) in self.replicas.iter().enumerate() {
+            let rest = on.slots().filter(|slot| !slot.settled());
+            order.extend(rest.map(|slot| (replica, slot.program.id, priority(&slot.program))));
+        }
+        order.sort_by_key(|(replica, _, priority)| (std::cmp::Reverse(*priority), *replica));
+        let (replicas, complete) = (self.replicas.clone(), self.complete.clone());
+        let (stop, started) = (Arc::new(AtomicBool::new(false)), self.started);
+        let stopped = stop.clone();
+        let work = move || {
+            for (replica, id, _) in order {
+                if stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                let on = &replicas[replica];
+                let mut variants = on.modules.values().flatten();
+                let Some(variant) =
+                    variants.find(|v| v.programs.iter().any(|s| s.program.id == id))
+                else {
+                    continue;
+                };
+                for slot in variant.programs.iter().filter(|s| s.program.id == id) {
+                    if let Err(error) = slot.load(&on.loader) {
+                        // The call that needs it tries again, and tells its caller.
+                        tracing::warn!(program = %id.short(), %error, "a program was not loaded");
+                    }
+                }
+                variant.refine();
+            }
+            let _ = complete.set(started.elapsed());
+        };
+        let thread = std::thread::Builder::new()
+            .name("precast-load".to_owned())
+            .spawn(work);
+        match thread {
+            Ok(thread) => {
+                let thread = Some(thread);
+                self.behind = Some(Behind { stop, thread });
+            }
+            // Each is loaded by the first call that needs it.
+            Err(error) => tracing::warn!(%error, "no thread to load programs with"),
+        }
+        self
+    }
+
+    /// Returns how long it took to be of use.
+    pub fn timings(&self) -> Timings {
+        Timings {
+            loaded: self.loaded,
+            first_answer: self.first_answer.get().copied(),
+            complete: self.complete.get().copied(),
         }
     }
 
@@ -126,7 +243,7 @@ impl Model {
         variants
             .into_iter()
             .flatten()
-            .flat_map(|variant| variant.programs.iter().map(|ready| &*ready.plan.program))
+            .flat_map(|variant| variant.programs.iter().map(|slot| &*slot.program))
             .collect()
     }
 
@@ -262,6 +379,9 @@ impl Model {
             tracing::error!(device = %replica.device, reason, "a device answers no more calls in this process");
             let _ = replica.broken.set(reason);
         }
+        if result.is_ok() && self.first_answer.get().is_none() {
+            let _ = self.first_answer.set(self.started.elapsed());
+        }
         result
     }
 
@@ -272,18 +392,23 @@ impl Model {
             .all(|replica| replica.broken.get().is_none())
     }
 
-    /// Runs every program once on padding, so that the first request does not pay for what is done only once.
+    /// Loads every program that is not loaded yet, and runs each once on padding, so that no request pays for what is
+    /// done only once.
     pub fn warm_up(&self) -> Result<(), RuntimeError> {
-        for replica in &self.replicas {
+        for replica in &*self.replicas {
+            let mut slots = replica.slots();
+            slots.try_for_each(|slot| slot.load(&replica.loader))?;
+            replica.modules.values().flatten().for_each(Variant::refine);
             replica.programs().try_for_each(Ready::warm_up)?;
         }
+        let _ = self.complete.set(self.started.elapsed());
         Ok(())
     }
 
     /// Makes every call that begins after it returns use another weight set. Calls under way finish with the one they
     /// began with; none sees both, and none fails.
     ///
-    /// Every program is asked first whether it accepts the set. When one does not, nothing is changed.
+    /// Every program that is loaded is asked first whether it accepts the set. When one does not, nothing is changed.
     pub fn swap(&self, weights: &WeightSet) -> Result<(), RuntimeError> {
         // One swap at a time; calls do not take this lock.
         let mut held = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
@@ -292,6 +417,15 @@ impl Model {
             .iter()
             .map(|replica| Ok((replica, weights.on(replica.device)?)));
         let pairs: Vec<_> = pairs.collect::<Result<_, RuntimeError>>()?;
+        // Nothing is loaded meanwhile, so that every program has the one or the other.
+        let mut next: Vec<_> = self
+            .replicas
+            .iter()
+            .map(|replica| {
+                let weights = &replica.loader.weights;
+                weights.write().unwrap_or_else(PoisonError::into_inner)
+            })
+            .collect();
         for (replica, weights) in &pairs {
             replica
                 .programs()
@@ -310,6 +444,9 @@ impl Model {
                 }
                 return Err(error);
             }
+        }
+        for (next, (_, weights)) in next.iter_mut().zip(&pairs) {
+            **next = weights.clone();
         }
         *held = weights.clone();
         Ok(())
@@ -332,9 +469,22 @@ impl Model {
             .session()
     }
 
-    /// Returns the programs that could not be loaded, and why.
-    pub fn quarantined(&self) -> &[Quarantined] {
-        &self.quarantined
+    /// Returns the programs that could not be loaded so far, and why.
+    pub fn quarantined(&self) -> Vec<Arc<Quarantined>> {
+        let lost = self.replicas.iter().flat_map(|replica| {
+            let quarantined = replica.loader.quarantined.lock();
+            quarantined.unwrap_or_else(PoisonError::into_inner).clone()
+        });
+        lost.collect()
+    }
+
+    /// Returns the programs that eager answers because, when they were built, it was faster than their artifacts.
+    pub fn faster_as_eager(&self) -> Vec<&Program> {
+        let ready = self.replicas.iter().flat_map(Replica::programs);
+        ready
+            .filter(|ready| ready.preferred)
+            .map(|ready| &*ready.plan.program)
+            .collect()
     }
 
     /// Returns the reason of each program that was to run as a CUDA graph and does not.

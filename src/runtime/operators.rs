@@ -125,8 +125,9 @@ const TORCHS_OWN: &[&str] = &[
 ];
 
 fn file(source: &Arc<dyn Source>, object: &Digest) -> Result<std::fs::File, RuntimeError> {
-    let what = format!("object `{}`", object.short());
-    source.memfd(object).map_err(super::program::in_store(what))
+    let object = *object;
+    let unreadable = |source| RuntimeError::Unreadable { object, source };
+    source.memfd(&object).map_err(unreadable)
 }
 
 /// Returns an object's bytes, verified.

@@ -1,9 +1,6 @@
 //! One program, loaded on one device: checked, its artifacts loaded, ready to run as lanes or as a CUDA graph.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use smallvec::SmallVec;
 use tch::Tensor;
@@ -17,12 +14,12 @@ use super::{
     operators,
     pad::{self, Cut},
     source::{Source, SourceError},
-    stats::Counters,
-    weights::{Weights, same_strides},
+    weights::Weights,
+    wiring::{check_layouts, last_uses},
 };
 use crate::{
     Device,
-    record::{Artifact, Eager as Archive, Layout, Program},
+    record::{Artifact, Eager as Archive, Program},
 };
 
 /// A program that can run.
@@ -34,16 +31,25 @@ pub(super) struct Ready {
     pub refused: Option<String>,
     /// For each output, where a padded call cuts it.
     cuts: Vec<Vec<Cut>>,
-    pub counters: Counters,
+    /// Whether eager runs it though its artifact would load, because it was faster when it was built.
+    pub preferred: bool,
 }
-
-/// Bucket-sized inputs, made on first use.
-type Buffers = Vec<Option<Tensor>>;
 
 enum Runner {
     Artifacts(Lanes),
-    /// With the buffers that padded calls use; held for the time of a call.
-    Eager(Eager, Mutex<Buffers>),
+    Eager(Eager),
+}
+
+/// What a program is loaded with.
+#[derive(Clone)]
+pub(super) struct With {
+    pub device: Device,
+    pub weights: Arc<Weights>,
+    pub aliases: Arc<BTreeMap<String, String>>,
+    /// Tensors that its code makes itself.
+    pub extras: Option<Arc<Weights>>,
+    /// How many callers it may have at once.
+    pub instances: usize,
 }
 
 /// What a call gives to a program.
@@ -62,11 +68,7 @@ impl Ready {
     pub fn load(
         source: &Arc<dyn Source>,
         program: Arc<Program>,
-        device: Device,
-        weights: Arc<Weights>,
-        aliases: Arc<BTreeMap<String, String>>,
-        extras: Option<Arc<Weights>>,
-        limit: usize,
+        with: With,
     ) -> Result<Self, RuntimeError> {
         let malformed = |reason: String| RuntimeError::Malformed {
             program: program.id,
@@ -95,10 +97,11 @@ impl Ready {
                 }
             };
             // Before the artifact, which may need their symbols.
-            let operators = operators::prepare(source, &artifact, device)?;
+            let operators = operators::prepare(source, &artifact, with.device)?;
             let library = Library::load(&artifact.object, || {
-                let what = format!("object `{}`", artifact.object.short());
-                source.memfd(&artifact.object).map_err(in_store(what))
+                let object = artifact.object;
+                let unreadable = |source| RuntimeError::Unreadable { object, source };
+                source.memfd(&object).map_err(unreadable)
             })?;
             let inputs = step
                 .inputs
@@ -117,19 +120,19 @@ impl Ready {
         let plan = Plan {
             program: program.clone(),
             module,
-            device,
+            device: with.device,
             steps,
-            aliases,
-            extras,
+            aliases: with.aliases,
+            extras: with.extras,
         };
-        let runner = Runner::Artifacts(Lanes::new(plan.lane(weights)?, limit));
+        let runner = Runner::Artifacts(Lanes::new(plan.lane(with.weights)?, with.instances));
         Ok(Self {
             plan,
             runner,
             graph: None,
             refused: None,
             cuts,
-            counters: Counters::default(),
+            preferred: false,
         })
     }
 
@@ -138,10 +141,7 @@ impl Ready {
         source: &Arc<dyn Source>,
         program: Arc<Program>,
         archive: &Archive,
-        device: Device,
-        weights: Arc<Weights>,
-        aliases: Arc<BTreeMap<String, String>>,
-        extras: Option<Arc<Weights>>,
+        with: With,
     ) -> Result<Self, RuntimeError> {
         let malformed = |reason: String| RuntimeError::Malformed {
             program: program.id,
@@ -152,33 +152,24 @@ impl Ready {
             .iter()
             .map(|output| pad::cuts(output, program.sizes.iter()));
         let cuts = cuts.collect::<Result<_, _>>().map_err(malformed)?;
-        let eager = Eager::new(
-            source,
-            &program,
-            archive,
-            device,
-            weights,
-            aliases.clone(),
-            extras.clone(),
-        )?;
+        let eager = Eager::new(source, &program, archive, &with)?;
         let module = program.module.as_str().into();
         let plan = Plan {
             program,
             module,
-            device,
+            device: with.device,
             steps: Vec::new(),
-            aliases,
-            extras,
+            aliases: with.aliases,
+            extras: with.extras,
         };
-        let buffers = Mutex::new(plan.program.inputs.iter().map(|_| None).collect());
-        let runner = Runner::Eager(eager, buffers);
+        let runner = Runner::Eager(eager);
         Ok(Self {
             plan,
             runner,
             graph: None,
             refused: None,
             cuts,
-            counters: Counters::default(),
+            preferred: false,
         })
     }
 
@@ -220,28 +211,20 @@ impl Ready {
         Ok(())
     }
 
-    /// Returns whether a dynamic program runs at these sizes, in the order of its dimensions.
-    pub fn within(&self, request: &[i64]) -> bool {
-        let program = &self.plan.program;
-        let Some(dynamic) = &program.dynamic else {
-            return false;
-        };
-        program
-            .sizes
-            .iter()
-            .zip(request)
-            .all(|((dim, &sample), size)| match dynamic.get(dim) {
-                Some(bounds) => (bounds.min..=bounds.max).contains(size),
-                None => sample == *size,
-            })
-    }
-
     /// Returns what runs it.
     pub fn runner(&self) -> &'static str {
         match &self.graph {
             Some(_) => "graph",
             None if self.is_eager() => "eager",
             None => "artifact",
+        }
+    }
+
+    /// Loads the interpreter of a program that runs as its exported graph, and says whether it can.
+    pub fn interpret(&self) -> Result<(), RuntimeError> {
+        match &self.runner {
+            Runner::Eager(eager) => eager.take().map(drop),
+            Runner::Artifacts(_) => Ok(()),
         }
     }
 
@@ -268,7 +251,7 @@ impl Ready {
         }
         match &self.runner {
             Runner::Artifacts(lanes) => lanes.swap(weights.clone()),
-            Runner::Eager(eager, _) => eager.swap(weights.clone())?,
+            Runner::Eager(eager) => eager.swap(weights.clone())?,
         }
         Ok(())
     }
@@ -277,7 +260,7 @@ impl Ready {
     pub fn accepts(&self, weights: &Arc<Weights>) -> Result<(), RuntimeError> {
         match &self.runner {
             Runner::Artifacts(_) => self.plan.lane(weights.clone()).map(drop),
-            Runner::Eager(eager, _) => eager.accepts(weights.clone()),
+            Runner::Eager(eager) => eager.accepts(weights.clone()),
         }
     }
 
@@ -293,7 +276,7 @@ impl Ready {
         }
         let lanes = match &self.runner {
             Runner::Artifacts(lanes) => lanes,
-            Runner::Eager(eager, buffers) => return self.run_eager(eager, buffers, inputs, sizes),
+            Runner::Eager(eager) => return self.run_eager(eager, inputs, sizes),
         };
         let mut taken = lanes.take(&self.plan)?;
         let lane = taken.lane()?;
@@ -316,20 +299,20 @@ impl Ready {
     fn run_eager(
         &self,
         eager: &Eager,
-        buffers: &Mutex<Buffers>,
         inputs: Handles,
         sizes: Sizes<'_>,
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
-        let mut buffers = buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = eager.take()?;
+        let (interpreter, buffers) = taken.parts()?;
         let inputs = match sizes {
             Sizes::Exact | Sizes::Dynamic(_) => inputs,
-            Sizes::Padded(_) => self.fill(&mut buffers, inputs)?,
+            Sizes::Padded(_) => self.fill(buffers, inputs)?,
         };
         let sources: SmallVec<[usize; 8]> = inputs
             .iter()
             .map(|handle| handle.meta().storage())
             .collect();
-        let (outputs, weights) = eager.run(&inputs)?;
+        let (outputs, weights) = eager.run(interpreter, &inputs)?;
         self.finish(outputs, sizes, |storage| {
             self.plan.owns(&weights, storage) || sources.contains(&storage)
         })
@@ -354,7 +337,11 @@ impl Ready {
     }
 
     /// Puts inputs that are smaller than the bucket into buffers of its size.
-    fn fill(&self, buffers: &mut Buffers, mut inputs: Handles) -> Result<Handles, RuntimeError> {
+    fn fill(
+        &self,
+        buffers: &mut [Option<Tensor>],
+        mut inputs: Handles,
+    ) -> Result<Handles, RuntimeError> {
         for ((given, input), buffer) in inputs
             .iter_mut()
             .zip(&self.plan.program.inputs)
@@ -462,111 +449,6 @@ impl Ready {
             message: error.to_string(),
         }
     }
-}
-
-/// Returns, for each value, the step that reads it last; none for results and for what nobody reads.
-///
-/// Fails on value numbers out of range, values read before they are written or written twice, and a step that reads
-/// one value twice as its last (it is shared then, not moved).
-fn last_uses(program: &Program) -> Result<Vec<Option<usize>>, String> {
-    let mut written = vec![false; program.values];
-    if program.inputs.len() > program.values {
-        return Err(format!(
-            "{} inputs and {} values",
-            program.inputs.len(),
-            program.values
-        ));
-    }
-    if program.results.len() != program.outputs.len() {
-        return Err(format!(
-            "{} results and {} outputs",
-            program.results.len(),
-            program.outputs.len()
-        ));
-    }
-    written[..program.inputs.len()].fill(true);
-    let mut last = vec![None; program.values];
-    for (i, step) in program.steps.iter().enumerate() {
-        for &value in &step.inputs {
-            if !written.get(value).copied().unwrap_or(false) {
-                return Err(format!(
-                    "step `{}` reads value {value}, which nothing wrote",
-                    step.name
-                ));
-            }
-            last[value] = Some(i);
-        }
-        for &value in &step.outputs {
-            match written.get_mut(value) {
-                Some(seen) if !*seen => *seen = true,
-                _ => {
-                    return Err(format!(
-                        "step `{}` writes value {value}, which it may not",
-                        step.name
-                    ));
-                }
-            }
-        }
-        for &value in &step.inputs {
-            if step.inputs.iter().filter(|&&other| other == value).count() > 1 {
-                last[value] = None;
-            }
-        }
-    }
-    for &value in &program.results {
-        if !written.get(value).copied().unwrap_or(false) {
-            return Err(format!("result {value} is never written"));
-        }
-        last[value] = None;
-    }
-    Ok(last)
-}
-
-/// Checks that what a step gets is what its artifact was compiled for.
-fn check_layouts(program: &Program, steps: &[PlanStep]) -> Result<(), String> {
-    let mut layouts: Vec<Option<&Layout>> = vec![None; program.values];
-    for (value, input) in program.inputs.iter().enumerate() {
-        layouts[value] = Some(&input.layout);
-    }
-    for (step, record) in steps.iter().zip(&program.steps) {
-        let artifact = &step.artifact;
-        if artifact.inputs.len() != record.inputs.len()
-            || artifact.outputs.len() != record.outputs.len()
-        {
-            return Err(format!(
-                "step `{}` has other numbers of inputs or outputs than its artifact",
-                record.name
-            ));
-        }
-        for (&value, wants) in record.inputs.iter().zip(&artifact.inputs) {
-            if !layouts[value].is_some_and(|has| fits(has, wants)) {
-                return Err(format!(
-                    "step `{}` gets value {value}, which its artifact was not compiled for",
-                    record.name
-                ));
-            }
-        }
-        for (&value, layout) in record.outputs.iter().zip(&artifact.outputs) {
-            layouts[value] = Some(layout);
-        }
-    }
-    for (&value, output) in program.results.iter().zip(&program.outputs) {
-        if !layouts[value]
-            .is_some_and(|has| has.dtype == output.layout.dtype && has.shape == output.layout.shape)
-        {
-            return Err(format!(
-                "output `{}` is not what value {value} is",
-                output.name
-            ));
-        }
-    }
-    Ok(())
-}
-
-fn fits(has: &Layout, wants: &Layout) -> bool {
-    has.dtype == wants.dtype
-        && has.shape == wants.shape
-        && same_strides(&has.shape, &has.stride, &wants.stride)
 }
 
 /// Names what could not be read.

@@ -2,16 +2,17 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak, atomic::AtomicUsize},
+    sync::{Arc, Mutex, OnceLock, RwLock},
+    time::Instant,
 };
 
 use super::{
     RuntimeError,
     ffi::cuda,
-    graphs::Shared,
     host::host,
-    model::{Inputs, Model, Quarantined, Replica},
-    program::{Ready, in_store},
+    loader::{Held, Loader, Loading, Slot},
+    model::{Inputs, Model, Replica},
+    program::in_store,
     source::Source,
     variant::Variant,
     weights::{WeightSet, Weights},
@@ -32,8 +33,13 @@ pub struct Runtime {
     graphs: Graphs,
     limit: Option<u64>,
     eager: bool,
-    held: Mutex<HashMap<(Digest, Device), Weak<Weights>>>,
+    loading: Loading,
+    priority: Priority,
+    held: Arc<Held>,
 }
+
+/// Says how soon a program is to be loaded; the highest first.
+type Priority = Arc<dyn Fn(&Program) -> i64 + Send + Sync>;
 
 impl Runtime {
     /// Makes a runtime over a store on one or several devices.
@@ -72,7 +78,9 @@ impl Runtime {
             graphs: Graphs::default(),
             limit: None,
             eager: true,
-            held: Mutex::default(),
+            loading: Loading::default(),
+            priority: Arc::new(|program| volume(program).saturating_neg()),
+            held: Arc::default(),
         })
     }
 
@@ -100,6 +108,20 @@ impl Runtime {
         self
     }
 
+    /// Sets when programs are loaded. All of them before [`Self::load`] returns, unless set.
+    ///
+    /// A program that runs as a CUDA graph is loaded and captured before in any case.
+    pub fn loading(mut self, loading: Loading) -> Self {
+        self.loading = loading;
+        self
+    }
+
+    /// Sets which programs are loaded first: those for which `priority` says the most. The smallest, unless set.
+    pub fn priority(mut self, priority: impl Fn(&Program) -> i64 + Send + Sync + 'static) -> Self {
+        self.priority = Arc::new(priority);
+        self
+    }
+
     /// Throttles uploads of weights to so many bytes a second, for loading beside a model that serves.
     pub fn upload_limit(mut self, bytes_per_second: u64) -> Self {
         self.limit = Some(bytes_per_second.max(1));
@@ -108,9 +130,16 @@ impl Runtime {
 
     /// Loads the newest release of a model, or a named one as `model@release`.
     pub fn load(&self, model: &str) -> Result<Model, RuntimeError> {
+        let started = Instant::now();
         let (name, release, programs) = self.release(model)?;
         let weights = self.weights(release.weights)?;
-        self.load_with(name, &programs, &weights, &Arc::new(release.aliases))
+        self.load_with(
+            started,
+            name,
+            &programs,
+            &weights,
+            &Arc::new(release.aliases),
+        )
     }
 
     /// Loads programs that no release has yet, as a build does before it publishes them.
@@ -121,16 +150,24 @@ impl Runtime {
         weights: Option<Digest>,
         aliases: BTreeMap<String, String>,
     ) -> Result<Model, RuntimeError> {
+        let started = Instant::now();
         let weights = self.weights(weights)?;
         let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
-        self.load_with(model, &programs, &weights, &Arc::new(aliases))
+        self.load_with(started, model, &programs, &weights, &Arc::new(aliases))
     }
 
     /// Loads the newest release of a model, or a named one, with another weight set than its own: a fine-tune runs on
     /// the same artifacts.
     pub fn load_on(&self, model: &str, weights: &WeightSet) -> Result<Model, RuntimeError> {
+        let started = Instant::now();
         let (name, release, programs) = self.release(model)?;
-        self.load_with(name, &programs, weights, &Arc::new(release.aliases))
+        self.load_with(
+            started,
+            name,
+            &programs,
+            weights,
+            &Arc::new(release.aliases),
+        )
     }
 
     /// Brings the weights of a model's newest release, or of a named one, to every device, for [`Model::swap`].
@@ -177,152 +214,96 @@ impl Runtime {
 
     fn load_with(
         &self,
+        started: Instant,
         model: &str,
         programs: &[Arc<Program>],
         weights: &WeightSet,
         aliases: &Arc<BTreeMap<String, String>>,
     ) -> Result<Model, RuntimeError> {
-        let mut quarantined = Vec::new();
         let mut replicas = Vec::with_capacity(self.devices.len());
         for (i, &device) in self.devices.iter().enumerate() {
             // Before anything is loaded: a wrong host must not get as far as `dlopen`.
             for program in programs {
                 self.check_target(program, i)?;
             }
-            let weights = weights.on(device)?;
-            let mut loaded: Vec<Ready> = Vec::with_capacity(programs.len());
+            let loader = Arc::new(Loader {
+                source: self.source.clone(),
+                device,
+                instances: self.instances,
+                graphs: self.graphs,
+                limit: self.limit,
+                eager: self.eager,
+                aliases: aliases.clone(),
+                held: self.held.clone(),
+                weights: RwLock::new(weights.on(device)?),
+                quarantined: Mutex::default(),
+                shared: OnceLock::new(),
+            });
+            let mut modules: BTreeMap<String, Vec<Slot>> = BTreeMap::new();
             for program in programs {
-                let _span =
-                    tracing::info_span!("load", program = %program.id.short(), %device).entered();
-                let extras = program
-                    .constants
-                    .map(|key| self.extras(&key, device))
-                    .transpose()?;
-                let ready = match program.steps.is_empty() {
-                    // Never compiled: its exported graph is all there is.
-                    true => self.eager(program, device, &weights, aliases, &extras),
-                    false => Ready::load(
-                        &self.source,
-                        program.clone(),
-                        device,
-                        weights.clone(),
-                        aliases.clone(),
-                        extras.clone(),
-                        self.instances,
-                    )
-                    .map(Some),
-                };
-                match ready {
-                    Ok(ready) => loaded.extend(ready),
-                    Err(error) if error.is_artifacts() => {
-                        tracing::warn!(program = %program.id.short(), %error, "a program is set aside");
-                        loaded.extend(self.eager(program, device, &weights, aliases, &extras)?);
-                        quarantined.push(Quarantined {
-                            program: program.id,
-                            module: program.module.clone(),
-                            bucket: program.sizes.clone(),
-                            device,
-                            error,
-                        });
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            self.capture(&mut loaded, device, &weights);
-            let mut modules: BTreeMap<String, Vec<Ready>> = BTreeMap::new();
-            for ready in loaded {
                 modules
-                    .entry(ready.plan.program.module.clone())
+                    .entry(program.module.clone())
                     .or_default()
-                    .push(ready);
-            }
-            // A module of which nothing is left would answer nothing: that is an error now, not at the first call.
-            if let Some(lost) = quarantined
-                .iter()
-                .position(|lost| !modules.contains_key(&lost.module))
-            {
-                return Err(quarantined.swap_remove(lost).error);
+                    .push(Slot::new(program.clone()));
             }
             let modules = modules
                 .into_iter()
-                .map(|(name, programs)| Ok((name, Variant::group(programs)?)));
+                .map(|(name, slots)| Ok((name, Variant::group(slots, &loader)?)));
             let modules = modules.collect::<Result<HashMap<_, _>, RuntimeError>>()?;
-            replicas.push(Replica {
-                device,
-                modules,
-                running: AtomicUsize::new(0),
-                broken: OnceLock::new(),
-            });
+            let replica = Replica::new(device, modules, loader);
+            self.load_before(&replica)?;
+            replicas.push(replica);
         }
-        Ok(Model::new(
+        let behind = self.loading == Loading::Background;
+        let order = behind.then(|| self.priority.clone());
+        let model = Model::new(
             model.to_owned(),
             replicas,
             self.inputs,
-            quarantined,
             weights.clone(),
-        ))
+            started,
+        );
+        Ok(match order {
+            Some(priority) => model.load_behind(&*priority),
+            None => model,
+        })
     }
 
-    /// Returns the tensors that a program's code makes itself.
-    fn extras(&self, key: &Digest, device: Device) -> Result<Arc<Weights>, RuntimeError> {
-        let record = self
-            .source
-            .artifact(key)
-            .map_err(in_store(format!("artifact `{}`", key.short())))?;
-        self.weights_on(Some(record.object), device)
-    }
-
-    /// Returns a program as its exported graph, where it has one. For a program that was compiled this is a fallback,
-    /// which must be allowed.
-    fn eager(
-        &self,
-        program: &Arc<Program>,
-        device: Device,
-        weights: &Arc<Weights>,
-        aliases: &Arc<BTreeMap<String, String>>,
-        extras: &Option<Arc<Weights>>,
-    ) -> Result<Option<Ready>, RuntimeError> {
-        let allowed = self.eager || program.steps.is_empty();
-        // The archive names the device it was captured on, which is the first.
-        let (Some(archive), true, Device::Cpu | Device::Cuda(0)) =
-            (&program.eager, allowed, device)
-        else {
-            return Ok(None);
-        };
-        let (weights, aliases, extras) = (weights.clone(), aliases.clone(), extras.clone());
-        Ready::eager(
-            &self.source,
-            program.clone(),
-            archive,
-            device,
-            weights,
-            aliases,
-            extras,
-        )
-        .map(Some)
-    }
-
-    /// Captures what is to run as a graph, the largest first: it makes the pool as large as it must be.
-    fn capture(&self, loaded: &mut [Ready], device: Device, weights: &Arc<Weights>) {
-        let Device::Cuda(ordinal) = device else {
-            return;
-        };
-        let mut wanted: Vec<&mut Ready> = loaded
-            .iter_mut()
-            .filter(|ready| self.graphs.wanted(&ready.plan.program))
+    /// Loads what is to be there before the model is handed out.
+    fn load_before(&self, replica: &Replica) -> Result<(), RuntimeError> {
+        let loader = &replica.loader;
+        // Graphs first, the largest of them before the others: it makes their pool as large as it must be.
+        let mut graphs: Vec<&Slot> = replica
+            .slots()
+            .filter(|slot| loader.graph_wanted(&slot.program))
             .collect();
-        if wanted.is_empty() {
-            return;
+        graphs.sort_by_key(|slot| std::cmp::Reverse(volume(&slot.program)));
+        graphs.iter().try_for_each(|slot| slot.load(loader))?;
+        for variants in replica.modules.values() {
+            let mut slots: Vec<&Slot> = variants.iter().flat_map(|v| &v.programs).collect();
+            slots.sort_by_key(|slot| std::cmp::Reverse((self.priority)(&slot.program)));
+            match self.loading {
+                Loading::Before => slots.iter().try_for_each(|slot| slot.load(loader))?,
+                Loading::Background => {
+                    for slot in &slots {
+                        slot.load(loader)?;
+                        if !slot.lost() {
+                            break;
+                        }
+                    }
+                }
+                Loading::OnDemand => {}
+            }
+            // A module of which nothing is left would answer nothing: that is an error now, not at the first call.
+            if let Some(slot) = slots.first()
+                && slots.iter().all(|slot| slot.lost())
+                && let Some(error) = loader.take_error(&slot.program.module)
+            {
+                return Err(error);
+            }
+            variants.iter().for_each(Variant::refine);
         }
-        wanted.sort_by_key(|ready| std::cmp::Reverse(volume(&ready.plan.program)));
-        match Shared::new(ordinal).map(Arc::new) {
-            Ok(shared) => wanted
-                .into_iter()
-                .for_each(|ready| ready.capture(weights.clone(), &shared)),
-            Err(reason) => wanted
-                .into_iter()
-                .for_each(|ready| ready.refused = Some(reason.clone())),
-        }
+        Ok(())
     }
 
     fn check_target(&self, program: &Program, i: usize) -> Result<(), RuntimeError> {
@@ -345,20 +326,7 @@ impl Runtime {
         digest: Option<Digest>,
         device: Device,
     ) -> Result<Arc<Weights>, RuntimeError> {
-        let Some(digest) = digest else {
-            return Ok(Arc::new(Weights::none(device)));
-        };
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(weights) = held.get(&(digest, device)).and_then(Weak::upgrade) {
-            return Ok(weights);
-        }
-        let bytes = self
-            .source
-            .map(&digest)
-            .map_err(in_store(format!("weight set `{}`", digest.short())))?;
-        let weights = Arc::new(Weights::new(digest, &bytes, device, self.limit)?);
-        held.insert((digest, device), Arc::downgrade(&weights));
-        Ok(weights)
+        self.held.on(&*self.source, digest, device, self.limit)
     }
 }
 
@@ -373,7 +341,7 @@ pub enum Graphs {
 }
 
 impl Graphs {
-    fn wanted(self, program: &Program) -> bool {
+    pub(super) fn wanted(self, program: &Program) -> bool {
         match self {
             Self::Always => true,
             Self::Never => false,

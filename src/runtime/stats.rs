@@ -20,15 +20,27 @@ pub(super) struct Counters {
     exact: AtomicU64,
     padded: AtomicU64,
     failed: AtomicU64,
-    /// Time of the calls that were answered, where an answer means that the work is done.
-    nanos: AtomicU64,
+    /// Moving mean of the seconds of the calls that were timed, as bits; where an answer means that the work is done.
+    mean: AtomicU64,
     timed: AtomicU64,
+    /// The mean that routes were last made with, as bits.
+    priced: AtomicU64,
     /// Requested and computed elements of padded calls, to tell what padding wastes.
     asked: AtomicU64,
     computed: AtomicU64,
 }
 
 impl Counters {
+    /// Timed calls before the mean tells anything; from then on it moves by one part in so many.
+    const ENOUGH: u64 = 16;
+
+    /// Returns whether the next call should be timed: the first ones, then one of eight.
+    pub fn due(&self) -> bool {
+        const ONE_OF: u64 = 8;
+        let calls = self.exact.load(Relaxed) + self.padded.load(Relaxed);
+        calls.is_multiple_of(ONE_OF) || calls < Self::ENOUGH
+    }
+
     pub fn whole(&self, took: Option<Duration>) {
         self.exact.fetch_add(1, Relaxed);
         self.time(took);
@@ -47,17 +59,31 @@ impl Counters {
 
     fn time(&self, took: Option<Duration>) {
         if let Some(took) = took {
-            self.nanos
-                .fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
-            self.timed.fetch_add(1, Relaxed);
+            // Two threads may overwrite each other's sample: it is a mean of many.
+            let parts = (self.timed.fetch_add(1, Relaxed) + 1).min(Self::ENOUGH);
+            let mean = f64::from_bits(self.mean.load(Relaxed));
+            let moved = mean + (took.as_secs_f64() - mean) / parts as f64;
+            self.mean.store(moved.to_bits(), Relaxed);
         }
     }
 
     /// Returns the mean time of a call in seconds, once there were enough to tell.
     pub fn measured(&self) -> Option<f64> {
-        const ENOUGH: u64 = 16;
-        let timed = self.timed.load(Relaxed);
-        (timed >= ENOUGH).then(|| self.nanos.load(Relaxed) as f64 / timed as f64 / 1e9)
+        let enough = self.timed.load(Relaxed) >= Self::ENOUGH;
+        enough.then(|| f64::from_bits(self.mean.load(Relaxed)))
+    }
+
+    /// Notes that routes are made with the mean as it is.
+    pub fn price(&self) {
+        let mean = self.measured().unwrap_or(0.0);
+        self.priced.store(mean.to_bits(), Relaxed);
+    }
+
+    /// Returns whether the mean is another by a tenth than the one that routes were made with.
+    pub fn moved(&self) -> bool {
+        let before = f64::from_bits(self.priced.load(Relaxed));
+        self.measured()
+            .is_some_and(|mean| (mean - before).abs() > before * 0.1)
     }
 
     /// Returns the counters as one bucket's row.
@@ -175,7 +201,7 @@ pub struct BucketStats {
     pub padded: u64,
     /// Calls that were refused by what runs it.
     pub failed: u64,
-    /// Mean time of a call on the CPU. A CUDA call returns before it is done, so it has none.
+    /// Moving mean of the seconds of a call on the CPU, of a sample of the calls. A CUDA call returns before it is done, so it has none.
     pub mean_seconds: Option<f64>,
     /// Of the elements that padded calls computed, the part nobody asked for.
     pub padding_waste: Option<f64>,

@@ -11,13 +11,14 @@ use tch::Tensor;
 
 use super::{
     Inputs, RuntimeError,
+    cost::costs,
     dispatch::{Bucket, Route, Table},
     error::NoFit,
     ffi::{Handle, Meta, share},
     lane::Handles,
+    loader::{Loader, Slot},
     outputs::{Outputs, Rung, Served},
     program::{Ready, Sizes as Fill},
-    runtime::volume,
     stats::{ModuleStats, Seen},
     validate::{Fit, Request, Signature},
     weights::tch_device,
@@ -35,21 +36,44 @@ pub(super) struct Variant {
     pub module: Arc<str>,
     pub signature: Signature,
     /// Those for one bucket, then those for every size within bounds: compiled ones, then eager ones.
-    pub programs: Vec<Ready>,
+    pub programs: Vec<Slot>,
     /// How many are for one bucket.
     buckets: usize,
     device: Device,
-    table: RwLock<Table>,
+    loader: Arc<Loader>,
+    routes: RwLock<Routes>,
     calls: AtomicU64,
     seen: Seen,
 }
 
+/// Which program answers a request; indices are into the variant's programs.
+struct Routes {
+    /// Buckets whose artifacts run, or that are eager by choice.
+    first: Part,
+    /// Buckets that eager answers because their artifacts do not load: asked after everything else that was compiled.
+    last: Part,
+}
+
+struct Part {
+    table: Table,
+    programs: Vec<usize>,
+}
+
+impl Part {
+    fn route(&self, request: &[i64]) -> Option<(usize, Rung)> {
+        Some(match self.table.route(request)? {
+            Route::Exact(at) => (self.programs[at], Rung::Exact),
+            Route::Padded(at) => (self.programs[at], Rung::Padded),
+        })
+    }
+}
+
 impl Variant {
     /// Groups one module's programs by the inputs they take and builds a table for each group.
-    pub fn group(programs: Vec<Ready>) -> Result<Vec<Self>, RuntimeError> {
-        let mut groups: Vec<(Signature, Vec<Ready>)> = Vec::new();
-        for ready in programs {
-            let program = &ready.plan.program;
+    pub fn group(slots: Vec<Slot>, loader: &Arc<Loader>) -> Result<Vec<Self>, RuntimeError> {
+        let mut groups: Vec<(Signature, Vec<Slot>)> = Vec::new();
+        for slot in slots {
+            let program = &slot.program;
             let dims: Vec<String> = program.sizes.keys().cloned().collect();
             let malformed = |reason| RuntimeError::Malformed {
                 program: program.id,
@@ -60,32 +84,38 @@ impl Variant {
                 .iter_mut()
                 .find(|(known, _)| known.agrees(&signature))
             {
-                Some((_, programs)) => programs.push(ready),
-                None => groups.push((signature, vec![ready])),
+                Some((_, programs)) => programs.push(slot),
+                None => groups.push((signature, vec![slot])),
             }
         }
         Ok(groups
             .into_iter()
-            .map(|(signature, programs)| Self::new(signature, programs))
+            .map(|(signature, programs)| Self::new(signature, programs, loader))
             .collect())
     }
 
-    fn new(signature: Signature, mut programs: Vec<Ready>) -> Self {
-        programs.sort_by_key(|ready| (ready.plan.program.dynamic.is_some(), ready.is_eager()));
+    fn new(signature: Signature, mut programs: Vec<Slot>, loader: &Arc<Loader>) -> Self {
+        programs.sort_by_key(|slot| {
+            (
+                slot.program.dynamic.is_some(),
+                slot.program.steps.is_empty(),
+            )
+        });
         let buckets = programs
             .iter()
-            .filter(|ready| ready.plan.program.dynamic.is_none())
+            .filter(|slot| slot.program.dynamic.is_none())
             .count();
-        let (module, device) = (programs[0].plan.module.clone(), programs[0].plan.device);
-        let table = RwLock::new(table(&programs[..buckets]));
+        let module = programs[0].program.module.as_str().into();
+        let routes = RwLock::new(routes(&programs[..buckets]));
         let (calls, seen) = (AtomicU64::new(0), Seen::default());
         Self {
             module,
             signature,
             programs,
             buckets,
-            device,
-            table,
+            device: loader.device,
+            loader: loader.clone(),
+            routes,
             calls,
             seen,
         }
@@ -96,27 +126,25 @@ impl Variant {
         let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
         let handles = self.check(inputs, policy, &mut request)?;
         if self.calls.fetch_add(1, Relaxed) % REFINE == REFINE - 1 {
-            self.refine();
+            self.reprice();
         }
-        let choice = self.choose(&request);
-        self.seen.add(&request, choice);
-        let (index, rung) = choice.ok_or_else(|| self.no_bucket(&request))?;
-        let ready = &self.programs[index];
+        let (slot, ready, rung) = self.pick(&request)?;
         let sizes = match ready.plan.program.dynamic.is_some() {
             true => Fill::Dynamic(&request),
             false if ready.plan.program.sizes.values().eq(&request) => Fill::Exact,
             false => Fill::Padded(&request),
         };
-        let begin = (self.device == Device::Cpu).then(Instant::now);
+        let timed = self.device == Device::Cpu && slot.counters.due();
+        let begin = timed.then(Instant::now);
         let result = ready.run(handles, sizes);
         let took = begin.map(|begin| begin.elapsed());
         match (&result, sizes) {
-            (Err(_), _) => ready.counters.failed(),
-            (Ok(_), Fill::Exact | Fill::Dynamic(_)) => ready.counters.whole(took),
+            (Err(_), _) => slot.counters.failed(),
+            (Ok(_), Fill::Exact | Fill::Dynamic(_)) => slot.counters.whole(took),
             (Ok(_), Fill::Padded(_)) => {
                 let asked = product(request.iter().copied());
                 let computed = product(ready.plan.program.sizes.values().copied());
-                ready.counters.padded(took, asked, computed);
+                slot.counters.padded(took, asked, computed);
             }
         }
         let (program, graph) = (ready.plan.program.clone(), ready.is_graph());
@@ -133,31 +161,46 @@ impl Variant {
         })
     }
 
-    /// Returns the program for a request, and the rung it stands on: exact, covering, dynamic, then what only eager
-    /// runs.
-    fn choose(&self, request: &[i64]) -> Option<(usize, Rung)> {
-        let route = self
-            .table
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .route(request);
-        let (index, rung) = match route {
-            Some(Route::Exact(index)) => (index, Rung::Exact),
-            Some(Route::Padded(index)) => (index, Rung::Padded),
-            None => {
-                let mut rest = self.programs.iter().enumerate().skip(self.buckets);
-                let (index, _) = rest.find(|(_, ready)| ready.within(request))?;
-                (index, Rung::Dynamic)
+    /// Returns what answers a request, loading it if need be. A program that does not load is passed over: the ladder
+    /// has another.
+    fn pick(&self, request: &Request) -> Result<(&Slot, &Ready, Rung), RuntimeError> {
+        loop {
+            let choice = self.choose(request);
+            let Some((index, rung)) = choice else {
+                self.seen.add(request, None);
+                return Err(self.no_bucket(request));
+            };
+            let slot = &self.programs[index];
+            if let Some(ready) = slot.ready() {
+                self.seen.add(request, choice);
+                return Ok((slot, ready, rung));
             }
+            // Each turn settles one program, so this ends.
+            slot.load(&self.loader)?;
+            self.refine();
+        }
+    }
+
+    /// Returns the program for a request, and the rung it stands on: exact, covering, dynamic, then eager.
+    fn choose(&self, request: &[i64]) -> Option<(usize, Rung)> {
+        let dynamic = |eager: bool| {
+            let rest = self.programs.iter().enumerate().skip(self.buckets);
+            rest.filter(|(_, slot)| !slot.lost() && slot.is_eager() == eager)
+                .find(|(_, slot)| within(&slot.program, request))
+                .map(|(index, _)| (index, Rung::Dynamic))
         };
-        Some((
-            index,
-            if self.programs[index].is_eager() {
-                Rung::Eager
-            } else {
-                rung
-            },
-        ))
+        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+        let found = routes
+            .first
+            .route(request)
+            .or_else(|| dynamic(false))
+            .or_else(|| routes.last.route(request))
+            .or_else(|| dynamic(true));
+        let (index, rung) = found?;
+        match self.programs[index].is_eager() {
+            true => Some((index, Rung::Eager)),
+            false => Some((index, rung)),
+        }
     }
 
     fn check(
@@ -191,17 +234,24 @@ impl Variant {
         Ok(handles)
     }
 
-    /// Makes the table again, with costs as they were measured.
+    /// Makes the routes again, with what is loaded and what was measured.
     pub fn refine(&self) {
-        let made = table(&self.programs[..self.buckets]);
-        *self.table.write().unwrap_or_else(PoisonError::into_inner) = made;
+        let made = routes(&self.programs[..self.buckets]);
+        self.programs.iter().for_each(|slot| slot.counters.price());
+        *self.routes.write().unwrap_or_else(PoisonError::into_inner) = made;
+    }
+
+    /// Makes them again where costs have moved since.
+    fn reprice(&self) {
+        if self.programs.iter().any(|slot| slot.counters.moved()) {
+            self.refine();
+        }
     }
 
     /// Returns the program of exactly these sizes.
     pub fn exactly(&self, sizes: &Sizes) -> Option<&Ready> {
-        self.programs.iter().find(|ready| {
-            ready.plan.program.dynamic.is_none() && ready.plan.program.sizes == *sizes
-        })
+        let exact = |slot: &&Slot| slot.program.dynamic.is_none() && slot.program.sizes == *sizes;
+        self.programs.iter().find(exact)?.ready()
     }
 
     pub fn names(&self) -> Vec<String> {
@@ -213,10 +263,13 @@ impl Variant {
     }
 
     pub fn stats(&self) -> ModuleStats {
-        let row = |ready: &Ready| {
-            ready
-                .counters
-                .row(&ready.plan.program.sizes, ready.runner())
+        let row = |slot: &Slot| {
+            let runner = match slot.ready() {
+                Some(ready) => ready.runner(),
+                None if slot.lost() => "none",
+                None => "not loaded",
+            };
+            slot.counters.row(&slot.program.sizes, runner)
         };
         ModuleStats {
             module: self.module.to_string(),
@@ -230,7 +283,7 @@ impl Variant {
         let buckets: Vec<&Sizes> = self
             .programs
             .iter()
-            .map(|ready| &ready.plan.program.sizes)
+            .map(|slot| &slot.program.sizes)
             .collect();
         self.seen.rows(&self.module, &self.signature.dims, &buckets)
     }
@@ -257,19 +310,23 @@ impl Variant {
     }
 
     fn no_bucket(&self, request: &[i64]) -> RuntimeError {
-        let nearest = self
-            .table
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .nearest(request);
+        if self.programs.iter().all(Slot::lost)
+            && let Some(reason) = self.loader.reason(&self.module)
+        {
+            let module = self.module.clone();
+            return RuntimeError::NothingLeft { module, reason };
+        }
+        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+        let first = &routes.first;
+        let nearest = first.table.nearest(request);
         RuntimeError::NoBucket {
             module: self.module.clone(),
             request: self.sizes(request),
             known: self.programs[..self.buckets]
                 .iter()
-                .map(|ready| ready.plan.program.sizes.clone())
+                .map(|slot| slot.program.sizes.clone())
                 .collect(),
-            nearest: nearest.map(|(bucket, _)| self.programs[bucket].plan.program.sizes.clone()),
+            nearest: nearest.map(|(at, _)| self.programs[first.programs[at]].program.sizes.clone()),
             why: match nearest {
                 Some((_, true)) => NoFit::PaddingRefused,
                 _ => NoFit::TooLarge,
@@ -278,80 +335,44 @@ impl Variant {
     }
 }
 
-fn table(programs: &[Ready]) -> Table {
-    let costs = costs(programs);
-    let bucket = |(ready, cost): (&Ready, f64)| {
-        let program = &ready.plan.program;
-        let sizes = program.sizes.values().copied().collect();
-        Bucket {
-            sizes,
-            paddable: program.padding == Padding::Allowed,
+fn routes(programs: &[Slot]) -> Routes {
+    let part = |wanted: &dyn Fn(&Slot) -> bool| {
+        let live = programs.iter().enumerate();
+        let live = live.filter(|(_, slot)| !slot.lost() && wanted(slot));
+        let (indices, slots): (Vec<usize>, Vec<&Slot>) = live.unzip();
+        let bucket = |(slot, cost): (&&Slot, f64)| Bucket {
+            sizes: slot.program.sizes.values().copied().collect(),
+            paddable: slot.program.padding == Padding::Allowed,
             cost,
+        };
+        Part {
+            table: Table::new(slots.iter().zip(costs(&slots)).map(bucket).collect()),
+            programs: indices,
         }
     };
-    Table::new(programs.iter().zip(costs).map(bucket).collect())
+    Routes {
+        first: part(&|slot| !slot.substituted()),
+        last: part(&Slot::substituted),
+    }
 }
 
-/// Returns what a call of each program costs.
-///
-/// What this process measured counts first. For programs it has not measured, the receipts of the gate's runs are
-/// scaled to it, or, where a receipt is missing, the number of input elements is. A bucket never costs more than one
-/// that covers it: a measurement that says otherwise is noise, and would send requests to the larger one.
-fn costs(programs: &[Ready]) -> Vec<f64> {
-    let receipts: Option<Vec<f64>> = programs
-        .iter()
-        .map(|ready| receipt(&ready.plan.program))
-        .collect();
-    let base = receipts.unwrap_or_else(|| {
-        programs
-            .iter()
-            .map(|ready| volume(&ready.plan.program) as f64)
-            .collect()
-    });
-    let measured: Vec<Option<f64>> = programs
-        .iter()
-        .map(|ready| ready.counters.measured())
-        .collect();
-    let ratios: Vec<f64> = measured
-        .iter()
-        .zip(&base)
-        .filter_map(|(m, b)| m.map(|m| m / b.max(f64::MIN_POSITIVE)))
-        .collect();
-    let scale = match ratios.is_empty() {
-        true => 1.0,
-        false => ratios.iter().sum::<f64>() / ratios.len() as f64,
+/// Returns whether a dynamic program runs at these sizes, in the order of its dimensions.
+fn within(program: &Program, request: &[i64]) -> bool {
+    let Some(dynamic) = &program.dynamic else {
+        return false;
     };
-    let raw: Vec<f64> = measured
+    program
+        .sizes
         .iter()
-        .zip(&base)
-        .map(|(m, b)| m.unwrap_or(b * scale))
-        .collect();
-    let covers = |a: &Sizes, b: &Sizes| a.values().zip(b.values()).all(|(a, b)| a >= b);
-    let cheapest = |small: &Ready| {
-        let sizes = &small.plan.program.sizes;
-        let covering = programs
-            .iter()
-            .zip(&raw)
-            .filter(|(large, _)| covers(&large.plan.program.sizes, sizes));
-        covering
-            .map(|(_, &cost)| cost)
-            .fold(f64::INFINITY, f64::min)
-    };
-    programs.iter().map(cheapest).collect()
+        .zip(request)
+        .all(|((dim, &sample), size)| match dynamic.get(dim) {
+            Some(bounds) => (bounds.min..=bounds.max).contains(size),
+            None => sample == *size,
+        })
 }
 
 fn product(sizes: impl Iterator<Item = i64>) -> u64 {
     sizes.fold(1, |n, size| {
         n.saturating_mul(u64::try_from(size).unwrap_or(0))
     })
-}
-
-/// Returns the seconds a run took in the gate.
-fn receipt(program: &Program) -> Option<f64> {
-    let seconds = program
-        .receipt
-        .get("gate")?
-        .get("seconds_per_run")?
-        .as_f64()?;
-    (seconds.is_finite() && seconds > 0.0).then_some(seconds)
 }

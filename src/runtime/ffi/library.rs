@@ -41,11 +41,19 @@ pub struct Library {
     object: Digest,
 }
 
-/// Every library this process has loaded. Nothing is ever removed.
-static LOADED: Mutex<Option<HashMap<Digest, Arc<Library>>>> = Mutex::new(None);
+/// Every library this process has loaded, and every one that it could not. Nothing is ever removed.
+static LOADED: Mutex<Option<HashMap<Digest, Known>>> = Mutex::new(None);
+
+type Known = Result<Arc<Library>, Refused>;
+
+/// Why verified bytes are no artifact: that will not change, and trying again would map them again.
+enum Refused {
+    NotLoadable(String),
+    MissingSymbol(String),
+}
 
 impl Library {
-    /// Loads the object with this digest, or returns it when the process has it already.
+    /// Loads the object with this digest, or returns it when the process has it already; one that was refused stays refused.
     ///
     /// `file` is asked for only when it has not. Fails when the bytes are not the digest's, when `dlopen` refuses
     /// them, or when a function of the ABI is missing; nothing of a refused object has run then, except that
@@ -57,12 +65,32 @@ impl Library {
         // Held while loading, so that two threads can't load one object twice.
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_default();
-        if let Some(library) = loaded.get(object) {
-            return Ok(library.clone());
+        match loaded.get(object) {
+            Some(Ok(library)) => return Ok(library.clone()),
+            Some(Err(Refused::NotLoadable(reason))) => {
+                let (object, reason) = (*object, reason.clone());
+                return Err(RuntimeError::NotLoadable { object, reason });
+            }
+            Some(Err(Refused::MissingSymbol(name))) => {
+                let (object, name) = (*object, name.clone());
+                return Err(RuntimeError::MissingSymbol { object, name });
+            }
+            None => {}
         }
-        let library = Arc::new(Self::open(object, file()?)?);
-        loaded.insert(*object, library.clone());
-        Ok(library)
+        let opened = Self::open(object, file()?).map(Arc::new);
+        let kept = match &opened {
+            Ok(library) => Some(Ok(library.clone())),
+            Err(RuntimeError::NotLoadable { reason, .. }) => {
+                Some(Err(Refused::NotLoadable(reason.clone())))
+            }
+            Err(RuntimeError::MissingSymbol { name, .. }) => {
+                Some(Err(Refused::MissingSymbol(name.clone())))
+            }
+            // Other bytes, or none: the store may be mended meanwhile.
+            Err(_) => None,
+        };
+        loaded.extend(kept.map(|kept| (*object, kept)));
+        opened
     }
 
     /// Returns the digest of the shared object.

@@ -1,0 +1,290 @@
+//! What loads the programs of one model on one device: before a model is handed out, behind it, or when they are needed.
+//!
+//! A program whose artifact does not load or verify is set aside once: the reason is kept and the ladder answers in its
+//! place for the life of the model. Nothing is written to the store, which may be read-only or another host's: bytes that
+//! are right and no artifact are remembered by the process, damage is looked for again with the next load.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak},
+};
+
+use super::{
+    RuntimeError,
+    cost::slower_than_eager,
+    graphs::Shared,
+    model::Quarantined,
+    program::{Ready, With, in_store},
+    runtime::Graphs,
+    source::Source,
+    stats::Counters,
+    weights::Weights,
+};
+use crate::{Device, Digest, record::Program};
+
+/// When programs are loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Loading {
+    /// All of them before the model is handed out.
+    #[default]
+    Before,
+    /// One of each module before, the rest by a thread of its own in the order of their priority. A request for one
+    /// that is not there yet loads it.
+    Background,
+    /// Each when a request needs it, so that nothing is loaded that nobody asks for.
+    OnDemand,
+}
+
+/// The weights that this runtime brought to its devices, for as long as somebody uses them.
+#[derive(Default)]
+pub(super) struct Held(Mutex<HashMap<(Digest, Device), Weak<Weights>>>);
+
+impl Held {
+    /// Returns a weight set on a device; one that is there is shared.
+    pub fn on(
+        &self,
+        source: &dyn Source,
+        digest: Option<Digest>,
+        device: Device,
+        limit: Option<u64>,
+    ) -> Result<Arc<Weights>, RuntimeError> {
+        let Some(digest) = digest else {
+            return Ok(Arc::new(Weights::none(device)));
+        };
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(weights) = held.get(&(digest, device)).and_then(Weak::upgrade) {
+            return Ok(weights);
+        }
+        let bytes = source
+            .map(&digest)
+            .map_err(in_store(format!("weight set `{}`", digest.short())))?;
+        let weights = Arc::new(Weights::new(digest, &bytes, device, limit)?);
+        held.insert((digest, device), Arc::downgrade(&weights));
+        Ok(weights)
+    }
+}
+
+/// Everything that a program of one model is loaded with on one device.
+pub(super) struct Loader {
+    pub source: Arc<dyn Source>,
+    pub device: Device,
+    pub instances: usize,
+    pub graphs: Graphs,
+    pub limit: Option<u64>,
+    /// Whether eager may answer for what was compiled.
+    pub eager: bool,
+    pub aliases: Arc<BTreeMap<String, String>>,
+    pub held: Arc<Held>,
+    /// What new programs are bound to. Read for the time of a load, written by a swap.
+    pub weights: RwLock<Arc<Weights>>,
+    pub quarantined: Mutex<Vec<Arc<Quarantined>>>,
+    /// The pool of the device's graphs, made when the first one is wanted.
+    pub shared: OnceLock<Result<Arc<Shared>, String>>,
+}
+
+impl Loader {
+    /// Loads a program; none when it was set aside and nothing runs in its place.
+    fn load(
+        &self,
+        program: &Arc<Program>,
+        weights: &Arc<Weights>,
+    ) -> Result<Option<Ready>, RuntimeError> {
+        let _span =
+            tracing::info_span!("load", program = %program.id.short(), module = program.module, device = %self.device)
+                .entered();
+        let extras = match &program.constants {
+            Some(key) => Some(self.extras(key)?),
+            None => None,
+        };
+        let with = With {
+            device: self.device,
+            weights: weights.clone(),
+            aliases: self.aliases.clone(),
+            extras,
+            instances: self.instances,
+        };
+        let eager = || self.eager(program, &with);
+        if program.steps.is_empty() {
+            // Never compiled: its exported graph is all there is.
+            return eager();
+        }
+        if self.eager && slower_than_eager(program) && !self.graph_wanted(program) {
+            // Only where it is known to run: the artifact is there and right, if slower.
+            if let Ok(Some(mut ready)) = eager()
+                && ready.interpret().is_ok()
+            {
+                ready.preferred = true;
+                return Ok(Some(ready));
+            }
+        }
+        match Ready::load(&self.source, program.clone(), with.clone()) {
+            Ok(mut ready) => {
+                self.capture(&mut ready, weights);
+                Ok(Some(ready))
+            }
+            Err(error) if error.is_artifacts() => {
+                let ready = eager()?;
+                self.set_aside(program, error);
+                Ok(ready)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn set_aside(&self, program: &Program, error: RuntimeError) {
+        tracing::warn!(program = %program.id.short(), %error, "a program is set aside");
+        let lost = Quarantined {
+            program: program.id,
+            module: program.module.clone(),
+            bucket: program.sizes.clone(),
+            device: self.device,
+            error,
+        };
+        let mut quarantined = self
+            .quarantined
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        quarantined.push(Arc::new(lost));
+    }
+
+    /// Returns why a module's program was set aside, and forgets it.
+    pub fn take_error(&self, module: &str) -> Option<RuntimeError> {
+        let mut quarantined = self
+            .quarantined
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let at = quarantined.iter().position(|lost| lost.module == module)?;
+        Arc::into_inner(quarantined.swap_remove(at)).map(|lost| lost.error)
+    }
+
+    /// Returns why a module's program was set aside, in words.
+    pub fn reason(&self, module: &str) -> Option<String> {
+        let quarantined = self
+            .quarantined
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let lost = quarantined.iter().find(|lost| lost.module == module)?;
+        Some(lost.error.to_string())
+    }
+
+    /// Returns whether a program is to run as a CUDA graph.
+    pub fn graph_wanted(&self, program: &Program) -> bool {
+        matches!(self.device, Device::Cuda(_)) && self.graphs.wanted(program)
+    }
+
+    fn capture(&self, ready: &mut Ready, weights: &Arc<Weights>) {
+        let Device::Cuda(ordinal) = self.device else {
+            return;
+        };
+        if !self.graph_wanted(&ready.plan.program) {
+            return;
+        }
+        match self
+            .shared
+            .get_or_init(|| Shared::new(ordinal).map(Arc::new))
+        {
+            Ok(shared) => ready.capture(weights.clone(), shared),
+            Err(reason) => ready.refused = Some(reason.clone()),
+        }
+    }
+
+    /// Returns the tensors that a program's code makes itself.
+    fn extras(&self, key: &Digest) -> Result<Arc<Weights>, RuntimeError> {
+        let record = self
+            .source
+            .artifact(key)
+            .map_err(in_store(format!("artifact `{}`", key.short())))?;
+        self.held
+            .on(&*self.source, Some(record.object), self.device, self.limit)
+    }
+
+    /// Returns a program as its exported graph, where it has one. For a program that was compiled it must be allowed.
+    fn eager(&self, program: &Arc<Program>, with: &With) -> Result<Option<Ready>, RuntimeError> {
+        let allowed = self.eager || program.steps.is_empty();
+        // The archive names the device it was captured on, which is the first.
+        let (Some(archive), true, Device::Cpu | Device::Cuda(0)) =
+            (&program.eager, allowed, self.device)
+        else {
+            return Ok(None);
+        };
+        let ready = Ready::eager(&self.source, program.clone(), archive, with.clone());
+        match ready {
+            Ok(ready) => Ok(Some(ready)),
+            // An operator's library that does not load: then nothing runs it.
+            Err(error) if error.is_artifacts() && !program.steps.is_empty() => Ok(None),
+            Err(error) if error.is_artifacts() => {
+                self.set_aside(program, error);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// One program of a model, loaded or not.
+pub(super) struct Slot {
+    pub program: Arc<Program>,
+    pub counters: Counters,
+    /// None when it was set aside and nothing runs in its place.
+    loaded: OnceLock<Option<Ready>>,
+    loading: Mutex<()>,
+}
+
+impl Slot {
+    pub fn new(program: Arc<Program>) -> Self {
+        Self {
+            program,
+            counters: Counters::default(),
+            loaded: OnceLock::new(),
+            loading: Mutex::default(),
+        }
+    }
+
+    /// Returns whether it was loaded or set aside.
+    pub fn settled(&self) -> bool {
+        self.loaded.get().is_some()
+    }
+
+    /// Returns the program, when it is loaded.
+    pub fn ready(&self) -> Option<&Ready> {
+        self.loaded.get().and_then(Option::as_ref)
+    }
+
+    /// Returns whether it was set aside and nothing runs in its place.
+    pub fn lost(&self) -> bool {
+        matches!(self.loaded.get(), Some(None))
+    }
+
+    /// Returns whether eager runs it, for want of anything that could be loaded.
+    pub fn substituted(&self) -> bool {
+        self.ready()
+            .is_some_and(|ready| ready.is_eager() && !ready.preferred)
+            && !self.program.steps.is_empty()
+    }
+
+    /// Returns whether eager runs it, or will.
+    pub fn is_eager(&self) -> bool {
+        match self.ready() {
+            Some(ready) => ready.is_eager(),
+            None => self.program.steps.is_empty(),
+        }
+    }
+
+    /// Loads it if nobody has. An error that is not its artifact's leaves it as it was.
+    pub fn load(&self, loader: &Loader) -> Result<(), RuntimeError> {
+        if self.settled() {
+            return Ok(());
+        }
+        let _alone = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.settled() {
+            // Held until it is there: a swap finds it, or it is loaded with what was swapped in.
+            let weights = loader
+                .weights
+                .read()
+                .unwrap_or_else(PoisonError::into_inner);
+            let ready = loader.load(&self.program, &weights)?;
+            let _ = self.loaded.set(ready);
+        }
+        Ok(())
+    }
+}

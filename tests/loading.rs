@@ -1,0 +1,377 @@
+//! When programs are loaded, what is set aside, and which of two rungs is the faster.
+#![cfg(feature = "torch")]
+
+mod fake;
+
+use std::{
+    fs::File,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use fake::{Fake, Memory};
+use precast::{
+    Device, Digest, Mapped, Model, Runtime,
+    record::{Artifact, ArtifactKind, Eager, Program, Release},
+    runtime::{Loading, Rung, RuntimeError, Source, SourceError},
+};
+use serde_json::json;
+use tch::{Kind, Tensor};
+
+/// A source that notes which objects are read, and can hold back all but the first.
+struct Watched {
+    memory: Memory,
+    read: Mutex<Vec<Digest>>,
+    hold: AtomicBool,
+}
+
+impl Watched {
+    fn new(memory: Memory) -> Arc<Self> {
+        Arc::new(Self {
+            memory,
+            read: Mutex::default(),
+            hold: AtomicBool::new(false),
+        })
+    }
+
+    fn runtime(self: &Arc<Self>) -> Runtime {
+        Runtime::over(self.clone(), Device::Cpu).unwrap()
+    }
+
+    fn reads(&self) -> usize {
+        self.read.lock().unwrap().len()
+    }
+}
+
+impl Source for Watched {
+    fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
+        self.memory.release(model, name)
+    }
+
+    fn program(&self, id: &Digest) -> Result<Program, SourceError> {
+        self.memory.program(id)
+    }
+
+    fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError> {
+        self.memory.artifact(key)
+    }
+
+    fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
+        self.read.lock().unwrap().push(*object);
+        while self.reads() > 1 && self.hold.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.memory.memfd(object)
+    }
+
+    fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
+        self.memory.map(object)
+    }
+}
+
+fn x(rows: i64, cols: i64) -> Tensor {
+    Tensor::arange(rows * cols, (Kind::Float, tch::Device::Cpu)).reshape([rows, cols])
+}
+
+fn first(tensor: &Tensor) -> f64 {
+    tensor.double_value(&[0, 1])
+}
+
+fn salted(salt: u32, rows: i64) -> Fake {
+    Fake {
+        salt,
+        ..Fake::sized(rows, 4)
+    }
+}
+
+fn runners(model: &Model) -> Vec<(i64, &'static str)> {
+    let stats = model.stats().remove(0);
+    let mut rows: Vec<_> = stats
+        .buckets
+        .iter()
+        .map(|bucket| (bucket.bucket["batch"], bucket.runner))
+        .collect();
+    rows.sort_unstable();
+    rows
+}
+
+#[test]
+fn on_demand_loads_what_a_request_needs_and_nothing_else() {
+    let source = Watched::new(Memory::with(&[
+        salted(100, 2),
+        salted(101, 4),
+        salted(102, 8),
+    ]));
+    let model = source
+        .runtime()
+        .loading(Loading::OnDemand)
+        .load("fake")
+        .unwrap();
+    assert_eq!(source.reads(), 0);
+    assert_eq!(model.timings().first_answer, None);
+    let out = model.run("f", &[x(3, 4)]).unwrap();
+    assert_eq!((first(&out[0]), source.reads()), (2.0, 1));
+    let loaded = [(2, "not loaded"), (4, "artifact"), (8, "not loaded")];
+    assert_eq!(runners(&model), loaded);
+    assert!(model.timings().first_answer.unwrap() >= model.timings().loaded);
+    assert_eq!(model.timings().complete, None);
+    model.warm_up().unwrap();
+    assert_eq!(source.reads(), 3);
+    assert!(model.timings().complete.is_some());
+    assert!(
+        runners(&model)
+            .iter()
+            .all(|(_, runner)| *runner == "artifact")
+    );
+}
+
+#[test]
+fn in_the_background_one_is_there_at_once_and_the_rest_by_priority() {
+    let memory = Memory::with(&[salted(110, 2), salted(111, 4), salted(112, 8)]);
+    let object = |rows: i64| {
+        let program = memory.programs.values().find(|p| p.sizes["batch"] == rows);
+        memory.artifacts[&program.unwrap().steps[0].artifact].object
+    };
+    let wanted = [object(4), object(8), object(2)];
+    let source = Watched::new(memory);
+    let runtime = source
+        .runtime()
+        .loading(Loading::Background)
+        // 4 is wanted most, then 8.
+        .priority(|program| [0, 0, 0, 0, 9, 0, 0, 0, 5][program.sizes["batch"] as usize]);
+    let model = runtime.load("fake").unwrap();
+    let patience = Instant::now();
+    while model.timings().complete.is_none() {
+        assert!(patience.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(*source.read.lock().unwrap(), wanted);
+    assert!(model.timings().complete.unwrap() >= model.timings().loaded);
+    assert_eq!(
+        model.run("f", &[x(8, 4)]).unwrap().served().rung(),
+        Rung::Exact
+    );
+}
+
+#[test]
+fn a_call_does_not_wait_for_what_it_does_not_need_and_a_model_ends_while_it_loads() {
+    let source = Watched::new(Memory::with(&[
+        salted(120, 2),
+        salted(121, 4),
+        salted(122, 8),
+    ]));
+    // Every object but the first is held back.
+    source.hold.store(true, Ordering::SeqCst);
+    let runtime = source.runtime().loading(Loading::Background);
+    let model = runtime.load("fake").unwrap();
+    assert_eq!(first(&model.run("f", &[x(2, 4)]).unwrap()[0]), 2.0);
+    while source.reads() < 2 {
+        std::thread::yield_now();
+    }
+    // The thread is in the middle of the second one, and the first answers still.
+    assert_eq!(first(&model.run("f", &[x(1, 4)]).unwrap()[0]), 2.0);
+    let released = source.clone();
+    let release = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        released.hold.store(false, Ordering::SeqCst);
+    });
+    drop(model);
+    assert!(
+        !source.hold.load(Ordering::SeqCst),
+        "it ended with its thread"
+    );
+    release.join().unwrap();
+    assert_eq!(source.reads(), 2);
+}
+
+#[test]
+fn a_program_loaded_after_a_swap_has_the_new_weights() {
+    let mut memory = Memory::with(&[salted(130, 2), salted(131, 4)]);
+    let tuned = memory.put(fake::weights(&[("scale", &[7.0])]));
+    let source = Watched::new(memory);
+    let runtime = source.runtime().loading(Loading::OnDemand);
+    let model = runtime.load("fake").unwrap();
+    assert_eq!(first(&model.run("f", &[x(2, 4)]).unwrap()[0]), 2.0);
+    model.swap(&runtime.weights(Some(tuned)).unwrap()).unwrap();
+    for rows in [2, 4] {
+        assert_eq!(first(&model.run("f", &[x(rows, 4)]).unwrap()[0]), 7.0);
+    }
+}
+
+#[test]
+fn what_does_not_load_is_set_aside_once_and_the_ladder_answers() {
+    let mut memory = Memory::with(&[salted(140, 8)]);
+    let mut small = salted(141, 2);
+    small.behaviour = "NO_SYMBOL";
+    memory.add("f", &small);
+    // Damaged, as the runtime finds out itself.
+    let damaged = memory.add("f", &salted(142, 4));
+    let object = memory.artifacts[&damaged.steps[0].artifact].object;
+    memory.objects.get_mut(&object).unwrap()[5000] ^= 1;
+    let source = Watched::new(memory);
+    for loading in [Loading::Before, Loading::OnDemand] {
+        let model = source.runtime().loading(loading).load("fake").unwrap();
+        for rows in [2, 4, 2, 4, 1, 3] {
+            let out = model.run("f", &[x(rows, 4)]).unwrap();
+            assert_eq!(out.served().rung(), Rung::Padded);
+            assert_eq!((first(&out[0]), out[0].size()[0]), (2.0, rows));
+        }
+        // Once each, and not with every call.
+        assert_eq!(model.quarantined().len(), 2);
+        assert_eq!(runners(&model)[..2], [(2, "none"), (4, "none")]);
+    }
+    // What lacks a function will always lack it: the second model did not read it again. Damage may be mended.
+    let program = source
+        .memory
+        .programs
+        .values()
+        .find(|p| p.sizes["batch"] == 2);
+    let small = source.memory.artifacts[&program.unwrap().steps[0].artifact].object;
+    let reads = |object| {
+        source
+            .read
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|o| **o == object)
+            .count()
+    };
+    assert_eq!((reads(small), reads(object)), (1, 2));
+}
+
+#[test]
+fn a_module_of_which_nothing_loads_says_why() {
+    let memory = || {
+        Memory::with(&[Fake {
+            behaviour: "NO_CONTAINER",
+            ..salted(150, 2)
+        }])
+    };
+    let error = Watched::new(memory()).runtime().load("fake").unwrap_err();
+    assert!(matches!(error, RuntimeError::NoContainer { .. }), "{error}");
+    let source = Watched::new(memory());
+    let model = source.runtime().loading(Loading::OnDemand).load("fake");
+    for _ in 0..2 {
+        let error = model.as_ref().unwrap().run("f", &[x(2, 4)]).unwrap_err();
+        let artifact = source
+            .memory
+            .artifacts
+            .keys()
+            .next()
+            .unwrap()
+            .short()
+            .to_string();
+        let reason = format!("artifact `{artifact}` gives no container: the fake has no container");
+        let told = format!("nothing of module `f` can be loaded: {reason}");
+        assert_eq!(error.to_string(), told);
+    }
+}
+
+/// Gives a program an exported graph: softmax(x * scale), (x * scale).sum(-1), at `x` float32 [4, 4].
+fn archive(memory: &mut Memory, program: &mut Program, fake: &Fake) {
+    let object = memory.put(include_bytes!("data/scale.pt2").to_vec());
+    let mut artifact = fake.artifact(object);
+    artifact.id = Digest::of(b"archive");
+    artifact.kind = ArtifactKind::Archive;
+    program.eager = Some(Eager {
+        artifact: artifact.id,
+        weights: vec!["scale".to_owned()],
+    });
+    memory.artifacts.insert(artifact.id, artifact);
+}
+
+fn with_receipt(artifact_us: f64, eager_us: f64) -> Arc<Watched> {
+    let mut memory = Memory::with(&[]);
+    let fake = Fake {
+        outputs: 2,
+        salt: 160,
+        ..Fake::sized(4, 4)
+    };
+    let mut program = memory.add("f", &fake);
+    archive(&mut memory, &mut program, &fake);
+    program.receipt = json!({ "eager_us": eager_us, "gate": { "artifact_us": artifact_us } });
+    memory.programs.insert(program.id, program);
+    Watched::new(memory)
+}
+
+#[test]
+fn an_artifact_slower_than_eager_is_marked_and_eager_answers() {
+    let rung = |source: &Arc<Watched>| {
+        let model = source.runtime().load("fake").unwrap();
+        let out = model.run("f", &[x(4, 4)]).unwrap();
+        (out.served().rung(), model.faster_as_eager().len())
+    };
+    assert_eq!(rung(&with_receipt(300.0, 200.0)), (Rung::Eager, 1));
+    assert_eq!(rung(&with_receipt(100.0, 200.0)), (Rung::Exact, 0));
+    // A few per cent are noise.
+    assert_eq!(rung(&with_receipt(205.0, 200.0)), (Rung::Exact, 0));
+    let strict = with_receipt(300.0, 200.0).runtime().eager_fallback(false);
+    let out = strict.load("fake").unwrap().run("f", &[x(4, 4)]).unwrap();
+    assert_eq!(out.served().rung(), Rung::Exact);
+}
+
+#[test]
+fn an_artifact_is_kept_when_eager_can_not_run_in_its_place() {
+    let source = with_receipt(300.0, 200.0);
+    let mut memory = Memory::with(&[]);
+    memory.programs = source.memory.programs.clone();
+    memory.artifacts = source.memory.artifacts.clone();
+    memory.objects = source.memory.objects.clone();
+    let broken = memory.put(b"no archive".to_vec());
+    let archive = Digest::of(b"archive");
+    memory.artifacts.get_mut(&archive).unwrap().object = broken;
+    let model = Watched::new(memory).runtime().load("fake").unwrap();
+    let out = model.run("f", &[x(4, 4)]).unwrap();
+    assert_eq!(out.served().rung(), Rung::Exact);
+}
+
+#[test]
+fn a_larger_bucket_that_runs_comes_before_eager_in_place_of_one_that_does_not() {
+    let mut memory = Memory::with(&[salted(170, 8)]);
+    let fake = Fake {
+        behaviour: "NO_SYMBOL",
+        ..salted(171, 4)
+    };
+    let mut program = memory.add("f", &fake);
+    archive(&mut memory, &mut program, &fake);
+    memory.programs.insert(program.id, program);
+    let model = Watched::new(memory).runtime().load("fake").unwrap();
+    let out = model.run("f", &[x(4, 4)]).unwrap();
+    assert_eq!(out.served().rung(), Rung::Padded);
+    assert_eq!(out.served().bucket()["batch"], 8);
+}
+
+#[test]
+fn what_is_measured_while_running_chooses_between_buckets() {
+    // The receipts say that the tall one is slow; here it is not, and it is the only one with calls of its own.
+    let mut memory = Memory::with(&[
+        Fake {
+            salt: 180,
+            ..Fake::sized(64, 4)
+        },
+        Fake {
+            salt: 180,
+            ..Fake::sized(2, 2048)
+        },
+    ]);
+    for program in memory.programs.values_mut() {
+        let micros = if program.sizes["batch"] == 64 {
+            9e6
+        } else {
+            8e6
+        };
+        program.receipt = json!({ "gate": { "artifact_us": micros } });
+    }
+    let model = Watched::new(memory).runtime().load("fake").unwrap();
+    let bucket = || model.run("f", &[x(1, 2)]).unwrap().served().bucket()["batch"];
+    assert_eq!(bucket(), 2);
+    // Both are measured; the tall one has a sixteenth of the elements.
+    for _ in 0..6000 {
+        drop(model.run("f", &[x(64, 4)]).unwrap());
+        drop(model.run("f", &[x(2, 2048)]).unwrap());
+    }
+    assert_eq!(bucket(), 64);
+}
