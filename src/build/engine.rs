@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{
     Digest, Target,
-    plan::{self, Known, Plan, State},
+    plan::{self, Item, Known, Plan, State},
     record::{Entry, Release, SCHEMA},
-    spec::Spec,
-    store::Store,
+    spec::{Spec, WeightsFrom},
+    store::{Store, StoreError},
     target::Torch,
 };
 
@@ -115,12 +115,12 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         programs: plan.wanted(),
         missing,
     });
-    let complete = plan
-        .release
-        .as_ref()
-        .is_some_and(|release| release.name == options.release);
-    if missing == 0 && plan.release.is_some() && (complete || options.release.is_none()) {
-        return summarise(options, &plan, jobs::Done::default(), None, started);
+    if missing == 0
+        && let Some(same) = same_entry(store, &plan)?
+    {
+        let weights = kept_weights(options, &same)?;
+        let done = jobs::Done::default();
+        return summarise(options, &plan, done, Some(weights), started);
     }
     if options.locked && missing > 0 {
         return Err(BuildError::Locked {
@@ -231,13 +231,14 @@ fn open(
     Ok((worker, Known { entry, target }))
 }
 
-/// Every graph pass that the spec names.
-fn passes(spec: &Spec) -> Vec<String> {
-    let modules = spec
-        .modules
-        .iter()
-        .flat_map(|module| module.compile.passes.iter().flatten());
-    let every = spec.compile.passes.iter().flatten().chain(modules);
+/// Every graph pass that the spec or the command line names.
+fn passes(options: &Options<'_>) -> Vec<String> {
+    let spec = options.spec;
+    let modules = spec.modules.iter().map(|module| &module.compile);
+    let layers = modules
+        .chain([&spec.compile])
+        .chain(options.request.command_line.layers());
+    let every = layers.flat_map(|layer| layer.passes.iter().flatten());
     every
         .cloned()
         .collect::<BTreeSet<_>>()
@@ -251,7 +252,7 @@ pub(super) fn reopen(options: &Options<'_>, worker: &mut Worker) -> Result<Opene
         root: options.spec.root.clone(),
         entry: options.spec.model.entry.clone(),
         device: options.spec.target.device.to_string(),
-        also: passes(options.spec),
+        also: passes(options),
     };
     let opened = worker.call(&request, OPEN_LIMIT, &options.cancel, &mut |_| {})?;
     worker.opened = true;
@@ -272,7 +273,7 @@ fn weights(
         &mut |_| {},
     )?;
     let object = match (&options.spec.model.weights, weights.file) {
-        (crate::spec::WeightsFrom::File(path), _) => Some(options.store.put_file(path)?),
+        (WeightsFrom::File(path), _) => Some(options.store.put_file(path)?),
         (_, Some(file)) => Some(options.store.put_file(&file)?),
         _ => None,
     };
@@ -282,6 +283,41 @@ fn weights(
     Ok(StoredWeights {
         object: object.map(|(object, _)| object),
         aliases: weights.aliases,
+    })
+}
+
+/// Returns the newest release of a model that was made by what makes it now: its weights are those of now.
+fn same_entry(store: &Store, plan: &Plan) -> Result<Option<Release>, StoreError> {
+    let (Some(known), Some(last)) = (&plan.known, &plan.release) else {
+        return Ok(None);
+    };
+    if last.entry == known.entry {
+        return Ok(Some(last.clone()));
+    }
+    for seq in (1..last.seq).rev() {
+        let older = store.release_at(&last.model, seq)?;
+        if let Some(older) = older.filter(|older| older.entry == known.entry) {
+            return Ok(Some(older));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the weight set of a release of the same model. A file that the spec names may be another one by now.
+fn kept_weights(options: &Options<'_>, last: &Release) -> Result<StoredWeights, BuildError> {
+    let object = match &options.spec.model.weights {
+        WeightsFrom::File(path) => {
+            let now = plan::file_digest(path, options.store)?;
+            match Some(now) == last.weights {
+                true => last.weights,
+                false => Some(options.store.put_file(path)?.0),
+            }
+        }
+        WeightsFrom::Auto => last.weights,
+    };
+    Ok(StoredWeights {
+        object,
+        aliases: last.aliases.clone(),
     })
 }
 
@@ -323,18 +359,12 @@ fn publish(
     weights: StoredWeights,
     summary: &mut Summary,
 ) -> Result<(), BuildError> {
-    let ids = |programs: &[(String, Outcome)]| -> Vec<Digest> {
-        let id = |outcome: &Outcome| match outcome {
-            Outcome::Hit(id) => Some(*id),
-            Outcome::Built(built) => Some(built.id),
-            _ => None,
-        };
-        programs
-            .iter()
-            .filter_map(|(_, outcome)| id(outcome))
-            .collect()
+    let id = |(_, outcome): &(String, Outcome)| match outcome {
+        Outcome::Hit(id) => Some(*id),
+        Outcome::Built(built) => Some(built.id),
+        _ => None,
     };
-    let mut programs = ids(&summary.programs);
+    let mut programs: Vec<Digest> = summary.programs.iter().filter_map(id).collect();
     let (failed, _) = summary.failed();
     if let Some(name) = &options.release
         && failed > 0
@@ -351,15 +381,16 @@ fn publish(
             options.spec,
             Some(options.store),
             Some(known.clone()),
-            &plan::Request::default(),
+            &plan::Request {
+                only: None,
+                ..options.request.clone()
+            },
         )?;
-        for item in &whole.items {
-            if let State::Hit { id } = item.state
-                && !programs.contains(&id)
-            {
-                programs.push(id);
-            }
-        }
+        let hit = |item: &Item| match item.state {
+            State::Hit { id } => Some(id),
+            _ => None,
+        };
+        programs = whole.items.iter().filter_map(hit).collect();
     }
     if programs.is_empty() {
         return Ok(());
@@ -375,9 +406,11 @@ fn publish(
         entry: known.entry.clone(),
         provenance: provenance(),
     };
+    // A build that asks for no name is content with a release that has one.
     let same = plan.release.as_ref().is_some_and(|last| {
         Release {
             seq: 0,
+            name: options.release.as_ref().and(last.name.clone()),
             provenance: Value::Null,
             ..last.clone()
         } == Release {

@@ -237,8 +237,8 @@ mod check {
         let deterministic = outputs[1..].iter().all(same);
         let (artifact_us, artifact_runs) = latency(&model, &program.module, &inputs, device)?;
         Ok(Ok(json!({
-            "outputs": rows, "deterministic": deterministic, "seconds_per_run": seconds, "artifact_us": artifact_us,
-            "artifact_runs": artifact_runs,
+            "outputs": rows, "deterministic": deterministic, "steps": outputs.len(), "seconds_per_run": seconds,
+            "artifact_us": artifact_us, "artifact_runs": artifact_runs,
         })))
     }
 

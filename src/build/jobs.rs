@@ -753,7 +753,12 @@ impl Shared<'_> {
             log: Some(log),
             provenance: provenance(),
         })?;
-        if item.form.optional() {
+        if item.form.left_out(error.code(), &item.settings.compile) {
+            self.progress.event(&Event::LeftOut {
+                module: &module.name,
+                bucket: &bucket,
+                message: &message,
+            });
             let outcome = Outcome::Skipped { why: message };
             self.lock().done.outcomes.insert(*index, outcome);
             return Ok(());

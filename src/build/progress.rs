@@ -60,6 +60,12 @@ pub enum Event<'a> {
         bucket: &'a str,
         id: Digest,
     },
+    /// A program can't be built, and its model does without it.
+    LeftOut {
+        module: &'a str,
+        bucket: &'a str,
+        message: &'a str,
+    },
     /// A program failed.
     Failed {
         module: &'a str,

@@ -1,6 +1,6 @@
 //! `precast build`: makes whatever is missing.
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, sync::Arc};
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     build::{self, BuildError, Launcher, Outcome, Summary},
     plan::Request,
-    spec::Spec,
+    spec::{CommandLine, Spec, SpecError},
 };
 
 #[derive(clap::Args)]
@@ -56,14 +56,18 @@ pub(super) struct SpecArgs {
     /// Only modules or programs that match, as `encode` or `encode batch=8 *`
     #[arg(long, value_name = "GLOB")]
     pub(super) only: Option<String>,
+    /// Decide a key of [compile] for this run, as `mode=max-autotune`, or `encode.mode=default` for one module; values
+    /// are TOML, quotes around a word can be left out. May be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(super) set: Vec<String>,
 }
 
 impl SpecArgs {
-    pub(super) fn request(&self) -> Request {
-        Request {
+    pub(super) fn request(&self, spec: &Spec) -> Result<Request, SpecError> {
+        Ok(Request {
             only: self.only.clone(),
-            ..Request::default()
-        }
+            command_line: CommandLine::parse(&self.set, spec)?,
+        })
     }
 }
 
@@ -83,7 +87,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
             args: vec![OsString::from(internal::GATE)],
         },
         scratch: std::env::temp_dir(),
-        request: args.spec.request(),
+        request: args.spec.request(&spec)?,
         jobs: args.jobs.map_or_else(default_jobs, usize::from),
         locked: args.locked,
         release: args.release.clone(),
@@ -169,33 +173,37 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
     let built = count(|outcome| matches!(outcome, Outcome::Built(_)));
     let (failed, _) = summary.failed();
     for (name, outcome) in &summary.programs {
-        match outcome {
-            Outcome::Failed {
-                key,
-                message,
-                location,
-                ..
-            } => {
-                let place = location
-                    .as_ref()
-                    .map(|place| format!("{place}: "))
-                    .unwrap_or_default();
+        if let Outcome::Failed {
+            key,
+            message,
+            location,
+            ..
+        } = outcome
+        {
+            let place = location
+                .as_ref()
+                .map(|place| format!("{place}: "))
+                .unwrap_or_default();
+            note(format_args!(
+                "{} {name}: {place}{message}",
+                "failed".red().bold()
+            ));
+            if let Some(key) = key {
                 note(format_args!(
-                    "{} {name}: {place}{message}",
-                    "failed".red().bold()
+                    "       `precast log {}` prints the whole log",
+                    key.short()
                 ));
-                if let Some(key) = key {
-                    note(format_args!(
-                        "       `precast log {}` prints the whole log",
-                        key.short()
-                    ));
-                }
             }
-            Outcome::Skipped { why } if context.verbose > 0 => {
-                note(format_args!("{} {name}: {why}", "skipped".yellow()));
-            }
-            _ => {}
         }
+    }
+    for (why, names) in left_out(summary) {
+        let names = match &names[..] {
+            [first, second, third, rest @ ..] if !rest.is_empty() => {
+                format!("{first}, {second}, {third} and {} more", rest.len())
+            }
+            few => few.join(", "),
+        };
+        note(format_args!("{} {names}: {why}", "left out".yellow()));
     }
     let time = seconds(summary.seconds);
     let total = summary.programs.len();
@@ -228,6 +236,17 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Returns the programs that a model does without, by the reason why.
+fn left_out(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
+    let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (name, outcome) in &summary.programs {
+        if let Outcome::Skipped { why } = outcome {
+            found.entry(why).or_default().push(name);
+        }
+    }
+    found
 }
 
 fn document(summary: &Summary) -> Value {

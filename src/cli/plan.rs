@@ -32,7 +32,7 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
         Some(store) => plan::known(&spec, store)?,
         None => None,
     };
-    let plan = plan::plan(&spec, store.as_ref(), known, &args.request())?;
+    let plan = plan::plan(&spec, store.as_ref(), known, &args.request(&spec)?)?;
     let missing = plan.missing().count();
     if context.out.json() {
         let items = plan.items.iter().map(|item| {

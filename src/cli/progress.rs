@@ -210,7 +210,7 @@ impl Progress for Bars {
                 bar.set_message(format!("{task} · {phase}"));
             }
             Event::End { worker, .. } => self.worker(*worker).set_message("idle"),
-            Event::Published { .. } => self.whole.inc(1),
+            Event::Published { .. } | Event::LeftOut { .. } => self.whole.inc(1),
             Event::Failed {
                 module,
                 bucket,

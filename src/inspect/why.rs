@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     Digest,
-    plan::{History, Reason, bystanders, reasons},
+    plan::{History, Place, Reason, bystanders, names, reasons},
     record::{Artifact, Program},
     spec::Spec,
     store::{Filter, Store, StoreError},
@@ -110,13 +110,14 @@ pub fn without_effect(
 
 fn before(store: &Store, program: &Program) -> Result<Option<Program>, StoreError> {
     let mut history = History::new(store, &program.model)?;
-    let device = program.target.device.to_string();
-    let id = history.previous(
-        &program.module,
-        &program.bucket(),
-        &device,
-        Some(&program.id),
-    )?;
+    let place = Place {
+        module: &program.module,
+        bucket: &program.bucket(),
+        device: &program.target.device.to_string(),
+        inputs: Some(names(program)),
+        siblings: history.siblings(program)?,
+    };
+    let id = history.previous(&place, Some(&program.id))?;
     match id {
         Some(id) => store.program(&id),
         None => Ok(None),

@@ -31,6 +31,12 @@ impl Form {
     pub fn optional(&self) -> bool {
         !self.compiled && self.dynamic.is_some()
     }
+
+    /// Returns whether a failure with this code leaves it out of its module, or its module out of the model, which is
+    /// then reported and no error.
+    pub fn left_out(&self, code: &str, settings: &Compile) -> bool {
+        self.optional() || (!settings.fullgraph && code == "capture")
+    }
 }
 
 /// Returns the programs of `module` under these settings, buckets first.
@@ -56,7 +62,16 @@ pub fn forms(module: &Module, settings: &Compile) -> Vec<Form> {
     let asked: Option<record::Dynamic> = match &settings.dynamic {
         Dynamic::All(false) => None,
         Dynamic::All(true) => Some(every()),
-        Dynamic::Dims(dims) => Some(dims.clone()),
+        // A default speaks to modules that do not have all of its dimensions.
+        Dynamic::Dims(dims) => {
+            let own = |(dim, _): &(&String, _)| largest.contains_key(*dim);
+            let own: record::Dynamic = dims
+                .iter()
+                .filter(own)
+                .map(|(d, b)| (d.clone(), *b))
+                .collect();
+            (!own.is_empty()).then_some(own)
+        }
     };
     let any_size = |dynamic, compiled| Form {
         sizes: largest.clone(),
@@ -130,6 +145,7 @@ mod tests {
         insta::assert_snapshot!(names(""), @"batch=1, batch=8, eager*");
         insta::assert_snapshot!(names("dynamic = true"), @"batch=1, batch=8, dynamic, eager*");
         insta::assert_snapshot!(names("fail_policy = \"raise\""), @"batch=1, batch=8");
+        insta::assert_snapshot!(names("dynamic.batch = { min = 1, max = 9 }"), @"batch=1, batch=8, dynamic, eager*");
         insta::assert_snapshot!(names("enabled = false"), @"batch=1*, batch=8*, eager*");
         insta::assert_snapshot!(names("blocklist = [\"body\"]\nfail_policy = \"raise\""), @"batch=1*, batch=8*, eager*");
     }

@@ -1,14 +1,29 @@
 //! Which program stood for a module and bucket before.
 //!
 //! Releases are the history: they count up, and each one names the programs that were current. Times of files would be
-//! too coarse, and wrong after a copy.
+//! too coarse, and wrong after a copy. Variants of a module share its name; they are told by the names of their inputs.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use crate::{
     Digest,
-    store::{Filter, Store, StoreError},
+    record::Program,
+    store::{Filter, ProgramRow, Store, StoreError},
 };
+
+/// What programs stand for, one after the other.
+#[derive(Clone, Debug, Default)]
+pub struct Place<'a> {
+    pub module: &'a str,
+    /// As `batch=8 seq=128`, `dynamic` or `eager`.
+    pub bucket: &'a str,
+    /// `cpu` or `cuda`.
+    pub device: &'a str,
+    /// The names of the inputs; none when they are not known.
+    pub inputs: Option<BTreeSet<String>>,
+    /// Those of the module's other variants.
+    pub siblings: Vec<BTreeSet<String>>,
+}
 
 /// The history of one model. Releases are read when they are asked for, each one once.
 pub struct History<'a> {
@@ -32,26 +47,77 @@ impl<'a> History<'a> {
         })
     }
 
-    /// Returns the program that stood for this module and bucket on this kind of device (`cpu` or `cuda`): before
-    /// `than` did, or last of all.
+    /// Returns the program that stood in this place: before `than` did, or last of all.
     ///
     /// A program that no release has is newer than every release. Where no release has any (no build ever finished),
-    /// the newest program in the store is it.
+    /// the newest program in the store is it. A program with other inputs stood in this place when it is of no other
+    /// variant and none with the same inputs did: then the inputs were changed.
     pub fn previous(
         &mut self,
-        module: &str,
-        bucket: &str,
-        device: &str,
+        place: &Place<'_>,
         than: Option<&Digest>,
     ) -> Result<Option<Digest>, StoreError> {
         let filter = Filter {
             model: Some(self.model.to_owned()),
-            module: Some(module.to_owned()),
-            bucket: Some(bucket.to_owned()),
-            device: Some(device.to_owned()),
+            module: Some(place.module.to_owned()),
+            bucket: Some(place.bucket.to_owned()),
+            device: Some(place.device.to_owned()),
         };
         let mut rows = self.store.programs(filter).collect::<Result<Vec<_>, _>>()?;
         rows.retain(|row| Some(&row.id) != than);
+        if let Some(inputs) = &place.inputs
+            && !place.siblings.is_empty()
+        {
+            let mut same = Vec::new();
+            let mut other = Vec::new();
+            for row in rows {
+                match self.store.program(&row.id)?.map(|program| names(&program)) {
+                    Some(names) if names == *inputs => same.push(row),
+                    Some(names) if !place.siblings.contains(&names) => other.push(row),
+                    _ => {}
+                }
+            }
+            return match self.last(same, than)? {
+                Some(found) => Ok(Some(found)),
+                None => self.last(other, than),
+            };
+        }
+        self.last(rows, than)
+    }
+
+    /// Returns the names of the inputs of other variants that a release has beside `program`.
+    pub fn siblings(&self, program: &Program) -> Result<Vec<BTreeSet<String>>, StoreError> {
+        let release = match self.store.released(&program.id)? {
+            Some(seq) => self.store.release_at(self.model, seq)?,
+            None => None,
+        };
+        let filter = Filter {
+            model: Some(self.model.to_owned()),
+            module: Some(program.module.clone()),
+            bucket: Some(program.bucket()),
+            ..Filter::default()
+        };
+        let own = names(program);
+        let mut found = Vec::new();
+        for row in self.store.programs(filter) {
+            let id = row?.id;
+            let beside = release
+                .as_ref()
+                .is_some_and(|release| release.programs.contains(&id));
+            if beside && let Some(other) = self.store.program(&id)? {
+                found.push(names(&other));
+            }
+        }
+        found.retain(|names| *names != own);
+        Ok(found)
+    }
+
+    /// Returns the newest of `rows`, which stood for one thing, or the newest before `than`.
+    fn last(
+        &mut self,
+        rows: Vec<ProgramRow>,
+        than: Option<&Digest>,
+    ) -> Result<Option<Digest>, StoreError> {
         if rows.is_empty() {
             return Ok(None);
         }
@@ -92,6 +158,15 @@ impl<'a> History<'a> {
     }
 }
 
+/// Returns the names of a program's inputs.
+pub fn names(program: &Program) -> BTreeSet<String> {
+    program
+        .inputs
+        .iter()
+        .map(|input| input.name.clone())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,11 +184,16 @@ mod tests {
     fn releases_say_what_came_before_what() {
         let (_dir, store) = testing::store();
         let sizes = testing::program("m", 8, &[]).sizes;
+        let bucket = bucket_name(&sizes);
+        let place = |module, device| Place {
+            module,
+            bucket: &bucket,
+            device,
+            ..Place::default()
+        };
         let ask = |than: Option<&Digest>| {
             let mut history = History::new(&store, "m").unwrap();
-            history
-                .previous("encode", &bucket_name(&sizes), "cpu", than)
-                .unwrap()
+            history.previous(&place("encode", "cpu"), than).unwrap()
         };
         assert_eq!(ask(None), None);
         let a = put(&store, "a");
@@ -146,17 +226,59 @@ mod tests {
             (Some(a), None, Some(a))
         );
         let mut history = History::new(&store, "m").unwrap();
+        for other in [place("encode", "cuda"), place("other", "cpu")] {
+            assert_eq!(history.previous(&other, None).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn variants_are_told_by_the_names_of_their_inputs() {
+        let (_dir, store) = testing::store();
+        let put = |key: &str, inputs: &[&str]| {
+            let mut program = testing::program("m", 8, &[]);
+            program.id = Digest::of(key.as_bytes());
+            let first = program.inputs[0].clone();
+            let named = |name: &&str| crate::record::Input {
+                name: (*name).to_owned(),
+                ..first.clone()
+            };
+            program.inputs = inputs.iter().map(named).collect();
+            store.put_program(&program).unwrap()
+        };
+        let release = |programs: &[&Program]| {
+            let ids: Vec<Digest> = programs.iter().map(|program| program.id).collect();
+            store
+                .put_release(&testing::release("m", None, &ids))
+                .unwrap();
+        };
+        let set = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        let (image, text) = (put("a", &["ids", "image"]), put("b", &["ids"]));
+        release(&[&image, &text]);
+        let bucket = image.bucket();
+        let ask = |inputs: &[&str], siblings: &[&[&str]], than: Option<&Digest>| {
+            let place = Place {
+                module: "encode",
+                bucket: &bucket,
+                device: "cpu",
+                inputs: Some(set(inputs)),
+                siblings: siblings.iter().map(|names| set(names)).collect(),
+            };
+            let mut history = History::new(&store, "m").unwrap();
+            history.previous(&place, than).unwrap()
+        };
+        assert_eq!(ask(&["ids", "image"], &[&["ids"]], None), Some(image.id));
+        assert_eq!(ask(&["ids"], &[&["ids", "image"]], None), Some(text.id));
+        // An input was renamed: what it was before is the variant that no other one is.
+        assert_eq!(ask(&["tokens"], &[&["ids", "image"]], None), Some(text.id));
+
+        let later = put("c", &["ids"]);
+        release(&[&image, &later]);
+        let history = History::new(&store, "m").unwrap();
+        let siblings = history.siblings(&later).unwrap();
+        assert_eq!(siblings, [names(&image)]);
         assert_eq!(
-            history
-                .previous("encode", &bucket_name(&sizes), "cuda", None)
-                .unwrap(),
-            None
-        );
-        assert_eq!(
-            history
-                .previous("other", &bucket_name(&sizes), "cpu", None)
-                .unwrap(),
-            None
+            ask(&["ids"], &[&["ids", "image"]], Some(&later.id)),
+            Some(text.id)
         );
     }
 }

@@ -23,7 +23,7 @@ mod key;
 mod reason;
 mod sources;
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use serde_json::Value;
 
@@ -32,15 +32,15 @@ pub use self::{
     canon::{Canon, Shared, Sink},
     diff::{Field, diff},
     form::{Form, forms},
-    history::History,
+    history::{History, Place, names},
     key::{ArtifactKey, Common, HeldKey, Pass, RequestKey},
     reason::{Reason, reasons},
-    sources::{StatCache, bystanders, changed_source, known, refresh},
+    sources::{StatCache, bystanders, changed_source, file_digest, known, refresh},
 };
 use crate::{
     Digest, Target,
     record::{Entry, Release},
-    spec::{Effective, Module, Overrides, Spec},
+    spec::{CommandLine, Effective, Module, Overrides, Spec},
     store::{Store, StoreError},
 };
 
@@ -125,9 +125,9 @@ pub struct Known {
 }
 
 impl Item {
-    /// Returns `encode batch=1 seq=32`.
+    /// Returns `encode batch=1 seq=32`, and `answer(ids, image) batch=1` where the module has variants.
     pub fn name(&self, spec: &Spec) -> String {
-        format!("{} {}", spec.modules[self.module].name, self.form.name())
+        format!("{} {}", spec.title(self.module), self.form.name())
     }
 }
 
@@ -152,7 +152,7 @@ pub struct Request {
     /// A glob over `module` or `module batch=1 seq=32`.
     pub only: Option<String>,
     /// Settings from the command line.
-    pub overrides: Overrides,
+    pub command_line: CommandLine,
 }
 
 /// Says what building `spec` would do, with what is `known` of the entry and the target.
@@ -188,7 +188,7 @@ pub fn plan(
     let mut items = Vec::new();
     for (index, module) in spec.modules.iter().enumerate() {
         let declared = declared(module, known.as_ref())?;
-        let settings = spec.settings(module, &declared, &request.overrides);
+        let settings = spec.settings(module, &declared, &request.command_line.of(&module.name));
         for form in forms(module, &settings.compile) {
             let text = format!("{} {}", module.name, form.name());
             let only = request.only.as_ref();
@@ -217,7 +217,7 @@ pub fn plan(
                         regions: &module.regions,
                         settings: &settings.compile,
                     };
-                    look_up(&key, &form, past.as_mut())?
+                    look_up(&key, &form, siblings(spec, module), past.as_mut())?
                 }
             };
             items.push(Item {
@@ -257,6 +257,20 @@ fn declared(module: &Module, known: Option<&Known>) -> Result<Overrides, PlanErr
     })
 }
 
+/// Returns the names of the inputs of a module's other variants.
+fn siblings(spec: &Spec, module: &Module) -> Vec<BTreeSet<String>> {
+    let names = |module: &Module| module.input_names();
+    let own = names(module);
+    let variants = spec
+        .modules
+        .iter()
+        .filter(|other| other.name == module.name);
+    variants
+        .filter_map(names)
+        .filter(|names| Some(names) != own.as_ref())
+        .collect()
+}
+
 /// What was built before.
 struct Past<'a> {
     store: &'a Store,
@@ -268,6 +282,7 @@ struct Past<'a> {
 fn look_up(
     request: &RequestKey<'_>,
     form: &Form,
+    siblings: Vec<BTreeSet<String>>,
     past: Option<&mut Past<'_>>,
 ) -> Result<State, PlanError> {
     let Some(past) = past else {
@@ -282,13 +297,24 @@ fn look_up(
         return Ok(State::Hit { id });
     }
     let failure = past.store.failure(&id)?;
-    if let (true, Some(failure)) = (form.optional(), &failure) {
+    if let Some(failure) = &failure
+        && form.left_out(&failure.code, request.settings)
+    {
         let why = failure.message.clone();
         return Ok(State::Skipped { key: id, why });
     }
     let (id, explained) = request.explained();
     let history = &mut past.history;
-    let before = history.previous(request.module, &form.name(), &past.device, None)?;
+    let place = Place {
+        module: request.module,
+        bucket: &form.name(),
+        device: &past.device,
+        inputs: request
+            .inputs
+            .map(|inputs| inputs.iter().map(|input| input.name.clone()).collect()),
+        siblings,
+    };
+    let before = history.previous(&place, None)?;
     let before = match before {
         Some(before) => past.store.program(&before)?,
         None => None,

@@ -130,11 +130,26 @@ pub fn known(spec: &Spec, store: &Store) -> Result<Option<Known>, PlanError> {
     else {
         return Ok(None);
     };
-    let mut cache = StatCache::load(&store.path().join("cache").join("sources.json"));
+    let mut cache = cache(store);
     let entry = refresh(&spec.root, &entry, &mut cache)?;
     // A store that can't be written costs the time of hashing again.
     cache.save().ok();
     Ok(Some(Known { entry, target }))
+}
+
+fn cache(store: &Store) -> StatCache {
+    StatCache::load(&store.path().join("cache").join("sources.json"))
+}
+
+/// Returns the digest of a file, which is read only when it may have changed.
+pub fn file_digest(path: &Path, store: &Store) -> Result<Digest, PlanError> {
+    let mut cache = cache(store);
+    let digest = cache.digest(path).map_err(|source| PlanError::Source {
+        path: path.to_owned(),
+        source,
+    })?;
+    cache.save().ok();
+    Ok(digest)
 }
 
 /// Returns the entry with the digests and versions of now. Files and packages that are gone are left out.

@@ -2,7 +2,7 @@
 //!
 //! | layer, strongest first | where it is written |
 //! |---|---|
-//! | [`Origin::CommandLine`] | a flag of one run |
+//! | [`Origin::CommandLine`] | `--set` of one run |
 //! | [`Origin::Module`] | the `[[module]]` entry |
 //! | [`Origin::Submodule`] | `get_torch_compile_config()` of the submodule, or `torch.compiler.disable` |
 //! | [`Origin::Spec`] | the `[compile]` table |
@@ -117,6 +117,18 @@ macro_rules! settings {
         impl Default for Compile {
             fn default() -> Self {
                 Self { $($key: $default,)* options: Options::new() }
+            }
+        }
+
+        impl Overrides {
+            /// Takes over what `stronger` says; options one by one.
+            pub fn merge(&mut self, stronger: &Self) {
+                $(if let Some(value) = &stronger.$key {
+                    self.$key = Some(value.clone());
+                })*
+                if let Some(options) = &stronger.options {
+                    self.options.get_or_insert_default().extend(options.clone());
+                }
             }
         }
 

@@ -11,6 +11,8 @@
 //!   [module.gate]      rtol, atol
 //! ```
 //!
+//! One run may say settings otherwise: see `setting`.
+//!
 //! A spec is read into a tree that knows its places and walked by hand, so that one run reports everything that is
 //! wrong, each with its line and a caret ([`SpecError`]). Two modules may share a name when they take inputs of other
 //! names: they are variants, and dispatch picks by the names a request gives. What a file outside the spec decides
@@ -23,8 +25,10 @@ pub mod glob;
 mod inputs;
 pub(crate) mod parse;
 mod reader;
+mod setting;
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -33,6 +37,7 @@ pub use compile::{
     Backend, Bounds, Compile, Dynamic, Effective, FailPolicy, Mode, Origin, Overrides, effective,
 };
 pub use error::{Problem, SpecError};
+pub use setting::CommandLine;
 
 use crate::{
     record::{Dtype, Input, Layout, Pad, Sizes},
@@ -149,6 +154,22 @@ impl Spec {
         parse::spec(text, path)
     }
 
+    /// Returns what a module is called where it has to be told from its variants: `encode`, or `answer(ids, image)`.
+    pub fn title(&self, module: usize) -> String {
+        let module = &self.modules[module];
+        let variants = self
+            .modules
+            .iter()
+            .filter(|other| other.name == module.name);
+        match &module.inputs {
+            Some(inputs) if variants.count() > 1 => {
+                let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
+                format!("{}({})", module.name, names.join(", "))
+            }
+            _ => module.name.clone(),
+        }
+    }
+
     /// Returns the settings of one module. `submodule` is what it declares itself, `command_line` what this run says.
     pub fn settings(
         &self,
@@ -166,6 +187,12 @@ impl Spec {
 }
 
 impl Module {
+    /// Returns the names of the inputs, which tell it from its variants; none when the spec leaves them out.
+    pub fn input_names(&self) -> Option<BTreeSet<String>> {
+        let inputs = self.inputs.as_ref()?;
+        Some(inputs.iter().map(|input| input.name.clone()).collect())
+    }
+
     /// Returns the inputs at one bucket, contiguous, in call order; none when the spec leaves them out. A dimension
     /// that `sizes` lacks has size 1.
     pub fn sized_inputs(&self, sizes: &Sizes) -> Option<Vec<Input>> {

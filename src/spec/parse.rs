@@ -1,7 +1,7 @@
 //! The walk over a spec: one function per table.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
@@ -185,25 +185,33 @@ fn target<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<TargetSpec> 
 fn overrides<'t>(reader: &mut Reader<'t>, section: &Section<'t>) -> Overrides {
     let mut read = Overrides::default();
     for (key, _, field) in section.fields() {
-        match key {
-            "enabled" => read.enabled = reader.boolean(&field),
-            "backend" => read.backend = reader.choice(&field, "backend", Backend::WORDS),
-            "mode" => read.mode = reader.choice(&field, "mode", Mode::WORDS),
-            "dynamic" => read.dynamic = dynamic(reader, &field),
-            "fullgraph" => read.fullgraph = reader.boolean(&field),
-            "options" => read.options = options(reader, &field),
-            "passes" => read.passes = passes(reader, &field),
-            "allowlist" => read.allowlist = globs(reader, &field),
-            "blocklist" => read.blocklist = globs(reader, &field),
-            "healthcheck" => read.healthcheck = reader.boolean(&field),
-            "smoketest_steps" => read.smoketest_steps = steps(reader, &field),
-            "fail_policy" => {
-                read.fail_policy = reader.choice(&field, "fail_policy", FailPolicy::WORDS)
-            }
-            _ => {}
-        }
+        setting(reader, &mut read, key, &field);
     }
     read
+}
+
+/// Reads one key of `[compile]`; other keys are left alone.
+pub(super) fn setting<'t>(
+    reader: &mut Reader<'t>,
+    read: &mut Overrides,
+    key: &str,
+    field: &Field<'t>,
+) {
+    match key {
+        "enabled" => read.enabled = reader.boolean(field),
+        "backend" => read.backend = reader.choice(field, "backend", Backend::WORDS),
+        "mode" => read.mode = reader.choice(field, "mode", Mode::WORDS),
+        "dynamic" => read.dynamic = dynamic(reader, field),
+        "fullgraph" => read.fullgraph = reader.boolean(field),
+        "options" => read.options = options(reader, field),
+        "passes" => read.passes = passes(reader, field),
+        "allowlist" => read.allowlist = globs(reader, field),
+        "blocklist" => read.blocklist = globs(reader, field),
+        "healthcheck" => read.healthcheck = reader.boolean(field),
+        "smoketest_steps" => read.smoketest_steps = steps(reader, field),
+        "fail_policy" => read.fail_policy = reader.choice(field, "fail_policy", FailPolicy::WORDS),
+        _ => {}
+    }
 }
 
 fn dynamic<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Dynamic> {
@@ -255,20 +263,32 @@ fn options<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<compile::Op
     let section = reader.table(field, &field.name)?;
     let mut read = compile::Options::new();
     for (key, place, value) in section.fields() {
-        match value.value {
-            toml::de::DeValue::Table(_) if OPTION_GROUPS.contains(&key) => {
-                let group = reader.table(&value, &value.name)?;
-                for (inner, place, value) in group.fields() {
-                    option(reader, &mut read, format!("{key}.{inner}"), &place, &value);
-                }
-            }
-            _ => option(reader, &mut read, key.to_owned(), &place, &value),
-        }
+        option(reader, &mut read, key, &place, &value);
     }
     Some(read)
 }
 
-fn option<'t>(
+/// Reads one option, or a table of a group's.
+pub(super) fn option<'t>(
+    reader: &mut Reader<'t>,
+    read: &mut compile::Options,
+    name: &str,
+    place: &Place,
+    value: &Field<'t>,
+) {
+    if OPTION_GROUPS.contains(&name)
+        && let toml::de::DeValue::Table(_) = value.value
+        && let Some(group) = reader.table(value, &value.name)
+    {
+        for (inner, place, value) in group.fields() {
+            one_option(reader, read, format!("{name}.{inner}"), &place, &value);
+        }
+    } else {
+        one_option(reader, read, name.to_owned(), place, value);
+    }
+}
+
+fn one_option<'t>(
     reader: &mut Reader<'t>,
     read: &mut compile::Options,
     name: String,
@@ -361,12 +381,8 @@ fn modules<'t>(reader: &mut Reader<'t>, top: &Section<'t>) -> Option<Vec<Module>
 
 /// Returns whether a request could mean either module.
 fn clash(a: &Module, b: &Module) -> bool {
-    let names = |module: &Module| -> Option<BTreeSet<String>> {
-        let inputs = module.inputs.as_ref()?;
-        Some(inputs.iter().map(|input| input.name.clone()).collect())
-    };
     a.name == b.name
-        && match (names(a), names(b)) {
+        && match (a.input_names(), b.input_names()) {
             (Some(a), Some(b)) => a == b,
             _ => true,
         }

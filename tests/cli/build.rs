@@ -56,6 +56,7 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     compile: affine batch=1 ([TIME])
     gate: affine batch=1 ([TIME])
     published: affine batch=1 [ID]
+    left out affine eager: the fake model has no dynamic dimensions
     built 2 programs, 2 artifacts compiled, 0 programs were there already ([TIME])
     published fake release 1
     ");
@@ -63,6 +64,7 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     exit code 0
     ----- stderr
     plan: 0 of 2 programs are missing
+    left out affine eager: the fake model has no dynamic dimensions
     fresh 2 of 3 programs are in the store, nothing to compile ([TIME])
     ");
     assert_run!(sandbox, ["plan"], @"
@@ -104,6 +106,24 @@ fn a_changed_source_is_captured_again_and_compiled_only_when_its_graph_changed()
     assert_eq!(compiled(&sandbox), 2);
     sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 5.0");
     assert_eq!(compiled(&sandbox), 0, "weights are not in the artifact");
+}
+
+#[test]
+fn a_model_that_goes_back_gets_its_weights_of_then_without_python() {
+    let sandbox = Sandbox::built();
+    let weights = |sandbox: &Sandbox| {
+        let release = sandbox.json(&["release", "ls"]);
+        let newest = release["releases"].as_array().unwrap()[0].clone();
+        (newest["seq"].clone(), newest["weights"].clone())
+    };
+    let first = weights(&sandbox);
+    sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 10.0");
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    assert_ne!(weights(&sandbox).1, first.1);
+    sandbox.edit("model.py", "SCALE = 10.0", "SCALE = 2.0");
+    sandbox.script("worker", "exit 1");
+    assert_eq!(compiled(&sandbox), 0);
+    assert_eq!(weights(&sandbox).1, first.1);
 }
 
 #[test]
@@ -152,6 +172,7 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     published: affine batch=1 [ID]
     failed affine batch=4: the C++ compiler failed with exit code 1
            `precast log [ID]` prints the whole log
+    left out affine eager: the fake model has no dynamic dimensions
     built 1 programs, 1 artifacts compiled, 0 programs were there already ([TIME]), 1 failed
     published fake release 1
     ");
@@ -220,6 +241,7 @@ fn a_worker_that_dies_fails_one_program() {
     failed: affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
     failed affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
            `precast log [ID]` prints the whole log
+    left out affine eager: the fake model has no dynamic dimensions
     built 1 programs, 1 artifacts compiled, 0 programs were there already ([TIME]), 1 failed
     published fake release 1
     ");
@@ -250,6 +272,7 @@ fn what_answers_wrong_is_not_published() {
            `precast log [ID]` prints the whole log
     failed affine batch=4: the artifact failed its gate: output `out` has NaN or infinity where eager has none
            `precast log [ID]` prints the whole log
+    left out affine eager: the fake model has no dynamic dimensions
     built 0 programs, 2 artifacts compiled, 0 programs were there already ([TIME]), 2 failed
     ");
 }

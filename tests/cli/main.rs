@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod build;
+mod control;
 mod inspect;
 #[cfg(feature = "torch")]
 mod kill;

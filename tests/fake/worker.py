@@ -16,6 +16,10 @@ What goes wrong is steered by comments in the model's file, each for one request
     # fake: answers nan
     # fake: run fails
 
+A global `DECLARED` of the model's file is what its submodules say of themselves: FQN -> method -> keys of [compile]. A
+graph pass is a function that changes the segment (a dict with `offset`) in place. The log of a compile has the mode and
+the options it was asked for.
+
 The environment variable FAKE_TORCH changes the torch version that the worker claims; FAKE_TORCH=none claims to lack it.
 """
 
@@ -97,6 +101,8 @@ class Worker:
             self.modules = getattr(self.model, function)()
         except Exception as error:
             raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
+        for other in request.get("also") or []:
+            importlib.import_module(other.split(":")[0])
         files = [Path(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
         own = sorted(f for f in files if self.root in f.parents)
         return {
@@ -106,6 +112,7 @@ class Worker:
             ],
             "packages": [],
             "modules": self.modules,
+            "declared": getattr(self.model, "DECLARED", {}),
         }
 
     def frame(self) -> str | None:
@@ -161,6 +168,9 @@ class Worker:
             "run_fails": self.told("run fails", sizes),
             "answers_nan": self.told("answers nan", sizes),
         }
+        for name in module.get("passes") or []:
+            file, function = name.split(":")
+            getattr(importlib.import_module(file), function)(segment)
         behaviour = {what: self.told(f"compile {what}", sizes) for what in ("fails", "dies", "hangs")}
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
         follow = [None if dim is None else {"dim": dim, "scale": 1, "offset": 0} for dim in inputs[0]["dims"]]
@@ -194,6 +204,7 @@ class Worker:
 
     def compile(self, request: Json) -> Json:
         segment, out = json.loads(Path(request["file"]).read_text()), Path(request["out"])
+        print(f"fake: mode {request['mode']}, options {json.dumps(request['options'])}", file=sys.stderr, flush=True)
         if segment["dies"]:
             print("about to die", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
