@@ -248,6 +248,16 @@ pub struct Program {
 }
 
 impl Program {
+    /// Returns the module and the names of its inputs, which tell it from its variants: `answer(ids, image)`.
+    pub fn title(&self) -> String {
+        let names: Vec<&str> = self
+            .inputs
+            .iter()
+            .map(|input| input.name.as_str())
+            .collect();
+        format!("{}({})", self.module, names.join(", "))
+    }
+
     /// Returns what tells the program from others of its module: `batch=8 seq=128`, `dynamic`, `eager`.
     pub fn bucket(&self) -> String {
         form_name(&self.sizes, self.dynamic.is_some(), !self.steps.is_empty())

@@ -132,12 +132,33 @@ fn programs(args: &Args, store: &Store, context: &Context) -> Result<u8> {
         Column::right("AGE", 3),
         Column::right("USED", 5),
     ];
-    let cells = rows.map(|row| Ok(cells(row, now)));
+    let cells = named(rows, store).map(|row| Ok(cells(row, now)));
     let count = table::print(&context.out, &COLUMNS, cells)?;
     if count == 0 && !context.quiet {
         note("no programs");
     }
     Ok(damage.tell(store))
+}
+
+/// Adds the names of their inputs to variants of one module, which stand side by side unless they are sorted otherwise.
+fn named(rows: impl Iterator<Item = Row>, store: &Store) -> impl Iterator<Item = Row> {
+    let place = |row: &Row| {
+        let text = [&row.model, &row.module, &row.bucket, &row.device];
+        (row.state == State::Live).then(|| text.map(Clone::clone))
+    };
+    let mut rows = rows.peekable();
+    let mut last = None;
+    std::iter::from_fn(move || {
+        let mut row = rows.next()?;
+        let here = place(&row);
+        let beside =
+            here.is_some() && (last == here || rows.peek().map(place) == Some(here.clone()));
+        last = here;
+        if beside && let Ok(Some(program)) = store.program(&row.id) {
+            row.module = program.title();
+        }
+        Some(row)
+    })
 }
 
 fn cells(row: Row, now: i64) -> Vec<String> {

@@ -43,7 +43,7 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
                 State::Skipped { key, why } => ("skipped", Some(*key), json!([why])),
             };
             json!({
-                "module": module, "bucket": item.form.name(), "sizes": item.form.sizes,
+                "module": module, "inputs": spec.modules[item.module].input_names(), "bucket": item.form.name(), "sizes": item.form.sizes,
                 "dynamic": item.form.dynamic, "compiled": item.form.compiled, "state": state, "id": id, "why": why,
                 "left_to_eager": item.left_to_eager, "settings": item.settings,
             })
@@ -54,7 +54,7 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
         return Ok(0);
     }
     for item in &plan.items {
-        let module = &spec.modules[item.module].name;
+        let module = spec.title(item.module);
         let bucket = item.form.name();
         match &item.state {
             State::Hit { id } => context.out.line(format_args!(

@@ -1,6 +1,7 @@
 //! Why a program or an artifact was built: how its key differs from that of what stood in its place before.
 
 use std::{
+    collections::BTreeSet,
     path::Path,
     time::{Duration, UNIX_EPOCH},
 };
@@ -29,9 +30,14 @@ pub struct Why {
 
 /// Says why `program` was built.
 pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
-    let before = before(store, program)?;
+    let siblings = History::new(store, &program.model)?.siblings(program)?;
+    let module = match siblings.is_empty() {
+        true => program.module.clone(),
+        false => program.title(),
+    };
+    let before = before(store, program, siblings)?;
     Ok(Why {
-        name: format!("{} {}", program.module, program.bucket()),
+        name: format!("{module} {}", program.bucket()),
         id: program.id,
         reasons: match &before {
             Some(old) => reasons(&old.request, &program.request),
@@ -54,7 +60,8 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
             step => format!("step `{step}` of {} {bucket}", program.module),
         }
     };
-    let old = match before(store, &caller)? {
+    let siblings = History::new(store, &caller.model)?.siblings(&caller)?;
+    let old = match before(store, &caller, siblings)? {
         Some(old) => old.steps.into_iter().find(|old| old.name == step),
         None => None,
     };
@@ -108,14 +115,18 @@ pub fn without_effect(
         .collect())
 }
 
-fn before(store: &Store, program: &Program) -> Result<Option<Program>, StoreError> {
+fn before(
+    store: &Store,
+    program: &Program,
+    siblings: Vec<BTreeSet<String>>,
+) -> Result<Option<Program>, StoreError> {
     let mut history = History::new(store, &program.model)?;
     let place = Place {
         module: &program.module,
         bucket: &program.bucket(),
         device: &program.target.device.to_string(),
         inputs: Some(names(program)),
-        siblings: history.siblings(program)?,
+        siblings,
     };
     let id = history.previous(&place, Some(&program.id))?;
     match id {

@@ -10,3 +10,4 @@ mod kill;
 #[cfg(feature = "torch")]
 mod run;
 mod sandbox;
+mod why;

@@ -221,6 +221,7 @@ pub const FILTERS: &[(&str, &str)] = &[
     (r"\b\d+(\.\d+)? ?(B|KiB|MiB|GiB)\b", "[SIZE]"),
     (r"torch211-cxx11-cpu-[\w.-]+", "[TARGET]"),
     (r"features \[.*\]", "features [FEATURES]"),
+    (r"CPU features `[^`]*`", "CPU features [FEATURES]"),
     (r"torch_git \w+", "torch_git [GIT]"),
     (r"created \d+", "created [TIME]"),
     (r"(cosine|seconds_per_run|capture) [\d.e-]+", "$1 [NUMBER]"),

@@ -29,13 +29,15 @@ def sample(declared: dict[str, Any], sizes: dict[str, int], generator: torch.Gen
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", required=True, type=Path, help="the precast.toml to take model and inputs from")
-    parser.add_argument("--module", required=True, help="name of the module")
+    parser.add_argument("--module", required=True, help="name of the module, or name(input,…) of one of its variants")
     parser.add_argument("--out", required=True, type=Path, help="folder to write to")
     parser.add_argument("cases", nargs="+", metavar="DIM=SIZE,…")
     args = parser.parse_args()
 
     spec = tomllib.loads(args.spec.read_text(encoding="utf-8"))
-    declared = next(module for module in spec["module"] if module["name"] == args.module)
+    name, _, variant = args.module.rstrip(")").partition("(")
+    modules = [module for module in spec["module"] if module["name"] == name]
+    declared = next(module for module in modules if variant in ("", ",".join(module["inputs"])))
     device = spec.get("target", {}).get("device", "cpu")
     sys.path.insert(0, str(args.spec.resolve().parent))
     module, function = spec["model"]["entry"].split(":")
@@ -45,11 +47,13 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
     for case in args.cases:
-        sizes = {name: int(size) for name, size in (pair.split("=") for pair in case.split(","))}
+        sizes = {name: int(size) for name, size in (pair.split("=") for pair in case.split(",") if pair)}
         inputs = {name: sample(entry, sizes, generator) for name, entry in declared["inputs"].items()}
         with torch.inference_mode():
-            answer = call(*(tensor.to(device) for tensor in inputs.values()))
-        answers = [answer] if isinstance(answer, Tensor) else list(answer)
+            answer = call(**{name: tensor.to(device) for name, tensor in inputs.items()})
+        answers = (
+            [answer] if isinstance(answer, Tensor) else list(answer.values() if isinstance(answer, dict) else answer)
+        )
         save_file(inputs, args.out / f"{case}.inputs.safetensors")
         save_file(
             {f"out.{i}": tensor.cpu().contiguous() for i, tensor in enumerate(answers)},

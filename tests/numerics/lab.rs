@@ -14,6 +14,7 @@ use serde_json::Value;
 
 pub const MINILM: &str = "examples/minilm/precast.toml";
 pub const SMALL: &str = "tests/numerics/small/precast.toml";
+pub const VLM: &str = "examples/vlm/precast.toml";
 
 pub struct Lab {
     pub store: PathBuf,
@@ -28,22 +29,37 @@ pub fn python() -> PathBuf {
     checkout().join(".venv/bin/python")
 }
 
-/// Returns the shared store; the first caller builds it.
+/// Returns the shared store with MiniLM and the small model; the first caller builds them.
 pub fn lab() -> &'static Lab {
+    static BUILT: OnceLock<&Lab> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        empty().build(MINILM);
+        empty().build(SMALL);
+        empty()
+    })
+}
+
+/// Returns the shared store with the vision-language model; the first caller builds it.
+pub fn vlm() -> &'static Lab {
+    static BUILT: OnceLock<&Lab> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        empty().build(VLM);
+        empty()
+    })
+}
+
+/// Returns the shared store, whatever is in it.
+fn empty() -> &'static Lab {
     static LAB: OnceLock<Lab> = OnceLock::new();
     LAB.get_or_init(|| {
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("numerics");
         let _ = fs::remove_dir_all(&root);
         let store = std::env::var_os("PRECAST_TEST_STORE")
             .map_or_else(|| root.join("store"), PathBuf::from);
-        let lab = Lab {
+        Lab {
             store,
             cases: root.join("cases"),
-        };
-        for spec in [MINILM, SMALL] {
-            lab.json(&["build", "-f", spec]);
         }
-        lab
     })
 }
 
@@ -90,6 +106,10 @@ pub fn states(built: &Value) -> Vec<(String, String)> {
 }
 
 impl Lab {
+    fn build(&self, spec: &str) {
+        self.json(&["build", "-f", spec]);
+    }
+
     pub fn json(&self, args: &[&str]) -> Value {
         json(&mut precast(
             &self.store,
@@ -97,7 +117,7 @@ impl Lab {
         ))
     }
 
-    /// Asks eager for inputs and answers of `module` at these sizes, answers the same inputs with `precast run`, and
+    /// Asks eager for inputs and answers of `module` (`answer(ids,pixels)` for one of its variants) at these sizes, answers the same inputs with `precast run`, and
     /// compares: dtype and shape equal, every element within `atol + rtol * |eager|`. Returns the bucket and the rung that answered.
     pub fn agrees(
         &self,
@@ -130,9 +150,10 @@ impl Lab {
         );
         let file = |kind: &str| folder.join(format!("{case}.{kind}.safetensors"));
         let (inputs, got) = (file("inputs"), file("got"));
+        let (name, _) = module.split_once('(').unwrap_or((module, ""));
         let run = [
             "run",
-            module,
+            name,
             "--model",
             model,
             "--inputs",

@@ -3,14 +3,15 @@
 
 mod lab;
 mod memory;
+mod vlm;
 
 use std::fs;
 
 use lab::{MINILM, SMALL, checkout, json, lab, precast, states};
 
 /// What issue and spec promise for float32 on the CPU.
-const RTOL: f64 = 1e-4;
-const ATOL: f64 = 1e-5;
+pub const RTOL: f64 = 1e-4;
+pub const ATOL: f64 = 1e-5;
 
 #[test]
 fn minilm_at_an_exact_bucket() {

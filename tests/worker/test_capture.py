@@ -175,6 +175,23 @@ class GraphTest(Project):
         # What crosses is dense and starts its memory; the views are made again in `b`.
         self.assertEqual(captured["segments"][1]["inputs"][0]["shape"], [6, 4])
 
+    def test_tied_parameters_and_shared_buffers_inside_two_regions(self) -> None:
+        text = model(
+            "return self.b(torch.sin(self.a(x)))",
+            "self.a = Piece()\nself.b = Piece()\nself.b.linear.weight = self.a.linear.weight\nself.b.table = self.a.table",
+            "class Piece(torch.nn.Module):\n"
+            "    def __init__(self):\n        super().__init__()\n"
+            "        self.linear = torch.nn.Linear(6, 6)\n"
+            "        self.register_buffer('table', torch.randn(2, 6))\n"
+            "    def forward(self, x):\n"
+            "        return self.linear(x) * self.table[1] + self.table.t()[:, 0]\n",
+        )
+        captured = self.composed_of(text, ["*"])
+        self.assertEqual([(s["name"], s["segment"]) for s in captured["steps"]], [("a", 0), ("glue.0", 1), ("b", 0)])
+        first, second = (set(captured["steps"][index]["binding"].values()) for index in (0, 2))
+        self.assertEqual(first, {"a.linear.weight", "a.linear.bias", "a.table"})
+        self.assertEqual(second, {"a.linear.weight", "b.linear.bias", "a.table"})
+
     def test_inputs_weights_and_equal_outputs_are_copied(self) -> None:
         text = model(
             "h = x + 1\nreturn x, h, h, h[:, 1:], self.w, x.view(-1)", "self.w = torch.nn.Parameter(torch.ones(3))"
