@@ -12,6 +12,7 @@ What goes wrong is steered by comments in the model's file, each for one request
     # fake: compile fails              the compiler's message goes to the log
     # fake: compile dies               the worker is killed in mid-compile
     # fake: compile hangs              no answer, ever
+    # fake: compile skips              the library is a line of text: for builds that run nothing
     # fake: answers wrong              the artifact computes something else than eager
     # fake: answers nan
     # fake: run fails
@@ -171,7 +172,7 @@ class Worker:
         for name in module.get("passes") or []:
             file, function = name.split(":")
             getattr(importlib.import_module(file), function)(segment)
-        behaviour = {what: self.told(f"compile {what}", sizes) for what in ("fails", "dies", "hangs")}
+        behaviour = {what: self.told(f"compile {what}", sizes) for what in ("fails", "dies", "hangs", "skips")}
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
         follow = [None if dim is None else {"dim": dim, "scale": 1, "offset": 0} for dim in inputs[0]["dims"]]
         return {
@@ -224,6 +225,9 @@ class Worker:
             "ANSWERS_NAN": int(segment["answers_nan"]),
         }
         source, library = out / "model.c", out / "model.so"
+        if segment["skips"]:
+            library.write_text(f"{defines}\n")
+            return {"library": str(library), "metadata": {"AOTI_DEVICE_KEY": "cpu"}, "seconds": {}}
         lines = [f"#define {name} {value}" for name, value in defines.items()]
         source.write_text("\n".join([*lines, f'#include "{HERE / "artifact.c"}"', ""]))
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-lm"], check=True)

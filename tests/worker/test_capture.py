@@ -178,7 +178,8 @@ class GraphTest(Project):
     def test_tied_parameters_and_shared_buffers_inside_two_regions(self) -> None:
         text = model(
             "return self.b(torch.sin(self.a(x)))",
-            "self.a = Piece()\nself.b = Piece()\nself.b.linear.weight = self.a.linear.weight\nself.b.table = self.a.table",
+            "self.a = Piece()\nself.b = Piece()\n"
+            "self.b.linear.weight = self.a.linear.weight\nself.b.table = self.a.table",
             "class Piece(torch.nn.Module):\n"
             "    def __init__(self):\n        super().__init__()\n"
             "        self.linear = torch.nn.Linear(6, 6)\n"
