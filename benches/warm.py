@@ -57,6 +57,12 @@ def seconds(command: list, folder: Path) -> tuple[float, str]:
     return took, run.stdout
 
 
+def file_system() -> str:
+    """Returns the kind of file system that the stores are on: fsync decides how long the first build takes."""
+    command = ["stat", "-f", "-c", "%T", tempfile.gettempdir()]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def spread(taken: list[float]) -> dict:
     taken = sorted(taken)
     low, high = taken[len(taken) // 10], taken[-1 - len(taken) // 10]
@@ -81,7 +87,12 @@ def measure(precast: Path, programs: int, runs: int) -> dict:
         quiet = [precast, "build", "-q"]
         warm = [seconds(quiet, folder)[0] for _ in range(runs)]
         start = [seconds([precast, "--version"], folder)[0] for _ in range(runs)]
-        return {"programs": programs, "cold_seconds": cold, "warm": spread(warm), "process_start": spread(start)}
+        return {
+            "programs": programs,
+            "cold_seconds": round(cold, 2),
+            "warm": spread(warm),
+            "process_start": spread(start),
+        }
 
 
 def main() -> None:
@@ -99,12 +110,13 @@ def main() -> None:
         "machine": {
             "processor": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
-            "load_average": os.getloadavg()[0],
+            "load_average": round(os.getloadavg()[0], 1),
+            "file_system": file_system(),
         },
         "sizes": sizes,
         "ratios": {
             "programs": last["programs"] / first["programs"],
-            "warm_median": last["warm"]["median_ms"] / first["warm"]["median_ms"],
+            "warm_median": round(last["warm"]["median_ms"] / first["warm"]["median_ms"], 1),
         },
     }
     json.dump(result, sys.stdout, indent=1)
