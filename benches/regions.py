@@ -38,7 +38,14 @@ def build(precast: Path, spec: Path, store: Path) -> dict:
     if failed:
         raise SystemExit(f"a program failed: {failed[0]['message']}")
     compiled = [event["what"] for event in ends if event["job"] == "compile"]
-    return {"seconds": seconds, "compiled": len(compiled), "steps": compiled, "seconds_by_job": phases}
+    blocks = sum(" blocks." in step for step in compiled)
+    return {
+        "seconds": seconds,
+        "compiled": len(compiled),
+        "block_segments": blocks,
+        "steps": compiled,
+        "seconds_by_job": phases,
+    }
 
 
 def plain(spec_text: str, folder: Path) -> dict:
