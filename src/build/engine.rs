@@ -332,41 +332,6 @@ fn kept_weights(options: &Options<'_>, last: &Release) -> Result<StoredWeights, 
     })
 }
 
-/// Returns the newest release of a model that was made by what makes it now: its weights are those of now.
-fn same_entry(store: &Store, plan: &Plan) -> Result<Option<Release>, StoreError> {
-    let (Some(known), Some(last)) = (&plan.known, &plan.release) else {
-        return Ok(None);
-    };
-    if last.entry == known.entry {
-        return Ok(Some(last.clone()));
-    }
-    for seq in (1..last.seq).rev() {
-        let older = store.release_at(&last.model, seq)?;
-        if let Some(older) = older.filter(|older| older.entry == known.entry) {
-            return Ok(Some(older));
-        }
-    }
-    Ok(None)
-}
-
-/// Returns the weight set of a release of the same model. A file that the spec names may be another one by now.
-fn kept_weights(options: &Options<'_>, last: &Release) -> Result<StoredWeights, BuildError> {
-    let object = match &options.spec.model.weights {
-        WeightsFrom::File(path) => {
-            let now = plan::file_digest(path, options.store)?;
-            match Some(now) == last.weights {
-                true => last.weights,
-                false => Some(options.store.put_file(path)?.0),
-            }
-        }
-        WeightsFrom::Auto => last.weights,
-    };
-    Ok(StoredWeights {
-        object,
-        aliases: last.aliases.clone(),
-    })
-}
-
 /// Publishes the release, where there is something new to publish, and says what became of every item.
 fn summarise(
     options: &Options<'_>,
