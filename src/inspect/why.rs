@@ -125,20 +125,14 @@ fn before(store: &Store, program: &Program) -> Result<Option<Program>, StoreErro
 
 /// Returns the program that calls an artifact and is the oldest to do so, and the name of the step that does.
 fn first_caller(store: &Store, artifact: &Digest) -> Result<Option<(Program, String)>, StoreError> {
-    let mut rows = store
-        .programs(Filter::default())
-        .collect::<Result<Vec<_>, _>>()?;
-    rows.sort_by_key(|row| row.created);
-    for row in rows {
-        let Some(program) = store.program(&row.id)? else {
-            continue;
-        };
+    let Some(program) = store.first_caller(artifact)? else {
+        return Ok(None);
+    };
+    Ok(store.program(&program)?.and_then(|program| {
         let step = program.steps.iter().find(|step| step.artifact == *artifact);
-        if let Some(name) = step.map(|step| step.name.clone()) {
-            return Ok(Some((program, name)));
-        }
-    }
-    Ok(None)
+        let name = step.map(|step| step.name.clone())?;
+        Some((program, name))
+    }))
 }
 
 #[cfg(test)]

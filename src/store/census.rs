@@ -7,6 +7,7 @@ use rusqlite::{OptionalExtension, params};
 use super::{
     Store,
     error::StoreError,
+    find::{PAGE, Pages},
     index::Index,
     layout::Layout,
     records::Record,
@@ -105,18 +106,40 @@ impl Store {
 
     /// Lists what failed and was not built since, with the time of the failure in seconds since 1970. A record that
     /// can't be read is an error in its place.
-    pub fn failures(&self) -> Result<Vec<Dated<Failure>>, StoreError> {
-        let ids: Vec<(Digest, i64)> = self.index().with(|index| {
-            index
-                .prepare_cached("SELECT id,created FROM failures ORDER BY id")?
-                .query_map([], |row| Ok((rows::digest(row, 0)?, row.get(1)?)))?
-                .collect()
-        })?;
-        let read = |(id, created): (Digest, i64)| match self.failure(&id) {
-            Ok(found) => found.map(|failure| Ok((failure, created))),
+    pub fn failures(&self) -> impl Iterator<Item = Dated<Failure>> + use<> {
+        let store = self.clone();
+        let ids = Pages::new(move |last: Option<&(Digest, i64)>| {
+            let after = last.map_or(Vec::new(), |(id, _)| id.as_bytes().to_vec());
+            store.index().with(|index| {
+                index
+                    .prepare_cached(&format!(
+                        "SELECT id,created FROM failures WHERE id>? ORDER BY id LIMIT {PAGE}"
+                    ))?
+                    .query_map([after], |row| Ok((rows::digest(row, 0)?, row.get(1)?)))?
+                    .collect()
+            })
+        });
+        let store = self.clone();
+        ids.filter_map(move |found| match found {
+            Ok((id, created)) => match store.failure(&id) {
+                Ok(found) => found.map(|failure| Ok((failure, created))),
+                Err(error) => Some(Err(error)),
+            },
             Err(error) => Some(Err(error)),
-        };
-        Ok(ids.into_iter().filter_map(read).collect())
+        })
+    }
+
+    /// Returns the program that calls this artifact and was built first.
+    pub fn first_caller(&self, artifact: &Digest) -> Result<Option<Digest>, StoreError> {
+        self.index().with(|index| {
+            index
+                .prepare_cached(
+                    "SELECT p.id FROM program_artifacts l JOIN programs p ON p.id=l.program \
+                     WHERE l.artifact=? ORDER BY p.created,p.id LIMIT 1",
+                )?
+                .query_row([artifact.as_bytes()], |row| rows::digest(row, 0))
+                .optional()
+        })
     }
 
     /// Returns which objects each group needs, sorted by object and group. Weights count for models and releases.

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How many rows are read at once: a listing holds no lock between two pages.
-const PAGE: usize = 256;
+pub(super) const PAGE: usize = 256;
 
 /// What an ID stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,7 +214,7 @@ impl Store {
 }
 
 /// An iterator over pages: each next page begins after the last row of the one before.
-struct Pages<R, F> {
+pub(super) struct Pages<R, F> {
     next: F,
     page: VecDeque<R>,
     last: Option<R>,
@@ -222,7 +222,7 @@ struct Pages<R, F> {
 }
 
 impl<R, F: FnMut(Option<&R>) -> Result<Vec<R>, StoreError>> Pages<R, F> {
-    fn new(next: F) -> Self {
+    pub(super) fn new(next: F) -> Self {
         Self {
             next,
             page: VecDeque::new(),

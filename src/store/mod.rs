@@ -75,7 +75,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-pub use census::{GroupBy, Need};
+pub use census::{Dated, GroupBy, Need};
 pub use claim::Claim;
 pub use defect::{Defect, Needs};
 pub use error::StoreError;

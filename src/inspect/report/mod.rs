@@ -51,7 +51,7 @@ impl Page {
     pub fn read(store: &Store, choice: &Choice, made: i64) -> Result<Self, StoreError> {
         let mut damage = Vec::new();
         let mut failures = Vec::new();
-        for failure in store.failures()? {
+        for failure in store.failures() {
             match failure {
                 Ok((failure, at)) if choice.model.as_ref().is_none_or(|m| *m == failure.model) => {
                     failures.push(FailureLine::new(failure, at));

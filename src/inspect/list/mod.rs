@@ -1,0 +1,143 @@
+//! Which programs a store has: filtered, sorted, and one row at a time.
+//!
+//! Rows stream in the order of the index (model, module, bucket). Another order needs all rows that match; they are
+//! sorted outside of memory ([`order`]).
+
+mod order;
+mod rows;
+
+use std::fmt;
+
+use globset::{GlobBuilder, GlobMatcher};
+use serde::{Deserialize, Serialize};
+
+pub use self::order::{Column, bucket_order};
+use self::{order::Sorted, rows::rows};
+use crate::{
+    Digest,
+    store::{Store, StoreError},
+};
+
+/// Where a program stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// In the newest release of its model: what a plain load gets.
+    Live,
+    /// Only in older releases.
+    Old,
+    /// In no release.
+    Loose,
+    /// The last attempt to build it failed, and it is not there.
+    Failed,
+}
+
+impl State {
+    pub const ALL: [Self; 4] = [Self::Live, Self::Old, Self::Loose, Self::Failed];
+
+    /// Returns the word that is printed and accepted.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Old => "old",
+            Self::Loose => "loose",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One program that is in the store, or that failed to get there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    pub id: Digest,
+    pub model: String,
+    pub module: String,
+    /// As `batch=8 seq=128`.
+    pub bucket: String,
+    pub state: State,
+    /// The target's name; empty for what failed.
+    pub target: String,
+    /// `cpu` or `cuda`; empty for what failed.
+    pub device: String,
+    pub steps: u64,
+    /// Bytes of the distinct shared objects that it calls.
+    pub bytes: u64,
+    /// When it was built, or failed, in seconds since 1970.
+    pub created: i64,
+    /// When it was last used, if it was.
+    pub used: Option<i64>,
+}
+
+/// Which programs to list, and how. The empty query lists all.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    pub module: Option<Pattern>,
+    pub model: Option<String>,
+    /// As `batch=8 *`.
+    pub bucket: Option<Pattern>,
+    pub device: Option<String>,
+    pub state: Option<State>,
+    /// Built at this time or before, in seconds since 1970.
+    pub until: Option<i64>,
+    /// Built at this time or after.
+    pub since: Option<i64>,
+    pub sort: Option<Column>,
+    pub descending: bool,
+}
+
+/// A glob over a whole name: `*` matches anything, `?` one character.
+#[derive(Clone, Debug)]
+pub struct Pattern(GlobMatcher);
+
+impl Pattern {
+    /// Parses a glob.
+    pub fn new(text: &str) -> Result<Self, globset::Error> {
+        let glob = GlobBuilder::new(text).literal_separator(false).build()?;
+        Ok(Self(glob.compile_matcher()))
+    }
+
+    fn matches(&self, name: &str) -> bool {
+        self.0.is_match(name)
+    }
+}
+
+impl Query {
+    fn matches(&self, row: &Row) -> bool {
+        let is =
+            |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
+        let fits = |pattern: &Option<Pattern>, text: &str| {
+            pattern.as_ref().is_none_or(|p| p.matches(text))
+        };
+        is(&self.model, &row.model)
+            && is(&self.device, &row.device)
+            && fits(&self.module, &row.module)
+            && fits(&self.bucket, &row.bucket)
+            && self.state.is_none_or(|state| state == row.state)
+            && self.until.is_none_or(|until| row.created <= until)
+            && self.since.is_none_or(|since| row.created >= since)
+    }
+}
+
+/// Lists programs. What can't be read is an error in its place, or after the rest where the rows are sorted; what comes
+/// after it is still listed where the index allows.
+pub fn list(
+    store: &Store,
+    query: &Query,
+) -> Result<Box<dyn Iterator<Item = Result<Row, StoreError>>>, StoreError> {
+    let all = rows(store, query);
+    let Some(column) = query.sort else {
+        return Ok(Box::new(all));
+    };
+    let mut broken = Vec::new();
+    let sorted = Sorted::new(all, column, query.descending, &mut broken)?;
+    Ok(Box::new(sorted.chain(broken.into_iter().map(Err))))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,204 @@
+use super::*;
+use crate::store::testing;
+
+fn filled() -> (tempfile::TempDir, Store) {
+    let (dir, store) = testing::store();
+    let a = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
+    let b = store
+        .put_artifact(&testing::artifact(&store, "bbbb"))
+        .unwrap();
+    let one = store
+        .put_program(&testing::program("m", 1, &[a.id]))
+        .unwrap();
+    let two = store
+        .put_program(&testing::program("m", 16, &[a.id, b.id]))
+        .unwrap();
+    store
+        .put_program(&testing::program("m", 8, &[b.id]))
+        .unwrap();
+    store
+        .put_release(&testing::release("m", None, &[one.id, two.id]))
+        .unwrap();
+    store
+        .put_release(&testing::release("m", None, &[two.id]))
+        .unwrap();
+    let mut failure = testing::failure(Digest::of(b"failed"), "no kernel");
+    failure.bucket = "batch=32".into();
+    store.put_failure(&failure).unwrap();
+    (dir, store)
+}
+
+fn told(store: &Store, query: &Query) -> Vec<String> {
+    let row = |row: Result<Row, StoreError>| {
+        let row = row.unwrap();
+        format!("{} {}", row.bucket, row.state)
+    };
+    list(store, query).unwrap().map(row).collect()
+}
+
+#[test]
+fn states_follow_from_releases_and_failures() {
+    let (_dir, store) = filled();
+    let all = told(&store, &Query::default());
+    assert_eq!(
+        all,
+        [
+            "batch=1 old",
+            "batch=16 live",
+            "batch=8 loose",
+            "batch=32 failed"
+        ]
+    );
+    for state in State::ALL {
+        let query = Query {
+            state: Some(state),
+            ..Query::default()
+        };
+        assert_eq!(told(&store, &query).len(), 1, "{state}");
+    }
+}
+
+#[test]
+fn rows_sort_by_number_and_both_ways() {
+    let (_dir, store) = filled();
+    let sorted = |sort, descending| {
+        let query = Query {
+            sort: Some(sort),
+            descending,
+            ..Query::default()
+        };
+        let all = told(&store, &query);
+        all.iter()
+            .map(|row| {
+                row.split(' ').next().unwrap()["batch=".len()..]
+                    .parse::<i64>()
+                    .unwrap()
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(sorted(Column::Bucket, false), [1, 8, 16, 32]);
+    assert_eq!(sorted(Column::Bucket, true), [32, 16, 8, 1]);
+    assert_eq!(sorted(Column::Size, true)[0], 16);
+    assert_eq!(sorted(Column::State, false), [16, 1, 8, 32]);
+    for (name, column) in Column::ALL {
+        assert_eq!(sorted(column, false).len(), 4, "{name}");
+    }
+}
+
+#[test]
+fn a_damaged_index_is_said_and_the_files_are_listed() {
+    let (_dir, store) = filled();
+    let path = store.path().to_owned();
+    drop(store);
+    let index = rusqlite::Connection::open(path.join("index.sqlite")).unwrap();
+    index
+        .execute("UPDATE programs SET steps=7 WHERE bucket='batch=16'", [])
+        .unwrap();
+    drop(index);
+    let store = Store::open_read_only(&path).unwrap();
+    let query = Query::default();
+    let (rows, errors): (Vec<_>, Vec<_>) = list(&store, &query).unwrap().partition(Result::is_ok);
+    assert_eq!(rows.len(), 4);
+    assert!(
+        matches!(errors[..], [Err(StoreError::Row { .. })]),
+        "{errors:?}"
+    );
+    let query = Query {
+        sort: Some(Column::Age),
+        ..query
+    };
+    let (rows, errors): (Vec<_>, Vec<_>) = list(&store, &query).unwrap().partition(Result::is_ok);
+    assert_eq!((rows.len(), errors.len()), (4, 1));
+}
+
+#[test]
+fn globs_and_times_narrow_it() {
+    let (_dir, store) = filled();
+    let bucket = Some(Pattern::new("batch=1*").unwrap());
+    let query = Query {
+        bucket,
+        ..Query::default()
+    };
+    assert_eq!(told(&store, &query).len(), 2);
+    let module = Some(Pattern::new("dec*").unwrap());
+    assert_eq!(
+        told(
+            &store,
+            &Query {
+                module,
+                ..Query::default()
+            }
+        )
+        .len(),
+        0
+    );
+    assert_eq!(
+        told(
+            &store,
+            &Query {
+                until: Some(0),
+                ..Query::default()
+            }
+        )
+        .len(),
+        0
+    );
+    assert_eq!(
+        told(
+            &store,
+            &Query {
+                since: Some(0),
+                ..Query::default()
+            }
+        )
+        .len(),
+        4
+    );
+    let device = Some("cuda".to_owned());
+    assert_eq!(
+        told(
+            &store,
+            &Query {
+                device,
+                ..Query::default()
+            }
+        )
+        .len(),
+        0
+    );
+}
+
+#[test]
+fn an_order_over_many_pages_is_whole_and_goes_both_ways() {
+    let row = |n: i64| Row {
+        id: Digest::of(&n.to_le_bytes()),
+        model: "m".into(),
+        module: "encode".into(),
+        bucket: format!("batch={n}"),
+        state: State::Loose,
+        target: String::new(),
+        device: "cpu".into(),
+        steps: 1,
+        bytes: (n % 7) as u64,
+        created: n,
+        used: None,
+    };
+    let sorted = |column, descending, count: i64| {
+        let mut broken = vec![];
+        let lost = || Err(StoreError::Unknown("lost".into()));
+        let rows = (0..count).rev().map(|n| Ok(row(n))).chain([lost()]);
+        let rows = Sorted::new(rows, column, descending, &mut broken).unwrap();
+        let rows: Vec<Row> = rows.map(Result::unwrap).collect();
+        assert_eq!((rows.len() as i64, broken.len()), (count, 1));
+        rows
+    };
+    for count in [0, 1, 255, 256, 257, 512, 1000] {
+        let rows = sorted(Column::Bucket, true, count);
+        assert!(rows.windows(2).all(|w| w[0].created == w[1].created + 1));
+        let rows = sorted(Column::Size, false, count);
+        assert!(
+            rows.windows(2)
+                .all(|w| (w[0].bytes, w[0].id) < (w[1].bytes, w[1].id))
+        );
+    }
+}
