@@ -5,6 +5,10 @@ use std::{io, path::PathBuf};
 use super::protocol::WorkerError;
 use crate::{plan::PlanError, store::StoreError};
 
+/// What to do about a bug.
+pub(super) const REPORT: &str =
+    "this is a bug of precast: please report it, with what `precast build -vv` prints";
+
 /// Why a build, or one program of it, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -49,27 +53,42 @@ pub enum BuildError {
 }
 
 impl BuildError {
-    /// Returns what the user can do, when there is something.
-    pub fn hint(&self) -> Option<String> {
+    /// Returns what the user can do.
+    pub fn hint(&self) -> String {
         let text = match self {
             Self::NoPython { .. } => {
                 "name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`"
-                    .to_owned()
             }
             Self::WrongTorch { expected, .. } => {
-                format!(
+                return format!(
                     "install torch {expected} there, or name another interpreter with `--python PATH`"
-                )
+                );
             }
-            Self::Worker(error) => return error.hint.clone(),
+            Self::Worker(error) => return error.hint(),
+            Self::WorkerDied { .. } => {
+                "its log says what it did last; where memory was short, fewer workers help: `-j 1`"
+            }
+            Self::WorkerHung { .. } => {
+                "its log says where it was; `-j 1` leaves the whole machine to one compile"
+            }
+            Self::Protocol { .. } => REPORT,
+            Self::Scratch { .. } => "name another folder with `TMPDIR`",
+            Self::Gate { .. } => {
+                "if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager"
+            }
+            Self::SourceChanged { .. } => "run `precast build` again",
             Self::Locked { .. } => {
-                "run `precast build` where compiling is allowed, then deploy the store".to_owned()
+                "run `precast build` where compiling is allowed, then deploy the store"
             }
-            Self::SourceChanged { .. } => "run `precast build` again".to_owned(),
-            Self::Failed { .. } => "`precast log ID` prints the log of a failed program".to_owned(),
-            _ => return None,
+            Self::Incomplete { .. } => {
+                "nothing was published: mend what failed and build again, or build without `--release`"
+            }
+            Self::Failed { .. } => "`precast log ID` prints the log of a failed program",
+            Self::Interrupted => "what a build finished is kept: run it again to go on",
+            Self::Store(error) => return error.hint().to_owned(),
+            Self::Plan(error) => return error.hint(),
         };
-        Some(text)
+        text.to_owned()
     }
 
     /// Returns whether the build ends with this: no other program can fare better, or the spec names something that

@@ -766,7 +766,7 @@ impl Shared<'_> {
             code: error.code().to_owned(),
             message: message.clone(),
             location: location.clone(),
-            hint: error.hint(),
+            hint: Some(error.hint()),
             log: Some(log),
             provenance: provenance(),
         })?;

@@ -14,6 +14,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::error::REPORT;
 use crate::{
     record::{Constant, Input, Layout, Output, Package, Sizes, Source},
     spec::Bounds,
@@ -126,6 +127,35 @@ pub struct WorkerError {
     /// The whole Python traceback.
     #[serde(default)]
     pub trace: String,
+}
+
+impl WorkerError {
+    /// Returns what the user can do: what the worker says, or else what helps against errors of this kind.
+    pub fn hint(&self) -> String {
+        if let Some(hint) = &self.hint {
+            return hint.clone();
+        }
+        let text = match self.code.as_str() {
+            "entry_import" | "entry_call" => {
+                "`entry` names a `module:callable` beside the spec; calling it in that Python shows the same"
+            }
+            "torch_missing" => "name an interpreter that has torch with `--python PATH`",
+            "no_device" => "build on a host that has this device, or change `[target] device`",
+            "no_module" => "`path` is one of the names that `named_modules()` gives",
+            "no_method" => "`method` is a method of that submodule",
+            "bad_input" => "give the inputs of this module in the spec, as the model takes them",
+            "capture" => {
+                "`torch.export.export` must be able to capture it; `enabled = false` leaves the module to eager"
+            }
+            "pass" => "mend the pass, or take it out of `passes`",
+            "compile" => {
+                "other `options` or another `mode` may do; `enabled = false` leaves the module to eager"
+            }
+            "weights" => "weights are dense tensors of a dtype that safetensors has",
+            _ => REPORT,
+        };
+        text.to_owned()
+    }
 }
 
 /// What the worker is.

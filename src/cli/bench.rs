@@ -21,7 +21,7 @@ use super::{
 use crate::{
     Device, Model, Runtime,
     record::{Dtype, Input, Program, Sizes, bucket_name},
-    runtime::{Graphs, tensors},
+    runtime::{Graphs, RuntimeError, tensors},
 };
 
 /// One bucket's row. Times are in seconds.
@@ -49,7 +49,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
         return Err(Usage {
             message: format!("`--seconds {}` is not between 0 and 3600", args.seconds),
-            hint: None,
+            hint: "say how many seconds each bucket is measured, as `--seconds 2`".to_owned(),
         }
         .into());
     }
@@ -226,7 +226,10 @@ fn replay(
     let (mut calls, begin) = (0, Instant::now());
     while begin.elapsed() < limit {
         for _ in 0..256 {
-            session.replay().map_err(anyhow::Error::msg)?;
+            session.replay().map_err(|message| RuntimeError::Tensor {
+                module: program.module.as_str().into(),
+                message,
+            })?;
         }
         calls += 256;
         wait(device);

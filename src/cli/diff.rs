@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     Context,
-    exit::{Missing, Usage},
+    exit::{AGAIN, Missing, Usage},
     text::count,
 };
 use crate::{
@@ -36,7 +36,7 @@ enum Side {
     /// `program` or `artifact`, and its explained key.
     Key(&'static str, Value),
     Release(Box<Release>, Programs),
-    Store(Store, Programs),
+    Store(Store),
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
@@ -50,18 +50,12 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
             let sets = diff::sets((&store, olds), (&store, news))?;
             show_sets("releases", &sets, Some(old.weights == new.weights), context)?;
         }
-        (Side::Store(old, olds), Side::Store(new, news)) => {
-            show_sets(
-                "stores",
-                &diff::sets((old, olds), (new, news))?,
-                None,
-                context,
-            )?;
+        (Side::Store(old), Side::Store(new)) => {
+            show_sets("stores", &diff::stores(old, new)?, None, context)?;
         }
         _ => {
             let message = format!("can't compare {} with {}", what(&a), what(&b));
-            let hint =
-                Some("compare two of a kind: programs, artifacts, releases or stores".to_owned());
+            let hint = "compare two of a kind: programs, artifacts, releases or stores".to_owned();
             return Err(Usage { message, hint }.into());
         }
     }
@@ -83,8 +77,7 @@ fn side(text: &str, context: &Context) -> Result<Side> {
         if let Some(error) = damage {
             super::exit::warn(&error);
         }
-        let programs = diff::of_store(&store)?;
-        return Ok(Side::Store(store, programs));
+        return Ok(Side::Store(store));
     }
     let store = context.look()?;
     let (model, which) = match text.split_once('@') {
@@ -99,14 +92,14 @@ fn side(text: &str, context: &Context) -> Result<Side> {
         };
         let release = release.ok_or_else(|| Missing {
             message: format!("there is no release `{text}`"),
-            hint: Some("`precast du --by release` lists them".to_owned()),
+            hint: "`precast release ls` lists them".to_owned(),
         })?;
         let programs = diff::of_release(&store, &release)?;
         return Ok(Side::Release(Box::new(release), programs));
     }
     let gone = || Missing {
         message: format!("`{text}` went away while it was read"),
-        hint: None,
+        hint: AGAIN.to_owned(),
     };
     Ok(match store.resolve(text)? {
         Found::Program(id) => Side::Key("program", store.program(&id)?.ok_or_else(gone)?.request),
@@ -115,7 +108,7 @@ fn side(text: &str, context: &Context) -> Result<Side> {
             let message = format!("`{text}` is neither a program nor an artifact: it has no key");
             return Err(Usage {
                 message,
-                hint: Some("`precast ls` lists both".to_owned()),
+                hint: "`precast ls` lists programs, `precast ls --artifacts` artifacts".to_owned(),
             }
             .into());
         }

@@ -19,8 +19,13 @@ use anyhow::Error;
 use owo_colors::OwoColorize;
 
 use super::printer::note;
+#[cfg(feature = "torch")]
+use crate::runtime::{RuntimeError, tensors::TensorFileError};
 use crate::{
-    build::BuildError, inspect::foreign::ForeignError, plan::PlanError, spec::SpecError,
+    build::BuildError,
+    inspect::{foreign::ForeignError, stats::CountsError},
+    plan::PlanError,
+    spec::SpecError,
     store::StoreError,
 };
 
@@ -31,12 +36,15 @@ pub(super) const TARGET: u8 = 4;
 pub(super) const BUG: u8 = 70;
 pub(super) const INTERRUPTED: u8 = 130;
 
+/// What to do when something was removed between two looks at it.
+pub(super) const AGAIN: &str = "a collection may be at work: run the command again";
+
 /// A mistake in how a command was called that clap can't see.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(super) struct Usage {
     pub(super) message: String,
-    pub(super) hint: Option<String>,
+    pub(super) hint: String,
 }
 
 /// Something asked for by name that is not in the store.
@@ -44,7 +52,7 @@ pub(super) struct Usage {
 #[error("{message}")]
 pub(super) struct Missing {
     pub(super) message: String,
-    pub(super) hint: Option<String>,
+    pub(super) hint: String,
 }
 
 /// Prints what clap has to say and returns its code: 0 for `--help`, 2 for a mistake.
@@ -79,18 +87,19 @@ pub(super) fn report(error: &Error) -> ExitCode {
             seen = text;
         }
     }
-    if let Some(hint) = hint {
-        note(format_args!("{} {hint}", "hint:".cyan().bold()));
-    }
+    tell_hint(&hint);
     code.into()
+}
+
+/// Prints what to do.
+pub(super) fn tell_hint(hint: &str) {
+    note(format_args!("{} {hint}", "hint:".cyan().bold()));
 }
 
 /// Prints what is wrong with a part that does not stop the rest.
 pub(super) fn warn(error: &StoreError) {
     warning(&error.to_string());
-    if let Some(hint) = error.hint() {
-        note(format_args!("{} {hint}", "hint:".cyan().bold()));
-    }
+    tell_hint(error.hint());
 }
 
 /// Prints one line that is no error.
@@ -116,7 +125,8 @@ fn closed_pipe(error: &Error) -> bool {
     })
 }
 
-fn judge(error: &Error) -> (u8, Option<String>) {
+/// Returns the exit code of an error, and what to do about it: every error has something.
+fn judge(error: &Error) -> (u8, String) {
     for cause in error.chain() {
         if let Some(usage) = cause.downcast_ref::<Usage>() {
             return (USAGE, usage.hint.clone());
@@ -125,31 +135,55 @@ fn judge(error: &Error) -> (u8, Option<String>) {
             return (MISSING, missing.hint.clone());
         }
         if let Some(error) = cause.downcast_ref::<BuildError>() {
-            return build(error);
+            return (build(error), error.hint());
         }
         if let Some(error) = cause.downcast_ref::<PlanError>() {
-            return (USAGE, error.hint());
+            return (plan(error), error.hint());
         }
         if let Some(error) = cause.downcast_ref::<StoreError>() {
-            return store(error);
+            return (store(error), error.hint().to_owned());
         }
         if let Some(error) = cause.downcast_ref::<ForeignError>() {
             let code = match error {
                 ForeignError::Malformed { .. } | ForeignError::TooLarge { .. } => FAILED,
                 _ => USAGE,
             };
-            return (code, error.hint().map(str::to_owned));
+            return (code, error.hint().to_owned());
+        }
+        if let Some(error) = cause.downcast_ref::<CountsError>() {
+            return (USAGE, error.hint().to_owned());
         }
         #[cfg(feature = "torch")]
-        if let Some(error) = cause.downcast_ref::<crate::runtime::RuntimeError>() {
-            return runtime(error);
+        if let Some(error) = cause.downcast_ref::<RuntimeError>() {
+            return (runtime(error), error.hint());
+        }
+        #[cfg(feature = "torch")]
+        if let Some(error) = cause.downcast_ref::<TensorFileError>() {
+            return (USAGE, error.hint().to_owned());
+        }
+        if let Some(error) = cause.downcast_ref::<io::Error>() {
+            return (USAGE, io_hint(error).to_owned());
         }
     }
-    (USAGE, None)
+    (BUG, "this is a bug of precast: please report it".to_owned())
 }
 
-fn build(error: &BuildError) -> (u8, Option<String>) {
-    let code = match error {
+/// Returns what to do about an error of the operating system outside of a store.
+fn io_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::NotFound => "check the path: it is looked up from the current folder",
+        ErrorKind::PermissionDenied => "check who may use it",
+        ErrorKind::AlreadyExists => "name another one, or remove it",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free some space",
+        ErrorKind::ReadOnlyFilesystem => "write to another folder",
+        ErrorKind::IsADirectory => "name a file",
+        ErrorKind::NotADirectory => "name a folder",
+        _ => "the operating system refused it; `precast help COMMAND` says what is expected",
+    }
+}
+
+fn build(error: &BuildError) -> u8 {
+    match error {
         BuildError::NoPython { .. } => USAGE,
         BuildError::WrongTorch { .. } => TARGET,
         BuildError::Worker(error) => match error.code.as_str() {
@@ -159,33 +193,40 @@ fn build(error: &BuildError) -> (u8, Option<String>) {
         },
         BuildError::Protocol { .. } => BUG,
         BuildError::Interrupted => INTERRUPTED,
-        BuildError::Store(error) => return store(error),
-        BuildError::Plan(error) => return (USAGE, error.hint()),
+        BuildError::Store(error) => store(error),
+        BuildError::Plan(error) => plan(error),
         _ => FAILED,
-    };
-    (code, error.hint())
+    }
 }
 
-fn store(error: &StoreError) -> (u8, Option<String>) {
-    let code = match error {
+fn plan(error: &PlanError) -> u8 {
+    match error {
+        PlanError::Store(error) => store(error),
+        _ => USAGE,
+    }
+}
+
+fn store(error: &StoreError) -> u8 {
+    match error {
         _ if error.is_missing() => MISSING,
         StoreError::NotAStore { .. } | StoreError::NotEmpty { .. } | StoreError::Newer { .. } => {
             USAGE
         }
         StoreError::BadPrefix(_) | StoreError::Ambiguous { .. } | StoreError::BadName(_) => USAGE,
         _ => FAILED,
-    };
-    (code, error.hint().map(str::to_owned))
+    }
 }
 
 #[cfg(feature = "torch")]
-fn runtime(error: &crate::runtime::RuntimeError) -> (u8, Option<String>) {
-    use crate::runtime::RuntimeError as E;
-    let code = match error {
+fn runtime(error: &RuntimeError) -> u8 {
+    use RuntimeError as E;
+    match error {
         E::WrongTarget { .. } | E::NoDevice { .. } => TARGET,
         E::NoModule { .. } | E::NoBucket { .. } => MISSING,
         E::Devices | E::BadInput { .. } | E::InputCount { .. } | E::InputNames { .. } => USAGE,
         _ => FAILED,
-    };
-    (code, error.hint())
+    }
 }
+
+#[cfg(test)]
+mod tests;

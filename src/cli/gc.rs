@@ -110,7 +110,7 @@ fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<(
 fn bytes(text: &str) -> Result<u64, Usage> {
     let wrong = || Usage {
         message: format!("`{text}` is not a size"),
-        hint: Some("write it as 20GiB, 500MB or a number of bytes".to_owned()),
+        hint: "write it as 20GiB, 500MB or a number of bytes".to_owned(),
     };
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')

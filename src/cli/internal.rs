@@ -31,7 +31,7 @@ pub(super) fn hand_over(_: &Command, _: &Context) -> Result<u8> {
             "can't start `{}`, which runs artifacts: {error}",
             program.display()
         ),
-        hint: Some(format!("install `{TORCH}` beside `precast`")),
+        hint: format!("install `{TORCH}` beside `precast`"),
     }
     .into())
 }

@@ -23,9 +23,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let logs = logs(&store, &args.id)?;
     if logs.is_empty() {
         let message = format!("nothing was logged for `{}`", args.id);
-        let hint = Some(
-            "a compiler that says nothing leaves no log; `precast show` has the rest".to_owned(),
-        );
+        let hint =
+            "a compiler that says nothing leaves no log; `precast show` has the rest".to_owned();
         return Err(Missing { message, hint }.into());
     }
     let mut read = Vec::new();

@@ -77,7 +77,7 @@ fn pattern(glob: &Option<String>) -> Result<Option<Pattern>> {
     };
     let pattern = Pattern::new(glob).map_err(|e| Usage {
         message: format!("`{glob}` is not a pattern: {}", e.kind()),
-        hint: Some("`*` matches anything; put quotes around it for the shell".to_owned()),
+        hint: "`*` matches anything; put quotes around it for the shell".to_owned(),
     })?;
     Ok(Some(pattern))
 }

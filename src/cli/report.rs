@@ -43,7 +43,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
                 .unwrap_or_default();
             return Err(Missing {
                 message: format!("{release}model `{model}` is not in the store"),
-                hint: Some("`precast release ls` lists models and releases".to_owned()),
+                hint: "`precast release ls` lists models and releases".to_owned(),
             }
             .into());
         }
@@ -71,7 +71,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         let message = format!("`{}` is a folder", args.output.display());
         return Err(Usage {
             message,
-            hint: Some("give a file, as `-o report.html`".to_owned()),
+            hint: "give a file, as `-o report.html`".to_owned(),
         }
         .into());
     }

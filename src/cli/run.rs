@@ -1,6 +1,6 @@
 //! `precast run`: one module on saved inputs.
 
-use std::time::Instant;
+use std::{fs::Permissions, os::unix::fs::PermissionsExt, path::Path, time::Instant};
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     Device, Runtime,
+    inspect::stats::{self, Counts},
     record::bucket_name,
     runtime::{Loading, Rung, tensors},
     store::Store,
@@ -30,7 +31,7 @@ pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
         [only] => Ok(only.clone()),
         [] => Err(Missing {
             message: format!("the store `{}` has no model", store.path().display()),
-            hint: Some("`precast build` makes one".to_owned()),
+            hint: "`precast build` makes one".to_owned(),
         }
         .into()),
         several => Err(Usage {
@@ -38,7 +39,7 @@ pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
                 "the store has {} models: name one with `--model`",
                 several.len()
             ),
-            hint: Some(format!("it has {}", several.join(", "))),
+            hint: format!("it has {}", several.join(", ")),
         }
         .into()),
     }
@@ -59,6 +60,36 @@ pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result
         Some(DeviceKind::Cuda) => Device::Cuda(0),
         _ => Device::Cpu,
     })
+}
+
+/// Adds counts to those of a file.
+fn count(path: &Path, mut counts: Counts) -> Result<()> {
+    if path.exists() {
+        let [known] = &super::stats::read(&[path.to_owned()])?[..] else {
+            return Ok(());
+        };
+        if known.model != counts.model {
+            return Err(Usage {
+                message: format!("`{}` counts calls of `{}`", path.display(), known.model),
+                hint: "a file has the counts of one model: name another one".to_owned(),
+            }
+            .into());
+        }
+        stats::add(&mut counts, known.clone());
+    }
+    let told = || format!("can't write `{}`", path.display());
+    // Whole or not at all: another process may be reading it.
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let mut file =
+        tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new("."))).with_context(told)?;
+    serde_json::to_writer(&mut file, &counts).with_context(told)?;
+    file.as_file()
+        .set_permissions(Permissions::from_mode(0o644))
+        .with_context(told)?;
+    file.persist(path).with_context(told)?;
+    Ok(())
 }
 
 pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
@@ -85,7 +116,11 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         .map(|(name, tensor)| (name.as_str(), tensor))
         .collect();
     let started = Instant::now();
-    let answer = model.run_named(&args.module, &borrowed)?;
+    let answer = model.run_named(&args.module, &borrowed);
+    if let Some(path) = &args.counts {
+        count(path, model.counts())?;
+    }
+    let answer = answer?;
     let outputs: Vec<_> = answer
         .named()
         .map(|(name, tensor)| (name.to_owned(), tensor.to_device(tch::Device::Cpu)))

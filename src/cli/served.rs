@@ -15,6 +15,9 @@ pub(super) struct RunArgs {
     /// Where to write the outputs, as safetensors
     #[arg(long, value_name = "FILE")]
     pub(super) outputs: Option<PathBuf>,
+    /// Add what was asked for, and what answered, to this file: `precast stats` reads it
+    #[arg(long, value_name = "FILE")]
+    pub(super) counts: Option<PathBuf>,
     /// The model, with `@NAME` for a named release [default: the only one in the store]
     #[arg(long)]
     pub(super) model: Option<String>,

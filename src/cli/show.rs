@@ -4,7 +4,11 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
-use super::{Context, exit::Missing, program};
+use super::{
+    Context,
+    exit::{AGAIN, Missing},
+    program,
+};
 use crate::{
     Target, inspect,
     record::{Artifact, Failure, Layout, Program},
@@ -21,7 +25,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.look()?;
     let gone = || Missing {
         message: format!("`{}` went away while it was read", args.id),
-        hint: None,
+        hint: AGAIN.to_owned(),
     };
     match store.resolve(&args.id)? {
         Found::Program(id) => {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{
     Context,
-    exit::{FAILED, MISSING},
+    exit::{FAILED, MISSING, tell_hint},
 };
 use crate::store::{Defect, Needs, Options, Store};
 
@@ -71,10 +71,7 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
         }
     ))?;
     if found.needs().is_some_and(|needs| needs != Needs::Person) {
-        super::printer::note(format_args!(
-            "{} `precast verify --repair` mends what can be mended",
-            "hint:".cyan().bold()
-        ));
+        tell_hint("`precast verify --repair` mends what can be mended");
     }
     Ok(code)
 }
@@ -103,10 +100,7 @@ fn repair(store: &Store, context: &Context) -> Result<u8> {
         done.left.len()
     ))?;
     if code == MISSING {
-        super::printer::note(format_args!(
-            "{} `precast build` makes what was lost again",
-            "hint:".cyan().bold()
-        ));
+        tell_hint("`precast build` makes what was lost again");
     }
     Ok(code)
 }

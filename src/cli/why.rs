@@ -6,7 +6,10 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde_json::json;
 
-use super::{Context, exit::Missing};
+use super::{
+    Context,
+    exit::{AGAIN, Missing},
+};
 use crate::{
     inspect::why::{self, Why},
     plan::Reason,
@@ -88,7 +91,7 @@ fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {
     }
     let missing = |hint: &str| Missing {
         message: format!("no module and no ID `{}` is in the store", args.what),
-        hint: Some(hint.to_owned()),
+        hint: hint.to_owned(),
     };
     let found = match store.resolve(&args.what) {
         Ok(found) => found,
@@ -97,7 +100,7 @@ fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {
         }
         Err(error) => return Err(error.into()),
     };
-    let gone = || missing("it went away while it was read");
+    let gone = || missing(AGAIN);
     Ok(match found {
         Found::Program(id) => vec![why::program(store, &store.program(&id)?.ok_or_else(gone)?)?],
         Found::Artifact(id) => {

@@ -1,6 +1,6 @@
 //! How two things differ: the keys of two programs or artifacts, or the programs of two releases or stores.
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use serde::Serialize;
 use serde_json::Value;
@@ -74,22 +74,6 @@ pub fn of_release(store: &Store, release: &Release) -> Result<Programs, StoreErr
     Ok(found)
 }
 
-/// Returns the programs of a store: under each name the one that was built last.
-pub fn of_store(store: &Store) -> Result<Programs, StoreError> {
-    let mut newest: BTreeMap<String, (i64, Digest)> = BTreeMap::new();
-    for row in store.programs(Filter::default()) {
-        let row = row?;
-        let best = newest
-            .entry(name(&row.model, &row.module, &row.bucket, &row.device))
-            .or_insert((row.created, row.id));
-        *best = (*best).max((row.created, row.id));
-    }
-    Ok(newest
-        .into_iter()
-        .map(|(name, (_, id))| (name, id))
-        .collect())
-}
-
 fn name(model: &str, module: &str, bucket: &str, device: &str) -> String {
     format!("{model} {module} {bucket} {device}")
 }
@@ -99,35 +83,131 @@ pub fn sets(
     (old_store, old): (&Store, &Programs),
     (new_store, new): (&Store, &Programs),
 ) -> Result<Sets, StoreError> {
-    let only = |these: &Programs, others: &Programs| {
-        let only = these.iter().filter(|(name, _)| !others.contains_key(*name));
-        only.map(|(name, id)| Named {
-            name: name.clone(),
-            id: *id,
-        })
-        .collect()
-    };
-    let mut found = Sets {
-        removed: only(old, new),
-        added: only(new, old),
-        ..Sets::default()
-    };
+    let mut found = Sets::default();
+    for (name, id) in old {
+        if !new.contains_key(name) {
+            found.removed.push(Named::new(name, *id));
+        }
+    }
     for (name, id) in new {
         match old.get(name) {
-            None => {}
-            Some(before) if before == id => found.same += 1,
-            Some(before) => found.changed.push(Changed {
-                name: name.clone(),
-                old: *before,
-                new: *id,
-                reasons: match (old_store.program(before)?, new_store.program(id)?) {
-                    (Some(old), Some(new)) => plan::reasons(&old.request, &new.request),
-                    _ => vec![],
-                },
-            }),
+            None => found.added.push(Named::new(name, *id)),
+            Some(before) => found.both(name, (old_store, *before), (new_store, *id))?,
         }
     }
     Ok(found)
+}
+
+/// Compares two stores: under each name the program that was built last. Holds nothing but what differs.
+pub fn stores(old: &Store, new: &Store) -> Result<Sets, StoreError> {
+    let mut found = Sets::default();
+    let (mut olds, mut news) = (places(old).peekable(), places(new).peekable());
+    loop {
+        let side = match (olds.peek(), news.peek()) {
+            (None, None) => return Ok(found),
+            (Some(Ok(a)), Some(Ok(b))) => a.at.cmp(&b.at),
+            (_, None) | (Some(Err(_)), _) => Ordering::Less,
+            (None, _) | (_, Some(Err(_))) => Ordering::Greater,
+        };
+        let a = match side.is_le() {
+            true => olds.next().transpose()?.unwrap_or_default(),
+            false => Place::default(),
+        };
+        let b = match side.is_ge() {
+            true => news.next().transpose()?.unwrap_or_default(),
+            false => Place::default(),
+        };
+        for (device, (_, id)) in &a.newest {
+            if !b.newest.contains_key(device) {
+                found.removed.push(Named::new(&a.name(device), *id));
+            }
+        }
+        for (device, (_, id)) in &b.newest {
+            match a.newest.get(device) {
+                None => found.added.push(Named::new(&b.name(device), *id)),
+                Some((_, before)) => found.both(&b.name(device), (old, *before), (new, *id))?,
+            }
+        }
+    }
+}
+
+/// What a store has for one module and bucket.
+#[derive(Default)]
+struct Place {
+    /// Model, module and bucket.
+    at: (String, String, String),
+    /// Device -> when it was built, and the program.
+    newest: BTreeMap<String, (i64, Digest)>,
+}
+
+impl Place {
+    fn name(&self, device: &str) -> String {
+        let (model, module, bucket) = &self.at;
+        name(model, module, bucket, device)
+    }
+}
+
+/// Returns the places of a store in the order of its index.
+fn places(store: &Store) -> impl Iterator<Item = Result<Place, StoreError>> + use<> {
+    let mut rows = store.programs(Filter::default()).peekable();
+    std::iter::from_fn(move || {
+        let mut place = Place::default();
+        loop {
+            let row = match rows.next()? {
+                Ok(row) => row,
+                Err(error) => return Some(Err(error)),
+            };
+            let at = (row.model, row.module, row.bucket);
+            let best = place
+                .newest
+                .entry(row.device)
+                .or_insert((row.created, row.id));
+            *best = (*best).max((row.created, row.id));
+            let goes_on = rows.peek().is_some_and(|next| {
+                next.as_ref().is_ok_and(|next| {
+                    (&next.model, &next.module, &next.bucket) == (&at.0, &at.1, &at.2)
+                })
+            });
+            if !goes_on {
+                place.at = at;
+                return Some(Ok(place));
+            }
+        }
+    })
+}
+
+impl Named {
+    fn new(name: &str, id: Digest) -> Self {
+        Self {
+            name: name.to_owned(),
+            id,
+        }
+    }
+}
+
+impl Sets {
+    /// Adds a name that both have.
+    fn both(
+        &mut self,
+        name: &str,
+        (old_store, old): (&Store, Digest),
+        (new_store, new): (&Store, Digest),
+    ) -> Result<(), StoreError> {
+        if old == new {
+            self.same += 1;
+            return Ok(());
+        }
+        self.changed.push(Changed {
+            name: name.to_owned(),
+            old,
+            new,
+            reasons: match (old_store.program(&old)?, new_store.program(&new)?) {
+                (Some(old), Some(new)) => plan::reasons(&old.request, &new.request),
+                _ => vec![],
+            },
+        });
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -174,6 +254,40 @@ mod tests {
                 path: "model.py".into()
             }]
         );
-        assert_eq!(of_store(&store).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn stores_are_walked_side_by_side() {
+        let filled = |batches: &[(i64, &str)]| {
+            let (dir, store) = testing::store();
+            let artifact = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
+            for (batch, source) in batches {
+                let mut program = testing::program("m", *batch, &[artifact.id]);
+                program.id = Digest::of(format!("{batch} {source}").as_bytes());
+                program.request = json!({"sizes": batch, "source": source});
+                store.put_program(&program).unwrap();
+            }
+            (dir, store)
+        };
+        let (_a, a) = filled(&[(1, "x"), (2, "x"), (4, "x")]);
+        let (_b, b) = filled(&[(2, "x"), (4, "y"), (8, "x")]);
+        let (_empty, empty) = filled(&[]);
+        let told = |old: &Store, new: &Store| {
+            let found = stores(old, new).unwrap();
+            let names = |all: &[Named]| all.iter().map(|n| n.name.clone()).collect::<Vec<_>>();
+            let changed = found.changed.iter().map(|c| c.name.clone()).collect();
+            (
+                names(&found.removed),
+                names(&found.added),
+                changed,
+                found.same,
+            )
+        };
+        let at = |batch: &str| vec![format!("m encode batch={batch} cpu")];
+        assert_eq!(told(&a, &b), (at("1"), at("8"), at("4"), 1));
+        assert_eq!(told(&b, &a), (at("8"), at("1"), at("4"), 1));
+        assert_eq!(told(&a, &a), (vec![], vec![], vec![], 3));
+        assert_eq!(told(&a, &empty).0.len(), 3);
+        assert_eq!(told(&empty, &b).1.len(), 3);
     }
 }

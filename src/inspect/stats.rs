@@ -19,6 +19,20 @@ pub enum CountsError {
     Schema { found: u32 },
 }
 
+impl CountsError {
+    /// Returns what to do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Json(_) => {
+                "a service writes one with `Model::counts`, and `precast run` with `--counts FILE`"
+            }
+            Self::Schema { .. } => {
+                "update precast, or write the counts with the precast that reads them"
+            }
+        }
+    }
+}
+
 /// Parses a file of counts.
 pub fn parse(text: &[u8]) -> Result<Counts, CountsError> {
     let counts: Counts = serde_json::from_slice(text)?;
@@ -27,6 +41,22 @@ pub fn parse(text: &[u8]) -> Result<Counts, CountsError> {
         false => Err(CountsError::Schema {
             found: counts.schema,
         }),
+    }
+}
+
+/// Adds the counts of another process for the same model.
+pub fn add(to: &mut Counts, other: Counts) {
+    to.since = to.since.min(other.since);
+    to.until = to.until.max(other.until);
+    for calls in other.calls {
+        let same = |known: &&mut Calls| {
+            (&known.module, &known.sizes, &known.bucket, &known.rung)
+                == (&calls.module, &calls.sizes, &calls.bucket, &calls.rung)
+        };
+        match to.calls.iter_mut().find(same) {
+            Some(known) => known.count = known.count.saturating_add(calls.count),
+            None => to.calls.push(calls),
+        }
     }
 }
 

@@ -67,17 +67,19 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Returns what the user can do, when there is something.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::NothingMatches(_) => {
-                Some("`precast plan` without `--only` lists every module and bucket".to_owned())
-            }
+    /// Returns what the user can do.
+    pub fn hint(&self) -> String {
+        let text = match self {
+            Self::Source { .. } => "it is a source of the model: put it back, or let it be read",
             Self::Declared { .. } => {
-                Some("`get_torch_compile_config()` returns method -> keys of [compile]".to_owned())
+                "`get_torch_compile_config()` returns method -> keys of [compile]"
             }
-            _ => None,
-        }
+            Self::NothingMatches(_) => {
+                "`precast plan` without `--only` lists every module and bucket"
+            }
+            Self::Store(error) => error.hint(),
+        };
+        text.to_owned()
     }
 }
 

@@ -5,6 +5,7 @@ use std::{fmt, io, sync::Arc};
 use crate::{
     Device, Digest,
     record::{Dtype, Sizes, bucket_name},
+    store::StoreError,
     target::Mismatch,
 };
 
@@ -269,70 +270,113 @@ impl RuntimeError {
     }
 
     /// Returns what the caller can do about it.
-    pub fn hint(&self) -> Option<String> {
-        Some(match self {
+    pub fn hint(&self) -> String {
+        const REBUILD: &str =
+            "build the program again; `precast verify` says whether its objects are whole";
+        let text = match self {
+            Self::Store { source, .. } => match source.downcast_ref::<StoreError>() {
+                Some(error) => error.hint(),
+                None => "`precast verify` looks at every byte of the store",
+            },
             Self::NoDevice {
                 device: Device::Cuda(_),
                 ..
-            } => "`Device::Cpu` runs programs built for `cpu`".to_owned(),
-            Self::Unready { .. } => {
-                "start the process again: an error of this kind stays with it".to_owned()
-            }
+            } => "`Device::Cpu` runs programs built for `cpu`",
+            Self::NoDevice { .. } => "name another device",
+            Self::UnknownHost { .. } => "run it with the libtorch that it was built with",
+            Self::Devices => "name each device once",
             Self::WrongTarget { .. } => {
-                "build the model on this kind of host, or name its target in `[target]`".to_owned()
+                "build the model on this kind of host, or name its target in `[target]`"
             }
             Self::NothingLeft { .. } => {
-                "`precast verify` says whether its objects are whole; build it again otherwise".to_owned()
+                "`precast verify` says whether its objects are whole; build it again otherwise"
             }
-            Self::Unreadable { .. } | Self::WrongBytes { .. } => "`precast verify` finds every damaged object".to_owned(),
             Self::NotLoadable { reason, .. } if reason.starts_with("libtorch_python") => {
                 "link the operators' library without libtorch_python (`is_python_module=False` in \
                  torch.utils.cpp_extension.load), and build again"
-                    .to_owned()
             }
             Self::Operators { reason, .. } if reason.contains("another library") => {
                 "a process can hold one version of an operator's library: load this model in another one"
-                    .to_owned()
             }
-            Self::NotLoadable { .. } | Self::MissingSymbol { .. } | Self::WrongCount { .. } => {
-                "build the program again; `precast verify` says whether its objects are whole"
-                    .to_owned()
+            Self::MemoryFile { .. } => {
+                "it is held in memory: free some, or raise the number of open files with `ulimit -n`"
             }
+            Self::Unreadable { .. } | Self::WrongBytes { .. } => {
+                "`precast verify` finds every damaged object"
+            }
+            Self::NotLoadable { .. }
+            | Self::Operators { .. }
+            | Self::MissingSymbol { .. }
+            | Self::NoContainer { .. }
+            | Self::WrongCount { .. }
+            | Self::Malformed { .. }
+            | Self::Failed { .. }
+            | Self::BadOutput { .. } => REBUILD,
+            Self::BadWeights { .. } | Self::Unbound { .. } => {
+                "a weight set has every constant of the artifacts, with their dtypes and shapes: build the model again"
+            }
+            Self::Upload { .. } => "free memory on it, or load the model on another device",
+            Self::Unready { .. } => "start the process again: an error of this kind stays with it",
             Self::NoModule {
                 nearest: Some(nearest),
                 ..
-            } => format!("did you mean `{nearest}`?"),
-            Self::NoModule { known, .. } => format!("it has {}", known.join(", ")),
-            Self::BadInput {
-                problem: Problem::Strides { .. } | Problem::Alignment { .. },
-                ..
-            } => "pass `.contiguous()`, or load the model with `Inputs::MayCopy`".to_owned(),
-            Self::BadInput {
-                problem: Problem::Device { expected, .. },
-                ..
-            } => {
-                format!("move it to `{expected}`, or load the model with `Inputs::MayCopy`")
+            } => return format!("did you mean `{nearest}`?"),
+            Self::NoModule { known, .. } if known.is_empty() => "`precast ls` lists the modules",
+            Self::NoModule { known, .. } => return format!("it has {}", known.join(", ")),
+            Self::BadInput { problem, .. } => return problem.hint(),
+            Self::InputCount { names, .. } => {
+                return format!("pass {} in this order", names.join(", "));
             }
             Self::InputNames { variants, .. } => {
                 let variants: Vec<String> = variants.iter().map(|names| names.join(", ")).collect();
-                format!("it takes {}", variants.join("; or "))
+                return format!("it takes {}", variants.join("; or "));
             }
             Self::NoBucket {
                 nearest: Some(nearest),
                 why: NoFit::PaddingRefused,
                 ..
             } => {
-                format!(
+                return format!(
                     "{} covers it, and its record says why it can't be padded into",
                     bucket_name(nearest)
-                )
+                );
             }
             Self::NoBucket {
                 nearest: Some(nearest),
                 ..
-            } => format!("the nearest is {}", bucket_name(nearest)),
-            _ => return None,
-        })
+            } => return format!("the nearest is {}", bucket_name(nearest)),
+            Self::NoBucket { .. } => {
+                "`precast ls` lists the buckets; the spec's `[module.buckets]` can have more"
+            }
+            Self::Tensor { .. } => "libtorch refused it: there may be too little memory",
+        };
+        text.to_owned()
+    }
+}
+
+impl Problem {
+    fn hint(&self) -> String {
+        let text = match self {
+            Self::Undefined => "pass a tensor that holds something",
+            Self::NotDense => "pass `.to_dense()`, or `.dequantize()` of a quantised one",
+            Self::Lazy => "pass `.resolve_neg().resolve_conj()`",
+            Self::Device { expected, .. } => {
+                return format!(
+                    "move it to `{expected}`, or load the model with `Inputs::MayCopy`"
+                );
+            }
+            Self::Dtype { expected, .. } => return format!("convert it to {expected}"),
+            Self::Rank { .. } | Self::Size { .. } => {
+                "`precast show ID` draws a program with the shapes of its inputs"
+            }
+            Self::Empty { .. } => "there is nothing to compute: leave the call out",
+            Self::Disagrees { .. } => "axes of one name have one size: cut or pad the inputs to it",
+            Self::Strides { .. } | Self::Alignment { .. } => {
+                "pass `.contiguous()`, or load the model with `Inputs::MayCopy`"
+            }
+            Self::Storage { .. } => "its storage was resized under it: make the tensor again",
+        };
+        text.to_owned()
     }
 }
 

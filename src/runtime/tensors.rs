@@ -18,6 +18,21 @@ pub enum TensorFileError {
     Torch { name: String, source: tch::TchError },
 }
 
+impl TensorFileError {
+    /// Returns what to do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Format(_) => {
+                "`safetensors.torch.save_file` writes such a file; `precast inspect FILE` says what is in it"
+            }
+            Self::Dtype { .. } => {
+                "convert it; `precast show ID` lists the inputs of a program and their dtypes"
+            }
+            Self::Torch { .. } => "libtorch refused it: there may be too little memory",
+        }
+    }
+}
+
 /// Reads every tensor of a safetensors file onto the CPU; nothing refers to `bytes` afterwards.
 pub fn read(bytes: &[u8]) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
     let file = SafeTensors::deserialize(bytes)?;

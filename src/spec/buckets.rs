@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Dim,
-    inputs::{Inputs, is_identifier, positive},
+    inputs::{Inputs, NAMES, is_identifier, positive},
     reader::{Field, Place, Reader, Section},
 };
 use crate::record::{Sizes, bucket_name};
@@ -51,16 +51,18 @@ fn grid<'t>(reader: &mut Reader<'t>, section: &Section<'t>) -> Option<Buckets> {
             if let Some(size) = positive(reader, item)
                 && !sizes.insert(size)
             {
-                reader.wrong(
+                reader.wrong_help(
                     &item.place,
                     format!("size {size} is twice in {}", field.name),
+                    "leave one of them out",
                 );
             }
         }
         if items.is_some_and(|items| items.is_empty()) {
-            reader.wrong(
+            reader.wrong_help(
                 &field.place,
                 format!("{} has no size, which leaves no bucket", field.name),
+                format!("as in `{dim} = [1, 8]`"),
             );
         }
         dims.insert(dim.to_owned(), place);
@@ -106,9 +108,10 @@ fn grid<'t>(reader: &mut Reader<'t>, section: &Section<'t>) -> Option<Buckets> {
 fn points<'t>(reader: &mut Reader<'t>, section: &Section<'t>, list: &Field<'t>) -> Option<Buckets> {
     let items = reader.array(list, "tables")?;
     if items.is_empty() {
-        reader.wrong(
+        reader.wrong_help(
             &list.place,
             format!("{} is empty, which leaves no bucket", list.name),
+            "as in `points = [{ batch = 1, seq = 512 }]`",
         );
         return None;
     }
@@ -118,7 +121,8 @@ fn points<'t>(reader: &mut Reader<'t>, section: &Section<'t>, list: &Field<'t>) 
             list.name,
             items.len()
         );
-        reader.wrong(&list.place, message);
+        let help = "keep those that requests really have; `dynamic` serves the rest";
+        reader.wrong_help(&list.place, message, help);
         return None;
     }
     let mut points = BTreeSet::new();
@@ -142,11 +146,16 @@ fn points<'t>(reader: &mut Reader<'t>, section: &Section<'t>, list: &Field<'t>) 
                 "this point has other dimensions than the first one, `{}`",
                 expected.join(" ")
             );
-            reader.wrong(&item.place, message);
+            reader.wrong_help(
+                &item.place,
+                message,
+                "give each point a size for every dimension",
+            );
         }
         let name = bucket_name(&sizes);
         if !points.insert(sizes) {
-            reader.wrong(&item.place, format!("the bucket {name} is listed twice"));
+            let message = format!("the bucket {name} is listed twice");
+            reader.wrong_help(&item.place, message, "leave one of them out");
         }
     }
     Some(Buckets {
@@ -158,7 +167,8 @@ fn points<'t>(reader: &mut Reader<'t>, section: &Section<'t>, list: &Field<'t>) 
 
 fn check_name(reader: &mut Reader<'_>, dim: &str, place: &Place) {
     if !is_identifier(dim) {
-        reader.wrong(place, format!("`{dim}` is not the name of a dimension"));
+        let message = format!("`{dim}` is not the name of a dimension");
+        reader.wrong_help(place, message, NAMES);
     }
 }
 
@@ -188,7 +198,9 @@ pub(super) fn check(
     let points = buckets.map_or(&no_sizes[..], |buckets| &buckets.points);
     for (dim, place) in buckets.iter().flat_map(|buckets| &buckets.dims) {
         if !used.contains(dim) {
-            reader.wrong(place, format!("no input has the dimension `{dim}`"));
+            let message = format!("no input has the dimension `{dim}`");
+            let help = "a `shape` in [module.inputs] uses it, as `shape = [\"batch\", 3]`";
+            reader.wrong_help(place, message, help);
         }
     }
     let place = buckets.map_or(&module.place, |buckets| &buckets.place);
@@ -199,7 +211,7 @@ pub(super) fn check(
                 input.name,
                 bucket_name(point)
             );
-            reader.wrong(place, message);
+            reader.wrong_help(place, message, "take out the sizes that are too large");
         }
     }
 }

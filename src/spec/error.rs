@@ -35,13 +35,16 @@ impl SpecError {
             Self::Read { source, .. } => {
                 let help = match source.kind() {
                     io::ErrorKind::NotFound => {
-                        "\n  = help: name a spec with `-f`, or run where `precast.toml` is"
+                        "name a spec with `-f`, or run where `precast.toml` is"
                     }
-                    _ => "",
+                    io::ErrorKind::IsADirectory => "name the file in it, as `-f DIR/precast.toml`",
+                    _ => "check who may read it",
                 };
-                format!("error: {self}: {source}{help}\n")
+                format!("error: {self}: {source}\n  = help: {help}\n")
             }
-            Self::NotText { .. } => format!("error: {self}\n"),
+            Self::NotText { .. } => {
+                format!("error: {self}\n  = help: a spec is TOML: save it as UTF-8\n")
+            }
             Self::Invalid(problems) => {
                 let blocks: Vec<String> = problems.iter().map(Problem::render).collect();
                 blocks.join("\n")
@@ -56,7 +59,7 @@ pub struct Problem {
     /// A lower-case fragment that names the thing.
     pub message: String,
     /// What to do about it.
-    pub help: Option<String>,
+    pub help: String,
     pub file: PathBuf,
     /// Counts from 1.
     pub line: usize,
@@ -75,7 +78,7 @@ impl Problem {
         text: &str,
         at: Range<usize>,
         message: String,
-        help: Option<String>,
+        help: String,
     ) -> Self {
         let start = floor_boundary(text, at.start);
         let end = floor_boundary(text, at.end).max(start);
@@ -111,17 +114,14 @@ impl Problem {
             "^".repeat(self.marked.len())
         );
         let source = format!("{number} | {}", self.source_line);
-        let mut block = format!(
-            "error: {}\n{gutter}--> {file}:{}:{}\n{gutter} |\n{}\n{gutter} | {carets}\n",
+        format!(
+            "error: {}\n{gutter}--> {file}:{}:{}\n{gutter} |\n{}\n{gutter} | {carets}\n{gutter} = help: {}\n",
             self.message,
             self.line,
             self.column,
             source.trim_end(),
-        );
-        if let Some(help) = &self.help {
-            block.push_str(&format!("{gutter} = help: {help}\n"));
-        }
-        block
+            self.help,
+        )
     }
 }
 
@@ -166,7 +166,7 @@ mod tests {
     fn a_block_points_at_the_characters() {
         let text = "a = 1\n\tmodée = \"x\u{1b}[31m\"\r\nb = 2\n";
         let at = text.find("mod").unwrap();
-        let help = Some("did you mean `mode`?".to_owned());
+        let help = "did you mean `mode`?".to_owned();
         let problem = Problem::new(
             "p.toml".into(),
             text,
@@ -189,7 +189,13 @@ mod tests {
     fn places_outside_the_text_and_over_several_lines_are_clamped() {
         let text = "é = [\n1,\n]";
         for at in [0..text.len(), 1..3, 90..99, 5..5] {
-            let problem = Problem::new("p.toml".into(), text, at, "bad".to_owned(), None);
+            let problem = Problem::new(
+                "p.toml".into(),
+                text,
+                at,
+                "bad".to_owned(),
+                "mend".to_owned(),
+            );
             assert!(
                 !problem.marked.is_empty() && problem.render().contains('^'),
                 "{problem:?}"

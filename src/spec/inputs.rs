@@ -9,6 +9,12 @@ use crate::record::{Dtype, Pad};
 /// The most axes that torch's reductions take (`at::dim_bitset_size`).
 const MAX_RANK: usize = 64;
 
+/// What a name may be.
+pub(super) const NAMES: &str =
+    "a name has letters, digits and `_`, and does not start with a digit";
+
+const SMALLER: &str = "write a value that the dtype has, or give the input another dtype";
+
 /// The inputs with the places of their axes, in the order of the file.
 pub(super) type Inputs = Vec<(InputSpec, Vec<Place>)>;
 
@@ -18,7 +24,8 @@ pub(super) fn inputs<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<I
     let mut read = Vec::new();
     for (name, place, field) in section.fields() {
         if !name.split('.').all(is_identifier) {
-            reader.wrong(&place, format!("`{name}` is not the name of a parameter"));
+            let message = format!("`{name}` is not the name of a parameter");
+            reader.wrong_help(&place, message, NAMES);
         }
         read.push(input(reader, name, &field));
     }
@@ -68,7 +75,7 @@ fn shape_of<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<(Vec<Dim>,
             field.name,
             items.len()
         );
-        reader.wrong(&field.place, message);
+        reader.wrong_help(&field.place, message, "reshape it inside the model");
     }
     let places = items.iter().map(|item| item.place.clone()).collect();
     let dims: Vec<Option<Dim>> = items.iter().map(|item| dim(reader, item)).collect();
@@ -97,9 +104,10 @@ fn dim<'t>(reader: &mut Reader<'t>, item: &Field<'t>) -> Option<Dim> {
 pub(super) fn positive<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<i64> {
     let size = reader.integer(field)?;
     if size < 1 {
-        reader.wrong(
+        reader.wrong_help(
             &field.place,
             format!("{} must be at least 1, not {size}", field.name),
+            "a bucket of no size computes nothing",
         );
         return None;
     }
@@ -121,13 +129,15 @@ fn pad<'t>(reader: &mut Reader<'t>, field: &Field<'t>, dtype: Dtype) -> Option<P
     if let Some(largest) = largest_float(dtype) {
         let value = reader.number(field)?;
         if value.abs() > largest {
-            reader.wrong(&field.place, format!("{} does not fit {dtype}", field.name));
+            let message = format!("{} does not fit {dtype}", field.name);
+            reader.wrong_help(&field.place, message, SMALLER);
         }
         return Some(Pad::Float(value));
     }
     let value = reader.integer(field)?;
     if !fits(value, dtype) {
-        reader.wrong(&field.place, format!("{} does not fit {dtype}", field.name));
+        let message = format!("{} does not fit {dtype}", field.name);
+        reader.wrong_help(&field.place, message, SMALLER);
     }
     Some(Pad::Int(value))
 }
@@ -135,16 +145,18 @@ fn pad<'t>(reader: &mut Reader<'t>, field: &Field<'t>, dtype: Dtype) -> Option<P
 fn range<'t>(reader: &mut Reader<'t>, field: &Field<'t>, dtype: Dtype) -> Option<[i64; 2]> {
     let items = reader.array(field, "two integers")?;
     if dtype.is_float() || dtype == Dtype::Bool {
-        reader.wrong(
+        reader.wrong_help(
             &field.place,
             format!("{} is for integers, and the input is {dtype}", field.name),
+            "leave it out",
         );
         return None;
     }
     let [first, past] = &items[..] else {
-        reader.wrong(
+        reader.wrong_help(
             &field.place,
             format!("{} must have two integers, not {}", field.name, items.len()),
+            "as in `range = [0, 30522]`",
         );
         return None;
     };
@@ -153,7 +165,8 @@ fn range<'t>(reader: &mut Reader<'t>, field: &Field<'t>, dtype: Dtype) -> Option
         let help = "the first value is included, the second is not, as in `range(0, 10)`";
         reader.wrong_help(&field.place, format!("{} is empty", field.name), help);
     } else if !fits(first, dtype) || !fits(past - 1, dtype) {
-        reader.wrong(&field.place, format!("{} does not fit {dtype}", field.name));
+        let message = format!("{} does not fit {dtype}", field.name);
+        reader.wrong_help(&field.place, message, SMALLER);
     }
     Some([first, past])
 }

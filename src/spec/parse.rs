@@ -57,7 +57,8 @@ pub(super) fn spec(text: &str, path: &Path) -> Result<Spec, SpecError> {
         let problem = |error: &toml::de::Error| {
             let place = error.span().unwrap_or(0..0);
             let message = format!("invalid TOML: {}", error.message());
-            Problem::new(path.to_owned(), text, place, message, None)
+            let help = "this is no TOML: strings are in quotes, tables are under `[name]`";
+            Problem::new(path.to_owned(), text, place, message, help.to_owned())
         };
         return Err(SpecError::Invalid(syntax.iter().map(problem).collect()));
     }
@@ -238,15 +239,18 @@ fn dynamic<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Dynamic> {
             continue;
         };
         if min >= max {
-            reader.wrong(
+            reader.wrong_help(
                 &place,
                 format!("{name} goes from {min} to {max}, which leaves nothing dynamic"),
+                "as in `seq = { min = 2, max = 512 }`",
             );
         }
         dims.insert(dim.to_owned(), Bounds { min, max });
     }
     if section.table.is_empty() {
-        reader.wrong(&field.place, format!("{} names no dimension", field.name));
+        let message = format!("{} names no dimension", field.name);
+        let help = "`true` makes every bucketed dimension dynamic, `false` none";
+        reader.wrong_help(&field.place, message, help);
     }
     Some(Dynamic::Dims(dims))
 }
@@ -276,14 +280,16 @@ fn option<'t>(
     value: &Field<'t>,
 ) {
     if OWN_OPTIONS.contains(&name.as_str()) {
-        reader.wrong(
+        reader.wrong_help(
             place,
             format!("option `{name}` is precast's own and can't be set"),
+            "leave it out",
         );
     } else if let Some(value) = reader.json(value)
         && read.insert(name.clone(), value).is_some()
     {
-        reader.wrong(place, format!("option `{name}` is set twice"));
+        let message = format!("option `{name}` is set twice");
+        reader.wrong_help(place, message, "leave one of them out");
     }
 }
 
@@ -313,9 +319,10 @@ fn globs<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Vec<String>> 
 fn steps<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<u32> {
     let value = reader.integer(field)?;
     if !(0..=1000).contains(&value) {
-        reader.wrong(
+        reader.wrong_help(
             &field.place,
             format!("{} must be between 0 and 1000, not {value}", field.name),
+            "3 is what is taken without it",
         );
     }
     u32::try_from(value).ok()
@@ -333,7 +340,7 @@ fn modules<'t>(reader: &mut Reader<'t>, top: &Section<'t>) -> Option<Vec<Module>
     }
     let items = reader.array(&field, "tables")?;
     if items.is_empty() {
-        reader.wrong(&field.place, "the spec has no module");
+        reader.wrong_help(&field.place, "the spec has no module", "add `[[module]]`");
     }
     let read: Vec<_> = (items.iter())
         .map(|item| Some((module(reader, item)?, item.place.clone())))
@@ -402,9 +409,10 @@ fn module<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Module> {
                 .field("dynamic")
                 .map_or(section.place.clone(), |field| field.place);
             if !used {
-                reader.wrong(
+                reader.wrong_help(
                     &place,
                     format!("no input has the dynamic dimension `{dim}`"),
+                    "a `shape` in [module.inputs] uses it, as `shape = [\"batch\", 3]`",
                 );
             }
         }
@@ -428,7 +436,8 @@ fn gate<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Gate> {
         optional(&section, key, |field| {
             let value = reader.number(field)?;
             if value < 0.0 {
-                reader.wrong(&field.place, format!("{} must not be negative", field.name));
+                let message = format!("{} must not be negative", field.name);
+                reader.wrong_help(&field.place, message, "0 asks for equal numbers");
             }
             Some(value)
         })
@@ -491,9 +500,10 @@ fn path<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
 fn method<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
     let text = reader.string(field)?;
     if !inputs::is_identifier(text) {
-        reader.wrong(
+        reader.wrong_help(
             &field.place,
             format!("`{text}` is not the name of a method"),
+            "write the name alone, as `encode_text`",
         );
     }
     Some(text.to_owned())

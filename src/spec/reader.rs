@@ -101,11 +101,6 @@ impl<'t> Reader<'t> {
             + 1
     }
 
-    /// Notes a problem.
-    pub fn wrong(&mut self, place: &Place, message: impl Into<String>) {
-        self.note(place, message.into(), None);
-    }
-
     /// Notes a problem and what to do about it.
     pub fn wrong_help(
         &mut self,
@@ -113,12 +108,14 @@ impl<'t> Reader<'t> {
         message: impl Into<String>,
         help: impl Into<String>,
     ) {
-        self.note(place, message.into(), Some(help.into()));
-    }
-
-    fn note(&mut self, place: &Place, message: String, help: Option<String>) {
-        let file = self.file.to_owned();
-        (self.problems).push(Problem::new(file, self.text, place.clone(), message, help));
+        let (file, place) = (self.file.to_owned(), place.clone());
+        (self.problems).push(Problem::new(
+            file,
+            self.text,
+            place,
+            message.into(),
+            help.into(),
+        ));
     }
 
     /// Notes every key that is not in `allowed`, with the nearest one. `elsewhere` says of keys that belong into
@@ -185,7 +182,8 @@ impl<'t> Reader<'t> {
         };
         let value = i64::from_str_radix(digits.as_str(), digits.radix()).ok();
         if value.is_none() {
-            self.wrong(&field.place, format!("{} does not fit 64 bits", field.name));
+            let message = format!("{} does not fit 64 bits", field.name);
+            self.wrong_help(&field.place, message, "write a smaller number");
         }
         value
     }
@@ -201,9 +199,10 @@ impl<'t> Reader<'t> {
         };
         let finite = value.filter(|value: &f64| value.is_finite());
         if finite.is_none() {
-            self.wrong(
+            self.wrong_help(
                 &field.place,
                 format!("{} must be a finite number", field.name),
+                "write a smaller number",
             );
         }
         finite
@@ -295,11 +294,26 @@ impl<'t> Reader<'t> {
             DeValue::Array(_) => "an array",
             DeValue::Table(_) => "a table",
         };
-        self.wrong(
+        self.wrong_help(
             &field.place,
             format!("{} must be {expected}, not {found}", field.name),
+            example(expected),
         );
         None
+    }
+}
+
+/// Returns how a value of a kind is written.
+fn example(expected: &str) -> &'static str {
+    match expected {
+        "a string" => "text stands in quotes",
+        "true or false" => "write `true` or `false`, without quotes",
+        "an integer" | "a number" => "write its digits, without quotes",
+        "a table" => "as in `{ key = value }`, or under a heading of its own",
+        _ if expected.starts_with("an array") => {
+            "put it in brackets, as in `[1, 8]` or `[\"a\", \"b\"]`"
+        }
+        _ => "write it as text, in quotes",
     }
 }
 

@@ -76,9 +76,9 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Returns what to do about it, where there is something to do.
-    pub fn hint(&self) -> Option<&'static str> {
-        Some(match self {
+    /// Returns what to do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
             Self::NotAStore { .. } => "`precast build` makes one; `--store` says where it is",
             Self::NotEmpty { .. } => "choose a new folder with `--store`",
             Self::Newer { .. } => "update precast; the store was left as it is",
@@ -95,10 +95,16 @@ impl StoreError {
             Self::Unsafe { .. } => {
                 "what is in a store is executed: `chmod go-w` it, or say `--shared` for a group you trust"
             }
+            Self::Io { source, .. } => io_hint(source),
+            Self::ReadOnly { .. } => "mount it writable, or name another store with `--store`",
+            Self::OldSqlite { .. } => "build precast with the SQLite that comes with it",
+            Self::BadPrefix(_) => "`precast ls` lists the IDs; `precast du` the models",
+            Self::Unknown(_) => "`precast ls` lists programs, `precast ls --artifacts` artifacts",
             Self::Ambiguous { .. } => "give more digits",
-            Self::Io { source, .. } => return io_hint(source),
-            _ => return None,
-        })
+            Self::NoRelease { .. } => "`precast release ls` lists the releases",
+            Self::BadName(_) => "letters, digits, `-`, `_` and `.` always do",
+            Self::Changed { .. } => "something else writes to it: run the command again",
+        }
     }
 
     /// Returns whether the thing asked for is just not there.
@@ -110,14 +116,16 @@ impl StoreError {
     }
 }
 
-fn io_hint(error: &io::Error) -> Option<&'static str> {
+/// Returns what to do about an error of the operating system in a store.
+fn io_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Some("free some space, or `precast gc --max-size`; what is finished is kept")
+            "free some space, or `precast gc --max-size`; what is finished is kept"
         }
-        io::ErrorKind::PermissionDenied => Some("check who owns the store"),
-        _ if error.raw_os_error() == Some(libc::EMFILE) => Some("raise the limit with `ulimit -n`"),
-        _ => None,
+        io::ErrorKind::PermissionDenied => "check who owns the store",
+        io::ErrorKind::ReadOnlyFilesystem => "mount it writable",
+        _ if error.raw_os_error() == Some(libc::EMFILE) => "raise the limit with `ulimit -n`",
+        _ => "`precast verify` says whether the store is whole",
     }
 }
 

@@ -35,6 +35,7 @@ fn a_spec_with_mistakes_shows_each_with_its_line() {
        |
     15 | batch = []
        |  ^^
+       = help: as in `batch = [1, 8]`
     "#);
 }
 
@@ -93,6 +94,7 @@ fn an_entry_that_does_not_import() {
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     error: can't import `model`: No module named 'no_such_package'
       --> model.py:1
+    hint: `entry` names a `module:callable` beside the spec; calling it in that Python shows the same
     ");
 }
 
@@ -111,6 +113,7 @@ fn an_entry_that_fails() {
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     error: `model:load` failed: no weights here
       --> model.py:6
+    hint: `entry` names a `module:callable` beside the spec; calling it in that Python shows the same
     ");
 }
 
@@ -173,5 +176,6 @@ fn an_id_that_is_not_in_the_store() {
     exit code 3
     ----- stderr
     error: nothing in the store has an ID that begins with `[ID]`
+    hint: `precast ls` lists programs, `precast ls --artifacts` artifacts
     ");
 }

@@ -81,6 +81,7 @@ fn a_shape_that_no_bucket_covers() {
     exit code 2
     ----- stderr
     error: module `affine`, input `x`: expected size 3 on axis 1, got 4
+    hint: `precast show ID` draws a program with the shapes of its inputs
     ");
 }
 
@@ -110,6 +111,7 @@ fn a_wrong_dtype() {
     exit code 2
     ----- stderr
     error: module `affine`, input `x`: expected dtype float32, got int64
+    hint: convert it to float32
     ");
 }
 
@@ -134,12 +136,14 @@ fn inputs_that_are_not_safetensors() {
     ----- stderr
     error: can't use `x.safetensors`
       caused by: not a safetensors file: header too small
+    hint: `safetensors.torch.save_file` writes such a file; `precast inspect FILE` says what is in it
     ");
     assert_run!(sandbox, ["run", "affine", "--inputs", "nowhere.safetensors"], @"
     exit code 2
     ----- stderr
     error: can't read `nowhere.safetensors`
       caused by: No such file or directory (os error 2)
+    hint: check the path: it is looked up from the current folder
     ");
 }
 
@@ -205,4 +209,29 @@ fn replace(path: &std::path::Path, bytes: &[u8]) {
 fn short_name(object: &std::path::Path) -> String {
     let name = object.file_name().unwrap().to_str().unwrap();
     name.chars().take(12).collect()
+}
+
+#[test]
+fn runs_add_up_in_a_file_of_counts() {
+    let sandbox = Sandbox::built();
+    for count in [4, 3, 3, 5] {
+        rows(&sandbox, count);
+        sandbox.run(&[&RUN[..], &["--counts", "counts.json"]].concat());
+    }
+    assert_run!(sandbox, ["stats", "counts.json"], @"
+    exit code 0
+    ----- stdout
+    fake affine
+      4 calls: 1 exact, 2 padded, 1 refused
+      25.0 % had a bucket of their own size
+      16.7 % of the work was padding
+
+      ASKED FOR  ANSWERED BY  BUCKET  CALLS  PADDING
+      batch=3  padded  batch=4  2  25.0 %
+      batch=5  refused  1
+    ");
+    sandbox.edit("counts.json", "fake", "other");
+    let ran = sandbox.run(&[&RUN[..], &["--counts", "counts.json"]].concat());
+    assert_eq!(ran.code, 2, "{}", ran.text());
+    assert!(ran.stderr.contains("`counts.json` counts calls of `other`"));
 }

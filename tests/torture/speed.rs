@@ -13,6 +13,11 @@ use precast::{
 };
 use serde_json::{Value, json};
 
+#[path = "../sample/ran.rs"]
+mod ran;
+#[path = "../sample/rows.rs"]
+mod rows;
+
 use crate::{
     attacks::{crafted, peak},
     scene::{self, Random},
@@ -27,6 +32,7 @@ pub fn run() {
         "cores": std::thread::available_parallelism().map_or(1, usize::from),
         "load_average": fs::read_to_string("/proc/loadavg").unwrap_or_default().trim(),
         "look_up": look_up(&dir.path().join("rows")),
+        "ls": listing(&dir.path().join("rows")),
         "publish": publish(&dir.path().join("publish")),
         "load": load(&dir.path().join("load")),
         "gc": collect(),
@@ -46,54 +52,6 @@ fn median(mut times: Vec<Duration>) -> f64 {
     ms(times[times.len() / 2])
 }
 
-/// The check sum of a row, as the store writes it: each field with its length before it.
-fn sum(fields: &[&[u8]]) -> i64 {
-    let mut bytes = Vec::new();
-    for field in fields {
-        bytes.extend((field.len() as u64).to_le_bytes());
-        bytes.extend(*field);
-    }
-    i64::from_le_bytes(Digest::of(&bytes).as_bytes()[..8].try_into().unwrap())
-}
-
-/// Writes `count` programs into the index of a store.
-fn rows(root: &Path, count: u64) {
-    let mut index = rusqlite::Connection::open(root.join("index.sqlite")).unwrap();
-    let tx = index.transaction().unwrap();
-    let links = sum(&[b"links"]);
-    {
-        let mut insert = tx
-            .prepare("INSERT INTO programs VALUES (?,?,?,?,?,?,?,?,?,?,?)")
-            .unwrap();
-        for n in 0..count {
-            let id = Digest::of(&n.to_le_bytes());
-            let (model, module, bucket) =
-                (format!("model-{}", n % 50), "encode", format!("batch={n}"));
-            let (target, device) = ("torch211-cxx11-cpu-x86_64-linux-native", "cpu");
-            let number = |value: i64| value.to_le_bytes();
-            let sum = sum(&[
-                b"programs",
-                id.as_bytes(),
-                id.as_bytes(),
-                model.as_bytes(),
-                module.as_bytes(),
-                bucket.as_bytes(),
-                target.as_bytes(),
-                device.as_bytes(),
-                &number(1),
-                &number(1),
-                &number(links),
-            ]);
-            let blob = id.as_bytes();
-            let row = rusqlite::params![
-                blob, blob, model, module, bucket, target, device, 1, 1, links, sum
-            ];
-            insert.execute(row).unwrap();
-        }
-    }
-    tx.commit().unwrap();
-}
-
 /// Forgets what the kernel keeps of a file in memory.
 fn cool(path: &Path) {
     let file = File::open(path).unwrap();
@@ -104,7 +62,7 @@ fn cool(path: &Path) {
 fn look_up(root: &Path) -> Value {
     const ROWS: u64 = 1_000_000;
     drop(Store::create(root).unwrap());
-    rows(root, ROWS);
+    rows::write(root, ROWS);
     let index = root.join("index.sqlite");
     let mut random = Random(1);
     let (mut cold, mut opened, mut missing) = (vec![], vec![], vec![]);
@@ -147,6 +105,25 @@ fn look_up(root: &Path) -> Value {
         "ls_all_rows_s": listed.as_secs_f64(),
         "ls_memory_growth_mib": (peak() - before) >> 20,
     })
+}
+
+/// What the program takes to list the rows that [`look_up`] made.
+fn listing(root: &Path) -> Value {
+    let cases = [
+        &["ls"][..],
+        &["ls", "--format", "json"],
+        &["ls", "--sort", "bucket-"],
+        &["ls", "model-7*", "--ids"],
+        &["du"],
+    ];
+    let one = |args: &&[&str]| {
+        let ran = ran::run(args, root);
+        json!({
+            "args": args.join(" "), "lines": ran.lines, "first_line_ms": ms(ran.first), "total_s": ran.total.as_secs_f64(),
+            "peak_mib": ran.peak >> 20,
+        })
+    };
+    cases.iter().map(one).collect()
 }
 
 fn publish(root: &Path) -> Value {

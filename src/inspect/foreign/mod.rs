@@ -51,15 +51,18 @@ pub enum ForeignError {
 }
 
 impl ForeignError {
-    /// Returns what to do about it, where there is something to do.
-    pub fn hint(&self) -> Option<&'static str> {
-        Some(match self {
+    /// Returns what to do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Io { .. } => "check the path, and who may read it",
             Self::Unknown { .. } | Self::NotAFile { .. } => {
                 "`precast inspect` reads .so, .pt2 and .safetensors files; for what is in a store, `precast show ID`"
             }
             Self::Malformed { .. } => "compare its size and digest with where it came from",
-            _ => return None,
-        })
+            Self::TooLarge { .. } => {
+                "reading on could take all memory of this host; a sound file stays far below the limit"
+            }
+        }
     }
 }
 

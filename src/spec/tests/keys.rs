@@ -56,12 +56,13 @@ fn unknown_keys() {
 
 #[test]
 fn wrong_types_and_words() {
-    insta::assert_snapshot!(broken("mode = \"default\"", "mode = 3"), @r"
+    insta::assert_snapshot!(broken("mode = \"default\"", "mode = 3"), @"
     error: `mode` in [compile] must be a string, not an integer
       --> precast.toml:11:8
        |
     11 | mode = 3
        |        ^
+       = help: text stands in quotes
     ");
     insta::assert_snapshot!(broken("mode = \"default\"", "mode = \"max-autotun\""), @r#"
     error: unknown mode `max-autotun`
@@ -108,18 +109,21 @@ fn wrong_types_and_words() {
        |
     11 | enabled = "yes"
        |           ^^^^^
+       = help: write `true` or `false`, without quotes
 
     error: `smoketest_steps` in [compile] must be between 0 and 1000, not -1
       --> precast.toml:12:19
        |
     12 | smoketest_steps = -1
        |                   ^^
+       = help: 3 is what is taken without it
 
     error: `passes` in [compile] must be an array of strings, not a string
       --> precast.toml:13:10
        |
     13 | passes = "p:q"
        |          ^^^^^
+       = help: put it in brackets, as in `[1, 8]` or `["a", "b"]`
 
     error: `dynamic` in [compile] must be a boolean or a table
       --> precast.toml:14:11
@@ -134,18 +138,21 @@ fn wrong_types_and_words() {
        |
     12 | options = { "triton.cudagraphs" = false, when = 1979-05-27, big = 9223372036854775808, x = nan }
        |                                                 ^^^^^^^^^^
+       = help: write it as text, in quotes
 
     error: `big` in `options` in [compile] does not fit 64 bits
       --> precast.toml:12:67
        |
     12 | options = { "triton.cudagraphs" = false, when = 1979-05-27, big = 9223372036854775808, x = nan }
        |                                                                   ^^^^^^^^^^^^^^^^^^^
+       = help: write a smaller number
 
     error: `x` in `options` in [compile] must be a finite number
       --> precast.toml:12:92
        |
     12 | options = { "triton.cudagraphs" = false, when = 1979-05-27, big = 9223372036854775808, x = nan }
        |                                                                                            ^^^
+       = help: write a smaller number
     "#);
 }
 
@@ -179,6 +186,7 @@ fn missing_keys() {
       |
     2 | module = []
       |          ^^
+      = help: add `[[module]]`
 
     error: missing key `name` in [model]
      --> precast.toml:3:1
@@ -268,6 +276,7 @@ fn names_entries_and_paths() {
        |
     17 | method = "f()"
        |          ^^^^^
+       = help: write the name alone, as `encode_text`
     "#);
 }
 
@@ -298,6 +307,7 @@ fn options_that_are_ours() {
        |
     12 | options = { "triton.cudagraphs" = false, aot_inductor.package_constants_in_so = true }
        |                                                       ^^^^^^^^^^^^^^^^^^^^^^^
+       = help: leave it out
     "#);
     insta::assert_snapshot!(broken("epilogue_fusion = true", "triton.cudagraphs = true"), @r#"
     error: option `triton.cudagraphs` is set twice
@@ -305,17 +315,19 @@ fn options_that_are_ours() {
        |
     12 | options = { "triton.cudagraphs" = false, triton.cudagraphs = true }
        |                                                 ^^^^^^^^^^
+       = help: leave one of them out
     "#);
 }
 
 #[test]
 fn tolerances() {
-    insta::assert_snapshot!(broken("rtol = 1e-4", "rtol = -1\nttol = 1"), @r"
+    insta::assert_snapshot!(broken("rtol = 1e-4", "rtol = -1\nttol = 1"), @"
     error: `rtol` in [module.gate] must not be negative
       --> precast.toml:25:8
        |
     25 | rtol = -1
        |        ^^
+       = help: 0 asks for equal numbers
 
     error: unknown key `ttol` in [module.gate]
       --> precast.toml:26:1
@@ -328,12 +340,13 @@ fn tolerances() {
 
 #[test]
 fn broken_toml() {
-    insta::assert_snapshot!(broken("[compile]", "[compile\nx = \n"), @r"
+    insta::assert_snapshot!(broken("[compile]", "[compile\nx = \n"), @"
     error: invalid TOML: unclosed table, expected `]`
       --> precast.toml:10:9
        |
     10 | [compile
        |         ^
+       = help: this is no TOML: strings are in quotes, tables are under `[name]`
     ");
     insta::assert_snapshot!(broken("device = \"cpu\"", "device = \"cpu\"\ndevice = \"cuda\""), @r#"
     error: invalid TOML: duplicate key
@@ -341,5 +354,6 @@ fn broken_toml() {
       |
     9 | device = "cuda"
       | ^^^^^^
+      = help: this is no TOML: strings are in quotes, tables are under `[name]`
     "#);
 }

@@ -1,0 +1,79 @@
+//! Stores with more programs than anybody wants in memory at once. `make bench-store` measures a million.
+
+#[path = "sample/ran.rs"]
+mod ran;
+#[path = "sample/rows.rs"]
+mod rows;
+
+use std::{path::Path, process::Command};
+
+use precast::Store;
+use tempfile::TempDir;
+
+const FEW: u64 = 2_000;
+const MANY: u64 = 60_000;
+
+/// Makes a store whose index has `count` programs.
+fn store(count: u64) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    drop(Store::create(&path).unwrap());
+    rows::write(&path, count);
+    dir
+}
+
+#[test]
+fn memory_does_not_grow_with_the_number_of_programs() {
+    let (few, many) = (store(FEW), store(MANY));
+    for args in [
+        &["ls"][..],
+        &["ls", "--ids"],
+        &["ls", "--format", "json"],
+        &["ls", "--sort", "bucket-"],
+        &["ls", "--sort", "target", "--format", "json"],
+        &["diff", "store", "store"],
+    ] {
+        let run = |dir: &TempDir| {
+            let path = dir.path().join("store");
+            let args: Vec<&str> = (args.iter())
+                .map(|arg| match *arg {
+                    "store" => path.to_str().unwrap(),
+                    arg => arg,
+                })
+                .collect();
+            ran::run(&args, &path)
+        };
+        let (small, large) = (run(&few), run(&many));
+        if args[0] == "ls" {
+            assert_eq!(large.lines - small.lines, MANY - FEW, "{args:?}");
+        }
+        let grown = large.peak.saturating_sub(small.peak);
+        // SQLite's caches fill up; 60,000 rows held in memory would take more than three times as much.
+        assert!(
+            grown < 6 << 20,
+            "{args:?} took {} KiB more for {} more programs",
+            grown >> 10,
+            MANY - FEW
+        );
+    }
+}
+
+#[test]
+fn the_first_lines_of_a_long_list_end_it_quietly() {
+    let dir = store(MANY);
+    let precast = Path::new(env!("CARGO_BIN_EXE_precast")).display();
+    for args in ["ls", "ls --format json", "ls --sort size-", "ls --ids"] {
+        let script = format!(
+            "'{precast}' {args} 2>err | head -n 1 >first; echo ${{PIPESTATUS[0]}}; cat err"
+        );
+        let output = Command::new("bash")
+            .args(["-c", &script])
+            .env("PRECAST_STORE", dir.path().join("store"))
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        let first = std::fs::read_to_string(dir.path().join("first")).unwrap();
+        assert!(!first.is_empty(), "{args}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n", "{args}");
+    }
+}
