@@ -156,7 +156,10 @@ fn going_back_to_an_earlier_release_is_one_command() {
     let told = precast(path, &["release", "rollback", "m", "--to", "9"]);
     assert_eq!(
         (told.code, told.err.as_str()),
-        (3, "error: `m` has no release 9\n")
+        (
+            3,
+            "error: `m` has no release 9\nhint: `precast release ls` lists the releases\n"
+        )
     );
 }
 

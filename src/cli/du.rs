@@ -66,7 +66,10 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         Column::right("CONTENT", 2),
         Column::right("ON DISK", 0),
         Column::right("SHARED", 1),
-        Column::right("RECLAIMABLE", 0).painted(|text| text.yellow().to_string()),
+        Column::right("RECLAIMABLE", 0).painted(|text| match text {
+            "0 B" => text.to_owned(),
+            some => some.yellow().to_string(),
+        }),
     ];
     let groups = usage
         .groups

@@ -103,6 +103,28 @@ enum Color {
     Never,
 }
 
+impl From<Color> for clap::ColorChoice {
+    fn from(color: Color) -> Self {
+        match color {
+            Color::Auto => Self::Auto,
+            Color::Always => Self::Always,
+            Color::Never => Self::Never,
+        }
+    }
+}
+
+/// Returns what the command line says of colours, where it can be understood.
+fn color(args: &[OsString]) -> Option<Color> {
+    let place = args.iter().position(|arg| {
+        arg == "--color" || arg.to_str().is_some_and(|arg| arg.starts_with("--color="))
+    })?;
+    let text = match args[place].to_str()?.split_once('=') {
+        Some((_, text)) => text,
+        None => args.get(place + 1)?.to_str()?,
+    };
+    Color::from_str(text, true).ok()
+}
+
 #[derive(Subcommand)]
 enum Command {
     /// Make whatever is missing from the store
@@ -226,7 +248,10 @@ pub fn main_with_torch() -> ExitCode {
 }
 
 fn run(args: Vec<OsString>, torch: WithTorch) -> ExitCode {
+    // Help and mistakes are told before the arguments are known.
+    let color = color(&args).unwrap_or(Color::Auto);
     let cli = help::command()
+        .color(color.into())
         .try_get_matches_from(args)
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match cli {
@@ -238,6 +263,7 @@ fn run(args: Vec<OsString>, torch: WithTorch) -> ExitCode {
         Color::Always => anstream::ColorChoice::Always.write_global(),
         Color::Never => anstream::ColorChoice::Never.write_global(),
     }
+    progress::colour(anstream::AutoStream::choice(&std::io::stderr()));
     let cancel = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         // A second signal ends the process at once, with the code of an interruption.

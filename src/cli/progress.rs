@@ -37,6 +37,11 @@ pub(super) fn reporter(context: &Context) -> Box<dyn Reporter + '_> {
     }
 }
 
+/// Has bars coloured as everything else on stderr is.
+pub(super) fn colour(choice: anstream::ColorChoice) {
+    console::set_colors_enabled_stderr(choice != anstream::ColorChoice::Never);
+}
+
 /// Returns a duration as people write it.
 pub(super) fn seconds(seconds: f64) -> String {
     match seconds {
@@ -218,7 +223,11 @@ impl Progress for Bars {
                 ..
             } => {
                 self.whole.inc(1);
-                let line = format!("{} {module} {bucket}: {message}", "failed".red().bold());
+                let failed = match console::colors_enabled_stderr() {
+                    true => "failed".red().bold().to_string(),
+                    false => "failed".to_owned(),
+                };
+                let line = format!("{failed} {module} {bucket}: {message}");
                 let _ = self.all.println(line);
             }
             _ => {}

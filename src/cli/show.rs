@@ -10,7 +10,8 @@ use super::{
     program,
 };
 use crate::{
-    Target, inspect,
+    Target,
+    inspect::{self, words::date},
     record::{Artifact, Failure, Layout, Program},
     store::{Found, ObjectRow, Store},
 };
@@ -186,6 +187,7 @@ fn tree(context: &Context, value: &Value, depth: usize) -> Result<()> {
         } else {
             let text = match value {
                 Value::String(text) => text.clone(),
+                Value::Number(at) if name == "created" => at.as_i64().map_or(at.to_string(), date),
                 Value::Array(list) if list.len() > SOME && context.verbose == 0 => {
                     format!("({} entries, -v lists them)", list.len())
                 }

@@ -72,7 +72,10 @@ pub(super) fn print(
             let (cell, paint) = cell(index);
             let padding = " ".repeat(widths[index].saturating_sub(cell.chars().count()));
             let last = place + 1 == kept.len();
-            let painted = paint.map_or_else(|| cell.clone(), |paint| paint(&cell));
+            let painted = match paint {
+                Some(paint) if !cell.is_empty() => paint(&cell),
+                _ => cell.clone(),
+            };
             match columns[index].right {
                 true => text.extend([padding.as_str(), painted.as_str()]),
                 false if last => text.push_str(&painted),

@@ -191,8 +191,11 @@ fn tried(value: &Value) -> Tried {
     Tried {
         options: match &value["options"] {
             Value::String(text) => text.clone(),
-            Value::Null => "default".to_owned(),
-            other => other.to_string(),
+            Value::Object(options) if !options.is_empty() => {
+                let one = |(name, value): (&String, &Value)| format!("{name}={value}");
+                options.iter().map(one).collect::<Vec<_>>().join(" ")
+            }
+            _ => "default".to_owned(),
         },
         seconds: value["seconds"].as_f64(),
         latency: value["latency"].as_f64(),

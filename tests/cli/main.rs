@@ -6,6 +6,9 @@ mod build;
 mod inspect;
 #[cfg(feature = "torch")]
 mod kill;
+#[path = "../pty/mod.rs"]
+mod pty;
 #[cfg(feature = "torch")]
 mod run;
 mod sandbox;
+mod terminal;

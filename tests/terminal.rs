@@ -1,0 +1,142 @@
+//! What people see: terminals that are narrow and wide, with colours and without, and what goes into a pipe.
+
+mod pty;
+mod sample;
+
+use std::process::Command;
+
+use sample::{Sample, sample};
+
+fn command(sample: &Sample, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_precast"));
+    command
+        .args(args)
+        .env_clear()
+        .env("TERM", "xterm-256color")
+        .env("PRECAST_STORE", &sample.path)
+        .current_dir(sample.dir.path());
+    command
+}
+
+/// Runs precast in a terminal.
+fn shown(sample: &Sample, args: &[&str], columns: u16) -> String {
+    let shown = pty::run(&mut command(sample, args), columns);
+    assert_eq!(shown.code, 0, "{}", shown.text);
+    shown.text
+}
+
+fn piped(sample: &Sample, args: &[&str]) -> String {
+    let output = command(sample, args).output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Every command that only prints, with arguments for the sample.
+fn looks(sample: &Sample) -> Vec<Vec<String>> {
+    let counts = sample::counts(sample.dir.path()).display().to_string();
+    let all = [
+        "ls".to_owned(),
+        "ls --artifacts".to_owned(),
+        "ls --ids".to_owned(),
+        "du".to_owned(),
+        "du --by release".to_owned(),
+        format!("show {}", sample.program.short()),
+        format!("show {}", sample.artifact.short()),
+        format!("show {}", sample.failure.short()),
+        format!("log {}", sample.program.short()),
+        "why encode".to_owned(),
+        "diff minilm@1 minilm@2".to_owned(),
+        format!("stats {counts}"),
+        "release ls".to_owned(),
+        "--help".to_owned(),
+        "ls --format json".to_owned(),
+    ];
+    let words = |line: &String| line.split(' ').map(str::to_owned).collect();
+    all.iter().map(words).collect()
+}
+
+fn filtered(body: impl FnOnce()) {
+    let mut settings = insta::Settings::clone_current();
+    // Ages, right-aligned in their columns.
+    settings.add_filter(r" +\d{1,3}s\b", " AGE");
+    settings.add_filter("(  this host has .*|  ‹red›not on this host:.*)", "  HOST");
+    settings.bind(body);
+}
+
+#[test]
+fn lists_and_drawings_in_terminals() {
+    let sample = sample();
+    let id = sample.program.short();
+    for columns in [60, 160] {
+        let ls = shown(&sample, &["ls"], columns);
+        let du = shown(&sample, &["du"], columns);
+        let show = shown(&sample, &["show", &id], columns);
+        for line in anstream::adapter::strip_str(&format!("{ls}{du}"))
+            .to_string()
+            .lines()
+        {
+            assert!(line.chars().count() <= columns.into(), "{line}");
+        }
+        filtered(|| {
+            insta::assert_snapshot!(format!("ls-{columns}"), pty::visible(&ls));
+            insta::assert_snapshot!(format!("du-{columns}"), pty::visible(&du));
+            insta::assert_snapshot!(format!("show-{columns}"), pty::visible(&show));
+        });
+    }
+}
+
+#[test]
+fn colours_are_for_terminals_that_want_them_and_change_nothing_else() {
+    let sample = sample();
+    let age = |text: &str| -> Vec<String> {
+        // Ages change while this runs, and their width moves the columns.
+        let words = text
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+        let seconds = |word: &str| {
+            word.strip_suffix('s')
+                .is_some_and(|n| n.parse::<u32>().is_ok())
+        };
+        words
+            .map(|line| {
+                line.split(' ')
+                    .map(|w| if seconds(w) { "AGE" } else { w })
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            })
+            .collect()
+    };
+    for args in looks(&sample) {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let coloured = shown(&sample, &args, 200);
+        let plain = piped(&sample, &args);
+        assert!(!plain.contains('\x1b'), "{args:?}");
+        let stripped = anstream::adapter::strip_str(&coloured).to_string();
+        assert_eq!(age(&stripped), age(&plain), "{args:?}");
+        let ways = [("NO_COLOR", "1"), ("TERM", "dumb"), ("CLICOLOR", "0")];
+        // They all come to one switch.
+        let ways = if args == ["ls"] {
+            &ways[..]
+        } else {
+            &ways[..1]
+        };
+        for (name, value) in ways {
+            let mut command = command(&sample, &args);
+            let shown = pty::run(command.env(name, value), 200).text;
+            assert!(
+                !shown.contains('\x1b'),
+                "{name}: {args:?}: {}",
+                pty::visible(&shown)
+            );
+        }
+        let never = shown_with(&sample, &args, "never");
+        assert!(!never.contains('\x1b'), "{args:?}");
+    }
+    let forced = piped(&sample, &["ls", "--color", "always"]);
+    assert!(forced.contains("\x1b[32mlive"), "{forced}");
+}
+
+fn shown_with(sample: &Sample, args: &[&str], color: &str) -> String {
+    shown(sample, &[args, &["--color", color]].concat(), 200)
+}
