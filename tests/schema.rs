@@ -1,10 +1,12 @@
 //! What `--format json` prints is what docs/schema says, down to the last field.
 
 mod sample;
+mod schemas;
 
 use std::{fs, path::Path, process::Command};
 
 use sample::{Sample, sample};
+use schemas::{check, schema};
 use serde_json::Value;
 
 fn printed(sample: &Sample, args: &[&str]) -> Value {
@@ -20,20 +22,6 @@ fn printed(sample: &Sample, args: &[&str]) -> Value {
         String::from_utf8_lossy(&output.stderr)
     );
     serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn schema(name: &str) -> jsonschema::Validator {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/schema/{name}.json"));
-    let schema: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-    jsonschema::validator_for(&schema).unwrap()
-}
-
-fn check(name: &str, document: &Value) {
-    let wrong: Vec<String> = schema(name)
-        .iter_errors(document)
-        .map(|error| format!("{}: {error}", error.instance_path()))
-        .collect();
-    assert!(wrong.is_empty(), "{name}: {wrong:#?}\n{document:#}");
 }
 
 #[test]
@@ -65,6 +53,14 @@ fn every_command_prints_what_its_schema_says() {
         .unwrap()[..12]
         .to_owned();
     check("show", &printed(&sample, &["show", &object]));
+    check("release", &printed(&sample, &["release", "ls"]));
+    check(
+        "gc",
+        &printed(
+            &sample,
+            &["gc", "--unreleased", "--keep-releases", "1", "--dry-run"],
+        ),
+    );
     check("why", &printed(&sample, &["why", "encode"]));
     check("why", &printed(&sample, &["why", &artifact]));
     check("diff", &printed(&sample, &["diff", &before, &program]));

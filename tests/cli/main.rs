@@ -11,4 +11,7 @@ mod pty;
 #[cfg(feature = "torch")]
 mod run;
 mod sandbox;
+mod schema;
+#[path = "../schemas/mod.rs"]
+mod schemas;
 mod terminal;

@@ -1,0 +1,110 @@
+//! What the commands that build, run and keep house print as JSON is what docs/schema says.
+
+use std::fs;
+
+use crate::{
+    sandbox::Sandbox,
+    schemas::{check, schema},
+};
+
+#[test]
+fn plans_builds_and_what_keeps_house() {
+    let sandbox = Sandbox::new();
+    check("plan", &sandbox.json(&["plan"]));
+    sandbox.append("model.py", "# fake: compile fails batch=4");
+    let events = |args: &[&str]| {
+        let ran = sandbox.run(&[&["build", "--format", "json"], args].concat());
+        let lines: Vec<_> = ran
+            .stdout
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let lines: Vec<serde_json::Value> = lines;
+        lines.iter().for_each(|line| check("build", line));
+        lines
+            .iter()
+            .map(|line| line["event"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let told = events(&[]);
+    for event in [
+        "planned",
+        "missing",
+        "worker",
+        "opened",
+        "weights",
+        "begin",
+        "end",
+        "captured",
+        "published",
+        "failed",
+    ] {
+        assert!(told.iter().any(|told| told == event), "{event}: {told:?}");
+    }
+    assert_eq!(told.last().unwrap(), "finished");
+    // One hit and one that failed.
+    check("plan", &sandbox.json(&["plan"]));
+    sandbox.edit("model.py", "# fake: compile fails batch=4", "SCALE = 4.0");
+    assert_eq!(events(&[]).last().unwrap(), "finished");
+    assert_eq!(events(&[]).first().unwrap(), "planned");
+    check("release", &sandbox.json(&["release", "ls"]));
+    check("release", &sandbox.json(&["release", "rollback", "fake"]));
+    check("verify", &sandbox.json(&["verify"]));
+    let loose = sandbox.path("artifacts/objects/loose");
+    fs::write(&loose, "no object").unwrap();
+    let found = sandbox.json(&["verify"]);
+    assert_eq!(found["defects"].as_array().unwrap().len(), 1, "{found}");
+    check("verify", &found);
+    check("verify", &sandbox.json(&["verify", "--repair"]));
+    check("verify", &sandbox.json(&["verify", "--reindex"]));
+    let gc = ["gc", "--unreleased", "--keep-releases", "1"];
+    let plan = sandbox.json(&[&gc[..], &["--dry-run"]].concat());
+    assert_ne!(
+        plan["plan"]["releases"].as_array().unwrap().len(),
+        0,
+        "{plan}"
+    );
+    check("gc", &plan);
+    check("gc", &sandbox.json(&gc));
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn runs_and_measurements() {
+    let sandbox = Sandbox::built();
+    for rows in [1, 3] {
+        sandbox.tensors("x.safetensors", &[("x", &[rows, 3], &vec![1.0; rows * 3])]);
+        check(
+            "run",
+            &sandbox.json(&["run", "affine", "--inputs", "x.safetensors"]),
+        );
+    }
+    check(
+        "bench",
+        &sandbox.json(&["bench", "affine", "--seconds", "0.02"]),
+    );
+}
+
+#[test]
+fn every_schema_has_a_title_and_takes_no_unknown_field() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/schema");
+    let mut count = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let document: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert!(
+            document["title"]
+                .as_str()
+                .is_some_and(|title| !title.is_empty()),
+            "{name}"
+        );
+        assert!(
+            !schema(&name).is_valid(&serde_json::json!({"schema": 1, "surprise": 1})),
+            "{name}"
+        );
+        count += 1;
+    }
+    assert!(count >= 17, "{count}");
+}
