@@ -41,6 +41,7 @@ fn every_command_prints_what_its_schema_says() {
         &printed(&sample, &["ls", "--sort", "size-", "--state", "failed"]),
     );
     check("ls", &printed(&sample, &["ls", "--artifacts"]));
+    check("ls", &printed(&sample, &["ls", "--objects"]));
     for by in ["model", "module", "release"] {
         check("du", &printed(&sample, &["du", "--by", by]));
     }

@@ -39,6 +39,7 @@ fn looks(sample: &Sample) -> Vec<Vec<String>> {
         "ls".to_owned(),
         "ls --artifacts".to_owned(),
         "ls --ids".to_owned(),
+        "ls --objects".to_owned(),
         "du".to_owned(),
         "du --by release".to_owned(),
         format!("show {}", sample.program.short()),

@@ -43,8 +43,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     };
     let usage = usage::usage(&store, by)?;
     if context.out.json() {
-        let document =
-            json!({ "by": name, "total": usage.total, "rest": usage.rest, "groups": usage.groups });
+        let document = json!({ "by": name, "total": usage.total, "rest": usage.rest, "groups": usage.groups, "unpacked": usage.unpacked });
         context.out.document(document)?;
         return Ok(0);
     }
@@ -76,14 +75,27 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         .iter()
         .map(|group| cells(&group.name, &group.bytes));
     let rest = (usage.rest.objects > 0).then(|| cells("(no program)", &usage.rest));
-    let total = cells("total", &usage.total);
-    let rows = groups.chain(rest).chain([total]).map(Ok);
+    let unpacked = usage.unpacked.unwrap_or(0);
+    let copies = (unpacked > 0).then(|| {
+        let mut cells = vec![String::new(); columns.len()];
+        cells[0] = "(unpacked)".to_owned();
+        cells[4] = bytes(unpacked);
+        cells
+    });
+    let mut total = cells("total", &usage.total);
+    total[4] = bytes(usage.total.stored + unpacked);
+    let rows = groups.chain(rest).chain(copies).chain([total]).map(Ok);
     table::print(&context.out, &columns, rows)?;
-    if usage.total.reclaimable > 0 && !context.quiet {
-        note(format_args!(
+    match usage.total.reclaimable {
+        _ if context.quiet => {}
+        0 => note(
+            "everything is held by a release: `precast gc --keep-releases 1 --unreleased --dry-run` \
+             lists what only older ones need",
+        ),
+        some => note(format_args!(
             "{} can go: `precast gc --unreleased --dry-run` lists it",
-            bytes(usage.total.reclaimable)
-        ));
+            bytes(some)
+        )),
     }
     Ok(0)
 }

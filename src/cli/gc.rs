@@ -1,7 +1,6 @@
 //! `precast gc`: delete what nobody needs.
 
 use anyhow::Result;
-use indicatif::HumanBytes;
 use owo_colors::OwoColorize;
 use serde_json::json;
 
@@ -9,6 +8,7 @@ use super::{
     Context,
     exit::{FAILED, Usage},
     printer::note,
+    text::bytes as human,
 };
 use crate::store::{Collected, GcPlan, Policy};
 
@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         note(format_args!(
             "{} {} over the limit are held or released: {}",
             "warning:".yellow().bold(),
-            HumanBytes(over),
+            human(over),
             "`--keep-releases` says how many releases stay"
         ));
     }
@@ -85,15 +85,15 @@ fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<(
                 plan.artifacts.len(),
                 plan.objects.len()
             ),
-            HumanBytes(freed),
-            HumanBytes(plan.before)
+            human(freed),
+            human(plan.before)
         )),
         Some(done) => {
             context.out.line(format_args!(
                 "deleted {}: {} of {}",
                 counts(done.releases, done.programs, done.artifacts, done.objects),
-                HumanBytes(done.bytes),
-                HumanBytes(plan.before)
+                human(done.bytes),
+                human(plan.before)
             ))?;
             if done.skipped > 0 {
                 context.out.line(format_args!(

@@ -26,6 +26,16 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ),
 ];
 
+/// What is asked of a store, and what answers it.
+const QUESTIONS: [(&str, &str); 6] = [
+    ("What is in this store?", "ls, du, show ID"),
+    ("Will it run on this host?", "show ID, under `target`"),
+    ("Why was this rebuilt?", "why MODULE, diff MODEL@1 MODEL@2"),
+    ("What did it cost?", "show ID, under `receipt`; report"),
+    ("What is it worth?", "bench MODULE, stats FILE, report"),
+    ("What can be deleted?", "du, gc --dry-run"),
+];
+
 #[derive(clap::Args)]
 pub(super) struct CompletionsArgs {
     /// The shell to complete in
@@ -77,6 +87,12 @@ fn template(command: &clap::Command) -> StyledStr {
             let name = format!("{:<width$}", member.get_name());
             text.push_str(&format!("  {literal}{name}{literal:#}  {about}\n"));
         }
+    }
+    text.push_str(&format!(
+        "\n{head}Questions, and what answers them:{head:#}\n"
+    ));
+    for (question, answer) in QUESTIONS {
+        text.push_str(&format!("  {question:<26} {answer}\n"));
     }
     text.push_str(&format!(
         "\n{head}Options:{head:#}\n{{options}}\n\n`precast help COMMAND` says more about one command. Exit codes: 0 done, \

@@ -43,11 +43,14 @@ pub(super) struct Args {
     #[arg(long, value_name = "COLUMN[-]", value_parser = sort)]
     sort: Option<(list::Column, bool)>,
     /// Print IDs only, one a line
-    #[arg(long, conflicts_with = "artifacts")]
+    #[arg(long, conflicts_with_all = ["artifacts", "objects"])]
     ids: bool,
     /// List artifacts instead of programs
     #[arg(long, conflicts_with_all = ["glob", "model", "bucket", "state", "older", "newer", "sort"])]
     artifacts: bool,
+    /// List objects instead: the bytes behind artifacts, weights and logs
+    #[arg(long, conflicts_with_all = ["glob", "model", "bucket", "device", "state", "older", "newer", "sort", "artifacts"])]
+    objects: bool,
 }
 
 fn state(text: &str) -> Result<State, String> {
@@ -84,9 +87,10 @@ fn pattern(glob: &Option<String>) -> Result<Option<Pattern>> {
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.look()?;
-    match args.artifacts {
-        true => artifacts(args, &store, context),
-        false => programs(args, &store, context),
+    match (args.artifacts, args.objects) {
+        (true, _) => artifacts(args, &store, context),
+        (_, true) => objects(&store, context),
+        _ => programs(args, &store, context),
     }
 }
 
@@ -205,6 +209,41 @@ fn artifacts(args: &Args, store: &Store, context: &Context) -> Result<u8> {
     let count = table::print(&context.out, &COLUMNS, cells)?;
     if count == 0 && !context.quiet {
         note("no artifacts");
+    }
+    Ok(damage.tell(store))
+}
+
+fn objects(store: &Store, context: &Context) -> Result<u8> {
+    let mut damage = Damage::default();
+    let rows = store.objects().filter_map(|row| damage.sound(row));
+    if context.out.json() {
+        let rows = rows.map(|row| {
+            Ok(json!({
+                "digest": row.digest, "bytes": row.size, "stored": row.stored, "created": row.created,
+            }))
+        });
+        context.out.list(json!({}), "objects", rows)?;
+        return Ok(damage.tell(store));
+    }
+    const COLUMNS: [Column; 4] = [
+        Column::left("ID", 0),
+        Column::right("SIZE", 0),
+        Column::right("ON DISK", 0),
+        Column::right("AGE", 1),
+    ];
+    let now = now();
+    let cells = rows.map(|row| {
+        let (size, stored) = (bytes(row.size), bytes(row.stored));
+        Ok(vec![
+            row.digest.short(),
+            size,
+            stored,
+            ago(now, row.created),
+        ])
+    });
+    let count = table::print(&context.out, &COLUMNS, cells)?;
+    if count == 0 && !context.quiet {
+        note("no objects");
     }
     Ok(damage.tell(store))
 }

@@ -131,16 +131,16 @@ enum Command {
     Build(build::Args),
     /// Say what `build` would do, and why, without doing it
     Plan(plan::Args),
-    /// List programs, artifacts or objects
+    /// List programs, artifacts or objects, filtered and sorted
     #[command(visible_alias = "list")]
     Ls(ls::Args),
-    /// Show one program or artifact whole
+    /// Show one program or artifact whole: its steps, its receipt, whether this host can run it
     Show(show::Args),
     /// Add up what the store takes, and what could go
     Du(du::Args),
     /// Print the compile log of an artifact, a program or a failure
     Log(log::Args),
-    /// Say why a program or an artifact was built
+    /// Say why a program or an artifact was built, and what it took the place of
     Why(why::Args),
     /// Compare two programs, artifacts, releases or stores
     Diff(diff::Args),

@@ -6,6 +6,7 @@ use serde_json::json;
 use super::{
     Context,
     table::{self, Column},
+    text::{ago, now},
 };
 use crate::{record::Release, store::Store};
 
@@ -67,6 +68,7 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
     if context.out.json() {
         return context.out.document(json!({ "releases": all }));
     }
+    let now = now();
     let rows = all.into_iter().map(|release| {
         Ok(vec![
             release.model,
@@ -77,14 +79,18 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
                 .weights
                 .map(|weights| weights.short())
                 .unwrap_or_default(),
+            release.provenance["created"]
+                .as_i64()
+                .map_or_else(String::new, |made| ago(now, made)),
         ])
     });
-    const COLUMNS: [Column; 5] = [
+    const COLUMNS: [Column; 6] = [
         Column::left("MODEL", 0),
         Column::right("SEQ", 0),
         Column::left("NAME", 1),
         Column::right("PROGRAMS", 2),
         Column::left("WEIGHTS", 3),
+        Column::right("AGE", 0),
     ];
     let count = table::print(&context.out, &COLUMNS, rows)?;
     if count == 0 && !context.quiet {

@@ -8,6 +8,7 @@ use super::{
     Context,
     exit::{AGAIN, Missing},
     program,
+    text::bytes,
 };
 use crate::{
     Target,
@@ -53,7 +54,7 @@ fn show_object(object: &ObjectRow, context: &Context) -> Result<()> {
     context
         .out
         .line(format_args!("{} {digest}", "object".bold()))?;
-    let (size, stored) = (indicatif::HumanBytes(*size), indicatif::HumanBytes(*stored));
+    let (size, stored) = (bytes(*size), bytes(*stored));
     context
         .out
         .line(format_args!("{size} ({stored} compressed)"))
@@ -127,7 +128,7 @@ fn show_artifact(artifact: &Artifact, context: &Context) -> Result<()> {
     out.line(format_args!(
         "object {}  {}",
         artifact.object.short(),
-        indicatif::HumanBytes(artifact.size)
+        bytes(artifact.size)
     ))?;
     out.line("")?;
     let layout = |layout: &Layout| format!("{}{:?}", layout.dtype, layout.shape);

@@ -4,13 +4,13 @@
 //! aside, and the next build makes it again.
 
 use anyhow::Result;
-use indicatif::HumanBytes;
 use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
 use super::{
     Context,
     exit::{FAILED, MISSING, tell_hint},
+    text::bytes,
 };
 use crate::store::{Defect, Needs, Options, Store};
 
@@ -62,7 +62,7 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
     out.line(format_args!(
         "{} objects ({}) and {} records checked: {}",
         found.objects,
-        HumanBytes(found.bytes),
+        bytes(found.bytes),
         found.records,
         match found.defects.len() {
             0 => "sound".green().to_string(),

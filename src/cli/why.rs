@@ -11,7 +11,10 @@ use super::{
     exit::{AGAIN, Missing},
 };
 use crate::{
-    inspect::why::{self, Why},
+    inspect::{
+        why::{self, Why},
+        words::date,
+    },
     plan::Reason,
     spec::Spec,
     store::{Filter, Found, Store, StoreError},
@@ -44,9 +47,13 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     }
     for why in &all {
         let id = why.id.short();
-        context
-            .out
-            .line(format_args!("{} {}", why.name.bold(), id.dimmed()))?;
+        let built = why.built.map(|at| format!(", built {}", date(at)));
+        context.out.line(format_args!(
+            "{} {}{}",
+            why.name.bold(),
+            id.dimmed(),
+            built.unwrap_or_default()
+        ))?;
         if let Some(before) = &why.before {
             context
                 .out

@@ -43,20 +43,27 @@ pub struct Usage {
     pub rest: Bytes,
     /// Sorted by name.
     pub groups: Vec<Group>,
+    /// Bytes of unpacked copies of objects, which loading makes and `precast gc` counts; none where that is not known.
+    pub unpacked: Option<u64>,
 }
 
 /// Adds up what the store takes, by group.
 pub fn usage(store: &Store, by: GroupBy) -> Result<Usage, StoreError> {
+    let mut before = None;
     let goes: HashSet<Digest> = match reclaimable(store) {
-        Ok(plan) => plan.objects.iter().map(|victim| victim.id).collect(),
+        Ok(plan) => {
+            before = Some(plan.before);
+            plan.objects.iter().map(|victim| victim.id).collect()
+        }
         // A damaged index can still be added up, but nothing may be deleted by it.
         Err(StoreError::Row { .. } | StoreError::Dangling { .. }) => HashSet::new(),
         Err(error) => return Err(error),
     };
     let mut sizes: HashMap<Digest, (u64, u64)> = HashMap::new();
-    store.each_object(|row| {
+    for row in store.objects() {
+        let row = row?;
         sizes.insert(row.digest, (row.size, row.stored));
-    })?;
+    }
     let needs = store.needs(by)?;
     let mut total = Bytes::default();
     let mut groups: BTreeMap<String, Bytes> = BTreeMap::new();
@@ -101,6 +108,7 @@ pub fn usage(store: &Store, by: GroupBy) -> Result<Usage, StoreError> {
         .into_iter()
         .map(|(name, bytes)| Group { name, bytes });
     Ok(Usage {
+        unpacked: before.map(|before| before.saturating_sub(total.stored)),
         total,
         rest,
         groups: groups.collect(),

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::{
     Digest,
+    inspect::receipt,
     plan::{History, Reason, bystanders, reasons},
     record::{Artifact, Program},
     spec::Spec,
@@ -21,6 +22,8 @@ pub struct Why {
     /// `encode batch=8 seq=128`, and for an artifact the step that it was first built for.
     pub name: String,
     pub id: Digest,
+    /// When it was built, in seconds since 1970, where its record says so.
+    pub built: Option<i64>,
     /// What stood in its place before; none when nothing did.
     pub before: Option<Digest>,
     /// Most telling first. An artifact of another step or of another bucket may differ in much.
@@ -33,6 +36,7 @@ pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
     Ok(Why {
         name: format!("{} {}", program.module, program.bucket()),
         id: program.id,
+        built: program.provenance["created"].as_i64(),
         reasons: match &before {
             Some(old) => reasons(&old.request, &program.request),
             None => vec![Reason::NeverBuilt],
@@ -65,6 +69,7 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
     Ok(Some(Why {
         name: place(&caller),
         id: artifact.id,
+        built: receipt::finished(artifact),
         reasons: match &old {
             Some(old) => reasons(&old.key, &artifact.key),
             None => vec![Reason::NeverBuilt],

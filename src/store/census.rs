@@ -175,25 +175,21 @@ impl Store {
         })
     }
 
-    /// Calls `each` with every object, sorted by digest.
-    pub fn each_object(&self, mut each: impl FnMut(ObjectRow)) -> Result<(), StoreError> {
-        let mut after: Vec<u8> = Vec::new();
-        loop {
-            let page: Vec<ObjectRow> = self.index().with(|index| {
+    /// Lists objects by digest. Rows are read as they are asked for.
+    pub fn objects(&self) -> impl Iterator<Item = Result<ObjectRow, StoreError>> + use<> {
+        let query = format!(
+            "SELECT digest,size,stored,created,sum FROM objects WHERE digest>? ORDER BY digest LIMIT {PAGE}"
+        );
+        let store = self.clone();
+        Pages::new(move |last: Option<&ObjectRow>| {
+            let after = last.map_or(Vec::new(), |row| row.digest.as_bytes().to_vec());
+            store.index().with(|index| {
                 index
-                    .prepare_cached(
-                        "SELECT digest,size,stored,created,sum FROM objects WHERE digest>? \
-                         ORDER BY digest LIMIT 1000",
-                    )?
-                    .query_map(params![after], ObjectRow::read)?
+                    .prepare_cached(&query)?
+                    .query_map([after], ObjectRow::read)?
                     .collect()
-            })?;
-            let Some(last) = page.last() else {
-                return Ok(());
-            };
-            after = last.digest.as_bytes().to_vec();
-            page.into_iter().for_each(&mut each);
-        }
+            })
+        })
     }
 }
 
@@ -238,9 +234,7 @@ mod tests {
         );
         assert_eq!(store.released(&two.id).unwrap(), Some(1));
         assert_eq!(store.newest_release("m").unwrap(), Some(1));
-        let mut count = 0;
-        store.each_object(|_| count += 1).unwrap();
-        assert_eq!(count, 3);
+        assert_eq!(store.objects().map(Result::unwrap).count(), 3);
     }
 
     #[test]

@@ -343,7 +343,7 @@ pub(super) fn errors(part: &ModelPart) -> Markup {
                     line.stem x1=(left) x2=(x) y1=(y + 17.0) y2=(y + 17.0) {}
                     circle class=(if output.used() > 1.0 { "dot over" } else { "dot" }) cx=(x) cy=(y + 17.0) r="5" {}
                     text.value x=(left + span + 14.0) y=(y + 21.0) {
-                        @if output.exact { "exactly equal" }
+                        @if output.exact || output.max_abs == 0.0 { "exactly equal" }
                         @else { "max " (format!("{:.1e}", output.max_abs)) " of " (format!("{:.1e}", output.atol)) }
                     }
                 }

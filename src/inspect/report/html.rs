@@ -131,7 +131,7 @@ fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
         @if timed {
             h3 { "How the build went" }
             p { "Each row is one artifact: when it was compiled and how long each phase took. An artifact that several \
-                steps or buckets share was compiled once." }
+                steps or buckets share was compiled once. In between, programs were captured and checked." }
             div.figure { (charts::timeline(&part.artifacts)) }
         }
         h3 { "How fast it is" }

@@ -54,7 +54,7 @@ pub struct ProgramLine {
     pub steps: usize,
     /// Distinct artifacts.
     pub artifacts: usize,
-    /// Bytes of them.
+    /// Bytes of all that it calls, with the eager one.
     pub bytes: u64,
     /// Whether it is a bucket of the grid, and not the dynamic or the eager program of its module.
     pub fixed: bool,
@@ -160,7 +160,8 @@ impl ModelPart {
                 Ok(Some(program)) => {
                     targets.insert(program.target.name());
                     part.count(store, &program, &mut sizes, damage);
-                    let line = line(&program, &sizes);
+                    let bytes = store.program_row(&id)?.map_or(0, |row| row.bytes);
+                    let line = line(&program, bytes);
                     modules.entry(program.module).or_default().push(line);
                 }
                 Ok(None) => damage.push(format!("program {} is not in the store", id.short())),
@@ -255,7 +256,7 @@ impl ModelPart {
     }
 }
 
-fn line(program: &Program, sizes: &HashMap<Digest, u64>) -> ProgramLine {
+fn line(program: &Program, bytes: u64) -> ProgramLine {
     let artifacts: BTreeSet<Digest> = program.steps.iter().map(|step| step.artifact).collect();
     ProgramLine {
         id: program.id,
@@ -263,7 +264,7 @@ fn line(program: &Program, sizes: &HashMap<Digest, u64>) -> ProgramLine {
         sizes: program.sizes.clone(),
         steps: program.steps.len(),
         artifacts: artifacts.len(),
-        bytes: artifacts.iter().filter_map(|id| sizes.get(id)).sum(),
+        bytes,
         fixed: program.dynamic.is_none(),
         padded: program.padding == crate::record::Padding::Allowed,
         receipt: Receipt::of(program),
