@@ -40,8 +40,8 @@ fn looks(sample: &Sample) -> Vec<Vec<String>> {
         "ls --artifacts".to_owned(),
         "ls --ids".to_owned(),
         "ls --objects".to_owned(),
-        "du".to_owned(),
-        "du --by release".to_owned(),
+        "du -q".to_owned(),
+        "du --by release -q".to_owned(),
         format!("show {}", sample.program.short()),
         format!("show {}", sample.artifact.short()),
         format!("show {}", sample.failure.short()),
@@ -71,7 +71,7 @@ fn lists_and_drawings_in_terminals() {
     let id = sample.program.short();
     for columns in [60, 160] {
         let ls = shown(&sample, &["ls"], columns);
-        let du = shown(&sample, &["du"], columns);
+        let du = shown(&sample, &["du", "-q"], columns);
         let show = shown(&sample, &["show", &id], columns);
         for line in anstream::adapter::strip_str(&format!("{ls}{du}"))
             .to_string()
