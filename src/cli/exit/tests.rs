@@ -347,6 +347,26 @@ fn runtime_errors() -> Vec<Error> {
             object: id,
             reason: text(),
         },
+        E::Unreadable {
+            object: id,
+            source: "no".into(),
+        },
+        E::Operators {
+            artifact: id,
+            reason: text(),
+        },
+        E::Operators {
+            artifact: id,
+            reason: "another library".into(),
+        },
+        E::NotLoadable {
+            object: id,
+            reason: "libtorch_python".into(),
+        },
+        E::NothingLeft {
+            module: module.clone(),
+            reason: text(),
+        },
         E::MissingSymbol {
             object: id,
             name: "Run".into(),
