@@ -179,6 +179,11 @@ impl Ready {
             self.refused = Some("it runs as its exported graph".to_owned());
             return;
         }
+        if self.plan.program.dynamic.is_some() {
+            // A graph is of one size: replayed for another it would answer the wrong thing.
+            self.refused = Some("its sizes are not fixed".to_owned());
+            return;
+        }
         let lane = self.plan.lane(weights).map_err(|error| error.to_string());
         match lane.and_then(|lane| Graphed::capture(&self.plan, lane, shared)) {
             Ok(graph) => (self.graph, self.refused) = (Some(graph), None),
@@ -206,7 +211,9 @@ impl Ready {
         }
         self.run(inputs, Sizes::Exact)?;
         if let Device::Cuda(ordinal) = self.plan.device {
-            tch::Cuda::synchronize(ordinal as i64);
+            cuda()
+                .and_then(|cuda| cuda.synchronize(ordinal))
+                .map_err(|reason| self.plan.failed("warm-up", reason))?;
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use safetensors::{Dtype as StDtype, SafeTensors};
@@ -15,7 +16,7 @@ use tch::{Kind, Tensor};
 
 use super::{
     RuntimeError,
-    ffi::{self, Meta, Weight, can_upload, kind_of},
+    ffi::{self, Meta, Weight, can_upload, cuda, kind_of},
 };
 use crate::{
     Device, Digest, Mapped,
@@ -46,6 +47,22 @@ impl WeightSet {
             .map_or(0, |(_, weights)| weights.memory.len())
     }
 
+    /// Returns how long the copies from the map to the devices took in all; none where nothing was copied, as on the CPU.
+    pub fn upload_time(&self) -> Option<Duration> {
+        let took = self.on.iter().map(|(_, weights)| weights.took);
+        took.flatten().reduce(|a, b| a + b)
+    }
+
+    /// Returns a copy of one tensor in the host's memory, as the first device has it; none without a tensor of that name.
+    pub fn read(&self, name: &str) -> Option<Tensor> {
+        let (_, weights) = self.on.first()?;
+        let held = weights.tensors.get(name)?.weight.handle().share();
+        let held = held.into_tensor();
+        let mut copy = Tensor::f_empty(held.size(), (held.kind(), tch::Device::Cpu)).ok()?;
+        copy.f_copy_(&held).ok()?;
+        Some(copy)
+    }
+
     pub(super) fn on(&self, device: Device) -> Result<Arc<Weights>, RuntimeError> {
         let found = self.on.iter().find(|(known, _)| *known == device);
         let missing = || RuntimeError::NoDevice {
@@ -66,6 +83,8 @@ pub struct Weights {
     restrided: Mutex<Restrided>,
     /// Addresses of the memory every tensor views.
     memory: Range<usize>,
+    /// How long the upload took.
+    took: Option<Duration>,
 }
 
 /// Tensor name and strides -> the copy.
@@ -113,8 +132,8 @@ impl Weights {
         }
         // In file order, so that an upload reads the map from front to back.
         views.sort_by_key(|(.., range)| range.start);
-        let (tensors, memory) = match device {
-            Device::Cpu => (over(bytes, views).map_err(bad)?, range_of(bytes)),
+        let (tensors, memory, took) = match device {
+            Device::Cpu => (over(bytes, views).map_err(bad)?, range_of(bytes), None),
             Device::Cuda(ordinal) => upload(bytes, views, ordinal, limit)
                 .map_err(|reason| RuntimeError::Upload { device, reason })?,
         };
@@ -123,6 +142,7 @@ impl Weights {
             tensors,
             restrided: Mutex::default(),
             memory,
+            took,
         })
     }
 
@@ -133,6 +153,7 @@ impl Weights {
             tensors: HashMap::new(),
             restrided: Mutex::default(),
             memory: 0..0,
+            took: None,
         }
     }
 
@@ -216,8 +237,9 @@ impl Weights {
 impl Drop for Weights {
     fn drop(&mut self) {
         if let (Device::Cuda(ordinal), false) = (self.device, self.tensors.is_empty()) {
-            // Kernels that were launched may still read them, on streams the allocator does not know of.
-            tch::Cuda::synchronize(ordinal as i64);
+            // Kernels that were launched may still read them, on streams the allocator does not know of. A device that
+            // can't be waited for runs nothing any more.
+            let _ = cuda().and_then(|cuda| cuda.synchronize(ordinal));
         }
     }
 }
@@ -243,12 +265,15 @@ fn over(bytes: &Mapped, views: Views) -> Result<HashMap<String, Entry>, String> 
     Ok(tensors)
 }
 
+/// The tensors, the addresses of their block, and how long its bytes took to get there.
+type Uploaded = (HashMap<String, Entry>, Range<usize>, Option<Duration>);
+
 fn upload(
     bytes: &Mapped,
     views: Views,
     ordinal: usize,
     limit: Option<u64>,
-) -> Result<(HashMap<String, Entry>, Range<usize>), String> {
+) -> Result<Uploaded, String> {
     let text = |error: tch::TchError| error.to_string();
     let device = tch::Device::Cuda(ordinal);
     let mut total = 0;
@@ -267,6 +292,7 @@ fn upload(
         .copied()
         .zip(views.iter().map(|(.., range)| range.clone()))
         .collect();
+    let begin = Instant::now();
     match can_upload() {
         true => ffi::upload(&mut block, bytes, &parts, limit)?,
         false => {
@@ -280,6 +306,12 @@ fn upload(
             }
         }
     }
+    let took = begin.elapsed();
+    tracing::debug!(
+        bytes = total,
+        seconds = took.as_secs_f64(),
+        "weights are on the device"
+    );
     let mut tensors = HashMap::with_capacity(views.len());
     for ((name, dtype, shape, range), offset) in views.into_iter().zip(offsets) {
         let place = block
@@ -300,7 +332,7 @@ fn upload(
         );
     }
     let start = Meta::of(&block).storage();
-    Ok((tensors, start..start + total))
+    Ok((tensors, start..start + total, Some(took)))
 }
 
 fn range_of(bytes: &Mapped) -> Range<usize> {

@@ -36,11 +36,10 @@ fn a_graph_answers_what_the_artifact_answers() {
         return;
     };
     let (plain, graphs) = (load(&store, Graphs::Never), load(&store, Graphs::Always));
-    assert!(
-        graphs.without_graph().is_empty(),
-        "{:?}",
-        graphs.without_graph()
-    );
+    // Beside the buckets there may be a program for every size, which can't be captured and says so.
+    for (program, reason) in graphs.without_graph() {
+        assert!(program.dynamic.is_some(), "{}: {reason}", program.bucket());
+    }
     for (batch, seq) in [(1, 32), (1, 20), (3, 100), (8, 128), (8, 32), (1, 128)] {
         let (ids, mask) = inputs(batch, seq);
         let answer = graphs
@@ -261,63 +260,4 @@ fn figures_of_device_memory() {
     // Weights once, static inputs and outputs, and one pool of activations.
     assert!(after.0 - before.0 < 2 * weights as i64);
     drop(model);
-}
-
-#[test]
-fn figures_of_an_upload() {
-    let Some(store) = store("figures_of_an_upload") else {
-        return;
-    };
-    let bytes = {
-        let set = Runtime::new(&store, Device::Cuda(0))
-            .unwrap()
-            .weights_of("minilm")
-            .unwrap();
-        i64::try_from(set.bytes()).unwrap()
-    };
-    // The same bytes in one pinned copy.
-    let pinned =
-        Tensor::zeros([bytes], (Kind::Uint8, tch::Device::Cpu)).pin_memory(tch::Device::Cuda(0));
-    let mut place = Tensor::zeros([bytes], (Kind::Uint8, tch::Device::Cuda(0)));
-    let best = |work: &mut dyn FnMut()| {
-        let mut once = || {
-            wait();
-            let begin = Instant::now();
-            work();
-            wait();
-            begin.elapsed().as_secs_f64()
-        };
-        (0..10).map(|_| once()).fold(f64::INFINITY, f64::min)
-    };
-    let plain = best(&mut || place.copy_(&pinned));
-    let ours = best(&mut || {
-        drop(
-            Runtime::new(&store, Device::Cuda(0))
-                .unwrap()
-                .weights_of("minilm")
-                .unwrap(),
-        )
-    });
-    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
-    println!(
-        "{}",
-        json!({ "figure": "upload", "bytes": bytes, "pinned_gb_s": rate(plain), "upload_gb_s": rate(ours), "share": plain / ours })
-    );
-}
-
-#[test]
-fn the_callers_device_and_stream_are_left_as_they_were() {
-    let Some(store) = store("the_callers_device_and_stream_are_left_as_they_were") else {
-        return;
-    };
-    let stream = Stream::new(0).unwrap();
-    let scope = stream.enter().unwrap();
-    let model = load(&store, Graphs::Always);
-    let (ids, mask) = inputs(1, 32);
-    let answer = encode(&model, &ids, &mask);
-    drop(scope);
-    Stream::current(0).unwrap().wait_for(&stream).unwrap();
-    assert!(answer.isfinite().all().int64_value(&[]) == 1);
-    let missing = Runtime::new(&store, Device::Cuda(99)).err().unwrap();
-    assert!(missing.to_string().contains("cuda:99"), "{missing}");
 }

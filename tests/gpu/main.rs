@@ -7,7 +7,10 @@ use std::{env, io::Write, path::PathBuf};
 use precast::{Device, Runtime, Store};
 use tch::{Kind, Tensor};
 
+mod faults;
 mod graphs;
+mod memory;
+mod upload;
 
 /// Returns the store to test with, or says what is missing. Written past libtest's capture: a skip is never silent.
 fn store(test: &str) -> Option<Store> {

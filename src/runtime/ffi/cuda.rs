@@ -47,6 +47,7 @@ functions! {
     last_error: "precast_cuda_last_error" = unsafe extern "C" fn() -> *const c_char;
     capability: "precast_cuda_capability" = unsafe extern "C" fn(i32, *mut i32, *mut i32) -> i32;
     health: "precast_cuda_health" = unsafe extern "C" fn(i32) -> i32;
+    synchronize: "precast_cuda_synchronize" = unsafe extern "C" fn(i32) -> i32;
     memory: "precast_cuda_memory" = unsafe extern "C" fn(i32, *mut u64, *mut u64, *mut u64, *mut u64) -> i32;
     stream_new: "precast_cuda_stream_new" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
     stream_current: "precast_cuda_stream_current" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
@@ -127,6 +128,18 @@ impl Cuda {
         let functions = self.functions()?;
         // SAFETY: the shim's own function; it only asks.
         functions.check(unsafe { (functions.health)(ordinal(device)?) })
+    }
+
+    /// Waits until everything that was put on the device is done.
+    ///
+    /// Fails where tch's own would panic: a context with an error that stays can still be waited for when it is dropped.
+    pub fn synchronize(&self, device: usize) -> Result<(), String> {
+        let Ok(functions) = &self.shim else {
+            tch::Cuda::synchronize(device as i64);
+            return Ok(());
+        };
+        // SAFETY: the shim's own function; it only waits.
+        functions.check(unsafe { (functions.synchronize)(ordinal(device)?) })
     }
 
     /// Returns how the device's memory is used.

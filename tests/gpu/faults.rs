@@ -1,0 +1,194 @@
+//! What goes wrong on a device: no memory, an error that stays, another device chosen by the caller.
+
+use std::{env, process::Command, time::Duration};
+
+use precast::{
+    Device, Model, Runtime, Store,
+    runtime::{Graphs, RuntimeError, device_memory},
+};
+use tch::{Kind, Tensor};
+
+use super::{encode, inputs, store};
+
+fn load(store: &Store, graphs: Graphs) -> Model {
+    Runtime::new(store, Device::Cuda(0))
+        .unwrap()
+        .graphs(graphs)
+        .load("minilm")
+        .unwrap()
+}
+
+fn allocated() -> u64 {
+    tch::Cuda::synchronize(0);
+    device_memory(Device::Cuda(0)).unwrap().allocated
+}
+
+/// Takes all memory of the device, also what torch's allocator keeps.
+fn take_all() -> Vec<Tensor> {
+    let mut held = Vec::new();
+    let mut size = 8_i64 << 30;
+    while size >= 512 {
+        match Tensor::f_empty([size], (Kind::Uint8, tch::Device::Cuda(0))) {
+            Ok(taken) => held.push(taken),
+            Err(_) => size /= 2,
+        }
+    }
+    held
+}
+
+#[test]
+fn out_of_memory_is_an_error_and_memory_returns() {
+    let Some(store) = store("out_of_memory_is_an_error_and_memory_returns") else {
+        return;
+    };
+    let model = load(&store, Graphs::Never);
+    let (ids, mask) = inputs(8, 128);
+    let wanted = encode(&model, &ids, &mask);
+    let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
+    let digest = model.weights();
+    for round in 0..3 {
+        let before = allocated();
+        let all = take_all();
+        let names = [("input_ids", &ids), ("attention_mask", &mask)];
+        let error = model.run_named("encode", &names).unwrap_err();
+        assert!(
+            error.to_string().contains("out of memory"),
+            "round {round}: {error}"
+        );
+        let error = runtime.weights(digest).err().unwrap();
+        assert!(
+            matches!(error, RuntimeError::Upload { .. })
+                && error.to_string().contains("out of memory"),
+            "round {round}: {error}"
+        );
+        assert!(runtime.load("minilm").is_err());
+        // It is no error that stays.
+        assert!(model.is_ready());
+        drop(all);
+        assert_eq!(allocated(), before, "round {round}");
+        assert!(encode(&model, &ids, &mask).equal(&wanted), "round {round}");
+    }
+}
+
+/// Not a test: the child of the next one, where the device is broken for good.
+#[test]
+fn a_child_with_a_sticky_error() {
+    if env::var_os("PRECAST_TEST_STICKY").is_none() {
+        return;
+    }
+    let store = store("a_child_with_a_sticky_error").unwrap();
+    let models = [load(&store, Graphs::Never), load(&store, Graphs::Always)];
+    let (ids, mask) = inputs(1, 32);
+    for model in &models {
+        drop(encode(model, &ids, &mask));
+    }
+    assert!(models.iter().all(Model::is_ready));
+    // An index out of range: the kernel asserts, and the context is lost.
+    let table = Tensor::zeros([4, 4], (Kind::Float, tch::Device::Cuda(0)));
+    let index = Tensor::full([1], 1_000_000, (Kind::Int64, tch::Device::Cuda(0)));
+    let _ = table.f_index_select(0, &index);
+    // Whoever reads something of the device learns of it; no call was made yet.
+    assert!(table.f_to(tch::Device::Cpu).is_err());
+    for model in &models {
+        let call = || model.run_named("encode", &[("input_ids", &ids), ("attention_mask", &mask)]);
+        let first = call().expect_err("a broken device answered");
+        assert!(!model.is_ready(), "{first}");
+        for _ in 0..100 {
+            let error = call().expect_err("a broken device answered later");
+            assert!(matches!(error, RuntimeError::Unready { .. }), "{error}");
+        }
+        println!("first: {first}; then: {}", call().unwrap_err());
+    }
+    drop(models);
+    // What tch holds can't be freed any more.
+    std::process::exit(17);
+}
+
+#[test]
+fn a_sticky_error_makes_the_runtime_unready_at_once() {
+    if store("a_sticky_error_makes_the_runtime_unready_at_once").is_none() {
+        return;
+    }
+    let mut child = Command::new(env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "faults::a_child_with_a_sticky_error",
+            "--nocapture",
+        ])
+        .env("PRECAST_TEST_STICKY", "1")
+        .spawn()
+        .unwrap();
+    for _ in 0..600 {
+        if let Some(status) = child.try_wait().unwrap() {
+            assert_eq!(status.code(), Some(17), "{status}");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    child.kill().unwrap();
+    panic!("the child hangs");
+}
+
+/// Returns or sets the device CUDA has as current on this thread.
+fn current_device(set: Option<i32>) -> i32 {
+    let mut now = -1;
+    // SAFETY: the CUDA runtime is in the process already, so this runs no initialiser; the signatures are those of
+    // `cudaGetDevice` and `cudaSetDevice` in cuda_runtime_api.h.
+    unsafe {
+        let cudart = libloading::Library::new("libcudart.so.13").unwrap();
+        if let Some(device) = set {
+            let choose: libloading::Symbol<'_, unsafe extern "C" fn(i32) -> i32> =
+                cudart.get(b"cudaSetDevice\0").unwrap();
+            assert_eq!(choose(device), 0);
+        }
+        let ask: libloading::Symbol<'_, unsafe extern "C" fn(*mut i32) -> i32> =
+            cudart.get(b"cudaGetDevice\0").unwrap();
+        assert_eq!(ask(&mut now), 0);
+    }
+    now
+}
+
+#[test]
+fn the_callers_device_is_left_as_it_was() {
+    let Some(store) = store("the_callers_device_is_left_as_it_was") else {
+        return;
+    };
+    let devices = tch::Cuda::device_count();
+    for graphs in [Graphs::Never, Graphs::Always] {
+        for runs_on in 0..devices {
+            for chosen in 0..devices {
+                let chosen = i32::try_from(chosen).unwrap();
+                assert_eq!(current_device(Some(chosen)), chosen);
+                let runtime = Runtime::new(&store, Device::Cuda(usize::try_from(runs_on).unwrap()))
+                    .unwrap()
+                    .graphs(graphs);
+                let model = runtime.load("minilm").unwrap();
+                assert_eq!(current_device(None), chosen, "after a load");
+                let (ids, mask) = inputs(1, 20);
+                let there = tch::Device::Cuda(usize::try_from(runs_on).unwrap());
+                drop(encode(
+                    &model,
+                    &ids.to_device(there),
+                    &mask.to_device(there),
+                ));
+                assert_eq!(current_device(None), chosen, "after a call");
+                model.swap(&runtime.weights_of("minilm").unwrap()).unwrap();
+                drop(model);
+                assert_eq!(current_device(None), chosen, "after a swap and a drop");
+            }
+        }
+    }
+    current_device(Some(0));
+    if devices < 2 {
+        println!("the_callers_device_is_left_as_it_was: one device: nothing else could be chosen");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_refused_by_name() {
+    let Some(store) = store("a_device_that_is_not_there_is_refused_by_name") else {
+        return;
+    };
+    let missing = Runtime::new(&store, Device::Cuda(99)).err().unwrap();
+    assert!(missing.to_string().contains("cuda:99"), "{missing}");
+}

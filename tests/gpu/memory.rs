@@ -1,0 +1,102 @@
+//! What eight buckets take together and what they would take apart, with the store's `one-block` model.
+
+use std::io::Write;
+
+use precast::{
+    Device, Model, Runtime,
+    record::Program,
+    runtime::{Graphs, device_memory},
+};
+use serde_json::json;
+use tch::{Kind, Tensor};
+
+use super::store;
+
+/// What tensors take, what torch's allocator took from the device, and what the device lacks.
+fn memory() -> [i64; 3] {
+    tch::Cuda::synchronize(0);
+    let memory = device_memory(Device::Cuda(0)).unwrap();
+    [
+        memory.allocated as i64,
+        memory.reserved as i64,
+        (memory.total - memory.free) as i64,
+    ]
+}
+
+fn since(before: [i64; 3]) -> [i64; 3] {
+    let now = memory();
+    [0, 1, 2].map(|i| now[i] - before[i])
+}
+
+fn run(model: &Model, program: &Program) {
+    let shape = &program.inputs[0].layout.shape;
+    let x = Tensor::ones(shape.as_slice(), (Kind::BFloat16, tch::Device::Cuda(0)));
+    let answer = model.run("forward", &[x]).unwrap();
+    assert!(answer.served().graph());
+}
+
+#[test]
+fn figures_of_eight_buckets() {
+    let Some(store) = store("figures_of_eight_buckets") else {
+        return;
+    };
+    let Ok(Some(release)) = store.release("one-block", None) else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "figures_of_eight_buckets: skipped: the store has no `one-block`"
+        );
+        return;
+    };
+    let runtime = || {
+        Runtime::new(&store, Device::Cuda(0))
+            .unwrap()
+            .graphs(Graphs::Always)
+    };
+    // The context, cuBLAS's workspaces and a first allocation are nobody's.
+    let warm = Tensor::ones([1024, 1024], (Kind::BFloat16, tch::Device::Cuda(0)));
+    let _warm = warm.matmul(&warm);
+    let before = memory();
+    let together = runtime();
+    let model = together.load("one-block").unwrap();
+    let programs: Vec<Program> = model
+        .programs("forward")
+        .into_iter()
+        .filter(|program| program.dynamic.is_none())
+        .cloned()
+        .collect();
+    assert_eq!(programs.len(), 8);
+    programs.iter().for_each(|program| run(&model, program));
+    let shared = since(before);
+    let weights = together.weights_of("one-block").unwrap().bytes() as i64;
+    drop((model, together));
+
+    // Each by itself, as eight processes or eight `.pt2` packages would have it: own weights, own pool.
+    let before = memory();
+    let mut apart = Vec::new();
+    for program in &programs {
+        let alone = runtime();
+        let model = alone
+            .load_programs(
+                "one-block",
+                vec![program.clone()],
+                release.weights,
+                release.aliases.clone(),
+            )
+            .unwrap();
+        run(&model, program);
+        apart.push((alone, model));
+    }
+    let separate = since(before);
+    println!(
+        "{}",
+        json!({
+            "figure": "eight buckets", "weights": weights,
+            "together": { "allocated": shared[0], "reserved": shared[1], "device": shared[2] },
+            "apart": { "allocated": separate[0], "reserved": separate[1], "device": separate[2] },
+        })
+    );
+    assert!(
+        separate[0] > shared[0] + 6 * weights,
+        "eight copies of the weights, and no pool that all share"
+    );
+}

@@ -1,0 +1,135 @@
+//! Weights on their way to a device: how fast, beside a plain copy of pinned memory, and how slow when asked to.
+
+use std::time::Instant;
+
+use precast::{Device, Digest, Runtime, Store};
+use serde_json::json;
+use tch::{Kind, Tensor};
+
+use super::store;
+
+fn wait() {
+    tch::Cuda::synchronize(0);
+}
+
+/// Puts a weight set of `count` uint8 tensors of `bytes` each into a store of its own.
+fn random_set(count: usize, bytes: usize) -> (tempfile::TempDir, Store, Digest) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path().join("store")).unwrap();
+    // xorshift: no two tensors are alike, and nothing about them compresses.
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut tensor = || -> Vec<u8> {
+        let words = (0..bytes / 8).map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state.to_le_bytes()
+        });
+        words.flatten().collect()
+    };
+    let tensors: Vec<Vec<u8>> = (0..count).map(|_| tensor()).collect();
+    let views = tensors.iter().enumerate().map(|(i, bytes)| {
+        let dtype = safetensors::Dtype::U8;
+        let view = safetensors::tensor::TensorView::new(dtype, vec![bytes.len()], bytes).unwrap();
+        (format!("layer.{i:03}"), view)
+    });
+    let file = safetensors::serialize(views, None).unwrap();
+    let digest = store.put_bytes(&file).unwrap();
+    (dir, store, digest)
+}
+
+/// Prints what an upload of one weight set reaches: alone, as part of `Runtime::weights`, and a plain pinned copy.
+fn figure(store: &Store, digest: Digest) {
+    let runtime = Runtime::new(store, Device::Cuda(0)).unwrap();
+    let begin = Instant::now();
+    let first = runtime.weights(Some(digest)).unwrap();
+    let (whole_first, first_upload) = (begin.elapsed(), first.upload_time().unwrap());
+    let bytes = first.bytes();
+    drop(first);
+    // The same bytes in one copy from memory that was pinned before.
+    let length = i64::try_from(bytes).unwrap();
+    let pinned = Tensor::randint(256, [length], (Kind::Uint8, tch::Device::Cpu))
+        .pin_memory(tch::Device::Cuda(0));
+    let mut place = Tensor::zeros([length], (Kind::Uint8, tch::Device::Cuda(0)));
+    let (mut plain, mut ours, mut whole) = (Vec::new(), Vec::new(), Vec::new());
+    // In turns, so that whatever else the machine does meets all of them.
+    for _ in 0..15 {
+        wait();
+        let begin = Instant::now();
+        place.copy_(&pinned);
+        wait();
+        plain.push(begin.elapsed().as_secs_f64());
+        let begin = Instant::now();
+        let set = runtime.weights(Some(digest)).unwrap();
+        whole.push(begin.elapsed().as_secs_f64());
+        ours.push(set.upload_time().unwrap().as_secs_f64());
+    }
+    let median = |mut seconds: Vec<f64>| {
+        seconds.sort_by(f64::total_cmp);
+        seconds[seconds.len() / 2]
+    };
+    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
+    let (plain, ours, whole) = (median(plain), median(ours), median(whole));
+    println!(
+        "{}",
+        json!({
+            "figure": "upload", "bytes": bytes, "pinned_gb_s": rate(plain), "upload_gb_s": rate(ours),
+            "share": plain / ours, "weights_call_gb_s": rate(whole),
+            "first_in_process": { "upload_seconds": first_upload.as_secs_f64(), "call_seconds": whole_first.as_secs_f64() },
+        })
+    );
+}
+
+#[test]
+fn figures_of_an_upload() {
+    let Some(store) = store("figures_of_an_upload") else {
+        return;
+    };
+    let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
+    let model = runtime.load("minilm").unwrap();
+    let digest = model.weights().unwrap();
+    // Freed first: a set that somebody holds is shared and not uploaded.
+    drop((model, runtime));
+    figure(&store, digest);
+    // As large as the 24 blocks.
+    let (_dir, store, digest) = random_set(144, 1 << 22);
+    figure(&store, digest);
+}
+
+#[test]
+fn an_upload_is_exact_and_as_slow_as_it_is_asked_to_be() {
+    if store("an_upload_is_exact_and_as_slow_as_it_is_asked_to_be").is_none() {
+        return;
+    }
+    // Odd lengths: pieces that begin and end inside of slices and chunks.
+    let (_dir, store, digest) = random_set(37, 1_000_008);
+    let limit = 40_000_000;
+    let quick = Runtime::new(&store, Device::Cuda(0)).unwrap();
+    let slow = Runtime::new(&store, Device::Cuda(0))
+        .unwrap()
+        .upload_limit(limit);
+    let quick = quick.weights(Some(digest)).unwrap();
+    let begin = Instant::now();
+    let slow = slow.weights(Some(digest)).unwrap();
+    let took = begin.elapsed().as_secs_f64();
+    let least = slow.bytes() as f64 / limit as f64;
+    println!(
+        "{}",
+        json!({
+            "figure": "throttled upload", "bytes": slow.bytes(), "limit_gb_s": limit as f64 / 1e9,
+            "upload_gb_s": slow.bytes() as f64 / took / 1e9,
+            "without_limit_seconds": quick.upload_time().unwrap().as_secs_f64(),
+        })
+    );
+    // The last slice is let go when all before it had their time.
+    assert!(took > 0.98 * least, "{took} s, at least {least} s");
+    // Both hold the bytes of the file.
+    let file = store.map(&digest).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+    for set in [&quick, &slow] {
+        for (name, view) in file.tensors() {
+            let there = Vec::<u8>::try_from(set.read(&name).unwrap()).unwrap();
+            assert!(there == view.data(), "`{name}` is not what the file holds");
+        }
+    }
+}
