@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test lint torture bench bench-smoke bench-store clean help FORCE
+.PHONY: build venv demo test lint torture torture-runtime bench bench-smoke bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -54,6 +54,9 @@ test: lint ## lint, then every test that this machine can run
 torture: ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1 for a tenth)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) $(CARGO) test --release --no-default-features --test torture -- --ignored --exact full --nocapture
 	$(CARGO) test --release --no-default-features --features sync-points --test torture two_processes
+
+torture-runtime: venv ## try to break the runtime, into benchmarks/torture-runtime.json (SCALE=0.1 for a tenth)
+	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) $(CARGO) test --release --test runtime_torture -- --ignored --exact full --nocapture
 
 bench-store: ## how fast the store is, into benchmarks/store.json
 	$(CARGO) test --release --no-default-features --test torture -- --ignored --exact speed --nocapture

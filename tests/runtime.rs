@@ -239,7 +239,7 @@ fn what_does_not_load_is_an_error_with_its_name() {
         .artifacts
         .values_mut()
         .for_each(|artifact| artifact.object = text);
-    insta::assert_snapshot!(told(memory), @"object `[id]` is not loadable: file too short");
+    insta::assert_snapshot!(told(memory), @"object `[id]` is not loadable: it is no shared object: Invalid ELF header size or alignment");
 
     let mut memory = Memory::with(&[Fake {
         constants: 2,

@@ -2,7 +2,7 @@
 // of the runtime that need no compiler but g++. (The fake worker's artifacts, which behave, are artifact.c.)
 //
 // It takes one float32 input [ROWS, COLS], INPUTS - 1 int64 inputs of the same shape, and the constants `scale` (float32
-// [1]) and `shift.0`, `shift.1`, … (float32 [1]), CONSTANTS of them in all. Its output is float32 [ROWS, COLS]:
+// [ELEMENTS]) and `shift.0`, `shift.1`, … (the same), CONSTANTS of them in all. Its output is float32 [ROWS, COLS]:
 //
 //     out = x * scale + (shift.0 + …) + (the int64 inputs)
 //
@@ -13,6 +13,7 @@
 //     g++ -std=c++17 -O1 -shared -fPIC -o fake.so misbehaving.cpp -DROWS=8 -DCOLS=4
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -56,8 +57,13 @@
 #define HANGS 12          // sleeps a second before it answers when x[0] is below 0
 #define FAILS_BELOW 13    // fails when x[0] is below 0
 #define DYNAMIC 14        // takes any rows and columns (INPUTS = 1)
+#define CANARY 15         // as soon as it is loaded, makes the file that PRECAST_CANARY names
 #ifndef BEHAVIOUR
 #define BEHAVIOUR OK
+#endif
+// How long the constants are; the first element of each is used.
+#ifndef ELEMENTS
+#define ELEMENTS 1
 #endif
 
 extern "C" {
@@ -78,6 +84,11 @@ int32_t aoti_torch_device_type_cpu();
 namespace {
 
 volatile int salt = SALT;
+
+__attribute__((constructor)) void loaded() {
+  const char* path = BEHAVIOUR == CANARY ? std::getenv("PRECAST_CANARY") : nullptr;
+  if (FILE* file = path ? std::fopen(path, "w") : nullptr) std::fclose(file);
+}
 
 struct Container {
   void* bound[CONSTANTS + 1] = {};
@@ -229,7 +240,10 @@ EXPORT int32_t AOTInductorModelContainerGetConstantDtype(void*, size_t, int32_t*
   *out = aoti_torch_dtype_float32();
   return 0;
 }
-EXPORT int32_t AOTInductorModelContainerGetConstantDataSize(void*, size_t, size_t* out) { *out = 64; return 0; }  // rounded up, as torch does on the CPU
+EXPORT int32_t AOTInductorModelContainerGetConstantDataSize(void*, size_t, size_t* out) {
+  *out = (sizeof(float) * ELEMENTS + 63) / 64 * 64;  // rounded up, as torch does on the CPU
+  return 0;
+}
 EXPORT int32_t AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(
     void* c, const Pair* pairs, size_t n, bool, bool) {
   auto* container = static_cast<Container*>(c);

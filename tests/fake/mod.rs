@@ -31,6 +31,8 @@ pub struct Fake {
     pub inputs: usize,
     pub outputs: usize,
     pub constants: usize,
+    /// How many elements each constant has.
+    pub elements: i64,
     /// One of the behaviours of `misbehaving.cpp`, by name.
     pub behaviour: &'static str,
     pub salt: u32,
@@ -44,6 +46,7 @@ impl Default for Fake {
             inputs: 1,
             outputs: 1,
             constants: 1,
+            elements: 1,
             behaviour: "OK",
             salt: 0,
         }
@@ -75,6 +78,7 @@ impl Fake {
             format!("-DINPUTS={}", self.inputs),
             format!("-DOUTPUTS={}", self.outputs),
             format!("-DCONSTANTS={}", self.constants),
+            format!("-DELEMENTS={}", self.elements),
             format!("-DBEHAVIOUR={}", self.behaviour),
             format!("-DSALT={}", self.salt),
         ];
@@ -106,7 +110,7 @@ impl Fake {
             } else {
                 format!("shift.{}", i - 1)
             },
-            layout: layout(Dtype::Float32, &[1]),
+            layout: layout(Dtype::Float32, &[self.elements]),
         });
         Artifact {
             schema: SCHEMA,

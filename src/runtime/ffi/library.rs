@@ -12,6 +12,11 @@ use std::{
 };
 
 use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
+use object::{
+    Endianness,
+    elf::FileHeader64,
+    read::elf::{FileHeader, ProgramHeader},
+};
 
 use super::{
     libtorch_folder,
@@ -128,6 +133,10 @@ pub(super) fn open_verified(
             found,
         });
     }
+    whole(&mapped).map_err(|reason| RuntimeError::NotLoadable {
+        object: *object,
+        reason,
+    })?;
     drop(mapped);
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let refused = |source: libloading::Error| RuntimeError::NotLoadable {
@@ -149,6 +158,26 @@ pub(super) fn open_verified(
     // file would silently give this object again.
     std::mem::forget(file);
     Ok(Box::leak(Box::new(loaded)))
+}
+
+/// Checks that a shared object has all the bytes that its header says are mapped.
+///
+/// The loader maps them without a look at the size of the file, and a page behind its end is a SIGBUS.
+fn whole(bytes: &[u8]) -> Result<(), String> {
+    let text = |error: object::Error| format!("it is no shared object: {error}");
+    let header = FileHeader64::<Endianness>::parse(bytes).map_err(text)?;
+    let endian = header.endian().map_err(text)?;
+    for segment in header.program_headers(endian, bytes).map_err(text)? {
+        let end = segment
+            .p_offset(endian)
+            .checked_add(segment.p_filesz(endian));
+        if segment.p_type(endian) == object::elf::PT_LOAD
+            && end.is_none_or(|end| end > bytes.len() as u64)
+        {
+            return Err("the file is shorter than its header says".to_owned());
+        }
+    }
+    Ok(())
 }
 
 /// Resolves every function, so that a missing one is an error here and not a crash later.

@@ -162,8 +162,9 @@ int32_t precast_tensor_meta(const void* handle, PrecastMeta* out) {
     if (t.has_storage()) {
       out->flags |= 8;
       out->storage = static_cast<uint8_t*>(const_cast<void*>(t.storage().data()));
-      out->storage_bytes = static_cast<int64_t>(t.storage().nbytes());
-      out->data = out->storage + t.storage_offset() * static_cast<int64_t>(t.element_size());
+      // A tensor that stands for zeros says how large it would be and has no memory.
+      out->storage_bytes = out->storage ? static_cast<int64_t>(t.storage().nbytes()) : 0;
+      if (out->storage) out->data = out->storage + t.storage_offset() * static_cast<int64_t>(t.element_size());
     }
     return 0;
   });

@@ -1,0 +1,489 @@
+//! Calls with inputs that are wrong in every way there is, and right ones at the edge of readable memory.
+//!
+//! The artifact behind the bad ones throws whenever it runs, so a call that got through would answer `Failed`, which is
+//! never the error that is expected. Memory of bad inputs is unreadable for half of the calls: the checks look at
+//! metadata alone.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use precast::{
+    Model,
+    record::Padding,
+    runtime::{Problem, RuntimeError},
+};
+use serde::Serialize;
+use tch::{Kind, Tensor};
+
+use crate::{
+    Random,
+    fake::{Fake, Memory},
+    flat,
+    guard::Guarded,
+    load, runtime, x,
+};
+
+#[derive(Debug, Default, Serialize)]
+pub struct Told {
+    pub calls: u64,
+    pub refused: u64,
+    /// Right calls on memory that ends at a guard page, answered.
+    pub answered: u64,
+    /// Nanoseconds that a refused call took, over all kinds.
+    pub mean_ns: f64,
+    pub median_ns: u64,
+    pub p99_ns: u64,
+    /// How many of each kind, and their median in nanoseconds.
+    pub kinds: BTreeMap<&'static str, (u64, u64)>,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+const ROWS: i64 = 8;
+const COLS: i64 = 4;
+const CPU: tch::Device = tch::Device::Cpu;
+
+/// Module `f` takes `x` float32, `ids.0` and `ids.1` int64, all `[batch, seq]`; `g` takes `x` float32 `[batch, 4]`.
+/// Neither may be padded into, so any other size than the bucket's is wrong.
+fn throwing() -> Model {
+    let mut memory = Memory::with(&[Fake {
+        inputs: 3,
+        ..Fake::of("THROWS")
+    }]);
+    let mut fixed = memory.add("g", &Fake::of("THROWS"));
+    fixed.inputs[0].dims[1] = None;
+    fixed.outputs[0].dims[1] = None;
+    fixed.sizes.remove("seq");
+    memory.programs.insert(fixed.id, fixed);
+    for program in memory.programs.values_mut() {
+        program.padding = Padding::Refused {
+            why: "a test".into(),
+        };
+    }
+    runtime(memory.source()).load("fake").unwrap()
+}
+
+/// One bad call: a module, its inputs, names where it is called by name, and what must be said about it.
+struct Call {
+    kind: &'static str,
+    module: &'static str,
+    inputs: Vec<Tensor>,
+    names: Option<Vec<&'static str>>,
+    expected: fn(&RuntimeError) -> bool,
+}
+
+macro_rules! problem {
+    ($pattern:pat) => {
+        |error: &RuntimeError| {
+            matches!(
+                error,
+                RuntimeError::BadInput {
+                    problem: $pattern,
+                    ..
+                }
+            )
+        }
+    };
+}
+
+const KINDS: [Kind; 18] = [
+    Kind::Uint8,
+    Kind::Int8,
+    Kind::Int16,
+    Kind::Int,
+    Kind::Int64,
+    Kind::Half,
+    Kind::Float,
+    Kind::Double,
+    Kind::ComplexHalf,
+    Kind::ComplexFloat,
+    Kind::ComplexDouble,
+    Kind::Bool,
+    Kind::BFloat16,
+    Kind::Float8e5m2,
+    Kind::Float8e4m3fn,
+    Kind::Float8e5m2fnuz,
+    Kind::Float8e4m3fnuz,
+    Kind::Float,
+];
+
+/// Makes the tensors of calls.
+struct Maker {
+    random: Random,
+    /// Readable to its end, and not readable at all.
+    open: Guarded,
+    closed: Guarded,
+}
+
+impl Maker {
+    fn kind(&self, input: usize) -> Kind {
+        if input == 0 { Kind::Float } else { Kind::Int64 }
+    }
+
+    /// A tensor over guarded memory; half of them over memory that nobody may read.
+    fn over(&mut self, sizes: &[i64], strides: &[i64], kind: Kind, short: usize) -> Option<Tensor> {
+        let memory = match self.random.below(2) {
+            0 => &self.open,
+            _ => &self.closed,
+        };
+        memory.tensor(sizes, strides, kind, short)
+    }
+
+    fn good(&mut self) -> Vec<Tensor> {
+        (0..3)
+            .map(|i| Tensor::ones([ROWS, COLS], (self.kind(i), CPU)))
+            .collect()
+    }
+
+    /// Returns right inputs for `f` with one of them replaced.
+    fn with(&mut self, at: usize, tensor: Tensor) -> Vec<Tensor> {
+        let mut inputs = self.good();
+        inputs[at] = tensor;
+        inputs
+    }
+
+    /// Makes the `n`-th call; none where torch itself refuses to make such a tensor.
+    fn call(&mut self, n: u64) -> Option<Call> {
+        let at = self.random.below(3);
+        let kind = self.kind(at);
+        let f = |kind, inputs, expected| Call {
+            kind,
+            module: "f",
+            inputs,
+            names: None,
+            expected,
+        };
+        let strides = [COLS, 1];
+        Some(match n % 24 {
+            0 => {
+                let count = *self.random.of(&[0, 1, 2, 4, 5, 6, 7, 8, 9, 64]);
+                let inputs =
+                    (0..count).map(|i| Tensor::ones([ROWS, COLS], (self.kind(i % 3), CPU)));
+                f("count", inputs.collect(), |e| {
+                    matches!(e, RuntimeError::InputCount { .. })
+                })
+            }
+            1 | 2 => {
+                let wrong = *self.random.of(&KINDS);
+                if wrong == kind {
+                    return None;
+                }
+                let tensor = self.over(&[ROWS, COLS], &strides, wrong, 0)?;
+                f(
+                    "dtype",
+                    self.with(at, tensor),
+                    problem!(Problem::Dtype { .. }),
+                )
+            }
+            3 => {
+                let rank = *self.random.of(&[0usize, 1, 3, 4, 5, 6, 7, 8, 9]);
+                let sizes = vec![if self.random.below(2) == 0 { 1 } else { 2 }; rank];
+                let strides = crate::fake::layout(precast::record::Dtype::Float32, &sizes).stride;
+                let tensor = self.over(&sizes, &strides, kind, 0)?;
+                f(
+                    "rank",
+                    self.with(at, tensor),
+                    problem!(Problem::Rank { .. }),
+                )
+            }
+            4 => {
+                let sizes =
+                    *self
+                        .random
+                        .of(&[(9, 4), (7, 4), (8, 5), (8, 3), (1, 1), (9, 5), (16, 8)]);
+                let inputs = (0..3)
+                    .map(|i| self.over(&[sizes.0, sizes.1], &[sizes.1, 1], self.kind(i), 0))
+                    .collect::<Option<_>>()?;
+                f("sizes off by some", inputs, |e| {
+                    matches!(e, RuntimeError::NoBucket { .. })
+                })
+            }
+            5 => {
+                let sizes = *self.random.of(&[(9, 4), (7, 4), (8, 5), (8, 3)]);
+                let tensor = self.over(&[sizes.0, sizes.1], &[sizes.1, 1], kind, 0)?;
+                f(
+                    "sizes that disagree",
+                    self.with(at, tensor),
+                    problem!(Problem::Disagrees { .. }),
+                )
+            }
+            6 => {
+                let size = 1i64 << (10 + self.random.below(34));
+                let sizes = match self.random.below(2) {
+                    0 => [size, COLS],
+                    _ => [ROWS, size],
+                };
+                let inputs = (0..3)
+                    .map(|i| self.over(&sizes, &[sizes[1], 1], self.kind(i), 0))
+                    .collect::<Option<_>>()?;
+                f("absurd sizes", inputs, |e| {
+                    matches!(e, RuntimeError::NoBucket { .. })
+                })
+            }
+            7 => {
+                let size = 1i64 << (3 + self.random.below(58));
+                let tensor = Tensor::ones([1, COLS], (kind, CPU))
+                    .f_expand([size, COLS], false)
+                    .ok()?;
+                f("absurd sizes on few bytes", self.with(at, tensor), |e| {
+                    matches!(
+                        e,
+                        RuntimeError::BadInput {
+                            problem: Problem::Strides { .. }
+                                | Problem::Disagrees { .. }
+                                | Problem::Storage { .. },
+                            ..
+                        }
+                    )
+                })
+            }
+            8 => {
+                let sizes = *self.random.of(&[[0, COLS], [ROWS, 0], [0, 0]]);
+                f(
+                    "no elements",
+                    self.with(at, Tensor::zeros(sizes, (kind, CPU))),
+                    |e| {
+                        matches!(
+                            e,
+                            RuntimeError::BadInput {
+                                problem: Problem::Empty { .. } | Problem::Disagrees { .. },
+                                ..
+                            }
+                        )
+                    },
+                )
+            }
+            9 => {
+                let tensor = self.over(&[ROWS, COLS], &[1, ROWS], kind, 0)?;
+                f(
+                    "permuted strides",
+                    self.with(at, tensor),
+                    problem!(Problem::Strides { .. }),
+                )
+            }
+            10 => {
+                let strides = *self
+                    .random
+                    .of(&[[0, 1], [1, 1], [2, 1], [4, 0], [0, 0], [3, 1]]);
+                let tensor = self.over(&[ROWS, COLS], &strides, kind, 0)?;
+                f(
+                    "overlapping strides",
+                    self.with(at, tensor),
+                    problem!(Problem::Strides { .. }),
+                )
+            }
+            11 => {
+                let strides = *self
+                    .random
+                    .of(&[[5, 1], [8, 1], [4, 2], [8, 2], [1 << 20, 1]]);
+                let tensor = self.over(&[ROWS, COLS], &strides, kind, 0)?;
+                f(
+                    "gaps",
+                    self.with(at, tensor),
+                    problem!(Problem::Strides { .. }),
+                )
+            }
+            12 => {
+                let short = 1 + self.random.below(kind.elt_size_in_bytes() - 1);
+                let tensor = self.over(&[ROWS, COLS], &strides, kind, short)?;
+                f(
+                    "misaligned",
+                    self.with(at, tensor),
+                    problem!(Problem::Alignment { .. }),
+                )
+            }
+            13 => f(
+                "undefined",
+                self.with(at, Tensor::new()),
+                problem!(Problem::Undefined),
+            ),
+            14 => {
+                let dense = Tensor::ones([ROWS, COLS], (kind, CPU));
+                let sparse = match self.random.below(4) {
+                    0 => dense.f_to_sparse_sparse_dim(2).ok()?,
+                    1 => dense.f_to_sparse_csr(None).ok()?,
+                    2 => dense.f_to_sparse_csc(None).ok()?,
+                    _ => dense.f_to_sparse_bsr([2, 2], None).ok()?,
+                };
+                f("sparse", self.with(at, sparse), problem!(Problem::NotDense))
+            }
+            15 => {
+                let to = *self.random.of(&[Kind::QInt8, Kind::QUInt8, Kind::QInt32]);
+                let tensor = Tensor::ones([ROWS, COLS], (Kind::Float, CPU))
+                    .f_quantize_per_tensor(0.5, 0, to);
+                f(
+                    "quantised",
+                    self.with(at, tensor.ok()?),
+                    problem!(Problem::NotDense),
+                )
+            }
+            16 => {
+                let tensor = Tensor::ones([ROWS, COLS], (Kind::Float, CPU))
+                    .f_to_mkldnn(None)
+                    .ok()?;
+                f("opaque", self.with(0, tensor), problem!(Problem::NotDense))
+            }
+            17 => {
+                let complex = Tensor::zeros([ROWS, COLS], (Kind::ComplexFloat, CPU));
+                f(
+                    "negated view",
+                    self.with(0, complex.conj().imag()),
+                    problem!(Problem::Lazy),
+                )
+            }
+            18 => {
+                let tensor =
+                    Tensor::f_internal_efficientzerotensor([ROWS, COLS], (kind, CPU)).ok()?;
+                f(
+                    "no memory behind it",
+                    self.with(at, tensor),
+                    problem!(Problem::Storage { .. }),
+                )
+            }
+            19 => {
+                let cols = *self.random.of(&[1, 2, 3, 5, 6, 1 << 20]);
+                let tensor = self.over(&[ROWS, cols], &[cols, 1], Kind::Float, 0)?;
+                Call {
+                    module: "g",
+                    ..f("a fixed size", vec![tensor], problem!(Problem::Size { .. }))
+                }
+            }
+            20 => {
+                let names = self.random.of(&[
+                    ["x", "ids.0", "ids.2"],
+                    ["x", "x", "ids.0"],
+                    ["", "ids.0", "ids.1"],
+                    ["X", "ids.0", "ids.1"],
+                ]);
+                Call {
+                    names: Some(names.to_vec()),
+                    ..f("names", self.good(), |e| {
+                        matches!(e, RuntimeError::InputNames { .. })
+                    })
+                }
+            }
+            21 => {
+                let module = *self.random.of(&["", "F", "forward", "f ", "\0", "g.f"]);
+                Call {
+                    module,
+                    ..f("module", self.good(), |e| {
+                        matches!(e, RuntimeError::NoModule { .. })
+                    })
+                }
+            }
+            22 => {
+                // Everything wrong at once: whatever is named, it is refused.
+                let wrong = *self.random.of(&KINDS);
+                let sizes = [
+                    self.random.below(20) as i64 + 9,
+                    self.random.below(20) as i64 + 1,
+                ];
+                let strides = [self.random.below(9) as i64, self.random.below(9) as i64];
+                let short = self.random.below(wrong.elt_size_in_bytes());
+                let tensor = self.over(&sizes, &strides, wrong, short)?;
+                f("everything", self.with(at, tensor), |e| {
+                    matches!(
+                        e,
+                        RuntimeError::BadInput { .. } | RuntimeError::NoBucket { .. }
+                    )
+                })
+            }
+            _ => {
+                let base = Tensor::ones([ROWS * 2, COLS], (kind, CPU));
+                let tensor = base.f_slice(0, 0, ROWS * 2, 2).ok()?;
+                f(
+                    "every second row",
+                    self.with(at, tensor),
+                    problem!(Problem::Strides { .. }),
+                )
+            }
+        })
+    }
+}
+
+/// Makes `count` calls, every tenth of them a right one.
+pub fn run(seed: u64, count: u64) -> Told {
+    let (throws, works) = (throwing(), load(&[Fake::sized(ROWS, COLS)]));
+    let mut maker = Maker {
+        random: Random(seed),
+        open: Guarded::new(1 << 26, true),
+        closed: Guarded::new(4096, false),
+    };
+    let mut told = Told::default();
+    let mut times: BTreeMap<&'static str, Vec<u64>> = BTreeMap::new();
+    let (mut n, mut turn) = (seed, 0u64);
+    while told.calls < count {
+        (n, turn) = (n.wrapping_add(1), turn + 1);
+        if turn.is_multiple_of(10) {
+            told.calls += 1;
+            match at_the_edge(&works, &mut maker) {
+                Ok(()) => told.answered += 1,
+                Err(why) => told.bad.push(format!("seed {seed} call {n}: {why}")),
+            }
+            continue;
+        }
+        let Some(call) = maker.call(n) else { continue };
+        told.calls += 1;
+        let named: Option<Vec<(&str, &Tensor)>> = call
+            .names
+            .as_ref()
+            .map(|names| names.iter().copied().zip(&call.inputs).collect());
+        let begin = Instant::now();
+        let result = match &named {
+            None => throws.run(call.module, &call.inputs),
+            Some(named) => throws.run_named(call.module, named),
+        };
+        let took = begin.elapsed().as_nanos() as u64;
+        match result {
+            Err(error) if (call.expected)(&error) && names_it(&error, &call) => {
+                told.refused += 1;
+                times.entry(call.kind).or_default().push(took);
+            }
+            Err(error) => told
+                .bad
+                .push(format!("seed {seed} call {n}: {}: {error}", call.kind)),
+            Ok(_) => told
+                .bad
+                .push(format!("seed {seed} call {n}: {}: answered", call.kind)),
+        }
+    }
+    let mut all: Vec<u64> = times.values().flatten().copied().collect();
+    all.sort_unstable();
+    told.mean_ns = (all.iter().sum::<u64>() as f64 / all.len().max(1) as f64).round();
+    told.median_ns = all.get(all.len() / 2).copied().unwrap_or(0);
+    told.p99_ns = all.get(all.len() * 99 / 100).copied().unwrap_or(0);
+    for (kind, mut took) in times {
+        took.sort_unstable();
+        told.kinds
+            .insert(kind, (took.len() as u64, took[took.len() / 2]));
+    }
+    told
+}
+
+/// Returns whether a message says which input of which module, or which module, it is about.
+fn names_it(error: &RuntimeError, call: &Call) -> bool {
+    let text = error.to_string();
+    let input = ["`x`", "`ids.0`", "`ids.1`"]
+        .iter()
+        .any(|name| text.contains(name));
+    text.contains(&format!("module `{}`", call.module))
+        && (input || !matches!(error, RuntimeError::BadInput { .. }))
+}
+
+/// A right call, of the bucket's size or smaller, whose input ends where readable memory ends.
+fn at_the_edge(works: &Model, maker: &mut Maker) -> Result<(), String> {
+    let rows = 1 + maker.random.below(ROWS as usize) as i64;
+    let cols = 1 + maker.random.below(COLS as usize) as i64;
+    let mut input = maker
+        .open
+        .tensor(&[rows, cols], &[cols, 1], Kind::Float, 0)
+        .ok_or("no tensor")?;
+    input.copy_(&x(rows, cols));
+    let out = works
+        .run("f", &[input])
+        .map_err(|error| error.to_string())?;
+    let expected = flat(&(x(rows, cols) * 2));
+    match out[0].size() == [rows, cols] && flat(&out[0]) == expected {
+        true => Ok(()),
+        false => Err(format!("{rows}x{cols}: a wrong answer")),
+    }
+}

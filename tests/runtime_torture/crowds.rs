@@ -1,0 +1,385 @@
+//! Many callers at once: half of them failing, on fresh containers, while weights change, and what they keep.
+
+use std::sync::{
+    Barrier,
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+};
+use std::time::{Duration, Instant};
+
+use precast::{Device, Digest, Model, Runtime, runtime::RuntimeError};
+use serde::Serialize;
+use tch::{Kind, Tensor};
+
+use crate::{
+    Random,
+    fake::{self, Fake, Memory},
+    flat, load, real, runtime, x,
+};
+
+/// Runs `work`, which counts its steps; when the count stands still for so long, the process ends: that is a hang.
+pub fn watched<T>(name: &str, work: impl FnOnce(&AtomicU64) -> T) -> T {
+    const STILL: Duration = Duration::from_secs(60);
+    let (steps, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut last, mut since) = (0, Instant::now());
+            while !done.load(Relaxed) {
+                std::thread::sleep(Duration::from_millis(20));
+                let now = steps.load(Relaxed);
+                if now != last {
+                    (last, since) = (now, Instant::now());
+                } else if since.elapsed() > STILL {
+                    eprintln!("{name}: no call was answered for {STILL:?}, after {now} steps");
+                    std::process::abort();
+                }
+            }
+        });
+        let result = work(&steps);
+        done.store(true, Relaxed);
+        result
+    })
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Mixed {
+    pub threads: Vec<usize>,
+    pub calls: u64,
+    pub good: u64,
+    /// Refused before anything ran.
+    pub refused: u64,
+    /// Failed in the artifact.
+    pub failed: u64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Makes `calls` calls, shared out over each number of threads in turn; half of them fail.
+pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Mixed {
+    let fakes = [
+        Fake {
+            outputs: 2,
+            ..Fake {
+                rows: 8,
+                cols: 4,
+                ..Fake::of("FAILS_BELOW")
+            }
+        },
+        Fake {
+            outputs: 2,
+            ..Fake {
+                rows: 2,
+                cols: 3,
+                ..Fake::of("FAILS_BELOW")
+            }
+        },
+    ];
+    let source = Memory::with(&fakes).source();
+    let mut told = Mixed {
+        threads: threads.to_vec(),
+        ..Mixed::default()
+    };
+    for (i, &count) in threads.iter().enumerate() {
+        // More callers than lanes, so that they wait for each other.
+        let model = runtime(source.clone())
+            .instances(2 + i)
+            .load("fake")
+            .unwrap();
+        let share = calls / threads.len() as u64 / count as u64;
+        let parts: Vec<Mixed> = watched("mixed calls", |steps| {
+            std::thread::scope(|scope| {
+                let callers: Vec<_> = (0..count)
+                    .map(|thread| {
+                        let random = Random(seed ^ ((i as u64) << 32) ^ ((thread as u64) << 8));
+                        let model = &model;
+                        scope.spawn(move || caller(model, share, random, steps))
+                    })
+                    .collect();
+                callers
+                    .into_iter()
+                    .map(|caller| caller.join().unwrap())
+                    .collect()
+            })
+        });
+        for part in parts {
+            told.calls += part.calls;
+            told.good += part.good;
+            told.refused += part.refused;
+            told.failed += part.failed;
+            told.bad.extend(part.bad);
+        }
+    }
+    told
+}
+
+fn caller(model: &Model, calls: u64, mut random: Random, steps: &AtomicU64) -> Mixed {
+    const SIZES: [(i64, i64); 6] = [(8, 4), (2, 3), (7, 4), (1, 1), (2, 2), (5, 3)];
+    // Made once: what is measured is the runtime, and the answers are compared bit for bit.
+    let good: Vec<(Tensor, Vec<f32>, Vec<f32>)> = SIZES
+        .iter()
+        .map(|&(rows, cols)| {
+            let input = x(rows, cols);
+            let doubled = &input * 2;
+            // Sums of small whole numbers are exact in any order.
+            let sums = doubled.sum_dim_intlist(1, false, Kind::Float);
+            (input, flat(&doubled), flat(&sums))
+        })
+        .collect();
+    let negative = x(8, 4) - 2;
+    let wrong = [
+        x(8, 4).to_kind(Kind::Double),
+        x(4, 8).transpose(0, 1),
+        x(9, 5),
+        Tensor::new(),
+    ];
+    let mut told = Mixed::default();
+    for _ in 0..calls {
+        told.calls += 1;
+        match random.below(4) {
+            0 | 1 => {
+                let (input, doubled, sums) = random.of(&good);
+                match model.run("f", std::slice::from_ref(input)) {
+                    Ok(out) if flat(&out[0]) == *doubled && flat(&out[1]) == *sums => {
+                        told.good += 1
+                    }
+                    Ok(out) => told
+                        .bad
+                        .push(format!("{:?}: {:?}", input.size(), flat(&out[0]))),
+                    Err(error) => told.bad.push(error.to_string()),
+                }
+            }
+            2 => match model.run("f", std::slice::from_ref(&negative)) {
+                Err(RuntimeError::Failed { message, .. }) if message == "negative" => {
+                    told.failed += 1
+                }
+                other => told.bad.push(format!("a failing run: {other:?}")),
+            },
+            _ => match model.run("f", std::slice::from_ref(random.of(&wrong))) {
+                Err(RuntimeError::BadInput { .. } | RuntimeError::NoBucket { .. }) => {
+                    told.refused += 1
+                }
+                other => told.bad.push(format!("a bad input: {other:?}")),
+            },
+        }
+        steps.fetch_add(1, Relaxed);
+    }
+    told
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Fresh {
+    pub containers: u64,
+    pub rounds: u64,
+    /// Of these, containers of real artifacts; 0 where there is no store with some.
+    pub real: u64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Makes `containers` containers and races the first runs of each, with and without a failing one among them.
+pub fn fresh(containers: u64, seed: u64) -> Fresh {
+    let mut told = Fresh::default();
+    let mut random = Random(seed);
+    let source = Memory::with(&[Fake::of("FAILS_BELOW")]).source();
+    let wanted = flat(&(x(8, 4) * 2));
+    watched("fresh containers", |steps| {
+        while told.containers < containers {
+            let threads = *random.of(&[2, 4, 8]);
+            let model = Runtime::over(source.clone(), Device::Cpu).unwrap();
+            let model = model.instances(threads).load("fake").unwrap();
+            let failing = random.below(2) == 0;
+            let barrier = Barrier::new(threads);
+            let wrong = std::thread::scope(|scope| {
+                let callers: Vec<_> = (0..threads)
+                    .map(|thread| {
+                        let (model, barrier, wanted) = (&model, &barrier, &wanted);
+                        scope.spawn(move || {
+                            let fails = failing && thread % 2 == 0;
+                            let input = if fails { x(8, 4) - 2 } else { x(8, 4) };
+                            barrier.wait();
+                            match model.run("f", &[input]) {
+                                Ok(out) => fails || flat(&out[0]) != *wanted,
+                                Err(_) => !fails,
+                            }
+                        })
+                    })
+                    .collect();
+                let wrong: Vec<bool> = callers.into_iter().map(|c| c.join().unwrap()).collect();
+                wrong.contains(&true)
+            });
+            if wrong {
+                told.bad
+                    .push(format!("round {} of {threads} threads", told.rounds));
+            }
+            told.containers += threads as u64;
+            told.rounds += 1;
+            steps.fetch_add(1, Relaxed);
+        }
+        if let Some(store) = real::store() {
+            // A tenth of them real ones: slower to run, the same code of ours.
+            let (made, bad) = real::race(&store, containers / 10, steps);
+            told.real = made;
+            told.bad.extend(bad);
+        }
+    });
+    told
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Kept {
+    pub calls: u64,
+    pub kept: u64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Writes over inputs and outputs of earlier calls and runs again: no answer that was given changes, and no later one
+/// is touched by it.
+pub fn outputs(calls: u64, seed: u64) -> Kept {
+    let models = [
+        load(&[Fake {
+            outputs: 2,
+            ..Fake::sized(4, 4)
+        }]),
+        load(&[Fake::of("RETURNS_INPUT")]),
+        load(&[Fake {
+            rows: 1,
+            cols: 1,
+            ..Fake::of("RETURNS_WEIGHT")
+        }]),
+    ];
+    let mut told = Kept::default();
+    let mut random = Random(seed);
+    let mut held: Vec<(Tensor, Vec<f32>)> = Vec::new();
+    while told.calls < calls {
+        let which = random.below(models.len());
+        let (rows, cols) = match which {
+            0 => (1 + random.below(4) as i64, 1 + random.below(4) as i64),
+            1 => (8, 4),
+            _ => (1, 1),
+        };
+        let input = x(rows, cols) * (1 + random.below(100) as i64);
+        let expected = match which {
+            0 => flat(&(&input * 2)),
+            1 => flat(&input),
+            _ => vec![2.0],
+        };
+        let out = models[which].run("f", &[input.shallow_clone()]).unwrap();
+        told.calls += 1;
+        if flat(&out[0]) != expected {
+            told.bad.push(format!(
+                "call {}: model {which} answers {:?}",
+                told.calls,
+                flat(&out[0])
+            ));
+        }
+        match random.below(3) {
+            // The caller goes on using its input and its output.
+            0 => drop(input.shallow_clone().fill_(f64::NAN)),
+            1 => drop(out[0].shallow_clone().fill_(f64::NAN)),
+            _ => held.push((out[0].shallow_clone(), expected)),
+        }
+        if held.len() > 64 {
+            told.kept += 1;
+            let (tensor, was) = held.swap_remove(random.below(held.len()));
+            if flat(&tensor) != was {
+                told.bad.push(format!(
+                    "by call {}: an answer changed from {was:?} to {:?}",
+                    told.calls,
+                    flat(&tensor)
+                ));
+            }
+        }
+    }
+    told
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Swaps {
+    pub swaps: u64,
+    pub threads: u64,
+    pub answers: u64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Swaps weights `count` times under callers. The program has two steps with one weight: a call that saw two sets would
+/// answer the product of two different numbers.
+pub fn swaps(count: u64, threads: u64) -> Swaps {
+    let mut memory = Memory::default();
+    let mut program = memory.add(
+        "f",
+        &Fake {
+            outputs: 2,
+            ..Fake::sized(4, 4)
+        },
+    );
+    memory.programs.clear();
+    let mut second = program.steps[0].clone();
+    (second.inputs, second.outputs) = (vec![1], vec![3, 4]);
+    program.steps.push(second);
+    (program.values, program.results) = (5, vec![3, 4]);
+    memory.programs.insert(program.id, program);
+    const SETS: u64 = 8;
+    let sets: Vec<Digest> = (1..=SETS)
+        .map(|i| memory.put(fake::weights(&[("scale", &[i as f32])])))
+        .collect();
+    memory.weights = Some(sets[0]);
+    let runtime = runtime(memory.source()).instances(2);
+    let model = runtime.load("fake").unwrap();
+    let mut told = Swaps {
+        threads,
+        ..Swaps::default()
+    };
+    watched("swaps", |steps| {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..threads)
+                .map(|thread| {
+                    let (model, stop) = (&model, &stop);
+                    scope.spawn(move || {
+                        let ones = Tensor::ones(
+                            [4 - (thread % 2) as i64, 4],
+                            (Kind::Float, tch::Device::Cpu),
+                        );
+                        let (mut answers, mut bad) = (0, Vec::new());
+                        while !stop.load(Relaxed) {
+                            match model.run("f", std::slice::from_ref(&ones)) {
+                                Ok(out) => {
+                                    answers += 1;
+                                    let values = flat(&out[0]);
+                                    let square = (1..=SETS).any(|i| values[0] == (i * i) as f32);
+                                    if !square || values.iter().any(|value| *value != values[0]) {
+                                        bad.push(format!("mixed: {values:?}"));
+                                    }
+                                }
+                                Err(error) => bad.push(error.to_string()),
+                            }
+                        }
+                        (answers, bad)
+                    })
+                })
+                .collect();
+            for i in 0..count {
+                let set = sets[(i % SETS) as usize];
+                let swapped = runtime.weights(Some(set)).and_then(|set| model.swap(&set));
+                let one = Tensor::ones([4, 4], (Kind::Float, tch::Device::Cpu));
+                let after = model.run("f", &[one]).map(|out| flat(&out[0])[0]);
+                let wanted = ((i % SETS + 1) * (i % SETS + 1)) as f32;
+                // A call that begins after a swap has returned sees the new set.
+                if swapped.is_err() || after.as_ref().ok() != Some(&wanted) {
+                    told.bad
+                        .push(format!("swap {i}: {swapped:?}, then {after:?}"));
+                }
+                told.swaps += 1;
+                steps.fetch_add(1, Relaxed);
+            }
+            stop.store(true, Relaxed);
+            for caller in callers {
+                let (answers, bad) = caller.join().unwrap();
+                told.answers += answers;
+                told.bad.extend(bad);
+            }
+        });
+    });
+    told
+}

@@ -1,0 +1,207 @@
+// Does to the shim what runtime/ffi does, for the sanitizers: containers of artifacts that behave and that don't, from
+// several threads at once.
+//
+//   driver FOLDER all|leak|use-after-free ROUNDS       FOLDER has one shared object per behaviour of misbehaving.cpp
+
+#include <ATen/ATen.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+using Ptr = void*;
+struct Pair {
+  const char* name;
+  Ptr tensor;
+};
+struct Meta {
+  const int64_t* sizes;
+  const int64_t* strides;
+  uint8_t* data;
+  uint8_t* storage;
+  int64_t storage_bytes;
+  uint32_t rank;
+  int32_t device_index;
+  int8_t dtype;
+  int8_t device_type;
+  uint8_t flags;
+};
+
+extern "C" {
+void precast_capture_messages();
+const char* precast_last_error();
+int32_t precast_tensor_meta(const void*, Meta*);
+Ptr precast_tensor_share(const void*);
+void precast_tensor_delete(Ptr);
+int32_t precast_create(Ptr f, Ptr* made, const char* name, int32_t device);
+int32_t precast_delete(Ptr f, Ptr);
+int32_t precast_run(Ptr f, Ptr, Ptr* in, size_t n_in, Ptr* out, size_t n_out, Ptr stream, Ptr proxy);
+int32_t precast_count(Ptr f, Ptr, size_t*);
+int32_t precast_name(Ptr f, Ptr, size_t, const char**);
+int32_t precast_size(Ptr f, Ptr, size_t, size_t*);
+int32_t precast_bind(Ptr f, Ptr, const Pair*, size_t);
+}
+
+namespace {
+
+std::atomic<uint64_t> calls{0};
+
+#define MUST(what)                                                   \
+  do {                                                               \
+    if (!(what)) {                                                   \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
+      std::_Exit(3);                                                 \
+    }                                                                \
+  } while (0)
+
+struct Library {
+  Ptr handle;
+  Ptr at(const char* name) const {
+    Ptr found = dlsym(handle, (std::string("AOTInductorModelContainer") + name).c_str());
+    MUST(found);
+    return found;
+  }
+};
+
+const std::vector<std::string> behaviours = {
+    "OK", "THROWS", "FAILS", "FAILS_HALF", "NO_OUTPUT", "RETURNS_INPUT", "RETURNS_WEIGHT", "NO_CONTAINER"};
+
+Ptr owned(at::Tensor tensor) { return new at::Tensor(std::move(tensor)); }
+
+// A program's life: made, asked, bound, run with inputs that are stolen or not, bound again, deleted.
+void life(const Library& library, const std::string& behaviour) {
+  Ptr container = nullptr;
+  calls += 1;
+  if (precast_create(library.at("CreateWithDevice"), &container, "cpu", -1) != 0) {
+    MUST(behaviour == "NO_CONTAINER");
+    MUST(std::string(precast_last_error()) == "the fake has no container");
+    return;
+  }
+  size_t n = 0, bytes = 0;
+  MUST(precast_count(library.at("GetNumConstants"), container, &n) == 0 && n == 2);
+  const char* name = nullptr;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < n; i++) {
+    MUST(precast_name(library.at("GetConstantName"), container, i, &name) == 0);
+    MUST(precast_size(library.at("GetConstantDataSize"), container, i, &bytes) == 0 && bytes == 64);
+    names.emplace_back(name);
+  }
+  calls += 1 + 2 * n;
+  // Too few constants: an error with its words.
+  const Pair none{"nobody", nullptr};
+  MUST(precast_bind(library.at("UpdateUserManagedConstantBufferPairs"), container, &none, 1) != 0);
+  MUST(std::strstr(precast_last_error(), "is not bound"));
+  Ptr weights[2] = {owned(at::full({1}, 2.0)), owned(at::full({1}, 1.0))};
+  const Pair pairs[2] = {{names[0].c_str(), weights[0]}, {names[1].c_str(), weights[1]}};
+  const Ptr bind = library.at("UpdateUserManagedConstantBufferPairs");
+  MUST(precast_bind(bind, container, pairs, 2) == 0);
+  const Ptr input = owned(at::ones({1, 1}));
+  const Ptr run = library.at("RunSingleThreaded");
+  for (int round = 0; round < 3; round++) {
+    Ptr in[2] = {precast_tensor_share(input), nullptr}, out[2] = {};
+    const int32_t code = precast_run(run, container, in, 1, out, 1, nullptr, nullptr);
+    const bool fails = behaviour == "THROWS" || behaviour == "FAILS" || behaviour == "FAILS_HALF";
+    MUST((code != 0) == fails);
+    if (fails) MUST(std::strlen(precast_last_error()) > 0);
+    // What the callee left is ours; what it wrote too, also before it failed.
+    if (in[0]) precast_tensor_delete(in[0]);
+    if (out[0]) {
+      Meta meta;
+      MUST(precast_tensor_meta(out[0], &meta) == 0 && meta.rank == 2 && meta.sizes[0] == 1);
+      if (behaviour == "OK") MUST(reinterpret_cast<float*>(meta.data)[0] == 3.0f);
+      precast_tensor_delete(out[0]);
+    }
+    // The wrong number of inputs is thrown through the C ABI.
+    in[0] = precast_tensor_share(input), in[1] = precast_tensor_share(input);
+    MUST(precast_run(run, container, in, 2, out, 1, nullptr, nullptr) != 0);
+    for (Ptr left : in)
+      if (left) precast_tensor_delete(left);
+    calls += 8;
+  }
+  MUST(precast_bind(bind, container, pairs, 2) == 0);
+  MUST(precast_delete(library.at("Delete"), container) == 0);
+  precast_tensor_delete(input);
+  for (Ptr weight : weights) precast_tensor_delete(weight);
+  calls += 6;
+}
+
+// Metadata of every kind of tensor there is.
+void metas() {
+  std::vector<at::Tensor> tensors = {
+      at::Tensor(),
+      at::ones({}),
+      at::ones({1, 2, 3, 4, 5, 6, 7, 8, 9}),
+      at::ones({0, 3}),
+      at::ones({4, 4}).t(),
+      at::ones({1}).expand({1 << 20, 1 << 20}),
+      at::ones({8}).slice(0, 1, 7, 2),
+      at::ones({4, 4}).to_sparse(),
+      at::ones({4, 4}).to_sparse_csr(),
+      at::quantize_per_tensor(at::ones({4, 4}), 0.5, 0, at::kQInt8),
+      at::ones({4}, at::kComplexFloat).conj(),
+      at::imag(at::ones({4}, at::kComplexFloat).conj()),
+      at::ones({2, 2}, at::kBool),
+      at::_efficientzerotensor({4, 4}),
+      at::empty({4, 4}, at::TensorOptions(at::kMeta)),
+  };
+  for (const auto& tensor : tensors) {
+    Meta meta;
+    MUST(precast_tensor_meta(&tensor, &meta) == 0);
+    MUST(((meta.flags & 1) != 0) == tensor.defined());
+    Ptr share = precast_tensor_share(&tensor);
+    Meta again;
+    MUST(precast_tensor_meta(share, &again) == 0 && again.sizes == meta.sizes && again.data == meta.data);
+    // Reading all of what the sizes and strides point to.
+    int64_t sum = 0;
+    for (uint32_t axis = 0; axis < meta.rank; axis++) sum += meta.sizes[axis] + meta.strides[axis];
+    MUST(sum >= 0);
+    precast_tensor_delete(share);
+    calls += 4;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MUST(argc == 4);
+  const std::string folder = argv[1], what = argv[2];
+  const long rounds = std::atol(argv[3]);
+  precast_capture_messages();
+  precast_capture_messages();
+  std::map<std::string, Library> libraries;
+  for (const auto& behaviour : behaviours) {
+    Ptr handle = dlopen((folder + "/" + behaviour + ".so").c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!handle) std::fprintf(stderr, "%s\n", dlerror());
+    MUST(handle);
+    libraries[behaviour] = {handle};
+  }
+  if (what == "use-after-free") {
+    Ptr tensor = owned(at::ones({1}));
+    precast_tensor_delete(tensor);
+    Meta meta;
+    precast_tensor_meta(tensor, &meta);
+    return 0;
+  }
+  if (what == "leak") {
+    for (long i = 0; i < rounds; i++) precast_tensor_share(owned(at::ones({1})));
+    return 0;
+  }
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; t++)
+    threads.emplace_back([&, t] {
+      for (long i = t; i < rounds; i += 4) {
+        const auto& behaviour = behaviours[static_cast<size_t>(i) % behaviours.size()];
+        life(libraries[behaviour], behaviour);
+        if (i % 8 == 0) metas();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  std::printf("calls: %llu\n", static_cast<unsigned long long>(calls.load()));
+  return 0;
+}

@@ -1,0 +1,183 @@
+//! The whole figures of PROMISES 15 to 25, written to `benchmarks/torture-runtime.json`. `make torture-runtime` runs this.
+//!
+//! `PRECAST_TORTURE_SCALE` (1 by default) scales every count; the file says which it was.
+
+use std::{collections::BTreeMap, process::Command, time::Instant};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{SEED, bad_calls, crowds, exits, fake, loading, memory, padding, races, real, shim};
+
+struct Report {
+    scale: f64,
+    parts: BTreeMap<String, Value>,
+    bad: usize,
+}
+
+impl Report {
+    fn count(&self, whole: u64) -> u64 {
+        ((whole as f64 * self.scale) as u64).max(1)
+    }
+
+    /// Runs one part and keeps what it tells; `bad` is what went wrong.
+    fn part<T: Serialize>(
+        &mut self,
+        name: &str,
+        seed: Option<u64>,
+        work: impl FnOnce() -> (T, Vec<String>),
+    ) {
+        let begin = Instant::now();
+        let (told, bad) = work();
+        let mut told = serde_json::to_value(told).unwrap();
+        if let Some(seed) = seed {
+            told["seed"] = json!(seed);
+        }
+        told["bad"] = json!(bad.len());
+        if !bad.is_empty() {
+            told["examples"] = json!(bad.iter().take(5).collect::<Vec<_>>());
+        }
+        told["seconds"] = json!((begin.elapsed().as_secs_f64() * 10.0).round() / 10.0);
+        println!("{name}: {told}");
+        self.bad += bad.len();
+        self.parts.insert(name.to_owned(), told);
+        self.save();
+    }
+
+    fn skip(&mut self, name: &str, why: &str) {
+        println!("{name}: skipped: {why}");
+        self.parts
+            .insert(name.to_owned(), json!({ "skipped": why }));
+        self.save();
+    }
+
+    /// Saved after every part, so that what ran is there when a later part is cut off.
+    fn save(&self) {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/benchmarks/torture-runtime.json"
+        );
+        let document = json!({
+            "schema": 1,
+            "command": "make torture-runtime",
+            "date": printed("date", &["-u", "+%F"]),
+            "commit": printed("git", &["rev-parse", "--short", "HEAD"]),
+            "machine": {
+                "cpu": cpu(),
+                "cores": std::thread::available_parallelism().map_or(1, usize::from),
+                "kernel": printed("uname", &["-sr"]),
+                "torch": fake::target().torch,
+                "compiler": printed("g++", &["-dumpfullversion"]),
+            },
+            "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
+            "scale": self.scale,
+            "bad": self.bad,
+            "parts": self.parts,
+        });
+        let text = serde_json::to_string_pretty(&document).unwrap();
+        std::fs::write(path, format!("{text}\n")).unwrap();
+    }
+}
+
+fn printed(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    (output.status.success() && !text.is_empty()).then_some(text)
+}
+
+fn cpu() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))?;
+    Some(line.trim_start_matches([':', ' ', '\t']).to_owned())
+}
+
+/// Takes what went wrong out of what a part tells.
+macro_rules! told {
+    ($told:expr) => {{
+        let mut told = $told;
+        let bad = std::mem::take(&mut told.bad);
+        (told, bad)
+    }};
+}
+
+pub fn run() {
+    let scale = std::env::var("PRECAST_TORTURE_SCALE")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let mut report = Report {
+        scale: scale.unwrap_or(1.0),
+        parts: BTreeMap::new(),
+        bad: 0,
+    };
+    let report = &mut report;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+
+    let count = report.count(100_000);
+    report.part("15 bad calls", Some(SEED), || {
+        told!(bad_calls::run(SEED, count))
+    });
+    let count = report.count(1_000_000);
+    report.part("16 mixed calls", Some(SEED), || {
+        told!(crowds::mixed(&[4, 8, 16, 32, 64], count, SEED))
+    });
+    let count = report.count(10_000);
+    report.part("16 fresh containers", Some(SEED), || {
+        told!(crowds::fresh(count, SEED))
+    });
+    report.part("17 padding, fake artifacts", None, || {
+        told!(padding::fakes(&[
+            (1, 1),
+            (2, 3),
+            (4, 4),
+            (8, 4),
+            (5, 7),
+            (8, 16)
+        ]))
+    });
+    let count = report.count(100_000);
+    report.part("17 padding, several callers", None, || {
+        told!(padding::threads(count))
+    });
+    match real::store() {
+        Some(store) => report.part("17 padding, real artifacts", None, || {
+            told!(padding::real(&store))
+        }),
+        None => report.skip(
+            "17 padding, real artifacts",
+            "run `cargo test --test numerics` first",
+        ),
+    }
+    report.part("18 wrong hosts", None, || told!(loading::hosts()));
+    let count = report.count(100_000);
+    report.part("19 swap races", Some(SEED), || {
+        told!(races::run(count, cores.div_ceil(2), SEED))
+    });
+    let count = report.count(5_000);
+    report.part("20 artifacts that do not load", Some(SEED), || {
+        told!(loading::broken(count, SEED))
+    });
+    let count = report.count(200_000);
+    report.part("21 outputs are the caller's", Some(SEED), || {
+        told!(crowds::outputs(count, SEED))
+    });
+    report.part("22 weights once", None, || {
+        told!(memory::sharing(8, 256 << 20))
+    });
+    let count = report.count(100);
+    report.part("23 no memory", None, || told!(memory::exhaustion(count)));
+    let count = report.count(1_000_000);
+    report.part("24 leaks", None, || told!(memory::leaks(count)));
+    let count = report.count(1_000);
+    report.part("24 exits in mid-work", Some(SEED), || {
+        told!(exits::run(count, cores, SEED))
+    });
+    let count = report.count(1_000);
+    report.part("25 hot swaps", None, || told!(crowds::swaps(count, 4)));
+    let count = report.count(40_000);
+    report.part("the shim under sanitizers", None, || {
+        told!(shim::run(count))
+    });
+    assert_eq!(report.bad, 0, "see benchmarks/torture-runtime.json");
+}

@@ -1,0 +1,257 @@
+//! Hosts that are not those of the target, and artifacts that do not load.
+
+use std::{
+    fs::File,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use precast::{
+    Device, Digest, Mapped, Runtime,
+    record::{Artifact, Program, Release},
+    runtime::{RuntimeError, Source, SourceError},
+    target::DeviceKind,
+};
+use serde::Serialize;
+
+use crate::{
+    Random,
+    fake::{Fake, Memory},
+    flat, runtime, x,
+};
+
+/// A source that counts how often code is asked for.
+struct Counting {
+    memory: Memory,
+    code: AtomicU64,
+}
+
+impl Source for Counting {
+    fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
+        self.memory.release(model, name)
+    }
+    fn program(&self, id: &Digest) -> Result<Program, SourceError> {
+        Source::program(&self.memory, id)
+    }
+    fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError> {
+        Source::artifact(&self.memory, key)
+    }
+    fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
+        self.code.fetch_add(1, Relaxed);
+        self.memory.memfd(object)
+    }
+    fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
+        self.memory.map(object)
+    }
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Hosts {
+    pub refused: u64,
+    /// How often a refused program's code was asked for.
+    pub code_read: u64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Loads programs for other hosts: every set of differences, one program in a release of two, and devices that are not
+/// there. Each is refused with exactly the fields that differ, and no code is read.
+pub fn hosts() -> Hosts {
+    const FIELDS: [&str; 9] = [
+        "os",
+        "arch",
+        "device",
+        "torch",
+        "torch_git",
+        "cuda",
+        "sm",
+        "cxx11_abi",
+        "isa",
+    ];
+    let mut told = Hosts::default();
+    for set in 1u32..1 << FIELDS.len() {
+        let mut memory = Memory::with(&[Fake::sized(4, 4), Fake::sized(2, 3)]);
+        let id = *memory.programs.keys().min().unwrap();
+        let target = &mut memory.programs.get_mut(&id).unwrap().target;
+        let has = |field: &str| set >> FIELDS.iter().position(|f| *f == field).unwrap() & 1 == 1;
+        if has("os") {
+            target.os = "plan9".into();
+        }
+        if has("arch") {
+            target.arch = "riscv64".into();
+        }
+        if has("device") {
+            target.device = DeviceKind::Cuda;
+        }
+        if has("torch") {
+            target.torch = "2.10.1+cu126".into();
+        }
+        if has("torch_git") {
+            target.torch_git = "0123456789abcdef".into();
+        }
+        // Of a CUDA target alone do these two decide.
+        if has("cuda") {
+            target.cuda = Some("12.6".into());
+        }
+        if has("sm") {
+            target.sm = Some("100".into());
+        }
+        if has("cxx11_abi") {
+            target.cxx11_abi = !target.cxx11_abi;
+        }
+        if has("isa") {
+            target.features.push("avx1024".into());
+        }
+        let on_cuda = has("device");
+        let mut expected: Vec<&str> = FIELDS
+            .into_iter()
+            .filter(|field| has(field) && (on_cuda || !["cuda", "sm"].contains(field)))
+            // On another architecture there is nothing to say about its features.
+            .filter(|field| *field != "isa" || !has("arch"))
+            .collect();
+        if expected.is_empty() {
+            continue;
+        }
+        let source = Arc::new(Counting {
+            memory,
+            code: AtomicU64::new(0),
+        });
+        let error = runtime(source.clone()).load("fake").err();
+        let read = source.code.load(Relaxed);
+        told.code_read += read;
+        match error {
+            Some(RuntimeError::WrongTarget {
+                mismatches,
+                program,
+                ..
+            }) if program == id && read == 0 => {
+                let mut fields: Vec<&str> = mismatches.iter().map(|m| m.field).collect();
+                // A CUDA target always differs in the compute capability from a host without one.
+                fields.retain(|field| has(field) || !["cuda", "sm"].contains(field));
+                fields.sort_unstable();
+                expected.sort_unstable();
+                match fields == expected {
+                    true => told.refused += 1,
+                    false => told.bad.push(format!("{expected:?} told as {fields:?}")),
+                }
+            }
+            other => told
+                .bad
+                .push(format!("{expected:?}: {other:?}, {read} reads")),
+        }
+    }
+    let nowhere = [Device::Cuda(0), Device::Cuda(7), Device::Cuda(usize::MAX)];
+    for device in nowhere {
+        if device == Device::Cuda(0) && std::path::Path::new("/dev/nvidiactl").exists() {
+            continue;
+        }
+        for devices in [vec![device], vec![Device::Cpu, device]] {
+            match Runtime::over(Memory::with(&[Fake::default()]).source(), devices) {
+                Err(RuntimeError::NoDevice { device: named, .. }) if named == device => {
+                    told.refused += 1
+                }
+                other => told.bad.push(format!("{device}: {:?}", other.err())),
+            }
+        }
+    }
+    told
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Broken {
+    pub loads: u64,
+    pub set_aside: u64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Loads a model one of whose two buckets is broken in a seeded way, again and again: it is set aside once, by name, and
+/// the other bucket answers its requests.
+pub fn broken(loads: u64, seed: u64) -> Broken {
+    let mut random = Random(seed);
+    let mut told = Broken::default();
+    while told.loads < loads {
+        let whole = Fake::sized(4, 4);
+        let mut memory = Memory::with(std::slice::from_ref(&whole));
+        let way = random.below(7);
+        let behaviour = match way {
+            0 => "NO_SYMBOL",
+            1 => "NO_CONTAINER",
+            _ => "OK",
+        };
+        let program = memory.add(
+            "f",
+            &Fake {
+                behaviour,
+                ..Fake::sized(2, 2)
+            },
+        );
+        let artifact = program.steps[0].artifact;
+        // Bytes nobody has loaded: an object that is in the process already is not read again.
+        let mut bytes = memory.objects[&memory.artifacts[&artifact].object].clone();
+        bytes.extend(random.draw().to_le_bytes());
+        let object = memory.put(bytes.clone());
+        memory.artifacts.get_mut(&artifact).unwrap().object = object;
+        let what = match way {
+            0 | 1 => behaviour.to_owned(),
+            2 => {
+                // The digest does not know of it.
+                let at = random.below(bytes.len());
+                bytes[at] ^= 1 << random.below(8);
+                memory.objects.insert(object, bytes);
+                format!("byte {at} changed")
+            }
+            3 => {
+                let length = random.below(bytes.len());
+                bytes.truncate(length);
+                memory.objects.insert(object, bytes);
+                format!("cut to {length}")
+            }
+            4 => {
+                // Whole by its digest, and no shared object the loader takes.
+                let length = random.below(4096);
+                bytes.truncate(length);
+                let other = memory.put(bytes);
+                memory.artifacts.get_mut(&artifact).unwrap().object = other;
+                format!("published with {length} bytes")
+            }
+            5 => {
+                let other = memory.put((0..5000).map(|_| random.draw() as u8).collect());
+                memory.artifacts.get_mut(&artifact).unwrap().object = other;
+                "noise".to_owned()
+            }
+            _ => {
+                let record = memory.artifacts.get_mut(&artifact).unwrap();
+                record.inputs.push(record.inputs[0].clone());
+                "another number of inputs".to_owned()
+            }
+        };
+        told.loads += 1;
+        let id = program.id;
+        let loaded = runtime(memory.source()).load("fake");
+        let model = match loaded {
+            Ok(model) => model,
+            // A record that is wrong in itself is no artifact's fault, and says so.
+            Err(RuntimeError::Malformed { .. }) if way == 6 => continue,
+            Err(error) => {
+                told.bad
+                    .push(format!("{what}: the model does not load: {error}"));
+                continue;
+            }
+        };
+        let aside: Vec<Digest> = model
+            .quarantined()
+            .iter()
+            .map(|lost| lost.program)
+            .collect();
+        let answer = model.run("f", &[x(2, 2)]).map(|out| flat(&out[0]));
+        if aside != [id] || answer.as_ref().ok() != Some(&flat(&(x(2, 2) * 2))) {
+            told.bad
+                .push(format!("{what}: set aside {aside:?}, then {answer:?}"));
+        }
+        told.set_aside += 1;
+    }
+    told
+}

@@ -1,0 +1,169 @@
+//! Tries to break the runtime: what `make torture-runtime` runs at full size and `cargo test` as a small seeded sample.
+//!
+//! | file | PROMISES |
+//! |---|---|
+//! | `bad_calls` | 15: no input crashes or gives silently wrong numbers |
+//! | `crowds` | 16, 21, 25: callers never harm each other, outputs stay, weights are swapped under load |
+//! | `padding` | 17: padding and what an earlier call left never reach an answer |
+//! | `loading` | 18, 20: wrong hosts, artifacts that don't load |
+//! | `races` | 19: only verified bytes execute |
+//! | `memory` | 22, 23, 24: weights once, no memory is an error, nothing leaks |
+//! | `exits` | 24: a process may end in mid-work |
+//! | `shim` | the C++ shim under AddressSanitizer |
+//!
+//! What may take the process down, or is measured on a whole process, runs in children: this binary starts itself
+//! (`act`). Real artifacts join in where `cargo test --test numerics` has left its store.
+#![cfg(feature = "torch")]
+
+#[path = "../fake/mod.rs"]
+mod fake;
+
+mod act;
+mod bad_calls;
+mod crowds;
+mod exits;
+mod full;
+mod guard;
+mod loading;
+mod memory;
+mod padding;
+mod races;
+mod real;
+mod shim;
+
+use std::sync::Arc;
+
+use fake::{Fake, Memory};
+use precast::{Device, Model, Runtime, runtime::Source};
+use tch::{Kind, Tensor};
+
+/// A small generator whose sequence a seed decides: splitmix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Returns a number below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.draw() % end.max(1) as u64) as usize
+    }
+
+    /// Returns one of `these`.
+    pub fn of<'a, T>(&mut self, these: &'a [T]) -> &'a T {
+        &these[self.below(these.len())]
+    }
+}
+
+/// Where every generator of a sample begins.
+const SEED: u64 = 20_261_121;
+
+fn runtime(source: Arc<dyn Source>) -> Runtime {
+    Runtime::over(source, Device::Cpu).unwrap()
+}
+
+fn load(fakes: &[Fake]) -> Model {
+    runtime(Memory::with(fakes).source()).load("fake").unwrap()
+}
+
+/// Returns `rows` x `cols` float32 numbers from 1 on, which a fake with `scale` = 2 doubles exactly.
+fn x(rows: i64, cols: i64) -> Tensor {
+    (Tensor::arange(rows * cols, (Kind::Float, tch::Device::Cpu)) + 1).reshape([rows, cols])
+}
+
+fn flat(tensor: &Tensor) -> Vec<f32> {
+    Vec::<f32>::try_from(tensor.contiguous().view(-1)).unwrap()
+}
+
+/// Not a test: what this binary does when it is run as a child of one.
+#[test]
+fn actor() {
+    act::act();
+}
+
+#[test]
+fn bad_calls_are_refused_by_name() {
+    let told = bad_calls::run(SEED, 4_000);
+    assert_eq!(told.bad, [] as [String; 0]);
+    assert!(told.kinds.len() > 20, "{:?}", told.kinds.keys());
+}
+
+#[test]
+fn callers_that_fail_never_harm_others() {
+    let told = crowds::mixed(&[4, 16], 10_000, SEED);
+    assert_eq!(told.bad, [] as [String; 0]);
+    assert!(told.refused > 1_000 && told.failed > 1_000, "{told:?}");
+    let told = crowds::fresh(200, SEED);
+    assert_eq!(told.bad, [] as [String; 0]);
+}
+
+#[test]
+fn outputs_stay_what_they_were() {
+    assert_eq!(crowds::outputs(3_000, SEED).bad, [] as [String; 0]);
+}
+
+#[test]
+fn weights_are_swapped_under_load() {
+    let told = crowds::swaps(100, 3);
+    assert_eq!(told.bad, [] as [String; 0]);
+    assert!(told.answers > 0);
+}
+
+#[test]
+fn padding_changes_no_answer() {
+    let told = padding::fakes(&[(1, 1), (2, 3), (4, 4)]);
+    assert_eq!(told.bad, [] as [String; 0]);
+    assert!(told.sizes == 1 + 6 + 16, "{told:?}");
+}
+
+#[test]
+fn wrong_hosts_are_refused_before_anything_is_loaded() {
+    let told = loading::hosts();
+    assert_eq!(told.bad, [] as [String; 0]);
+    assert!(told.refused > 200, "{told:?}");
+}
+
+#[test]
+fn what_does_not_load_is_set_aside_and_the_ladder_answers() {
+    let told = loading::broken(40, SEED);
+    assert_eq!(told.bad, [] as [String; 0]);
+    assert!(told.loads == 40, "{told:?}");
+}
+
+#[test]
+fn only_verified_bytes_are_executed() {
+    let told = races::run(400, 1, SEED);
+    assert_eq!(told.bad, [] as [String; 0]);
+    assert!(told.loaded > 50 && told.refused > 50, "{told:?}");
+    assert!(told.control, "the canary says when it is executed");
+}
+
+#[test]
+fn weights_are_held_once_and_nothing_leaks() {
+    let told = memory::sharing(4, 32 << 20);
+    assert_eq!(told.bad, [] as [String; 0]);
+    let told = memory::leaks(40_000);
+    assert_eq!(told.bad, [] as [String; 0]);
+}
+
+#[test]
+fn no_memory_is_an_error_and_memory_returns() {
+    assert_eq!(memory::exhaustion(5).bad, [] as [String; 0]);
+}
+
+#[test]
+fn a_process_may_end_in_mid_work() {
+    let told = exits::run(8, 2, SEED);
+    assert_eq!(told.bad, [] as [String; 0]);
+}
+
+#[test]
+#[ignore = "minutes: `make torture-runtime` runs it"]
+fn full() {
+    full::run();
+}

@@ -1,0 +1,317 @@
+//! What a process's memory shows: weights held once, no memory as an error, nothing lost call by call.
+
+use precast::{Device, Runtime, runtime::RuntimeError};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+use crate::{
+    act,
+    fake::{self, Fake, Memory},
+    flat, load, x,
+};
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// Returns a field of `/proc/self/status`, in bytes.
+fn status(field: &str) -> i64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(field))
+        .unwrap();
+    let kib: i64 = line
+        .trim_matches([':', ' ', '\t', 'k', 'B'])
+        .parse()
+        .unwrap();
+    kib << 10
+}
+
+/// Resident bytes, with what the C allocator keeps for later given back first.
+fn resident() -> i64 {
+    // SAFETY: it only gives free memory back.
+    unsafe { libc::malloc_trim(0) };
+    status("VmRSS")
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Sharing {
+    pub buckets: u64,
+    pub weights_mib: f64,
+    /// What each bucket after the first added, and its part of the weights.
+    pub added_mib: f64,
+    pub share: f64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Loads one bucket, then `buckets` of them, on one weight set.
+pub fn sharing(buckets: u64, bytes: u64) -> Sharing {
+    let mut told = Sharing {
+        buckets,
+        weights_mib: bytes as f64 / MIB,
+        ..Sharing::default()
+    };
+    match act::ask("sharing", &json!({ "buckets": buckets, "bytes": bytes })) {
+        Ok(answer) => {
+            told.added_mib = answer["added"].as_f64().unwrap() / MIB;
+            told.share = told.added_mib / told.weights_mib;
+            if told.share >= 0.01 {
+                told.bad.push(format!(
+                    "{buckets} buckets added {answer} to {bytes} bytes of weights"
+                ));
+            }
+            // Loading them touched the weights: a copy of them is seen.
+            if answer["copy"].as_f64().unwrap() < 0.9 * bytes as f64 {
+                told.bad
+                    .push(format!("a copy of the weights does not show: {answer}"));
+            }
+        }
+        Err(why) => told.bad.push(why),
+    }
+    told
+}
+
+pub fn sharing_child(with: &Value) -> Value {
+    let (buckets, bytes) = (
+        with["buckets"].as_i64().unwrap(),
+        with["bytes"].as_u64().unwrap(),
+    );
+    let elements = bytes as i64 / 4;
+    let fakes: Vec<Fake> = (1..=buckets)
+        .map(|rows| Fake {
+            elements,
+            ..Fake::sized(rows, 2)
+        })
+        .collect();
+    let weights = || fake::weights(&[("scale", &vec![2.0; elements as usize])]);
+    let source = |fakes: &[Fake]| {
+        let mut memory = Memory::with(fakes);
+        memory.weights = Some(memory.put(weights()));
+        memory.source()
+    };
+    let one = Runtime::over(source(&fakes[..1]), Device::Cpu).unwrap();
+    let all = Runtime::over(source(&fakes), Device::Cpu).unwrap();
+    // Both sources hold the bytes; each runtime maps them once more, as a store's file is mapped.
+    let answers = |model: &precast::Model, fakes: &[Fake]| {
+        for fake in fakes {
+            let out = model.run("f", &[x(fake.rows, fake.cols)]).unwrap();
+            assert_eq!(flat(&out[0]), flat(&(x(fake.rows, fake.cols) * 2)));
+        }
+    };
+    let touch = |runtime: &Runtime| {
+        runtime
+            .weights_of("fake")
+            .unwrap()
+            .read("scale")
+            .unwrap()
+            .size()
+    };
+    // The first of each kind pays for libtorch's own start.
+    let first = one.load("fake").unwrap();
+    answers(&first, &fakes[..1]);
+    touch(&one);
+    let begin = resident();
+    let kept = all.load("fake").unwrap();
+    touch(&all);
+    answers(&kept, &fakes);
+    let with_weights = resident() - begin;
+    // What remains of the growth when the weights themselves are taken off.
+    let added = with_weights - bytes as i64;
+    let copy = {
+        let begin = resident();
+        let copy = all.weights_of("fake").unwrap().read("scale").unwrap();
+        let grown = resident() - begin;
+        drop(copy);
+        grown
+    };
+    json!({ "added": added, "copy": copy })
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Leaks {
+    pub good_calls: u64,
+    pub refused_calls: u64,
+    pub good_growth_mib: f64,
+    pub refused_growth_mib: f64,
+    /// A tenth as many calls of an artifact that forgets one tensor a call.
+    pub seeded_growth_mib: f64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Makes `calls` good and as many refused calls; then a tenth as many that leak.
+pub fn leaks(calls: u64) -> Leaks {
+    let mut told = Leaks {
+        good_calls: calls,
+        refused_calls: calls,
+        ..Leaks::default()
+    };
+    let grown = |kind: &str, calls: u64| -> Result<f64, String> {
+        let answer = act::ask("leaks", &json!({ "kind": kind, "calls": calls }))?;
+        answer["grown"]
+            .as_f64()
+            .ok_or_else(|| answer.to_string())
+            .map(|bytes| bytes / MIB)
+    };
+    let mut note = |name: &str, found: Result<f64, String>, flat: bool, least: f64| match found {
+        Ok(mib) => {
+            if flat && mib > 1.0 {
+                told.bad
+                    .push(format!("{name}: {mib:.2} MiB more after the calls"));
+            }
+            if !flat && mib < least {
+                told.bad
+                    .push(format!("{name}: {mib:.2} MiB, a leak that was not seen"));
+            }
+            mib
+        }
+        Err(why) => {
+            told.bad.push(why);
+            f64::NAN
+        }
+    };
+    let good = note("good calls", grown("good", calls), true, 0.0);
+    let refused = note("refused calls", grown("refused", calls), true, 0.0);
+    // A tensor of 128 bytes and its objects: at least 256 bytes a call.
+    let least = calls as f64 / 10.0 * 256.0 / MIB;
+    let seeded = note(
+        "the seeded leak",
+        grown("leaking", calls / 10),
+        false,
+        least,
+    );
+    (
+        told.good_growth_mib,
+        told.refused_growth_mib,
+        told.seeded_growth_mib,
+    ) = (good, refused, seeded);
+    told
+}
+
+pub fn leaks_child(with: &Value) -> Value {
+    let calls = with["calls"].as_u64().unwrap();
+    let kind = with["kind"].as_str().unwrap();
+    let behaviour = if kind == "leaking" {
+        "LEAKS"
+    } else {
+        "FAILS_BELOW"
+    };
+    let model = load(&[Fake {
+        outputs: 2,
+        ..Fake::of(behaviour)
+    }]);
+    let (whole, small, negative) = (x(8, 4), x(3, 2), x(8, 4) - 2);
+    let wrong = [
+        x(8, 4).to_kind(Kind::Double),
+        x(4, 8).transpose(0, 1),
+        x(9, 5),
+        Tensor::new(),
+    ];
+    let call = |i: u64| match (kind, i % 4) {
+        ("refused", 3) => drop(model.run("f", &[negative.shallow_clone()]).unwrap_err()),
+        ("refused", _) => drop(
+            model
+                .run("f", std::slice::from_ref(&wrong[(i % 5 % 4) as usize]))
+                .unwrap_err(),
+        ),
+        (_, 0) => drop(model.run("f", &[small.shallow_clone()]).unwrap()),
+        _ => drop(model.run("f", &[whole.shallow_clone()]).unwrap()),
+    };
+    (0..calls.min(20_000)).for_each(call);
+    let before = resident();
+    (0..calls).for_each(call);
+    json!({ "grown": resident() - before })
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Exhausted {
+    pub rounds: u64,
+    /// Calls that were refused for want of memory.
+    pub refused: u64,
+    pub growth_mib: f64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Calls a bucket whose output and padding buffer do not fit into what the process may have, `rounds` times.
+pub fn exhaustion(rounds: u64) -> Exhausted {
+    let mut told = Exhausted {
+        rounds,
+        ..Exhausted::default()
+    };
+    match act::ask("exhaustion", &json!({ "rounds": rounds })) {
+        Ok(answer) => {
+            told.refused = answer["refused"].as_u64().unwrap();
+            told.growth_mib = answer["growth"].as_f64().unwrap() / MIB;
+            let bad: Vec<String> = serde_json::from_value(answer["bad"].clone()).unwrap();
+            told.bad.extend(bad);
+            if told.refused != 2 * rounds || told.growth_mib > 8.0 {
+                told.bad.push(answer.to_string());
+            }
+        }
+        Err(why) => told.bad.push(why),
+    }
+    told
+}
+
+pub fn exhaustion_child(with: &Value) -> Value {
+    // 100 MiB: more than what the C allocator has set aside for a thread.
+    const SIDE: i64 = 5120;
+    let model = load(&[Fake::sized(SIDE, SIDE)]);
+    let small = load(&[Fake::sized(2, 3)]);
+    let whole = Tensor::ones([SIDE, SIDE], (Kind::Float, tch::Device::Cpu));
+    let corner = x(5, 7);
+    let (mut refused, mut bad) = (0, Vec::new());
+    drop(model.run("f", std::slice::from_ref(&whole)).unwrap());
+    let mut begin = 0;
+    for round in 0..with["rounds"].as_u64().unwrap() {
+        // A model of its own: its padding buffer is not there yet.
+        let fresh = load(&[Fake::sized(SIDE, SIDE)]);
+        if round == 1 {
+            begin = resident();
+        }
+        limit(Some(status("VmSize") + (12 << 20)));
+        let results = [
+            model.run("f", std::slice::from_ref(&whole)),
+            fresh.run("f", std::slice::from_ref(&corner)),
+        ];
+        let answer = small.run("f", &[x(2, 3)]).map(|out| flat(&out[0]));
+        limit(None);
+        for result in results {
+            match result {
+                Err(error @ (RuntimeError::Failed { .. } | RuntimeError::Tensor { .. }))
+                    if error.to_string().contains("memory") =>
+                {
+                    refused += 1;
+                }
+                other => bad.push(format!(
+                    "round {round}: {:?}",
+                    other.map(|out| out[0].size())
+                )),
+            }
+        }
+        if answer.as_ref().ok() != Some(&flat(&(x(2, 3) * 2))) {
+            bad.push(format!("round {round}: a small call: {answer:?}"));
+        }
+        // With memory it answers, whole and padded.
+        let out = fresh
+            .run("f", std::slice::from_ref(&corner))
+            .map(|out| flat(&out[0]));
+        if out.as_ref().ok() != Some(&flat(&(&corner * 2))) {
+            bad.push(format!("round {round}: afterwards: {out:?}"));
+        }
+    }
+    json!({ "refused": refused, "growth": resident() - begin, "bad": bad })
+}
+
+/// Sets how much address space the process may have.
+fn limit(bytes: Option<i64>) {
+    let all = libc::RLIM_INFINITY;
+    let limit = libc::rlimit {
+        rlim_cur: bytes.map_or(all, |bytes| bytes as libc::rlim_t),
+        rlim_max: all,
+    };
+    // SAFETY: a valid pointer to the struct the call is declared with.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+}

@@ -1,0 +1,207 @@
+//! Every bucket at every size in its range, after a call that filled its buffers with NaN.
+
+use precast::{Device, Model, Runtime, Store, record::Program, runtime::Rung};
+use serde::Serialize;
+use tch::{Kind, Tensor};
+
+use crate::{
+    Random,
+    fake::{Fake, Memory},
+    flat, load, real, runtime, x,
+};
+
+#[derive(Debug, Default, Serialize)]
+pub struct Told {
+    pub buckets: u64,
+    /// Sizes tried, of all buckets together.
+    pub sizes: u64,
+    pub calls: u64,
+    /// The largest difference from eager at the request's own size, of real artifacts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub largest_error: Option<f64>,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Fakes of these buckets, each alone, so that every size in its range goes to it. Their second output adds up whole
+/// rows, padding too.
+pub fn fakes(buckets: &[(i64, i64)]) -> Told {
+    let mut told = Told::default();
+    for &(rows, cols) in buckets {
+        let fake = Fake {
+            inputs: 2,
+            outputs: 2,
+            ..Fake::sized(rows, cols)
+        };
+        let model = load(&[fake]);
+        told.buckets += 1;
+        for (r, c) in (1..=rows).flat_map(|r| (1..=cols).map(move |c| (r, c))) {
+            told.sizes += 1;
+            let ids = |fill: i64, r, c| Tensor::full([r, c], fill, (Kind::Int64, tch::Device::Cpu));
+            // Poison of every size that leaves more behind than the request covers, the whole bucket among them.
+            for (pr, pc) in [(rows, cols), (r, cols), (rows, c)] {
+                let nan = Tensor::full([pr, pc], f64::NAN, (Kind::Float, tch::Device::Cpu));
+                model.run("f", &[nan, ids(i64::MAX, pr, pc)]).unwrap();
+                let input = x(r, c);
+                let out = model
+                    .run("f", &[input.shallow_clone(), ids(3, r, c)])
+                    .unwrap();
+                told.calls += 2;
+                let doubled = &input * 2 + 3;
+                // Pad rows and columns are 0 doubled, plus the pad ids 0.
+                let sums = doubled.sum_dim_intlist(1, false, Kind::Float);
+                let rung = if (r, c) == (rows, cols) {
+                    Rung::Exact
+                } else {
+                    Rung::Padded
+                };
+                let right = out[0].size() == [r, c]
+                    && out[1].size() == [r]
+                    && flat(&out[0]) == flat(&doubled)
+                    && flat(&out[1]) == flat(&sums)
+                    && out.served().rung() == rung;
+                if !right {
+                    told.bad
+                        .push(format!("{rows}x{cols} at {r}x{c} after {pr}x{pc}: {out:?}"));
+                }
+            }
+        }
+    }
+    told
+}
+
+/// The numerics tests' small model: each bucket at every size against eager at that size, and the same bits whatever
+/// an earlier call left in the buffers.
+pub fn real(store: &Store) -> Told {
+    let mut told = Told::default();
+    let runtime = Runtime::new(store, Device::Cpu).unwrap();
+    let whole = runtime.load(real::MODEL).unwrap();
+    let release = store.release(real::MODEL, None).unwrap().unwrap();
+    let alone = |programs: Vec<Program>| -> Model {
+        runtime
+            .load_programs(
+                real::MODEL,
+                programs,
+                release.weights,
+                release.aliases.clone(),
+            )
+            .unwrap()
+    };
+    let mut random = Random(17);
+    let mut largest = 0.0f64;
+    for program in real::buckets(&whole) {
+        told.buckets += 1;
+        let any_size = whole.programs(&program.module).into_iter();
+        let any_size = any_size
+            .filter(|other| other.steps.is_empty())
+            .cloned()
+            .collect();
+        let eager = alone(any_size);
+        let model = alone(vec![program.clone()]);
+        let most: Vec<i64> = program.sizes.values().copied().collect();
+        let mut sizes = vec![1; most.len()];
+        loop {
+            told.sizes += 1;
+            let given = real::inputs(&program, &sizes, &mut random);
+            let fresh = alone(vec![program.clone()])
+                .run(&program.module, &given)
+                .unwrap();
+            let wanted = eager.run(&program.module, &given).unwrap();
+            let poison: Vec<Tensor> = real::inputs(&program, &most, &mut random)
+                .into_iter()
+                .map(|tensor| match tensor.kind() {
+                    Kind::Float => tensor.full_like(f64::NAN),
+                    _ => tensor,
+                })
+                .collect();
+            model.run(&program.module, &poison).unwrap();
+            // Padded, so that the poison goes through the buffers themselves.
+            if most.iter().any(|size| *size > 1) {
+                let mut less = most.clone();
+                let last = less.len() - 1;
+                less[last] = (less[last] - 1).max(1);
+                let poison =
+                    std::iter::zip(&program.inputs, real::inputs(&program, &less, &mut random))
+                        .map(|(_, tensor)| match tensor.kind() {
+                            Kind::Float => tensor.full_like(f64::NAN),
+                            _ => tensor,
+                        });
+                model
+                    .run(&program.module, &poison.collect::<Vec<_>>())
+                    .unwrap();
+            }
+            let after = model.run(&program.module, &given).unwrap();
+            told.calls += 5;
+            let name = || format!("{} {} at {sizes:?}", program.module, program.bucket());
+            if real::bits(&fresh) != real::bits(&after) {
+                told.bad
+                    .push(format!("{}: other bits after poison", name()));
+            }
+            for (got, wanted) in std::iter::zip(after.iter(), wanted.iter()) {
+                if !got.allclose(wanted, 1e-4, 1e-5, false) || got.size() != wanted.size() {
+                    told.bad.push(format!("{}: differs from eager", name()));
+                } else {
+                    largest = largest.max(f64::try_from((got - wanted).abs().max()).unwrap());
+                }
+            }
+            let Some(axis) = (0..sizes.len()).rfind(|&axis| sizes[axis] < most[axis]) else {
+                break;
+            };
+            sizes[axis] += 1;
+            sizes[axis + 1..].fill(1);
+        }
+    }
+    told.largest_error = Some(largest);
+    told
+}
+
+/// Several threads with lanes of their own: buffers are never shared.
+pub fn threads(calls: u64) -> Told {
+    let model = runtime(
+        Memory::with(&[Fake {
+            outputs: 2,
+            ..Fake::sized(4, 4)
+        }])
+        .source(),
+    )
+    .instances(3)
+    .load("fake")
+    .unwrap();
+    let mut told = Told {
+        buckets: 1,
+        sizes: 16,
+        ..Told::default()
+    };
+    let model = &model;
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..6u64)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let mut random = Random(thread);
+                    let mut bad = Vec::new();
+                    for _ in 0..calls / 6 {
+                        let (r, c) = (1 + random.below(4) as i64, 1 + random.below(4) as i64);
+                        let poison = random.below(2) == 0;
+                        let input = match poison {
+                            true => x(r, c) * f64::NAN,
+                            false => x(r, c),
+                        };
+                        let out = model.run("f", &[input.shallow_clone()]).unwrap();
+                        if !poison && flat(&out[0]) != flat(&(&input * 2)) {
+                            bad.push(format!("{r}x{c}: {:?}", flat(&out[0])));
+                        }
+                        if !poison && flat(&out[1]).iter().any(|sum| sum.is_nan()) {
+                            bad.push(format!("{r}x{c}: another's NaN"));
+                        }
+                    }
+                    bad
+                })
+            })
+            .collect();
+        for caller in callers {
+            told.bad.extend(caller.join().unwrap());
+        }
+    });
+    told.calls = calls;
+    told
+}

@@ -1,0 +1,391 @@
+//! Somebody changes bytes between the moment they are checked and the moment they are executed.
+//!
+//! An attacker in the same process, with the files in its hands, writes another shared object over the one that is being
+//! loaded: through a second handle of the memory file, through the folder an object lies in, by renaming and in place.
+//! That other object is a canary: it leaves a file behind the moment the loader maps it. Every load has bytes of its own,
+//! because a process never loads one object twice; children of a few thousand loads each keep its tables small.
+
+use std::{
+    env,
+    fs::{self, File},
+    io::Write,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use precast::{
+    Digest, Mapped, Store,
+    record::{Artifact, Program, Release},
+    runtime::{RuntimeError, Source, SourceError, sealed},
+};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{
+    act,
+    fake::{Fake, Memory},
+    flat, runtime, x,
+};
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Told {
+    pub loads: u64,
+    /// The right bytes, executed.
+    pub loaded: u64,
+    /// Refused by name.
+    pub refused: u64,
+    /// Writes and renames the attacker made meanwhile.
+    pub attacks: u64,
+    /// Of those, writes to a sealed file: every one failed.
+    pub denied: u64,
+    pub canaries: u64,
+    /// Whether the canary was seen when it was loaded on purpose, by its own digest, in every child.
+    pub control: bool,
+    pub children: u64,
+    #[serde(skip_serializing)]
+    pub bad: Vec<String>,
+}
+
+/// Loads `count` objects in children, `parallel` of them at a time.
+pub fn run(count: u64, parallel: u64, seed: u64) -> Told {
+    const SHARE: u64 = 2_500;
+    let mut told = Told {
+        control: true,
+        ..Told::default()
+    };
+    let shares: Vec<u64> = (0..count.div_ceil(SHARE))
+        .map(|i| SHARE.min(count - i * SHARE))
+        .collect();
+    for (group, shares) in shares.chunks(parallel as usize).enumerate() {
+        let children: Vec<_> = shares
+            .iter()
+            .enumerate()
+            .map(|(i, share)| {
+                let seed = seed + (group as u64 * parallel + i as u64) * SHARE;
+                act::start("races", &json!({ "loads": share, "seed": seed }))
+            })
+            .collect();
+        for child in children {
+            let done = act::finish(child, Duration::from_secs(600));
+            let Some(answer) = done.answer else {
+                told.bad
+                    .push(format!("a child ended: {}: {}", done.status, done.printed));
+                continue;
+            };
+            let part: Told = serde_json::from_value(answer).unwrap();
+            told.loads += part.loads;
+            told.loaded += part.loaded;
+            told.refused += part.refused;
+            told.attacks += part.attacks;
+            told.denied += part.denied;
+            told.canaries += part.canaries;
+            told.control &= part.control;
+            told.children += 1;
+            told.bad.extend(part.bad);
+        }
+    }
+    told
+}
+
+/// How the bytes come to the runtime, and what the attacker does to them.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Way {
+    /// In a sealed memory file, which the attacker tries to write to.
+    Sealed,
+    /// In one without seals, written to all the time.
+    Unsealed,
+    /// In one that may not grow or shrink, but be written to.
+    HalfSealed,
+    /// On disk, renamed over and written in place.
+    OnDisk,
+    /// In a sealed memory file: the canary's bytes for the right ones.
+    Other,
+    /// Out of a store whose object is swapped for the canary's and back.
+    Stored,
+}
+
+const WAYS: [Way; 6] = [
+    Way::Sealed,
+    Way::Unsealed,
+    Way::HalfSealed,
+    Way::OnDisk,
+    Way::Other,
+    Way::Stored,
+];
+
+/// What the attacker works on now.
+struct Target {
+    way: Way,
+    file: Option<File>,
+    path: Option<PathBuf>,
+    /// Two files of one length: what lies there now and what shall.
+    right: Vec<u8>,
+    canary: Vec<u8>,
+}
+
+#[derive(Default)]
+struct Attacker {
+    target: Mutex<Option<Arc<Target>>>,
+    stop: AtomicBool,
+    attacks: AtomicU64,
+    denied: AtomicU64,
+    wrote_to_sealed: AtomicU64,
+}
+
+impl Attacker {
+    fn work(&self, dir: &Path) {
+        let mut flip = false;
+        while !self.stop.load(Relaxed) {
+            let Some(target) = self.target.lock().unwrap().clone() else {
+                std::thread::yield_now();
+                continue;
+            };
+            flip = !flip;
+            let bytes = if flip { &target.canary } else { &target.right };
+            self.attacks.fetch_add(1, Relaxed);
+            match (target.way, &target.file, &target.path) {
+                (Way::Sealed | Way::Other, Some(file), _) => {
+                    let again = File::options()
+                        .write(true)
+                        .open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+                    let through = again.map(|again| again.write_all_at(bytes, 0));
+                    let direct = file.write_all_at(bytes, 0);
+                    let cut = file.set_len(0);
+                    match matches!(through, Ok(Ok(()))) || direct.is_ok() || cut.is_ok() {
+                        true => self.wrote_to_sealed.fetch_add(1, Relaxed),
+                        false => self.denied.fetch_add(1, Relaxed),
+                    };
+                }
+                (Way::Unsealed | Way::HalfSealed, Some(file), _) => {
+                    let _ = file.write_all_at(bytes, 0);
+                }
+                (Way::OnDisk, _, Some(path)) => {
+                    // In place and by another file of the same name.
+                    if let Ok(file) = File::options().write(true).open(path) {
+                        let _ = file.write_all_at(bytes, 0);
+                    }
+                    swap(dir, path, bytes);
+                }
+                (Way::Stored, _, Some(path)) => swap(dir, path, bytes),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Puts a file with these bytes in the place of `path`.
+fn swap(dir: &Path, path: &Path, bytes: &[u8]) {
+    let draft = dir.join("draft");
+    let made = fs::write(&draft, bytes)
+        .and_then(|()| fs::set_permissions(&draft, PermissionsExt::from_mode(0o444)))
+        .and_then(|()| fs::rename(&draft, path));
+    drop(made);
+}
+
+/// A source whose code is under attack while it is loaded.
+struct Attacked {
+    memory: Memory,
+    way: Way,
+    right: Vec<u8>,
+    canary: Vec<u8>,
+    store: Option<Store>,
+    dir: PathBuf,
+    attacker: Arc<Attacker>,
+}
+
+impl Attacked {
+    fn aim(&self, file: Option<&File>, path: Option<&Path>, right: &[u8], canary: &[u8]) {
+        *self.attacker.target.lock().unwrap() = Some(Arc::new(Target {
+            way: self.way,
+            file: file.map(|file| file.try_clone().unwrap()),
+            path: path.map(Path::to_owned),
+            right: right.to_vec(),
+            canary: canary.to_vec(),
+        }));
+        // Let it begin.
+        std::thread::yield_now();
+    }
+}
+
+impl Source for Attacked {
+    fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
+        self.memory.release(model, name)
+    }
+    fn program(&self, id: &Digest) -> Result<Program, SourceError> {
+        Source::program(&self.memory, id)
+    }
+    fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError> {
+        Source::artifact(&self.memory, key)
+    }
+    fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
+        self.memory.map(object)
+    }
+    fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
+        let plain = |seals: SealFlags| -> Result<File, SourceError> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let mut file = File::from(memfd_create("attacked", flags)?);
+            file.write_all(&self.right)?;
+            fcntl_add_seals(&file, seals)?;
+            Ok(file)
+        };
+        let file = match self.way {
+            Way::Sealed => sealed("attacked", &self.right)?,
+            Way::Other => sealed("attacked", &self.canary)?,
+            Way::Unsealed => plain(SealFlags::empty())?,
+            Way::HalfSealed => plain(SealFlags::GROW | SealFlags::SHRINK)?,
+            Way::OnDisk => {
+                let path = self.dir.join("object.so");
+                let _ = fs::remove_file(&path);
+                fs::write(&path, &self.right)?;
+                self.aim(None, Some(&path), &self.right, &self.canary);
+                File::open(&path)?
+            }
+            Way::Stored => {
+                let store = self.store.as_ref().ok_or("no store")?;
+                let path = object_path(store.path(), object);
+                let right = fs::read(&path)?;
+                let canary = fs::read(object_path(store.path(), &Digest::of(&self.canary)))?;
+                self.aim(None, Some(&path), &right, &canary);
+                return Ok(store.memfd(object)?);
+            }
+        };
+        if self.way != Way::OnDisk {
+            self.aim(Some(&file), None, &self.right, &self.canary);
+        }
+        Ok(file)
+    }
+}
+
+fn object_path(root: &Path, object: &Digest) -> PathBuf {
+    let hex = object.to_string();
+    root.join("objects")
+        .join(&hex[..2])
+        .join(format!("{hex}.zst"))
+}
+
+pub fn child(with: &Value) -> Value {
+    let (loads, seed) = (
+        with["loads"].as_u64().unwrap(),
+        with["seed"].as_u64().unwrap(),
+    );
+    many_files();
+    let dir = tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap();
+    let sign = dir.path().join("canary");
+    // SAFETY: no other thread of this process is running yet that reads or writes the environment.
+    unsafe { env::set_var("PRECAST_CANARY", &sign) };
+    let fake = Fake::sized(2, 3);
+    let (mut right, mut canary) = (
+        fake.object(),
+        Fake {
+            behaviour: "CANARY",
+            ..fake.clone()
+        }
+        .object(),
+    );
+    let length = right.len().max(canary.len());
+    right.resize(length, 0);
+    canary.resize(length, 0);
+    let store = Store::create(dir.path().join("store")).unwrap();
+    let attacker = Arc::new(Attacker::default());
+    let mut told = Told::default();
+    let load = |way: Way, right: &[u8], canary: &[u8]| {
+        let mut memory = Memory::default();
+        let artifact = fake.artifact(Digest::of(right));
+        let program = fake.program("f", &artifact);
+        memory.artifacts.insert(artifact.id, artifact);
+        memory.programs.insert(program.id, program);
+        memory.weights = Some(memory.put(crate::fake::weights(&[("scale", &[2.0])])));
+        let source = Attacked {
+            memory,
+            way,
+            right: right.to_vec(),
+            canary: canary.to_vec(),
+            store: (way == Way::Stored).then(|| store.clone()),
+            dir: dir.path().to_owned(),
+            attacker: attacker.clone(),
+        };
+        runtime(Arc::new(source)).load("fake")
+    };
+    // The canary by its own digest: it must be seen, or nothing below shows anything.
+    let _ = load(Way::Sealed, &canary, &right);
+    told.control = sign.exists();
+    let _ = fs::remove_file(&sign);
+    *attacker.target.lock().unwrap() = None;
+    std::thread::scope(|scope| {
+        scope.spawn(|| attacker.work(dir.path()));
+        for i in 0..loads {
+            let way = WAYS[(i % WAYS.len() as u64) as usize];
+            let own = |bytes: &[u8]| [bytes, &(seed + i).to_le_bytes()].concat();
+            let (right, canary) = (own(&right), own(&canary));
+            if way == Way::Stored {
+                store.put_bytes(&right).unwrap();
+                store.put_bytes(&canary).unwrap();
+            }
+            let loaded = load(way, &right, &canary);
+            *attacker.target.lock().unwrap() = None;
+            told.loads += 1;
+            let name = || format!("seed {seed} load {i} ({way:?})");
+            match loaded {
+                Ok(model) => match model.run("f", &[x(2, 3)]) {
+                    Ok(out)
+                        if flat(&out[0]) == flat(&(x(2, 3) * 2))
+                            && matches!(way, Way::Sealed | Way::Stored) =>
+                    {
+                        told.loaded += 1;
+                    }
+                    other => told.bad.push(format!("{}: {other:?}", name())),
+                },
+                Err(error) => match (way, &error) {
+                    (
+                        Way::Unsealed | Way::HalfSealed | Way::OnDisk,
+                        RuntimeError::MemoryFile { .. },
+                    )
+                    | (Way::Other, RuntimeError::WrongBytes { .. })
+                    | (Way::Stored, RuntimeError::Store { .. } | RuntimeError::WrongBytes { .. }) => {
+                        told.refused += 1
+                    }
+                    _ => told.bad.push(format!("{}: {error}", name())),
+                },
+            }
+            if sign.exists() {
+                told.canaries += 1;
+                told.bad.push(format!("{}: a canary was executed", name()));
+                let _ = fs::remove_file(&sign);
+            }
+        }
+        attacker.stop.store(true, Relaxed);
+    });
+    if attacker.wrote_to_sealed.load(Relaxed) > 0 {
+        told.bad.push("a sealed file was written to".to_owned());
+    }
+    told.attacks = attacker.attacks.load(Relaxed);
+    told.denied = attacker.denied.load(Relaxed);
+    let mut answer = serde_json::to_value(&told).unwrap();
+    answer["bad"] = json!(told.bad);
+    answer
+}
+
+/// A loaded object keeps its memory file open.
+fn many_files() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: both calls take a valid pointer to the struct they are declared with.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+    }
+}

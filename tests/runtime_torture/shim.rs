@@ -1,0 +1,158 @@
+//! The C++ shim and fake artifacts under AddressSanitizer, its leak checker and UndefinedBehaviorSanitizer.
+//!
+//! `driver.cpp` does what `runtime/ffi` does, with the shim's own source compiled beside it. Two controls show that a
+//! leak and a use after free would be seen.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use precast::Digest;
+use serde::Serialize;
+
+#[derive(Debug, Default, Serialize)]
+pub struct Told {
+    /// Calls of the shim's functions.
+    pub calls: u64,
+    pub seeded_leak_seen: bool,
+    pub seeded_use_after_free_seen: bool,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+const BEHAVIOURS: [&str; 9] = [
+    "OK",
+    "THROWS",
+    "FAILS",
+    "FAILS_HALF",
+    "NO_OUTPUT",
+    "RETURNS_INPUT",
+    "RETURNS_WEIGHT",
+    "NO_CONTAINER",
+    "LEAKS",
+];
+const SANITIZE: [&str; 4] = [
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-fno-omit-frame-pointer",
+    "-g",
+];
+
+/// Runs `rounds` rounds of everything the shim does, on several threads.
+pub fn run(rounds: u64) -> Told {
+    let mut told = Told::default();
+    let (driver, fakes) = match build() {
+        Ok(built) => built,
+        Err(why) => {
+            told.bad.push(why);
+            return told;
+        }
+    };
+    let start = |what: &str, rounds: u64| -> Output {
+        let options = "detect_leaks=1:exitcode=99:abort_on_error=0";
+        Command::new(&driver)
+            .arg(&fakes)
+            .args([what, &rounds.to_string()])
+            .env("ASAN_OPTIONS", options)
+            .env("LSAN_OPTIONS", "exitcode=99")
+            .output()
+            .unwrap()
+    };
+    let whole = start("all", rounds);
+    let printed = String::from_utf8_lossy(&whole.stdout).into_owned();
+    told.calls = printed
+        .lines()
+        .find_map(|line| line.strip_prefix("calls: ")?.parse().ok())
+        .unwrap_or(0);
+    if !whole.status.success() || told.calls == 0 {
+        let text = String::from_utf8_lossy(&whole.stderr).into_owned();
+        let end: String = text.lines().take(60).collect::<Vec<_>>().join("\n");
+        told.bad.push(format!("{}: {printed}{end}", whole.status));
+    }
+    let seen = |what: &str, word: &str| {
+        let ended = start(what, 10);
+        !ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains(word)
+    };
+    told.seeded_leak_seen = seen("leak", "LeakSanitizer");
+    told.seeded_use_after_free_seen = seen("use-after-free", "heap-use-after-free");
+    if !told.seeded_leak_seen || !told.seeded_use_after_free_seen {
+        told.bad.push("a seeded defect is not seen".to_owned());
+    }
+    told
+}
+
+/// Compiles the driver with the shim, and the fakes, once for their sources.
+fn build() -> Result<(PathBuf, PathBuf), String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let sources = [
+        root.join("src/runtime/ffi/shim.cpp"),
+        root.join("tests/runtime_torture/driver.cpp"),
+        root.join("tests/fake/misbehaving.cpp"),
+    ];
+    let texts: Vec<u8> = sources
+        .iter()
+        .flat_map(|path| fs::read(path).unwrap())
+        .collect();
+    let folder =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("asan-{}", Digest::of(&texts).short()));
+    let driver = folder.join("driver");
+    if driver.exists() {
+        return Ok((driver, folder));
+    }
+    fs::create_dir_all(&folder).unwrap();
+    for behaviour in BEHAVIOURS {
+        compile(
+            Command::new("g++")
+                .args(["-std=c++17", "-O1", "-shared", "-fPIC"])
+                .args(SANITIZE)
+                .args([
+                    &format!("-DBEHAVIOUR={behaviour}"),
+                    "-DROWS=1",
+                    "-DCOLS=1",
+                    "-DCONSTANTS=2",
+                ])
+                .arg("-o")
+                .arg(folder.join(format!("{behaviour}.so")))
+                .arg(&sources[2]),
+        )?;
+    }
+    let torch =
+        std::env::var_os("LIBTORCH").map_or_else(|| root.join(".venv/libtorch"), PathBuf::from);
+    let lib = torch.join("lib");
+    let unfinished = folder.join("driver.unfinished");
+    compile(
+        Command::new("g++")
+            .args(["-std=c++17", "-O1", "-w"])
+            .args(SANITIZE)
+            .arg("-I")
+            .arg(torch.join("include"))
+            .args(&sources[..2])
+            .arg("-L")
+            .arg(&lib)
+            .arg(format!("-Wl,-rpath,{}", lib.display()))
+            .args([
+                "-Wl,--no-as-needed",
+                "-ltorch_cpu",
+                "-lc10",
+                "-ldl",
+                "-lpthread",
+                "-o",
+            ])
+            .arg(&unfinished),
+    )?;
+    fs::rename(unfinished, &driver).unwrap();
+    Ok((driver, folder))
+}
+
+fn compile(command: &mut Command) -> Result<(), String> {
+    let done = command.output().map_err(|error| error.to_string())?;
+    match done.status.success() {
+        true => Ok(()),
+        false => Err(format!(
+            "{command:?}: {}",
+            String::from_utf8_lossy(&done.stderr)
+        )),
+    }
+}
