@@ -98,7 +98,10 @@ a process can hold one version of an operator's library: load this model in anot
 
     // What the schema does not have is told at load, not at a call.
     let wrong = calls.replace("\"x\"", "\"y\"");
-    insta::assert_snapshot!(told(&load(16, first, Some(&wrong)).unwrap_err()), @"artifact `[id]` calls operators that can't be called: operator `precast_lab::twice`: argument `x`: it has no value");
+    insta::assert_snapshot!(told(&load(16, first, Some(&wrong)).unwrap_err()), @"
+    artifact `[id]` calls operators that can't be called: operator `precast_lab::twice`: argument `x`: it has no value
+    build the program again; `precast verify` says whether its objects are whole
+    ");
 }
 
 #[test]
