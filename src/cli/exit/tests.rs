@@ -90,6 +90,10 @@ fn build_errors() -> Vec<BuildError> {
             status,
             log: log.clone(),
         },
+        BuildError::WorkerGreedy {
+            what: String::new(),
+            log: String::new(),
+        },
         BuildError::WorkerHung {
             seconds: 9,
             log: log.clone(),
