@@ -292,7 +292,7 @@ fn with_receipt(artifact_us: f64, eager_us: f64) -> Arc<Watched> {
     };
     let mut program = memory.add("f", &fake);
     archive(&mut memory, &mut program, &fake);
-    program.receipt = json!({ "eager_us": eager_us, "gate": { "artifact_us": artifact_us } });
+    program.receipt = json!({ "gate": { "artifact_us": artifact_us, "eager_us": eager_us } });
     memory.programs.insert(program.id, program);
     Watched::new(memory)
 }

@@ -171,7 +171,7 @@ mod check {
     use super::{Candidate, Verdict, tolerance};
     use crate::{
         Device,
-        record::{Dtype, Output},
+        record::{Dtype, Output, Program},
         runtime::{Model, Runtime, tensors},
         store::Store,
         target::DeviceKind,
@@ -239,37 +239,87 @@ mod check {
         }
         let same = |later: &Vec<Tensor>| later.iter().zip(&outputs[0]).all(|(a, b)| equal(a, b));
         let deterministic = outputs[1..].iter().all(same);
-        let (artifact_us, artifact_runs) = latency(&model, &program.module, &inputs, device)?;
-        Ok(Ok(json!({
+        let mut report = json!({
             "outputs": rows, "deterministic": deterministic, "steps": outputs.len(), "seconds_per_run": seconds,
-            "artifact_us": artifact_us, "artifact_runs": artifact_runs,
-        })))
+        });
+        let rival = exported(candidate, &runtime, &inputs, &expected);
+        let models: Vec<&Model> = [&model].into_iter().chain(&rival).collect();
+        for (name, (micros, runs)) in
+            ["artifact", "eager"]
+                .iter()
+                .zip(latencies(&models, &program.module, &inputs, device)?)
+        {
+            report[format!("{name}_us")] = micros.into();
+            report[format!("{name}_runs")] = runs.into();
+        }
+        Ok(Ok(report))
     }
 
-    /// Returns the median microseconds of a call, and of how many calls it is: as the worker measures eager, so that the
-    /// two can be compared.
-    fn latency(
-        model: &Model,
+    /// Returns the exported graph of a compiled program, where it runs and is right: at run time it may answer in the
+    /// artifacts' place.
+    fn exported(
+        candidate: &Candidate,
+        runtime: &Runtime,
+        inputs: &[Tensor],
+        expected: &[Tensor],
+    ) -> Option<Model> {
+        let program = Program {
+            steps: vec![],
+            ..candidate.program.clone()
+        };
+        if program.eager.is_none() || candidate.program.steps.is_empty() {
+            return None;
+        }
+        let (name, module) = (program.model.clone(), program.module.clone());
+        let outputs = program.outputs.clone();
+        let (weights, aliases) = (candidate.weights, candidate.aliases.clone());
+        let model = runtime
+            .load_programs(&name, vec![program], weights, aliases)
+            .ok()?;
+        let got = model.run(&module, inputs).ok()?;
+        let right = |(output, (got, expected)): (&Output, (&Tensor, &Tensor))| {
+            compare(
+                candidate,
+                output,
+                &got.to_device(tch::Device::Cpu),
+                expected,
+            )
+            .is_ok()
+        };
+        let got: Vec<&Tensor> = got.iter().collect();
+        let pairs = got.into_iter().zip(expected);
+        outputs.iter().zip(pairs).all(right).then_some(model)
+    }
+
+    /// Returns the median microseconds of a call of each model, and of how many calls it is. They take turns, so that
+    /// what else the machine does meets all of them alike.
+    fn latencies(
+        models: &[&Model],
         module: &str,
         inputs: &[Tensor],
         device: Device,
-    ) -> Fallible<(f64, usize)> {
+    ) -> Fallible<Vec<(f64, usize)>> {
         const RUNS: usize = 20;
-        const LONGEST: Duration = Duration::from_secs(1);
-        let mut taken: Vec<f64> = Vec::new();
+        const LONGEST: Duration = Duration::from_secs(2);
+        let mut taken: Vec<Vec<f64>> = vec![Vec::new(); models.len()];
         let begun = Instant::now();
-        while taken.is_empty() || (taken.len() < RUNS && begun.elapsed() < LONGEST) {
-            let started = Instant::now();
-            let out = model.run(module, inputs)?;
-            if let Device::Cuda(ordinal) = device {
-                tch::Cuda::synchronize(i64::try_from(ordinal)?);
+        while taken[0].is_empty() || (taken[0].len() < RUNS && begun.elapsed() < LONGEST) {
+            for (model, taken) in models.iter().zip(&mut taken) {
+                let started = Instant::now();
+                let out = model.run(module, inputs)?;
+                if let Device::Cuda(ordinal) = device {
+                    tch::Cuda::synchronize(i64::try_from(ordinal)?);
+                }
+                taken.push(started.elapsed().as_secs_f64() * 1e6);
+                drop(out);
             }
-            taken.push(started.elapsed().as_secs_f64() * 1e6);
-            drop(out);
         }
-        taken.sort_by(f64::total_cmp);
-        let median = (taken[(taken.len() - 1) / 2] + taken[taken.len() / 2]) / 2.0;
-        Ok(((median * 10.0).round() / 10.0, taken.len()))
+        let median = |mut taken: Vec<f64>| {
+            taken.sort_by(f64::total_cmp);
+            let middle = (taken[(taken.len() - 1) / 2] + taken[taken.len() / 2]) / 2.0;
+            ((middle * 10.0).round() / 10.0, taken.len())
+        };
+        Ok(taken.into_iter().map(median).collect())
     }
 
     fn equal(a: &Tensor, b: &Tensor) -> bool {

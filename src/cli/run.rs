@@ -104,6 +104,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let model = Runtime::new(&store, device)?
         // One request is answered: what it does not need is not loaded.
         .loading(Loading::OnDemand)
+        .eager_fallback(!args.compiled)
         .load(&name)?;
     let loaded = started.elapsed().as_secs_f64();
     let target = tensors::device(device);

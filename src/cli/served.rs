@@ -18,6 +18,9 @@ pub(super) struct RunArgs {
     /// Add what was asked for, and what answered, to this file: `precast stats` reads it
     #[arg(long, value_name = "FILE")]
     pub(super) counts: Option<PathBuf>,
+    /// Never let eager answer in place of a compiled program, be it faster or all that loads
+    #[arg(long)]
+    pub(super) compiled: bool,
     /// The model, with `@NAME` for a named release [default: the only one in the store]
     #[arg(long)]
     pub(super) model: Option<String>,

@@ -7,7 +7,7 @@
 //! | program | `seconds` | phase -> seconds (`capture`, `gate`, …) |
 //! | program | `gate.outputs[]` | `name`, and `max_abs`, `max_rel`, `cosine`, `rtol`, `atol`, or `equal` |
 //! | program | `gate.deterministic` | whether two runs gave the same bits |
-//! | program | `eager_us`, `gate.artifact_us` | median microseconds of a call |
+//! | program | `eager_us`, `gate.artifact_us`, `gate.eager_us` | median microseconds of a call: of eager in Python, and by turns of the artifacts and of the exported graph without Python |
 //! | program | `latency.eager`, `latency.artifact` | the same in seconds, with `median`, `low` and `high` |
 //! | program | `eager_peak_bytes`, `gate.artifact_peak_bytes` | peak bytes of device memory |
 //! | program | `tuned[]` | what `--tune` tried: `options`, `seconds`, `latency`, `max_abs`, `chosen` |

@@ -1,6 +1,6 @@
 //! What a call of each program costs: measured here, or else where it was built.
 //!
-//! A build's gate measured every artifact and, beside it, eager; the figures are in the program's receipt. While it runs,
+//! A build's gate measured every program's artifacts and its exported graph by turns; the figures are in its receipt. While it runs,
 //! the runtime measures a sample of the calls on the CPU (a CUDA call returns before it is done) and keeps a moving
 //! mean. Both are costs of the same thing in different circumstances, so what was measured here counts first, and
 //! receipts are scaled to it for programs that had no calls yet.
@@ -15,7 +15,7 @@ const MARGIN: f64 = 1.1;
 fn receipt(program: &Program, eager: bool) -> Option<f64> {
     let receipt = &program.receipt;
     let micros = match eager {
-        true => &receipt["eager_us"],
+        true => &receipt["gate"]["eager_us"],
         false => &receipt["gate"]["artifact_us"],
     };
     let seconds = micros.as_f64()? / 1e6;

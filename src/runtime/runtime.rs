@@ -102,7 +102,8 @@ impl Runtime {
         self
     }
 
-    /// Sets whether a program whose artifact does not load is answered by its exported graph. It is, unless set.
+    /// Sets whether the exported graph of a compiled program may answer in its place: where its artifact does not load,
+    /// or was slower when it was built. It may, unless set.
     pub fn eager_fallback(mut self, allowed: bool) -> Self {
         self.eager = allowed;
         self

@@ -284,12 +284,13 @@ mod tests {
           |  ^^^^^^^^^^^^^
           = help: did you mean the module `vision`?
         ");
-        insta::assert_snapshot!(told(&["passes=['a:b', 'c']", "é=1", "options={", ""]), @"
+        insta::assert_snapshot!(told(&["passes=['a:b', 'c']", "é=1", "options={", ""]), @r#"
         error: invalid TOML: unclosed inline table, expected `}`
          --> --set:3:10
           |
         3 | options={
           |          ^
+          = help: a value is TOML, as `true`, `["*"]` or `"max-autotune"`
 
         error: `` is not KEY=VALUE
          --> --set:4:1
@@ -297,13 +298,14 @@ mod tests {
         4 |
           | ^
           = help: write `mode=max-autotune`, or `encode.mode=max-autotune` for one module
-        ");
+        "#);
         insta::assert_snapshot!(told(&["vision.head.passes=[1, 2]", "mode.mode=default", "dynamic=yes"]), @"
         error: each item of `passes` in --set must be a string, not an integer
          --> --set:1:21
           |
         1 | vision.head.passes=[1, 2]
           |                     ^
+          = help: text stands in quotes
 
         error: unknown key `mode.mode` in --set
          --> --set:2:1

@@ -171,6 +171,7 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     gate: affine batch=1 ([TIME])
     published: affine batch=1 [ID]
     failed affine batch=4: the C++ compiler failed with exit code 1
+           hint: other `options` or another `mode` may do; `enabled = false` leaves the module to eager
            `precast log [ID]` prints the whole log
     left out affine eager: the fake model has no dynamic dimensions
     built 1 programs, 1 artifacts compiled, 0 programs were there already ([TIME]), 1 failed
@@ -240,6 +241,7 @@ fn a_worker_that_dies_fails_one_program() {
     compile: affine batch=1 ([TIME])
     failed: affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
     failed affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
+           hint: its log says what it did last; where memory was short, fewer workers help: `-j 1`
            `precast log [ID]` prints the whole log
     left out affine eager: the fake model has no dynamic dimensions
     built 1 programs, 1 artifacts compiled, 0 programs were there already ([TIME]), 1 failed
@@ -269,8 +271,10 @@ fn what_answers_wrong_is_not_published() {
     gate: affine batch=4 ([TIME])
     failed: affine batch=4: the artifact failed its gate: output `out` has NaN or infinity where eager has none
     failed affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])
+           hint: if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager
            `precast log [ID]` prints the whole log
     failed affine batch=4: the artifact failed its gate: output `out` has NaN or infinity where eager has none
+           hint: if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager
            `precast log [ID]` prints the whole log
     left out affine eager: the fake model has no dynamic dimensions
     built 0 programs, 2 artifacts compiled, 0 programs were there already ([TIME]), 2 failed

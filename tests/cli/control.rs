@@ -416,12 +416,14 @@ fn mistakes_on_the_command_line() {
       |
     1 | smoketest_steps=three
       |  ^^^^^
+      = help: write its digits, without quotes
 
     error: `enabled` in --set must be true or false, not an integer
      --> --set:2:15
       |
     2 | first.enabled=1
       |  ^
+      = help: write `true` or `false`, without quotes
 
     error: unknown mode `fast`
      --> --set:3:6
@@ -454,7 +456,7 @@ fn mistakes_on_the_command_line() {
       | ^^^^^^^^^^
       = help: modules: `first`, `second`
     ");
-    assert_run!(sandbox, ["plan", "--set", "passes=['a:b'", "--set", "mode", "--set", "=1"], @"
+    assert_run!(sandbox, ["plan", "--set", "passes=['a:b'", "--set", "mode", "--set", "=1"], @r#"
     exit code 2
     ----- stderr
     error: invalid TOML: unclosed array, expected `]`
@@ -462,6 +464,7 @@ fn mistakes_on_the_command_line() {
       |
     1 | passes=['a:b'
       |  ^
+      = help: a value is TOML, as `true`, `["*"]` or `"max-autotune"`
 
     error: `mode` is not KEY=VALUE
      --> --set:2:1
@@ -476,7 +479,7 @@ fn mistakes_on_the_command_line() {
     3 | =1
       | ^^
       = help: write `mode=max-autotune`, or `encode.mode=max-autotune` for one module
-    ");
+    "#);
     assert_run!(sandbox, ["plan", "--set", "options.aot_inductor.package=true", "--set", "blocklist=['a..b']", "--set", "dynamic={batch={min=4,max=2}}"], @"
     exit code 2
     ----- stderr
@@ -485,6 +488,7 @@ fn mistakes_on_the_command_line() {
       |
     1 | options.aot_inductor.package=true
       | ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+      = help: leave it out
 
     error: the glob `a..b` has an empty component
      --> --set:2:12
@@ -498,6 +502,7 @@ fn mistakes_on_the_command_line() {
       |
     3 | dynamic={batch={min=4,max=2}}
       |  ^^^^^
+      = help: as in `seq = { min = 2, max = 512 }`
     ");
     assert_run!(sandbox, ["plan", "--set", "device=cuda", "--set", "first.buckets=1", "--set", "options.=1"], @"
     exit code 2

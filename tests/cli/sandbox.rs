@@ -201,12 +201,25 @@ impl Ran {
     /// Returns everything about it in one text, as the snapshots show it.
     pub fn text(&self) -> String {
         let mut text = format!("exit code {}\n", self.code);
-        for (name, content) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
+        let stderr = self.weights_after_model();
+        for (name, content) in [("stdout", &self.stdout), ("stderr", &stderr)] {
             if !content.is_empty() {
                 text += &format!("----- {name}\n{}\n", content.trim_end());
             }
         }
         text
+    }
+
+    /// Returns what it said with the line of the weights in one place: they go to the store beside the first capture, and
+    /// either may end first.
+    fn weights_after_model(&self) -> String {
+        let (weights, mut lines): (Vec<&str>, Vec<&str>) =
+            (self.stderr.lines()).partition(|line| line.starts_with("weights: "));
+        if let Some(model) = lines.iter().position(|line| line.starts_with("model: ")) {
+            lines.splice(model + 1..model + 1, weights);
+            return lines.join("\n");
+        }
+        self.stderr.clone()
     }
 }
 
@@ -224,6 +237,7 @@ pub const FILTERS: &[(&str, &str)] = &[
     (r"CPU features `[^`]*`", "CPU features [FEATURES]"),
     (r"torch_git \w+", "torch_git [GIT]"),
     (r"created \d+", "created [TIME]"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "[TIME]"),
     (r"(cosine|seconds_per_run|capture) [\d.e-]+", "$1 [NUMBER]"),
     (r"torch 2\.11\.0\+\w+", "torch [TORCH]"),
     (r"Python 3\.\d+\.\d+", "Python [PYTHON]"),

@@ -17,7 +17,7 @@ fn every_kind_of_change_is_named() {
     assert_run!(sandbox, ["why", &first], @"
     exit code 0
     ----- stdout
-    affine batch=1 [ID]
+    affine batch=1 [ID], built [TIME]
       never built
     ");
 
@@ -26,7 +26,7 @@ fn every_kind_of_change_is_named() {
     assert_run!(sandbox, ["why", &file], @"
     exit code 0
     ----- stdout
-    affine batch=1 [ID]
+    affine batch=1 [ID], built [TIME]
       it took the place of [ID]
       `model.py` changed
     ");
@@ -46,7 +46,7 @@ fn every_kind_of_change_is_named() {
     assert_run!(sandbox, ["why", &option], @"
     exit code 0
     ----- stdout
-    affine batch=1 [ID]
+    affine batch=1 [ID], built [TIME]
       it took the place of [ID]
       option `epilogue_fusion` changed: `true` -> `false`
     ");
@@ -60,7 +60,7 @@ fn every_kind_of_change_is_named() {
     assert_run!(sandbox, ["why", &target], @"
     exit code 0
     ----- stdout
-    affine batch=1 [ID]
+    affine batch=1 [ID], built [TIME]
       it took the place of [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]
@@ -71,7 +71,7 @@ fn every_kind_of_change_is_named() {
     assert_run!(sandbox, ["why", &artifact], @"
     exit code 0
     ----- stdout
-    affine batch=1 [ID]
+    affine batch=1 [ID], built [TIME]
       it took the place of [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]
@@ -87,11 +87,11 @@ fn every_kind_of_change_is_named() {
     assert_run!(sandbox, ["why", "affine"], @"
     exit code 0
     ----- stdout
-    affine batch=1 [ID]
+    affine batch=1 [ID], built [TIME]
       it took the place of [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]
-    affine batch=4 [ID]
+    affine batch=4 [ID], built [TIME]
       it took the place of [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]

@@ -125,8 +125,8 @@ impl Lab {
         ))
     }
 
-    /// Asks eager for inputs and answers of `module` (`answer(ids,pixels)` for one of its variants) at these sizes, answers the same inputs with `precast run`, and
-    /// compares: dtype and shape equal, every element within `atol + rtol * |eager|`. Returns the bucket and the rung that answered.
+    /// Asks eager for inputs and answers of `module` (`answer(ids,pixels)` for one of its variants) at these sizes,
+    /// answers the same inputs with `precast run`, and compares: dtype and shape equal, every element within `atol + rtol * |eager|`. Returns the bucket and the rung that answered.
     pub fn agrees(
         &self,
         spec: &str,
@@ -162,6 +162,8 @@ impl Lab {
         let run = [
             "run",
             name,
+            // What is judged is the artifact, also where eager happened to be faster.
+            "--compiled",
             "--model",
             model,
             "--inputs",

@@ -352,9 +352,12 @@ pub fn child(with: &Value) -> Value {
                         RuntimeError::MemoryFile { .. },
                     )
                     | (Way::Other, RuntimeError::WrongBytes { .. })
-                    | (Way::Stored, RuntimeError::Store { .. } | RuntimeError::WrongBytes { .. }) => {
-                        told.refused += 1
-                    }
+                    | (
+                        Way::Stored,
+                        RuntimeError::Store { .. }
+                        | RuntimeError::Unreadable { .. }
+                        | RuntimeError::WrongBytes { .. },
+                    ) => told.refused += 1,
                     _ => told.bad.push(format!("{}: {error}", name())),
                 },
             }
