@@ -6,7 +6,6 @@ mod build;
 mod control;
 mod inspect;
 #[cfg(feature = "torch")]
-mod kill;
 mod limits;
 #[path = "../pty/mod.rs"]
 mod pty;
