@@ -9,6 +9,7 @@ mod inspect;
 mod limits;
 #[path = "../pty/mod.rs"]
 mod pty;
+mod release;
 #[cfg(feature = "torch")]
 mod run;
 mod sandbox;
