@@ -53,8 +53,9 @@ test: lint ## lint, then every test that this machine can run
 	$(PY) -m unittest discover -s tests/worker -t .
 	$(CARGO) test --features sync-points
 
-torture: ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1 for a tenth)
-	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) $(CARGO) test --release --no-default-features --test torture -- --ignored --exact full --nocapture
+torture: venv ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)
+	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_JOBS=$(or $(JOBS),$(shell nproc)) PRECAST_TORTURE_ONLY="$(ONLY)" \
+		$(CARGO) test --release --no-default-features --test torture -- --ignored --exact full --nocapture
 	$(CARGO) test --release --no-default-features --features sync-points --test torture two_processes
 
 torture-runtime: venv ## try to break the runtime, into benchmarks/torture-runtime.json (SCALE=0.1 for a tenth)

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Digest, Target,
-    plan::{self, Item, Known, Plan, State},
+    plan::{self, Known, Plan, State},
     record::{Entry, Release, SCHEMA},
     spec::{Spec, WeightsFrom},
     store::{Store, StoreError},
@@ -172,7 +172,10 @@ fn make(crew: &Crew<'_>, ahead: Vec<Ahead<'_>>, started: Instant) -> Result<Summ
     } = crew;
     let Options { spec, store, .. } = options;
     let (mut worker, known) = open(crew)?;
-    let plan = plan::plan(spec, Some(store), Some(known), &options.request)?;
+    let planned = || plan::plan(spec, Some(store), Some(known.clone()), &options.request);
+    // gc leaves what is held until the release has it; what went before that is missing in the second plan.
+    store.keep(&planned()?.hits())?;
+    let plan = planned()?;
     for item in plan.missing() {
         if let State::Miss { reasons, .. } = &item.state {
             let module = &spec.modules[item.module].name;
@@ -376,16 +379,8 @@ fn publish(
         _ => None,
     };
     let mut programs: Vec<Digest> = summary.programs.iter().filter_map(id).collect();
-    let (failed, _) = summary.failed();
-    if let Some(name) = &options.release
-        && failed > 0
-    {
-        return Err(BuildError::Incomplete {
-            name: name.clone(),
-            missing: failed,
-            total: plan.wanted(),
-        });
-    }
+    let (mut missing, _) = summary.failed();
+    let mut wanted = plan.wanted();
     if options.request.only.is_some() {
         // A narrowed build keeps what the spec asks for beyond it and the store has.
         let whole = plan::plan(
@@ -397,11 +392,18 @@ fn publish(
                 ..options.request.clone()
             },
         )?;
-        let hit = |item: &Item| match item.state {
-            State::Hit { id } => Some(id),
-            _ => None,
-        };
-        programs = whole.items.iter().filter_map(hit).collect();
+        programs = whole.hits();
+        missing = whole.missing().filter(|item| !item.form.optional()).count();
+        wanted = whole.wanted();
+    }
+    if let Some(name) = &options.release
+        && missing > 0
+    {
+        return Err(BuildError::Incomplete {
+            name: name.clone(),
+            missing,
+            total: wanted,
+        });
     }
     if programs.is_empty() {
         return Ok(());

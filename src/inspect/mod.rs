@@ -27,9 +27,7 @@ pub fn open(path: &Path, options: Options) -> Result<(Store, Option<StoreError>)
         ..options
     };
     match Store::open_with(path, looking) {
-        Err(error @ (StoreError::Index { .. } | StoreError::Row { .. })) => {
-            Ok((Store::open_without_index(path)?, Some(error)))
-        }
+        Err(error) if error.is_index() => Ok((Store::open_without_index(path)?, Some(error))),
         other => {
             let store = other?;
             let damage = store.index_trouble();

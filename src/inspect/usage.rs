@@ -55,8 +55,10 @@ pub fn usage(store: &Store, by: GroupBy) -> Result<Usage, StoreError> {
             before = Some(plan.before);
             plan.objects.iter().map(|victim| victim.id).collect()
         }
-        // A damaged index can still be added up, but nothing may be deleted by it.
-        Err(StoreError::Row { .. } | StoreError::Dangling { .. }) => HashSet::new(),
+        // A damaged index can still be added up, but nothing may be deleted by it; nor what a newer precast may need.
+        Err(StoreError::Row { .. } | StoreError::Dangling { .. } | StoreError::Newer { .. }) => {
+            HashSet::new()
+        }
         Err(error) => return Err(error),
     };
     let mut sizes: HashMap<Digest, (u64, u64)> = HashMap::new();

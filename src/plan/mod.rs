@@ -141,6 +141,15 @@ impl Plan {
             .filter(|item| matches!(item.state, State::Miss { .. }))
     }
 
+    /// Returns the programs that are there.
+    pub fn hits(&self) -> Vec<Digest> {
+        let hit = |item: &Item| match item.state {
+            State::Hit { id } => Some(id),
+            _ => None,
+        };
+        self.items.iter().filter_map(hit).collect()
+    }
+
     /// Returns how many programs there are to be.
     pub fn wanted(&self) -> usize {
         let skipped = |item: &&Item| matches!(item.state, State::Skipped { .. });

@@ -28,6 +28,7 @@ use crate::{
     Device, Digest,
     inspect::stats::Counts,
     record::{Program, SCHEMA, Sizes, bucket_name},
+    store::Hold,
 };
 
 /// Whether the runtime may copy an input that is right but for strides, alignment or device.
@@ -59,6 +60,8 @@ pub struct Model {
     behind: Option<Behind>,
     /// The weight set of each replica; held while one is swapped for another.
     weights: Mutex<WeightSet>,
+    /// Keeps gc from what it was loaded from: some of it is read when it is first needed.
+    _hold: Option<Hold>,
 }
 
 /// A model on one device.
@@ -159,6 +162,15 @@ impl Model {
             complete: Arc::new(complete),
             behind: None,
             weights: Mutex::new(weights),
+            _hold: None,
+        }
+    }
+
+    /// Lets `hold` live as long as the model.
+    pub(super) fn holding(self, hold: Option<Hold>) -> Self {
+        Self {
+            _hold: hold,
+            ..self
         }
     }
 

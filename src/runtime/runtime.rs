@@ -20,6 +20,7 @@ use super::{
 use crate::{
     Device, Digest, Store, Target,
     record::{Program, Release, bucket_name},
+    store::Hold,
 };
 
 /// The devices a runtime works on, and where it takes artifacts and weights from.
@@ -132,15 +133,17 @@ impl Runtime {
     /// Loads the newest release of a model, or a named one as `model@release`.
     pub fn load(&self, model: &str) -> Result<Model, RuntimeError> {
         let started = Instant::now();
-        let (name, release, programs) = self.release(model)?;
+        let (name, release, hold) = self.release(model)?;
+        let programs = self.programs(&release)?;
         let weights = self.weights(release.weights)?;
-        self.load_with(
+        let model = self.load_with(
             started,
             name,
             &programs,
             &weights,
             &Arc::new(release.aliases),
-        )
+        )?;
+        Ok(model.holding(hold))
     }
 
     /// Loads programs that no release has yet, as a build does before it publishes them.
@@ -161,23 +164,21 @@ impl Runtime {
     /// the same artifacts.
     pub fn load_on(&self, model: &str, weights: &WeightSet) -> Result<Model, RuntimeError> {
         let started = Instant::now();
-        let (name, release, programs) = self.release(model)?;
-        self.load_with(
+        let (name, release, hold) = self.release(model)?;
+        let programs = self.programs(&release)?;
+        let model = self.load_with(
             started,
             name,
             &programs,
             weights,
             &Arc::new(release.aliases),
-        )
+        )?;
+        Ok(model.holding(hold))
     }
 
     /// Brings the weights of a model's newest release, or of a named one, to every device, for [`Model::swap`].
     pub fn weights_of(&self, model: &str) -> Result<WeightSet, RuntimeError> {
-        let (name, release) = split(model);
-        let release = self
-            .source
-            .release(name, release)
-            .map_err(in_store(format!("model `{model}`")))?;
+        let (_, release, _hold) = self.release(model)?;
         self.weights(release.weights)
     }
 
@@ -193,24 +194,27 @@ impl Runtime {
         ))
     }
 
+    /// Finds a release, and keeps gc from what it needs.
     fn release<'a>(
         &self,
         model: &'a str,
-    ) -> Result<(&'a str, Release, Vec<Arc<Program>>), RuntimeError> {
+    ) -> Result<(&'a str, Release, Option<Hold>), RuntimeError> {
         let (name, release) = split(model);
         let release = self
             .source
             .release(name, release)
             .map_err(in_store(format!("model `{model}`")))?;
-        let mut programs = Vec::with_capacity(release.programs.len());
-        for id in &release.programs {
-            let program = self
-                .source
-                .program(id)
-                .map_err(in_store(format!("program `{}`", id.short())))?;
-            programs.push(Arc::new(program));
-        }
-        Ok((name, release, programs))
+        let hold = self.source.hold(&release);
+        Ok((name, release, hold))
+    }
+
+    fn programs(&self, release: &Release) -> Result<Vec<Arc<Program>>, RuntimeError> {
+        let read = |id: &Digest| {
+            let program = self.source.program(id);
+            let program = program.map_err(in_store(format!("program `{}`", id.short())))?;
+            Ok(Arc::new(program))
+        };
+        release.programs.iter().map(read).collect()
     }
 
     fn load_with(

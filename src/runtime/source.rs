@@ -10,6 +10,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use crate::{
     Digest, Mapped, Store,
     record::{Artifact, Program, Release},
+    store::Hold,
 };
 
 /// What a source answers when it can't.
@@ -22,6 +23,12 @@ pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 pub trait Source: Send + Sync {
     /// Returns the newest release of `model`, or the one with this name.
     fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError>;
+
+    /// Keeps what a release needs from being removed for as long as the answer lives; none where nothing is removed, or
+    /// where that can't be said: it can be read all the same.
+    fn hold(&self, _release: &Release) -> Option<Hold> {
+        None
+    }
 
     /// Returns the program with this request key.
     fn program(&self, id: &Digest) -> Result<Program, SourceError>;
@@ -40,6 +47,10 @@ impl Source for Store {
     fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
         let found = Store::release(self, model, name)?;
         found.ok_or_else(|| "there is no such release".into())
+    }
+
+    fn hold(&self, release: &Release) -> Option<Hold> {
+        Some(self.hold_found(release).ok()?.0)
     }
 
     fn program(&self, id: &Digest) -> Result<Program, SourceError> {

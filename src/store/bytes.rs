@@ -184,6 +184,34 @@ mod tests {
     }
 
     #[test]
+    fn what_a_worker_writes_after_the_handover_has_no_effect() {
+        let (dir, store) = testing::store();
+        let source = dir.path().join("lib.so");
+        fs::write(&source, b"compiled").unwrap();
+        let mut late = File::options().write(true).open(&source).unwrap();
+        let (digest, _) = store.put_file(&source).unwrap();
+        let map = store.map(&digest).unwrap();
+        io::Write::write_all(&mut late, b"swapped!!").unwrap();
+        assert_eq!(
+            (store.read(&digest).unwrap(), &map[..]),
+            (b"compiled".to_vec(), &b"compiled"[..])
+        );
+        let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+        assert_ne!(inode(&store.layout().object(&digest)), inode(&source));
+        // Changed between the look and the copy: it is named by what was kept, or refused.
+        let (now, size) = store.put_file(&source).unwrap();
+        assert_eq!((now, size), (Digest::of(b"swapped!!"), 9));
+        let written = store
+            .publish_object(&mut &b"other"[..], 5, &source)
+            .unwrap();
+        assert_eq!(store.read(&written.digest).unwrap(), b"other");
+        for length in [4, 6] {
+            let told = store.publish_object(&mut &b"other"[..], length, &source);
+            assert!(matches!(told, Err(StoreError::Changed { .. })));
+        }
+    }
+
+    #[test]
     fn a_flipped_byte_is_named_and_put_again() {
         let (_dir, store) = testing::store();
         let digest = store.put_bytes(b"some content").unwrap();

@@ -48,6 +48,14 @@ pub enum StoreError {
         #[source]
         source: rusqlite::Error,
     },
+    #[error("index `{}` has version {found}, this precast uses {known}", path.display())]
+    Older {
+        path: PathBuf,
+        found: i64,
+        known: i64,
+    },
+    #[error("index `{}` has other tables than this precast makes", path.display())]
+    Schema { path: PathBuf },
     #[error("index `{}` is damaged: a row of `{table}` has a wrong check sum", path.display())]
     Row { path: PathBuf, table: &'static str },
     #[error("SQLite {found} is older than {needed}, which is the first one that is safe to use")]
@@ -85,7 +93,7 @@ impl StoreError {
             Self::Corrupt { .. } | Self::Record { .. } => {
                 "`precast verify --repair` sets it aside, and the next build makes it again"
             }
-            Self::Index { .. } | Self::Row { .. } => {
+            Self::Index { .. } | Self::Row { .. } | Self::Older { .. } | Self::Schema { .. } => {
                 "`precast verify --reindex` rebuilds the index from the files"
             }
             Self::Missing { .. } | Self::Dangling { .. } => {
@@ -105,6 +113,14 @@ impl StoreError {
             Self::BadName(_) => "letters, digits, `-`, `_` and `.` always do",
             Self::Changed { .. } => "something else writes to it: run the command again",
         }
+    }
+
+    /// Returns whether only the index is at fault: it can be made again from the files.
+    pub fn is_index(&self) -> bool {
+        matches!(
+            self,
+            Self::Index { .. } | Self::Row { .. } | Self::Older { .. } | Self::Schema { .. }
+        )
     }
 
     /// Returns whether the thing asked for is just not there.

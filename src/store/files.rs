@@ -12,7 +12,7 @@ use super::{
     Store, bytes,
     defect::Defect,
     error::{At, StoreError},
-    layout::Layout,
+    layout::{Kind, Layout},
     lease::is_lease,
     object,
     records::Record,
@@ -274,7 +274,17 @@ impl<'a> Walk<'a> {
         let inside = self.inside(path);
         match record_file::<R>(self.store.layout(), path) {
             Ok((record, ..)) => references(self, &inside, &record),
-            Err(e) => self.bad_record(inside, &e),
+            Err(e) => {
+                // It is there, for those that refer to it; what it needs itself is not known here.
+                if let (StoreError::Newer { .. }, Some(id)) = (&e, named(path, ".json")) {
+                    match R::KIND {
+                        Kind::Artifact => drop(self.artifacts.insert(id)),
+                        Kind::Program => drop(self.programs.insert(id)),
+                        Kind::Failure => {}
+                    }
+                }
+                self.bad_record(inside, &e);
+            }
         }
     }
 

@@ -22,7 +22,7 @@ use super::{
     Store,
     error::StoreError,
     graph::{Graph, Unit},
-    now,
+    now, reindex,
 };
 use crate::Digest;
 
@@ -164,8 +164,15 @@ impl fmt::Display for GcPlan {
 }
 
 impl Store {
-    /// Returns what `policy` would delete now. Changes nothing.
+    /// Returns what `policy` would delete now. Changes nothing. Refused where a newer precast left records: what they
+    /// need is not known.
     pub fn plan_gc(&self, policy: &Policy) -> Result<GcPlan, StoreError> {
+        let newer = self
+            .index()
+            .with(|index| reindex::newer(self.layout(), index))?;
+        if let Some(newer) = newer {
+            return Err(newer);
+        }
         let graph = Graph::load(self)?;
         let leased = if self.is_read_only() {
             HashSet::new()

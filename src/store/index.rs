@@ -62,10 +62,10 @@ impl Index {
             Ok((connection, version))
         };
         let (connection, version) = open().map_err(|e| failed(&path, e))?;
-        if version != KNOWN {
-            return Err(newer(&path, version));
+        match version {
+            KNOWN => check_schema(&connection, &path)?,
+            found => return Err(other_version(&path, found)),
         }
-        check_schema(&connection, &path)?;
         Ok(Self::other(layout, connection))
     }
 
@@ -189,49 +189,87 @@ fn migrate(connection: &mut Connection, layout: &Layout, path: &Path) -> Result<
     if found == KNOWN {
         return check_schema(connection, path);
     }
-    if !(0..=KNOWN).contains(&found) {
-        return Err(newer(path, found));
+    if found > KNOWN {
+        return Err(other_version(path, found));
     }
     let mut run = || {
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         // Another process may have been faster.
-        let from = version(&tx)?;
-        for step in MIGRATIONS.iter().skip(from.max(0) as usize) {
-            tx.execute_batch(step)?;
+        let found = version(&tx)?;
+        if found < KNOWN {
+            let from = usize::try_from(found).unwrap_or(0);
+            let stepped = from > 0 && steps(&tx, from).is_ok() && schema(&tx)? == *own_schema();
+            if !stepped {
+                make_again(layout, &tx)?;
+            }
+            tx.pragma_update(None, "user_version", KNOWN)?;
         }
-        if from == 0 {
-            reindex::fill(layout, &tx)?;
-        }
-        tx.pragma_update(None, "user_version", KNOWN)?;
         tx.commit()
     };
     run().map_err(|e| failed(path, e))
 }
 
-/// Refuses an index with other tables, triggers or views than ours: a store may come from anywhere.
-fn check_schema(connection: &Connection, path: &Path) -> Result<(), StoreError> {
-    let schema = |of: &Connection| {
-        of.prepare("SELECT type,name,tbl_name,sql FROM sqlite_schema ORDER BY 1,2")?
-            .query_map([], |row| {
-                let columns = (0..4).map(|at| row.get::<_, Option<String>>(at));
-                columns.collect::<rusqlite::Result<Vec<_>>>()
-            })?
-            .collect::<rusqlite::Result<Vec<_>>>()
+fn steps(to: &Connection, from: usize) -> rusqlite::Result<()> {
+    let mut steps = MIGRATIONS.iter().skip(from);
+    steps.try_for_each(|step| to.execute_batch(step))
+}
+
+/// Makes all tables again from the files, whatever was there; keeps the last-use stamps, which no file has.
+fn make_again(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
+    let old = schema(to)?;
+    let uses = |entry: &&Entry| entry[1].as_deref() == Some("uses");
+    let keeps = match (old.iter().find(uses), own_schema().iter().find(uses)) {
+        (Some(is), should) => Some(is) == should,
+        (None, _) => false,
     };
+    if keeps {
+        to.execute_batch("CREATE TEMP TABLE kept AS SELECT id,at,sum FROM main.uses")?;
+    }
+    // Triggers and views before the tables that they are about, so that nothing of theirs runs.
+    for kind in ["trigger", "view", "table"] {
+        let of_kind = |entry: &&Entry| entry[0].as_deref() == Some(kind);
+        for name in old.iter().filter(of_kind).filter_map(|e| e[1].as_deref()) {
+            if !name.starts_with("sqlite_") {
+                let name = name.replace('"', "\"\"");
+                to.execute_batch(&format!("DROP {kind} IF EXISTS main.\"{name}\""))?;
+            }
+        }
+    }
+    steps(to, 0)?;
+    if keeps {
+        to.execute_batch("INSERT INTO main.uses SELECT * FROM temp.kept; DROP TABLE temp.kept")?;
+    }
+    reindex::fill(layout, to)
+}
+
+/// Type, name, table and text of one thing in a schema.
+type Entry = [Option<String>; 4];
+
+fn schema(of: &Connection) -> rusqlite::Result<Vec<Entry>> {
+    of.prepare("SELECT type,name,tbl_name,sql FROM main.sqlite_schema ORDER BY 1,2")?
+        .query_map([], |row| {
+            Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?])
+        })?
+        .collect()
+}
+
+/// Returns the schema that this code makes.
+fn own_schema() -> &'static Vec<Entry> {
+    static OWN: OnceLock<Vec<Entry>> = OnceLock::new();
     let own = || {
         let fresh = Connection::open_in_memory()?;
-        MIGRATIONS
-            .iter()
-            .try_for_each(|step| fresh.execute_batch(step))?;
+        steps(&fresh, 0)?;
         schema(&fresh)
     };
-    static OWN: OnceLock<Vec<Vec<Option<String>>>> = OnceLock::new();
-    let expected = OWN.get_or_init(|| own().unwrap_or_default());
-    match schema(connection).map_err(|e| failed(path, e))? == *expected {
+    OWN.get_or_init(|| own().unwrap_or_default())
+}
+
+/// Refuses an index with other tables, triggers or views than ours: a store may come from anywhere.
+fn check_schema(connection: &Connection, path: &Path) -> Result<(), StoreError> {
+    match schema(connection).map_err(|e| failed(path, e))? == *own_schema() {
         true => Ok(()),
-        false => Err(StoreError::Row {
+        false => Err(StoreError::Schema {
             path: path.to_owned(),
-            table: "sqlite_schema",
         }),
     }
 }
@@ -255,11 +293,12 @@ fn base(flags: OpenFlags) -> OpenFlags {
     flags | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_EXRESCODE
 }
 
-fn newer(path: &Path, found: i64) -> StoreError {
-    StoreError::Newer {
-        path: path.to_owned(),
-        found,
-        known: KNOWN,
+/// Returns the error for an index whose version is not the one known here.
+fn other_version(path: &Path, found: i64) -> StoreError {
+    let (path, known) = (path.to_owned(), KNOWN);
+    match found > KNOWN {
+        true => StoreError::Newer { path, found, known },
+        false => StoreError::Older { path, found, known },
     }
 }
 
@@ -314,7 +353,10 @@ impl Sum {
 #[cfg(test)]
 mod tests {
     use super::{super::testing, *};
-    use crate::{Store, store::rows::ObjectRow};
+    use crate::{
+        Store,
+        store::rows::{self, ObjectRow},
+    };
 
     #[test]
     fn a_newer_index_is_refused_and_left_alone() {
@@ -335,6 +377,78 @@ mod tests {
             );
         }
         assert_eq!(fs::read(&path).unwrap(), before);
+    }
+
+    /// Replaces the index by one that `sql` makes, with other versions than ours.
+    fn replaced(store: &Store, sql: &str) -> std::path::PathBuf {
+        let path = store.layout().index();
+        fs::remove_file(&path).unwrap();
+        Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+        path
+    }
+
+    #[test]
+    fn an_older_index_is_made_again_and_keeps_when_things_were_used() {
+        let (_dir, store) = testing::store();
+        let one = store.put_bytes(b"one").unwrap();
+        let uses = own_schema()
+            .iter()
+            .find(|entry| entry[1].as_deref() == Some("uses"));
+        let uses = uses.unwrap()[3].clone().unwrap();
+        for stamps in [uses.as_str(), "CREATE VIEW uses AS SELECT * FROM objects"] {
+            replaced(
+                &store,
+                &format!(
+                    "CREATE TABLE objects (digest TEXT, note TEXT); {stamps}; CREATE TABLE \"a\"\"b\" (x); \
+                     CREATE TRIGGER t AFTER INSERT ON objects BEGIN DELETE FROM objects; END"
+                ),
+            );
+            if stamps == uses {
+                let index = Connection::open(store.layout().index()).unwrap();
+                rows::insert_use(&index, &one, 7).unwrap();
+            }
+            // Who only reads makes one in memory and leaves this one as it is.
+            let before = fs::read(store.layout().index()).unwrap();
+            let reader = Store::open_read_only(store.path()).unwrap();
+            assert!(reader.object(&one).unwrap().is_some());
+            let trouble = reader.index_trouble().unwrap();
+            assert!(
+                matches!(trouble, StoreError::Older { found: 0, .. }),
+                "{trouble}"
+            );
+            assert_eq!(fs::read(store.layout().index()).unwrap(), before);
+            let again = Store::open(store.path()).unwrap();
+            assert!(again.object(&one).unwrap().is_some());
+            assert_eq!(again.verify().unwrap().defects, []);
+            let used: Option<i64> = again
+                .index()
+                .with(|index| index.query_row("SELECT max(at) FROM uses", [], |row| row.get(0)))
+                .unwrap();
+            assert_eq!(used, (stamps == uses).then_some(7));
+        }
+    }
+
+    #[test]
+    fn an_index_with_other_tables_under_our_version_is_refused_and_reindexed() {
+        let (_dir, store) = testing::store();
+        let one = store.put_bytes(b"one").unwrap();
+        let path = replaced(
+            &store,
+            "CREATE TABLE objects (digest); PRAGMA user_version=1",
+        );
+        let told = Store::open(store.path()).unwrap_err();
+        assert!(matches!(told, StoreError::Schema { .. }), "{told}");
+        assert!(told.hint().contains("--reindex"));
+        let mending = Store::open_for_repair(store.path(), Default::default()).unwrap();
+        mending.reindex().unwrap();
+        assert!(
+            Store::open(store.path())
+                .unwrap()
+                .object(&one)
+                .unwrap()
+                .is_some()
+        );
+        assert!(path.exists());
     }
 
     #[test]

@@ -179,33 +179,43 @@ impl Store {
     /// Holds a release with all that it needs: its weights, programs, their artifacts and objects; checks that all of it
     /// is there.
     pub fn hold_release(&self, release: &Release) -> Result<Hold, StoreError> {
+        match self.hold_found(release)? {
+            (hold, None) => Ok(hold),
+            (_, Some(missing)) => Err(missing),
+        }
+    }
+
+    /// Holds of a release what is there, and says what is not: a reader can do without some of it.
+    pub fn hold_found(&self, release: &Release) -> Result<(Hold, Option<StoreError>), StoreError> {
         let mut ids: Vec<Digest> = release.weights.into_iter().collect();
         let mut objects = ids.clone();
         let mut artifacts = HashSet::new();
         let what = format!("release {} of `{}`", release.seq, release.model);
+        let mut missing = None;
         // What a record refers to is not collected while the record is held.
         let first = self.hold(&release.programs)?;
         for id in &release.programs {
-            let program = self
-                .program(id)?
-                .ok_or_else(|| dangling(&what, "program", id))?;
-            artifacts.extend(artifacts_of(&program));
+            match self.program(id) {
+                Ok(Some(program)) => artifacts.extend(artifacts_of(&program)),
+                Ok(None) => missing = missing.or(Some(dangling(&what, "program", id))),
+                Err(error) => missing = missing.or(Some(error)),
+            }
         }
         for id in &artifacts {
-            let artifact = self
-                .artifact(id)?
-                .ok_or_else(|| dangling(&what, "artifact", id))?;
-            objects.extend(objects_of(&artifact));
+            match self.artifact(id) {
+                Ok(Some(artifact)) => objects.extend(objects_of(&artifact)),
+                Ok(None) => missing = missing.or(Some(dangling(&what, "artifact", id))),
+                Err(error) => missing = missing.or(Some(error)),
+            }
         }
         ids.extend(&release.programs);
         ids.extend(artifacts);
         ids.extend(&objects);
         let all = self.hold(&ids)?;
         drop(first);
-        match objects.iter().find(|object| !self.has_object(object)) {
-            Some(object) => Err(dangling(&what, "object", object)),
-            None => Ok(all),
-        }
+        let gone = objects.iter().find(|object| !self.has_object(object));
+        let missing = missing.or(gone.map(|object| dangling(&what, "object", object)));
+        Ok((all, missing))
     }
 
     /// Returns everything that live processes hold, and removes the leases of dead ones. Call with `Mode::Delete`.

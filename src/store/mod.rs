@@ -31,6 +31,11 @@
 //! | what keeps gc from what is in use? | `lease`; what it may delete: `gc`; how it deletes: `sweep` |
 //! | what can be wrong, and what then? | `defect`, `verify`, `repair` |
 //! | who could change a store behind our back? | `ground` |
+//! | which versions are there, and what becomes of another one? | below; `index` |
+//!
+//! Three things have a version: the layout (in `precast-store.json`), the index (`user_version`) and each record
+//! (`schema`). A newer one is refused and left as it is to the byte; gc refuses a store with a newer record in it, as
+//! what that needs is not known. An older index is migrated, or made again from the files.
 //!
 //! **Promised**: what was published survives a crash bit for bit; a changed byte is an error, not another answer; what a
 //! live process holds is not collected; one live compile per key; a store that can't be written can be read, and nothing
@@ -163,9 +168,7 @@ impl Store {
             false => Index::open(&layout)?,
             true => match Index::open_read_only(&layout) {
                 // What can't be read and can't be mended is made again in memory.
-                Err(StoreError::Index { .. } | StoreError::Row { .. }) => {
-                    Index::in_memory(&layout)?
-                }
+                Err(error) if error.is_index() => Index::in_memory(&layout)?,
                 other => other?,
             },
         };
@@ -178,7 +181,7 @@ impl Store {
         ground::check(&layout.root, options)?;
         let read_only = options.read_only || !layout.is_writable();
         match Self::at(layout.clone(), read_only) {
-            Err(StoreError::Index { .. } | StoreError::Row { .. } | StoreError::Unsafe { .. }) => {
+            Err(error) if error.is_index() || matches!(error, StoreError::Unsafe { .. }) => {
                 // In memory, until its own is made again.
                 let index = Index::until_rebuilt(&layout)?;
                 Ok(Self::with_index(layout, index, read_only))

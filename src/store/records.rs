@@ -73,6 +73,7 @@ impl Store {
     pub fn put_failure(&self, failure: &Failure) -> Result<(), StoreError> {
         let _adding = self.adding(&[&[failure.id][..], failure.log.as_slice()].concat())?;
         let path = self.layout().record(Kind::Failure, &failure.id);
+        self.leave_newer_failure(&failure.id)?;
         let (text, seal) = sealed::encode(failure, &path)?;
         let mut draft = self.draft()?;
         std::io::Write::write_all(draft.file(), &text).at("write", draft.path())?;
@@ -155,6 +156,7 @@ impl Store {
     ) -> Result<R, StoreError> {
         let id = record.id();
         let path = self.layout().record(R::KIND, &id);
+        self.leave_newer_failure(&id)?;
         let (text, _) = sealed::encode(record, &path)?;
         // What another process puts between the two steps is looked at in the next round.
         while !publish::bytes(self.draft()?, &path, &text)? {
@@ -177,6 +179,14 @@ impl Store {
         self.forget_failure(&id)?;
         self.used(&id);
         Ok(now)
+    }
+
+    /// Refuses to replace or remove what a newer precast kept about a failure.
+    fn leave_newer_failure(&self, id: &Digest) -> Result<(), StoreError> {
+        match self.failure(id) {
+            Err(e @ StoreError::Newer { .. }) => Err(e),
+            _ => Ok(()),
+        }
     }
 
     /// Removes what was kept about an earlier failure of what now succeeded.
@@ -216,11 +226,7 @@ pub(super) fn created(path: &Path) -> Result<i64, StoreError> {
 pub(super) fn known_schema(schema: u32, path: &Path) -> Result<(), StoreError> {
     match schema <= SCHEMA {
         true => Ok(()),
-        false => Err(StoreError::Newer {
-            path: path.to_owned(),
-            found: schema.into(),
-            known: SCHEMA.into(),
-        }),
+        false => Err(sealed::newer(path, schema)),
     }
 }
 

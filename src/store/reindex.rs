@@ -41,6 +41,40 @@ pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
+/// Returns the error for a record without a row that a newer precast wrote. What it needs is not known here, so nothing
+/// may be deleted.
+pub(crate) fn newer(layout: &Layout, index: &Connection) -> rusqlite::Result<Option<StoreError>> {
+    let mut found = newer_of::<Artifact>(layout, index, "artifacts")?;
+    found = found.or(newer_of::<Program>(layout, index, "programs")?);
+    found = found.or(newer_of::<Failure>(layout, index, "failures")?);
+    let newer_release = files(&layout.root.join("releases"), ".json")
+        .filter_map(|path| release_file(layout, &path).err())
+        .find(is_newer);
+    Ok(found.or(newer_release))
+}
+
+fn newer_of<R: Record>(
+    layout: &Layout,
+    index: &Connection,
+    table: &str,
+) -> rusqlite::Result<Option<StoreError>> {
+    let query = format!("SELECT 1 FROM {table} WHERE id=?");
+    for path in files(&layout.folder(R::KIND), ".json") {
+        if let Some(id) = named(&path, ".json")
+            && !known(index, &query, &id)?
+            && let Err(error) = record_file::<R>(layout, &path)
+            && is_newer(&error)
+        {
+            return Ok(Some(error));
+        }
+    }
+    Ok(None)
+}
+
+fn is_newer(error: &StoreError) -> bool {
+    matches!(error, StoreError::Newer { .. })
+}
+
 /// Removes the rows of releases whose file is gone: gc removes the file first.
 pub(crate) fn drop_gone_releases(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     let all: Vec<(String, i64)> = to

@@ -10,13 +10,13 @@ use std::{
     path::Path,
 };
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
     bytes::open_plain,
     error::{At, StoreError},
 };
-use crate::Digest;
+use crate::{Digest, record::SCHEMA};
 
 /// No record is larger; what is, was not written by precast.
 const LIMIT: u64 = 256 << 20;
@@ -45,13 +45,23 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<(T, Digest
     }
 }
 
+/// What every record says whatever version it has.
+#[derive(Deserialize)]
+struct Head {
+    schema: u32,
+}
+
 /// Checks and parses the bytes of a record file.
 pub(crate) fn decode<T: DeserializeOwned>(
     text: &[u8],
     path: &Path,
 ) -> Result<(T, Digest), StoreError> {
     let (line, seal) = check(text, path)?;
-    let record = serde_json::from_slice(line).map_err(|e| damaged(path, e.to_string()))?;
+    let record = serde_json::from_slice(line).map_err(|e| match serde_json::from_slice(line) {
+        // A newer precast may write other fields: that is no damage.
+        Ok(Head { schema }) if schema > SCHEMA => newer(path, schema),
+        _ => damaged(path, e.to_string()),
+    })?;
     Ok((record, seal))
 }
 
@@ -80,6 +90,15 @@ fn raw(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
     match text.len() as u64 > LIMIT {
         true => Err(damaged(path, "it is larger than any record".to_owned())),
         false => Ok(Some(text)),
+    }
+}
+
+/// Returns the error for a record that a newer precast wrote.
+pub(crate) fn newer(path: &Path, schema: u32) -> StoreError {
+    StoreError::Newer {
+        path: path.to_owned(),
+        found: schema.into(),
+        known: SCHEMA.into(),
     }
 }
 

@@ -6,10 +6,10 @@ mod build;
 mod control;
 mod inspect;
 #[cfg(feature = "torch")]
-mod kill;
 mod limits;
 #[path = "../pty/mod.rs"]
 mod pty;
+mod release;
 #[cfg(feature = "torch")]
 mod run;
 mod sandbox;

@@ -15,6 +15,7 @@ What goes wrong is steered by comments in the model's file, each for one request
     # fake: compile eats               memory, and more of it
     # fake: compile spawns             a process in a session of its own (its number goes to `spawned`); then it hangs
     # fake: compile skips              the library is a line of text: for builds that run nothing
+    # fake: compile waits              no answer until there is a file `go` beside the model; makes a file `waiting`
     # fake: answers wrong              the artifact computes something else than eager
     # fake: answers nan
     # fake: run fails
@@ -177,8 +178,9 @@ class Worker:
         for name in module.get("passes") or []:
             file, function = name.split(":")
             getattr(importlib.import_module(file), function)(segment)
-        told = ("fails", "dies", "hangs", "eats", "spawns", "skips")
+        told = ("fails", "dies", "hangs", "eats", "spawns", "skips", "waits")
         behaviour = {what: self.told(f"compile {what}", sizes) for what in told}
+        behaviour["root"] = str(self.root)
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
         follow = [None if dim is None else {"dim": dim, "scale": 1, "offset": 0} for dim in inputs[0]["dims"]]
         return {
@@ -225,6 +227,11 @@ class Worker:
         while segment["eats"]:
             hoard.append(bytearray(os.urandom(1 << 20)) * 32)
             time.sleep(0.05)
+        if segment["waits"]:
+            root = Path(segment["root"])
+            (root / "waiting").touch()
+            while not (root / "go").exists():
+                time.sleep(0.01)
         if segment["fails"]:
             print("kernel.cpp:12: error: this line is in the log", file=sys.stderr, flush=True)
             raise Failure("compile", "the C++ compiler failed with exit code 1")

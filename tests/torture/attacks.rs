@@ -330,15 +330,13 @@ fn state(folder: &Path) -> Vec<String> {
 
 /// Returns the most memory this process ever had, in bytes.
 pub fn peak() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status
-        .lines()
-        .find(|line| line.starts_with("VmHWM:"))
-        .unwrap();
-    line.split_whitespace()
-        .nth(1)
-        .unwrap()
-        .parse::<u64>()
-        .unwrap()
-        << 10
+    peak_of(std::process::id())
+}
+
+/// Returns the most memory a live process ever had, in bytes; 0 when it has ended.
+pub fn peak_of(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
 }

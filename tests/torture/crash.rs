@@ -3,6 +3,9 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Stdio,
+    thread,
+    time::Duration,
 };
 
 use precast::{
@@ -12,7 +15,7 @@ use precast::{
 
 use crate::{
     actor::{self, Act},
-    scene,
+    scene, spread,
 };
 
 /// What was tried.
@@ -192,12 +195,57 @@ impl Start {
         survives(&root, acks, self.name == "repair").map_err(|why| format!("{what}: {why}"))
     }
 
+    /// Delays call `at` while another process builds or collects; returns what is wrong afterwards.
+    pub fn delayed(&self, at: u64, other: &str) -> Result<(), String> {
+        let (_dir, root) = self.copy();
+        let what = format!("{} delayed at {at} against {other}", self.name);
+        let shim = vec![("MODE", "delay".to_owned()), ("AT", at.to_string())];
+        let mut slow = Act {
+            name: self.name,
+            root: &root,
+            shim,
+        }
+        .command();
+        let slow = slow.stdout(Stdio::null()).stderr(Stdio::piped());
+        let slow = slow.spawn().unwrap();
+        // While there is no store yet, there is nothing to collect.
+        while !root.join("index.sqlite").exists() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let fast = Act {
+            name: other,
+            root: &root,
+            shim: Vec::new(),
+        }
+        .run();
+        for output in [slow.wait_with_output().unwrap(), fast] {
+            if !output.status.success() {
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                return Err(format!("{what}: {}: {stderr}", output.status));
+            }
+        }
+        survives(&root, "", false).map_err(|why| format!("{what}: {why}"))
+    }
+
+    /// Delays every `stride`-th call against each of `others`.
+    pub fn sweep_delayed(&self, others: &[&'static str], stride: u64, tried: &mut Tried) {
+        let trials: Vec<(u64, &str)> = (1..=self.calls)
+            .step_by(stride as usize)
+            .flat_map(|at| others.iter().map(move |other| (at, *other)))
+            .collect();
+        tried.points += trials.len() as u64;
+        tried.bad.extend(spread::each(&trials, |(at, other)| {
+            self.delayed(*at, other)
+        }));
+    }
+
     /// Does `mode` at every `stride`-th call.
     pub fn sweep(&self, mode: &str, errno: i32, stride: u64, tried: &mut Tried) {
-        for at in (1..=self.calls).step_by(stride as usize) {
-            tried.points += 1;
-            tried.states += 1;
-            tried.bad.extend(self.at(mode, at, errno).err());
-        }
+        let points: Vec<u64> = (1..=self.calls).step_by(stride as usize).collect();
+        tried.points += points.len() as u64;
+        tried.states += points.len() as u64;
+        tried
+            .bad
+            .extend(spread::each(&points, |at| self.at(mode, *at, errno)));
     }
 }

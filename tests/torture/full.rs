@@ -1,21 +1,33 @@
 //! The whole figures of PROMISES 1 to 9, written to `benchmarks/torture.json`. `make torture` runs this.
 //!
-//! `PRECAST_TORTURE_SCALE` (1 by default) scales every count; the file says which it was.
+//! `PRECAST_TORTURE_SCALE` (1 by default) scales every count; the file says which it was, and on which machine.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    fs,
+    process::Command,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::{attacks, crash, many, mutate, readonly, replay, seeds, sound};
+use precast::Store;
+
+use crate::{
+    attacks, build, crash, many, mutate, newer, readonly, replay,
+    scene::{self, Random},
+    seeds, sound, spread,
+};
 
 /// Where every generator begins.
 const SEED: u64 = 20_261_120;
 
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benchmarks/torture.json");
+
 struct Report {
     scale: f64,
-    promises: BTreeMap<String, Value>,
-    bad: usize,
+    parts: BTreeMap<String, Value>,
 }
 
 impl Report {
@@ -25,52 +37,134 @@ impl Report {
 
     fn add(&mut self, name: &str, seconds: f64, bad: &[String], told: &impl Serialize) {
         let mut told = serde_json::to_value(told).unwrap();
+        told["date"] = json!(today());
+        told["scale"] = json!(self.scale);
         told["bad"] = json!(bad.len());
         told["examples"] = json!(bad.iter().take(5).collect::<Vec<_>>());
         told["seconds"] = json!((seconds * 10.0).round() / 10.0);
         println!("{name}: {told}");
-        self.bad += bad.len();
-        self.promises.insert(name.to_owned(), told);
+        self.parts.insert(name.to_owned(), told);
         self.save();
+    }
+
+    /// Returns the sum of a field over all parts.
+    fn sum(&self, field: &str) -> u64 {
+        let parts = self.parts.values();
+        parts.filter_map(|part| part[field].as_u64()).sum()
     }
 
     /// Saved after every part, so that what ran is there when a later part is cut off.
     fn save(&self) {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/benchmarks/torture.json");
         let document = json!({
             "schema": 1,
             "command": "make torture",
+            "machine": machine(),
+            "versions": versions(),
             "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
-            "scale": self.scale,
             "seed": SEED,
-            "cores": std::thread::available_parallelism().map_or(1, usize::from),
-            "bad": self.bad,
-            "parts": self.promises,
+            "jobs": spread::jobs(),
+            "points": self.sum("points"),
+            "states": self.sum("states"),
+            "mutations": self.sum("mutations"),
+            "bad": self.sum("bad"),
+            "parts": self.parts,
         });
         let text = serde_json::to_string_pretty(&document).unwrap();
-        std::fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/benchmarks")).unwrap();
-        std::fs::write(path, format!("{text}\n")).unwrap();
+        fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/benchmarks")).unwrap();
+        fs::write(FILE, format!("{text}\n")).unwrap();
     }
 }
 
+/// Returns the date as `2026-11-21`.
+pub fn today() -> String {
+    let seconds = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    first_line("date", &["-u", "-d", &format!("@{seconds}"), "+%F"])
+}
+
+pub fn machine() -> Value {
+    let field = |file: &str, name: &str| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(name))
+            .map(str::to_owned);
+        let value = line.and_then(|line| Some(line.split_once(':')?.1.trim().to_owned()));
+        value.unwrap_or_default()
+    };
+    json!({
+        "cpu": field("/proc/cpuinfo", "model name"),
+        "cores": std::thread::available_parallelism().map_or(1, usize::from),
+        "memory": field("/proc/meminfo", "MemTotal"),
+        "kernel": first_line("uname", &["-sr"]),
+    })
+}
+
+pub fn versions() -> Value {
+    json!({
+        "precast": env!("CARGO_PKG_VERSION"),
+        "rustc": first_line("rustc", &["--version"]),
+        "sqlite": rusqlite::version(),
+        "zstd": zstd::zstd_safe::version_string(),
+    })
+}
+
+/// Returns the first line that a command prints; empty when there is no such command.
+fn first_line(command: &str, args: &[&str]) -> String {
+    let output = Command::new(command).args(args).output();
+    let text = output.map_or_else(
+        |_| String::new(),
+        |o| String::from_utf8_lossy(&o.stdout).into_owned(),
+    );
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+type Part = (&'static str, fn(&mut Report));
+
+/// The parts: what their names in the file begin with, the promise first.
+const PARTS: &[Part] = &[
+    ("1 kill at every", kills),
+    ("1 power", power),
+    ("1 kill of", killed_builds),
+    ("2", mutations),
+    ("3", failures),
+    ("4", builders),
+    ("5 delayed", delays),
+    ("5 reads", reads),
+    ("6 seeded", seeded),
+    ("6 sound", sound_ones),
+    ("7", immutable),
+    ("8", read_only),
+    ("9", newer_stores),
+    ("hostile", hostile),
+];
+
+/// Runs all parts, or those whose names begin with `PRECAST_TORTURE_ONLY`: they replace what the file says of them.
 pub fn run() {
-    let scale = std::env::var("PRECAST_TORTURE_SCALE")
-        .ok()
-        .and_then(|text| text.parse().ok());
+    let told = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let scale = told("PRECAST_TORTURE_SCALE").and_then(|text| text.parse().ok());
+    let only = told("PRECAST_TORTURE_ONLY");
     let mut report = Report {
         scale: scale.unwrap_or(1.0),
-        promises: BTreeMap::new(),
-        bad: 0,
+        parts: BTreeMap::new(),
     };
-    kills(&mut report);
-    power(&mut report);
-    mutations(&mut report);
-    failures(&mut report);
-    crowds(&mut report);
-    seeded(&mut report);
-    immutable(&mut report);
-    read_only(&mut report);
-    assert_eq!(report.bad, 0, "see benchmarks/torture.json");
+    if let Some(only) = &only {
+        let text = fs::read_to_string(FILE).unwrap_or_default();
+        let before: Value = serde_json::from_str(&text).unwrap_or_default();
+        report.parts = serde_json::from_value(before["parts"].clone()).unwrap_or_default();
+        report
+            .parts
+            .retain(|name, _| name.split(' ').next() != Some(only));
+    }
+    for (name, part) in PARTS {
+        let asked = |only: &str| name.starts_with(only) || only.starts_with(name);
+        if only.as_deref().is_none_or(asked) {
+            part(&mut report);
+        }
+    }
+    assert_eq!(report.sum("bad"), 0, "see benchmarks/torture.json");
 }
 
 /// Promise 1: SIGKILL before every write-class call, and in the middle of every write.
@@ -89,6 +183,22 @@ fn kills(report: &mut Report) {
         start.elapsed().as_secs_f64(),
         &bad,
         &tried,
+    );
+}
+
+/// Promises 1 and 9: `kill -9` of `precast build` at moments all over it.
+fn killed_builds(report: &mut Report) {
+    let start = Instant::now();
+    let mut tried = crash::Tried::default();
+    let calls = build::calls();
+    let killed = build::kills(calls, report.count(250).min(calls), SEED, &mut tried);
+    let told =
+        json!({ "calls": calls, "points": tried.points, "states": tried.states, "killed": killed });
+    report.add(
+        "1 kill of precast build",
+        start.elapsed().as_secs_f64(),
+        &tried.bad,
+        &told,
     );
 }
 
@@ -111,9 +221,9 @@ fn power(report: &mut Report) {
 
 /// Promise 2.
 fn mutations(report: &mut Report) {
-    let (_dir, path, scene) = sound();
+    let (_dir, path, _) = sound();
     let start = Instant::now();
-    let swept = mutate::files(&path, &scene, SEED, report.count(1_000_000));
+    let swept = mutate::spread(&path, SEED, report.count(1_000_000), mutate::files);
     let bad = swept.bad.clone();
     report.add(
         "2 changes of objects and records",
@@ -122,7 +232,7 @@ fn mutations(report: &mut Report) {
         &swept,
     );
     let start = Instant::now();
-    let swept = mutate::index(&path, &scene, SEED, report.count(20_000));
+    let swept = mutate::spread(&path, SEED, report.count(20_000), mutate::index);
     let bad = swept.bad.clone();
     report.add(
         "2 changes of the index",
@@ -153,11 +263,38 @@ fn failures(report: &mut Report) {
     );
 }
 
-/// Promises 4 and 5.
-fn crowds(report: &mut Report) {
-    let crowd = many::builders(report.count(64), report.count(100), report.count(60), SEED);
+/// Promise 4.
+fn builders(report: &mut Report) {
+    let (processes, specs) = (report.count(64), report.count(100));
+    let mut crowd = many::builders(processes, specs, 1_000, report.count(100), SEED);
+    if crowd.begun == crowd.finished {
+        crowd
+            .bad
+            .push("no owner was killed: nothing was replaced".to_owned());
+    }
     let bad = crowd.bad.clone();
     report.add("4 builders of the same specs", crowd.seconds, &bad, &crowd);
+}
+
+/// Promise 5: a call that takes long, while another process builds or collects.
+fn delays(report: &mut Report) {
+    let start = Instant::now();
+    let mut tried = crash::Tried::default();
+    for name in ["build", "gc"] {
+        let stride = (2.0 / report.scale).ceil() as u64;
+        crash::Start::new(name).sweep_delayed(&["build", "gc"], stride, &mut tried);
+    }
+    let bad = tried.bad.clone();
+    report.add(
+        "5 delayed calls",
+        start.elapsed().as_secs_f64(),
+        &bad,
+        &tried,
+    );
+}
+
+/// Promise 5.
+fn reads(report: &mut Report) {
     let told = many::reads_under_gc(16, report.count(62_500), 20);
     let bad = told.bad.clone();
     report.add("5 reads under gc", told.seconds, &bad, &told);
@@ -181,14 +318,11 @@ fn immutable(report: &mut Report) {
     );
 }
 
-/// Promise 6, and hostile stores.
+/// Promise 6.
 fn seeded(report: &mut Report) {
     let (_dir, path, scene) = sound();
     let start = Instant::now();
-    let bad: Vec<String> = seeds::SEEDS
-        .iter()
-        .filter_map(|seed| seeds::try_seed(&path, &scene, seed).err())
-        .collect();
+    let bad = spread::each(seeds::SEEDS, |seed| seeds::try_seed(&path, &scene, seed));
     let told = json!({ "kinds": seeds::SEEDS.len() });
     report.add(
         "6 seeded defects",
@@ -196,6 +330,11 @@ fn seeded(report: &mut Report) {
         &bad,
         &told,
     );
+}
+
+/// Stores made to do harm. One at a time: what each costs is measured.
+fn hostile(report: &mut Report) {
+    let (_dir, path, scene) = sound();
     let start = Instant::now();
     let bad: Vec<String> = attacks::ATTACKS
         .iter()
@@ -205,16 +344,58 @@ fn seeded(report: &mut Report) {
     report.add("hostile stores", start.elapsed().as_secs_f64(), &bad, &told);
 }
 
+/// Promise 6: sound stores of all sizes raise no alarm, and their index comes back identical when it is deleted.
+fn sound_ones(report: &mut Report) {
+    let start = Instant::now();
+    let rows = std::sync::atomic::AtomicU64::new(0);
+    let stores: Vec<u64> = (0..report.count(1_000)).collect();
+    let bad = spread::each(&stores, |n| {
+        let dir = scene::scratch();
+        let path = dir.path().join("store");
+        let told = |e: precast::StoreError| scene::chain(&e);
+        let store = Store::create(&path).map_err(told)?;
+        scene::fill(&store, &mut Random(SEED + n)).map_err(told)?;
+        let alarms = |store: &Store| match store.verify().map_err(told)?.defects {
+            none if none.is_empty() => Ok(()),
+            some => Err(format!("store {n} is sound: {some:?}")),
+        };
+        alarms(&store)?;
+        drop(store);
+        let count = seeds::index_comes_back(&path)?;
+        rows.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
+        alarms(&Store::open(&path).map_err(told)?)
+    });
+    let told = json!({ "stores": stores.len(), "rows": rows.into_inner() });
+    report.add(
+        "6 sound stores, and their index deleted",
+        start.elapsed().as_secs_f64(),
+        &bad,
+        &told,
+    );
+}
+
+/// Promise 9.
+fn newer_stores(report: &mut Report) {
+    let (_dir, path, scene) = sound();
+    let start = Instant::now();
+    let bad: Vec<String> = newer::KINDS
+        .iter()
+        .flat_map(|kind| newer::tried(&path, &scene, kind))
+        .collect();
+    let told = json!({ "kinds": newer::KINDS.len(), "steps_each": newer::TRIED });
+    report.add("9 newer stores", start.elapsed().as_secs_f64(), &bad, &told);
+}
+
 /// Promise 8.
 fn read_only(report: &mut Report) {
-    let (_dir, path, _) = sound();
+    let (_dir, path, scene) = sound();
     let start = Instant::now();
     let mut told = json!({});
     let mut bad = Vec::new();
     for how in readonly::WAYS {
-        match readonly::reads(&path, how) {
-            Ok(calls) => {
-                told[how] = json!({ "write_class_calls": calls });
+        match readonly::reads(&path, &scene.programs[0].id.hex(), how) {
+            Ok((runs, calls)) => {
+                told[how] = json!({ "runs": runs, "write_class_calls": calls });
                 if calls > 0 {
                     bad.push(format!("{how}: {calls} write-class calls"));
                 }

@@ -2,17 +2,23 @@
 
 mod actor;
 mod attacks;
+mod build;
 mod crash;
 mod full;
 mod many;
 mod mutate;
+mod newer;
 #[cfg(feature = "sync-points")]
 mod phases;
 mod readonly;
 mod replay;
+#[allow(dead_code, unused_imports, unused_macros)]
+#[path = "../cli/sandbox.rs"]
+mod sandbox;
 mod scene;
 mod seeds;
 mod speed;
+mod spread;
 
 use std::path::PathBuf;
 
@@ -88,6 +94,42 @@ fn a_kill_at_any_call_leaves_a_store_that_the_next_build_finishes_from() {
 }
 
 #[test]
+fn a_call_that_takes_long_harms_nobody() {
+    let mut tried = crash::Tried::default();
+    for name in ["build", "gc"] {
+        let start = crash::Start::new(name);
+        start.sweep_delayed(&["build", "gc"], start.calls / 6, &mut tried);
+    }
+    assert!(tried.bad.is_empty(), "{:#?}", tried.bad);
+}
+
+#[test]
+fn a_killed_precast_build_is_finished_by_the_next_one() {
+    let calls = build::calls();
+    assert!(calls > 50, "{calls}");
+    let mut tried = crash::Tried::default();
+    let killed = build::kills(calls, 4, 1, &mut tried);
+    assert!(tried.bad.is_empty(), "{:#?}", tried.bad);
+    assert!(killed >= 4, "{killed}");
+}
+
+#[test]
+fn a_newer_store_is_refused_and_left_as_it_is() {
+    let (_dir, path, scene) = sound();
+    let bad: Vec<String> = newer::KINDS
+        .iter()
+        .flat_map(|kind| newer::tried(&path, &scene, kind))
+        .collect();
+    assert!(bad.is_empty(), "{bad:#?}");
+}
+
+#[test]
+fn an_index_that_is_deleted_comes_back_identical() {
+    let (_dir, path, _) = sound();
+    seeds::index_comes_back(&path).unwrap();
+}
+
+#[test]
 fn a_full_disk_or_a_failing_one_is_told_and_harms_nothing() {
     for name in ["build", "gc"] {
         let start = crash::Start::new(name);
@@ -115,7 +157,7 @@ fn a_power_loss_at_any_moment_keeps_what_was_promised() {
 
 #[test]
 fn many_builders_of_one_spec_make_one_artifact() {
-    let crowd = many::builders(8, 12, 6, 1);
+    let crowd = many::builders(8, 12, 40, 6, 1);
     assert!(crowd.bad.is_empty(), "{crowd:#?}");
     assert!(crowd.kills > 0 && crowd.artifacts == 12, "{crowd:#?}");
 }
@@ -167,9 +209,23 @@ fn hostile_stores_reach_nothing_outside_and_cost_little() {
 
 #[test]
 fn a_store_that_only_may_be_read_works_and_nothing_tries_to_write() {
-    let (_dir, path, _) = sound();
+    let (_dir, path, scene) = sound();
     for how in readonly::WAYS {
-        match readonly::reads(&path, how) {
+        match readonly::reads(&path, &scene.programs[0].id.hex(), how) {
+            Ok((_, calls)) => assert_eq!(calls, 0, "{how}: write-class calls"),
+            Err(why) if why.starts_with("skipped") => eprintln!("{why}"),
+            Err(why) => panic!("{how}: {why}"),
+        }
+    }
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn a_model_runs_from_a_store_that_only_may_be_read() {
+    let sandbox = sandbox::Sandbox::built();
+    sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[1.0; 12])]);
+    for how in readonly::WAYS {
+        match readonly::runs(&sandbox, how) {
             Ok(calls) => assert_eq!(calls, 0, "{how}: write-class calls"),
             Err(why) if why.starts_with("skipped") => eprintln!("{why}"),
             Err(why) => panic!("{how}: {why}"),

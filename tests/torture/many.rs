@@ -25,7 +25,7 @@ pub struct Crowd {
     pub processes: u64,
     pub specs: u64,
     pub kills: u64,
-    /// Compiles that were begun; those beyond `specs` replaced a killed owner.
+    /// Compiles that were begun; the owner of each that was not finished was killed, and replaced.
     pub begun: u64,
     pub finished: u64,
     /// Artifacts and objects in the store at the end.
@@ -48,6 +48,10 @@ pub fn builder(root: &Path) -> Result<(), StoreError> {
         .unwrap()
         .parse()
         .unwrap();
+    let longest: usize = std::env::var("PRECAST_ACTOR_COMPILE_MS")
+        .unwrap_or_default()
+        .parse()
+        .unwrap_or(40);
     let mut random = Random(std::process::id().into());
     let mut order: Vec<usize> = (0..specs).collect();
     for at in (1..order.len()).rev() {
@@ -77,7 +81,7 @@ pub fn builder(root: &Path) -> Result<(), StoreError> {
                 .unwrap();
             }
             log.write_all(b"begun\n").unwrap();
-            thread::sleep(Duration::from_millis(random.below(40) as u64));
+            thread::sleep(Duration::from_millis(random.below(longest) as u64));
             let content = scene::content(random.next(), SIZE);
             let object = store.put_bytes(&content)?;
             store.put_artifact(&scene::artifact(&name, object, SIZE as u64, None))?;
@@ -88,8 +92,9 @@ pub fn builder(root: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Runs `processes` builders of `specs` specs on one store and kills one at random again and again.
-pub fn builders(processes: u64, specs: u64, kills: u64, seed: u64) -> Crowd {
+/// Runs `processes` builders of `specs` specs on one store, each compile at most `longest` milliseconds, and kills one at
+/// random again and again.
+pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64) -> Crowd {
     let dir = scene::scratch();
     let root = dir.path().join("store");
     Store::create(&root).unwrap();
@@ -103,8 +108,9 @@ pub fn builders(processes: u64, specs: u64, kills: u64, seed: u64) -> Crowd {
             shim: vec![],
         }
         .command();
-        command.env("PRECAST_ACTOR_SPECS", specs.to_string());
         command
+            .env("PRECAST_ACTOR_SPECS", specs.to_string())
+            .env("PRECAST_ACTOR_COMPILE_MS", longest.to_string())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

@@ -7,6 +7,7 @@ use std::{
     fs::{self, File},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::Mutex,
 };
 
 use precast::{
@@ -14,7 +15,10 @@ use precast::{
     store::{Filter, Policy},
 };
 
-use crate::scene::{self, Random, Scene, damage};
+use crate::{
+    scene::{self, Random, Scene, damage},
+    spread,
+};
 
 /// What a sweep did.
 #[derive(Default, Debug, serde::Serialize)]
@@ -62,6 +66,38 @@ fn targets(root: &Path, scene: &Scene) -> Vec<(PathBuf, Ask)> {
     }
     assert!(all.len() > scene.artifacts.len() + scene.programs.len());
     all
+}
+
+/// Makes `count` seeded changes to objects and records, or to the index, on as many copies of the store as there are
+/// jobs.
+pub fn spread(
+    root: &Path,
+    seed: u64,
+    count: u64,
+    sweep: fn(&Path, &Scene, u64, u64) -> Sweep,
+) -> Sweep {
+    let shares: Vec<(u64, u64)> = (0..spread::jobs() as u64)
+        .map(|job| {
+            let jobs = spread::jobs() as u64;
+            (seed + job, (count + job) / jobs)
+        })
+        .collect();
+    let all = Mutex::new(Sweep::default());
+    spread::each(&shares, |(seed, count)| {
+        let dir = scene::scratch();
+        let copy = dir.path().join("store");
+        scene::copy(root, &copy);
+        let scene = scene::build(&Store::open(&copy).unwrap(), &mut |_| {}).unwrap();
+        let mut one = sweep(&copy, &scene, *seed, *count);
+        let mut all = all.lock().unwrap();
+        all.mutations += one.mutations;
+        all.refused += one.refused;
+        all.right += one.right;
+        all.named_by_verify += one.named_by_verify;
+        all.bad.append(&mut one.bad);
+        Ok(())
+    });
+    all.into_inner().unwrap()
 }
 
 /// Makes `count` seeded changes to objects and records.

@@ -2,10 +2,15 @@
 
 use std::{
     fs::{self, Permissions},
-    os::unix::{fs::PermissionsExt, process::CommandExt},
-    path::Path,
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
     process::Command,
 };
+
+use tempfile::TempDir;
 
 use crate::{actor, scene};
 
@@ -13,92 +18,183 @@ pub const WAYS: [&str; 3] = ["another user", "read-only mount", "no write permis
 
 const NOBODY: u32 = 65534;
 
-/// Runs everything that only reads in one of the [`WAYS`]; returns how many write-class calls it made.
-pub fn reads(store: &Path, how: &str) -> Result<u64, String> {
-    let dir = scene::scratch();
-    // Another user has to come to it.
-    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
-    let root = dir.path().join("store");
-    scene::copy(store, &root);
-    let out = tempfile::Builder::new().tempdir_in("/tmp").unwrap();
-    fs::set_permissions(out.path(), Permissions::from_mode(0o777)).unwrap();
-    let (count, shim) = (out.path().join("count"), out.path().join("shim.so"));
-    let exe = out.path().join("actor");
-    fs::copy(actor::shim(), &shim).unwrap();
-    fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
-    let root_user = rustix_uid() == 0;
-    let mut command = match how {
-        "read-only mount" => {
-            if !root_user {
-                return Err("skipped: only root can mount".into());
-            }
-            let mut command = Command::new("unshare");
-            let script =
-                "mount --bind \"$0\" \"$0\" && mount -o remount,ro,bind \"$0\" && exec \"$@\"";
-            command
-                .args(["--mount", "sh", "-c", script])
-                .arg(&root)
-                .arg(&exe);
-            command
-        }
-        _ => Command::new(&exe),
-    };
-    command.args(["actor", "--exact", "--nocapture", "--test-threads=1"]);
-    command
-        .env("PRECAST_ACTOR", "read")
-        .env("PRECAST_ACTOR_STORE", &root);
-    command.env("LD_PRELOAD", &shim).env("SHIM_ROOT", &root);
-    command.env("SHIM_MODE", "count").env("SHIM_OUT", &count);
-    match how {
-        "another user" if !root_user => return Err("skipped: only root can be another user".into()),
-        "another user" => drop(command.uid(NOBODY).gid(NOBODY)),
-        "no write permission" if root_user => {
-            // Root may write everything; another user owns it and may not.
-            let done = Command::new("chown")
-                .args(["-R", "nobody"])
-                .arg(&root)
-                .status()
-                .unwrap();
-            assert!(done.success());
-            let done = Command::new("chmod")
-                .args(["-R", "a-w"])
-                .arg(&root)
-                .status()
-                .unwrap();
-            assert!(done.success());
-            command.uid(NOBODY).gid(NOBODY);
-        }
-        "no write permission" => {
-            let done = Command::new("chmod")
-                .args(["-R", "a-w"])
-                .arg(&root)
-                .status()
-                .unwrap();
-            assert!(done.success());
-        }
-        _ => {}
-    }
-    let output = command
-        .output()
-        .map_err(|e| format!("skipped: {how}: {e}"))?;
-    if how != "another user" && root_user {
-        let _ = Command::new("chmod")
-            .args(["-R", "u+w"])
-            .arg(&root)
-            .status();
-    }
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    if stderr.contains("unshare:") || stderr.contains("mount:") {
-        return Err(format!("skipped: no mount: {stderr}"));
-    }
-    if !output.status.success() {
-        return Err(format!("{}: {stderr}", output.status));
-    }
-    let text = fs::read_to_string(count).map_err(|e| format!("no count: {e}"))?;
-    text.trim().parse().map_err(|_| text)
+/// What only reads, of the command line. `PROGRAM` and `RELEASED` stand for an ID and a model of the store.
+pub const COMMANDS: &[&[&str]] = &[
+    &["ls"],
+    &["ls", "--format", "json", "--sort", "size-"],
+    &["ls", "--artifacts"],
+    &["show", "PROGRAM"],
+    &["verify"],
+    &["du"],
+    &["why", "PROGRAM"],
+    &["release", "ls"],
+    &["gc", "--unreleased", "--dry-run"],
+    &["report", "-o", "report.html"],
+];
+
+/// A copy of a store that can't be written, and how to run something on it.
+pub struct Ground {
+    how: &'static str,
+    _dir: TempDir,
+    /// Where others may write: the count of calls, and copies of programs they can run.
+    out: TempDir,
+    pub store: PathBuf,
 }
 
-fn rustix_uid() -> u32 {
-    let made = tempfile::tempfile().unwrap();
-    std::os::unix::fs::MetadataExt::uid(&made.metadata().unwrap())
+impl Ground {
+    /// Copies `store` to where it can be read in one of the [`WAYS`] only.
+    pub fn new(store: &Path, how: &'static str) -> Self {
+        let dir = scene::scratch();
+        // Another user has to come to it.
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let root = dir.path().join("store");
+        scene::copy(store, &root);
+        if how == "no write permission" {
+            if is_root() {
+                // Root may write everything; another user owns it and may not.
+                change("chown", "nobody", &root);
+            }
+            change("chmod", "a-w", &root);
+        }
+        let out = tempfile::Builder::new().tempdir_in("/tmp").unwrap();
+        fs::set_permissions(out.path(), Permissions::from_mode(0o777)).unwrap();
+        fs::copy(actor::shim(), out.path().join("shim.so")).unwrap();
+        Self {
+            how,
+            _dir: dir,
+            out,
+            store: root,
+        }
+    }
+
+    /// Copies a program to where another user can run it.
+    pub fn program(&self, path: &Path) -> PathBuf {
+        let to = self.out.path().join(path.file_name().unwrap());
+        fs::copy(path, &to).unwrap();
+        to
+    }
+
+    /// Runs a program, which must succeed; returns how many write-class calls on the store it made, and what it printed.
+    pub fn run(
+        &self,
+        program: &Path,
+        args: &[&str],
+        env: &[(&str, &Path)],
+    ) -> Result<(u64, String), String> {
+        let mut command = match self.how {
+            "read-only mount" if !is_root() => return Err("skipped: only root can mount".into()),
+            "read-only mount" => {
+                let script =
+                    "mount --bind \"$0\" \"$0\" && mount -o remount,ro,bind \"$0\" && exec \"$@\"";
+                let mut command = Command::new("unshare");
+                command
+                    .args(["--mount", "sh", "-c", script])
+                    .arg(&self.store)
+                    .arg(program);
+                command
+            }
+            "another user" if !is_root() => {
+                return Err("skipped: only root can be another user".into());
+            }
+            _ => Command::new(program),
+        };
+        if self.how != "read-only mount" && is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let count = self.out.path().join("count");
+        let _ = fs::remove_file(&count);
+        command
+            .args(args)
+            .current_dir(self.out.path())
+            .envs(env.iter().copied())
+            .env("LD_PRELOAD", self.out.path().join("shim.so"))
+            .env("SHIM_ROOT", &self.store)
+            .env("SHIM_MODE", "count")
+            .env("SHIM_OUT", &count);
+        let output = command
+            .output()
+            .map_err(|e| format!("skipped: {}: {e}", self.how))?;
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        if stderr.contains("unshare:") || stderr.contains("mount:") {
+            return Err(format!("skipped: no mount: {stderr}"));
+        }
+        if !output.status.success() {
+            return Err(format!("{args:?}: {}: {stderr}", output.status));
+        }
+        let text = fs::read_to_string(count).map_err(|e| format!("no count: {e}"))?;
+        let calls = text.trim().parse().map_err(|_| text)?;
+        Ok((calls, String::from_utf8_lossy(&output.stdout).into_owned()))
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        if self.how == "no write permission" {
+            change("chmod", "u+w", &self.store);
+        }
+    }
+}
+
+/// Reads everything through the library, then with every one of the [`COMMANDS`]; returns how many things were run and
+/// how many write-class calls they made.
+pub fn reads(store: &Path, program: &str, how: &'static str) -> Result<(u64, u64), String> {
+    let ground = Ground::new(store, how);
+    let actor = ground.program(&std::env::current_exe().unwrap());
+    let env = [
+        ("PRECAST_ACTOR", Path::new("read")),
+        ("PRECAST_ACTOR_STORE", &*ground.store),
+    ];
+    let args = ["actor", "--exact", "--nocapture", "--test-threads=1"];
+    let (mut calls, _) = ground.run(&actor, &args, &env)?;
+    let precast = ground.program(Path::new(env!("CARGO_BIN_EXE_precast")));
+    for args in COMMANDS {
+        let args: Vec<&str> = args
+            .iter()
+            .map(|arg| if *arg == "PROGRAM" { program } else { arg })
+            .collect();
+        let (more, out) = ground.run(&precast, &args, &[("PRECAST_STORE", &*ground.store)])?;
+        if out.is_empty() && args[0] != "report" {
+            return Err(format!("{args:?} printed nothing"));
+        }
+        calls += more;
+    }
+    Ok((1 + COMMANDS.len() as u64, calls))
+}
+
+/// Runs a model from a store that can only be read, its artifacts and weights in memory; returns how many write-class
+/// calls that made.
+#[cfg(feature = "torch")]
+pub fn runs(sandbox: &crate::sandbox::Sandbox, how: &'static str) -> Result<u64, String> {
+    let ground = Ground::new(&sandbox.path("artifacts"), how);
+    let inputs = sandbox.path("x.safetensors");
+    fs::copy(inputs, ground.out.path().join("x.safetensors")).unwrap();
+    let precast = ground.program(Path::new(env!("CARGO_BIN_EXE_precast")));
+    // What runs artifacts lies beside it.
+    ground.program(Path::new(env!("CARGO_BIN_EXE_precast-torch")));
+    let args = [
+        "run",
+        "affine",
+        "--inputs",
+        "x.safetensors",
+        "--outputs",
+        "y.safetensors",
+    ];
+    let (calls, out) = ground.run(&precast, &args, &[("PRECAST_STORE", &*ground.store)])?;
+    match out.contains("affine batch=4") && ground.out.path().join("y.safetensors").exists() {
+        true => Ok(calls),
+        false => Err(out),
+    }
+}
+
+fn is_root() -> bool {
+    tempfile::tempfile().unwrap().metadata().unwrap().uid() == 0
+}
+
+fn change(tool: &str, to: &str, folder: &Path) {
+    let done = Command::new(tool)
+        .args(["-R", to])
+        .arg(folder)
+        .status()
+        .unwrap();
+    assert!(done.success());
 }

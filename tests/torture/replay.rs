@@ -20,12 +20,17 @@ use crate::{
     actor::Act,
     crash::{self, Tried},
     scene::{self, Random},
+    spread,
 };
 
 #[derive(Clone, Debug)]
 enum Op {
     New {
         file: usize,
+        path: PathBuf,
+    },
+    /// A file that was there is opened for writing.
+    Open {
         path: PathBuf,
     },
     Put {
@@ -157,6 +162,9 @@ impl Record {
                         path: path(fields[3]),
                     }
                 }
+                "open" => Op::Open {
+                    path: path(fields[3]),
+                },
                 "put" => Op::Put {
                     file: file.unwrap(),
                     at: number,
@@ -194,7 +202,8 @@ impl Record {
         }
     }
 
-    /// Returns how many files were published, and every write to one of them after it had its final name.
+    /// Returns how many files were published, and every write to one of them, or opening for it, after it had its final
+    /// name.
     pub fn writes_after_publishing(&self) -> (u64, Vec<String>) {
         let immutable = |path: &Path| {
             let top = path
@@ -224,6 +233,9 @@ impl Record {
                     names.extend(file.map(|file| (to.clone(), file)));
                 }
                 Op::Unlink { path } => drop(names.remove(path)),
+                Op::Open { path } if immutable(path) => {
+                    bad.push(format!("{} was opened for writing", path.display()));
+                }
                 Op::Put { file, .. } | Op::Cut { file, .. } => {
                     bad.extend(
                         published
@@ -399,13 +411,12 @@ impl Record {
     /// Makes `count` seeded states, spread over all moments.
     pub fn sweep(&self, seed: u64, count: u64, tried: &mut Tried) {
         tried.points += self.moments() as u64;
-        for n in 0..count {
-            let moment = (n as usize * 7919) % self.moments();
-            tried.states += 1;
-            tried
-                .bad
-                .extend(self.state(moment, seed.wrapping_add(n)).err());
-        }
+        tried.states += count;
+        let states: Vec<u64> = (0..count).collect();
+        tried.bad.extend(spread::each(&states, |n| {
+            let moment = (*n as usize * 7919) % self.moments();
+            self.state(moment, seed.wrapping_add(*n))
+        }));
     }
 }
 

@@ -167,12 +167,11 @@ pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, Store
     for n in 0..3u64 {
         let name = format!("artifact {n}");
         let id = Digest::of(name.as_bytes());
-        let found = if store.has_artifact(&id)? {
-            store.artifact(&id)?
-        } else {
-            None
+        // As a builder asks: what is there stays there from now on.
+        let whole = match store.keep_artifact(&id)? {
+            true => store.artifact(&id)?,
+            false => None,
         };
-        let whole = found.filter(|artifact| store.has_object(&artifact.object));
         artifacts.push(match whole {
             Some(artifact) => artifact,
             None => {
@@ -211,6 +210,37 @@ pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, Store
         weights,
         failure: failed,
     })
+}
+
+/// Puts artifacts, programs, failures and releases as the seed says, each whole.
+pub fn fill(store: &Store, random: &mut Random) -> Result<(), StoreError> {
+    let mut artifacts = Vec::new();
+    for n in 0..1 + random.below(12) {
+        let bytes = content(random.next(), 1 + random.below(6000));
+        let object = store.put_bytes(&bytes)?;
+        let log = match random.below(2) {
+            0 => None,
+            _ => Some(store.put_bytes(format!("log {n}").as_bytes())?),
+        };
+        let record = artifact(&format!("a{n}"), object, bytes.len() as u64, log);
+        artifacts.push(store.put_artifact(&record)?.id);
+    }
+    for model in ["a", "b/c", "ü"].into_iter().take(1 + random.below(3)) {
+        let mut programs = Vec::new();
+        for batch in 0..1 + random.below(8) {
+            let of = [artifacts[random.below(artifacts.len())], artifacts[0]];
+            programs.push(store.put_program(&program(model, batch as i64, &of))?.id);
+        }
+        for last in 0..random.below(4) {
+            let weights = store.put_bytes(&content(last as u64, 500))?;
+            store.put_release(&release(model, &programs, Some(weights)))?;
+        }
+    }
+    for n in 0..random.below(3) {
+        let log = store.put_bytes(format!("failed {n}").as_bytes())?;
+        store.put_failure(&failure(&format!("f{n}"), log))?;
+    }
+    Ok(())
 }
 
 /// Checks that everything a build promises is there, bit for bit.
@@ -261,13 +291,22 @@ pub fn scratch() -> tempfile::TempDir {
 
 /// Copies a folder with modes and time stamps as they are.
 pub fn copy(from: &Path, to: &Path) {
-    let done = std::process::Command::new("cp")
-        .arg("-a")
-        .arg(from)
-        .arg(to)
-        .status()
-        .unwrap();
-    assert!(done.success());
+    let meta = fs::metadata(from).unwrap();
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let to = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy(&path, &to);
+            continue;
+        }
+        // With its mode, which may be one that nothing can be written in.
+        fs::copy(&path, &to).unwrap();
+        let times =
+            fs::FileTimes::new().set_modified(fs::metadata(&path).unwrap().modified().unwrap());
+        fs::File::open(&to).unwrap().set_times(times).unwrap();
+    }
+    fs::set_permissions(to, meta.permissions()).unwrap();
 }
 
 /// Changes a read-only file in place, as a failing disk would: the time stamp stays.

@@ -3,7 +3,8 @@
  * was written and synced, so that states after a power loss can be made from it.
  *
  *   SHIM_ROOT   the folder to look at
- *   SHIM_MODE   count | kill | fail | ever | short | trace      (short: half of the bytes are written, then SIGKILL)
+ *   SHIM_MODE   count | kill | fail | ever | short | delay | trace
+ *               (short: half of the bytes are written, then SIGKILL; delay: waits a moment before the call)
  *   SHIM_AT     number of the call, from 1
  *   SHIM_ERRNO  what `fail` (once) and `ever` (from then on) set
  *   SHIM_OUT    where `count` writes the number of calls, and `trace` the calls
@@ -26,7 +27,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { NONE, COUNT, KILL, FAIL, EVER, SHORT, TRACE };
+enum { NONE, COUNT, KILL, FAIL, EVER, SHORT, DELAY, TRACE };
 #define FDS 4096
 
 static int mode = -1, at, error_number, out = -1;
@@ -55,13 +56,13 @@ static int raw_open(const char *path, int flags)
 __attribute__((constructor)) static void setup(void)
 {
     const char *text = getenv("SHIM_MODE"), *folder = getenv("SHIM_ROOT"), *file = getenv("SHIM_OUT");
-    static const char *names[] = {"none", "count", "kill", "fail", "ever", "short", "trace"};
+    static const char *names[] = {"none", "count", "kill", "fail", "ever", "short", "delay", "trace"};
     if (mode >= 0) return;
     mode = NONE;
     if (!text || !folder) return;
     snprintf(root, sizeof root, "%s", folder);
     root_length = strlen(root);
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 8; i++)
         if (!strcmp(text, names[i])) mode = i;
     if (getenv("SHIM_AT")) at = atoi(getenv("SHIM_AT"));
     if (getenv("SHIM_ERRNO")) error_number = atoi(getenv("SHIM_ERRNO"));
@@ -101,6 +102,7 @@ static int step(void)
 {
     int n = __sync_add_and_fetch(&calls, 1), fails = 0;
     if (mode == KILL && n == at) kill(getpid(), SIGKILL);
+    if (mode == DELAY && n == at) usleep(100 * 1000);
     if (mode == FAIL) fails = n == at;
     if (mode == EVER) fails = n >= at;
     if (fails) errno = error_number;
@@ -138,6 +140,8 @@ static int opened(const char *path, int flags, int fd, int existed)
     int kind = below(path);
     if (fd >= 0 && fd < FDS) tracked[fd] = kind;
     if (fd >= 0 && kind == 1 && (flags & O_CREAT) && !existed) record("new", inode(fd), 0, path, NULL, NULL, 0);
+    if (fd >= 0 && kind == 1 && (flags & O_ACCMODE) != O_RDONLY && existed)
+        record("open", inode(fd), 0, path, NULL, NULL, 0);
     if (fd >= 0 && kind == 1 && (flags & O_TRUNC) && existed) record("cut", inode(fd), 0, NULL, NULL, NULL, 0);
     return fd;
 }

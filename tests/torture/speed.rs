@@ -7,10 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use precast::{
-    Digest, Store,
-    store::{Filter, Policy},
-};
+use precast::{Digest, Store, store::Policy};
 use serde_json::{Value, json};
 
 #[path = "../sample/ran.rs"]
@@ -19,8 +16,10 @@ mod ran;
 mod rows;
 
 use crate::{
-    attacks::{crafted, peak},
+    attacks::crafted,
+    full,
     scene::{self, Random},
+    seeds::object,
 };
 
 pub fn run() {
@@ -28,14 +27,19 @@ pub fn run() {
     let document = json!({
         "schema": 1,
         "command": "make bench-store",
+        "date": full::today(),
+        "machine": full::machine(),
+        "versions": full::versions(),
         "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
-        "cores": std::thread::available_parallelism().map_or(1, usize::from),
         "load_average": fs::read_to_string("/proc/loadavg").unwrap_or_default().trim(),
         "look_up": look_up(&dir.path().join("rows")),
         "ls": listing(&dir.path().join("rows")),
         "publish": publish(&dir.path().join("publish")),
         "load": load(&dir.path().join("load")),
-        "gc": collect(),
+        "gc": [
+            collect("disk", tempfile::tempdir().unwrap()),
+            collect("memory", scene::scratch()),
+        ],
     });
     let text = serde_json::to_string_pretty(&document).unwrap();
     println!("{text}");
@@ -47,9 +51,13 @@ fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-fn median(mut times: Vec<Duration>) -> f64 {
+fn middle(mut times: Vec<Duration>) -> Duration {
     times.sort();
-    ms(times[times.len() / 2])
+    times[times.len() / 2]
+}
+
+fn median(times: Vec<Duration>) -> f64 {
+    ms(middle(times))
 }
 
 /// Forgets what the kernel keeps of a file in memory.
@@ -86,24 +94,15 @@ fn look_up(root: &Path) -> Value {
         black_box(store.has_program(&id).unwrap());
     }
     let warm = start.elapsed() / 10_000;
-    let before = peak();
-    let start = Instant::now();
-    let mut all = store.programs(Filter::default());
-    all.next().unwrap().unwrap();
-    let first = start.elapsed();
-    let count = all.fold(1u64, |count, row| row.map(|_| count + 1).unwrap());
-    assert_eq!(count, ROWS);
-    let listed = start.elapsed();
+    drop(store);
     json!({
         "rows": ROWS,
+        "index_bytes": fs::metadata(&index).unwrap().len(),
         "open_cold_ms": median(opened),
         "has_program_cold_ms": median(cold.clone()),
         "has_program_cold_worst_ms": ms(cold.into_iter().max().unwrap()),
         "has_program_missing_cold_ms": median(missing),
-        "has_program_warm_us": warm.as_secs_f64() * 1e6,
-        "ls_first_row_ms": ms(first),
-        "ls_all_rows_s": listed.as_secs_f64(),
-        "ls_memory_growth_mib": (peak() - before) >> 20,
+        "has_program_warm_us": (warm.as_secs_f64() * 1e8).round() / 1e2,
     })
 }
 
@@ -126,84 +125,133 @@ fn listing(root: &Path) -> Value {
     cases.iter().map(one).collect()
 }
 
+/// Writes bytes to a new file beside the store and syncs it, as publishing does.
+fn written(root: &Path, bytes: &[u8]) -> Duration {
+    let start = Instant::now();
+    let mut file = tempfile::tempfile_in(root.parent().unwrap()).unwrap();
+    std::io::Write::write_all(&mut file, bytes).unwrap();
+    file.sync_all().unwrap();
+    start.elapsed()
+}
+
+/// Commits one row as the index does, again and again.
+fn committed(root: &Path) -> Duration {
+    let file = root.with_extension("sqlite");
+    let mut index = rusqlite::Connection::open(file).unwrap();
+    index.pragma_update(None, "synchronous", "EXTRA").unwrap();
+    index
+        .execute_batch("CREATE TABLE t (a BLOB PRIMARY KEY) WITHOUT ROWID")
+        .unwrap();
+    let once = |n: u64| {
+        let start = Instant::now();
+        let tx = index.transaction().unwrap();
+        tx.execute(
+            "INSERT INTO t VALUES (?)",
+            [Digest::of(&n.to_le_bytes()).as_bytes()],
+        )
+        .unwrap();
+        tx.commit().unwrap();
+        start.elapsed()
+    };
+    middle((0..40).map(once).collect())
+}
+
+/// How long publishing takes, and where that goes: each step once more by itself.
 fn publish(root: &Path) -> Value {
     let store = Store::create(root).unwrap();
-    let mut small = Vec::new();
-    for n in 0..60 {
-        let content = scene::content(n, 3000);
-        let start = Instant::now();
-        store.put_bytes(&content).unwrap();
-        small.push(start.elapsed());
-    }
+    let commit = committed(root);
     let mut cases = Vec::new();
     let mut random = Random(7);
     let noise: Vec<u8> = (0..16 << 20)
         .flat_map(|_| (random.next() as u32).to_le_bytes())
         .collect();
-    for (name, content) in [
-        ("code-like", scene::content(500, 64 << 20)),
-        ("random", noise),
-    ] {
-        let from: PathBuf = root.with_extension(name);
-        fs::write(&from, &content).unwrap();
-        let start = Instant::now();
-        black_box(Digest::of(&content));
-        let hash = start.elapsed();
-        let start = Instant::now();
-        let packed = zstd::encode_all(&content[..], 3).unwrap();
-        let zstd = start.elapsed();
-        let start = Instant::now();
-        let mut file = tempfile::tempfile_in(root.parent().unwrap()).unwrap();
-        std::io::Write::write_all(&mut file, &packed).unwrap();
-        file.sync_all().unwrap();
-        let fsync = start.elapsed();
-        let start = Instant::now();
-        store.put_file(&from).unwrap();
+    let library = fs::read(std::env::current_exe().unwrap()).unwrap();
+    let cases_of = [
+        ("3 KB", 40, scene::content(1, 3000)),
+        ("a program of this machine", 5, library),
+        ("repetitive", 5, scene::content(500, 64 << 20)),
+        ("random", 5, noise),
+    ];
+    for (name, times, mut content) in cases_of {
+        let from: PathBuf = root.with_extension("from");
+        let (mut total, mut hash, mut zstd, mut fsync) = (vec![], vec![], vec![], vec![]);
+        let mut stored = 0;
+        for n in 0..times {
+            // Each time another content, and nothing of it in the store.
+            content[..8].copy_from_slice(&u64::to_le_bytes(n));
+            fs::write(&from, &content).unwrap();
+            let start = Instant::now();
+            let packed = zstd::encode_all(&content[..], 3).unwrap();
+            zstd.push(start.elapsed());
+            stored = packed.len();
+            let start = Instant::now();
+            // Once to see whether it is there, once while it is packed, and what is stored.
+            black_box((
+                Digest::of(&content),
+                Digest::of(&content),
+                Digest::of(&packed),
+            ));
+            hash.push(start.elapsed());
+            fsync.push(written(root, &packed));
+            let start = Instant::now();
+            store.put_file(&from).unwrap();
+            total.push(start.elapsed());
+        }
+        let of = [middle(zstd), middle(hash), middle(fsync), commit];
+        let total = middle(total);
         cases.push(json!({
             "content": name,
             "bytes": content.len(),
-            "stored": packed.len(),
-            "total_ms": ms(start.elapsed()),
-            "of_which_one_sha256_ms": ms(hash),
-            "of_which_zstd_ms": ms(zstd),
-            "of_which_write_and_fsync_ms": ms(fsync),
+            "stored": stored,
+            "total_ms": ms(total),
+            "zstd_ms": ms(of[0]),
+            "sha256_ms": ms(of[1]),
+            "write_and_fsync_ms": ms(of[2]),
+            "index_ms": ms(of[3]),
+            "rest_ms": ms(total.saturating_sub(of.iter().sum())),
         }));
     }
-    json!({ "small_object_bytes": 3000, "small_object_ms": median(small), "files": cases })
+    json!(cases)
 }
 
-/// What a load costs before and after the unpacked file is there.
+/// What a load costs: unpacking without any check, with all of them, and once the unpacked file is there and known.
 fn load(root: &Path) -> Value {
     let store = Store::create(root).unwrap();
-    let content = scene::content(9, 64 << 20);
+    let content = fs::read(std::env::current_exe().unwrap()).unwrap();
     let digest = store.put_bytes(&content).unwrap();
+    let packed = fs::read(object(root, &digest)).unwrap();
     let time = |what: &dyn Fn()| {
-        let start = Instant::now();
-        what();
-        ms(start.elapsed())
-    };
-    let first = time(&|| drop(black_box(store.map(&digest).unwrap())));
-    let next: Vec<Duration> = (0..21)
-        .map(|_| {
+        let times = (0..11).map(|_| {
             let start = Instant::now();
-            drop(black_box(store.map(&digest).unwrap()));
+            what();
             start.elapsed()
-        })
-        .collect();
-    let read = time(&|| drop(black_box(store.read(&digest).unwrap())));
-    let memfd = time(&|| drop(black_box(store.memfd(&digest).unwrap())));
+        });
+        median(times.collect())
+    };
+    let hex = digest.hex();
+    let ready = root.join("ready").join(&hex[..2]).join(&hex);
+    let first = (0..5).map(|_| {
+        let _ = fs::remove_file(&ready);
+        let start = Instant::now();
+        drop(black_box(store.map(&digest).unwrap()));
+        start.elapsed()
+    });
+    let first = median(first.collect());
     json!({
         "bytes": content.len(),
+        "stored": packed.len(),
+        "unpack_unchecked_ms": time(&|| drop(black_box(zstd::decode_all(&packed[..]).unwrap()))),
+        "read_checked_ms": time(&|| drop(black_box(store.read(&digest).unwrap()))),
         "map_first_ms": first,
-        "map_next_ms": median(next),
-        "read_ms": read,
-        "memfd_ms": memfd,
+        "map_next_ms": time(&|| drop(black_box(store.map(&digest).unwrap()))),
+        "hash_whole_ms": time(&|| _ = black_box(Digest::of_reader(&mut File::open(&ready).unwrap()).unwrap())),
+        "in_memory_ms": time(&|| drop(black_box(store.memfd(&digest).unwrap()))),
     })
 }
 
-fn collect() -> Value {
+/// Indexes and collects objects that nothing refers to.
+fn collect(place: &str, dir: tempfile::TempDir) -> Value {
     const OBJECTS: u64 = 100_000;
-    let dir = scene::scratch();
     let root = dir.path().join("store");
     let store = Store::create(&root).unwrap();
     for n in 0..OBJECTS {
@@ -225,5 +273,10 @@ fn collect() -> Value {
         (plan.objects.len() as u64, done.objects as u64),
         (OBJECTS, OBJECTS)
     );
-    json!({ "objects": OBJECTS, "reindex_s": reindex.as_secs_f64(), "gc_s": gc.as_secs_f64(), "where": "tmpfs" })
+    json!({
+        "objects": OBJECTS,
+        "where": place,
+        "reindex_s": ms(reindex) / 1e3,
+        "gc_s": ms(gc) / 1e3,
+    })
 }

@@ -185,6 +185,12 @@ fn store_errors() -> Vec<StoreError> {
             path: path(),
             source: rusqlite::Error::InvalidQuery,
         },
+        StoreError::Older {
+            path: path(),
+            found: 0,
+            known: 1,
+        },
+        StoreError::Schema { path: path() },
         StoreError::Row {
             path: path(),
             table: "objects",

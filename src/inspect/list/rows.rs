@@ -73,8 +73,7 @@ impl Iterator for Built {
             let row = match row {
                 Ok(row) => row,
                 Err(error) => {
-                    let index = matches!(error, StoreError::Row { .. } | StoreError::Index { .. });
-                    if index && !self.from_files {
+                    if error.is_index() && !self.from_files {
                         self.from_files = true;
                         if let Ok(store) = Store::open_without_index(self.reader.store.path()) {
                             self.rows = Box::new(store.programs(self.filter.clone()));

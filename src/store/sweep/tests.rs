@@ -1,0 +1,197 @@
+use super::{
+    super::{Policy, Reason, testing},
+    *,
+};
+use crate::record::{Artifact, Program, Release};
+
+struct Scene {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+    artifacts: Vec<Artifact>,
+    programs: Vec<Program>,
+    releases: Vec<Release>,
+    loose: Digest,
+}
+
+/// Program 0 calls artifacts 0 and 1, program 1 calls 1 and 2; release 1 has program 0, release 2 has program 1.
+fn scene() -> Scene {
+    let (dir, store) = testing::store();
+    let put = |name| {
+        store
+            .put_artifact(&testing::artifact(&store, name))
+            .unwrap()
+    };
+    let artifacts: Vec<_> = ["a", "b", "c", "d"].into_iter().map(put).collect();
+    let programs: Vec<_> = [(1, &artifacts[..2]), (2, &artifacts[1..3])]
+        .into_iter()
+        .map(|(batch, of)| {
+            let ids: Vec<_> = of.iter().map(|artifact| artifact.id).collect();
+            store
+                .put_program(&testing::program("m", batch, &ids))
+                .unwrap()
+        })
+        .collect();
+    let releases: Vec<_> = programs
+        .iter()
+        .map(|program| {
+            store
+                .put_release(&testing::release("m", None, &[program.id]))
+                .unwrap()
+        })
+        .collect();
+    let loose = store.put_bytes(b"loose").unwrap();
+    Scene {
+        path: store.path().to_owned(),
+        _dir: dir,
+        artifacts,
+        programs,
+        releases,
+        loose,
+    }
+}
+
+fn counts(done: &Collected) -> [usize; 4] {
+    [done.releases, done.programs, done.artifacts, done.objects]
+}
+
+#[test]
+fn without_a_policy_only_what_nothing_refers_to_goes() {
+    let scene = scene();
+    let store = Store::open(&scene.path).unwrap();
+    let dry = store.plan_gc(&Policy::default()).unwrap();
+    let (plan, done) = store.gc(&Policy::default()).unwrap();
+    assert_eq!(dry, plan);
+    assert_eq!(counts(&done), [0, 0, 0, 1]);
+    assert_eq!(plan.objects[0].id, scene.loose);
+    assert_eq!(done.bytes, plan.before - plan.after);
+    assert!(!store.has_object(&scene.loose));
+    assert!(store.gc(&Policy::default()).unwrap().0.is_empty());
+}
+
+#[test]
+fn an_older_release_goes_and_what_the_newer_one_needs_stays() {
+    let scene = scene();
+    let store = Store::open(&scene.path).unwrap();
+    let policy = Policy {
+        keep_releases: 1,
+        unreleased: true,
+        ..Policy::default()
+    };
+    let (plan, done) = store.gc(&policy).unwrap();
+    assert_eq!(counts(&done), [1, 1, 2, 3]);
+    assert_eq!(plan.releases[0].reason, Reason::Superseded);
+    assert_eq!(store.releases("m").unwrap(), &scene.releases[1..]);
+    store.hold_release(&scene.releases[1]).unwrap();
+    assert!(!store.has_artifact(&scene.artifacts[0].id).unwrap());
+    assert!(store.has_artifact(&scene.artifacts[1].id).unwrap());
+    let json = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<GcPlan>(&json).unwrap(), plan);
+}
+
+#[test]
+fn what_another_process_holds_stays_until_it_is_let_go() {
+    let scene = scene();
+    let (reader, store) = (
+        Store::open(&scene.path).unwrap(),
+        Store::open(&scene.path).unwrap(),
+    );
+    let hold = reader.hold_release(&scene.releases[0]).unwrap();
+    let loose = reader.hold(&[scene.loose]).unwrap();
+    let policy = Policy {
+        keep_releases: 1,
+        unreleased: true,
+        ..Policy::default()
+    };
+    // A plan that was made without knowing of the reader is carried out knowing of it.
+    let stale = Planned::blind(&store, &policy);
+    assert!(!stale.programs.is_empty());
+    let done = store.collect(&stale).unwrap();
+    assert_eq!(counts(&done), [1, 0, 1, 1], "{done:?}");
+    for artifact in &scene.artifacts[..2] {
+        assert!(reader.read(&artifact.object).is_ok());
+    }
+    assert!(reader.read(&scene.loose).is_ok());
+    drop((hold, loose));
+    assert_eq!(counts(&store.gc(&policy).unwrap().1), [0, 1, 1, 2]);
+}
+
+struct Planned;
+
+impl Planned {
+    fn blind(store: &Store, policy: &Policy) -> GcPlan {
+        // A store that is opened for reading only does not look at leases.
+        Store::open_read_only(store.path())
+            .unwrap()
+            .plan_gc(policy)
+            .unwrap()
+    }
+}
+
+#[test]
+fn age_and_size_take_the_longest_unused_first() {
+    let scene = scene();
+    let store = Store::open(&scene.path).unwrap();
+    store
+        .index()
+        .write(|tx| {
+            let old = super::super::now() - 40 * 24 * 60 * 60;
+            tx.execute("DELETE FROM uses", [])?;
+            tx.execute("DELETE FROM releases", [])?;
+            // What was made can't be younger than what was used.
+            for program in &scene.programs {
+                super::super::rows::insert_program(tx, program, &Digest::of(b"s"), old)?;
+            }
+            for artifact in &scene.artifacts {
+                super::super::rows::insert_artifact(tx, artifact, &Digest::of(b"s"), old)?;
+            }
+            let young = scene.programs[1].id;
+            super::super::rows::insert_use(tx, &young, old + 1000)
+        })
+        .unwrap();
+    let age = Policy {
+        keep_days: Some(30),
+        ..Policy::default()
+    };
+    assert_eq!(store.plan_gc(&age).unwrap().programs.len(), 2);
+    let age = Policy {
+        keep_days: Some(50),
+        ..Policy::default()
+    };
+    assert_eq!(store.plan_gc(&age).unwrap().programs.len(), 0);
+    let all = store.plan_gc(&Policy::default()).unwrap().after;
+    let size = Policy {
+        max_size: Some(all - 1),
+        ..Policy::default()
+    };
+    let plan = store.plan_gc(&size).unwrap();
+    // Artifact d, which no program calls, and program 0 are of the same age; one of them is enough.
+    assert_eq!(plan.programs.len() + plan.artifacts.len(), 1, "{plan}");
+    assert_eq!(
+        store
+            .plan_gc(&Policy {
+                max_size: Some(0),
+                ..size
+            })
+            .unwrap()
+            .after,
+        0
+    );
+}
+
+#[test]
+fn a_marked_thing_counts_as_gone_and_is_finished_later() {
+    let scene = scene();
+    let store = Store::open(&scene.path).unwrap();
+    let victim = &scene.artifacts[3];
+    let mark_it = |tx: &rusqlite::Transaction| mark(tx, &ARTIFACTS, &[victim.id], &HashSet::new());
+    assert_eq!(store.index().write(mark_it).unwrap(), [victim.id]);
+    fs::remove_file(store.layout().record(Kind::Artifact, &victim.id)).unwrap();
+    assert!(!store.has_artifact(&victim.id).unwrap());
+    store.recover().unwrap();
+    assert!(store.artifacts().all(|row| row.unwrap().id != victim.id));
+    // Putting it again takes a mark back.
+    store.put_artifact(victim).unwrap();
+    store.index().write(mark_it).unwrap();
+    store.put_artifact(victim).unwrap();
+    assert!(store.has_artifact(&victim.id).unwrap());
+}

@@ -1,0 +1,87 @@
+//! `kill -9` of `precast build` itself, with a fake worker, at any moment: the next build finishes from what is there.
+
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt,
+    process::{Command, Stdio},
+};
+
+use crate::{actor, crash::Tried, sandbox::Sandbox, scene::Random, spread};
+
+/// Returns a fake model to build. What checks candidates needs libtorch: without it they are published unchecked.
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    if !cfg!(feature = "torch") {
+        sandbox.edit(
+            "precast.toml",
+            "[[module]]",
+            "[compile]\nhealthcheck = false\n\n[[module]]",
+        );
+    }
+    sandbox
+}
+
+/// Returns `precast build` under the shim.
+fn build(sandbox: &Sandbox, mode: &str, at: u64) -> Command {
+    let mut command = sandbox.command(&["build", "-q"]);
+    command
+        .env("LD_PRELOAD", actor::shim())
+        .env("SHIM_ROOT", sandbox.path("artifacts"))
+        .env("SHIM_MODE", mode)
+        .env("SHIM_AT", at.to_string())
+        .stderr(Stdio::null());
+    command
+}
+
+/// Counts the write-class calls of one build.
+pub fn calls() -> u64 {
+    let sandbox = sandbox();
+    let mut count = build(&sandbox, "count", 0);
+    count.env("SHIM_OUT", sandbox.path("count"));
+    assert!(count.status().unwrap().success());
+    // The gate is a process of its own that only reads the store; the last one to end is the build.
+    let text = fs::read_to_string(sandbox.path("count")).unwrap();
+    text.trim().parse().unwrap()
+}
+
+/// Kills a build before its call `at` (`kill`) or in the middle of it (`short`); returns what is wrong afterwards.
+fn killed(mode: &str, at: u64) -> Result<bool, String> {
+    let sandbox = sandbox();
+    let status = build(&sandbox, mode, at).status().unwrap();
+    let killed = status.signal() == Some(9);
+    let what = format!("precast build, {mode} at {at}");
+    if !killed && !status.success() {
+        return Err(format!("{what}: {status}"));
+    }
+    for (args, wanted) in [
+        (&["build", "-q"][..], ""),
+        (&["verify"], ""),
+        (&["plan"], "0 of 2 programs"),
+    ] {
+        let ran = sandbox.run(args);
+        if ran.code != 0 || !ran.stdout.contains(wanted) {
+            return Err(format!("{what}, then {args:?}: {}", ran.text()));
+        }
+    }
+    Ok(killed)
+}
+
+/// Kills a build at `points` seeded moments each way; returns how many died of it.
+pub fn kills(calls: u64, points: u64, seed: u64, tried: &mut Tried) -> u64 {
+    let mut random = Random(seed);
+    // One in each of as many equal parts, so that no part of a build is left out.
+    let trials: Vec<(&str, u64)> = (0..points)
+        .map(|n| (calls * n / points, calls * (n + 1) / points))
+        .map(|(from, to)| 1 + from + random.below((to - from) as usize) as u64)
+        .flat_map(|at| [("kill", at), ("short", at)])
+        .collect();
+    let dead = std::sync::atomic::AtomicU64::new(0);
+    tried.points += trials.len() as u64;
+    tried.states += trials.len() as u64;
+    tried.bad.extend(spread::each(&trials, |(mode, at)| {
+        let killed = killed(mode, *at)?;
+        dead.fetch_add(killed.into(), std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }));
+    dead.into_inner()
+}

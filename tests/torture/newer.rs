@@ -1,0 +1,133 @@
+//! Stores and records that a newer precast wrote: refused with the version, and left as they are to the byte.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use precast::{
+    Store, StoreError,
+    store::{Options, Policy},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    scene::{self, Scene},
+    seeds::{record, sealed},
+};
+
+/// What is newer: its name, how it is made, and whether the whole store is refused because of it.
+type Kind = (&'static str, fn(&Path, &Scene), bool);
+
+/// Writes a record of version 99 over one that is there: of the same fields, or of others.
+fn record_of_99(path: &Path, other_fields: bool) {
+    let text = fs::read_to_string(path).unwrap();
+    let mut record: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    record["schema"] = json!(99);
+    if other_fields {
+        let id = record["id"].clone();
+        record = json!({ "schema": 99, "id": id, "parts": [{ "kind": "unheard of" }] });
+    }
+    sealed(path, &record.to_string());
+}
+
+#[rustfmt::skip]
+pub const KINDS: &[Kind] = &[
+    ("the layout", |r, _| fs::write(r.join("precast-store.json"), "{\"schema\":2,\"layout\":99}\n").unwrap(), true),
+    ("the index", |r, _| {
+        let index = rusqlite::Connection::open(r.join("index.sqlite")).unwrap();
+        index.execute_batch("CREATE TABLE news (x); PRAGMA user_version=99").unwrap();
+    }, true),
+    ("an artifact", |r, s| record_of_99(&record(r, "artifacts", &s.artifacts[0].id), false), false),
+    ("an artifact with other fields", |r, s| record_of_99(&record(r, "artifacts", &s.artifacts[0].id), true), false),
+    ("a program", |r, s| record_of_99(&record(r, "programs", &s.programs[0].id), false), false),
+    ("a program with other fields", |r, s| record_of_99(&record(r, "programs", &s.programs[0].id), true), false),
+    ("a failure", |r, s| record_of_99(&record(r, "failures", &s.failure.id), false), false),
+    ("a failure with other fields", |r, s| record_of_99(&record(r, "failures", &s.failure.id), true), false),
+    ("a release", |r, _| record_of_99(&r.join("releases/m/00000001.json"), false), false),
+    ("a release with other fields", |r, _| record_of_99(&r.join("releases/m/00000001.json"), true), false),
+];
+
+type Step = (&'static str, fn(&Path, &Scene) -> Result<(), StoreError>);
+
+fn mending(root: &Path) -> Result<Store, StoreError> {
+    Store::open_for_repair(root, Options::default())
+}
+
+/// Everything that is done to a store. The first four only look; the last three come to every record there is.
+#[rustfmt::skip]
+const STEPS: &[Step] = &[
+    ("open", |r, _| Store::open(r).map(drop)),
+    ("open read-only", |r, _| Store::open_read_only(r).map(drop)),
+    ("verify", |r, _| mending(r)?.verify().map(drop)),
+    ("verify read-only", |r, _| Store::open_read_only(r)?.verify().map(drop)),
+    ("create", |r, _| Store::create(r).map(drop)),
+    ("reindex", |r, _| mending(r)?.reindex()),
+    ("repair", |r, _| mending(r)?.repair().map(drop)),
+    ("gc", |r, _| {
+        let policy = Policy { keep_releases: 1, unreleased: true, ..Policy::default() };
+        Store::open(r)?.gc(&policy).map(drop)
+    }),
+    ("look at all", |r, s| {
+        let store = Store::open(r)?;
+        s.artifacts.iter().try_for_each(|artifact| store.artifact(&artifact.id).map(drop))?;
+        s.programs.iter().try_for_each(|program| store.program(&program.id).map(drop))?;
+        store.failure(&s.failure.id)?;
+        store.release("m", None).map(drop)
+    }),
+    ("build", |r, _| scene::build(&Store::open(r)?, &mut |_| {}).map(drop)),
+];
+
+/// How many things are tried with each kind.
+pub const TRIED: usize = STEPS.len();
+
+/// Makes one thing newer and does everything to the store, each step after the ones before; returns what is wrong.
+pub fn tried(sound: &Path, scene: &Scene, kind: &Kind) -> Vec<String> {
+    let (name, make, whole) = kind;
+    let dir = scene::scratch();
+    let root = dir.path().join("store");
+    scene::copy(sound, &root);
+    make(&root, scene);
+    let before = state(&root, *whole);
+    let mut bad = Vec::new();
+    for (step, act) in STEPS {
+        let refused = match act(&root, scene) {
+            Ok(()) => false,
+            Err(StoreError::Newer { found: 99, .. }) => true,
+            Err(e) => {
+                bad.push(format!("{name} is newer, {step}: {}", scene::chain(&e)));
+                continue;
+            }
+        };
+        let must = *whole || matches!(*step, "gc" | "look at all" | "build");
+        if must && !refused {
+            bad.push(format!("{name} is newer, {step}: was not refused"));
+        }
+        let after = state(&root, *whole);
+        let lost: Vec<_> = before
+            .iter()
+            .filter(|(path, bytes)| after.get(*path) != Some(*bytes))
+            .collect();
+        if !lost.is_empty() || (*whole && after.len() != before.len()) {
+            let lost: Vec<&PathBuf> = lost.into_iter().map(|(path, _)| path).collect();
+            bad.push(format!("{name} is newer, {step}: changed {lost:?}"));
+        }
+    }
+    bad
+}
+
+/// Returns every file that no step may change: all of them, or what was published.
+fn state(root: &Path, whole: bool) -> BTreeMap<PathBuf, Vec<u8>> {
+    let published = ["objects", "artifacts", "programs", "releases", "failures"];
+    scene::files(root)
+        .into_iter()
+        .filter(|path| {
+            whole
+                || published
+                    .iter()
+                    .any(|folder| path.starts_with(root.join(folder)))
+        })
+        .map(|path| (path.clone(), fs::read(&path).unwrap()))
+        .collect()
+}
