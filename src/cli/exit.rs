@@ -87,6 +87,9 @@ pub(super) fn report(error: &Error) -> ExitCode {
             seen = text;
         }
     }
+    for line in error.chain().find_map(last_words).unwrap_or_default() {
+        note(format_args!("  {} {line}", "log:".dimmed()));
+    }
     tell_hint(&hint);
     code.into()
 }
@@ -113,6 +116,20 @@ fn place(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         BuildError::Worker(error) => error.location.clone(),
         _ => None,
     }
+}
+
+/// Returns the end of what a worker said that ended a whole build: no program has the log.
+fn last_words<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<Vec<&'a str>> {
+    const LINES: usize = 12;
+    let error = cause.downcast_ref::<BuildError>()?;
+    let ended = matches!(
+        error,
+        BuildError::WorkerDied { .. }
+            | BuildError::WorkerHung { .. }
+            | BuildError::WorkerGreedy { .. }
+    );
+    let lines: Vec<&str> = error.log().lines().collect();
+    ended.then(|| lines[lines.len().saturating_sub(LINES)..].to_vec())
 }
 
 fn closed_pipe(error: &Error) -> bool {
