@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test lint torture torture-runtime bench bench-smoke bench-store clean help FORCE
+.PHONY: build venv demo test lint torture torture-runtime bench bench-build bench-smoke bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -75,6 +75,10 @@ $(BENCH): benches/requirements.txt $(STAMP)
 bench: build $(BENCH) ## side by side with eager, torch.compile, ONNX Runtime, into benchmarks/cpu.json (ARGS="--cases minilm")
 	$(BENCH) -m benches run --out benchmarks/cpu.json $(ARGS)
 	$(BENCH) -m benches draw benchmarks/*.json
+
+bench-build: build ## what builds cost, into benchmarks/{warm,regions,cold-build}-cpu.json: nothing to do, cut and whole, from nothing
+	for name in warm regions "cold_build --plain"; do set -- $$name; to=$$(echo $$1 | tr _ -)-cpu.json; \
+		$(PY) benches/$$1.py $$2 > target/$$to && mv target/$$to benchmarks/$$to || exit 1; done
 
 bench-smoke: build $(BENCH) ## whether a short run is slower than the stored ratios, by hand before a release
 	$(BENCH) -m benches smoke $(ARGS)
