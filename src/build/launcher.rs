@@ -52,12 +52,12 @@ impl Launcher {
     }
 
     /// Starts a worker whose private files lie in `private`, in a process group of its own.
-    pub(super) fn spawn(&self, scratch: &Path, private: &Path) -> Result<Child, BuildError> {
+    pub(super) fn spawn(&self, private: &Path) -> Result<Child, BuildError> {
         let scratch_error = |source| BuildError::Scratch {
             path: private.to_owned(),
             source,
         };
-        let mut command = self.command(scratch)?;
+        let mut command = self.command(private)?;
         for (variable, folder) in [
             ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
             ("TRITON_CACHE_DIR", "triton"),
@@ -82,22 +82,23 @@ impl Launcher {
             })
     }
 
-    fn command(&self, scratch: &Path) -> Result<Command, BuildError> {
+    fn command(&self, private: &Path) -> Result<Command, BuildError> {
         let mut command = Command::new(&self.program);
         command.args(&self.args);
         if let Some(headers) = &self.headers {
             command.env("PRECAST_HEADER_DIR", headers);
         }
         if !self.replaces_worker {
-            command.args(["-P", "-u"]).arg(unpack(scratch)?);
+            command.args(["-P", "-u"]).arg(unpack(private)?);
         }
         Ok(command)
     }
 }
 
-/// Writes the embedded worker into `scratch` and returns its folder.
-fn unpack(scratch: &Path) -> Result<PathBuf, BuildError> {
-    let folder = scratch.join("precast_worker");
+/// Writes the embedded worker into `private` and returns its folder. Each worker has files of its own: writing shared ones
+/// again would empty, for a moment, what a worker that is just starting reads.
+fn unpack(private: &Path) -> Result<PathBuf, BuildError> {
+    let folder = private.join("precast_worker");
     let write = || {
         std::fs::create_dir_all(&folder)?;
         FILES
@@ -119,6 +120,19 @@ pub(super) fn log(private: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn starting_a_worker_leaves_the_files_of_the_others_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let launcher = Launcher::python("true");
+        let [first, second] = ["worker-1", "worker-2"].map(|name| scratch.path().join(name));
+        launcher.spawn(&first).unwrap().wait().unwrap();
+        let mine = first.join("precast_worker").join(FILES[0].0);
+        std::fs::write(&mine, "as it was").unwrap();
+        launcher.spawn(&second).unwrap().wait().unwrap();
+        assert_eq!(std::fs::read_to_string(mine).unwrap(), "as it was");
+        assert!(second.join("precast_worker").join(FILES[0].0).exists());
+    }
 
     #[test]
     fn every_file_of_the_worker_is_embedded() {

@@ -53,7 +53,7 @@ impl Worker {
         stop: &Stop,
     ) -> Result<Self, BuildError> {
         let private = scratch.join(name);
-        let mut child = launcher.spawn(scratch, &private)?;
+        let mut child = launcher.spawn(&private)?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             unreachable!("both were asked for as pipes");
         };
