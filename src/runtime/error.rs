@@ -142,6 +142,30 @@ pub enum RuntimeError {
     NothingLeft { module: Arc<str>, reason: String },
     #[error("module `{module}`: {message}")]
     Tensor { module: Arc<str>, message: String },
+
+    // Plain memory in and out.
+    #[error("an array of shape {shape:?} has {}, got {got}", elements(*needed))]
+    Shape {
+        shape: Vec<usize>,
+        /// None where it is beyond any memory.
+        needed: Option<usize>,
+        got: usize,
+    },
+    #[error("module `{module}` has no output {output}")]
+    NoOutput {
+        module: Arc<str>,
+        output: String,
+        known: Vec<String>,
+    },
+    #[error("output `{output}` of module `{module}` is {got}, not {asked}")]
+    OutputDtype {
+        module: Arc<str>,
+        output: String,
+        asked: Dtype,
+        got: Dtype,
+    },
+    #[error("an array can't be copied: {reason}")]
+    Array { reason: String },
 }
 
 /// What is wrong with one input.
@@ -348,7 +372,14 @@ impl RuntimeError {
             Self::NoBucket { .. } => {
                 "`precast ls` lists the buckets; the spec's `[module.buckets]` can have more"
             }
-            Self::Tensor { .. } => "libtorch refused it: there may be too little memory",
+            Self::Shape { .. } => "a shape's sizes multiplied are the number of elements",
+            Self::NoOutput { known, .. } => return format!("it has {}", known.join(", ")),
+            Self::OutputDtype { got, .. } => {
+                return format!("ask for the Rust type of {got}");
+            }
+            Self::Tensor { .. } | Self::Array { .. } => {
+                "libtorch refused it: there may be too little memory"
+            }
         };
         text.to_owned()
     }
@@ -377,6 +408,24 @@ impl Problem {
             Self::Storage { .. } => "its storage was resized under it: make the tensor again",
         };
         text.to_owned()
+    }
+}
+
+/// Returns what libtorch says went wrong. The lines after the first are the frames of its C++ stack.
+pub(super) fn first_line(error: &tch::TchError) -> String {
+    let text = error.to_string();
+    text.lines()
+        .next()
+        .unwrap_or_default()
+        .trim_end()
+        .to_owned()
+}
+
+fn elements(needed: Option<usize>) -> String {
+    match needed {
+        Some(1) => "1 element".to_owned(),
+        Some(n) => format!("{n} elements"),
+        None => "too many elements for any memory".to_owned(),
     }
 }
 

@@ -15,6 +15,7 @@ use tch::Tensor;
 
 use super::{
     RuntimeError,
+    error::first_line,
     ffi::{self, Graph, Pool, RawStream, Stream, cuda, share},
     lane::{Handles, Lane, Plan},
     pad,
@@ -50,7 +51,7 @@ struct State {
 
 impl State {
     fn capture(plan: &Plan, mut lane: Lane, shared: &Shared) -> Result<Self, String> {
-        let text = |error: tch::TchError| error.to_string();
+        let text = |error: tch::TchError| first_line(&error);
         let current = Stream::current(shared.device)?;
         shared.stream.wait_for(&current)?;
         let scope = shared.stream.enter()?;
@@ -138,7 +139,7 @@ impl Graphed {
     }
     /// Replays it on the thread's current stream: inputs copied in, outputs copied out.
     ///
-    /// With `request`, inputs are smaller than the bucket and are padded into the static ones.
+    /// With `padded`, inputs are smaller than the bucket and are padded into the static ones.
     pub fn run(
         &self,
         plan: &Plan,
@@ -146,10 +147,11 @@ impl Graphed {
         padded: bool,
     ) -> Result<Handles, RuntimeError> {
         let failed = |message: String| plan.failed("graph", message);
-        let text = |error: tch::TchError| failed(error.to_string());
+        let text = |error: tch::TchError| failed(first_line(&error));
         // In this order everywhere: the program, then the device.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let _turn = self.shared.turn().map_err(failed)?;
+        let span = padded.then(|| tracing::trace_span!("pad", module = &*plan.module).entered());
         for ((to, from), input) in state
             .inputs
             .iter_mut()
@@ -162,6 +164,7 @@ impl Graphed {
                 false => to.f_copy_(&from).map_err(text)?,
             }
         }
+        drop(span);
         state.graph.replay().map_err(failed)?;
         let mut outputs = Handles::new();
         for output in &state.outputs {

@@ -23,7 +23,13 @@
 //! **Trust.** What is executed was hashed in the memory it is executed from, and its target was compared with this
 //! host before. Inputs are checked completely before a foreign call. This is no sandbox: an artifact that was built
 //! to do harm can.
+//!
+//! **Watching it.** [`Model::stats`] has counters by module, bucket and device, [`Model::counts`] what was asked for, both
+//! to be read at any time and written as JSON; [`Model::timings`] says how long loading took. Spans of the crate
+//! `tracing`: `load` and `upload` at the level info; `run` with its bucket and rung, and within it `pad` and `eager`, at
+//! the level trace. They cost nothing that can be measured while nobody subscribes.
 
+mod arrays;
 mod cost;
 mod dispatch;
 mod eager;
@@ -49,6 +55,7 @@ mod variant;
 mod weights;
 mod wiring;
 
+pub use arrays::{Argument, Array, Element, Value};
 pub use error::{NoFit, Problem, RuntimeError};
 pub use ffi::{DeviceMemory, Scope, Stream};
 pub use graphs::Session;

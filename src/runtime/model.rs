@@ -15,6 +15,7 @@ use tch::Tensor;
 
 use super::{
     RuntimeError,
+    arrays::{self, Argument},
     ffi::{Meta, cuda},
     graphs::Session,
     loader::{Loader, Slot},
@@ -261,10 +262,30 @@ impl Model {
 
     /// Runs a module on inputs in the module's order.
     ///
-    /// Every input is checked before anything foreign sees it; see [`RuntimeError`] for what can be wrong. The outputs
-    /// are new tensors on the model's device, cut to the request's sizes where a larger bucket was padded.
-    pub fn run(&self, module: &str, inputs: &[Tensor]) -> Result<Outputs, RuntimeError> {
-        let inputs: SmallVec<[&Tensor; 8]> = inputs.iter().collect();
+    /// Takes `tch` tensors, or [`Value`](super::Value)s where the caller does not use tch. Every input is checked before
+    /// anything foreign sees it: see [`RuntimeError::BadInput`] and the variants after it for what can be wrong. The
+    /// outputs are new tensors on the model's device, cut to the request's sizes where a larger bucket was padded. On
+    /// CUDA they are handed out when the work is in the stream of the calling thread, before it is done.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/example.rs"));
+    /// # use precast::{Device, Runtime, Store, Value};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = example();
+    /// # let model = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?.load("tiny")?;
+    /// let x = Value::new(&[1.0_f32, 2.0, 3.0], &[1, 3])?;
+    /// let out = model.run("double", &[x])?;
+    /// assert_eq!(out.array::<f32>(0)?.data(), [2.0, 4.0, 6.0]);
+    /// assert_eq!(out.served().bucket(), &[("batch".into(), 1), ("seq".into(), 4)].into());
+    ///
+    /// // Or with tch.
+    /// let out = model.run("double", &[tch::Tensor::from_slice(&[1.0_f32, 2.0]).view([1, 2])])?;
+    /// assert_eq!(out[0].size(), [1, 2]);
+    /// # Ok(()) }
+    /// ```
+    pub fn run<A: Argument>(&self, module: &str, inputs: &[A]) -> Result<Outputs, RuntimeError> {
+        let policy = self.policy(inputs);
+        let inputs: SmallVec<[&Tensor; 8]> = inputs.iter().map(arrays::tensor).collect();
         let replica = self.replica(&inputs)?;
         let variants = self.variants(replica, module)?;
         let variant = variants
@@ -283,16 +304,36 @@ impl Model {
                     .collect(),
             });
         };
-        self.answer(replica, variant, &inputs)
+        self.answer(replica, variant, &inputs, policy)
     }
 
     /// Runs a module on inputs by name, in any order. Of a module with several variants, the names pick one.
-    pub fn run_named(
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/example.rs"));
+    /// # use precast::{Device, Runtime, Store, Value};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = example();
+    /// # let model = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?.load("tiny")?;
+    /// let x = Value::new(&[1.0_f32; 6], &[2, 3])?;
+    /// let out = model.run_named("double", &[("x", &x)])?;
+    /// assert_eq!(out.array_named::<f32>("y")?.data(), [2.0; 6]);
+    ///
+    /// let error = model.run_named("double", &[("ids", &x)]).unwrap_err();
+    /// assert_eq!(error.to_string(), "module `double` has no variant with the inputs `ids`");
+    /// assert_eq!(error.hint(), "it takes x");
+    /// # Ok(()) }
+    /// ```
+    pub fn run_named<A: Argument>(
         &self,
         module: &str,
-        inputs: &[(&str, &Tensor)],
+        inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
-        let tensors: SmallVec<[&Tensor; 8]> = inputs.iter().map(|(_, tensor)| *tensor).collect();
+        let policy = self.policy(inputs.iter().map(|(_, input)| input));
+        let tensors: SmallVec<[&Tensor; 8]> = inputs
+            .iter()
+            .map(|(_, input)| arrays::tensor(input))
+            .collect();
         let replica = self.replica(&tensors)?;
         let variants = self.variants(replica, module)?;
         let order = |variant: &Variant| -> Option<SmallVec<[&Tensor; 8]>> {
@@ -301,10 +342,8 @@ impl Model {
                 return None;
             }
             let find = |name: &str| {
-                inputs
-                    .iter()
-                    .find(|(given, _)| *given == name)
-                    .map(|(_, tensor)| *tensor)
+                let at = inputs.iter().position(|(given, _)| *given == name)?;
+                Some(tensors[at])
             };
             wanted.iter().map(|spec| find(&spec.name)).collect()
         };
@@ -312,12 +351,20 @@ impl Model {
             .iter()
             .find_map(|variant| order(variant).map(|ordered| (variant, ordered)))
         {
-            Some((variant, ordered)) => self.answer(replica, variant, &ordered),
+            Some((variant, ordered)) => self.answer(replica, variant, &ordered, policy),
             None => Err(RuntimeError::InputNames {
                 module: variants[0].module.clone(),
                 given: inputs.iter().map(|(name, _)| format!("`{name}`")).collect(),
                 variants: variants.iter().map(Variant::names).collect(),
             }),
+        }
+    }
+
+    /// Returns what may be done to inputs: plain ones are brought to the device in any case.
+    fn policy<'a, A: Argument + 'a>(&self, inputs: impl IntoIterator<Item = &'a A>) -> Inputs {
+        match inputs.into_iter().any(arrays::is_plain) {
+            true => Inputs::MayCopy,
+            false => self.policy,
         }
     }
 
@@ -374,13 +421,14 @@ impl Model {
         replica: &Replica,
         variant: &Variant,
         inputs: &[&Tensor],
+        policy: Inputs,
     ) -> Result<Outputs, RuntimeError> {
         if let Some(reason) = replica.broken.get() {
             let (device, reason) = (replica.device, reason.clone());
             return Err(RuntimeError::Unready { device, reason });
         }
         replica.running.fetch_add(1, Ordering::Relaxed);
-        let result = variant.answer(inputs, self.policy);
+        let result = variant.answer(inputs, policy);
         replica.running.fetch_sub(1, Ordering::Relaxed);
         if let (
             Err(RuntimeError::Failed { .. } | RuntimeError::Tensor { .. }),
@@ -522,7 +570,21 @@ impl Model {
         }
     }
 
-    /// Returns what was counted since the model was loaded, by module and device.
+    /// Returns what was counted since the model was loaded, by module and device. Counting goes on meanwhile.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/example.rs"));
+    /// # use precast::{Device, Runtime, Store, Value};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = example();
+    /// # let model = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?.load("tiny")?;
+    /// model.run("double", &[Value::new(&[1.0_f32; 3], &[1, 3])?])?;
+    /// let stats = model.stats();
+    /// assert_eq!((stats[0].module.as_str(), stats[0].device.as_str()), ("double", "cpu"));
+    /// let padded: u64 = stats[0].buckets.iter().map(|bucket| bucket.padded).sum();
+    /// assert_eq!(padded, 1);
+    /// # Ok(()) }
+    /// ```
     pub fn stats(&self) -> Vec<ModuleStats> {
         let variants = self
             .replicas

@@ -8,6 +8,7 @@ use tch::Tensor;
 use super::{
     RuntimeError,
     eager::Eager,
+    error::first_line,
     ffi::{Library, Meta, RawStream, cuda, share},
     graphs::{Graphed, Session, Shared},
     lane::{Handles, Lane, Lanes, Plan, PlanStep},
@@ -309,6 +310,7 @@ impl Ready {
         inputs: Handles,
         sizes: Sizes<'_>,
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
+        let _span = tracing::trace_span!("eager", module = &*self.plan.module).entered();
         let mut taken = eager.take()?;
         let (interpreter, buffers) = taken.parts()?;
         let inputs = match sizes {
@@ -349,6 +351,7 @@ impl Ready {
         buffers: &mut [Option<Tensor>],
         mut inputs: Handles,
     ) -> Result<Handles, RuntimeError> {
+        let _span = tracing::trace_span!("pad", module = &*self.plan.module).entered();
         for ((given, input), buffer) in inputs
             .iter_mut()
             .zip(&self.plan.program.inputs)
@@ -453,7 +456,7 @@ impl Ready {
     fn tensor(&self, error: &tch::TchError) -> RuntimeError {
         RuntimeError::Tensor {
             module: self.plan.module.clone(),
-            message: error.to_string(),
+            message: first_line(error),
         }
     }
 }

@@ -24,6 +24,26 @@ use crate::{
 };
 
 /// The devices a runtime works on, and where it takes artifacts and weights from.
+///
+/// A builder: [`Self::new`], then what is to be other than the default, then [`Self::load`], as often as there are models.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/example.rs"));
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = example();
+/// # let artifacts = folder.path();
+/// use precast::{Device, Runtime, Store, runtime::{Inputs, Loading}};
+///
+/// let store = Store::open(artifacts)?;
+/// let runtime = Runtime::new(&store, Device::Cpu)?
+///     .instances(8) // callers at once of one program
+///     .inputs(Inputs::MayCopy)
+///     .loading(Loading::Background);
+/// let model = runtime.load("tiny")?;
+/// model.warm_up()?;
+/// assert_eq!(model.modules(), ["double"]);
+/// # Ok(()) }
+/// ```
 pub struct Runtime {
     source: Arc<dyn Source>,
     devices: Vec<Device>,

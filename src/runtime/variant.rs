@@ -13,7 +13,7 @@ use super::{
     Inputs, RuntimeError,
     cost::costs,
     dispatch::{Bucket, Route, Table},
-    error::NoFit,
+    error::{NoFit, first_line},
     ffi::{Handle, Meta, share},
     lane::Handles,
     loader::{Loader, Slot},
@@ -123,12 +123,24 @@ impl Variant {
 
     /// Checks inputs, picks a bucket, runs it.
     pub fn answer(&self, inputs: &[&Tensor], policy: Inputs) -> Result<Outputs, RuntimeError> {
+        let span = tracing::trace_span!(
+            "run",
+            module = &*self.module,
+            device = %self.device,
+            bucket = tracing::field::Empty,
+            rung = tracing::field::Empty,
+        );
+        let _span = span.enter();
         let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
         let handles = self.check(inputs, policy, &mut request)?;
         if self.calls.fetch_add(1, Relaxed) % REFINE == REFINE - 1 {
             self.reprice();
         }
         let (slot, ready, rung) = self.pick(&request)?;
+        if !span.is_disabled() {
+            span.record("bucket", slot.program.bucket());
+            span.record("rung", rung.name());
+        }
         let sizes = match ready.plan.program.dynamic.is_some() {
             true => Fill::Dynamic(&request),
             false if ready.plan.program.sizes.values().eq(&request) => Fill::Exact,
@@ -300,7 +312,7 @@ impl Variant {
     fn copied(&self, input: usize, tensor: &Tensor) -> Result<Handle, RuntimeError> {
         let text = |error: tch::TchError| RuntimeError::Tensor {
             module: self.module.clone(),
-            message: error.to_string(),
+            message: first_line(&error),
         };
         let strides = self.signature.inputs[input].strides(&tensor.size());
         let options = (tensor.kind(), tch_device(self.device));

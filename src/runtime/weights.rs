@@ -16,6 +16,7 @@ use tch::{Kind, Tensor};
 
 use super::{
     RuntimeError,
+    error::first_line,
     ffi::{self, Meta, Weight, can_upload, cuda, kind_of},
 };
 use crate::{
@@ -224,8 +225,9 @@ impl Weights {
         .and_then(|mut copy| copy.f_copy_(&source).map(|()| copy))
         .map_err(|error| {
             format!(
-                "`{name}` can't be laid out with strides {:?}: {error}",
-                layout.stride
+                "`{name}` can't be laid out with strides {:?}: {}",
+                layout.stride,
+                first_line(&error)
             )
         })?;
         let weight = Arc::new(Weight::owned(copy.into()));
@@ -274,7 +276,8 @@ fn upload(
     ordinal: usize,
     limit: Option<u64>,
 ) -> Result<Uploaded, String> {
-    let text = |error: tch::TchError| error.to_string();
+    let _span = tracing::info_span!("upload", device = ordinal, bytes = bytes.len()).entered();
+    let text = |error: tch::TchError| first_line(&error);
     let device = tch::Device::Cuda(ordinal);
     let mut total = 0;
     let offsets: Vec<usize> = views

@@ -446,6 +446,23 @@ fn runtime_errors() -> Vec<Error> {
             module: module.clone(),
             message: text(),
         },
+        E::Shape {
+            shape: vec![2, 3],
+            needed: Some(6),
+            got: 5,
+        },
+        E::NoOutput {
+            module: module.clone(),
+            output: "`z`".into(),
+            known: vec!["y".into()],
+        },
+        E::OutputDtype {
+            module: module.clone(),
+            output: "y".into(),
+            asked: Dtype::Int64,
+            got: Dtype::Float32,
+        },
+        E::Array { reason: text() },
     ];
     all.extend(problems.map(bad_input));
     let mut all: Vec<Error> = all.into_iter().map(Into::into).collect();

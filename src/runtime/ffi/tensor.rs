@@ -8,7 +8,7 @@ use tch::Tensor;
 use super::shim::{
     RawMeta, RawTensor, precast_tensor_delete, precast_tensor_meta, precast_tensor_share,
 };
-use crate::{Device, record::Dtype};
+use crate::{Device, record::Dtype, runtime::error::first_line};
 
 /// One owned `at::Tensor*`.
 #[derive(Debug)]
@@ -253,7 +253,7 @@ pub(super) unsafe fn from_blob(
     };
     // SAFETY: the caller upholds what tch asks for.
     let made = unsafe { Tensor::f_from_blob(data, shape, stride, kind, device) };
-    made.map(Handle::from).map_err(|error| error.to_string())
+    made.map(Handle::from).map_err(|error| first_line(&error))
 }
 
 /// Maps to tch's kind.

@@ -1,0 +1,98 @@
+//! What a caller of the library sees: plain arrays in and out.
+#![cfg(feature = "torch")]
+
+mod fake;
+
+use fake::{Fake, Memory};
+use precast::{
+    Device, Model, Runtime, RuntimeError, Value,
+    runtime::{Inputs, Problem},
+};
+use tch::{Kind, Tensor};
+
+fn load(fakes: &[Fake]) -> Model {
+    let runtime = Runtime::over(Memory::with(fakes).source(), Device::Cpu);
+    runtime.unwrap().load("fake").unwrap()
+}
+
+fn x(rows: usize, cols: usize) -> Value {
+    let data: Vec<f32> = (0..rows * cols).map(|i| i as f32).collect();
+    Value::new(&data, &[rows, cols]).unwrap()
+}
+
+#[test]
+fn plain_arrays_go_in_and_come_out() {
+    let model = load(&[Fake {
+        inputs: 2,
+        outputs: 2,
+        ..Fake::sized(2, 4)
+    }]);
+    let ids = Value::new(&[1_i64, 2, 3, 4, 5, 6], &[2, 3]).unwrap();
+    // An output that was cut out of a larger one has its elements in order all the same.
+    let out = model.run("f", &[&x(2, 3), &ids]).unwrap();
+    let y = out.array::<f32>(0).unwrap();
+    assert_eq!(y.shape(), [2, 3]);
+    assert_eq!(y.data(), [1.0, 4.0, 7.0, 10.0, 13.0, 16.0]);
+    assert_eq!(out.array_named::<f32>("y").unwrap(), y);
+    assert_eq!(out.array_named::<f32>("sum").unwrap().shape(), [2]);
+    let named = model.run_named("f", &[("ids.0", &ids), ("x", &x(2, 3))]);
+    assert_eq!(named.unwrap().array::<f32>(0).unwrap(), y);
+
+    let told = |error: RuntimeError| format!("{error}; {}", error.hint());
+    insta::assert_snapshot!(told(out.array::<f32>(2).unwrap_err()), @"module `f` has no output 2; it has y, sum");
+    insta::assert_snapshot!(told(out.array_named::<f32>("z").unwrap_err()), @"module `f` has no output `z`; it has y, sum");
+    insta::assert_snapshot!(told(out.array::<bool>(1).unwrap_err()), @"output `sum` of module `f` is float32, not bool; ask for the Rust type of float32");
+    insta::assert_snapshot!(told(Value::new(&[1.0_f32], &[2, 0]).unwrap_err()), @"an array of shape [2, 0] has 0 elements, got 1; a shape's sizes multiplied are the number of elements");
+    // They are checked as tensors are.
+    insta::assert_snapshot!(told(model.run("f", &[&ids, &ids]).unwrap_err()), @"module `f`, input `x`: expected dtype float32, got int64; convert it to float32");
+    insta::assert_snapshot!(told(model.run("f", &[x(2, 3)]).unwrap_err()), @"module `f` takes 2 inputs (x, ids.0), got 1; pass x, ids.0 in this order");
+}
+
+#[test]
+fn an_answer_is_none_of_the_callers_memory() {
+    let model = load(&[Fake {
+        behaviour: "RETURNS_INPUT",
+        ..Fake::sized(2, 2)
+    }]);
+    let mut data = [1.0_f32, 2.0, 3.0, 4.0];
+    let value = Value::new(&data, &[2, 2]).unwrap();
+    data.fill(7.0);
+    let first = model.run("f", &[&value]).unwrap();
+    let second = model.run("f", &[&value]).unwrap();
+    let _ = second[0].shallow_clone().fill_(9);
+    assert_eq!(first.array::<f32>(0).unwrap().data(), [1.0, 2.0, 3.0, 4.0]);
+}
+
+#[test]
+fn tensors_that_need_a_copy_are_refused_still() {
+    let model = load(&[Fake::sized(2, 2)]);
+    let wide = Tensor::ones([2, 4], (Kind::Float, tch::Device::Cpu)).slice(1, 0, 4, 2);
+    let error = model.run("f", &[&wide]).unwrap_err();
+    let RuntimeError::BadInput { problem, .. } = error else {
+        panic!("{error}")
+    };
+    assert!(matches!(problem, Problem::Strides { .. }));
+    let source = Memory::with(&[Fake::sized(2, 2)]).source();
+    let lenient = Runtime::over(source, Device::Cpu)
+        .unwrap()
+        .inputs(Inputs::MayCopy);
+    lenient.load("fake").unwrap().run("f", &[wide]).unwrap();
+}
+
+#[cfg(feature = "ndarray")]
+#[test]
+fn ndarrays_go_in_and_come_out() {
+    use ndarray::{Array2, ArrayD, s};
+
+    let model = load(&[Fake::sized(2, 3)]);
+    let array = Array2::from_shape_fn((3, 2), |(i, j)| (i * 2 + j) as f32);
+    for given in [
+        Value::try_from(&array.t()),
+        Value::try_from(&array.t().as_standard_layout()),
+        Value::try_from(&array.slice(s![.., ..]).reversed_axes()),
+    ] {
+        let out = model.run("f", &[given.unwrap()]).unwrap();
+        let y: ArrayD<f32> = out.array::<f32>(0).unwrap().into();
+        assert_eq!(y, (&array.t() * 2.0).into_dyn());
+    }
+}

@@ -1,0 +1,37 @@
+// The store that the examples of the documentation run on; they include this file. It is no test.
+//
+// A model `tiny` with one module, `double`, which takes `x`, float32 `[batch, seq]`, at most 4 by 8, and gives `y`, which
+// is twice `x`, and `sum`, which adds up each row of `y`. Its artifacts are those of tests/fake: compiled by g++ instead
+// of AOTInductor, with the same C ABI.
+
+#[allow(dead_code)]
+mod fake {
+    include!("records.rs");
+}
+
+fn example() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let store = precast::Store::create(folder.path()).unwrap();
+    let mut memory = fake::Memory::default();
+    for (rows, cols) in [(1, 4), (4, 8)] {
+        let fake = fake::Fake {
+            outputs: 2,
+            ..fake::Fake::sized(rows, cols)
+        };
+        memory.add("double", &fake);
+    }
+    memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
+    for bytes in memory.objects.values() {
+        store.put_bytes(bytes).unwrap();
+    }
+    for artifact in memory.artifacts.values() {
+        store.put_artifact(artifact).unwrap();
+    }
+    for program in memory.programs.values_mut() {
+        program.model = "tiny".to_owned();
+        store.put_program(program).unwrap();
+    }
+    let release = precast::runtime::Source::release(&memory, "tiny", None).unwrap();
+    store.put_release(&release).unwrap();
+    folder
+}

@@ -1,0 +1,342 @@
+// Included by mod.rs, and by the examples of the documentation through example.rs: no inner attributes here.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::{self, File},
+    path::PathBuf,
+    process::Command,
+    sync::Arc,
+};
+
+use precast::{
+    Device, Digest, Mapped,
+    record::{
+        Artifact, Constant, Dtype, Entry, Follow, Input, Layout, Output, Pad, Padding, Program,
+        Release, SCHEMA, Step,
+    },
+    runtime::{Source, SourceError, host, sealed},
+    target::Target,
+};
+use serde_json::Value;
+
+/// What to compile.
+#[derive(Clone, Debug)]
+pub struct Fake {
+    pub rows: i64,
+    pub cols: i64,
+    pub inputs: usize,
+    pub outputs: usize,
+    pub constants: usize,
+    /// How many elements each constant has.
+    pub elements: i64,
+    /// One of the behaviours of `misbehaving.cpp`, by name.
+    pub behaviour: &'static str,
+    pub salt: u32,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self {
+            rows: 8,
+            cols: 4,
+            inputs: 1,
+            outputs: 1,
+            constants: 1,
+            elements: 1,
+            behaviour: "OK",
+            salt: 0,
+        }
+    }
+}
+
+impl Fake {
+    pub fn of(behaviour: &'static str) -> Self {
+        Self {
+            behaviour,
+            ..Self::default()
+        }
+    }
+
+    pub fn sized(rows: i64, cols: i64) -> Self {
+        Self {
+            rows,
+            cols,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the shared object, compiled at most once.
+    pub fn object(&self) -> Vec<u8> {
+        let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake/misbehaving.cpp");
+        let options = [
+            format!("-DROWS={}", self.rows),
+            format!("-DCOLS={}", self.cols),
+            format!("-DINPUTS={}", self.inputs),
+            format!("-DOUTPUTS={}", self.outputs),
+            format!("-DCONSTANTS={}", self.constants),
+            format!("-DELEMENTS={}", self.elements),
+            format!("-DBEHAVIOUR={}", self.behaviour),
+            format!("-DSALT={}", self.salt),
+        ];
+        let text = fs::read(&source).unwrap();
+        let name = Digest::of(&[text, options.join(" ").into_bytes()].concat());
+        // An example in the documentation is told of no folder.
+        let folder = option_env!("CARGO_TARGET_TMPDIR")
+            .unwrap_or(concat!(env!("CARGO_MANIFEST_DIR"), "/target/tmp"));
+        let folder = PathBuf::from(folder).join("fakes");
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join(format!("{}.so", name.short()));
+        if !path.exists() {
+            let unfinished = tempfile::NamedTempFile::new_in(&folder).unwrap();
+            let status = Command::new("g++")
+                .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"])
+                .arg(unfinished.path())
+                .arg(&source)
+                .args(&options)
+                .status()
+                .expect("g++ is installed");
+            assert!(status.success(), "g++ compiles the fake artifact");
+            unfinished.persist(&path).unwrap();
+        }
+        fs::read(path).unwrap()
+    }
+
+    /// Returns the artifact's record for the object with this digest.
+    pub fn artifact(&self, object: Digest) -> Artifact {
+        let constants = (0..self.constants).map(|i| Constant {
+            name: if i == 0 {
+                "scale".to_owned()
+            } else {
+                format!("shift.{}", i - 1)
+            },
+            layout: layout(Dtype::Float32, &[self.elements]),
+        });
+        Artifact {
+            schema: SCHEMA,
+            id: Digest::of(format!("artifact {object}").as_bytes()),
+            object,
+            size: 0,
+            target: target(),
+            inputs: (0..self.inputs)
+                .map(|i| layout(input_dtype(i), &[self.rows, self.cols]))
+                .collect(),
+            outputs: self.output_layouts(),
+            constants: constants.collect(),
+            proxy: None,
+            libraries: Vec::new(),
+            kind: Default::default(),
+            graph: None,
+            log: None,
+            key: Value::Null,
+            receipt: Value::Null,
+            provenance: Value::Null,
+        }
+    }
+
+    /// Returns a program of one step: `batch` and `seq` are bucketed, `x` pads with 0.
+    pub fn program(&self, module: &str, artifact: &Artifact) -> Program {
+        let follow = |dim: &str| {
+            Some(Follow {
+                dim: dim.to_owned(),
+                scale: 1,
+                offset: 0,
+            })
+        };
+        let inputs = (0..self.inputs).map(|i| Input {
+            name: if i == 0 {
+                "x".to_owned()
+            } else {
+                format!("ids.{}", i - 1)
+            },
+            layout: layout(input_dtype(i), &[self.rows, self.cols]),
+            dims: vec![Some("batch".to_owned()), Some("seq".to_owned())],
+            pad: Pad::Int(0),
+            range: None,
+        });
+        let dims = [vec![follow("batch"), follow("seq")], vec![follow("batch")]];
+        let outputs =
+            self.output_layouts()
+                .into_iter()
+                .zip(dims)
+                .enumerate()
+                .map(|(i, (layout, dims))| Output {
+                    name: ["y", "sum"][i].to_owned(),
+                    layout,
+                    dims,
+                });
+        Program {
+            schema: SCHEMA,
+            id: Digest::of(format!("program {module} {}", artifact.id).as_bytes()),
+            model: "fake".to_owned(),
+            module: module.to_owned(),
+            sizes: BTreeMap::from([
+                ("batch".to_owned(), self.rows),
+                ("seq".to_owned(), self.cols),
+            ]),
+            dynamic: None,
+            target: target(),
+            inputs: inputs.collect(),
+            outputs: outputs.collect(),
+            results: (self.inputs..self.inputs + self.outputs).collect(),
+            values: self.inputs + self.outputs,
+            steps: vec![Step {
+                name: "whole".to_owned(),
+                artifact: artifact.id,
+                inputs: (0..self.inputs).collect(),
+                outputs: (self.inputs..self.inputs + self.outputs).collect(),
+                binding: artifact
+                    .constants
+                    .iter()
+                    .map(|c| (c.name.clone(), c.name.clone()))
+                    .collect(),
+            }],
+            eager: None,
+            constants: None,
+            padding: Padding::Allowed,
+            call_spec: Value::Null,
+            request: Value::Null,
+            receipt: Value::Null,
+            provenance: Value::Null,
+        }
+    }
+
+    fn output_layouts(&self) -> Vec<Layout> {
+        let all = [
+            layout(Dtype::Float32, &[self.rows, self.cols]),
+            layout(Dtype::Float32, &[self.rows]),
+        ];
+        all[..self.outputs].to_vec()
+    }
+}
+
+fn input_dtype(i: usize) -> Dtype {
+    if i == 0 { Dtype::Float32 } else { Dtype::Int64 }
+}
+
+/// Returns a contiguous layout.
+pub fn layout(dtype: Dtype, shape: &[i64]) -> Layout {
+    let mut stride = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        stride[axis - 1] = stride[axis] * shape[axis];
+    }
+    Layout {
+        dtype,
+        shape: shape.to_vec(),
+        stride,
+    }
+}
+
+/// Returns this host's target for the CPU.
+pub fn target() -> Target {
+    host(Device::Cpu).unwrap()
+}
+
+/// Returns a safetensors object of float32 tensors.
+pub fn weights(tensors: &[(&str, &[f32])]) -> Vec<u8> {
+    let bytes: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|(_, v)| v.iter().flat_map(|x| x.to_le_bytes()).collect())
+        .collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, values), bytes)| {
+        let view = safetensors::tensor::TensorView::new(
+            safetensors::Dtype::F32,
+            vec![values.len()],
+            bytes,
+        )
+        .unwrap();
+        (*name, view)
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// A source that holds everything in memory.
+#[derive(Default)]
+pub struct Memory {
+    pub objects: HashMap<Digest, Vec<u8>>,
+    pub artifacts: HashMap<Digest, Artifact>,
+    pub programs: HashMap<Digest, Program>,
+    pub weights: Option<Digest>,
+    pub aliases: BTreeMap<String, String>,
+}
+
+impl Memory {
+    /// Adds an object and returns its digest.
+    pub fn put(&mut self, bytes: Vec<u8>) -> Digest {
+        let digest = Digest::of(&bytes);
+        self.objects.insert(digest, bytes);
+        digest
+    }
+
+    /// Adds a fake artifact and a program of one step for it.
+    pub fn add(&mut self, module: &str, fake: &Fake) -> Program {
+        let object = self.put(fake.object());
+        let artifact = fake.artifact(object);
+        let program = fake.program(module, &artifact);
+        self.artifacts.insert(artifact.id, artifact);
+        self.programs.insert(program.id, program.clone());
+        program
+    }
+
+    /// Returns a source with `fakes` as the buckets of the module `f`, and `scale` = 2, `shift.i` = i + 1.
+    pub fn with(fakes: &[Fake]) -> Self {
+        let mut memory = Self::default();
+        for fake in fakes {
+            memory.add("f", fake);
+        }
+        memory.weights = Some(memory.put(weights(&[
+            ("scale", &[2.0]),
+            ("shift.0", &[1.0]),
+            ("shift.1", &[2.0]),
+        ])));
+        memory
+    }
+
+    pub fn source(self) -> Arc<dyn Source> {
+        Arc::new(self)
+    }
+}
+
+impl Source for Memory {
+    fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
+        Ok(Release {
+            schema: SCHEMA,
+            model: model.to_owned(),
+            seq: 1,
+            name: name.map(str::to_owned),
+            programs: self.programs.keys().copied().collect(),
+            weights: self.weights,
+            aliases: self.aliases.clone(),
+            entry: Entry {
+                entry: "m:f".into(),
+                sources: vec![],
+                packages: vec![],
+                declared: Default::default(),
+                site_packages: vec![],
+            },
+            provenance: Value::Null,
+        })
+    }
+
+    fn program(&self, id: &Digest) -> Result<Program, SourceError> {
+        self.programs
+            .get(id)
+            .cloned()
+            .ok_or_else(|| "no such program".into())
+    }
+
+    fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError> {
+        self.artifacts
+            .get(key)
+            .cloned()
+            .ok_or_else(|| "no such artifact".into())
+    }
+
+    fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
+        let bytes = self.objects.get(object).ok_or("no such object")?;
+        Ok(sealed("fake", bytes)?)
+    }
+
+    fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
+        Ok(Mapped::sealed(&self.memfd(object)?)?)
+    }
+}
