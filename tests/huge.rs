@@ -32,6 +32,8 @@ fn memory_does_not_grow_with_the_number_of_programs() {
         &["ls", "--sort", "bucket-"],
         &["ls", "--sort", "target", "--format", "json"],
         &["diff", "store", "store"],
+        &["du"],
+        &["du", "--by", "module"],
     ] {
         let run = |dir: &TempDir| {
             let path = dir.path().join("store");
@@ -62,7 +64,13 @@ fn memory_does_not_grow_with_the_number_of_programs() {
 fn the_first_lines_of_a_long_list_end_it_quietly() {
     let dir = store(MANY);
     let precast = Path::new(env!("CARGO_BIN_EXE_precast")).display();
-    for args in ["ls", "ls --format json", "ls --sort size-", "ls --ids"] {
+    for args in [
+        "ls",
+        "ls --format json",
+        "ls --sort size-",
+        "ls --ids",
+        "gc --unreleased --dry-run",
+    ] {
         let script = format!(
             "'{precast}' {args} 2>err | head -n 1 >first; echo ${{PIPESTATUS[0]}}; cat err"
         );

@@ -75,7 +75,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         .iter()
         .map(|group| cells(&group.name, &group.bytes));
     let rest = (usage.rest.objects > 0).then(|| cells("(no program)", &usage.rest));
-    let unpacked = usage.unpacked.unwrap_or(0);
+    let unpacked = usage.unpacked;
     let copies = (unpacked > 0).then(|| {
         let mut cells = vec![String::new(); columns.len()];
         cells[0] = "(unpacked)".to_owned();

@@ -1,13 +1,10 @@
 //! What a store takes on disk, who needs it, and what could go.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::{
-    Digest,
-    store::{GcPlan, GroupBy, Policy, Store, StoreError},
-};
+use crate::store::{GroupBy, Store, StoreError};
 
 /// The bytes of a group, or of the whole store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -43,85 +40,48 @@ pub struct Usage {
     pub rest: Bytes,
     /// Sorted by name.
     pub groups: Vec<Group>,
-    /// Bytes of unpacked copies of objects, which loading makes and `precast gc` counts; none where that is not known.
-    pub unpacked: Option<u64>,
+    /// Bytes of unpacked copies of objects, which loading makes and `precast gc` counts.
+    pub unpacked: u64,
 }
 
-/// Adds up what the store takes, by group.
+/// Adds up what the store takes, by group, one object after the other.
 pub fn usage(store: &Store, by: GroupBy) -> Result<Usage, StoreError> {
-    let mut before = None;
-    let goes: HashSet<Digest> = match reclaimable(store) {
-        Ok(plan) => {
-            before = Some(plan.before);
-            plan.objects.iter().map(|victim| victim.id).collect()
-        }
-        // A damaged index can still be added up, but nothing may be deleted by it; nor what a newer precast may need.
-        Err(StoreError::Row { .. } | StoreError::Dangling { .. } | StoreError::Newer { .. }) => {
-            HashSet::new()
-        }
-        Err(error) => return Err(error),
-    };
-    let mut sizes: HashMap<Digest, (u64, u64)> = HashMap::new();
+    let sharing = store.sharing(by)?;
+    let (mut total, mut rest) = (Bytes::default(), Bytes::default());
+    let mut groups: BTreeMap<String, Bytes> = BTreeMap::new();
     for row in store.objects() {
         let row = row?;
-        sizes.insert(row.digest, (row.size, row.stored));
-    }
-    let needs = store.needs(by)?;
-    let mut total = Bytes::default();
-    let mut groups: BTreeMap<String, Bytes> = BTreeMap::new();
-    for all in needs.chunk_by(|a, b| a.object == b.object) {
-        let object = all[0].object;
-        let Some((content, stored)) = sizes.remove(&object) else {
-            continue;
-        };
-        let shared = if all.len() > 1 { stored } else { 0 };
+        let needs = sharing.needs(&row.digest)?;
         let one = Bytes {
             logical: 0,
-            content,
-            stored,
-            shared,
-            reclaimable: if goes.contains(&object) { stored } else { 0 },
+            content: row.size,
+            stored: row.stored,
+            shared: if needs.len() > 1 { row.stored } else { 0 },
+            reclaimable: if sharing.stays(&row.digest)? {
+                0
+            } else {
+                row.stored
+            },
             objects: 1,
         };
-        total.add(&one);
-        for need in all {
-            let logical = content.saturating_mul(need.times);
-            total.logical += logical;
-            groups
-                .entry(need.group.clone())
-                .or_default()
-                .add(&Bytes { logical, ..one });
+        let times: u64 = needs.iter().map(|need| need.times).sum();
+        let logical = row.size.saturating_mul(times.max(1));
+        total.add(&Bytes { logical, ..one });
+        if needs.is_empty() {
+            rest.add(&Bytes { logical, ..one });
+        }
+        for need in needs {
+            let logical = row.size.saturating_mul(need.times);
+            let group = groups.entry(need.group).or_default();
+            group.add(&Bytes { logical, ..one });
         }
     }
-    let mut rest = Bytes::default();
-    for (object, (content, stored)) in sizes {
-        let reclaimable = if goes.contains(&object) { stored } else { 0 };
-        rest.add(&Bytes {
-            logical: content,
-            content,
-            stored,
-            shared: 0,
-            reclaimable,
-            objects: 1,
-        });
-    }
-    total.add(&rest);
-    let groups = groups
-        .into_iter()
-        .map(|(name, bytes)| Group { name, bytes });
+    let groups = groups.into_iter();
     Ok(Usage {
-        unpacked: before.map(|before| before.saturating_sub(total.stored)),
         total,
         rest,
-        groups: groups.collect(),
-    })
-}
-
-/// Returns what gc would delete with its defaults and `--unreleased`.
-pub fn reclaimable(store: &Store) -> Result<GcPlan, StoreError> {
-    store.plan_gc(&Policy {
-        unreleased: true,
-        ..Policy::default()
+        groups: groups.map(|(name, bytes)| Group { name, bytes }).collect(),
+        unpacked: store.unpacked(),
     })
 }
 
@@ -139,7 +99,7 @@ impl Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::testing;
+    use crate::{Digest, store::testing};
 
     #[test]
     fn shared_objects_count_once_in_total_and_in_each_group() {

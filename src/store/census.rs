@@ -19,25 +19,6 @@ use crate::{
     record::{Artifact, Failure, Program},
 };
 
-/// By what disk usage is grouped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroupBy {
-    Model,
-    /// `MODEL MODULE`.
-    Module,
-    /// `MODEL SEQ`.
-    Release,
-}
-
-/// One object that a group needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Need {
-    pub group: String,
-    pub object: Digest,
-    /// How many programs and releases of the group need it.
-    pub times: u64,
-}
-
 /// A record and when it was published, in seconds since 1970.
 pub type Dated<T> = Result<(T, i64), StoreError>;
 
@@ -142,39 +123,6 @@ impl Store {
         })
     }
 
-    /// Returns which objects each group needs, sorted by object and group. Weights count for models and releases.
-    pub fn needs(&self, by: GroupBy) -> Result<Vec<Need>, StoreError> {
-        const LINKS: &str = "JOIN program_artifacts l ON l.program=p.id \
-             JOIN artifact_objects o ON o.artifact=l.artifact";
-        let query = match by {
-            GroupBy::Model => format!(
-                "SELECT p.model AS g, o.object AS d FROM programs p {LINKS} \
-                 UNION ALL SELECT model, weights FROM releases WHERE weights IS NOT NULL"
-            ),
-            GroupBy::Module => {
-                format!("SELECT p.model||' '||p.module AS g, o.object AS d FROM programs p {LINKS}")
-            }
-            GroupBy::Release => format!(
-                "SELECT r.model||' '||r.seq AS g, o.object AS d FROM release_programs r \
-                 JOIN programs p ON p.id=r.program {LINKS} \
-                 UNION ALL SELECT model||' '||seq, weights FROM releases WHERE weights IS NOT NULL"
-            ),
-        };
-        let query = format!("SELECT g,d,count(*) FROM ({query}) GROUP BY d,g ORDER BY d,g");
-        self.index().with(|index| {
-            index
-                .prepare_cached(&query)?
-                .query_map([], |row| {
-                    Ok(Need {
-                        group: row.get(0)?,
-                        object: rows::digest(row, 1)?,
-                        times: row.get::<_, i64>(2)? as u64,
-                    })
-                })?
-                .collect()
-        })
-    }
-
     /// Lists objects by digest. Rows are read as they are asked for.
     pub fn objects(&self) -> impl Iterator<Item = Result<ObjectRow, StoreError>> + use<> {
         let query = format!(
@@ -199,43 +147,6 @@ mod tests {
         super::{layout::Kind, testing},
         *,
     };
-
-    #[test]
-    fn needs_are_counted_by_group_and_weights_belong_to_releases() {
-        let (_dir, store) = testing::store();
-        let a = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
-        let b = store.put_artifact(&testing::artifact(&store, "b")).unwrap();
-        let one = store
-            .put_program(&testing::program("m", 1, &[a.id]))
-            .unwrap();
-        let two = store
-            .put_program(&testing::program("m", 2, &[a.id, b.id]))
-            .unwrap();
-        store
-            .put_program(&testing::program("other", 1, &[a.id]))
-            .unwrap();
-        let mut release = testing::release("m", None, &[one.id, two.id]);
-        release.weights = Some(store.put_bytes(b"weights").unwrap());
-        store.put_release(&release).unwrap();
-        let times = |by, group: &str, object: &Digest| {
-            let needs = store.needs(by).unwrap();
-            needs
-                .iter()
-                .find(|n| n.group == group && n.object == *object)
-                .map(|n| n.times)
-        };
-        assert_eq!(times(GroupBy::Model, "m", &a.object), Some(2));
-        assert_eq!(times(GroupBy::Model, "m", &b.object), Some(1));
-        assert_eq!(times(GroupBy::Model, "other", &a.object), Some(1));
-        assert_eq!(times(GroupBy::Module, "m encode", &a.object), Some(2));
-        assert_eq!(
-            times(GroupBy::Release, "m 1", &release.weights.unwrap()),
-            Some(1)
-        );
-        assert_eq!(store.released(&two.id).unwrap(), Some(1));
-        assert_eq!(store.newest_release("m").unwrap(), Some(1));
-        assert_eq!(store.objects().map(Result::unwrap).count(), 3);
-    }
 
     #[test]
     fn a_store_without_a_usable_index_still_lists_its_sound_records() {

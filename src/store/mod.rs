@@ -68,6 +68,7 @@ mod releases;
 mod repair;
 mod rows;
 mod sealed;
+mod sharing;
 mod sweep;
 mod sync;
 mod verify;
@@ -80,7 +81,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-pub use census::{Dated, GroupBy, Need};
+pub use census::Dated;
 pub use claim::Claim;
 pub use defect::{Defect, Needs};
 pub use error::StoreError;
@@ -91,6 +92,7 @@ pub use lease::Hold;
 pub use lock::Waiting;
 pub use repair::Repaired;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};
+pub use sharing::{GroupBy, Need, Sharing};
 pub use sweep::Collected;
 pub use verify::Verified;
 

@@ -14,12 +14,47 @@ fn sum(fields: &[&[u8]]) -> i64 {
     i64::from_le_bytes(Digest::of(&bytes).as_bytes()[..8].try_into().unwrap())
 }
 
-/// Writes `count` programs into the index of the store at `root`.
+/// Four programs call one artifact, which has an object of its own.
+const CALLERS: u64 = 4;
+
+/// Writes `count` programs, and the artifacts and objects that they need, into the index of the store at `root`.
 pub fn write(root: &Path, count: u64) {
     let mut index = rusqlite::Connection::open(root.join("index.sqlite")).unwrap();
     let tx = index.transaction().unwrap();
-    let links = sum(&[b"links"]);
+    let number = |value: i64| value.to_le_bytes();
+    let (target, device) = ("torch211-cxx11-cpu-x86_64-linux-native", "cpu");
+    let artifact = |n: u64| Digest::of(format!("artifact {}", n / CALLERS).as_bytes());
     {
+        let mut object = tx
+            .prepare("INSERT INTO objects VALUES (?,3,2,1,?)")
+            .unwrap();
+        let mut insert = (tx.prepare("INSERT INTO artifacts VALUES (?,?,3,?,?,1,?,?)")).unwrap();
+        let mut link = (tx.prepare("INSERT INTO artifact_objects VALUES (?,?)")).unwrap();
+        for n in (0..count).step_by(CALLERS as usize) {
+            // An object of its own, named as its artifact is.
+            let id = artifact(n);
+            let bytes = id.as_bytes();
+            let (size, stored, one) = (number(3), number(2), number(1));
+            object
+                .execute((bytes, sum(&[b"objects", bytes, &size, &stored, &one])))
+                .unwrap();
+            let links = sum(&[b"links", bytes]);
+            let sum = sum(&[
+                b"artifacts",
+                bytes,
+                bytes,
+                &size,
+                target.as_bytes(),
+                device.as_bytes(),
+                &one,
+                &number(links),
+            ]);
+            insert
+                .execute((bytes, bytes, target, device, links, sum))
+                .unwrap();
+            link.execute((bytes, bytes)).unwrap();
+        }
+        let mut link = (tx.prepare("INSERT INTO program_artifacts VALUES (?,?)")).unwrap();
         let mut insert = tx
             .prepare("INSERT INTO programs VALUES (?,?,?,?,?,?,?,?,?,?,?)")
             .unwrap();
@@ -27,8 +62,7 @@ pub fn write(root: &Path, count: u64) {
             let id = Digest::of(&n.to_le_bytes());
             let (model, module, bucket) =
                 (format!("model-{}", n % 50), "encode", format!("batch={n}"));
-            let (target, device) = ("torch211-cxx11-cpu-x86_64-linux-native", "cpu");
-            let number = |value: i64| value.to_le_bytes();
+            let links = sum(&[b"links", artifact(n).as_bytes()]);
             let sum = sum(&[
                 b"programs",
                 id.as_bytes(),
@@ -47,6 +81,7 @@ pub fn write(root: &Path, count: u64) {
                 blob, blob, model, module, bucket, target, device, 1, 1, links, sum
             ];
             insert.execute(row).unwrap();
+            link.execute((blob, artifact(n).as_bytes())).unwrap();
         }
     }
     tx.commit().unwrap();

@@ -1,0 +1,259 @@
+//! Who needs an object, and whether `precast gc --unreleased` would leave it: asked for one object after the other, so
+//! that a store of any size is added up in the memory of a small one. What gc deletes follows its own plan (`gc`).
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fs,
+};
+
+use super::{
+    Store,
+    error::StoreError,
+    gc::Policy,
+    reindex::{self, files},
+    rows,
+};
+use crate::Digest;
+
+/// By what disk usage is grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupBy {
+    Model,
+    /// `MODEL MODULE`.
+    Module,
+    /// `MODEL SEQ`.
+    Release,
+}
+
+/// A group that needs an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    pub group: String,
+    /// How many programs and releases of the group need it.
+    pub times: u64,
+}
+
+/// Answers for one object after the other.
+pub struct Sharing {
+    store: Store,
+    query: &'static str,
+    /// The groups that need an object as their weights.
+    weights: HashMap<Digest, BTreeMap<String, u64>>,
+    /// What stays by itself: what is leased, logs of failures, weights of the releases that gc keeps. None where gc
+    /// refuses to delete anything.
+    held: Option<HashSet<Digest>>,
+}
+
+impl Store {
+    /// Gets ready to answer who needs an object. Weights count for models and releases.
+    pub fn sharing(&self, by: GroupBy) -> Result<Sharing, StoreError> {
+        let query = match by {
+            GroupBy::Model => {
+                "SELECT p.model AS g,count(*) FROM artifact_objects o \
+                 JOIN program_artifacts l ON l.artifact=o.artifact JOIN programs p ON p.id=l.program \
+                 WHERE o.object=? GROUP BY g ORDER BY g"
+            }
+            GroupBy::Module => {
+                "SELECT p.model||' '||p.module AS g,count(*) FROM artifact_objects o \
+                 JOIN program_artifacts l ON l.artifact=o.artifact JOIN programs p ON p.id=l.program \
+                 WHERE o.object=? GROUP BY g ORDER BY g"
+            }
+            GroupBy::Release => {
+                "SELECT r.model||' '||r.seq AS g,count(*) FROM artifact_objects o \
+                 JOIN program_artifacts l ON l.artifact=o.artifact JOIN release_programs r ON r.program=l.program \
+                 WHERE o.object=? GROUP BY g ORDER BY g"
+            }
+        };
+        let newer = (self.index()).with(|index| reindex::newer(self.layout(), index))?;
+        let mut sharing = Sharing {
+            store: self.clone(),
+            query,
+            weights: HashMap::new(),
+            held: None,
+        };
+        let mut held = match self.is_read_only() {
+            true => HashSet::new(),
+            false => self.peek_leases()?,
+        };
+        self.index().with(|index| {
+            let mut logs = index.prepare("SELECT log FROM failures WHERE log IS NOT NULL")?;
+            for log in logs.query_map([], |row| rows::digest(row, 0))? {
+                held.insert(log?);
+            }
+            let mut weights = index.prepare(
+                "SELECT model,seq,weights FROM releases WHERE weights IS NOT NULL ORDER BY model,seq DESC",
+            )?;
+            let mut rows = weights.query([])?;
+            let mut newest = (String::new(), 0);
+            while let Some(row) = rows.next()? {
+                let (model, seq): (String, i64) = (row.get(0)?, row.get(1)?);
+                let object = rows::digest(row, 2)?;
+                if model != newest.0 {
+                    newest = (model.clone(), oldest_kept(index, &model)?);
+                }
+                if seq >= newest.1 {
+                    held.insert(object);
+                }
+                let group = match by {
+                    GroupBy::Model => model,
+                    GroupBy::Module => continue,
+                    GroupBy::Release => format!("{model} {seq}"),
+                };
+                let groups = sharing.weights.entry(object).or_default();
+                *groups.entry(group).or_default() += 1;
+            }
+            Ok(())
+        })?;
+        // What a newer precast left may need anything.
+        sharing.held = newer.is_none().then_some(held);
+        Ok(sharing)
+    }
+
+    /// Returns the bytes of the unpacked copies that loading made.
+    pub fn unpacked(&self) -> u64 {
+        files(&self.path().join("ready"), "")
+            .filter_map(|path| fs::symlink_metadata(path).ok())
+            .map(|meta| meta.len())
+            .sum()
+    }
+}
+
+/// Returns the number of the oldest release of a model that gc keeps by default.
+fn oldest_kept(index: &rusqlite::Connection, model: &str) -> rusqlite::Result<i64> {
+    index
+        .prepare_cached("SELECT seq FROM releases WHERE model=? ORDER BY seq DESC LIMIT ?")?
+        .query_map((model, Policy::default().keep_releases as i64), |row| {
+            row.get(0)
+        })?
+        .last()
+        .unwrap_or(Ok(0))
+}
+
+impl Sharing {
+    /// Returns which groups need an object, sorted by name.
+    pub fn needs(&self, object: &Digest) -> Result<Vec<Need>, StoreError> {
+        let mut groups = self.weights.get(object).cloned().unwrap_or_default();
+        self.store.index().with(|index| {
+            let mut query = index.prepare_cached(self.query)?;
+            let mut rows = query.query([object.as_bytes()])?;
+            while let Some(row) = rows.next()? {
+                *groups.entry(row.get(0)?).or_default() += row.get::<_, i64>(1)? as u64;
+            }
+            Ok(())
+        })?;
+        let needs = groups.into_iter();
+        Ok(needs.map(|(group, times)| Need { group, times }).collect())
+    }
+
+    /// Returns whether `precast gc --unreleased` would leave an object, with its defaults for all else.
+    pub fn stays(&self, object: &Digest) -> Result<bool, StoreError> {
+        let Some(held) = &self.held else {
+            return Ok(true);
+        };
+        if held.contains(object) {
+            return Ok(true);
+        }
+        self.store.index().with(|index| {
+            let mut query = index.prepare_cached(
+                "SELECT o.artifact,l.program,EXISTS(SELECT 1 FROM release_programs r WHERE r.program=l.program AND r.seq>=\
+                 ifnull((SELECT seq FROM releases n WHERE n.model=r.model ORDER BY seq DESC LIMIT 1 OFFSET ?2),0)) \
+                 FROM artifact_objects o LEFT JOIN program_artifacts l ON l.artifact=o.artifact WHERE o.object=?1",
+            )?;
+            let last = Policy::default().keep_releases as i64 - 1;
+            let mut rows = query.query((object.as_bytes(), last))?;
+            while let Some(row) = rows.next()? {
+                let program = row.get::<_, Option<[u8; 32]>>(1)?.map(Digest::from_bytes);
+                let leased = held.contains(&rows::digest(row, 0)?)
+                    || program.is_some_and(|program| held.contains(&program));
+                if leased || row.get(2)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{super::testing, *};
+
+    #[test]
+    fn needs_are_counted_by_group_and_weights_belong_to_releases() {
+        let (_dir, store) = testing::store();
+        let a = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
+        let b = store.put_artifact(&testing::artifact(&store, "b")).unwrap();
+        let put = |model: &str, batch, artifacts: &[Digest]| {
+            let program = testing::program(model, batch, artifacts);
+            store.put_program(&program).unwrap()
+        };
+        let one = put("m", 1, &[a.id]);
+        let two = put("m", 2, &[a.id, b.id]);
+        put("other", 1, &[a.id]);
+        let mut release = testing::release("m", None, &[one.id, two.id]);
+        release.weights = Some(store.put_bytes(b"weights").unwrap());
+        store.put_release(&release).unwrap();
+        let times = |by, group: &str, object: &Digest| {
+            let needs = store.sharing(by).unwrap().needs(object).unwrap();
+            needs
+                .iter()
+                .find(|need| need.group == group)
+                .map(|need| need.times)
+        };
+        let weights = release.weights.unwrap();
+        assert_eq!(times(GroupBy::Model, "m", &a.object), Some(2));
+        assert_eq!(times(GroupBy::Model, "m", &b.object), Some(1));
+        assert_eq!(times(GroupBy::Model, "m", &weights), Some(1));
+        assert_eq!(times(GroupBy::Model, "other", &a.object), Some(1));
+        assert_eq!(times(GroupBy::Module, "m encode", &a.object), Some(2));
+        assert_eq!(times(GroupBy::Module, "m encode", &weights), None);
+        assert_eq!(times(GroupBy::Release, "m 1", &a.object), Some(2));
+        assert_eq!(times(GroupBy::Release, "m 1", &weights), Some(1));
+        assert_eq!(times(GroupBy::Release, "other 1", &a.object), None);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
+
+        /// Programs call artifacts at random, and some of them are released, again and again.
+        #[test]
+        fn what_stays_is_what_gc_would_leave(
+            programs in prop::collection::vec((0..2usize, prop::collection::vec(0..6usize, 1..4)), 1..8),
+            releases in prop::collection::vec((0..2usize, prop::collection::vec(0..8usize, 1..4)), 0..8),
+        ) {
+            let (_dir, store) = testing::store();
+            let artifacts: Vec<_> = (0..6)
+                .map(|n| store.put_artifact(&testing::artifact(&store, &format!("a{n}"))).unwrap())
+                .collect();
+            let models = ["m", "n"];
+            let put: Vec<_> = (programs.iter().zip(1..))
+                .map(|((model, calls), batch)| {
+                    let calls: Vec<_> = calls.iter().map(|call| artifacts[*call].id).collect();
+                    (*model, store.put_program(&testing::program(models[*model], batch, &calls)).unwrap().id)
+                })
+                .collect();
+            for (n, (model, of)) in releases.iter().enumerate() {
+                let of: Vec<_> = (of.iter().filter_map(|at| put.get(*at)))
+                    .filter(|(of, _)| of == model)
+                    .map(|(_, id)| *id)
+                    .collect();
+                let mut release = testing::release(models[*model], None, &of);
+                release.weights = Some(store.put_bytes(format!("weights {n}").as_bytes()).unwrap());
+                store.put_release(&release).unwrap();
+            }
+            store.put_bytes(b"nobody needs this").unwrap();
+            let path = store.path().to_owned();
+            drop(store);
+            let store = Store::open(path).unwrap();
+            let policy = Policy { unreleased: true, ..Policy::default() };
+            let goes: HashSet<_> = store.plan_gc(&policy).unwrap().objects.iter().map(|v| v.id).collect();
+            let sharing = store.sharing(GroupBy::Model).unwrap();
+            for row in store.objects() {
+                let object = row.unwrap().digest;
+                prop_assert_eq!(sharing.stays(&object).unwrap(), !goes.contains(&object));
+            }
+        }
+    }
+}
