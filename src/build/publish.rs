@@ -228,6 +228,7 @@ impl Shared<'_> {
             let candidate = gate::Candidate {
                 store: self.options.store.path().to_owned(),
                 program: program.clone(),
+                rivals: vec![],
                 weights: weights.object,
                 aliases: weights.aliases.clone(),
                 samples: captured.samples,

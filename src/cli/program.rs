@@ -287,7 +287,7 @@ fn receipt(receipt: &Receipt, context: &Context) -> Result<()> {
     }
     if let Some((eager, artifact)) = receipt.memory {
         out.line(format_args!(
-            "  memory      {} at most, eager {}",
+            "  memory      {} a call at most, eager {}",
             bytes(artifact),
             bytes(eager)
         ))?;

@@ -9,7 +9,8 @@
 //! | program | `gate.deterministic` | whether two runs gave the same bits |
 //! | program | `eager_us`, `gate.artifact_us`, `gate.eager_us` | median microseconds of a call: of eager in Python, and by turns of the artifacts and of the exported graph without Python |
 //! | program | `latency.eager`, `latency.artifact` | the same in seconds, with `median`, `low` and `high` |
-//! | program | `eager_peak_bytes`, `gate.artifact_peak_bytes` | peak bytes of device memory |
+//! | program | `gate.artifact_peak_bytes`, `gate.eager_peak_bytes` | what a call takes of memory at most, beyond what its process had; null where that is not known |
+//! | program | `eager_peak_bytes` | the same of eager in Python, on CUDA |
 //! | program | `tuned[]` | what `--tune` tried: `options`, `seconds`, `latency`, `max_abs`, `chosen` |
 //! | artifact | `seconds` | phase -> seconds (`lower`, `cpp`, `link`, …) |
 //! | both | `provenance.created` | when it was finished, in seconds since 1970 |
@@ -97,7 +98,8 @@ impl Receipt {
             &receipt["latency"]["eager"],
             &receipt["latency"]["artifact"],
         );
-        let eager_bytes = receipt["eager_peak_bytes"].as_u64();
+        let eager_bytes = gate["eager_peak_bytes"].as_u64();
+        let eager_bytes = eager_bytes.or_else(|| receipt["eager_peak_bytes"].as_u64());
         Self {
             seconds: phases(&receipt["seconds"]),
             outputs: list(&gate["outputs"]).iter().map(output).collect(),
@@ -225,7 +227,17 @@ mod tests {
         });
         let receipt = Receipt::of(&program);
         let mut other = testing::program("m", 1, &[]);
-        other.receipt = json!({"eager_us": 300.0, "gate": {"artifact_us": 100.0}});
+        other.receipt =
+            json!({"eager_us": 300.0, "eager_peak_bytes": 9, "gate": {"artifact_us": 100.0}});
+        assert_eq!(
+            Receipt::of(&other).memory,
+            None,
+            "of one alone it says nothing"
+        );
+        other.receipt["gate"]["artifact_peak_bytes"] = json!(4);
+        assert_eq!(Receipt::of(&other).memory, Some((9, 4)));
+        other.receipt["gate"]["eager_peak_bytes"] = json!(8);
+        assert_eq!(Receipt::of(&other).memory, Some((8, 4)));
         let ratio = Receipt::of(&other).speedup().unwrap();
         assert!((ratio - 3.0).abs() < 1e-9, "{ratio}");
         assert_eq!(receipt.seconds.len(), 1);

@@ -43,6 +43,7 @@ mod model;
 mod operators;
 mod outputs;
 mod pad;
+mod peak;
 mod pool;
 mod program;
 #[allow(clippy::module_inception)]
@@ -63,6 +64,7 @@ pub use host::{device_memory, host};
 pub use loader::Loading;
 pub use model::{Inputs, Model, Quarantined, Timings};
 pub use outputs::{Outputs, Rung, Served};
+pub(crate) use peak::peak;
 pub use runtime::{Devices, Graphs, Runtime};
 pub use source::{Source, SourceError, sealed};
 pub use stats::{BucketStats, ModuleStats};

@@ -4,6 +4,7 @@
 mod lab;
 mod memory;
 mod operators;
+mod receipts;
 mod vlm;
 
 use std::fs;

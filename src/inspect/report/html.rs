@@ -185,7 +185,7 @@ fn programs_table(index: usize, part: &ModelPart) -> Markup {
         (filter(&id, "Show programs with"))
         div.scroll { table.sort id=(id) {
             (heads(&[("ID", false), ("Module", false), ("Bucket", false), ("Steps", true), ("Artifacts", true), ("Size", true),
-                ("Build", true), ("Eager", true), ("Artifact", true), ("Against eager", true), ("Error", true)]))
+                ("Build", true), ("Eager", true), ("Artifact", true), ("Against eager", true), ("Memory", true), ("Error", true)]))
             tbody { @for (module, line) in part.programs() {
                 @let receipt = &line.receipt;
                 @let built: f64 = receipt.seconds.values().sum();
@@ -203,13 +203,17 @@ fn programs_table(index: usize, part: &ModelPart) -> Markup {
                     td.n data-v=[ratio] { @if let Some(r) = ratio {
                         span class=(if r < 0.995 { "bad" } else { "good" }) { (times(r)) }
                     } }
+                    td.n data-v=[receipt.memory.map(|(_, artifact)| artifact)] { @if let Some((eager, artifact)) = receipt.memory {
+                        span title=(format!("eager {}", bytes(eager))) { (bytes(artifact)) }
+                    } }
                     td.n data-v=[receipt.worst()] { @if let Some(worst) = receipt.worst() {
                         span class=[(worst > 1.0).then_some("bad")] { (format!("{:.2} %", worst * 100.0)) }
                     } }
                 }
             } }
         } }
-        p.note { "Build: seconds of its own (capture, gate); its artifacts are listed below. Error: share of the tolerance that \
+        p.note { "Build: seconds of its own (capture, gate); its artifacts are listed below. Memory: what a call takes at most, beyond inputs \
+            and weights. Error: share of the tolerance that \
             the worst output uses." }
     }
 }

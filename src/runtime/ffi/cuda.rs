@@ -48,7 +48,8 @@ functions! {
     capability: "precast_cuda_capability" = unsafe extern "C" fn(i32, *mut i32, *mut i32) -> i32;
     health: "precast_cuda_health" = unsafe extern "C" fn(i32) -> i32;
     synchronize: "precast_cuda_synchronize" = unsafe extern "C" fn(i32) -> i32;
-    memory: "precast_cuda_memory" = unsafe extern "C" fn(i32, *mut u64, *mut u64, *mut u64, *mut u64) -> i32;
+    memory: "precast_cuda_memory" = unsafe extern "C" fn(i32, *mut u64, *mut u64, *mut u64, *mut u64, *mut u64) -> i32;
+    reset_peak: "precast_cuda_reset_peak" = unsafe extern "C" fn(i32) -> i32;
     stream_new: "precast_cuda_stream_new" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
     stream_current: "precast_cuda_stream_current" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
     stream_current_raw: "precast_cuda_stream_current_raw" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
@@ -148,15 +149,23 @@ impl Cuda {
         let mut memory = DeviceMemory::default();
         let DeviceMemory {
             allocated,
+            peak,
             reserved,
             free,
             total,
         } = &mut memory;
         // SAFETY: the shim's own function, with valid out pointers.
         functions.check(unsafe {
-            (functions.memory)(ordinal(device)?, allocated, reserved, free, total)
+            (functions.memory)(ordinal(device)?, allocated, peak, reserved, free, total)
         })?;
         Ok(memory)
+    }
+
+    /// Starts looking for the most that tensors use.
+    pub fn reset_peak(&self, device: usize) -> Result<(), String> {
+        let functions = self.functions()?;
+        // SAFETY: the shim's own function; it touches counters of torch's allocator, under its lock.
+        functions.check(unsafe { (functions.reset_peak)(ordinal(device)?) })
     }
 
     /// Returns the raw stream torch works on now on this thread; null is the default stream.
@@ -210,6 +219,8 @@ unsafe impl Send for RawStream {}
 pub struct DeviceMemory {
     /// What tensors use.
     pub allocated: u64,
+    /// The most that tensors used.
+    pub peak: u64,
     /// What torch's allocator has from the device.
     pub reserved: u64,
     pub free: u64,

@@ -24,6 +24,7 @@
 mod container;
 mod cuda;
 mod graph;
+mod heap;
 mod interpreter;
 mod library;
 mod operators;
@@ -36,6 +37,7 @@ mod weight;
 pub use container::{Constant, Container};
 pub use cuda::{DeviceMemory, RawStream, cuda, libtorch_folder};
 pub use graph::{Graph, Pool};
+pub use heap::give_back;
 pub use interpreter::Interpreter;
 pub use library::Library;
 pub use operators::{Call, Loading, Operators, Value, registered};

@@ -246,17 +246,22 @@ EXPORT int32_t precast_cuda_synchronize(int32_t device) {
 
 // What torch's allocator holds and uses, and what the device has.
 EXPORT int32_t precast_cuda_memory(
-    int32_t device, uint64_t* allocated, uint64_t* reserved, uint64_t* free, uint64_t* total) {
+    int32_t device, uint64_t* allocated, uint64_t* peak, uint64_t* reserved, uint64_t* free, uint64_t* total) {
   return guarded([&] {
     c10::cuda::CUDAGuard guard(static_cast<Index>(device));
     const auto stats = allocator::getDeviceStats(static_cast<Index>(device));
     *allocated = static_cast<uint64_t>(stats.allocated_bytes[0].current);
+    *peak = static_cast<uint64_t>(stats.allocated_bytes[0].peak);
     *reserved = static_cast<uint64_t>(stats.reserved_bytes[0].current);
     size_t f = 0, t = 0;
     C10_CUDA_CHECK(cudaMemGetInfo(&f, &t));
     *free = f;
     *total = t;
   });
+}
+
+EXPORT int32_t precast_cuda_reset_peak(int32_t device) {
+  return guarded([&] { allocator::resetPeakStats(static_cast<Index>(device)); });
 }
 
 // Streams. A handle is a copy of torch's own stream object; pool streams live as long as the process.

@@ -1,0 +1,200 @@
+//! The part that runs in the child.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tch::Tensor;
+
+use super::{
+    Candidate, Verdict,
+    compare::{compare, equal},
+};
+use crate::{
+    Device,
+    record::{Program, Step},
+    runtime::{Model, Runtime, peak, tensors},
+    store::Store,
+    target::DeviceKind,
+};
+
+type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Runs a candidate and judges it.
+pub fn check(candidate: &Candidate) -> Verdict {
+    match Bench::new(candidate).and_then(|bench| bench.report()) {
+        Ok(Ok(report)) => Verdict::Passed { report },
+        Ok(Err(message)) => Verdict::Failed { message },
+        Err(error) => Verdict::Failed {
+            message: error.to_string(),
+        },
+    }
+}
+
+/// What a candidate is run with, and on.
+struct Bench<'a> {
+    candidate: &'a Candidate,
+    runtime: Runtime,
+    device: Device,
+    inputs: Vec<Tensor>,
+    /// Eager's outputs.
+    expected: Vec<Tensor>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(candidate: &'a Candidate) -> Fallible<Self> {
+        let store = Store::open(&candidate.store)?;
+        let program = &candidate.program;
+        let device = match program.target.device {
+            DeviceKind::Cpu => Device::Cpu,
+            DeviceKind::Cuda => Device::Cuda(0),
+        };
+        let mut samples = tensors::read(&std::fs::read(&candidate.samples)?)?;
+        let mut take = |prefix: &str, count: usize| -> Fallible<Vec<Tensor>> {
+            let named = (0..count).map(|i| format!("{prefix}.{i}"));
+            named
+                .map(|name| {
+                    samples
+                        .remove(&name)
+                        .ok_or_else(|| format!("the samples lack `{name}`").into())
+                })
+                .collect()
+        };
+        // What is judged is the artifact: nothing may answer in its place.
+        let runtime = Runtime::new(&store, device)?.eager_fallback(false);
+        let place = tensors::device(device);
+        let inputs = take("in", program.inputs.len())?;
+        Ok(Self {
+            inputs: inputs.iter().map(|t| t.to_device(place)).collect(),
+            expected: take("out", program.outputs.len())?,
+            candidate,
+            runtime,
+            device,
+        })
+    }
+
+    /// Loads the program with other steps.
+    fn load(&self, steps: &[Step]) -> Fallible<Model> {
+        let program = Program {
+            steps: steps.to_vec(),
+            ..self.candidate.program.clone()
+        };
+        let name = program.model.clone();
+        let Candidate {
+            weights, aliases, ..
+        } = self.candidate;
+        Ok(self
+            .runtime
+            .load_programs(&name, vec![program], *weights, aliases.clone())?)
+    }
+
+    /// Runs the module once; its outputs are on the CPU.
+    fn run(&self, model: &Model) -> Fallible<Vec<Tensor>> {
+        let out = model.run(&self.candidate.program.module, &self.inputs)?;
+        Ok(out.iter().map(|t| t.to_device(tch::Device::Cpu)).collect())
+    }
+
+    /// Returns the bytes that a call takes at most, where that can be known.
+    fn peak(&self, model: &Model) -> Fallible<Option<u64>> {
+        let module = &self.candidate.program.module;
+        let (out, bytes) = peak(self.device, || model.run(module, &self.inputs));
+        out?;
+        Ok(bytes)
+    }
+
+    fn report(&self) -> Fallible<Result<Value, String>> {
+        let Candidate {
+            program,
+            rivals,
+            steps,
+            ..
+        } = self.candidate;
+        let model = self.load(&program.steps)?;
+        let steps = *steps.max(&1);
+        let started = Instant::now();
+        let outputs = (0..steps).map(|_| self.run(&model));
+        let outputs = outputs.collect::<Fallible<Vec<_>>>()?;
+        let seconds = started.elapsed().as_secs_f64() / f64::from(steps);
+        let mut rows = Vec::new();
+        for (index, output) in program.outputs.iter().enumerate() {
+            let (got, eager) = (&outputs[0][index], &self.expected[index]);
+            match compare(self.candidate, output, got, eager) {
+                Ok(row) => rows.push(row),
+                Err(message) => return Ok(Err(format!("output `{}` {message}", output.name))),
+            }
+        }
+        let same = |later: &Vec<Tensor>| later.iter().zip(&outputs[0]).all(|(a, b)| equal(a, b));
+        let mut report = json!({
+            "outputs": rows, "deterministic": outputs[1..].iter().all(same), "steps": steps,
+            "seconds_per_run": seconds, "artifact_peak_bytes": self.peak(&model)?,
+        });
+        let eager = self.exported();
+        report["eager_peak_bytes"] = match &eager {
+            Some(eager) => self.peak(eager)?.into(),
+            None => Value::Null,
+        };
+        let rivals = rivals.iter().map(|steps| self.load(steps));
+        let rivals = rivals.collect::<Fallible<Vec<_>>>()?;
+        let models = [&model].into_iter().chain(&eager).chain(&rivals);
+        let mut taken = self.latencies(&models.collect::<Vec<_>>())?.into_iter();
+        let names = ["artifact", "eager"];
+        for (name, (micros, runs)) in names[..1 + usize::from(eager.is_some())]
+            .iter()
+            .zip(&mut taken)
+        {
+            report[format!("{name}_us")] = micros.into();
+            report[format!("{name}_runs")] = runs.into();
+        }
+        if !rivals.is_empty() {
+            report["rivals_us"] = taken.map(|(micros, _)| micros).collect();
+        }
+        Ok(Ok(report))
+    }
+
+    /// Returns the exported graph of a compiled program, where it runs and is right: at run time it may answer in the
+    /// artifacts' place.
+    fn exported(&self) -> Option<Model> {
+        let program = &self.candidate.program;
+        if program.eager.is_none() || program.steps.is_empty() {
+            return None;
+        }
+        let model = self.load(&[]).ok()?;
+        let got = self.run(&model).ok()?;
+        let mut rows = program.outputs.iter().zip(got.iter().zip(&self.expected));
+        rows.all(|(output, (got, eager))| compare(self.candidate, output, got, eager).is_ok())
+            .then_some(model)
+    }
+
+    /// Returns the median microseconds of a call of each model, and of how many calls it is. They take turns, and turns
+    /// at being first, so that what else the machine does meets all of them alike.
+    fn latencies(&self, models: &[&Model]) -> Fallible<Vec<(f64, usize)>> {
+        // What is to choose between artifacts looks closer.
+        let (runs, each) = match self.candidate.rivals.is_empty() {
+            true => (20, Duration::from_secs(1)),
+            false => (200, Duration::from_secs(3)),
+        };
+        let longest = each * u32::try_from(models.len())?;
+        let mut taken: Vec<Vec<f64>> = vec![Vec::new(); models.len()];
+        let begun = Instant::now();
+        for round in 0..runs {
+            if round > 0 && begun.elapsed() > longest {
+                break;
+            }
+            for turn in 0..models.len() {
+                let index = (turn + round) % models.len();
+                let started = Instant::now();
+                let out = models[index].run(&self.candidate.program.module, &self.inputs)?;
+                if let Device::Cuda(ordinal) = self.device {
+                    tch::Cuda::synchronize(i64::try_from(ordinal)?);
+                }
+                taken[index].push(started.elapsed().as_secs_f64() * 1e6);
+                drop(out);
+            }
+        }
+        let median = |mut taken: Vec<f64>| {
+            taken.sort_by(f64::total_cmp);
+            let middle = (taken[(taken.len() - 1) / 2] + taken[taken.len() / 2]) / 2.0;
+            ((middle * 10.0).round() / 10.0, taken.len())
+        };
+        Ok(taken.into_iter().map(median).collect())
+    }
+}
