@@ -227,7 +227,14 @@ fn open(crew: &Crew<'_>) -> Result<(Worker, Known), BuildError> {
         });
     }
     let started = Instant::now();
-    let opened = reopen(options, &mut worker)?;
+    let opened = match reopen(options, &mut worker) {
+        Err(BuildError::Worker(error)) if !error.trace.is_empty() => {
+            let log = format!("{error}\n\n{}", error.trace);
+            let log = options.store.put_bytes(log.as_bytes())?;
+            return Err(BuildError::Model { error, log });
+        }
+        opened => opened?,
+    };
     crew.progress.event(&Event::Opened {
         sources: opened.sources.len(),
         packages: opened.packages.len(),
@@ -251,15 +258,16 @@ fn open(crew: &Crew<'_>) -> Result<(Worker, Known), BuildError> {
     Ok((worker, Known { entry, target }))
 }
 
-/// Every graph pass that the spec or the command line names.
-fn passes(options: &Options<'_>) -> Vec<String> {
+/// Every callable beside the entry that captures will use: graph passes, and what gives sample inputs.
+fn callables(options: &Options<'_>) -> Vec<String> {
     let spec = options.spec;
     let modules = spec.modules.iter().map(|module| &module.compile);
     let layers = modules
         .chain([&spec.compile])
         .chain(options.request.command_line.layers());
-    let every = layers.flat_map(|layer| layer.passes.iter().flatten());
-    every
+    let passes = layers.flat_map(|layer| layer.passes.iter().flatten());
+    passes
+        .chain(&spec.model.samples)
         .cloned()
         .collect::<BTreeSet<_>>()
         .into_iter()
@@ -272,7 +280,7 @@ pub(super) fn reopen(options: &Options<'_>, worker: &mut Worker) -> Result<Opene
         root: options.spec.root.clone(),
         entry: options.spec.model.entry.clone(),
         device: options.spec.target.device.to_string(),
-        also: passes(options),
+        also: callables(options),
     };
     let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;

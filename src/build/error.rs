@@ -1,9 +1,12 @@
 //! What can go wrong while building, with what to do about it.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use super::protocol::WorkerError;
-use crate::{plan::PlanError, store::StoreError};
+use crate::{Digest, plan::PlanError, store::StoreError};
 
 /// What to do about a bug.
 pub(super) const REPORT: &str =
@@ -22,6 +25,13 @@ pub enum BuildError {
     },
     #[error("{0}")]
     Worker(Box<WorkerError>),
+    /// The model can't be made, which no program has the log of.
+    #[error("{error}")]
+    Model {
+        error: Box<WorkerError>,
+        /// Digest of the Python stack.
+        log: Digest,
+    },
     #[error("the worker ended in the middle of a request ({status})")]
     WorkerDied { status: String, log: String },
     #[error("the worker did not answer within {seconds} s")]
@@ -66,7 +76,7 @@ impl BuildError {
                     "install torch {expected} there, or name another interpreter with `--python PATH`"
                 );
             }
-            Self::Worker(error) => return error.hint(),
+            Self::Worker(error) | Self::Model { error, .. } => return error.hint(),
             Self::WorkerDied { .. } => {
                 "its log says what it did last; where memory was short, fewer workers help: `-j 1`"
             }
@@ -111,7 +121,7 @@ impl BuildError {
     /// Returns a stable word for what failed, as failure records keep it.
     pub fn code(&self) -> &str {
         match self {
-            Self::Worker(error) => &error.code,
+            Self::Worker(error) | Self::Model { error, .. } => &error.code,
             Self::WorkerDied { .. } => "worker_died",
             Self::WorkerHung { .. } => "worker_hung",
             Self::WorkerGreedy { .. } => "worker_greedy",
@@ -121,15 +131,61 @@ impl BuildError {
         }
     }
 
+    /// Returns the line of the user's own code that caused it, as `model.py:12`, for a model that lies in `root`.
+    pub fn location(&self, root: &Path) -> Option<String> {
+        match self {
+            Self::Worker(error) | Self::Model { error, .. } => error.location.clone(),
+            Self::WorkerDied { log, .. }
+            | Self::WorkerHung { log, .. }
+            | Self::WorkerGreedy { log, .. } => stack_location(log, root),
+            _ => None,
+        }
+    }
+
     /// Returns the log that belongs to this error; empty when there is none.
     pub fn log(&self) -> &str {
         match self {
-            Self::Worker(error) => &error.trace,
+            Self::Worker(error) | Self::Model { error, .. } => &error.trace,
             Self::WorkerDied { log, .. }
             | Self::WorkerHung { log, .. }
             | Self::WorkerGreedy { log, .. }
             | Self::Gate { log, .. } => log,
             _ => "",
         }
+    }
+}
+
+/// Returns the innermost line of a project in the last stack that Python's faulthandler wrote to a log.
+fn stack_location(log: &str, root: &Path) -> Option<String> {
+    let start = log.rfind("Current thread 0x")?;
+    let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+    log[start..].lines().find_map(|line| {
+        let (file, rest) = line
+            .trim()
+            .strip_prefix("File \"")?
+            .split_once("\", line ")?;
+        let own = Path::new(file).strip_prefix(&root).ok()?;
+        let number = rest.split_whitespace().next()?;
+        let foreign = |part: &std::ffi::OsStr| part == "site-packages" || part == "dist-packages";
+        (!own.iter().any(foreign)).then(|| format!("{}:{number}", own.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_of_the_model_in_a_stack() {
+        let log = "before\nThread 0x0001 (most recent call first):\n  File \"/m/other.py\", line 9 in wait\n\n\
+            Current thread 0x0002 (most recent call first):\n  File \"/m/.venv/site-packages/torch/a.py\", line 3 in f\n  \
+            File \"/m/net/model.py\", line 12 in forward\n  File \"/m/model.py\", line 40 in load\n";
+        let root = Path::new("/m");
+        assert_eq!(
+            stack_location(log, root).as_deref(),
+            Some("net/model.py:12")
+        );
+        assert_eq!(stack_location(log, Path::new("/other")), None);
+        assert_eq!(stack_location("nothing said", root), None);
     }
 }

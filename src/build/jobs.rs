@@ -24,7 +24,7 @@ use super::{
 use crate::{
     Digest,
     plan::{ArtifactKey, Item, Plan},
-    record::Sizes,
+    record::{Sizes, Source},
     spec::Module,
 };
 
@@ -211,7 +211,7 @@ impl<'s> Shared<'s> {
         let captures = matches!(request, Request::Capture { .. });
         if captures
             && !live.opened
-            && let Err(error) = reopen(self.options, live)
+            && let Err(error) = self.reopen(live)
         {
             return (Err(error), vec![]);
         }
@@ -229,6 +229,19 @@ impl<'s> Shared<'s> {
             *seat = Seat::Empty;
         }
         (answer, log)
+    }
+
+    /// Makes the model again in another worker, which must be made from what the first one was made from.
+    fn reopen(&self, worker: &mut Worker) -> Result<(), BuildError> {
+        let opened = reopen(self.options, worker)?;
+        let known = self.plan.known.as_ref().map(|known| &known.entry.sources);
+        let changed = |source: &&Source| known.is_some_and(|known| !known.contains(source));
+        match opened.sources.iter().find(changed) {
+            Some(source) => Err(BuildError::SourceChanged {
+                path: source.path.clone(),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Returns how long something may take.

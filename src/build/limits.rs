@@ -146,6 +146,13 @@ pub fn machine_memory() -> Option<u64> {
     group.chain([kib << 10]).min()
 }
 
+/// Has a worker write where it is to its log; one that knows nothing of the question ends.
+pub fn ask_for_stack(pid: u32) {
+    if let Some(worker) = raw(pid) {
+        let _ = kill_process(worker, Signal::USR1);
+    }
+}
+
 /// Ends a process, its group and everything that it started, wherever that went.
 pub fn end_family(pid: u32) {
     let all = family(pid);

@@ -47,7 +47,7 @@ pub enum Request {
         entry: String,
         /// `cpu` or `cuda`.
         device: String,
-        /// Further `module:callable`s that captures will use (passes): their files are sources too.
+        /// Further `module:callable`s that captures will use (passes, samples): their files are sources too.
         also: Vec<String>,
     },
     /// Writes the weight set as safetensors: answered with [`Weights`].

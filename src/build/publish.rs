@@ -293,12 +293,17 @@ impl Shared<'_> {
         let module = &self.options.spec.modules[item.module];
         let bucket = item.form.name();
         let message = error.to_string();
-        let location = match error {
-            BuildError::Worker(error) => error.location.clone(),
-            _ => None,
-        };
+        let location = error.location(&self.options.spec.root);
         let mut text = format!("{message}\n").into_bytes();
-        for part in [error.log().as_bytes(), log] {
+        // What a worker left when it was ended is the end of the log, which may be there as a whole.
+        let whole = match error {
+            BuildError::Worker(_) | BuildError::Gate { .. } => false,
+            _ => !log.is_empty(),
+        };
+        for part in [error.log().as_bytes(), log]
+            .into_iter()
+            .skip(usize::from(whole))
+        {
             if !part.is_empty() {
                 text.push(b'\n');
                 text.extend_from_slice(part);

@@ -2,7 +2,8 @@
 //!
 //! The worker is distrusted. It runs in a process group of its own, which ends with it; its files lie in a private
 //! folder; a request that takes too long or too much memory, a cancelled build or a worker that dies are errors of that
-//! request, with the end of the worker's log in them.
+//! request, with the end of the worker's log in them. A worker that must be ended says first where it is: its Python
+//! stack is then the last thing in its log.
 //!
 //! A worker can be [started](Worker::spawn) long before it is needed: what it is told first waits in its pipe, and the
 //! answers wait in ours.
@@ -22,7 +23,7 @@ use serde_json::{Value, json};
 
 use super::{
     BuildError, Launcher, launcher,
-    limits::{Limits, Stop, Watch, end_family},
+    limits::{Limits, Stop, Watch, ask_for_stack, end_family},
     protocol::{Hello, Line, PROTOCOL, Request},
 };
 
@@ -155,13 +156,13 @@ impl Worker {
         if started.elapsed() > limit {
             return Err(BuildError::WorkerHung {
                 seconds: limit.as_secs(),
-                log: self.log_tail(),
+                log: self.last_words(),
             });
         }
         match self.watch.check() {
             Some(what) => Err(BuildError::WorkerGreedy {
                 what,
-                log: self.log_tail(),
+                log: self.last_words(),
             }),
             None => Ok(()),
         }
@@ -185,8 +186,28 @@ impl Worker {
             .unwrap_or(0)
     }
 
+    /// Asks where it is, and returns the end of its log with the answer.
+    fn last_words(&mut self) -> String {
+        const ANSWERED: Duration = Duration::from_millis(200);
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let (asked, mut before) = (Instant::now(), self.log_len());
+        ask_for_stack(self.child.id());
+        // The answer is written in one go; one that was ended by the question gives none.
+        while asked.elapsed() < PATIENCE {
+            thread::sleep(ANSWERED);
+            let now = self.log_len();
+            if now != before {
+                before = now;
+            } else if asked.elapsed() > ANSWERED * 3 || !matches!(self.child.try_wait(), Ok(None)) {
+                break;
+            }
+        }
+        self.log_tail()
+    }
+
     fn log_tail(&self) -> String {
-        let log = self.log_since(self.log_len().saturating_sub(4000));
+        const BYTES: u64 = 64 << 10;
+        let log = self.log_since(self.log_len().saturating_sub(BYTES));
         String::from_utf8_lossy(&log).trim().to_owned()
     }
 

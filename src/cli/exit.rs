@@ -22,6 +22,7 @@ use super::printer::note;
 #[cfg(feature = "torch")]
 use crate::runtime::{RuntimeError, tensors::TensorFileError};
 use crate::{
+    Digest,
     build::BuildError,
     inspect::{foreign::ForeignError, stats::CountsError},
     plan::PlanError,
@@ -91,6 +92,12 @@ pub(super) fn report(error: &Error) -> ExitCode {
         note(format_args!("  {} {line}", "log:".dimmed()));
     }
     tell_hint(&hint);
+    if let Some(log) = error.chain().find_map(kept_log) {
+        let log = log.short();
+        note(format_args!(
+            "      `precast log {log}` prints the Python stack"
+        ));
+    }
     code.into()
 }
 
@@ -113,7 +120,15 @@ pub(super) fn warning(text: &str) {
 /// Returns the line of the user's own code that an error of the worker is about.
 fn place(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     match cause.downcast_ref::<BuildError>()? {
-        BuildError::Worker(error) => error.location.clone(),
+        BuildError::Worker(error) | BuildError::Model { error, .. } => error.location.clone(),
+        _ => None,
+    }
+}
+
+/// Returns where the store keeps the Python stack of an error that no program has the log of.
+fn kept_log(cause: &(dyn std::error::Error + 'static)) -> Option<Digest> {
+    match cause.downcast_ref::<BuildError>()? {
+        BuildError::Model { log, .. } => Some(*log),
         _ => None,
     }
 }
@@ -203,7 +218,7 @@ fn build(error: &BuildError) -> u8 {
     match error {
         BuildError::NoPython { .. } => USAGE,
         BuildError::WrongTorch { .. } => TARGET,
-        BuildError::Worker(error) => match error.code.as_str() {
+        BuildError::Worker(error) | BuildError::Model { error, .. } => match error.code.as_str() {
             "torch_missing" => TARGET,
             "no_module" | "no_method" | "bad_input" => USAGE,
             _ => FAILED,

@@ -1,7 +1,16 @@
 //! Models that are broken, each in its own way: every one is caught, its message leads with the operator or the line
-//! of the model, its log is kept, and none of them stops the others. One build by the real worker does them all; what
-//! a worker can do wrong itself (dying, hanging, eating memory) is in `cli/limits.rs`, with the fake one.
+//! of the model, its log is kept with the Python stack, and none of them stops the others. All of it is done by the real
+//! worker; the same with the fake one, quickly and at any moment of a build, is in `cli`.
+//!
+//! | build | what is broken in it |
+//! |---|---|
+//! | `project/` | modules that can't be captured, compiled or trusted |
+//! | `worker/` ([`process`]) | modules that take the worker with them: it dies, hangs, eats memory |
+//! | [`entry`] | models that can't be made at all |
 #![cfg(feature = "torch")]
+
+mod entry;
+mod process;
 
 use std::{
     collections::BTreeMap,
@@ -223,6 +232,15 @@ fn a_pass_that_raises() {
 
 #[test]
 fn a_kernel_with_wrong_numbers() {
+    failed(
+        "kernel",
+        "output `output` differs from eager in 12 of 12 elements",
+        None,
+    );
+}
+
+#[test]
+fn a_graph_with_wrong_numbers() {
     failed("wrong", "differs from eager in 48 of 48 elements", None);
 }
 

@@ -95,6 +95,7 @@ fn an_entry_that_does_not_import() {
     error: can't import `model`: No module named 'no_such_package'
       --> model.py:1
     hint: `entry` names a `module:callable` beside the spec; calling it in that Python shows the same
+          `precast log [ID]` prints the Python stack
     ");
 }
 
@@ -114,6 +115,7 @@ fn an_entry_that_fails() {
     error: `model:load` failed: no weights here
       --> model.py:6
     hint: `entry` names a `module:callable` beside the spec; calling it in that Python shows the same
+          `precast log [ID]` prints the Python stack
     ");
 }
 

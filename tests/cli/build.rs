@@ -21,6 +21,14 @@ fn states(ran: &str) -> Vec<(String, String)> {
         .collect()
 }
 
+fn wait_for(what: &str, is: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is() {
+        assert!(started.elapsed() < Duration::from_secs(60), "no {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Runs a build and returns how many artifacts it compiled.
 fn compiled(sandbox: &Sandbox) -> u64 {
     let ran = sandbox.run(&["build", "--format", "json"]);
@@ -247,6 +255,53 @@ fn a_worker_that_dies_fails_one_program() {
     built 1 programs, 1 artifacts compiled, 0 programs were there already ([TIME]), 1 failed
     published fake release 1
     ");
+}
+
+#[test]
+fn a_source_that_changes_in_a_build_leaves_nothing_under_a_key_that_lies() {
+    let sandbox = Sandbox::new();
+    // The larger program is there before the change, the other one is at its compile.
+    sandbox.append("model.py", "# fake: compile waits batch=1");
+    let model = std::fs::read(sandbox.path("model.py")).unwrap();
+    let child = sandbox
+        .command(&["build", "-j", "1", "--format", "json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for("the compile", || sandbox.path("waiting").exists());
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 7.0");
+    sandbox.write("go", "");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "eager answers for it");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let said = |program: usize, key: &str| last["programs"][program][key].clone();
+    assert_eq!(said(0, "state"), "failed", "{last}");
+    assert_eq!(
+        said(0, "message"),
+        "`model.py` changed while it was being compiled"
+    );
+    assert_eq!(said(1, "state"), "built", "{last}");
+    let id = said(0, "id").as_str().unwrap()[..12].to_owned();
+    assert!(
+        sandbox
+            .run(&["log", &id])
+            .stdout
+            .contains("`model.py` changed")
+    );
+    // What it is now was never built; what it was then is there where it was published before the change.
+    let plan = sandbox.json(&["plan"]);
+    let reason = |program: usize| plan["programs"][program]["why"][0]["reason"].clone();
+    assert_eq!(
+        [reason(0), reason(1)],
+        ["never-built", "source-changed"],
+        "{plan}"
+    );
+    assert_eq!(compiled(&sandbox), 2);
+    sandbox.write("model.py", model);
+    let states = states(&sandbox.run(&["build", "--format", "json"]).stdout);
+    let states: Vec<_> = states.iter().map(|(_, state)| state.as_str()).collect();
+    assert_eq!(states[..2], ["built", "hit"]);
 }
 
 #[test]

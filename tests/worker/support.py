@@ -11,6 +11,7 @@ import sys
 import tempfile
 import textwrap
 import unittest
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,9 @@ class Project(unittest.TestCase):
         (self.root / f"{name}.py").write_text(textwrap.dedent(text))
         return name
 
-    def open(self, text: str, entry: str = "load", device: str = "cpu") -> Any:
+    def open(self, text: str, entry: str = "load", device: str = "cpu", also: Sequence[str] = ()) -> Any:
         """Opens a model from source."""
-        return part("entry").open_model(self.root, f"{self.write(text)}:{entry}", device)
+        return part("entry").open_model(self.root, f"{self.write(text)}:{entry}", device, also)
 
     def capture(self, opened: Any, **request: Any) -> dict[str, Any]:
         """Captures; `inputs` are (name, dtype, shape) or (name, dtype, shape, dims)."""

@@ -122,8 +122,8 @@ class RegionsTest(Project):
         first = self.open(STACK)
         renamed = STACK.replace("blocks", "pieces").replace("Block", "Piece").replace("self.up", "self.widen")
         renamed = renamed.replace("def load():", "def load():\n    torch.manual_seed(99)")
-        second = self.open(renamed)
         one = self.capture(first, inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"])
+        second = self.open(renamed)
         two = self.capture(second, inputs=[IDS, MASK], sizes=SIZES, regions=["pieces.*"])
         texts = [[segment["graph"] for segment in captured["segments"]] for captured in (one, two)]
         self.assertEqual(texts[0], texts[1])

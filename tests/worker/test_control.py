@@ -94,7 +94,7 @@ class PassTest(Project):
         import torch
 
         name = self.write(PASSES)
-        opened = self.open(STACK)
+        opened = self.open(STACK, also=[f"{name}:rebuild"])
         plain = self.capture(opened, inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"])
         passes = [f"{name}:rebuild", f"{name}:double_relu"]
         changed = self.capture(opened, inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"], passes=passes)

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import unittest
 
 from .support import Project, part, talk
 
 MODEL = "import torch\n\ndef load():\n    return torch.nn.Linear(2, 3)\n"
+CHANGES = """\
+    path = __file__.rpartition("/")[0] + "/sizes.txt"
+    with open(path) as file:
+        width = int(file.read())
+    subprocess.run(["sh", "-c", "echo 4 > " + path])
+    return torch.nn.Linear(width, 3)
+"""
+WRITES = """\
+    path = __file__.rpartition("/")[0] + "/sizes.txt"
+    with open(path) as file:
+        width = int(file.read())
+    with open(path, "w") as file:
+        file.write("5")
+    return torch.nn.Linear(width, 3)
+"""
 
 
 class OpenTest(Project):
@@ -32,6 +48,57 @@ class OpenTest(Project):
         self.assertEqual(answer["sources"][0]["digest"], hashlib.sha256(b"2 3").hexdigest())
         self.assertEqual(answer["modules"], {"": "Linear"})
         self.assertIn("torch", [package["name"] for package in answer["packages"]])
+
+    def test_what_a_function_imports_later_is_a_source_too(self) -> None:
+        (self.root / "kit").mkdir()
+        (self.root / "kit" / "__init__.py").write_text("")
+        (self.root / "kit" / "late.py").write_text(
+            "def width():\n    from . import numbers_of\n    return numbers_of.N\n"
+        )
+        (self.root / "kit" / "numbers_of.py").write_text("N = 3\n")
+        (self.root / "kit" / "unused.py").write_text("")
+        opened = self.open(
+            """
+            import torch
+
+            class Late(torch.nn.Module):
+                def forward(self, x):
+                    from kit import late
+                    return x[:, :late.width()]
+
+            load = Late
+            """
+        )
+        self.addCleanup(lambda: [sys.modules.pop(name) for name in list(sys.modules) if name.startswith("kit")])
+        self.assertEqual(
+            [source["path"] for source in opened.sources],
+            ["kit/__init__.py", "kit/late.py", "kit/numbers_of.py", f"project_{Project.count}.py"],
+        )
+        self.capture(opened, inputs=[("x", "float32", [2, 5])])
+
+    def test_a_module_that_no_import_statement_names_is_refused_when_it_comes(self) -> None:
+        (self.root / "hidden_part.py").write_text("def twice(x):\n    return x + x\n")
+        opened = self.open(
+            """
+            import importlib, torch
+
+            class Late(torch.nn.Module):
+                def forward(self, x):
+                    return importlib.import_module("hidden_" + "part").twice(x)
+
+            load = Late
+            """
+        )
+        caught = self.fails("capture", self.capture, opened, inputs=[("x", "float32", [2, 5])])
+        self.assertIn("`hidden_part.py` was first imported when the module ran", caught.message)
+
+    def test_a_source_that_somebody_changes_meanwhile_is_refused(self) -> None:
+        name = self.write("import subprocess, torch\n\ndef load():\n" + CHANGES)
+        (self.root / "sizes.txt").write_text("3")
+        caught = self.fails("entry_import", part("entry").open_model, self.root, f"{name}:load", "cpu")
+        self.assertEqual(caught.message, "`sizes.txt` changed while the model was made from it")
+        # What the entry writes itself is its own affair.
+        self.open("import os, torch\n\ndef load():\n" + WRITES)
 
     def test_weights_read_by_the_safetensors_library_are_sources(self) -> None:
         (self.root / "reads.py").write_text(

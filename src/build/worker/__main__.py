@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
+import signal
 import sys
 
 
 def main() -> int:
+    # A worker that crashes, or is told to say where it is before it is ended, leaves the Python stack in its log.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
     here = os.path.dirname(os.path.abspath(__file__))
     # A folder given to python lands on sys.path; left there, our `compiler` would hide a module of the user.
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]

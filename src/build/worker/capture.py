@@ -14,6 +14,7 @@ from . import (
     call,
     cut,
     dynamic,
+    entry,
     failures,
     flat,
     follow,
@@ -110,6 +111,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     }
     if graph.extra:
         answer["extra_weights"] = str(tensors.write(out / "extra.safetensors", graph.extra))
+    entry.check_imports(opened)
     answer["seconds"] = time.perf_counter() - started
     return answer
 

@@ -68,8 +68,18 @@ def open_model(root: Path, entry: str, device: str, also: Sequence[str] = ()) ->
         model.eval().requires_grad_(False)
         model.to(device)
         _straighten(model)
-    files = watch.files | _module_files(root)
+    used = watch.files | _module_files(root)
+    files = _with_later_imports(root, used)
     sources = [_source(root, path) for path in sorted(files)]
+    changed = next((path for path in sorted(used) if watch.changed(path)), None)
+    if changed is not None:
+        name = os.path.relpath(changed, root).replace(os.sep, "/")
+        raise Failure(
+            "entry_import",
+            f"`{name}` changed while the model was made from it",
+            location=f"{name}:1",
+            hint="run `precast build` again",
+        )
     imported = {name.partition(".")[0] for name in set(sys.modules) - before}
     imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
     return Opened(root, entry, device, model, sources, _packages(imported), declared.declared(model, root))
@@ -187,15 +197,68 @@ def _straighten(model: Any) -> None:
 
 
 def _module_files(root: Path) -> set[str]:
+    # The build's own folder may lie in the project, with this file and what the compiler makes.
+    private = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "")
     found = set()
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if isinstance(path, str):
             real = os.path.realpath(path)
             # Modules that torch makes up (`torch.classes`) claim files that are not there.
-            if failures.own_file(real, root) and os.path.isfile(real):
+            if failures.own_file(real, root) and os.path.isfile(real) and not real.startswith(private):
                 found.add(real)
     return found
+
+
+def check_imports(opened: Opened) -> None:
+    """Refuses a module of the project that was first imported by a capture: no key knows of it."""
+    known = {source["path"] for source in opened.sources}
+    for path in sorted(_module_files(opened.root)):
+        name = os.path.relpath(path, opened.root).replace(os.sep, "/")
+        if name not in known:
+            raise Failure(
+                "capture",
+                f"`{name}` was first imported when the module ran, so a change of it would go unnoticed",
+                hint="import it where the entry is imported",
+            )
+
+
+def _with_later_imports(root: Path, files: set[str]) -> set[str]:
+    """Adds the project's own files that an `import` inside a function would load: captures run those functions."""
+    found, pending = set(files), [path for path in files if path.endswith(".py")]
+    while pending:
+        path = pending.pop()
+        for name in _names(path, os.path.relpath(os.path.dirname(path), root)):
+            parts = name.split(".")
+            for count in range(1, len(parts) + 1):
+                base = root.joinpath(*parts[:count])
+                for file in (base.with_suffix(".py"), base / "__init__.py"):
+                    real = os.path.realpath(file)
+                    if real not in found and os.path.isfile(real) and failures.own_file(real, root):
+                        found.add(real)
+                        pending.append(real)
+    return found
+
+
+def _names(path: str, package: str) -> Iterator[str]:
+    """Yields the dotted names that a file imports, from the project's root; `package` is the file's folder."""
+    for node in _imports(path):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = [] if not node.level or package == "." else package.split(os.sep)
+            parts = parts[: len(parts) - node.level + 1] if node.level > 1 else parts
+            parts += node.module.split(".") if node.module else []
+            yield from (".".join([*parts, alias.name]) for alias in node.names)
+
+
+def _imports(path: str) -> list[ast.Import | ast.ImportFrom]:
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def _source(root: Path, path: str) -> dict[str, str]:
@@ -209,17 +272,11 @@ def _source(root: Path, path: str) -> dict[str, str]:
 def _named_imports(files: Iterator[str]) -> set[str]:
     """Top-level names that files import, also those that something else had imported before."""
     found = set()
-    for path in files:
-        try:
-            with open(path, "rb") as file:
-                tree = ast.parse(file.read())
-        except (SyntaxError, ValueError):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
+    for node in (node for path in files for node in _imports(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif node.module and not node.level:
+            found.add(node.module.partition(".")[0])
     return {name for name in found if name in sys.modules}
 
 

@@ -2,6 +2,9 @@
 
 Python tells an audit hook about every file it opens. Weights read through the safetensors library are opened by Rust
 and pass that hook by, so its `safe_open` is watched by name.
+
+A file is hashed after the model is made, and a key must not claim that the model was made from what the file became in
+between: what a file was like is kept when it is first opened, and compared after it was hashed.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +22,10 @@ from typing import Any
 
 from . import failures
 
+# What the clock of a file system may lag behind, in ns.
+_LAG = 10_000_000
+_WRITES = os.O_WRONLY | os.O_RDWR
+
 
 class Watch:
     """Files of the project that are opened for reading while it is on. An audit hook can't be taken away again."""
@@ -25,6 +33,10 @@ class Watch:
     def __init__(self) -> None:
         self.root: Path | None = None
         self.files: set[str] = set()
+        # What each file was like when it was first opened; those that this process wrote; when watching began.
+        self._first: dict[str, tuple[int, ...]] = {}
+        self._written: set[str] = set()
+        self._begun = 0
         sys.addaudithook(self._hook)
         if "safetensors" in sys.modules:
             self.follow(sys.modules["safetensors"])
@@ -34,10 +46,30 @@ class Watch:
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.root is None or event != "open":
             return
-        path, mode = arguments[0], arguments[1]
-        if isinstance(path, int) or (isinstance(mode, str) and set(mode) & set("wax+")):
+        path, mode, flags = arguments
+        if isinstance(path, int):
             return
-        self.note(path)
+        if set(mode) & set("wax+") if isinstance(mode, str) else flags & _WRITES:
+            self._written.add(os.path.realpath(os.fsdecode(path)))
+        else:
+            self.note(path)
+
+    def begin(self, root: Path) -> None:
+        """Watches what is opened from now on."""
+        self.files, self._first, self._written = set(), {}, set()
+        self._begun = time.time_ns()
+        self.root = root
+
+    def changed(self, path: str) -> bool:
+        """Returns whether somebody else changed a file after the model was made from it.
+
+        A module whose bytecode was there is imported without being opened: only the time of its last change can tell.
+        """
+        if path in self._written:
+            return False
+        first = self._first.get(path)
+        now = _signature(path)
+        return now != first if first is not None else now[-1] >= self._begun - _LAG
 
     def note(self, path: Any) -> None:
         """Keeps a path if it is a file of the project."""
@@ -47,6 +79,7 @@ class Watch:
             real = os.path.realpath(os.fsdecode(path))
             if failures.own_file(real, self.root) and os.path.isfile(real):
                 self.files.add(real)
+                self._first.setdefault(real, _signature(real))
         except (TypeError, ValueError, OSError):
             return
 
@@ -61,6 +94,14 @@ class Watch:
             return original(filename, *args, **kwargs)
 
         library.safe_open = safe_open  # type: ignore[attr-defined]
+
+
+def _signature(path: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0,)
+    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 class _Follower(importlib.abc.MetaPathFinder):
@@ -106,8 +147,7 @@ def watching(root: Path) -> Iterator[Watch]:
     global _WATCH
     if _WATCH is None:
         _WATCH = Watch()
-    _WATCH.files = set()
-    _WATCH.root = root
+    _WATCH.begin(root)
     try:
         yield _WATCH
     finally:

@@ -13,14 +13,18 @@ fn path() -> PathBuf {
     "a/path".into()
 }
 
-fn worker(code: &str) -> BuildError {
-    BuildError::Worker(Box::new(WorkerError {
+fn failure(code: &str) -> Box<WorkerError> {
+    Box::new(WorkerError {
         code: code.into(),
         message: "it failed".into(),
         location: None,
         hint: None,
         trace: String::new(),
-    }))
+    })
+}
+
+fn worker(code: &str) -> BuildError {
+    BuildError::Worker(failure(code))
 }
 
 fn spec_errors() -> Vec<SpecError> {
@@ -85,6 +89,10 @@ fn build_errors() -> Vec<BuildError> {
             program: path(),
             found: "2.0.0".into(),
             expected: "2.11.0",
+        },
+        BuildError::Model {
+            error: failure("entry_call"),
+            log: Digest::of(b"stack"),
         },
         BuildError::WorkerDied {
             status,

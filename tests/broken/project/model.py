@@ -4,7 +4,7 @@ import operator
 
 import torch
 from torch import Tensor, nn
-from torch._inductor.lowering import register_lowering
+from torch._inductor.lowering import lowerings, register_lowering
 
 
 class Good(nn.Module):
@@ -99,6 +99,11 @@ class Lowering(nn.Module):
         return torch.special.i0e(x) + 1  # line: lowering
 
 
+class Kernel(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.i1e(x)
+
+
 class Random(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.rand_like(x)
@@ -145,6 +150,8 @@ def load() -> nn.Module:
     torch.manual_seed(0)
     # A compiler that fails on one operator, with no line of this file in its stack.
     register_lowering(torch.ops.aten.special_i0e.default)(operator.itemgetter("no such kernel"))
+    # A compiler that makes a wrong kernel of another one: its numbers are those of `exp`.
+    register_lowering(torch.ops.aten.special_i1e.default)(lowerings[torch.ops.aten.exp.default])
     kinds = [
         Good,
         Branch,
@@ -158,9 +165,12 @@ def load() -> nn.Module:
         WritesInput,
         PythonOnly,
         Lowering,
+        Kernel,
         Random,
+        Mean,
+        Alias,
     ]
     model = nn.Module()
-    for kind in [*kinds, Random, Mean, Alias]:
+    for kind in kinds:
         model.add_module(kind.__name__.lower(), kind())
     return model.eval()

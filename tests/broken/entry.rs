@@ -1,0 +1,116 @@
+//! Models that can't be made at all: the build ends with the line of the user's code and the Python stack in the store.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::precast;
+
+const SPEC: &str = r#"schema = 1
+[model]
+name = "broken"
+entry = "model:load"
+[[module]]
+name = "forward"
+path = ""
+inputs.x = { dtype = "float32", shape = [3, 4] }
+"#;
+
+/// Builds this model and asserts that it ended with exit code 1, these lines and this in the log that they name.
+fn fails(model: &str, message: &str, place: &str, in_log: &str) {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("model.py"), model).unwrap();
+    fs::write(folder.path().join("precast.toml"), SPEC).unwrap();
+    let (spec, store) = (
+        folder.path().join("precast.toml"),
+        folder.path().join("store"),
+    );
+    let built = precast(&store, &["build", "-j", "2", "-f", spec.to_str().unwrap()]);
+    let built = { built }.output().unwrap();
+    let said = String::from_utf8_lossy(&built.stderr);
+    assert_eq!(built.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains(&format!("error: {message}\n  --> {place}\n")),
+        "{said}"
+    );
+    let named = said
+        .split("`precast log ")
+        .nth(1)
+        .unwrap_or_else(|| panic!("{said}"));
+    let log = precast(&store, &["log", &named[..12]]).output().unwrap();
+    let log = String::from_utf8_lossy(&log.stdout);
+    assert!(log.starts_with(message) && log.contains(in_log), "{log}");
+    let listed = precast(&store, &["ls", "--format", "json"])
+        .output()
+        .unwrap();
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!(listed["programs"].as_array().unwrap().len(), 0, "{listed}");
+}
+
+#[test]
+fn an_entry_whose_import_raises() {
+    fails(
+        "import torch\n\ndef find():\n    raise OSError('no weights here')\n\nWEIGHTS = find()\n",
+        "can't import `model`: OSError: no weights here",
+        "model.py:4",
+        "line 6, in <module>\n    WEIGHTS = find()",
+    );
+}
+
+#[test]
+fn an_entry_that_is_no_python() {
+    fails(
+        "import torch\n\ndef load(:\n    return torch.nn.Linear(4, 4)\n",
+        "can't import `model`: SyntaxError: invalid syntax (model.py, line 3)",
+        "model.py:3",
+        "def load(:",
+    );
+}
+
+#[test]
+fn an_entry_that_raises() {
+    fails(
+        "import torch\n\ndef load():\n    return torch.nn.Linear(4)\n",
+        "`model:load` raised TypeError: Linear.__init__() missing 1 required positional argument: 'out_features'",
+        "model.py:4",
+        "return torch.nn.Linear(4)",
+    );
+}
+
+#[test]
+fn an_entry_that_ends_the_process() {
+    fails(
+        "import sys\n\ndef load():\n    sys.exit('usage: train.py')\n",
+        "`model:load` raised SystemExit: usage: train.py",
+        "model.py:4",
+        "sys.exit('usage: train.py')",
+    );
+}
+
+#[test]
+fn an_entry_that_returns_no_module() {
+    fails(
+        "import torch\n\ndef load():\n    return torch.nn.Linear(4, 4).state_dict()\n",
+        "`model:load` returned a dict whose `weight` is a Tensor, not a torch.nn.Module",
+        "model.py:3",
+        "Failure: ",
+    );
+    fails(
+        "def load():\n    pass\n",
+        "`model:load` returned None, not a torch.nn.Module or a dict of them",
+        "model.py:1",
+        "Failure: ",
+    );
+}
+
+#[test]
+fn an_entry_that_is_changed_while_it_is_imported() {
+    fails(
+        "import pathlib, subprocess, torch\n\ndef load():\n    \
+         subprocess.run(['sh', '-c', 'echo WIDTH = 8 >> model.py'], cwd=pathlib.Path(__file__).parent)\n    \
+         return torch.nn.Linear(4, 4)\n",
+        "`model.py` changed while the model was made from it",
+        "model.py:1",
+        "Failure: ",
+    );
+}
