@@ -1,7 +1,7 @@
 //! One build from plan to release.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
     thread,
@@ -18,6 +18,7 @@ use super::{
     limits::{Limits, Stop},
     progress::{Event, Progress},
     protocol::{Opened, Request, Weights},
+    weights::{self, StoredWeights},
     worker::Worker,
 };
 use crate::{
@@ -128,7 +129,7 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     if missing == 0
         && let Some(same) = same_entry(store, &plan)?
     {
-        let weights = kept_weights(options, &same)?;
+        let weights = weights::kept(options, &same)?;
         let done = jobs::Done::default();
         return summarise(options, &plan, done, Some(weights), started);
     }
@@ -209,12 +210,6 @@ fn make(crew: &Crew<'_>, ahead: Vec<Ahead<'_>>, started: Instant) -> Result<Summ
     summarise(options, &plan, done, Some(weights), started)
 }
 
-/// The weight set of this build, as the store has it.
-pub(super) struct StoredWeights {
-    pub object: Option<Digest>,
-    pub aliases: BTreeMap<String, String>,
-}
-
 /// Starts the worker that holds the model, and learns from it what keys are made of.
 fn open(crew: &Crew<'_>) -> Result<(Worker, Known), BuildError> {
     let options = crew.options;
@@ -281,31 +276,14 @@ pub(super) fn reopen(options: &Options<'_>, worker: &mut Worker) -> Result<Opene
         entry: options.spec.model.entry.clone(),
         device: options.spec.target.device.to_string(),
         also: callables(options),
+        weights: match &options.spec.model.weights {
+            WeightsFrom::File(path) => Some(path.clone()),
+            WeightsFrom::Auto => None,
+        },
     };
     let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;
     Ok(opened)
-}
-
-/// Puts the weight set into the store, and its bytes where the gates will look for them.
-pub(super) fn put_weights(
-    options: &Options<'_>,
-    weights: &Weights,
-    progress: &dyn Progress,
-) -> Result<StoredWeights, BuildError> {
-    let object = match (&options.spec.model.weights, &weights.file) {
-        (WeightsFrom::File(path), _) => Some(options.store.put_file(path)?),
-        (_, Some(file)) => Some(options.store.put_file(file)?),
-        _ => None,
-    };
-    if let Some((object, bytes)) = object {
-        progress.event(&Event::Weights { object, bytes });
-        options.store.map(&object)?;
-    }
-    Ok(StoredWeights {
-        object: object.map(|(object, _)| object),
-        aliases: weights.aliases.clone(),
-    })
 }
 
 /// Returns the newest release of a model that was made by what makes it now: its weights are those of now.
@@ -323,24 +301,6 @@ fn same_entry(store: &Store, plan: &Plan) -> Result<Option<Release>, StoreError>
         }
     }
     Ok(None)
-}
-
-/// Returns the weight set of a release of the same model. A file that the spec names may be another one by now.
-fn kept_weights(options: &Options<'_>, last: &Release) -> Result<StoredWeights, BuildError> {
-    let object = match &options.spec.model.weights {
-        WeightsFrom::File(path) => {
-            let now = plan::file_digest(path, options.store)?;
-            match Some(now) == last.weights {
-                true => last.weights,
-                false => Some(options.store.put_file(path)?.0),
-            }
-        }
-        WeightsFrom::Auto => last.weights,
-    };
-    Ok(StoredWeights {
-        object,
-        aliases: last.aliases.clone(),
-    })
 }
 
 /// Publishes the release, where there is something new to publish, and says what became of every item.

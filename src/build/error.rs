@@ -44,6 +44,8 @@ pub enum BuildError {
     Scratch { path: PathBuf, source: io::Error },
     #[error("the artifact failed its gate: {message}")]
     Gate { message: String, log: String },
+    #[error("the weights in `{}` don't fit the model: {message}", path.display())]
+    Weights { path: PathBuf, message: String },
     #[error("`{path}` changed while it was being compiled")]
     SourceChanged { path: String },
     #[error("{missing} of {total} programs are missing and `--locked` forbids compiling")]
@@ -90,6 +92,9 @@ impl BuildError {
             Self::Scratch { .. } => "name another folder with `TMPDIR`",
             Self::Gate { .. } => {
                 "if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager"
+            }
+            Self::Weights { .. } => {
+                "export the file again from the model that `entry` makes, or give that model another `name`"
             }
             Self::SourceChanged { .. } => "run `precast build` again",
             Self::Locked { .. } => {

@@ -15,10 +15,11 @@ use serde_json::Value;
 use super::{
     BuildError, Options, Outcome,
     crew::Crew,
-    engine::{StoredWeights, put_weights, reopen},
+    engine::reopen,
     progress::{Event, Progress},
     protocol::{Captured, Compiled, ModuleRequest, Request, Sampled, Weights},
     queue::{Compile, Next, Queue, Task},
+    weights::{self, StoredWeights},
     worker::Worker,
 };
 use crate::{
@@ -169,7 +170,7 @@ impl<'s> Shared<'s> {
     }
 
     fn put_weights(&self) -> Result<(), BuildError> {
-        let stored = put_weights(self.options, &self.given, self.progress)?;
+        let stored = weights::put(self.options, &self.given, self.progress)?;
         self.weights.get_or_init(|| stored);
         self.lock().weights_are_there();
         Ok(())

@@ -30,6 +30,7 @@ pub mod progress;
 pub mod protocol;
 mod publish;
 mod queue;
+mod weights;
 mod worker;
 
 pub use self::{

@@ -49,8 +49,10 @@ pub enum Request {
         device: String,
         /// Further `module:callable`s that captures will use (passes, samples): their files are sources too.
         also: Vec<String>,
+        /// A safetensors file whose values the model gets instead of its own.
+        weights: Option<PathBuf>,
     },
-    /// Writes the weight set as safetensors: answered with [`Weights`].
+    /// Writes the weight set as safetensors, unless it came from a file: answered with [`Weights`].
     Weights { out: PathBuf },
     /// Finds the inputs of a module that the spec leaves out, by running the model once: answered with [`Sampled`].
     Inputs {

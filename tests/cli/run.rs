@@ -67,6 +67,51 @@ fn weights_are_bound_at_load() {
 }
 
 #[test]
+fn a_file_of_weights_alone_makes_another_release_without_python() {
+    let sandbox = Sandbox::new();
+    let weights = |name, values: &[f32]| {
+        let shape = [values.len()];
+        sandbox.tensors("w.safetensors", &[(name, &shape[..], values)]);
+    };
+    let answer = || {
+        let ran = sandbox.run(&RUN);
+        assert_eq!(ran.code, 0, "{}", ran.text());
+        sandbox.tensor("y.safetensors").1
+    };
+    let entry = "entry = \"model:load\"";
+    let with = format!("{entry}\nweights = \"w.safetensors\"");
+    sandbox.edit("precast.toml", entry, &with);
+    weights("scale", &[10.0]);
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    rows(&sandbox, 1);
+    assert_eq!(answer(), [1.0, 11.0, 21.0]);
+    sandbox.script("worker", "exit 1");
+    weights("scale", &[3.0]);
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    assert_eq!(answer(), [1.0, 4.0, 7.0]);
+    // Programs are compiled for the layout of their weights.
+    weights("scale", &[3.0, 4.0]);
+    assert_run!(sandbox, ["build"], @"
+    exit code 1
+    ----- stderr
+    plan: 0 of 2 programs are missing
+    error: the weights in `./w.safetensors` don't fit the model: tensor `scale` is F32 [2], and the programs are compiled for F32 [1]
+    hint: export the file again from the model that `entry` makes, or give that model another `name`
+    ");
+    weights("skale", &[3.0]);
+    assert_run!(sandbox, ["build"], @"
+    exit code 1
+    ----- stderr
+    plan: 0 of 2 programs are missing
+    error: the weights in `./w.safetensors` don't fit the model: it has no tensor `scale`
+    hint: export the file again from the model that `entry` makes, or give that model another `name`
+    ");
+    assert_eq!(answer(), [1.0, 4.0, 7.0]);
+    let releases = sandbox.json(&["release", "ls"]);
+    assert_eq!(releases["releases"].as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn a_shape_that_no_bucket_covers() {
     let sandbox = Sandbox::built();
     rows(&sandbox, 5);

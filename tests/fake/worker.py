@@ -108,6 +108,8 @@ class Worker:
             self.modules = getattr(self.model, function)()
         except Exception as error:
             raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
+        if request.get("weights"):
+            self.model.SCALE = read_scale(Path(request["weights"]))
         for other in request.get("also") or []:
             importlib.import_module(other.split(":")[0])
         files = [Path(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
@@ -268,6 +270,12 @@ def draw(rng: random.Random, declared: Json) -> Any:
         return struct.unpack("f", struct.pack("f", rng.uniform(-1, 1)))[0]
     low, high = declared.get("range") or [0, 2]
     return rng.randrange(low, high)
+
+
+def read_scale(path: Path) -> float:
+    """Returns the only number of a safetensors file."""
+    data = path.read_bytes()
+    return struct.unpack("<f", data[-4:])[0]
 
 
 def save(path: Path, tensors: dict[str, tuple[str, list[int], list[Any]]]) -> None:

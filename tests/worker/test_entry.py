@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import unittest
+from typing import Any
 
 from .support import Project, part, talk
 
@@ -167,6 +168,52 @@ class OpenTest(Project):
         self.assertEqual(failure.message, f"`{name}:broken` raised ValueError: no")
         self.assertEqual(failure.location, f"{name}.py:7")
         self.fails("entry_import", load, self.root, "no_colon", "cpu")
+
+    def test_a_file_gives_the_weights(self) -> None:
+        import torch
+
+        load, write = part("entry").open_model, part("tensors").write
+        name = self.write(
+            """
+            import torch
+
+            class Tied(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.a = torch.nn.Linear(3, 3)
+                    self.b = torch.nn.Linear(3, 3)
+                    self.b.weight = self.a.weight
+                    self.register_buffer("step", torch.ones(1), persistent=False)
+
+            def load():
+                return Tied()
+            """
+        )
+        values = {"b.weight": torch.eye(3), "a.bias": torch.ones(3), "b.bias": torch.zeros(3), "other": torch.ones(1)}
+        path = write(self.root / "w.safetensors", values)
+        opened = load(self.root, f"{name}:load", "cpu", (), path)
+        self.assertTrue(torch.equal(opened.model.a.weight, torch.eye(3)))
+        self.assertEqual(opened.model.a.weight.data_ptr(), opened.model.b.weight.data_ptr())
+        self.assertEqual(float(opened.model.step), 1.0)
+        self.assertNotIn("w.safetensors", [source["path"] for source in opened.sources])
+        answer = part("weights").write(opened, self.out)
+        self.assertEqual(answer, {"file": None, "aliases": {"b.weight": "a.weight"}})
+
+        def fails(**change: Any) -> str:
+            wrong = {key: value for key, value in {**values, **change}.items() if value is not None}
+            path = write(self.root / "wrong.safetensors", wrong)
+            return self.fails("weights", load, self.root, f"{name}:load", "cpu", (), path).message
+
+        self.assertEqual(
+            fails(**{"a.bias": None}), "`wrong.safetensors` has no tensor `a.bias`, a parameter of the model"
+        )
+        self.assertEqual(
+            fails(**{"a.bias": torch.ones(4)}),
+            "tensor `a.bias` of `wrong.safetensors` is float32 [4], that of the model float32 [3]",
+        )
+        path.write_bytes(b"no weights")
+        failure = self.fails("weights", load, self.root, f"{name}:load", "cpu", (), path)
+        self.assertIn("can't read", failure.message)
 
     def test_a_module_that_does_not_import_names_its_line(self) -> None:
         load = part("entry").open_model

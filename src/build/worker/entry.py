@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import declared, failures
+from . import declared, failures, weights
 from .watch import watching
 from .wire import Failure
 
@@ -31,6 +31,8 @@ class Opened:
     packages: list[dict[str, str]]
     # FQN -> method -> compile options.
     declared: dict[str, dict[str, Any]]
+    # Whether its weights are those of a file that the spec names.
+    filled: bool = False
 
     def answer(self) -> dict[str, Any]:
         """Returns the protocol's `Opened`."""
@@ -43,10 +45,11 @@ class Opened:
         }
 
 
-def open_model(root: Path, entry: str, device: str, also: Sequence[str] = ()) -> Opened:
+def open_model(root: Path, entry: str, device: str, also: Sequence[str] = (), values: Path | None = None) -> Opened:
     """Imports `module:callable` under `root` and calls it; the answer is in eval mode, on the device, without grad.
 
     `also` names callables that a later capture will use (passes, sample inputs): their files are sources too.
+    `values` is a file of weights that the model gets instead of its own.
     """
     import torch
 
@@ -66,6 +69,8 @@ def open_model(root: Path, entry: str, device: str, also: Sequence[str] = ()) ->
     _check_data(model, entry)
     with torch.no_grad():
         model.eval().requires_grad_(False)
+        if values is not None:
+            weights.fill(model, values)
         model.to(device)
         _straighten(model)
     used = watch.files | _module_files(root)
@@ -82,7 +87,9 @@ def open_model(root: Path, entry: str, device: str, also: Sequence[str] = ()) ->
         )
     imported = {name.partition(".")[0] for name in set(sys.modules) - before}
     imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
-    return Opened(root, entry, device, model, sources, _packages(imported), declared.declared(model, root))
+    return Opened(
+        root, entry, device, model, sources, _packages(imported), declared.declared(model, root), values is not None
+    )
 
 
 def load(root: Path, entry: str) -> Any:

@@ -36,7 +36,10 @@ def _open(session: Session, request: dict[str, Any]) -> Any:
 
     hello.torch_or_fail()
     session.opened = None
-    opened = entry.open_model(Path(request["root"]), request["entry"], request["device"], request.get("also") or ())
+    values = Path(request["weights"]) if request.get("weights") else None
+    opened = entry.open_model(
+        Path(request["root"]), request["entry"], request["device"], request.get("also") or (), values
+    )
     session.opened = opened
     return opened.answer()
 

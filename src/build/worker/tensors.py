@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +83,25 @@ def write(path: Path, tensors: dict[str, Any]) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads a file that `write` wrote."""
+    """Maps a safetensors file: its tensors are read as they are used, and what is written to them stays in memory."""
     import torch
 
     names = {short: name for name, short in DTYPES.items()}
     with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        data = bytearray(file.read())
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError("it is no safetensors file")
+        header = json.loads(file.read(length))
+        start = file.tell()
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    header.pop("__metadata__", None)
     found = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         dtype = getattr(torch, names[entry["dtype"]])
-        flat = torch.frombuffer(data[begin:end], dtype=dtype) if end > begin else torch.empty(0, dtype=dtype)
-        found[name] = flat.reshape(entry["shape"])
+        count = (end - begin) // dtype.itemsize
+        flat = torch.frombuffer(data, dtype=dtype, count=count, offset=start + begin) if count else None
+        found[name] = (torch.empty(0, dtype=dtype) if flat is None else flat).reshape(entry["shape"])
     return found
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from . import tensors
+from .failures import one_line
+from .wire import Failure
 
 
 @dataclass
@@ -63,9 +65,40 @@ def collect(model: Any) -> Named:
     return named
 
 
+def fill(model: Any, path: Path) -> None:
+    """Gives a model the values of a file, by name. Tensors of the file that the model does not have are left alone."""
+    named = collect(model)
+    try:
+        given = tensors.read(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise Failure("weights", f"can't read `{path}`: {type(error).__name__}: {one_line(error)}") from error
+    told = {named.name_of(name) for name in given}
+    for name, _ in model.named_parameters():
+        if name not in told:
+            hint = 'name the model\'s own weights with `weights = "auto"`, or add it to the file'
+            raise Failure("weights", f"`{path.name}` has no tensor `{name}`, a parameter of the model", hint=hint)
+    for name, tensor in given.items():
+        own = named.tensors.get(named.name_of(name))
+        if own is None:
+            continue
+        if (own.dtype, own.shape) != (tensor.dtype, tensor.shape):
+            raise Failure(
+                "weights",
+                f"tensor `{name}` of `{path.name}` is {_kind(tensor)}, that of the model {_kind(own)}",
+                hint="export the file from the model that `entry` makes",
+            )
+        own.copy_(tensor)
+
+
+def _kind(tensor: Any) -> str:
+    return f"{tensors.dtype_name(tensor.dtype)} {list(tensor.shape)}"
+
+
 def write(opened: Any, out: Path) -> dict[str, Any]:
-    """Writes the weight set; returns the protocol's `Weights`."""
+    """Writes the weight set, unless it is a file already; returns the protocol's `Weights`."""
     named = collect(opened.model)
+    if opened.filled:
+        return {"file": None, "aliases": dict(sorted(named.aliases.items()))}
     if not named.tensors:
         return {"file": None, "aliases": {}}
     path = tensors.write(out / "weights.safetensors", named.tensors)

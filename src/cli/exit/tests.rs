@@ -117,6 +117,10 @@ fn build_errors() -> Vec<BuildError> {
             message: "output 0 differs".into(),
             log,
         },
+        BuildError::Weights {
+            path: path(),
+            message: "it has no tensor `w`".into(),
+        },
         BuildError::SourceChanged {
             path: "model.py".into(),
         },
