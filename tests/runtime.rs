@@ -601,26 +601,6 @@ fn one_weight_set_serves_several_models_and_is_freed_with_the_last() {
     );
 }
 
-/// `tests/data/scale.pt2` is `torch.export.save` of `(x, scale) -> (softmax(x * scale, -1), (x * scale).sum(-1))` at
-/// `x` float32 [4, 4] and `scale` float32 [1].
-fn with_archive(memory: &mut Memory, fake: &Fake) {
-    let mut program = memory.add("f", fake);
-    memory.programs.remove(&program.id);
-    let archive = include_bytes!("data/scale.pt2").to_vec();
-    let object = memory.put(archive);
-    let mut artifact = fake.artifact(object);
-    artifact.id = precast::Digest::of(b"archive");
-    artifact.kind = precast::record::ArtifactKind::Archive;
-    let weights = vec!["scale".to_owned()];
-    program.eager = Some(precast::record::Eager {
-        artifact: artifact.id,
-        weights,
-    });
-    memory.artifacts.insert(artifact.id, artifact);
-    memory.programs.insert(program.id, program);
-    memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
-}
-
 #[test]
 fn the_exported_graph_answers_for_an_artifact_that_does_not_load() {
     let fake = Fake {
@@ -629,7 +609,7 @@ fn the_exported_graph_answers_for_an_artifact_that_does_not_load() {
         ..Fake::sized(4, 4)
     };
     let mut memory = Memory::default();
-    with_archive(&mut memory, &fake);
+    memory.add_with_archive(&fake);
     let tuned = memory.put(fake::weights(&[("scale", &[3.0])]));
     let source = memory.source();
     let runtime = Runtime::over(source.clone(), Device::Cpu).unwrap();
@@ -668,7 +648,7 @@ fn a_program_that_was_never_compiled_runs_as_its_exported_graph() {
         ..Fake::sized(4, 4)
     };
     let mut memory = Memory::default();
-    with_archive(&mut memory, &fake);
+    memory.add_with_archive(&fake);
     for program in memory.programs.values_mut() {
         program.steps.clear();
     }

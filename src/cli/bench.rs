@@ -1,48 +1,62 @@
-//! `precast bench`: what a call of each bucket takes.
+//! `precast bench`: what a call of each bucket takes, beside what eager takes in the same run.
+//!
+//! A row is one request: a bucket's own sizes, or those of `--at`. It says what answered, which need not be the bucket's
+//! artifact: a request may be padded into another bucket, and eager answers where it was faster when the program was
+//! built, unless `--compiled` forbids it. With `--against eager` the exported graph, which libtorch's interpreter runs,
+//! takes turns with it on the same inputs, so that what else the machine does meets both alike.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
-};
+mod measure;
 
-use anyhow::{Result, bail};
+use std::{collections::BTreeSet, sync::atomic::Ordering, time::Instant};
+
+use anyhow::{Context as _, Result};
 use serde::Serialize;
 use serde_json::json;
 use tch::Tensor;
 
+use self::measure::{Figures, measure, samples, wait};
 use super::{
     Context,
     exit::Usage,
     printer::note,
-    run::{model, place},
-    served::{BenchArgs, GraphChoice},
+    run::{model, place, split},
+    served::{Against, BenchArgs, GraphChoice},
     table::{self, Column},
 };
 use crate::{
-    Device, Model, Runtime,
-    record::{Dtype, Input, Program, Sizes, bucket_name},
-    runtime::{Graphs, RuntimeError, tensors},
+    Digest, Model, Runtime, Store,
+    record::{Program, Sizes, bucket_name},
+    runtime::{Graphs, Rung, Served},
 };
 
-/// One bucket's row. Times are in seconds.
+/// One request's row. Times are in seconds.
 #[derive(Serialize)]
 struct Row {
+    /// The sizes of what answered; of what takes every size, those of its samples.
     bucket: Sizes,
+    request: Sizes,
     rung: &'static str,
-    /// What ran it: `artifact` or `graph`.
+    /// What ran it: `artifact`, `graph` or `eager`.
     runner: &'static str,
-    calls: usize,
-    /// From the call to its outputs being there.
-    median: f64,
-    p99: f64,
-    /// Time between two answers when a thread does not wait for one before the next call; on the CPU there is nothing
-    /// to wait for, and it is the mean.
-    pipelined: f64,
-    /// Launching the graph on its static tensors alone, pipelined, where there is a graph.
+    program: Digest,
+    /// Of the elements that were computed, the part nobody asked for.
+    padding: f64,
+    #[serde(flatten)]
+    figures: Figures,
+    /// What eager took in the same run, where it was asked for and runs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    replay: Option<f64>,
-    /// Answers a second, of all threads together.
-    throughput: f64,
+    eager: Option<Rival>,
+    /// How many times as long eager took, by the medians.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Rival {
+    /// Its own: a graph that was exported at one size is padded into as an artifact is.
+    padding: f64,
+    #[serde(flatten)]
+    figures: Figures,
 }
 
 pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
@@ -64,7 +78,8 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     let started = Instant::now();
     let runtime = Runtime::new(&store, device)?
         .instances(args.threads.into())
-        .graphs(graphs);
+        .graphs(graphs)
+        .eager_fallback(!args.compiled);
     let model = runtime.load(&name)?;
     let loaded = started.elapsed().as_secs_f64();
     let programs = model.programs(&args.module);
@@ -79,21 +94,53 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
             bucket_name(&program.sizes)
         ));
     }
+    let eager = match args.against {
+        Some(Against::Eager) => eager(&store, &runtime, &name, &programs)?,
+        None => None,
+    };
     let mut first = None;
     let mut rows = Vec::new();
-    for program in programs {
+    for (program, sizes) in requests(&programs, &args.at)? {
         if context.cancel.load(Ordering::Relaxed) {
             break;
         }
-        let inputs = samples(program, device)?;
-        if first.is_none() {
-            let answer = model.run(&args.module, &inputs)?;
-            wait(device);
-            drop(answer);
-            first = Some(started.elapsed().as_secs_f64());
+        let inputs = samples(program, &sizes, device)?;
+        let answer = model.run(&args.module, &inputs)?;
+        wait(device);
+        let served = answer.served().clone();
+        drop(answer);
+        first.get_or_insert_with(|| started.elapsed().as_secs_f64());
+        let answers = eager.as_ref().map(|eager| eager.run(&args.module, &inputs));
+        let rival = match answers {
+            Some(Ok(answer)) => eager
+                .as_ref()
+                .map(|eager| (eager, padding(answer.served()))),
+            Some(Err(error)) => {
+                let asked = bucket_name(&sizes);
+                note(format_args!("no eager figures for {asked}: {error}"));
+                None
+            }
+            None => None,
+        };
+        let replay = (sizes == program.sizes).then(|| program.sizes.clone());
+        let rivals = rival.iter().map(|(eager, _)| *eager);
+        let contenders: Vec<&Model> = [&model].into_iter().chain(rivals).collect();
+        let mut figures = measure(&contenders, program, &inputs, replay.as_ref(), device, args)?;
+        let eager = rival.and_then(|(_, padding)| {
+            let figures = figures.pop()?;
+            Some(Rival { padding, figures })
+        });
+        let own = figures.pop().context("nothing was measured")?;
+        rows.push(row(&served, own, eager));
+    }
+    if !args.compiled {
+        let preferred = rows.iter().filter(|row| row.rung == "eager").count();
+        if preferred > 0 && programs.iter().any(|program| !program.steps.is_empty()) {
+            note(format_args!(
+                "eager answers {preferred} of {} requests; `--compiled` leaves it out where there is an artifact",
+                rows.len()
+            ));
         }
-        let row = measure(&model, program, &inputs, device, args)?;
-        rows.push(row);
     }
     if context.out.json() {
         let memory = crate::runtime::device_memory(device).ok();
@@ -104,164 +151,156 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         }))?;
         return Ok(0);
     }
-    let columns = [
-        Column::left("bucket", 0),
-        Column::left("runner", 1),
+    print(args, context, &rows)?;
+    Ok(0)
+}
+
+fn row(served: &Served, figures: Figures, eager: Option<Rival>) -> Row {
+    let ratio = eager
+        .as_ref()
+        .map(|eager| eager.figures.median / figures.median);
+    Row {
+        rung: served.rung().name(),
+        runner: match served.rung() {
+            _ if served.graph() => "graph",
+            Rung::Eager => "eager",
+            _ => "artifact",
+        },
+        program: served.program().id,
+        padding: padding(served),
+        bucket: served.bucket().clone(),
+        request: served.request(),
+        figures,
+        eager,
+        ratio,
+    }
+}
+
+/// Returns the part of the elements that were computed which nobody asked for.
+fn padding(served: &Served) -> f64 {
+    let product = |sizes: &Sizes| sizes.values().map(|&size| size as f64).product::<f64>();
+    match served.program().dynamic {
+        Some(_) => 0.0,
+        None => 1.0 - product(&served.request()) / product(served.bucket()),
+    }
+}
+
+/// Returns the module's programs as their exported graphs, which share the model's weights; none where none has one.
+fn eager(
+    store: &Store,
+    runtime: &Runtime,
+    model: &str,
+    programs: &[&Program],
+) -> Result<Option<Model>> {
+    let exported: Vec<Program> = programs
+        .iter()
+        .filter(|program| program.eager.is_some())
+        .map(|&program| Program {
+            steps: Vec::new(),
+            ..program.clone()
+        })
+        .collect();
+    if exported.is_empty() {
+        note("no eager figures: no program of the module has an exported graph");
+        return Ok(None);
+    }
+    let (name, release) = split(model);
+    let release = store.release(name, release)?;
+    let release = release.with_context(|| format!("the release of `{model}` is gone"))?;
+    let loaded = runtime.load_programs(name, exported, release.weights, release.aliases)?;
+    Ok(Some(loaded))
+}
+
+/// Returns what is asked for: the sizes of `--at`, or each bucket's once, and a program that takes such inputs.
+fn requests<'a>(programs: &[&'a Program], at: &[Sizes]) -> Result<Vec<(&'a Program, Sizes)>> {
+    let names = |program: &Program| -> Vec<String> {
+        let inputs = program.inputs.iter();
+        inputs.map(|input| input.name.clone()).collect()
+    };
+    let mut seen = BTreeSet::new();
+    let mut requests = Vec::new();
+    if at.is_empty() {
+        for &program in programs {
+            let request = (names(program), program.sizes.clone());
+            if seen.insert(request) {
+                requests.push((program, program.sizes.clone()));
+            }
+        }
+        return Ok(requests);
+    }
+    for sizes in at {
+        let of = programs
+            .iter()
+            .find(|program| program.sizes.keys().eq(sizes.keys()));
+        let Some(&program) = of else {
+            let known: BTreeSet<String> = programs.iter().map(|p| bucket_name(&p.sizes)).collect();
+            let known: Vec<String> = known.into_iter().collect();
+            return Err(Usage {
+                message: format!(
+                    "`--at {}` does not name the module's dimensions",
+                    bucket_name(sizes)
+                ),
+                hint: format!("say a size for each, as one of {}", known.join("; ")),
+            }
+            .into());
+        };
+        requests.push((program, sizes.clone()));
+    }
+    Ok(requests)
+}
+
+fn print(args: &BenchArgs, context: &Context, rows: &[Row]) -> Result<()> {
+    let mut columns = vec![
+        Column::left("request", 0),
+        Column::left("bucket", 3),
+        Column::left("rung", 1),
+        Column::left("runner", 4),
+        Column::right("padding", 2),
         Column::right("median", 0),
         Column::right("p99", 0),
-        Column::right("pipelined", 0),
-        Column::right("replay", 2),
+        Column::right("pipelined", 5),
+        Column::right("replay", 6),
         Column::right("calls/s", 1),
     ];
+    if args.against.is_some() {
+        columns.extend([
+            Column::right("eager", 0),
+            Column::right("eager p99", 4),
+            Column::right("eager calls/s", 3),
+            Column::right("ratio", 0),
+        ]);
+    }
+    let or = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     let cells = |row: &Row| {
-        vec![
+        let mut cells = vec![
+            bucket_name(&row.request),
             bucket_name(&row.bucket),
+            row.rung.to_owned(),
             row.runner.to_owned(),
-            micros(row.median),
-            micros(row.p99),
-            micros(row.pipelined),
-            row.replay.map_or_else(|| "-".to_owned(), micros),
-            format!("{:.0}", row.throughput),
-        ]
+            format!("{:.0}%", row.padding * 100.0),
+            micros(row.figures.median),
+            micros(row.figures.p99),
+            micros(row.figures.pipelined),
+            or(row.figures.replay.map(micros)),
+            format!("{:.0}", row.figures.throughput),
+        ];
+        if args.against.is_some() {
+            let eager = row.eager.as_ref().map(|eager| &eager.figures);
+            cells.extend([
+                or(eager.map(|eager| micros(eager.median))),
+                or(eager.map(|eager| micros(eager.p99))),
+                or(eager.map(|eager| format!("{:.0}", eager.throughput))),
+                or(row.ratio.map(|ratio| format!("{ratio:.2}x"))),
+            ]);
+        }
+        cells
     };
     table::print(
         &context.out,
         &columns,
         rows.iter().map(|row| Ok(cells(row))),
     )?;
-    Ok(0)
-}
-
-/// Measures one bucket at its own sizes.
-fn measure(
-    model: &Model,
-    program: &Program,
-    inputs: &[Tensor],
-    device: Device,
-    args: &BenchArgs,
-) -> Result<Row> {
-    let module = program.module.as_str();
-    let warm_up = Instant::now();
-    let answer = model.run(module, inputs)?;
-    let (rung, runner) = (
-        answer.served().rung().name(),
-        if answer.served().graph() {
-            "graph"
-        } else {
-            "artifact"
-        },
-    );
-    while warm_up.elapsed() < Duration::from_millis(200) {
-        drop(model.run(module, inputs)?);
-    }
-    wait(device);
-    let limit = Duration::from_secs_f64(args.seconds);
-    // One after the other, each waited for.
-    let (mut times, begin) = (Vec::new(), Instant::now());
-    while begin.elapsed() < limit || times.len() < 10 {
-        let called = Instant::now();
-        let answer = model.run(module, inputs)?;
-        wait(device);
-        times.push(called.elapsed().as_secs_f64());
-        drop(answer);
-    }
-    times.sort_by(f64::total_cmp);
-    let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
-    // Not waited for, by every thread.
-    let stop = AtomicBool::new(false);
-    let begin = Instant::now();
-    let calls: Result<Vec<usize>> = std::thread::scope(|scope| {
-        let work = |inputs: Vec<Tensor>| {
-            let mut calls = 0;
-            while !stop.load(Ordering::Relaxed) {
-                drop(model.run(module, &inputs)?);
-                calls += 1;
-                if calls % 256 == 0 {
-                    // So that the queue stays short of what the device holds.
-                    wait(device);
-                }
-            }
-            wait(device);
-            Ok(calls)
-        };
-        let threads: Vec<_> = (0..args.threads)
-            .map(|_| {
-                let inputs = inputs.iter().map(Tensor::shallow_clone).collect();
-                scope.spawn(move || work(inputs))
-            })
-            .collect();
-        std::thread::sleep(limit);
-        stop.store(true, Ordering::Relaxed);
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| bail!("a caller panicked")))
-            .collect()
-    });
-    let (calls, took) = (
-        calls?.iter().sum::<usize>().max(1),
-        begin.elapsed().as_secs_f64(),
-    );
-    Ok(Row {
-        bucket: program.sizes.clone(),
-        rung,
-        runner,
-        calls: calls + times.len(),
-        median: at(0.5),
-        p99: at(0.99),
-        pipelined: took / calls as f64 * f64::from(args.threads),
-        replay: replay(model, program, device, limit)?,
-        throughput: calls as f64 / took,
-    })
-}
-
-fn replay(
-    model: &Model,
-    program: &Program,
-    device: Device,
-    limit: Duration,
-) -> Result<Option<f64>> {
-    let Some(mut session) = model.session(&program.module, &program.sizes) else {
-        return Ok(None);
-    };
-    let (mut calls, begin) = (0, Instant::now());
-    while begin.elapsed() < limit {
-        for _ in 0..256 {
-            session.replay().map_err(|message| RuntimeError::Tensor {
-                module: program.module.as_str().into(),
-                message,
-            })?;
-        }
-        calls += 256;
-        wait(device);
-    }
-    Ok(Some(begin.elapsed().as_secs_f64() / f64::from(calls)))
-}
-
-/// Returns inputs of the bucket's sizes: integers in the range the spec says, or their pad value; floats from a normal
-/// distribution.
-fn samples(program: &Program, device: Device) -> Result<Vec<Tensor>> {
-    let place = tensors::device(device);
-    let sample = |input: &Input| -> Result<Tensor> {
-        let (shape, kind) = (&input.layout.shape, tensors::kind(input.layout.dtype));
-        let made = match (input.layout.dtype, input.range) {
-            (dtype, _) if dtype.is_float() => {
-                Tensor::f_randn(shape, (tch::Kind::Float, place))?.f_to_kind(kind)?
-            }
-            (Dtype::Bool, _) => Tensor::f_ones(shape, (kind, place))?,
-            (_, Some([low, high])) => {
-                Tensor::f_randint_low(low, high.max(low + 1), shape, (kind, place))?
-            }
-            (_, None) => Tensor::f_zeros(shape, (kind, place))?,
-        };
-        Ok(made)
-    };
-    program.inputs.iter().map(sample).collect()
-}
-
-fn wait(device: Device) {
-    if let Device::Cuda(ordinal) = device {
-        tch::Cuda::synchronize(ordinal as i64);
-    }
+    Ok(())
 }
 
 fn micros(seconds: f64) -> String {

@@ -45,14 +45,18 @@ pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
     }
 }
 
+/// Splits `model@release`.
+pub(super) fn split(model: &str) -> (&str, Option<&str>) {
+    let parts = model.split_once('@');
+    parts.map_or((model, None), |(name, release)| (name, Some(release)))
+}
+
 /// Returns the device that was named, or the first one of the kind that `model` was built for.
 pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result<Device> {
     if let Some(device) = named {
         return Ok(device);
     }
-    let (name, release) = model
-        .split_once('@')
-        .map_or((model, None), |(name, release)| (name, Some(release)));
+    let (name, release) = split(model);
     let release = store.release(name, release)?;
     let first = release.and_then(|release| release.programs.first().copied());
     let program = first.map(|id| store.program(&id)).transpose()?.flatten();

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use crate::Device;
+use crate::{Device, record::Sizes};
 
 #[derive(clap::Args)]
 pub(super) struct RunArgs {
@@ -36,9 +36,18 @@ pub(super) struct BenchArgs {
     /// Callers at once; each has a thread
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(super) threads: u16,
-    /// How long each bucket is measured, in seconds
+    /// How long each bucket is measured, in seconds, alone and again by all threads
     #[arg(long, default_value_t = 2.0)]
     pub(super) seconds: f64,
+    /// Measure this beside it, in turns on the same inputs
+    #[arg(long, value_enum)]
+    pub(super) against: Option<Against>,
+    /// Measure requests of these sizes, as `batch=3,seq=20` (may be repeated) [default: each bucket's own]
+    #[arg(long, value_name = "DIM=SIZE,…", value_parser = sizes)]
+    pub(super) at: Vec<Sizes>,
+    /// Never let eager answer in place of a compiled program, be it faster or all that loads
+    #[arg(long)]
+    pub(super) compiled: bool,
     /// Whether programs run as CUDA graphs: as built, always or never
     #[arg(long, value_enum, default_value_t = GraphChoice::AsBuilt)]
     pub(super) graphs: GraphChoice,
@@ -51,10 +60,27 @@ pub(super) struct BenchArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Against {
+    /// The exported graph, by libtorch's interpreter
+    Eager,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum GraphChoice {
     AsBuilt,
     Always,
     Never,
+}
+
+/// Parses `batch=3,seq=20`.
+fn sizes(text: &str) -> Result<Sizes, String> {
+    let size = |part: &str| {
+        let (dim, size) = part.split_once('=')?;
+        let size = size.trim().parse().ok().filter(|&size: &i64| size > 0)?;
+        Some((dim.trim().to_owned(), size))
+    };
+    let parsed = text.split(',').map(size).collect::<Option<Sizes>>();
+    parsed.ok_or_else(|| "expected sizes of at least 1, as `batch=3,seq=20`".to_owned())
 }
 
 /// Parses `cpu`, `cuda` or `cuda:N`.

@@ -2,6 +2,8 @@
 //! seconds. Snapshots hold exit code, stdout and stderr.
 
 mod bad_input;
+#[cfg(feature = "torch")]
+mod bench;
 mod build;
 mod control;
 mod inspect;

@@ -21,17 +21,6 @@ fn example() -> tempfile::TempDir {
         memory.add("double", &fake);
     }
     memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
-    for bytes in memory.objects.values() {
-        store.put_bytes(bytes).unwrap();
-    }
-    for artifact in memory.artifacts.values() {
-        store.put_artifact(artifact).unwrap();
-    }
-    for program in memory.programs.values_mut() {
-        program.model = "tiny".to_owned();
-        store.put_program(program).unwrap();
-    }
-    let release = precast::runtime::Source::release(&memory, "tiny", None).unwrap();
-    store.put_release(&release).unwrap();
+    memory.publish(&store, "tiny");
     folder
 }

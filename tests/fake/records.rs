@@ -277,6 +277,41 @@ impl Memory {
         program
     }
 
+    /// Adds a fake artifact, and a program of the module `f` that has an exported graph beside it, with `scale` = 2.
+    ///
+    /// `tests/data/scale.pt2` is `torch.export.save` of `(x, scale) -> (softmax(x * scale, -1), (x * scale).sum(-1))` at
+    /// `x` float32 [4, 4] and `scale` float32 [1].
+    pub fn add_with_archive(&mut self, fake: &Fake) {
+        let mut program = self.add("f", fake);
+        let object = self.put(include_bytes!("../data/scale.pt2").to_vec());
+        let mut artifact = fake.artifact(object);
+        artifact.id = Digest::of(b"archive");
+        artifact.kind = precast::record::ArtifactKind::Archive;
+        program.eager = Some(precast::record::Eager {
+            artifact: artifact.id,
+            weights: vec!["scale".to_owned()],
+        });
+        self.artifacts.insert(artifact.id, artifact);
+        self.programs.insert(program.id, program);
+        self.weights = Some(self.put(weights(&[("scale", &[2.0])])));
+    }
+
+    /// Publishes everything as the newest release of `model`.
+    pub fn publish(&mut self, store: &precast::Store, model: &str) {
+        for bytes in self.objects.values() {
+            store.put_bytes(bytes).unwrap();
+        }
+        for artifact in self.artifacts.values() {
+            store.put_artifact(artifact).unwrap();
+        }
+        for program in self.programs.values_mut() {
+            program.model = model.to_owned();
+            store.put_program(program).unwrap();
+        }
+        let release = self.release(model, None).unwrap();
+        store.put_release(&release).unwrap();
+    }
+
     /// Returns a source with `fakes` as the buckets of the module `f`, and `scale` = 2, `shift.i` = i + 1.
     pub fn with(fakes: &[Fake]) -> Self {
         let mut memory = Self::default();

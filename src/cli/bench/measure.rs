@@ -1,0 +1,230 @@
+//! Measuring one request: alone, and by every thread at once.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use tch::Tensor;
+
+use crate::{
+    Device, Model,
+    cli::served::BenchArgs,
+    record::{Dtype, Input, Program, Sizes},
+    runtime::{RuntimeError, tensors},
+};
+
+/// What calls took, in seconds.
+#[derive(Serialize)]
+pub(super) struct Figures {
+    pub calls: usize,
+    /// From the call to its outputs being there.
+    pub median: f64,
+    pub p99: f64,
+    /// Time between two answers when a thread does not wait for one before the next call; on the CPU there is nothing
+    /// to wait for, and it is the mean.
+    pub pipelined: f64,
+    /// Launching the graph on its static tensors alone, pipelined, where there is a graph.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replay: Option<f64>,
+    /// Answers a second, of all threads together.
+    pub throughput: f64,
+}
+
+/// What one contender did so far.
+#[derive(Default)]
+struct Taken {
+    /// Of calls one after the other, each waited for.
+    alone: Vec<f64>,
+    /// Calls of all threads, and for how long.
+    together: usize,
+    seconds: f64,
+}
+
+/// How often contenders take turns.
+const TURNS: u32 = 8;
+
+/// Measures each model at one request, in turns where there are several. `replay` names the bucket whose graph, if the
+/// first has one, is launched alone as well.
+pub(super) fn measure(
+    models: &[&Model],
+    program: &Program,
+    inputs: &[Tensor],
+    replay: Option<&Sizes>,
+    device: Device,
+    args: &BenchArgs,
+) -> Result<Vec<Figures>> {
+    let module = program.module.as_str();
+    for model in models {
+        let warm_up = Instant::now();
+        while warm_up.elapsed() < Duration::from_millis(200) {
+            drop(model.run(module, inputs)?);
+        }
+        wait(device);
+    }
+    let whole = Duration::from_secs_f64(args.seconds);
+    let turns = if models.len() > 1 { TURNS } else { 1 };
+    let mut taken: Vec<Taken> = models.iter().map(|_| Taken::default()).collect();
+    for _ in 0..turns {
+        for (model, taken) in models.iter().zip(&mut taken) {
+            alone(model, module, inputs, device, whole / turns, taken)?;
+        }
+    }
+    for _ in 0..turns {
+        for (model, taken) in models.iter().zip(&mut taken) {
+            let limit = whole / turns;
+            together(model, module, inputs, device, limit, args.threads, taken)?;
+        }
+    }
+    let mut figures: Vec<Figures> = taken
+        .into_iter()
+        .map(|taken| taken.figures(args.threads))
+        .collect();
+    if let (Some(sizes), Some(first)) = (replay, figures.first_mut()) {
+        first.replay = launches(models[0], module, sizes, device, whole)?;
+    }
+    Ok(figures)
+}
+
+impl Taken {
+    fn figures(mut self, threads: u16) -> Figures {
+        self.alone.sort_by(f64::total_cmp);
+        let last = self.alone.len().saturating_sub(1);
+        let at = |share: f64| self.alone[(last as f64 * share).round() as usize];
+        let together = self.together.max(1) as f64;
+        Figures {
+            calls: self.together + self.alone.len(),
+            median: at(0.5),
+            p99: at(0.99),
+            pipelined: self.seconds / together * f64::from(threads),
+            replay: None,
+            throughput: together / self.seconds,
+        }
+    }
+}
+
+/// Calls one after the other, each waited for; a few at least.
+fn alone(
+    model: &Model,
+    module: &str,
+    inputs: &[Tensor],
+    device: Device,
+    limit: Duration,
+    taken: &mut Taken,
+) -> Result<()> {
+    const LEAST: usize = 10;
+    let (begin, before) = (Instant::now(), taken.alone.len());
+    while begin.elapsed() < limit || taken.alone.len() - before < LEAST {
+        let called = Instant::now();
+        let answer = model.run(module, inputs)?;
+        wait(device);
+        taken.alone.push(called.elapsed().as_secs_f64());
+        drop(answer);
+    }
+    Ok(())
+}
+
+/// Calls by every thread at once, not waited for.
+fn together(
+    model: &Model,
+    module: &str,
+    inputs: &[Tensor],
+    device: Device,
+    limit: Duration,
+    threads: u16,
+    taken: &mut Taken,
+) -> Result<()> {
+    let stop = AtomicBool::new(false);
+    let begin = Instant::now();
+    let calls: Result<Vec<usize>> = std::thread::scope(|scope| {
+        let work = |inputs: Vec<Tensor>| {
+            let mut calls = 0;
+            while !stop.load(Ordering::Relaxed) {
+                drop(model.run(module, &inputs)?);
+                calls += 1;
+                if calls % 256 == 0 {
+                    // So that the queue stays short of what the device holds.
+                    wait(device);
+                }
+            }
+            wait(device);
+            Ok(calls)
+        };
+        let threads: Vec<_> = (0..threads)
+            .map(|_| {
+                let inputs = inputs.iter().map(Tensor::shallow_clone).collect();
+                scope.spawn(move || work(inputs))
+            })
+            .collect();
+        std::thread::sleep(limit);
+        stop.store(true, Ordering::Relaxed);
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| bail!("a caller panicked")))
+            .collect()
+    });
+    taken.together += calls?.iter().sum::<usize>();
+    taken.seconds += begin.elapsed().as_secs_f64();
+    Ok(())
+}
+
+/// Returns how long a launch of the graph alone takes; none without one.
+fn launches(
+    model: &Model,
+    module: &str,
+    sizes: &Sizes,
+    device: Device,
+    limit: Duration,
+) -> Result<Option<f64>> {
+    let Some(mut session) = model.session(module, sizes) else {
+        return Ok(None);
+    };
+    let (mut calls, begin) = (0, Instant::now());
+    while begin.elapsed() < limit {
+        for _ in 0..256 {
+            session.replay().map_err(|message| RuntimeError::Tensor {
+                module: module.into(),
+                message,
+            })?;
+        }
+        calls += 256;
+        wait(device);
+    }
+    Ok(Some(begin.elapsed().as_secs_f64() / f64::from(calls)))
+}
+
+/// Returns inputs of these sizes: integers in the range the spec says, or zeros; floats from a normal distribution.
+pub(super) fn samples(program: &Program, sizes: &Sizes, device: Device) -> Result<Vec<Tensor>> {
+    let place = tensors::device(device);
+    let sample = |input: &Input| -> Result<Tensor> {
+        let axes = input.layout.shape.iter().zip(&input.dims);
+        let size = |(&fixed, dim): (&i64, &Option<String>)| {
+            let named = dim.as_ref().and_then(|dim| sizes.get(dim));
+            named.copied().unwrap_or(fixed)
+        };
+        let (shape, kind) = (
+            axes.map(size).collect::<Vec<i64>>(),
+            tensors::kind(input.layout.dtype),
+        );
+        let made = match (input.layout.dtype, input.range) {
+            (dtype, _) if dtype.is_float() => {
+                Tensor::f_randn(&shape, (tch::Kind::Float, place))?.f_to_kind(kind)?
+            }
+            (Dtype::Bool, _) => Tensor::f_ones(&shape, (kind, place))?,
+            (_, Some([low, high])) => {
+                Tensor::f_randint_low(low, high.max(low + 1), &shape, (kind, place))?
+            }
+            (_, None) => Tensor::f_zeros(&shape, (kind, place))?,
+        };
+        Ok(made)
+    };
+    program.inputs.iter().map(sample).collect()
+}
+
+pub(super) fn wait(device: Device) {
+    if let Device::Cuda(ordinal) = device {
+        tch::Cuda::synchronize(ordinal as i64);
+    }
+}

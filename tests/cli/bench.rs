@@ -1,0 +1,133 @@
+//! `bench`: what a row says. What it measures is what it measures.
+
+#[path = "../fake/mod.rs"]
+mod fake;
+
+use fake::{Fake, Memory};
+use precast::Store;
+use serde_json::Value;
+
+use crate::sandbox::Sandbox;
+
+/// A sandbox whose store has one module: `f` at `batch=4 seq=4` and `batch=2 seq=2`, the first with an exported graph.
+/// `slow` says that eager was the faster one when it was built.
+fn sandbox(slow: bool) -> Sandbox {
+    let sandbox = Sandbox::new();
+    let store = Store::create(sandbox.path("artifacts")).unwrap();
+    let mut memory = Memory::default();
+    let fake = |size| Fake {
+        outputs: 2,
+        ..Fake::sized(size, size)
+    };
+    memory.add_with_archive(&fake(4));
+    if slow {
+        for program in memory.programs.values_mut() {
+            program.receipt = serde_json::json!({
+                "gate": { "artifact_us": 90.0, "artifact_runs": 20, "eager_us": 30.0, "eager_runs": 20 },
+            });
+        }
+    } else {
+        memory.add("f", &fake(2));
+    }
+    memory.publish(&store, "fake");
+    sandbox
+}
+
+fn rows(sandbox: &Sandbox, more: &[&str]) -> Vec<Value> {
+    let document = sandbox.json(&[&["bench", "f", "--seconds", "0.02"], more].concat());
+    crate::schemas::check("bench", &document);
+    document["buckets"].as_array().unwrap().clone()
+}
+
+#[test]
+fn a_row_says_what_answered_and_what_was_padding() {
+    let sandbox = sandbox(false);
+    let told = |row: &Value| {
+        assert!(
+            row["median"].as_f64().unwrap() > 0.0 && row["p99"].as_f64() >= row["median"].as_f64()
+        );
+        assert!(row["throughput"].as_f64().unwrap() > 0.0);
+        let (rung, runner) = (
+            row["rung"].as_str().unwrap(),
+            row["runner"].as_str().unwrap(),
+        );
+        format!(
+            "{} in {}: {rung}, {runner}, {}",
+            row["request"], row["bucket"], row["padding"]
+        )
+    };
+    let mut own: Vec<String> = rows(&sandbox, &["--threads", "2"])
+        .iter()
+        .map(told)
+        .collect();
+    own.sort();
+    insta::assert_snapshot!(own.join("\n"), @r#"
+    {"batch":2,"seq":2} in {"batch":2,"seq":2}: exact, artifact, 0.0
+    {"batch":4,"seq":4} in {"batch":4,"seq":4}: exact, artifact, 0.0
+    "#);
+    let at = ["--at", "batch=1,seq=2", "--at", "batch=3,seq=4"];
+    let at: Vec<String> = rows(&sandbox, &at).iter().map(told).collect();
+    insta::assert_snapshot!(at.join("\n"), @r#"
+    {"batch":1,"seq":2} in {"batch":2,"seq":2}: padded, artifact, 0.5
+    {"batch":3,"seq":4} in {"batch":4,"seq":4}: padded, artifact, 0.25
+    "#);
+}
+
+#[test]
+fn eager_is_measured_beside_it() {
+    for row in rows(&sandbox(false), &["--against", "eager"]) {
+        // It was exported at one size only, so the other one is padded.
+        let padding = if row["bucket"]["batch"] == 4 {
+            0.0
+        } else {
+            0.75
+        };
+        assert_eq!(row["eager"]["padding"], padding, "{row}");
+        let median = |row: &Value| row["median"].as_f64().unwrap();
+        let ratio = median(&row["eager"]) / median(&row);
+        let error = row["ratio"].as_f64().unwrap() / ratio - 1.0;
+        assert!(error.abs() < 1e-9, "{row}");
+    }
+    let none = sandbox(false).run(&["bench", "f", "--seconds", "0.02", "--against", "torch"]);
+    assert_eq!(none.code, 2);
+}
+
+#[test]
+fn a_row_says_that_eager_answered_in_place_of_the_artifact() {
+    let sandbox = sandbox(true);
+    let told = |more: &[&str]| {
+        let rows = rows(&sandbox, more);
+        (rows[0]["rung"].clone(), rows[0]["runner"].clone())
+    };
+    assert_eq!(told(&[]), ("eager".into(), "eager".into()));
+    assert_eq!(told(&["--compiled"]), ("exact".into(), "artifact".into()));
+}
+
+#[test]
+fn requests_are_refused_by_name() {
+    let sandbox = sandbox(false);
+    let told = |at: &str| {
+        sandbox
+            .run(&["bench", "f", "--seconds", "0.02", "--at", at])
+            .text()
+    };
+    insta::assert_snapshot!(told("batch=4"), @"
+    exit code 2
+    ----- stderr
+    error: `--at batch=4` does not name the module's dimensions
+    hint: say a size for each, as one of batch=2 seq=2; batch=4 seq=4
+    ");
+    insta::assert_snapshot!(told("batch=0,seq=1"), @"
+    exit code 2
+    ----- stderr
+    error: invalid value 'batch=0,seq=1' for '--at <DIM=SIZE,…>': expected sizes of at least 1, as `batch=3,seq=20`
+
+    For more information, try '--help'.
+    ");
+    insta::assert_snapshot!(told("batch=5,seq=1"), @"
+    exit code 3
+    ----- stderr
+    error: module `f` has no bucket for batch=5 seq=1; it has batch=2 seq=2, batch=4 seq=4
+    hint: the nearest is batch=4 seq=4
+    ");
+}
