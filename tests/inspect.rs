@@ -342,3 +342,44 @@ fn a_store_that_is_not_there_is_an_error_with_a_hint() {
         assert!(told.contains("hint:"), "{args:?}: {told}");
     }
 }
+
+#[test]
+fn programs_go_by_their_names() {
+    let sample = sample();
+    let json = |words: &str| {
+        let args: Vec<&str> = words.split(' ').chain(["--format", "json"]).collect();
+        let (out, told, code) = precast(&sample, &args);
+        assert_eq!(code, 0, "{words}: {told}");
+        serde_json::from_str::<serde_json::Value>(&out).unwrap()
+    };
+    // What the newest release has goes before what was built under the same name.
+    let live = json("ls --state live");
+    let ids: Vec<_> = (live["programs"].as_array().unwrap().iter())
+        .filter(|row| row["bucket"] == "batch=1 seq=32")
+        .map(|row| row["id"].clone())
+        .collect();
+    let [id] = &ids[..] else { panic!("{live}") };
+    assert_eq!(&json("show encode batch=1 seq=32")["id"], id);
+    assert_eq!(&json("show minilm encode batch=1 seq=32")["id"], id);
+    assert_eq!(&json("why encode batch=1 seq=32")["why"][0]["id"], id);
+    let log = json("log encode batch=8 seq=128");
+    assert!(
+        log["logs"][0]["of"]
+            .as_str()
+            .unwrap()
+            .starts_with("failure"),
+        "{log}"
+    );
+    let (_, told, code) = precast(&sample, &["show", "encode"]);
+    assert_eq!(code, 2, "{told}");
+    assert!(told.contains("names 3 programs"), "{told}");
+    assert!(told.contains("`encode batch=1 seq=128` is "), "{told}");
+    let (_, told, code) = precast(&sample, &["show", "encode", "batch=2"]);
+    assert_eq!(code, 3, "{told}");
+    assert!(told.contains("no ID `encode batch=2`"), "{told}");
+    let (_, told, code) = precast(
+        &sample,
+        &["diff", "encode batch=1 seq=32", "encode batch=8 seq=32"],
+    );
+    assert_eq!(code, 0, "{told}");
+}

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::{
     Context,
     exit::{AGAIN, Missing, Usage},
+    name,
     text::count,
 };
 use crate::{
@@ -26,7 +27,7 @@ use crate::{
     for the newest one, and a folder for a store."
 )]
 pub(super) struct Args {
-    /// An ID, a release or a store
+    /// An ID, a program as "MODULE BUCKET", a release or a store
     a: String,
     /// What to compare it with
     b: String,
@@ -101,7 +102,7 @@ fn side(text: &str, context: &Context) -> Result<Side> {
         message: format!("`{text}` went away while it was read"),
         hint: AGAIN.to_owned(),
     };
-    Ok(match store.resolve(text)? {
+    Ok(match name::find(&store, text)? {
         Found::Program(id) => Side::Key("program", store.program(&id)?.ok_or_else(gone)?.request),
         Found::Artifact(id) => Side::Key("artifact", store.artifact(&id)?.ok_or_else(gone)?.key),
         Found::Failure(_) | Found::Object(_) => {

@@ -6,7 +6,12 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde_json::json;
 
-use super::{Context, exit::Missing, text::plain};
+use super::{
+    Context,
+    exit::Missing,
+    name::{self, Named},
+    text::plain,
+};
 use crate::{
     Digest,
     store::{Found, Store, StoreError},
@@ -14,15 +19,16 @@ use crate::{
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// An artifact, a program or something that failed
-    id: String,
+    #[command(flatten)]
+    what: Named,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.look()?;
-    let logs = logs(&store, &args.id)?;
+    let what = args.what.text();
+    let logs = logs(&store, &what)?;
     if logs.is_empty() {
-        let message = format!("nothing was logged for `{}`", args.id);
+        let message = format!("nothing was logged for `{what}`");
         let hint =
             "a compiler that says nothing leaves no log; `precast show` has the rest".to_owned();
         return Err(Missing { message, hint }.into());
@@ -52,9 +58,9 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     Ok(0)
 }
 
-/// Returns the logs of what `id` stands for, each with what it is the log of.
-fn logs(store: &Store, id: &str) -> Result<Vec<(String, Digest)>, StoreError> {
-    let found = store.resolve(id)?;
+/// Returns the logs of what `what` stands for, each with what it is the log of.
+fn logs(store: &Store, what: &str) -> Result<Vec<(String, Digest)>> {
+    let found = name::find(store, what)?;
     let mut logs = Vec::new();
     match found {
         Found::Object(digest) => logs.push((format!("object {}", digest.short()), digest)),

@@ -15,6 +15,7 @@ mod inspect;
 mod internal;
 mod log;
 mod ls;
+mod name;
 mod plan;
 mod printer;
 mod program;

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::{
     Context,
     exit::{AGAIN, Missing},
+    name::{self, Named},
     program,
     text::bytes,
 };
@@ -19,17 +20,18 @@ use crate::{
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// An ID, or the first digits of one
-    id: String,
+    #[command(flatten)]
+    what: Named,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.look()?;
+    let what = args.what.text();
     let gone = || Missing {
-        message: format!("`{}` went away while it was read", args.id),
+        message: format!("`{what}` went away while it was read"),
         hint: AGAIN.to_owned(),
     };
-    match store.resolve(&args.id)? {
+    match name::find(&store, &what)? {
         Found::Program(id) => {
             show_program(&store.program(&id)?.ok_or_else(gone)?, &store, context)?
         }

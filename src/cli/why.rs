@@ -9,6 +9,7 @@ use serde_json::json;
 use super::{
     Context,
     exit::{AGAIN, Missing},
+    name::{self, Named},
 };
 use crate::{
     inspect::{
@@ -25,9 +26,8 @@ const FILES: usize = 8;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// A program, an artifact, or the name of a module; what would be built now, `precast plan` says
-    #[arg(value_name = "ID-or-MODULE")]
-    what: String,
+    #[command(flatten)]
+    what: Named,
     /// Only programs of this model
     #[arg(long)]
     model: Option<String>,
@@ -85,28 +85,24 @@ fn without_effect(args: &Args, store: &Store) -> Result<Vec<Reason>> {
         .model
         .as_ref()
         .is_none_or(|model| *model == spec.model.name);
-    match model && spec.modules.iter().any(|module| module.name == args.what) {
-        true => Ok(why::without_effect(&spec, store, &args.what, FILES)?),
+    let what = args.what.text();
+    match model && spec.modules.iter().any(|module| module.name == what) {
+        true => Ok(why::without_effect(&spec, store, &what, FILES)?),
         false => Ok(Vec::new()),
     }
 }
 
 fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {
-    let modules = of_module(args, store)?;
+    let what = args.what.text();
+    let modules = of_module(args, &what, store)?;
     if !modules.is_empty() {
         return Ok(modules);
     }
     let missing = |hint: &str| Missing {
-        message: format!("no module and no ID `{}` is in the store", args.what),
+        message: format!("`{what}` can't be explained"),
         hint: hint.to_owned(),
     };
-    let found = match store.resolve(&args.what) {
-        Ok(found) => found,
-        Err(StoreError::BadPrefix(_) | StoreError::Unknown(_)) => {
-            return Err(missing("`precast ls` lists modules and IDs").into());
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let found = name::find(store, &what)?;
     let gone = || missing(AGAIN);
     Ok(match found {
         Found::Program(id) => vec![why::program(store, &store.program(&id)?.ok_or_else(gone)?)?],
@@ -131,10 +127,10 @@ fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {
 }
 
 /// Returns the answers for the programs of a module in the newest releases, or for all where no release has one.
-fn of_module(args: &Args, store: &Store) -> Result<Vec<Why>, StoreError> {
+fn of_module(args: &Args, what: &str, store: &Store) -> Result<Vec<Why>, StoreError> {
     let filter = Filter {
         model: args.model.clone(),
-        module: Some(args.what.clone()),
+        module: Some(what.to_owned()),
         ..Filter::default()
     };
     let mut live = Vec::new();
