@@ -311,7 +311,9 @@ fn a_device_that_is_not_there_is_refused() {
         Runtime::over(Memory::default().source(), vec![]),
         Err(RuntimeError::Devices)
     ));
-    let twice = Runtime::over(Memory::default().source(), [Device::Cpu, Device::Cpu]);
+    // Before a device is looked for.
+    let twice = [Device::Cuda(0), Device::Cpu, Device::Cuda(0)];
+    let twice = Runtime::over(Memory::default().source(), twice);
     assert!(matches!(twice, Err(RuntimeError::Devices)));
 }
 

@@ -25,7 +25,7 @@ pub enum RuntimeError {
     NoDevice { device: Device, reason: String },
     #[error("the torch of this process can't be told: {reason}")]
     UnknownHost { reason: String },
-    #[error("a runtime needs at least one device, and each only once")]
+    #[error("a runtime needs at least one device, and each CUDA device only once")]
     Devices,
     #[error("program `{}` ({module} {bucket}) was built for another target than `{device}` of this host: {}",
         program.short(), list(mismatches))]

@@ -13,11 +13,11 @@ use super::{
     RuntimeError,
     cost::slower_than_eager,
     graphs::Shared,
-    model::Quarantined,
     program::{Ready, With, in_store},
     runtime::Graphs,
     source::Source,
     stats::Counters,
+    watch::Quarantined,
     weights::Weights,
 };
 use crate::{Device, Digest, record::Program};

@@ -30,6 +30,7 @@
 //! the level trace. They cost nothing that can be measured while nobody subscribes.
 
 mod arrays;
+mod behind;
 mod cost;
 mod dispatch;
 mod eager;
@@ -46,26 +47,31 @@ mod pad;
 mod peak;
 mod pool;
 mod program;
+mod replica;
 #[allow(clippy::module_inception)]
 mod runtime;
 mod source;
 mod stats;
+mod swap;
 pub mod tensors;
 mod validate;
 mod variant;
+mod watch;
 mod weights;
 mod wiring;
 
 pub use arrays::{Argument, Array, Element, Value};
+pub use behind::Timings;
 pub use error::{NoFit, Problem, RuntimeError};
 pub use ffi::{DeviceMemory, Scope, Stream};
 pub use graphs::Session;
 pub use host::{device_memory, host};
 pub use loader::Loading;
-pub use model::{Inputs, Model, Quarantined, Timings};
+pub use model::{Inputs, Model};
 pub use outputs::{Outputs, Rung, Served};
 pub(crate) use peak::peak;
 pub use runtime::{Devices, Graphs, Runtime};
 pub use source::{Source, SourceError, sealed};
 pub use stats::{BucketStats, ModuleStats};
+pub use watch::{DeviceStats, Quarantined};
 pub use weights::WeightSet;

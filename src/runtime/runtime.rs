@@ -11,8 +11,9 @@ use super::{
     ffi::cuda,
     host::host,
     loader::{Held, Loader, Loading, Slot},
-    model::{Inputs, Model, Replica},
+    model::{Inputs, Model},
     program::in_store,
+    replica::Replica,
     source::Source,
     variant::Variant,
     weights::{WeightSet, Weights},
@@ -63,9 +64,15 @@ pub struct Runtime {
 type Priority = Arc<dyn Fn(&Program) -> i64 + Send + Sync>;
 
 impl Runtime {
-    /// Makes a runtime over a store on one or several devices.
+    /// Makes a runtime over a store on one or several devices, as `Device::Cpu` or `[Device::Cuda(0), Device::Cuda(1)]`.
     ///
-    /// Fails when a device is not there: CUDA ordinals are those of this process (`CUDA_VISIBLE_DEVICES`).
+    /// A model has a replica on each. A call whose inputs are on one of the devices is answered there; any other goes to
+    /// the one with the fewest calls under way, in turns where several have as few ([`Model::devices`] counts). The CPU
+    /// may be named several times, each a replica with lanes of its own; all of them share one copy of the weights.
+    ///
+    /// Fails with [`RuntimeError::NoDevice`] when one is not there, where CUDA ordinals are those of this process
+    /// (`CUDA_VISIBLE_DEVICES`), and with [`RuntimeError::Devices`] when none is named or a CUDA device twice. The
+    /// caller's current CUDA device is what it was, here and after every call.
     pub fn new(store: &Store, devices: impl Into<Devices>) -> Result<Self, RuntimeError> {
         Self::over(Arc::new(store.clone()), devices)
     }
@@ -79,7 +86,7 @@ impl Runtime {
         let twice = devices
             .iter()
             .enumerate()
-            .any(|(i, device)| devices[..i].contains(device));
+            .any(|(i, device)| *device != Device::Cpu && devices[..i].contains(device));
         if devices.is_empty() || twice {
             return Err(RuntimeError::Devices);
         }
@@ -428,6 +435,10 @@ fn check(device: Device) -> Result<(), RuntimeError> {
     let devices = cuda().map_err(no)?.devices();
     match ordinal < devices {
         true => Ok(()),
-        false => Err(no(format!("this process sees {devices} CUDA devices"))),
+        false if devices == 1 => Err(no("this process sees one CUDA device, `cuda:0`".to_owned())),
+        false => Err(no(format!(
+            "this process sees {devices} CUDA devices, the last is `cuda:{}`",
+            devices - 1
+        ))),
     }
 }

@@ -130,7 +130,7 @@ fn a_sticky_error_makes_the_runtime_unready_at_once() {
 }
 
 /// Returns or sets the device CUDA has as current on this thread.
-fn current_device(set: Option<i32>) -> i32 {
+pub fn current_device(set: Option<i32>) -> i32 {
     let mut now = -1;
     // SAFETY: the CUDA runtime is in the process already, so this runs no initialiser; the signatures are those of
     // `cudaGetDevice` and `cudaSetDevice` in cuda_runtime_api.h.

@@ -10,6 +10,7 @@ use tch::{Kind, Tensor};
 mod faults;
 mod graphs;
 mod memory;
+mod replicas;
 mod upload;
 
 /// Returns the store to test with, or says what is missing. Written past libtest's capture: a skip is never silent.

@@ -1,0 +1,140 @@
+//! A model on several devices. The CPU twice stands for them here: what chooses between replicas does not know what they
+//! are on. `tests/gpu/replicas.rs` has the same with two CUDA devices.
+#![cfg(feature = "torch")]
+
+mod fake;
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use fake::{Fake, Memory};
+use precast::{Device, Model, Runtime, Value, runtime::DeviceStats};
+
+fn load(fake: Fake, devices: usize) -> (Runtime, Model) {
+    let runtime =
+        Runtime::over(Memory::with(&[fake]).source(), vec![Device::Cpu; devices]).unwrap();
+    let runtime = runtime.instances(1);
+    let model = runtime.load("fake").unwrap();
+    (runtime, model)
+}
+
+fn x(rows: usize, value: f32) -> Value {
+    Value::new(&vec![value; rows * 2], &[rows, 2]).unwrap()
+}
+
+fn answered(model: &Model) -> Vec<u64> {
+    model
+        .devices()
+        .iter()
+        .map(|device| device.answered)
+        .collect()
+}
+
+#[test]
+fn one_caller_has_them_in_turns_and_counts_are_by_device() {
+    let (_, model) = load(Fake::sized(2, 2), 3);
+    for _ in 0..30 {
+        let out = model.run("f", &[x(2, 3.0)]).unwrap();
+        assert_eq!(out.array::<f32>(0).unwrap().data(), [6.0; 4]);
+    }
+    model.run("f", &[x(1, 3.0)]).unwrap();
+    assert_eq!(answered(&model), [11, 10, 10]);
+    let first = DeviceStats {
+        device: "cpu".to_owned(),
+        in_flight: 0,
+        answered: 11,
+        failed: 0,
+        broken: None,
+    };
+    assert_eq!(model.devices()[0], first);
+    assert_eq!(model.stats().len(), 3, "a row by module and device");
+    // What was asked for is counted together, whoever answered.
+    let counts = model.counts().calls;
+    let counts: Vec<_> = counts.iter().map(|row| (&*row.rung, row.count)).collect();
+    assert_eq!(counts.len(), 2, "{counts:?}");
+    assert!(
+        counts.contains(&("exact", 30)) && counts.contains(&("padded", 1)),
+        "{counts:?}"
+    );
+}
+
+#[test]
+fn a_call_goes_where_the_fewest_are_under_way() {
+    // A call with numbers below 0 takes a second; those that are made meanwhile find the other replica.
+    let fake = Fake {
+        behaviour: "HANGS",
+        ..Fake::sized(2, 2)
+    };
+    let (_, model) = load(fake, 2);
+    let (model, over) = (&model, &AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            model.run("f", &[x(2, -1.0)]).unwrap();
+            over.store(true, Ordering::SeqCst);
+        });
+        let busy = || {
+            model
+                .devices()
+                .iter()
+                .position(|device| device.in_flight > 0)
+        };
+        let began = Instant::now();
+        let busy = loop {
+            if let Some(busy) = busy() {
+                break busy;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60));
+            std::thread::yield_now();
+        };
+        let before = answered(model)[busy];
+        for _ in 0..20 {
+            model.run("f", &[x(2, 1.0)]).unwrap();
+        }
+        if !over.load(Ordering::SeqCst) {
+            assert_eq!(
+                answered(model)[busy],
+                before,
+                "a call went to the busy replica"
+            );
+        }
+    });
+    assert_eq!(answered(model).iter().sum::<u64>(), 21);
+    assert!(model.devices().iter().all(|device| device.in_flight == 0));
+}
+
+#[test]
+fn every_replica_has_the_weights_that_were_swapped_in() {
+    let mut memory = Memory::with(&[Fake::sized(2, 2)]);
+    let tuned = memory.put(fake::weights(&[("scale", &[5.0])]));
+    let devices = [Device::Cpu, Device::Cpu];
+    let runtime = Runtime::over(memory.source(), devices).unwrap();
+    let model = runtime.load("fake").unwrap();
+    model.swap(&runtime.weights(Some(tuned)).unwrap()).unwrap();
+    for _ in 0..4 {
+        let out = model.run("f", &[x(2, 3.0)]).unwrap();
+        assert_eq!(out.array::<f32>(0).unwrap().data(), [15.0; 4]);
+    }
+    assert_eq!(answered(&model), [2, 2]);
+}
+
+#[test]
+fn callers_on_several_threads_use_all_of_them() {
+    let (_, model) = load(Fake::sized(2, 2), 2);
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let model = &model;
+            scope.spawn(move || {
+                let value = f32::from(thread);
+                for _ in 0..500 {
+                    let out = model.run("f", &[x(2, value)]).unwrap();
+                    assert_eq!(out.array::<f32>(0).unwrap().data(), [value * 2.0; 4]);
+                }
+            });
+        }
+    });
+    let answered = answered(&model);
+    assert_eq!(answered.iter().sum::<u64>(), 2000);
+    assert!(answered.iter().all(|&n| n > 400), "{answered:?}");
+}
