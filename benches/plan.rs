@@ -77,6 +77,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             compiled: form.compiled,
             regions: &module.regions,
             settings: &settings.compile,
+            tuned: false,
         };
         let (id, request) = key.explained();
         let program = Program {

@@ -18,13 +18,13 @@ use super::{
     engine::reopen,
     progress::{Event, Progress},
     protocol::{Captured, Compiled, ModuleRequest, Request, Sampled, Weights},
-    queue::{Compile, Next, Queue, Task},
+    queue::{Compile, Next, Queue, Task, Waiting},
     weights::{self, StoredWeights},
     worker::Worker,
 };
 use crate::{
     Digest,
-    plan::{ArtifactKey, Item, Plan},
+    plan::{Item, Plan},
     record::{Sizes, Source},
     spec::Module,
 };
@@ -341,59 +341,58 @@ impl<'s> Shared<'s> {
 
     /// Queues what must be compiled for a captured program.
     fn captured(&self, job: usize, captured: Captured) -> Result<(), BuildError> {
-        let Job { item, .. } = &self.jobs[job];
+        let Job { item, request, .. } = &self.jobs[job];
         let Some(known) = &self.plan.known else {
             return Err(BuildError::Protocol {
                 message: "captured before the target was known".to_owned(),
             });
         };
-        let mut keys = Vec::new();
-        let mut compiles = Vec::new();
         let segments = match item.form.compiled {
             true => &captured.segments[..],
             false => &[],
         };
-        for (index, segment) in segments.iter().enumerate() {
-            let settings = &item.settings.compile;
-            let key = ArtifactKey {
-                graph: &Digest::of(segment.graph.as_bytes()),
-                inputs: &segment.inputs,
-                outputs: &segment.outputs,
-                constants: &segment.constants,
-                backend: settings.backend,
-                mode: settings.mode,
-                options: &settings.options,
-                passes: &[],
-                target: &known.target,
-            };
-            let (key, explained) = key.explained();
-            keys.push(key);
-            if !self.options.store.keep_artifact(&key)?
-                && compiles.iter().all(|c: &Compile| c.key != key)
-            {
+        let mut ways = self.ways(item, segments, known, request["tuned"] == true);
+        let mut chosen_by = None;
+        if let Some((before, way)) = self.chosen_before(&self.jobs[job], &captured, known)? {
+            (ways, chosen_by) = (vec![way], Some(before));
+        }
+        let name = item.name(self.options.spec);
+        let mut compiles: Vec<Compile> = Vec::new();
+        // What is queued last is compiled first.
+        for way in ways.iter().rev().filter(|way| way.refused.is_none()) {
+            for (index, (key, segment)) in way.keys.iter().zip(segments).enumerate() {
+                if self.options.store.keep_artifact(key)? || compiles.iter().any(|c| c.key == *key)
+                {
+                    continue;
+                }
                 let step = captured.steps.iter().find(|step| step.segment == index);
-                let name = step.map_or_else(String::new, |step| step.name.clone());
-                let name = format!("{} {name}", item.name(self.options.spec))
-                    .trim_end()
-                    .to_owned();
+                let step = step.map_or("", |step| &step.name);
                 compiles.push(Compile {
-                    key,
-                    explained,
+                    key: *key,
+                    explained: way.set.key(item, segment, known).1,
                     segment: segment.clone(),
-                    job,
-                    name,
+                    set: way.set.clone(),
+                    name: way.of(format!("{name} {step}").trim_end(), ways.len()),
                 });
             }
         }
         let module = &self.options.spec.modules[item.module].name;
+        let artifacts: BTreeSet<&Digest> = ways.iter().flat_map(|way| &way.keys).collect();
         self.progress.event(&Event::Captured {
             module,
             bucket: &item.form.name(),
             steps: captured.steps.len(),
-            artifacts: keys.iter().collect::<BTreeSet<_>>().len(),
+            artifacts: artifacts.len(),
             missing: compiles.len(),
         });
-        self.lock().captured(job, captured, keys, compiles);
+        let waiting = Waiting {
+            captured,
+            missing: compiles.iter().map(|compile| compile.key).collect(),
+            compiled: compiles.len(),
+            ways,
+            chosen_by,
+        };
+        self.lock().captured(job, waiting, compiles);
         Ok(())
     }
 
@@ -423,7 +422,7 @@ impl<'s> Shared<'s> {
                 Ok(())
             }
             Err((error, log)) => {
-                let mut asking = self.lock().failed(&key).into_iter();
+                let mut asking = self.lock().failed(&key, &error.to_string()).into_iter();
                 asking.try_for_each(|job| self.fail_with(job, &error, &log))
             }
         }
@@ -437,13 +436,12 @@ impl<'s> Shared<'s> {
         seat: &mut Seat<'_>,
         compile: Compile,
     ) -> Result<Result<bool, (BuildError, Vec<u8>)>, BuildError> {
-        let settings = &self.jobs[compile.job].item.settings.compile;
         let request = Request::Compile {
             file: compile.segment.file.clone(),
             device: self.options.spec.target.device.to_string(),
             isa: self.options.spec.target.isa.clone(),
-            mode: settings.mode.name().to_owned(),
-            options: settings.options.clone().into_iter().collect(),
+            mode: compile.set.mode.name().to_owned(),
+            options: compile.set.options.clone().into_iter().collect(),
             out: self
                 .crew
                 .scratch

@@ -16,6 +16,7 @@
 //! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
 //! | `limits` | what a process may take, and how it ends |
 //! | `gate` | comparing a candidate with eager |
+//! | `tune` | making a program in several ways and keeping the fastest |
 //!
 //! What is not promised: a sandbox. The worker runs the model's own code with the rights of its user.
 
@@ -30,6 +31,7 @@ pub mod progress;
 pub mod protocol;
 mod publish;
 mod queue;
+mod tune;
 mod weights;
 mod worker;
 

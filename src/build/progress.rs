@@ -1,6 +1,7 @@
 //! How a build tells what it does, without printing.
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::{Digest, plan::Reason};
 
@@ -53,6 +54,12 @@ pub enum Event<'a> {
         steps: usize,
         artifacts: usize,
         missing: usize,
+    },
+    /// A program was made in several ways: a row for each, as receipts have them.
+    Tuned {
+        module: &'a str,
+        bucket: &'a str,
+        tried: &'a [Value],
     },
     /// A program passed its gate and is in the store.
     Published {

@@ -6,7 +6,6 @@
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -27,9 +26,6 @@ use crate::{
     spec::FailPolicy,
     store::StoreError,
 };
-
-/// How long a candidate may run.
-const GATE_LIMIT: Duration = Duration::from_secs(900);
 
 /// Inputs and outputs of an artifact.
 #[derive(Default)]
@@ -136,7 +132,8 @@ impl Shared<'_> {
     pub(super) fn gate(&self, number: usize, job: usize) -> Result<(), BuildError> {
         let Some(Waiting {
             captured,
-            keys,
+            ways,
+            chosen_by,
             compiled,
             ..
         }) = self.lock().take(job)
@@ -152,17 +149,6 @@ impl Shared<'_> {
             item, id, request, ..
         } = &self.jobs[job];
         let module = &self.options.spec.modules[item.module];
-        let steps = match item.form.compiled {
-            true => captured.steps,
-            false => vec![],
-        };
-        let steps = steps.into_iter().map(|step| Step {
-            name: step.name,
-            artifact: keys[step.segment],
-            inputs: step.inputs,
-            outputs: step.outputs,
-            binding: step.binding,
-        });
         let layouts = Layouts {
             inputs: captured
                 .inputs
@@ -199,6 +185,19 @@ impl Shared<'_> {
             )?),
             None => None,
         };
+        let (calls, compiled_form) = (captured.steps, item.form.compiled);
+        let steps = |keys: &[Digest]| -> Vec<Step> {
+            let calls = calls.iter().filter(|_| compiled_form);
+            calls
+                .map(|step| Step {
+                    name: step.name.clone(),
+                    artifact: keys[step.segment],
+                    inputs: step.inputs.clone(),
+                    outputs: step.outputs.clone(),
+                    binding: step.binding.clone(),
+                })
+                .collect()
+        };
         let mut program = Program {
             schema: SCHEMA,
             id: *id,
@@ -211,7 +210,7 @@ impl Shared<'_> {
             outputs: captured.outputs,
             results: captured.results,
             values: captured.values,
-            steps: steps.collect(),
+            steps: ways.first().map(|way| steps(&way.keys)).unwrap_or_default(),
             eager,
             constants,
             padding: match captured.padding_refused {
@@ -236,19 +235,24 @@ impl Shared<'_> {
                 rtol: module.gate.rtol,
                 atol: module.gate.atol,
             };
-            let (verdict, _) = self.told(number, "gate", &name, || {
-                gate::in_child(
-                    &self.options.gate,
-                    &candidate,
-                    &self.crew.limits,
-                    self.limit(GATE_LIMIT),
-                    &self.crew.stop,
-                )
-            });
-            match verdict {
-                Ok(report) => program.receipt["gate"] = report,
+            let place = (module.name.as_str(), &*item.form.name());
+            match self.judge(number, place, &name, candidate, ways, &steps) {
+                Ok(judged) => {
+                    program.steps = judged.steps;
+                    program.receipt["gate"] = judged.report;
+                    if !judged.tuned.is_empty() {
+                        program.receipt["tuned"] = judged.tuned.into();
+                    }
+                }
                 Err(error) => return self.fail(job, error, &[]),
             }
+        }
+        if let Some(before) = chosen_by
+            && let Some(before) = self.options.store.program(&before)?
+        {
+            program.receipt["tuned"] = before.receipt["tuned"].clone();
+            let first = before.receipt.get("tuned_by").cloned();
+            program.receipt["tuned_by"] = first.unwrap_or_else(|| json!(before.id));
         }
         if let Some(path) = crate::plan::changed_source(&self.options.spec.root, &known.entry) {
             return self.fail(job, BuildError::SourceChanged { path }, &[]);
@@ -260,7 +264,8 @@ impl Shared<'_> {
             bucket: &bucket,
             id: *id,
         });
-        let artifacts = keys.iter().collect::<BTreeSet<_>>().len();
+        let artifacts = program.steps.iter().map(|step| step.artifact);
+        let artifacts = artifacts.collect::<BTreeSet<_>>().len();
         let built = Built {
             id: *id,
             artifacts,

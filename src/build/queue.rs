@@ -12,6 +12,7 @@ use super::{
     BuildError,
     jobs::Done,
     protocol::{Captured, Segment},
+    tune::{Set, Way},
 };
 use crate::Digest;
 
@@ -20,8 +21,7 @@ pub(super) struct Compile {
     pub key: Digest,
     pub explained: Value,
     pub segment: Segment,
-    /// The job that asked for it first: its settings are those of the key.
-    pub job: usize,
+    pub set: Set,
     /// What progress calls it.
     pub name: String,
 }
@@ -29,8 +29,10 @@ pub(super) struct Compile {
 /// A captured program that waits for its artifacts.
 pub(super) struct Waiting {
     pub captured: Captured,
-    /// Key of each segment's artifact.
-    pub keys: Vec<Digest>,
+    /// How it is compiled: the first way is kept unless another is faster.
+    pub ways: Vec<Way>,
+    /// The program whose choice of a way this is, where it was made before.
+    pub chosen_by: Option<Digest>,
     pub missing: BTreeSet<Digest>,
     pub compiled: usize,
 }
@@ -142,14 +144,7 @@ impl Queue {
     }
 
     /// Queues what a captured program lacks.
-    pub fn captured(
-        &mut self,
-        job: usize,
-        captured: Captured,
-        keys: Vec<Digest>,
-        compiles: Vec<Compile>,
-    ) {
-        let missing: BTreeSet<Digest> = compiles.iter().map(|compile| compile.key).collect();
+    pub fn captured(&mut self, job: usize, waiting: Waiting, compiles: Vec<Compile>) {
         for compile in compiles {
             if self.pending.insert(compile.key) {
                 self.compiles.push(compile);
@@ -157,15 +152,9 @@ impl Queue {
         }
         self.compiles
             .sort_by_key(|compile| compile.segment.graph.len());
-        if missing.is_empty() {
+        if waiting.missing.is_empty() {
             self.gates.push_back(job);
         }
-        let waiting = Waiting {
-            captured,
-            keys,
-            compiled: missing.len(),
-            missing,
-        };
         self.waiting.insert(job, waiting);
     }
 
@@ -179,16 +168,39 @@ impl Queue {
         }
     }
 
-    /// Takes note that an artifact can't be made, and returns the programs that needed it.
-    pub fn failed(&mut self, key: &Digest) -> Vec<usize> {
+    /// Takes note that an artifact can't be made and why, and returns the programs that can do in no way without it.
+    pub fn failed(&mut self, key: &Digest, why: &str) -> Vec<usize> {
         self.pending.remove(key);
-        let asking =
-            |(job, waiting): (&usize, &Waiting)| waiting.missing.contains(key).then_some(*job);
-        let asking: Vec<usize> = self.waiting.iter().filter_map(asking).collect();
-        for job in &asking {
+        let mut without = Vec::new();
+        for (job, waiting) in &mut self.waiting {
+            if !waiting.missing.contains(key) {
+                continue;
+            }
+            let ways = &mut waiting.ways;
+            for way in ways.iter_mut().filter(|way| way.keys.contains(key)) {
+                way.refused.get_or_insert_with(|| why.to_owned());
+            }
+            let left = |key: &Digest| {
+                let mut left = ways.iter().filter(|way| way.refused.is_none());
+                left.any(|way| way.keys.contains(key))
+            };
+            waiting.missing.retain(left);
+            if ways.iter().all(|way| way.refused.is_some()) {
+                without.push(*job);
+            } else if waiting.missing.is_empty() {
+                self.gates.push_back(*job);
+            }
+        }
+        for job in &without {
             self.waiting.remove(job);
         }
-        asking
+        // What nobody waits for any more is not made.
+        let (waiting, pending) = (&self.waiting, &mut self.pending);
+        self.compiles.retain(|compile| {
+            let wanted = waiting.values().any(|w| w.missing.contains(&compile.key));
+            wanted || !pending.remove(&compile.key)
+        });
+        without
     }
 
     /// Takes a captured program out, to gate it.

@@ -70,6 +70,9 @@ pub(super) struct SpecArgs {
     /// are TOML, quotes around a word can be left out. May be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub(super) set: Vec<String>,
+    /// Try several option sets for every program, and keep the fastest one that passes; takes several times as long
+    #[arg(long)]
+    pub(super) tune: bool,
 }
 
 impl SpecArgs {
@@ -77,6 +80,7 @@ impl SpecArgs {
         Ok(Request {
             only: self.only.clone(),
             command_line: CommandLine::parse(&self.set, spec)?,
+            tune: self.tune,
         })
     }
 }

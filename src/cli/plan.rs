@@ -39,7 +39,7 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
             let module = &spec.modules[item.module].name;
             let (state, id, why) = match &item.state {
                 State::Hit { id } => ("hit", Some(*id), json!([])),
-                State::Miss { key, reasons } => ("miss", key.as_ref().map(|(id, _)| *id), json!(reasons)),
+                State::Miss { key, reasons, .. } => ("miss", key.as_ref().map(|(id, _)| *id), json!(reasons)),
                 State::Skipped { key, why } => ("skipped", Some(*key), json!([why])),
             };
             json!({

@@ -331,36 +331,60 @@ fn receipt(receipt: &Receipt, context: &Context) -> Result<()> {
     tuned(receipt, context)
 }
 
-/// Prints what `--tune` tried.
+/// Prints the option sets that it was compiled with.
 fn tuned(receipt: &Receipt, context: &Context) -> Result<()> {
-    if receipt.tuned.is_empty() {
+    let out = &context.out;
+    let Some(choice) = receipt::choice(&receipt.tuned) else {
         return Ok(());
+    };
+    out.line(format_args!("\n{}", "tuned".bold()))?;
+    out.line(format_args!("  {choice}"))?;
+    if let Some(by) = &receipt.tuned_by {
+        out.line(format_args!(
+            "  measured for {}, which has the same artifacts",
+            by.short()
+        ))?;
     }
-    context.out.line(format_args!("\n{}", "tried".bold()))?;
-    const COLUMNS: [Column; 5] = [
+    out.line("")?;
+    const COLUMNS: [Column; 6] = [
         Column::left("  OPTIONS", 0),
         Column::right("COMPILE", 2),
         Column::right("LATENCY", 0),
-        Column::right("MAX ABS", 3),
-        Column::left("KEPT", 1).painted(|text| text.green().to_string()),
+        Column::right("SPEED", 3),
+        Column::right("MAX ABS", 4),
+        Column::left("", 1).painted(|text| match text {
+            "kept" => text.green().to_string(),
+            _ => text.yellow().to_string(),
+        }),
     ];
+    let first = receipt.tuned.first().and_then(|first| first.latency);
     let rows = receipt.tuned.iter().map(|tried| {
+        let speed = first.zip(tried.latency);
         Ok(vec![
             format!("  {}", tried.options),
             tried.seconds.map(time).unwrap_or_default(),
             tried.latency.map(time).unwrap_or_default(),
+            speed
+                .map(|(first, own)| format!("{:.2}×", first / own))
+                .unwrap_or_default(),
             tried
                 .max_abs
                 .map(|error| format!("{error:.2e}"))
                 .unwrap_or_default(),
-            if tried.chosen {
-                "yes".to_owned()
-            } else {
-                String::new()
+            match (tried.chosen, &tried.refused) {
+                (true, _) => "kept".to_owned(),
+                (false, Some(_)) => "refused".to_owned(),
+                (false, None) => String::new(),
             },
         ])
     });
-    table::print(&context.out, &COLUMNS, rows)?;
+    table::print(out, &COLUMNS, rows)?;
+    out.line("")?;
+    for tried in &receipt.tuned {
+        if let Some(why) = &tried.refused {
+            out.line(format_args!("  {} was refused: {why}", tried.options))?;
+        }
+    }
     Ok(())
 }
 

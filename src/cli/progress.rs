@@ -14,7 +14,10 @@ use super::{
     Context,
     printer::{Printer, note},
 };
-use crate::build::progress::{Event, Progress};
+use crate::{
+    build::progress::{Event, Progress},
+    inspect::receipt,
+};
 
 /// A [`Progress`] that can be told that nothing more comes.
 pub(super) trait Reporter: Progress {
@@ -138,6 +141,15 @@ impl Progress for Lines {
             } if *job != "prepare" || self.verbose > 0 => {
                 note(format_args!("{job}: {what} ({})", seconds(*s)))
             }
+            Event::Tuned {
+                module,
+                bucket,
+                tried,
+            } => {
+                if let Some(choice) = receipt::choice(&receipt::tried(tried)) {
+                    note(format_args!("tuned: {module} {bucket}: {choice}"));
+                }
+            }
             Event::Published { module, bucket, id } => {
                 note(format_args!("published: {module} {bucket} {}", id.short()))
             }
@@ -217,6 +229,17 @@ impl Progress for Bars {
                 bar.set_message(format!("{task} · {phase}"));
             }
             Event::End { worker, .. } => self.worker(*worker).set_message("idle"),
+            Event::Tuned {
+                module,
+                bucket,
+                tried,
+            } => {
+                if let Some(choice) = receipt::choice(&receipt::tried(tried)) {
+                    let _ = self
+                        .all
+                        .println(format!("tuned {module} {bucket}: {choice}"));
+                }
+            }
             Event::Published { .. } | Event::LeftOut { .. } => self.whole.inc(1),
             Event::Failed {
                 module,

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     inspect::{
+        receipt,
         why::{self, Why},
         words::date,
     },
@@ -61,6 +62,9 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         }
         for reason in &why.reasons {
             context.out.line(format_args!("  {reason}"))?;
+        }
+        if let Some(choice) = receipt::choice(&why.tuned) {
+            context.out.line(format_args!("  {choice}"))?;
         }
         if let (Some(before), true) = (&why.before, why.reasons.is_empty()) {
             context.out.line(format_args!(

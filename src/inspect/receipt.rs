@@ -11,7 +11,8 @@
 //! | program | `latency.eager`, `latency.artifact` | the same in seconds, with `median`, `low` and `high` |
 //! | program | `gate.artifact_peak_bytes`, `gate.eager_peak_bytes` | what a call takes of memory at most, beyond what its process had; null where that is not known |
 //! | program | `eager_peak_bytes` | the same of eager in Python, on CUDA |
-//! | program | `tuned[]` | what `--tune` tried: `options`, `seconds`, `latency`, `max_abs`, `chosen` |
+//! | program | `tuned[]` | the option sets it was compiled with, the one to beat first: `options`, `seconds` to compile, `latency` by turns, `max_abs`, `chosen`, `refused` |
+//! | program | `tuned_by` | the program that was tuned, where its choice was taken over |
 //! | artifact | `seconds` | phase -> seconds (`lower`, `cpp`, `link`, …) |
 //! | both | `provenance.created` | when it was finished, in seconds since 1970 |
 
@@ -20,7 +21,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::record::{Artifact, Program};
+use crate::{
+    Digest,
+    record::{Artifact, Program},
+};
 
 /// The error of one output against eager.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -62,14 +66,19 @@ pub struct Latency {
     pub high: Option<f64>,
 }
 
-/// One option set that `--tune` tried.
+/// One option set that a program was compiled with, to keep the fastest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tried {
+    /// How it differs from the module's own settings.
     pub options: String,
+    /// Seconds its artifacts took to compile.
     pub seconds: Option<f64>,
+    /// Seconds a call takes, measured by turns.
     pub latency: Option<f64>,
     pub max_abs: Option<f64>,
     pub chosen: bool,
+    /// Why it could not be chosen.
+    pub refused: Option<String>,
 }
 
 /// The receipt of a program.
@@ -84,6 +93,9 @@ pub struct Receipt {
     /// Peak bytes of eager and of the artifact.
     pub memory: Option<(u64, u64)>,
     pub tuned: Vec<Tried>,
+    /// The program whose choice was taken over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tuned_by: Option<Digest>,
     /// Seconds since 1970.
     pub finished: Option<i64>,
 }
@@ -107,7 +119,8 @@ impl Receipt {
             eager: latency(eager).or_else(|| micros(&receipt["eager_us"])),
             artifact: latency(artifact).or_else(|| micros(&gate["artifact_us"])),
             memory: eager_bytes.zip(gate["artifact_peak_bytes"].as_u64()),
-            tuned: list(&receipt["tuned"]).iter().map(tried).collect(),
+            tuned: tried(&list(&receipt["tuned"])),
+            tuned_by: receipt["tuned_by"].as_str().and_then(|id| id.parse().ok()),
             finished: program.provenance["created"].as_i64(),
         }
     }
@@ -132,6 +145,47 @@ pub fn compile_seconds(artifact: &Artifact) -> BTreeMap<String, f64> {
 /// Returns when an artifact was finished, in seconds since 1970.
 pub fn finished(artifact: &Artifact) -> Option<i64> {
     artifact.provenance["created"].as_i64()
+}
+
+/// Reads the option sets that a receipt, or an event of a build, has.
+pub fn tried(rows: &[Value]) -> Vec<Tried> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let one = |row: &Value| Tried {
+        options: text(&row["options"]).unwrap_or_else(|| "default".to_owned()),
+        seconds: row["seconds"].as_f64(),
+        latency: row["latency"].as_f64(),
+        max_abs: row["max_abs"].as_f64(),
+        chosen: row["chosen"].as_bool().unwrap_or(false),
+        refused: text(&row["refused"]),
+    };
+    rows.iter().map(one).collect()
+}
+
+/// Says in one line which of several option sets was kept and why; none where nothing was chosen.
+pub fn choice(tuned: &[Tried]) -> Option<String> {
+    let first = tuned.first()?;
+    let chosen = tuned.iter().find(|tried| tried.chosen)?;
+    let why = match (
+        chosen == first,
+        chosen.latency.zip(first.latency),
+        &first.refused,
+    ) {
+        (true, _, _) => "no other is clearly faster".to_owned(),
+        (false, _, Some(_)) => format!("the fastest that can be without `{}`", first.options),
+        (false, Some((latency, before)), None) => {
+            format!("{:.2}× as fast as `{}`", before / latency, first.options)
+        }
+        (false, None, None) => "the fastest".to_owned(),
+    };
+    let refused = tuned.iter().filter(|tried| tried.refused.is_some()).count();
+    let refused = match refused {
+        0 => String::new(),
+        some => format!(", {some} refused"),
+    };
+    let (kept, sets) = (&chosen.options, tuned.len());
+    Some(format!(
+        "kept `{kept}`, {why} ({sets} option sets{refused})"
+    ))
 }
 
 fn phases(value: &Value) -> BTreeMap<String, f64> {
@@ -189,23 +243,6 @@ fn micros(value: &Value) -> Option<Latency> {
     })
 }
 
-fn tried(value: &Value) -> Tried {
-    Tried {
-        options: match &value["options"] {
-            Value::String(text) => text.clone(),
-            Value::Object(options) if !options.is_empty() => {
-                let one = |(name, value): (&String, &Value)| format!("{name}={value}");
-                options.iter().map(one).collect::<Vec<_>>().join(" ")
-            }
-            _ => "default".to_owned(),
-        },
-        seconds: value["seconds"].as_f64(),
-        latency: value["latency"].as_f64(),
-        max_abs: value["max_abs"].as_f64(),
-        chosen: value["chosen"].as_bool().unwrap_or(false),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -244,5 +281,22 @@ mod tests {
         assert_eq!(receipt.speedup(), Some(4.0));
         assert!((receipt.worst().unwrap() - 0.2).abs() < 1e-9);
         assert!(receipt.outputs[1].exact);
+    }
+
+    #[test]
+    fn a_choice_says_what_it_was_made_by() {
+        let row = |options: &str, latency: Option<f64>, refused: Option<&str>| json!({"options": options, "latency": latency, "refused": refused});
+        let told = |mut rows: Vec<Value>, chosen: usize| {
+            rows[chosen]["chosen"] = true.into();
+            choice(&tried(&rows)).unwrap()
+        };
+        let base = row("mode=default", Some(0.003), None);
+        let other = row("epilogue_fusion=false", Some(0.002), None);
+        let bad = |name: &str| row(name, None, Some("it does not end"));
+        insta::assert_snapshot!(told(vec![base.clone(), other.clone()], 0), @"kept `mode=default`, no other is clearly faster (2 option sets)");
+        insta::assert_snapshot!(told(vec![base.clone(), other.clone(), bad("x")], 1), @"kept `epilogue_fusion=false`, 1.50× as fast as `mode=default` (3 option sets, 1 refused)");
+        insta::assert_snapshot!(told(vec![bad("mode=default"), other], 1), @"kept `epilogue_fusion=false`, the fastest that can be without `mode=default` (2 option sets, 1 refused)");
+        assert_eq!(choice(&[]), None);
+        assert_eq!(choice(&tried(&[base])), None);
     }
 }

@@ -27,6 +27,9 @@ pub struct Why {
     pub built: Option<i64>,
     /// What stood in its place before; none when nothing did.
     pub before: Option<Digest>,
+    /// The option sets it was compiled with, where there were several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tuned: Vec<receipt::Tried>,
     /// Most telling first. An artifact of another step or of another bucket may differ in much.
     pub reasons: Vec<Reason>,
 }
@@ -48,6 +51,7 @@ pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
             None => vec![Reason::NeverBuilt],
         },
         before: before.map(|old| old.id),
+        tuned: receipt::Receipt::of(program).tuned,
     })
 }
 
@@ -82,6 +86,7 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
             None => vec![Reason::NeverBuilt],
         },
         before: old.map(|old| old.id),
+        tuned: vec![],
     }))
 }
 

@@ -15,13 +15,15 @@
 //! | bucket, inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, passes by source digest too |
+//! | `--tune`, where it was asked for | yes | no: what it chose is `mode` and `options` |
 //! | canonical graph; constants in order, with the names a binding uses | no | yes |
 //! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
 //! | weight values; host, user, time, folders, number of workers | no | no |
 //!
 //! `fullgraph` decides what a failed capture means and `fail_policy` what a missing artifact means: neither changes what
 //! a finished program is. Smoke steps and tolerances decide whether one is published; a program that was published
-//! under looser ones stays. The padding value and the range of samples change no artifact, but they are part of a
+//! under looser ones stays. A tuned program has a name of its own, so that it can stand beside the one that the spec alone
+//! asks for; a build without `--tune` takes it where it is there. The padding value and the range of samples change no artifact, but they are part of a
 //! program's record, so they are in its name.
 
 use std::collections::BTreeMap;
@@ -67,6 +69,8 @@ pub struct RequestKey<'a> {
     pub compiled: bool,
     pub regions: &'a [String],
     pub settings: &'a Compile,
+    /// Whether it is to be chosen among several option sets by measuring.
+    pub tuned: bool,
 }
 
 /// What decides an artifact.
@@ -154,27 +158,27 @@ impl Canon for Common<'_> {
 
 impl Canon for RequestKey<'_> {
     fn walk(&self, sink: &mut dyn Sink) {
-        record(
-            sink,
-            &[
-                ("kind", &"request"),
-                ("format", &canon::FORMAT),
-                ("protocol", &PROTOCOL),
-                ("common", self.common),
-                ("module", &self.module),
-                ("path", &self.path),
-                ("method", &self.method),
-                ("inputs", &self.inputs),
-                ("sizes", self.sizes),
-                ("regions", &self.regions),
-                ("compiles", &self.compiled),
-                ("dynamic", &self.dynamic),
-                ("backend", &self.settings.backend),
-                ("mode", &self.settings.mode),
-                ("options", &self.settings.options),
-                ("passes", &self.settings.passes),
-            ],
-        );
+        let fields: [(&str, &dyn Canon); 17] = [
+            ("kind", &"request"),
+            ("format", &canon::FORMAT),
+            ("protocol", &PROTOCOL),
+            ("common", self.common),
+            ("module", &self.module),
+            ("path", &self.path),
+            ("method", &self.method),
+            ("inputs", &self.inputs),
+            ("sizes", self.sizes),
+            ("regions", &self.regions),
+            ("compiles", &self.compiled),
+            ("dynamic", &self.dynamic),
+            ("backend", &self.settings.backend),
+            ("mode", &self.settings.mode),
+            ("options", &self.settings.options),
+            ("passes", &self.settings.passes),
+            ("tuned", &self.tuned),
+        ];
+        // What is not tuned has the key it always had.
+        record(sink, &fields[..16 + usize::from(self.tuned)]);
     }
 }
 

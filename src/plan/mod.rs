@@ -104,6 +104,8 @@ pub enum State {
     Miss {
         key: Option<(Digest, Value)>,
         reasons: Vec<Reason>,
+        /// What stood in its place before.
+        before: Option<Digest>,
     },
     /// The module can do without it, and the last attempt with this very key failed.
     Skipped { key: Digest, why: String },
@@ -164,6 +166,8 @@ pub struct Request {
     pub only: Option<String>,
     /// Settings from the command line.
     pub command_line: CommandLine,
+    /// Whether every compiled program is to be the fastest of several option sets.
+    pub tune: bool,
 }
 
 /// Says what building `spec` would do, with what is `known` of the entry and the target.
@@ -213,6 +217,7 @@ pub fn plan(
                         Some(_) => Reason::EntryUnknown,
                         None => Reason::NeverBuilt,
                     }],
+                    before: None,
                 },
                 Some(common) => {
                     let inputs = module.sized_inputs(&form.sizes);
@@ -227,6 +232,18 @@ pub fn plan(
                         compiled: form.compiled,
                         regions: &module.regions,
                         settings: &settings.compile,
+                        tuned: false,
+                    };
+                    let tuned = RequestKey { tuned: true, ..key };
+                    // What is not compared with eager is not measured.
+                    let can = form.compiled && settings.compile.healthcheck;
+                    let there = match (can && !request.tune, store) {
+                        (true, Some(store)) => store.has_program(&tuned.digest())?,
+                        _ => false,
+                    };
+                    let key = match can && (request.tune || there) {
+                        true => tuned,
+                        false => key,
                     };
                     look_up(&key, &form, siblings(spec, module), past.as_mut())?
                 }
@@ -300,6 +317,7 @@ fn look_up(
         return Ok(State::Miss {
             key: Some(request.explained()),
             reasons: vec![Reason::NeverBuilt],
+            before: None,
         });
     };
     // The explanation is made only for what is missing.
@@ -330,6 +348,7 @@ fn look_up(
         Some(before) => past.store.program(&before)?,
         None => None,
     };
+    let id_before = before.as_ref().map(|before| before.id);
     let reasons = match (failure, before) {
         (Some(failure), _) => vec![Reason::FailedBefore {
             message: failure.message,
@@ -340,5 +359,6 @@ fn look_up(
     Ok(State::Miss {
         key: Some((id, explained)),
         reasons,
+        before: id_before,
     })
 }

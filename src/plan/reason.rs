@@ -282,6 +282,14 @@ fn field(
                 what: name.to_owned(),
             });
         }
+        "tuned" => {
+            let told = |value: &Option<Value>| value.clone().unwrap_or(Value::Bool(false));
+            found.push(Reason::SettingChanged {
+                name: name.to_owned(),
+                old: told(old),
+                new: told(new),
+            });
+        }
         "graph" => found.push(Reason::GraphChanged),
         "passes" => passes(found, &plain(old), &plain(new)),
         "compiles" | "dynamic" | "backend" | "mode" | "model" | "entry" | "samples" | "module"

@@ -90,6 +90,11 @@ impl Mode {
     pub fn cuda_graphs(self) -> bool {
         matches!(self, Self::ReduceOverhead | Self::MaxAutotune)
     }
+
+    /// Returns whether the compiler times kernels to choose between them.
+    pub fn autotunes(self) -> bool {
+        matches!(self, Self::MaxAutotune | Self::MaxAutotuneNoCudagraphs)
+    }
 }
 
 /// Inductor options by their own dotted names.

@@ -163,11 +163,11 @@ fn rungs_of_the_ladder() {
 #[test]
 fn mode_and_options_reach_the_compiler() {
     let [default, first] =
-        default_and_first("mode = \"max-autotune\"\noptions.epilogue_fusion = false");
+        default_and_first("mode = \"reduce-overhead\"\noptions.epilogue_fusion = false");
     for sandbox in [&default, &first] {
         assert_eq!(built(sandbox).0.code, 0);
     }
-    let changed = "max-autotune, options {\"epilogue_fusion\": false}";
+    let changed = "reduce-overhead, options {\"epilogue_fusion\": false}";
     let plain = "default, options {}";
     assert_eq!(compiled_with(&default, "first"), changed);
     assert_eq!(compiled_with(&default, "second"), changed);
@@ -357,10 +357,10 @@ fn what_the_command_line_sets_is_built_and_what_the_spec_says_comes_back() {
     let sandbox = two();
     assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
     let plain = id(&sandbox, "first");
-    assert_run!(sandbox, ["plan", "--set", "first.mode=max-autotune"], @"
+    assert_run!(sandbox, ["plan", "--set", "first.mode=reduce-overhead"], @"
     exit code 0
     ----- stdout
-    build  first batch=2  `mode` changed: `default` -> `max-autotune`
+    build  first batch=2  `mode` changed: `default` -> `reduce-overhead`
     build  first eager  never built
     hit  second batch=2  [ID]
     skip  second eager  the fake model has no dynamic dimensions
@@ -368,12 +368,15 @@ fn what_the_command_line_sets_is_built_and_what_the_spec_says_comes_back() {
     ");
     assert_eq!(
         sandbox
-            .run(&["build", "-q", "--set", "first.mode=max-autotune"])
+            .run(&["build", "-q", "--set", "first.mode=reduce-overhead"])
             .code,
         0
     );
     assert_ne!(id(&sandbox, "first"), plain);
-    assert_eq!(compiled_with(&sandbox, "first"), "max-autotune, options {}");
+    assert_eq!(
+        compiled_with(&sandbox, "first"),
+        "reduce-overhead, options {}"
+    );
     assert_eq!(compiled_with(&sandbox, "second"), "default, options {}");
     // Nothing is missing, and what is released is another thing: Python is not needed to say so.
     sandbox.script("worker", "exit 1");

@@ -19,4 +19,6 @@ mod schema;
 #[path = "../schemas/mod.rs"]
 mod schemas;
 mod terminal;
+#[cfg(feature = "torch")]
+mod tune;
 mod why;

@@ -239,6 +239,7 @@ pub const FILTERS: &[(&str, &str)] = &[
     (r"created \d+", "created [TIME]"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "[TIME]"),
     (r"(cosine|seconds_per_run|capture) [\d.e-]+", "$1 [NUMBER]"),
+    (r"\d+\.\d+×", "[RATIO]×"),
     (r"torch 2\.11\.0\+\w+", "torch [TORCH]"),
     (r"Python 3\.\d+\.\d+", "Python [PYTHON]"),
 ];

@@ -12,6 +12,8 @@
 //   OFFSET                     a double
 //   RUN_FAILS                  1: every run reports an error
 //   ANSWERS_NAN                1: the first element is NaN
+//   SLEEP_US                   how long every run takes, at least
+//   CRASHES                    1: every run ends the process
 
 #include <math.h>
 #include <stdbool.h>
@@ -19,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define CONTAINER(name) EXPORT int32_t AOTInductorModelContainer##name
@@ -55,6 +58,8 @@ static int32_t run(Container *self, Tensor *inputs, Tensor *outputs) {
         fprintf(stderr, "Error: fake artifact fails\n");
         return 1;
     }
+    if (CRASHES) abort();
+    nanosleep(&(struct timespec){ .tv_nsec = SLEEP_US * 1000L }, NULL);
     int64_t strides[DIMS + 1], count = 1;
     for (int d = DIMS - 1; d >= 0; d--) {
         strides[d] = count;

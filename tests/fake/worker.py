@@ -20,6 +20,12 @@ What goes wrong is steered by comments in the model's file, each for one request
     # fake: answers nan
     # fake: run fails
 
+What a comment says of the mode or of an option is for artifacts that are compiled with it; the last line counts:
+
+    # fake: mode=default takes 900               microseconds a run
+    # fake: epilogue_fusion=false takes 300
+    # fake: max_autotune=true fails              its compile; or `answers wrong`, or `crashes` when it is run
+
 A global `DECLARED` of the model's file is what its submodules say of themselves: FQN -> method -> keys of [compile]. A
 graph pass is a function that changes the segment (a dict with `offset`) in place. The log of a compile has the mode and
 the options it was asked for.
@@ -183,6 +189,9 @@ class Worker:
         told = ("fails", "dies", "hangs", "eats", "spawns", "skips", "waits")
         behaviour = {what: self.told(f"compile {what}", sizes) for what in told}
         behaviour["root"] = str(self.root)
+        behaviour["by_option"] = re.findall(
+            r"^# fake: (\S+=\S+) (.*?)\s*$", Path(self.model.__file__).read_text(), re.MULTILINE
+        )
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
         follow = [None if dim is None else {"dim": dim, "scale": 1, "offset": 0} for dim in inputs[0]["dims"]]
         return {
@@ -216,6 +225,11 @@ class Worker:
     def compile(self, request: Json) -> Json:
         segment, out = json.loads(Path(request["file"]).read_text()), Path(request["out"])
         print(f"fake: mode {request['mode']}, options {json.dumps(request['options'])}", file=sys.stderr, flush=True)
+        names = {f"mode={request['mode']}", *(f"{key}={json.dumps(v)}" for key, v in request["options"].items())}
+        says = [what for name, what in segment["by_option"] if name in names]
+        sleep = [int(what.removeprefix("takes ")) for what in says if what.startswith("takes ")]
+        if "fails" in says:
+            raise Failure("compile", "the C++ compiler does not like this option")
         if segment["dies"]:
             print("about to die", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -243,9 +257,11 @@ class Worker:
             "INPUT_DTYPES": braces(DTYPES[i["dtype"]][2] for i in segment["inputs"]),
             "DIMS": len(segment["inputs"][0]["shape"]),
             "SIZES": braces([*segment["inputs"][0]["shape"], 0]),
-            "OFFSET": repr(float(segment["offset"])),
+            "OFFSET": repr(float(segment["offset"]) + ("answers wrong" in says)),
             "RUN_FAILS": int(segment["run_fails"]),
             "ANSWERS_NAN": int(segment["answers_nan"]),
+            "SLEEP_US": sleep[-1] if sleep else 0,
+            "CRASHES": int("crashes" in says),
         }
         source, library = out / "model.c", out / "model.so"
         if segment["skips"]:

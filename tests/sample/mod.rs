@@ -167,8 +167,9 @@ fn program(store: &Store, batch: i64, seq: i64, source: &str, place: usize) -> P
                 "artifact": {"median": eager / 1.8, "low": eager / 1.85, "high": eager / 1.7},
             },
             "tuned": [
-                {"options": "default", "seconds": 5.1, "latency": eager / 1.8, "max_abs": 2.1e-6, "chosen": true},
-                {"options": {"freezing": true}, "seconds": 9.4, "latency": eager / 1.7, "max_abs": 2.1e-6, "chosen": false},
+                {"options": "mode=default", "seconds": 5.1, "latency": eager / 1.8, "max_abs": 2.1e-6, "chosen": true, "refused": null},
+                {"options": "epilogue_fusion=false", "seconds": 9.4, "latency": eager / 1.7, "max_abs": 2.1e-6, "chosen": false, "refused": null},
+                {"options": "freezing=true", "seconds": null, "latency": null, "max_abs": null, "chosen": false, "refused": "it keeps values"},
             ],
         }),
         provenance: json!({"precast": "0.1.0", "created": BUILT + 60}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import subprocess
 import unittest
 from pathlib import Path
@@ -30,6 +32,23 @@ class Model(torch.nn.Module):
     def forward(self, x):
         h = self.linear(self.norm(x))[:, self.order] * self.scale + self.shift
         return self.one(torch.tanh(h)), h[:, :3] * self.small, h.t()
+
+def load():
+    return Model()
+"""
+
+# A product with a weight, and two products of activations.
+ATTENTION = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 64)
+
+    def forward(self, x):
+        h = self.linear(x)
+        return torch.softmax(h @ h.transpose(1, 2), -1) @ h
 
 def load():
     return Model()
@@ -109,6 +128,29 @@ class CompileTest(Project):
         self.assertEqual(failure.hint, "did you mean `epilogue_fusion`?")
         failure = self.fails("compile", self.compile, captured, "c", mode="max-autotuned")
         self.assertEqual(failure.hint, "did you mean `max-autotune`?")
+
+    def test_autotuning_tries_cpp_kernels_and_packs_no_weight(self) -> None:
+        import torch
+
+        opened = self.open(ATTENTION)
+        captured = self.capture(opened, inputs=[("x", "float32", [4, 64, 32])])
+        with contextlib.redirect_stderr(io.StringIO()) as log:
+            # A build has a cache of its own; here an earlier run may have left its choice.
+            fresh = {"autotune_local_cache": False}
+            answer = self.compile(captured, "tuned", mode="max-autotune", options=fresh)
+        # Which kernel is the fastest is up to the machine; that both were timed, the log says.
+        self.assertRegex(log.getvalue(), r"AUTOTUNE bmm[^A]*\n  bmm ")
+        self.assertRegex(log.getvalue(), r"AUTOTUNE bmm[^A]*cpp_Cpp\w+ ")
+        samples = part("tensors").read(Path(captured["samples"]))
+        held = self.weights(opened)
+        for factor in (1.0, 2.0):
+            weights = {name: held[tensor] * factor for name, tensor in captured["steps"][0]["binding"].items()}
+            (result,) = run(answer["library"], "cpu", weights, [samples["in.0"]], 1)
+            with torch.no_grad():
+                for name, parameter in opened.model.named_parameters():
+                    parameter.copy_(held[name] * factor)
+                expected = opened.model(samples["in.0"])
+            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
     def test_a_compiler_that_fails_is_quoted(self) -> None:
         opened = self.open(MODEL)

@@ -32,6 +32,9 @@ use crate::{
     record::{Dtype, Program, Step},
 };
 
+/// How long a candidate may run.
+pub(super) const LIMIT: Duration = Duration::from_secs(900);
+
 /// The command that reads a [`Candidate`] as JSON on stdin and answers with a [`Verdict`] on stdout.
 #[derive(Clone, Debug)]
 pub struct Launcher {

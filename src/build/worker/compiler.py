@@ -74,16 +74,20 @@ def prepare(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
     clock = inductor.Clock(wire.event)
     started = time.perf_counter()
     wire.event("import")
-    options = {**_FIXED, **_threads({})}
+    options = {**_FIXED, **_threads({}, device)}
     inductor.warm_up(device, request["isa"], options, out.resolve(), clock, request["share"], request["of"])
     clock.seconds["import"] = max(0.0, time.perf_counter() - started - sum(clock.seconds.values()))
     return {"seconds": {name: round(value, 4) for name, value in clock.seconds.items()}}
 
 
-def _threads(options: dict[str, Any]) -> dict[str, Any]:
-    """Keeps inductor from starting processes of its own, unless it is to try many kernels: workers are parallel."""
-    many = options.get("max_autotune") or options.get("max_autotune_gemm") or options.get("coordinate_descent_tuning")
+def _threads(options: dict[str, Any], device: str) -> dict[str, Any]:
+    """Keeps inductor from starting processes of its own, as workers are parallel; but trying Triton kernels."""
+    many = device == "cuda" and _tries_many(options)
     return {} if many else {"compile_threads": 1}
+
+
+def _tries_many(options: dict[str, Any]) -> Any:
+    return options.get("max_autotune") or options.get("max_autotune_gemm") or options.get("coordinate_descent_tuning")
 
 
 def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any]:
@@ -99,13 +103,10 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
         if key not in known:
             raise Failure("compile", f"unknown option `{key}`", hint=failures.nearest(key, known, "options"))
         options[key] = value
-    if device == "cpu":
-        # inductor's C++ GEMM packs weights while it compiles, which would bake their values in.
-        options.setdefault("max_autotune_gemm_backends", "ATEN")
     # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
     if any(buffer.numel() == 1 for buffer in module.buffers()):
         options["joint_graph_constant_folding"] = False
-    return {**_threads(options), **options, **_FIXED}
+    return {**_threads(options, device), **options, **_FIXED}
 
 
 def _failure(outer: Exception, root: Path) -> Failure:

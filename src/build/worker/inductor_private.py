@@ -79,9 +79,38 @@ def compile_aot(
     patches["aot_inductor.output_path"] = str(out / "artifact.so")
     # Compiling writes into this dictionary; a shared one would carry entries from artifact to artifact.
     patches["aot_inductor.metadata"] = {}
-    with torch.no_grad(), cpp.toolchain(isa, clock):
+    with torch.no_grad(), cpp.toolchain(isa, clock), _no_packed_weights():
         files = compile_fx_aot(module, inputs, config_patches=patches)
     return [str(name) for name in files if isinstance(name, str)]
+
+
+@contextmanager
+def _no_packed_weights() -> Iterator[None]:
+    """Keeps the C++ GEMM template from products with a weight, whose values it packs into the artifact.
+
+    It may have products of two activations, as in attention. Breaks if: the places that ask
+    `utils.use_cpp_gemm_template` get other names. What was packed all the same is found by its constant.
+    """
+    from torch._inductor import ir, mkldnn_lowerings, quantized_lowerings, utils
+    from torch._inductor.kernel import bmm, mm
+
+    places = [(module, "use_cpp_gemm_template") for module in (mm, mkldnn_lowerings, quantized_lowerings)]
+    before = [(module, name, getattr(module, name)) for module, name in [*places, (bmm, "use_cpp_bmm_template")]]
+
+    def use_for_activations(layout: Any, mat1: Any, mat2: Any) -> bool:
+        inner = mat2
+        while isinstance(inner, ir.MutableBox | ir.BaseView):
+            inner = inner.data
+        return not isinstance(inner, ir.ConstantBuffer) and utils.use_cpp_bmm_template(layout, mat1, mat2)
+
+    try:
+        for module, name in places:
+            setattr(module, name, lambda *_, **__: False)
+        bmm.use_cpp_bmm_template = use_for_activations  # type: ignore[assignment]
+        yield
+    finally:
+        for module, name, original in before:
+            setattr(module, name, original)
 
 
 def warm_up(device: str, isa: str, options: dict[str, Any], out: Path, clock: Clock, share: int, of: int) -> None:

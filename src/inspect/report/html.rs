@@ -141,6 +141,10 @@ fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
         } @else {
             p.soft { "Latency was not measured when this was built." }
         }
+        @if part.programs().any(|(_, line)| !line.receipt.tuned.is_empty()) {
+            h3 { "What was tried" }
+            (tuned_table(part))
+        }
         h3 { "How exact it is" }
         @if outputs {
             p { "The largest difference from eager in each output, as a share of what the gate allows. The scale is \
@@ -215,6 +219,35 @@ fn programs_table(index: usize, part: &ModelPart) -> Markup {
         p.note { "Build: seconds of its own (capture, gate); its artifacts are listed below. Memory: what a call takes at most, beyond inputs \
             and weights. Error: share of the tolerance that \
             the worst output uses." }
+    }
+}
+
+fn tuned_table(part: &ModelPart) -> Markup {
+    html! {
+        div.scroll { table {
+            thead { tr {
+                @for name in ["Program", "Options"] { th scope="col" { (name) } }
+                @for name in ["Compile", "A call", "Speed", "Max abs"] { th.n scope="col" { (name) } }
+                th scope="col" {}
+            } }
+            tbody { @for (module, line) in part.programs() {
+                @let tuned = &line.receipt.tuned;
+                @let first = tuned.first().and_then(|first| first.latency);
+                @for (place, tried) in tuned.iter().enumerate() { tr {
+                    td { @if place == 0 { (module.name) " " (line.bucket) } }
+                    td { (tried.options) }
+                    td.n { @if let Some(seconds) = tried.seconds { (time(seconds)) } }
+                    td.n { @if let Some(latency) = tried.latency { (time(latency)) } }
+                    td.n { @if let Some((first, own)) = first.zip(tried.latency) { (times(first / own)) } }
+                    td.n { @if let Some(error) = tried.max_abs { (format!("{error:.2e}")) } }
+                    td { @if tried.chosen { span.good { "kept" } } @else if let Some(why) = &tried.refused {
+                        span.warn { "refused: " (why) }
+                    } }
+                } }
+            } }
+        } }
+        p.note { "Every option set of a program was compiled and compared with eager, and those that passed were measured by \
+            turns as whole programs. The first is kept unless another is clearly faster." }
     }
 }
 

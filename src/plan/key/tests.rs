@@ -69,6 +69,11 @@ fn world() -> World {
 
 /// Returns the request key of the first module at its first bucket.
 fn request(text: &str, world: &World) -> (Digest, Value) {
+    asked(text, world, false)
+}
+
+/// The same, tuned or not.
+fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
     let spec = Spec::parse(text, Path::new("precast.toml"))
         .map_err(|error| error.render())
         .unwrap();
@@ -112,6 +117,7 @@ fn request(text: &str, world: &World) -> (Digest, Value) {
         compiled: form.compiled,
         regions: &module.regions,
         settings: &settings.compile,
+        tuned,
     };
     assert_eq!(key.digest(), key.explained().0);
     key.explained()
@@ -417,6 +423,25 @@ fn every_knob_of_an_artifact_moves_its_key() {
 }
 
 /// If this fails, every key of every store out there misses: raise [`canon::FORMAT`], or undo the change.
+#[test]
+fn a_tuned_program_has_a_name_of_its_own_and_says_so() {
+    let (plain, before) = request(SPEC, &world());
+    let (tuned, after) = asked(SPEC, &world(), true);
+    assert_ne!(plain, tuned);
+    let told = |old: &Value, new: &Value| {
+        let reasons = crate::plan::reasons(old, new);
+        reasons.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told(&before, &after),
+        ["`tuned` changed: `false` -> `true`"]
+    );
+    assert_eq!(
+        told(&after, &before),
+        ["`tuned` changed: `true` -> `false`"]
+    );
+}
+
 #[test]
 fn the_bytes_of_a_few_keys_are_pinned() {
     assert_eq!(

@@ -1,0 +1,283 @@
+//! `build --tune`, and modes that autotune: programs made in several ways, of which the fastest is kept.
+#![cfg(feature = "torch")]
+
+use serde_json::Value;
+
+use crate::{
+    sandbox::{Sandbox, assert_run},
+    schemas::check,
+};
+
+/// The bucket that these tests look at.
+const ONE: &str = "affine batch=1";
+
+/// Returns a sandbox whose default artifact takes a millisecond a run, and what else the model's file says.
+fn slow(lines: &[&str]) -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: mode=default takes 1000");
+    for line in lines {
+        sandbox.append("model.py", &format!("# fake: {line}"));
+    }
+    sandbox
+}
+
+/// Returns the record of the program that the newest release has.
+fn record(sandbox: &Sandbox) -> Value {
+    let listed = sandbox.json(&["ls", "--state", "live"]);
+    let id = listed["programs"][0]["id"].as_str().unwrap().to_owned();
+    sandbox.json(&["show", &id])
+}
+
+/// Returns the option sets of a record as `options: kept` or `options: why it was refused`.
+fn rows(record: &Value) -> Vec<String> {
+    let row = |row: &Value| {
+        let why = row["refused"].as_str().unwrap_or_default();
+        let kept = if row["chosen"] == true { "kept" } else { why };
+        format!("{}: {kept}", row["options"].as_str().unwrap())
+    };
+    let rows = record["receipt"]["tuned"].as_array();
+    rows.into_iter().flatten().map(row).collect()
+}
+
+fn artifacts(record: &Value) -> Vec<&str> {
+    let steps = record["steps"].as_array().unwrap();
+    steps
+        .iter()
+        .map(|step| step["artifact"].as_str().unwrap())
+        .collect()
+}
+
+#[test]
+fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
+    let sandbox = slow(&[
+        "epilogue_fusion=false takes 200",
+        "coordinate_descent_tuning=true takes 100",
+        "coordinate_descent_tuning=true answers wrong",
+        "max_autotune=true fails",
+    ]);
+    assert_run!(sandbox, ["build", "-j", "1", "--tune", "--only", ONE], @"
+    exit code 0
+    ----- stderr
+    plan: 1 of 1 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source files, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    compile: affine batch=1 [mode=default] ([TIME])
+    compile: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
+    compile: affine batch=1 [epilogue_fusion=false] ([TIME])
+    compile: affine batch=1 [max_autotune=true] ([TIME])
+    gate: affine batch=1 [mode=default] ([TIME])
+    gate: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
+    gate: affine batch=1 [epilogue_fusion=false] ([TIME])
+    measure: affine batch=1 ([TIME])
+    tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 3 refused)
+    published: affine batch=1 [ID]
+    built 1 programs, 3 artifacts compiled, 0 programs were there already ([TIME])
+    published fake release 1
+    ");
+    let tuned = record(&sandbox);
+    assert_eq!(tuned["request"]["tuned"], true);
+    let shown = sandbox.run(&["show", tuned["id"].as_str().unwrap()]).stdout;
+    let table = shown.split("\ntuned\n").nth(1).unwrap();
+    let table = table.split("\ntarget\n").next().unwrap();
+    insta::with_settings!({ filters => crate::sandbox::FILTERS.to_vec() }, {
+        insta::assert_snapshot!(table, @"
+        kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 3 refused)
+
+        OPTIONS  COMPILE  LATENCY  SPEED  MAX ABS
+        mode=default  [TIME]  [TIME]  [RATIO]×  0.00e0
+        coordinate_descent_tuning=true  [TIME]  refused
+        epilogue_fusion=false  [TIME]  [TIME]  [RATIO]×  0.00e0  kept
+        max_autotune=true  refused
+        freezing=true  refused
+
+        coordinate_descent_tuning=true was refused: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])
+        max_autotune=true was refused: the C++ compiler does not like this option
+        freezing=true was refused: it keeps values of weights in the artifact, and weights are bound when it is loaded
+        ");
+    });
+    assert_run!(sandbox, ["why", tuned["id"].as_str().unwrap()], @"
+    exit code 0
+    ----- stdout
+    affine batch=1 [ID], built [TIME]
+      never built
+      kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 3 refused)
+    ");
+    check(
+        "why",
+        &sandbox.json(&["why", tuned["id"].as_str().unwrap()]),
+    );
+    check("show", &tuned);
+    check("report", &sandbox.json(&["report"]));
+    // Neither needs a worker.
+    sandbox.script("worker", "exit 1");
+    assert_run!(sandbox, ["build", "--tune", "--only", ONE], @"
+    exit code 0
+    ----- stderr
+    plan: 0 of 1 programs are missing
+    fresh 1 of 1 programs are in the store, nothing to compile ([TIME])
+    ");
+    assert_run!(sandbox, ["build", "--only", ONE], @"
+    exit code 0
+    ----- stderr
+    plan: 0 of 1 programs are missing
+    fresh 1 of 1 programs are in the store, nothing to compile ([TIME])
+    ");
+    assert_eq!(record(&sandbox)["id"], tuned["id"]);
+}
+
+#[test]
+fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
+    let sandbox = slow(&["epilogue_fusion=false takes 200"]);
+    assert_eq!(sandbox.run(&["build", "-q", "--only", ONE]).code, 0);
+    let plain = record(&sandbox);
+    assert_run!(sandbox, ["plan", "--tune", "--only", ONE], @"
+    exit code 0
+    ----- stdout
+    build  affine batch=1  `tuned` changed: `false` -> `true`
+    1 of 1 programs would be built
+    ");
+    assert_run!(sandbox, ["build", "-j", "1", "--tune", "--only", ONE], @"
+    exit code 0
+    ----- stderr
+    plan: 1 of 1 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source files, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    compile: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
+    compile: affine batch=1 [epilogue_fusion=false] ([TIME])
+    compile: affine batch=1 [max_autotune=true] ([TIME])
+    gate: affine batch=1 [mode=default] ([TIME])
+    gate: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
+    gate: affine batch=1 [epilogue_fusion=false] ([TIME])
+    gate: affine batch=1 [max_autotune=true] ([TIME])
+    measure: affine batch=1 ([TIME])
+    tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 1 refused)
+    published: affine batch=1 [ID]
+    built 1 programs, 3 artifacts compiled, 0 programs were there already ([TIME])
+    published fake release 2
+    ");
+    let tuned = record(&sandbox);
+    assert_ne!(tuned["id"], plain["id"]);
+    assert_ne!(artifacts(&tuned), artifacts(&plain));
+}
+
+#[test]
+fn a_choice_outlives_a_change_that_leaves_the_graph_as_it_was() {
+    let sandbox = slow(&["epilogue_fusion=false takes 200"]);
+    assert_eq!(
+        sandbox.run(&["build", "-q", "--tune", "--only", ONE]).code,
+        0
+    );
+    let tuned = record(&sandbox);
+    for args in [&["build", "--tune"][..], &["build"], &["build"]] {
+        sandbox.append("model.py", "# one more line");
+        let ran = sandbox.run(&[args, &["-j", "1", "--only", ONE]].concat());
+        assert!(
+            ran.stderr
+                .contains("built 1 programs, 0 artifacts compiled"),
+            "{}",
+            ran.text()
+        );
+        let again = record(&sandbox);
+        assert_ne!(again["id"], tuned["id"]);
+        assert_eq!(artifacts(&again), artifacts(&tuned));
+        assert_eq!(rows(&again), rows(&tuned));
+        assert_eq!(again["receipt"]["tuned_by"], tuned["id"]);
+    }
+    // Another graph is another matter.
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 2.0");
+    assert_eq!(sandbox.run(&["build", "-q", "--only", ONE]).code, 0);
+    assert_eq!(rows(&record(&sandbox)), [] as [&str; 0]);
+}
+
+#[test]
+fn what_crashes_or_fails_with_one_option_set_leaves_the_others() {
+    let sandbox = slow(&[
+        "coordinate_descent_tuning=true crashes",
+        "epilogue_fusion=false takes 200",
+        "max_autotune=true takes 400",
+    ]);
+    let ran = sandbox.run(&["build", "--tune", "--only", ONE, "--format", "json"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let events: Vec<Value> = ran
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    events.iter().for_each(|event| check("build", event));
+    let tried = events
+        .iter()
+        .find(|event| event["event"] == "tuned")
+        .unwrap();
+    assert_eq!(tried["tried"], record(&sandbox)["receipt"]["tuned"]);
+    insta::assert_snapshot!(rows(&record(&sandbox)).join("\n"), @"
+    mode=default: 
+    coordinate_descent_tuning=true: the artifact failed its gate: it ended its process with signal 6
+    epilogue_fusion=false: kept
+    max_autotune=true: 
+    freezing=true: it keeps values of weights in the artifact, and weights are bound when it is loaded
+    ");
+}
+
+#[test]
+fn a_program_fails_when_no_option_set_is_left() {
+    let sandbox = slow(&["mode=default answers wrong"]);
+    assert_run!(sandbox, ["build", "-q", "--tune", "--only", ONE, "--set", "fail_policy=raise"], @"
+    exit code 1
+    ----- stderr
+    error: 1 of 1 programs failed
+    hint: `precast log ID` prints the log of a failed program
+    ");
+}
+
+#[test]
+fn a_mode_that_autotunes_must_beat_the_default() {
+    for (takes, kept, artifact_of) in [
+        (1000, "mode=default", "mode=default"),
+        (200, "mode=max-autotune", "mode=max-autotune"),
+    ] {
+        let sandbox = slow(&[&format!("mode=max-autotune takes {takes}")]);
+        sandbox.edit(
+            "precast.toml",
+            "name = \"affine\"",
+            "name = \"affine\"\nmode = \"max-autotune\"",
+        );
+        let ran = sandbox.run(&["build", "-j", "1", "--only", ONE]);
+        assert_eq!(ran.code, 0, "{}", ran.text());
+        assert!(
+            ran.stderr
+                .contains(&format!("tuned: affine batch=1: kept `{kept}`")),
+            "{}",
+            ran.text()
+        );
+        let record = record(&sandbox);
+        assert_eq!(
+            record["request"]["mode"], "max-autotune",
+            "it still asks for CUDA graphs"
+        );
+        let artifact = sandbox.json(&["show", artifacts(&record)[0]]);
+        let mode = artifact["key"]["mode"].as_str().unwrap().to_owned();
+        assert_eq!(format!("mode={mode}"), artifact_of);
+        assert_eq!(rows(&record).len(), 2);
+    }
+}
+
+#[test]
+fn what_is_not_compared_with_eager_is_not_tuned() {
+    let sandbox = slow(&[]);
+    sandbox.edit(
+        "precast.toml",
+        "name = \"affine\"",
+        "name = \"affine\"\nhealthcheck = false",
+    );
+    assert_eq!(
+        sandbox.run(&["build", "-q", "--tune", "--only", ONE]).code,
+        0
+    );
+    let plain = record(&sandbox);
+    assert_eq!(plain["request"]["tuned"], Value::Null);
+    assert_eq!(rows(&plain), [] as [&str; 0]);
+}
