@@ -275,7 +275,12 @@ class FollowTest(Project):
         captured = self.follow("return torch.cat([x, y])")
         self.assertEqual(captured["padding_refused"], "output `output` axis 0 depends on `n` and on `m`")
         captured = self.follow("return x[::2], y")
-        self.assertIn("output `0` axis 0 is not a multiple of `n` plus a constant", captured["padding_refused"])
+        self.assertEqual(
+            captured["padding_refused"],
+            "output `0` axis 0 is not a multiple of one size plus a constant (2 at n=4 m=2, and not 4)",
+        )
+        captured = self.follow("return x.new_zeros(x.shape[0] ** 2), y")
+        self.assertIn("output `0` axis 0 is not a multiple of ", captured["padding_refused"])
         captured = self.follow("assert x.shape[0] == 8\nreturn x + 1, y")
         self.assertIn("runs at no other size of `n` than 8", captured["padding_refused"])
 

@@ -31,6 +31,9 @@ from . import (
 from . import torch_private as private
 from .wire import Failure, Wire
 
+# Microseconds of a call up to which running the module is cheaper than following its shapes on fake tensors.
+_QUICK = 200_000
+
 
 def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Path, wire: Wire) -> dict[str, Any]:
     """Returns the protocol's `Captured`."""
@@ -83,12 +86,13 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
 
     receipt = measure.eager(wrapped, inputs, opened.device)
 
-    wire.event("shapes")
+    wire.event("padding")
     used = {dim: size for dim, size in sizes.items() if any(dim in spec["dims"] for spec in specs)}
-    refused = _follow(wrapped, specs, used, bounds, outputs, opened)
+    smaller = padding.own(wrapped, specs, used, bounds, opened.device)
+    quick = receipt["eager_us"] < _QUICK
+    refused = _follow(wrapped, specs, used, bounds, outputs, smaller, opened, quick)
     if refused is None:
-        wire.event("padding")
-        refused, receipt["padding"] = padding.check(wrapped, specs, used, bounds, outputs, opened.device)
+        refused, receipt["padding"] = padding.check(wrapped, specs, smaller, outputs)
 
     wire.event("cut")
     parts = cut.cut(graph, module["regions"] if asked is None else [], module["path"])
@@ -165,7 +169,9 @@ def _follow(
     sizes: dict[str, int],
     bounds: list[int | None],
     outputs: list[dict[str, Any]],
+    smaller: list[padding.Own],
     opened: Any,
+    quick: bool,
 ) -> str | None:
     """Fills in how outputs follow the bucketed dimensions; returns why they can't be padded, if they can't."""
 
@@ -179,16 +185,26 @@ def _follow(
         import torch
 
         with torch.no_grad():
+            if quick:
+                try:
+                    return shapes(structure.tensors_of(wrapped(*inputs(at))))
+                except Exception:  # it may be that only memory is short
+                    pass
             try:
                 with private.fake_world(opened.device) as mode:
                     returned = wrapped(*[mode.from_tensor(value) for value in inputs(at)])
             except Exception:  # what needs real values can only be run
                 returned = wrapped(*inputs(at))
-        return [tuple(int(size) for size in tensor.shape) for tensor in structure.tensors_of(returned)]
+        return shapes(structure.tensors_of(returned))
+
+    def shapes(tensors: list[Any]) -> follow.Shapes:
+        return [tuple(int(size) for size in tensor.shape) for tensor in tensors]
 
     try:
         base = [tuple(output["shape"]) for output in outputs]
-        found = follow.solve(sizes, base, [output["name"] for output in outputs], run)
+        names = [output["name"] for output in outputs]
+        seen = [(one.sizes, shapes(one.outputs)) for one in smaller if one.error is None]
+        found = follow.solve(sizes, base, names, seen, run)
     except follow.NotAffine as reason:
         return str(reason)
     for output, dims in zip(outputs, found, strict=True):

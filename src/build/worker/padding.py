@@ -1,12 +1,13 @@
 """Whether a smaller request may be padded into a bucket: the module is asked, at several sizes.
 
 Inputs of a smaller size are run as they are, and again padded into the bucket as the spec says; the valid part of the
-second answer must be the first. If it is not, the module is never padded. Padding with other values shows whether the
-answer depends on what is there; that is worth knowing, and no failure.
+second answer must be the first. If it is not, the module is never padded. Padding with other values, once and as far as
+it goes, shows whether the answer depends on what is there; that is worth knowing, and no failure.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from . import failures, samples, structure, tensors
@@ -28,37 +29,58 @@ def points(sizes: dict[str, int]) -> list[dict[str, int]]:
     return [point for point in unique.values() if point != sizes]
 
 
+@dataclass
+class Own:
+    """What the module answers at a smaller size, given as it is."""
+
+    sizes: dict[str, int]
+    inputs: list[Any]
+    outputs: list[Any]
+    # Why it answers nothing, if it does not take the size.
+    error: str | None
+
+
+def own(
+    wrapped: Any, specs: list[dict[str, Any]], sizes: dict[str, int], bounds: list[int | None], device: str
+) -> list[Own]:
+    """Runs the module at sizes inside its bucket."""
+    found = []
+    for point in points(sizes):
+        inputs = _inputs(specs, point, bounds, device)
+        try:
+            found.append(Own(point, inputs, _run(wrapped, inputs), None))
+        except Exception as error:  # a size that the module does not take alone is no size to compare with
+            found.append(Own(point, inputs, [], failures.one_line(error)))
+    return found
+
+
 def check(
-    wrapped: Any,
-    specs: list[dict[str, Any]],
-    sizes: dict[str, int],
-    bounds: list[int | None],
-    outputs: list[dict[str, Any]],
-    device: str,
+    wrapped: Any, specs: list[dict[str, Any]], smaller: list[Own], outputs: list[dict[str, Any]]
 ) -> tuple[str | None, dict[str, Any]]:
     """Returns why the module can't be padded, if it can't, and what was found."""
     report: dict[str, Any] = {"points": [], "max_abs": 0.0, "sensitive": False}
-    for point in points(sizes):
-        own = _inputs(specs, point, bounds, device)
-        try:
-            expected = _run(wrapped, own)
-        except Exception as error:  # a size that the module does not take alone is no size to compare with
-            report["points"].append({"sizes": point, "skipped": failures.one_line(error)})
+    last = None
+    for one in smaller:
+        if one.error is not None:
+            report["points"].append({"sizes": one.sizes, "skipped": one.error})
             continue
-        padded = [_pad(value, spec, spec["pad"]) for value, spec in zip(own, specs, strict=True)]
-        where = " ".join(f"{dim}={size}" for dim, size in point.items())
+        padded = [_pad(value, spec, spec["pad"]) for value, spec in zip(one.inputs, specs, strict=True)]
+        where = " ".join(f"{dim}={size}" for dim, size in one.sizes.items())
         try:
             answer = _run(wrapped, padded)
         except Exception as error:
             return f"padded from {where}, the module fails: {failures.one_line(error)}", report
-        gap, name = _difference(answer, expected, outputs, point)
-        report["points"].append({"sizes": point})
+        gap, name = _difference(answer, one.outputs, outputs, one.sizes)
+        report["points"].append({"sizes": one.sizes})
         report["max_abs"] = max(report["max_abs"], gap)
         if name is not None:
             return f"padded from {where}, output `{name}` differs from the one at its own size by {gap:.3g}", report
-        other = [_pad(value, spec, _other(spec)) for value, spec in zip(own, specs, strict=True)]
+        last = one
+    # The last point is the smallest, with the most padding.
+    if last is not None:
+        other = [_pad(value, spec, _other(spec)) for value, spec in zip(last.inputs, specs, strict=True)]
         try:
-            report["sensitive"] |= _difference(_run(wrapped, other), expected, outputs, point)[1] is not None
+            report["sensitive"] = _difference(_run(wrapped, other), last.outputs, outputs, last.sizes)[1] is not None
         except Exception:  # a value that is no index, or no value at all, to the module
             report["sensitive"] = True
     return None, report
