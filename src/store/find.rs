@@ -259,13 +259,7 @@ mod tests {
 
     #[test]
     fn a_unique_prefix_finds_and_others_say_why_not() {
-        let (_dir, store) = testing::store();
-        let artifact = store
-            .put_artifact(&testing::artifact(&store, "block"))
-            .unwrap();
-        let program = store
-            .put_program(&testing::program("m", 8, &[artifact.id]))
-            .unwrap();
+        let (_dir, store, artifact, program) = testing::filled();
         let hex = artifact.id.hex();
         for length in [5, 12, 63, 64] {
             assert_eq!(

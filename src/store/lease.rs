@@ -18,6 +18,7 @@ use super::{
     bytes::open_plain,
     error::{At, StoreError},
     lock::Mode,
+    records::dangling,
     rows::{artifacts_of, objects_of},
     sweep::remove_all,
     sync,
@@ -317,14 +318,6 @@ fn read(file: &File, held: &mut HashSet<Digest>) -> io::Result<()> {
     Ok(())
 }
 
-fn dangling(what: &str, kind: &'static str, id: &Digest) -> StoreError {
-    StoreError::Dangling {
-        what: what.to_owned(),
-        kind,
-        id: *id,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{super::testing, *};
@@ -356,13 +349,7 @@ mod tests {
 
     #[test]
     fn a_release_is_held_whole() {
-        let (_dir, store) = testing::store();
-        let artifact = store
-            .put_artifact(&testing::artifact(&store, "block"))
-            .unwrap();
-        let program = store
-            .put_program(&testing::program("m", 8, &[artifact.id]))
-            .unwrap();
+        let (_dir, store, artifact, program) = testing::filled();
         let release = store
             .put_release(&testing::release("m", None, &[program.id]))
             .unwrap();

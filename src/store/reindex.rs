@@ -178,13 +178,7 @@ mod tests {
 
     #[test]
     fn a_deleted_index_comes_back_the_same() {
-        let (_dir, store) = testing::store();
-        let artifact = store
-            .put_artifact(&testing::artifact(&store, "block"))
-            .unwrap();
-        let program = store
-            .put_program(&testing::program("m", 8, &[artifact.id]))
-            .unwrap();
+        let (_dir, store, _, program) = testing::filled();
         store
             .put_release(&testing::release("m", Some("v1"), &[program.id]))
             .unwrap();

@@ -143,13 +143,7 @@ mod tests {
 
     #[test]
     fn releases_count_up_and_have_names() {
-        let (_dir, store) = testing::store();
-        let artifact = store
-            .put_artifact(&testing::artifact(&store, "block"))
-            .unwrap();
-        let program = store
-            .put_program(&testing::program("m", 8, &[artifact.id]))
-            .unwrap();
+        let (_dir, store, _, program) = testing::filled();
         for (seq, name) in [(1, Some("v1")), (2, None), (3, Some("v1"))] {
             let put = store
                 .put_release(&testing::release("m", name, &[program.id]))

@@ -25,6 +25,14 @@ pub fn store() -> (TempDir, Store) {
     (dir, store)
 }
 
+/// Returns a store with an artifact and a program that calls it.
+pub fn filled() -> (TempDir, Store, Artifact, Program) {
+    let (dir, store) = store();
+    let artifact = store.put_artifact(&artifact(&store, "block")).unwrap();
+    let program = store.put_program(&program("m", 8, &[artifact.id])).unwrap();
+    (dir, store, artifact, program)
+}
+
 /// Makes the folder that `path` is in.
 pub fn shard(path: &Path) -> PathBuf {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
