@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test lint torture torture-runtime bench bench-build bench-smoke bench-store clean help FORCE
+.PHONY: build venv demo test lint torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -61,6 +61,10 @@ torture: venv ## try to break the store at full size, into benchmarks/torture.js
 
 torture-runtime: venv ## try to break the runtime, into benchmarks/torture-runtime.json (SCALE=0.1 for a tenth)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) $(CARGO) test --release --test runtime_torture -- --ignored --exact full --nocapture
+
+bench-overhead: venv ## what a call adds to the artifact's own, and what a refused one costs, into benchmarks/overhead-cpu.json
+	PRECAST_FIGURES=$(CURDIR)/benchmarks/overhead-cpu.json CRITERION_HOME=$(CURDIR)/target/criterion \
+		$(CARGO) bench --bench overhead
 
 bench-store: ## how fast the store is, into benchmarks/store.json
 	$(CARGO) test --release --no-default-features --test torture -- --ignored --exact speed --nocapture

@@ -2,16 +2,21 @@
 //!
 //! The artifact is a fake whose work takes a fraction of a microsecond, so that the difference shows. `raw` is the C
 //! call with new input handles and its outputs freed, as every caller must do; `run` is `Model::run`; `eight inputs`
-//! shows what the validation of more inputs adds.
+//! shows what the validation of more inputs adds, and `refused` what a bad call of each kind costs.
 
 #[path = "../tests/fake/mod.rs"]
 mod fake;
 
-use std::ffi::{CStr, c_char, c_void};
+use std::{
+    collections::BTreeMap,
+    ffi::{CStr, c_char, c_void},
+    path::{Path, PathBuf},
+};
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, criterion_group};
 use fake::{Fake, Memory};
-use precast::{Device, Runtime};
+use precast::{Device, Model, Runtime};
+use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 type Create = unsafe extern "C" fn(*mut *mut c_void, usize, *const c_char, *const c_char) -> i32;
@@ -109,35 +114,197 @@ fn overhead(criterion: &mut Criterion) {
             inputs,
             ..Fake::sized(2, 2)
         };
-        let model = Runtime::over(
-            Memory::with(std::slice::from_ref(&fake)).source(),
-            Device::Cpu,
-        )
-        .unwrap();
-        let model = model.load("fake").unwrap();
+        let model = load(Memory::with(std::slice::from_ref(&fake)));
         let raw = Raw::new(&fake);
-        let mut tensors = vec![Tensor::ones([2, 2], (Kind::Float, tch::Device::Cpu))];
-        tensors.resize_with(inputs, || {
-            Tensor::ones([2, 2], (Kind::Int64, tch::Device::Cpu))
-        });
+        let tensors = good(inputs, &[2, 2]);
         let mut group = criterion.benchmark_group(name);
         group.bench_function("raw", |bench| bench.iter(|| raw.call(&tensors)));
         group.bench_function("run", |bench| {
             bench.iter(|| model.run("f", &tensors).unwrap())
         });
-        if inputs == 1 {
-            let small = [Tensor::ones([1, 2], (Kind::Float, tch::Device::Cpu))];
-            group.bench_function("run padded", |bench| {
-                bench.iter(|| model.run("f", &small).unwrap())
-            });
-            let wrong = [Tensor::ones([2, 2], (Kind::Double, tch::Device::Cpu))];
-            group.bench_function("refused", |bench| {
-                bench.iter(|| model.run("f", &wrong).unwrap_err())
-            });
-        }
+        let small = good(inputs, &[1, 2]);
+        group.bench_function("run padded", |bench| {
+            bench.iter(|| model.run("f", &small).unwrap())
+        });
         group.finish();
     }
 }
 
-criterion_group!(benches, overhead);
-criterion_main!(benches);
+/// What a call costs that is refused, by what is wrong with it. `the last of eight` is what the checks of eight inputs
+/// take, seven of them right.
+fn refused(criterion: &mut Criterion) {
+    let model = load(Memory::with(&[Fake {
+        inputs: 8,
+        ..Fake::sized(8, 4)
+    }]));
+    let at = |index: usize, tensor: Tensor| {
+        let mut inputs = good(8, &[8, 4]);
+        inputs[index] = tensor;
+        inputs
+    };
+    let x = || Tensor::ones([8, 4], (Kind::Float, CPU));
+    let complex = Tensor::zeros([8, 4], (Kind::ComplexFloat, CPU));
+    let nothing = Tensor::f_internal_efficientzerotensor([8, 4], (Kind::Float, CPU)).unwrap();
+    let bytes = Tensor::zeros([129], (Kind::Uint8, CPU));
+    // Of four bytes at an odd address.
+    let odd = bytes.slice(0, 1, 129, 1).data_ptr().cast::<u8>();
+    // SAFETY: the 128 bytes behind `odd` live as long as `bytes`, to the end of this function.
+    let odd = unsafe { Tensor::from_blob(odd, &[8, 4], &[4, 1], Kind::Float, CPU) };
+    let calls = [
+        ("the last of eight", at(7, x())),
+        ("count", good(7, &[8, 4])),
+        ("dtype", at(0, x().to_kind(Kind::Double))),
+        ("dtype no artifact takes", at(0, complex.shallow_clone())),
+        ("rank", at(0, x().view([8, 2, 2]))),
+        ("no bucket", good(8, &[9, 4])),
+        (
+            "absurd sizes on few bytes",
+            at(
+                0,
+                Tensor::ones([1, 4], (Kind::Float, CPU)).expand([1 << 60, 4], false),
+            ),
+        ),
+        (
+            "sizes that disagree",
+            at(7, Tensor::zeros([8, 3], (Kind::Int64, CPU))),
+        ),
+        (
+            "no elements",
+            at(0, Tensor::zeros([0, 4], (Kind::Float, CPU))),
+        ),
+        (
+            "strides",
+            at(0, Tensor::ones([4, 8], (Kind::Float, CPU)).transpose(0, 1)),
+        ),
+        (
+            "overlapping",
+            at(
+                0,
+                Tensor::ones([1, 4], (Kind::Float, CPU)).expand([8, 4], false),
+            ),
+        ),
+        ("misaligned", at(0, odd)),
+        ("undefined", at(0, Tensor::new())),
+        ("sparse", at(0, x().to_sparse_sparse_dim(2))),
+        (
+            "quantised",
+            at(0, x().quantize_per_tensor(0.5, 0, Kind::QInt8)),
+        ),
+        ("negated view", at(0, complex.conj().imag())),
+        ("no memory behind it", at(0, nothing)),
+    ];
+    let mut group = criterion.benchmark_group("refused");
+    for (name, inputs) in &calls {
+        group.bench_function(*name, |bench| {
+            bench.iter(|| model.run("f", inputs).unwrap_err())
+        });
+    }
+    let inputs = good(8, &[8, 4]);
+    group.bench_function("module", |bench| {
+        bench.iter(|| model.run("g", &inputs).unwrap_err())
+    });
+    let names = [
+        "x", "ids.0", "ids.1", "ids.2", "ids.3", "ids.4", "ids.5", "mask",
+    ];
+    let named: Vec<(&str, &Tensor)> = names.into_iter().zip(&inputs).collect();
+    group.bench_function("names", |bench| {
+        bench.iter(|| model.run_named("f", &named).unwrap_err())
+    });
+    group.finish();
+}
+
+const CPU: tch::Device = tch::Device::Cpu;
+
+fn load(memory: Memory) -> Model {
+    let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+    runtime.load("fake").unwrap()
+}
+
+/// Returns right inputs of a fake.
+fn good(count: usize, sizes: &[i64]) -> Vec<Tensor> {
+    let kinds = std::iter::once(Kind::Float).chain(std::iter::repeat(Kind::Int64));
+    kinds
+        .take(count)
+        .map(|kind| Tensor::ones(sizes, (kind, CPU)))
+        .collect()
+}
+
+criterion_group!(benches, overhead, refused);
+
+fn main() {
+    benches();
+    Criterion::default().configure_from_args().final_summary();
+    if let Some(path) = std::env::var_os("PRECAST_FIGURES") {
+        save(path.as_ref());
+    }
+}
+
+/// Keeps what criterion measured, in nanoseconds, with what it was measured on.
+fn save(path: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let home = std::env::var_os("CRITERION_HOME")
+        .map_or_else(|| root.join("target/criterion"), PathBuf::from);
+    let read = |path: PathBuf| -> Option<Value> {
+        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+    };
+    let mut figures = BTreeMap::<String, BTreeMap<String, Value>>::new();
+    for group in ["one input", "eight inputs", "refused"] {
+        for entry in std::fs::read_dir(home.join(group)).unwrap().flatten() {
+            let folder = entry.path().join("new");
+            let (Some(name), Some(told)) = (
+                read(folder.join("benchmark.json")),
+                read(folder.join("estimates.json")),
+            ) else {
+                continue;
+            };
+            let name = name["function_id"].as_str().unwrap().to_owned();
+            let nanos = |value: &Value| (value.as_f64().unwrap() * 10.0).round() / 10.0;
+            let (median, around) = (&told["median"], &told["median"]["confidence_interval"]);
+            figures.entry(group.to_owned()).or_default().insert(
+                name,
+                json!({
+                    "median": nanos(&median["point_estimate"]),
+                    "low": nanos(&around["lower_bound"]),
+                    "high": nanos(&around["upper_bound"]),
+                }),
+            );
+        }
+    }
+    let median = |group: &str, name: &str| figures[group][name]["median"].as_f64().unwrap();
+    let added = |group: &str| (median(group, "run") - median(group, "raw")).round();
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name"));
+    let target = fake::target();
+    let document = json!({
+        "schema": 1,
+        "command": "make bench-overhead",
+        "date": printed("date", &["-u", "+%F"]),
+        "commit": printed("git", &["rev-parse", "--short", "HEAD"]),
+        "machine": {
+            "cpu": cpu.map(|text| text.trim_start_matches([':', ' ', '\t'])),
+            "cores": std::thread::available_parallelism().map_or(1, usize::from),
+            "kernel": printed("uname", &["-sr"]),
+            "load_average": std::fs::read_to_string("/proc/loadavg").unwrap_or_default().trim(),
+        },
+        "versions": {
+            "precast": env!("CARGO_PKG_VERSION"),
+            "torch": target.torch,
+            "rustc": printed("rustc", &["--version"]),
+            "g++": printed("g++", &["-dumpfullversion"]),
+        },
+        "unit": "nanoseconds a call: the median, and the 95 % interval of the median",
+        "added": { "one input": added("one input"), "eight inputs": added("eight inputs") },
+        "figures": figures,
+    });
+    let text = serde_json::to_string_pretty(&document).unwrap();
+    std::fs::write(path, format!("{text}\n")).unwrap();
+}
+
+fn printed(program: &str, args: &[&str]) -> Option<String> {
+    let output = std::process::Command::new(program)
+        .args(args)
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    (output.status.success() && !text.is_empty()).then_some(text)
+}

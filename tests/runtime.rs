@@ -168,6 +168,10 @@ fn copies_are_made_only_where_they_are_allowed() {
         .inputs(Inputs::MayCopy)
         .load("fake")
         .unwrap();
+    // A view of three numbers that says it is larger than any memory: it is not copied to be refused.
+    let huge = x(1, 3).expand([1 << 50, 3], false);
+    let error = lenient.run("f", &[huge]).unwrap_err();
+    assert!(matches!(error, RuntimeError::NoBucket { .. }), "{error}");
     assert_eq!(
         flat(&lenient.run("f", &[turned.shallow_clone()]).unwrap()[0]),
         flat(&(turned * 2))

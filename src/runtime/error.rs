@@ -89,8 +89,8 @@ pub enum RuntimeError {
     NoModule {
         model: String,
         module: String,
-        known: Vec<String>,
-        nearest: Option<String>,
+        /// What it has. Not copied: a refused call costs little, whatever the model is made of.
+        known: Arc<[String]>,
     },
     #[error("module `{module}`, input `{input}`: {problem}")]
     BadInput {
@@ -103,13 +103,13 @@ pub enum RuntimeError {
         module: Arc<str>,
         expected: usize,
         got: usize,
-        names: Vec<String>,
+        names: Arc<[String]>,
     },
-    #[error("module `{module}` has no variant with the inputs {}", given.join(", "))]
+    #[error("module `{module}` has no variant with the inputs {}", quoted(given))]
     InputNames {
         module: Arc<str>,
-        given: Vec<String>,
-        variants: Vec<Vec<String>>,
+        given: Vec<Box<str>>,
+        variants: Vec<Arc<[String]>>,
     },
     #[error(
         "module `{module}` has no bucket for {}; it has {}",
@@ -119,7 +119,7 @@ pub enum RuntimeError {
     NoBucket {
         module: Arc<str>,
         request: Sizes,
-        known: Vec<Sizes>,
+        known: Arc<[Sizes]>,
         nearest: Option<Sizes>,
         why: NoFit,
     },
@@ -341,12 +341,11 @@ impl RuntimeError {
             }
             Self::Upload { .. } => "free memory on it, or load the model on another device",
             Self::Unready { .. } => "start the process again: an error of this kind stays with it",
-            Self::NoModule {
-                nearest: Some(nearest),
-                ..
-            } => return format!("did you mean `{nearest}`?"),
-            Self::NoModule { known, .. } if known.is_empty() => "`precast ls` lists the modules",
-            Self::NoModule { known, .. } => return format!("it has {}", known.join(", ")),
+            Self::NoModule { module, known, .. } => match nearest(module, known) {
+                Some(nearest) => return format!("did you mean `{nearest}`?"),
+                None if known.is_empty() => "`precast ls` lists the modules",
+                None => return format!("it has {}", known.join(", ")),
+            },
             Self::BadInput { problem, .. } => return problem.hint(),
             Self::InputCount { names, .. } => {
                 return format!("pass {} in this order", names.join(", "));
@@ -432,6 +431,18 @@ fn elements(needed: Option<usize>) -> String {
 fn list(mismatches: &[Mismatch]) -> String {
     let told: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
     told.join("; ")
+}
+
+/// Returns the name that was meant, if one is near enough.
+fn nearest<'a>(given: &str, known: &'a [String]) -> Option<&'a String> {
+    let distance = |name: &String| strsim::damerau_levenshtein(name, given);
+    let nearest = known.iter().min_by_key(|name| distance(name));
+    nearest.filter(|name| distance(name) <= 3)
+}
+
+fn quoted(names: &[Box<str>]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    names.join(", ")
 }
 
 fn buckets(known: &[Sizes]) -> String {

@@ -45,6 +45,8 @@ pub enum Inputs {
 /// its time and waits when all are taken.
 pub struct Model {
     pub(super) name: String,
+    /// The names of its modules, sorted.
+    known: Arc<[String]>,
     pub(super) replicas: Arc<Vec<Replica>>,
     policy: Inputs,
     /// Counts calls where there are several replicas: of equally busy ones the next has its turn.
@@ -77,8 +79,12 @@ impl Model {
         if replicas.iter().flat_map(Replica::slots).all(Slot::settled) {
             let _ = complete.set(loaded);
         }
+        let first = replicas.first().into_iter();
+        let mut known: Vec<String> = first.flat_map(|r| r.modules.keys().cloned()).collect();
+        known.sort_unstable();
         Self {
             name,
+            known: known.into(),
             replicas: Arc::new(replicas),
             policy,
             turn: AtomicUsize::new(0),
@@ -108,13 +114,7 @@ impl Model {
 
     /// Returns the names of its modules, sorted.
     pub fn modules(&self) -> Vec<&str> {
-        let first = self.replicas.first();
-        let mut names: Vec<&str> = first
-            .into_iter()
-            .flat_map(|replica| replica.modules.keys().map(String::as_str))
-            .collect();
-        names.sort_unstable();
-        names
+        self.known.iter().map(String::as_str).collect()
     }
 
     /// Returns the programs of one module, as their records have them.
@@ -162,16 +162,11 @@ impl Model {
             .iter()
             .find(|variant| variant.signature.inputs.len() == inputs.len());
         let Some(variant) = variant else {
-            let signature = &variants[0].signature;
             return Err(RuntimeError::InputCount {
                 module: variants[0].module.clone(),
-                expected: signature.inputs.len(),
+                expected: variants[0].names.len(),
                 got: inputs.len(),
-                names: signature
-                    .inputs
-                    .iter()
-                    .map(|spec| spec.name.to_string())
-                    .collect(),
+                names: variants[0].names.clone(),
             });
         };
         self.answer(replica, variant, &inputs, policy)
@@ -224,8 +219,11 @@ impl Model {
             Some((variant, ordered)) => self.answer(replica, variant, &ordered, policy),
             None => Err(RuntimeError::InputNames {
                 module: variants[0].module.clone(),
-                given: inputs.iter().map(|(name, _)| format!("`{name}`")).collect(),
-                variants: variants.iter().map(Variant::names).collect(),
+                given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
+                variants: variants
+                    .iter()
+                    .map(|variant| variant.names.clone())
+                    .collect(),
             }),
         }
     }
@@ -245,21 +243,11 @@ impl Model {
     ) -> Result<&'a [Variant], RuntimeError> {
         match replica.modules.get(module) {
             Some(variants) => Ok(variants),
-            None => {
-                let known: Vec<String> = self.modules().into_iter().map(str::to_owned).collect();
-                let distance = |name: &String| strsim::damerau_levenshtein(name, module);
-                let nearest = known
-                    .iter()
-                    .min_by_key(|name| distance(name))
-                    .filter(|name| distance(name) <= 3)
-                    .cloned();
-                Err(RuntimeError::NoModule {
-                    model: self.name.clone(),
-                    module: module.to_owned(),
-                    known,
-                    nearest,
-                })
-            }
+            None => Err(RuntimeError::NoModule {
+                model: self.name.clone(),
+                module: module.to_owned(),
+                known: self.known.clone(),
+            }),
         }
     }
 

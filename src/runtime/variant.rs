@@ -35,10 +35,13 @@ const REFINE: u64 = 4096;
 pub(super) struct Variant {
     pub module: Arc<str>,
     pub signature: Signature,
+    /// The names of its inputs, in order.
+    pub names: Arc<[String]>,
     /// Those for one bucket, then those for every size within bounds: compiled ones, then eager ones.
     pub programs: Vec<Slot>,
-    /// How many are for one bucket.
+    /// How many are for one bucket, and their sizes.
     buckets: usize,
+    sizes: Arc<[Sizes]>,
     device: Device,
     loader: Arc<Loader>,
     routes: RwLock<Routes>,
@@ -105,14 +108,24 @@ impl Variant {
             .iter()
             .filter(|slot| slot.program.dynamic.is_none())
             .count();
+        let sizes = programs[..buckets]
+            .iter()
+            .map(|slot| slot.program.sizes.clone());
+        let inputs = signature.inputs.iter();
+        let (sizes, names) = (
+            sizes.collect(),
+            inputs.map(|spec| spec.name.to_string()).collect(),
+        );
         let module = programs[0].program.module.as_str().into();
         let routes = RwLock::new(routes(&programs[..buckets]));
         let (calls, seen) = (AtomicU64::new(0), Seen::default());
         Self {
             module,
             signature,
+            names,
             programs,
             buckets,
+            sizes,
             device: loader.device,
             loader: loader.clone(),
             routes,
@@ -132,7 +145,7 @@ impl Variant {
         );
         let _span = span.enter();
         let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
-        let handles = self.check(inputs, policy, &mut request)?;
+        let (mut handles, copies) = self.check(inputs, policy, &mut request)?;
         if self.calls.fetch_add(1, Relaxed) % REFINE == REFINE - 1 {
             self.reprice();
         }
@@ -140,6 +153,10 @@ impl Variant {
         if !span.is_disabled() {
             span.record("bucket", slot.program.bucket());
             span.record("rung", rung.name());
+        }
+        // Not before something answers requests of these sizes: a view of a few bytes can be larger than any memory.
+        for input in copies {
+            handles[input] = self.copied(input, inputs[input])?;
         }
         let sizes = match ready.plan.program.dynamic.is_some() {
             true => Fill::Dynamic(&request),
@@ -215,13 +232,14 @@ impl Variant {
         }
     }
 
+    /// Returns the inputs, and which of them have to be copied before a kernel may read them.
     fn check(
         &self,
         inputs: &[&Tensor],
         policy: Inputs,
         request: &mut Request,
-    ) -> Result<Handles, RuntimeError> {
-        let mut handles = Handles::new();
+    ) -> Result<(Handles, SmallVec<[usize; 8]>), RuntimeError> {
+        let (mut handles, mut copies) = (Handles::new(), SmallVec::new());
         for (i, (tensor, spec)) in inputs.iter().zip(&self.signature.inputs).enumerate() {
             let meta = Meta::of(tensor);
             let bad = |problem| RuntimeError::BadInput {
@@ -229,21 +247,17 @@ impl Variant {
                 input: spec.name.clone(),
                 problem,
             };
-            handles.push(
-                match self
-                    .signature
-                    .check(i, &meta, self.device, request)
-                    .map_err(bad)?
-                {
-                    Fit::AsIs => share(tensor),
-                    Fit::NeedsCopy if policy == Inputs::AsGiven => {
-                        return Err(bad(spec.misfit(&meta, self.device)));
-                    }
-                    Fit::NeedsCopy => self.copied(i, tensor)?,
-                },
-            );
+            let fit = self.signature.check(i, &meta, self.device, request);
+            match fit.map_err(bad)? {
+                Fit::AsIs => {}
+                Fit::NeedsCopy if policy == Inputs::AsGiven => {
+                    return Err(bad(spec.misfit(&meta, self.device)));
+                }
+                Fit::NeedsCopy => copies.push(i),
+            }
+            handles.push(share(tensor));
         }
-        Ok(handles)
+        Ok((handles, copies))
     }
 
     /// Makes the routes again, with what is loaded and what was measured.
@@ -264,14 +278,6 @@ impl Variant {
     pub fn exactly(&self, sizes: &Sizes) -> Option<&Ready> {
         let exact = |slot: &&Slot| slot.program.dynamic.is_none() && slot.program.sizes == *sizes;
         self.programs.iter().find(exact)?.ready()
-    }
-
-    pub fn names(&self) -> Vec<String> {
-        self.signature
-            .inputs
-            .iter()
-            .map(|spec| spec.name.to_string())
-            .collect()
     }
 
     pub fn stats(&self) -> ModuleStats {
@@ -300,7 +306,7 @@ impl Variant {
         self.seen.rows(&self.module, &self.signature.dims, &buckets)
     }
 
-    fn sizes(&self, request: &[i64]) -> Sizes {
+    fn named(&self, request: &[i64]) -> Sizes {
         self.signature
             .dims
             .iter()
@@ -333,11 +339,8 @@ impl Variant {
         let nearest = first.table.nearest(request);
         RuntimeError::NoBucket {
             module: self.module.clone(),
-            request: self.sizes(request),
-            known: self.programs[..self.buckets]
-                .iter()
-                .map(|slot| slot.program.sizes.clone())
-                .collect(),
+            request: self.named(request),
+            known: self.sizes.clone(),
             nearest: nearest.map(|(at, _)| self.programs[first.programs[at]].program.sizes.clone()),
             why: match nearest {
                 Some((_, true)) => NoFit::PaddingRefused,

@@ -1,7 +1,8 @@
 // Does to the shim what runtime/ffi does, for the sanitizers: containers of artifacts that behave and that don't, from
 // several threads at once.
 //
-//   driver FOLDER all|leak|use-after-free ROUNDS       FOLDER has one shared object per behaviour of misbehaving.cpp
+//   driver FOLDER all|leak|use-after-free ROUNDS       FOLDER has one shared object per behaviour of misbehaving.cpp, and
+//                                                      scale.pt2, an archive for the interpreter
 
 #include <ATen/ATen.h>
 #include <dlfcn.h>
@@ -45,6 +46,11 @@ int32_t precast_run(Ptr f, Ptr, Ptr* in, size_t n_in, Ptr* out, size_t n_out, Pt
 int32_t precast_count(Ptr f, Ptr, size_t*);
 int32_t precast_name(Ptr f, Ptr, size_t, const char**);
 int32_t precast_size(Ptr f, Ptr, size_t, size_t*);
+int32_t precast_flag(Ptr f, Ptr, size_t, bool*);
+int32_t precast_dtype(Ptr f, Ptr, size_t, int32_t*);
+int32_t precast_eager_new(const char* path, Ptr* made);
+void precast_eager_delete(Ptr);
+int32_t precast_eager_run(Ptr, Ptr const* in, size_t n_in, Ptr* out, size_t n_out);
 int32_t precast_bind(Ptr f, Ptr, const Pair*, size_t);
 }
 
@@ -90,9 +96,13 @@ void life(const Library& library, const std::string& behaviour) {
   for (size_t i = 0; i < n; i++) {
     MUST(precast_name(library.at("GetConstantName"), container, i, &name) == 0);
     MUST(precast_size(library.at("GetConstantDataSize"), container, i, &bytes) == 0 && bytes == 64);
+    bool folded = true;
+    int32_t dtype = -1;
+    MUST(precast_flag(library.at("GetConstantFromFolded"), container, i, &folded) == 0 && !folded);
+    MUST(precast_dtype(library.at("GetConstantDtype"), container, i, &dtype) == 0 && dtype == 6);
     names.emplace_back(name);
   }
-  calls += 1 + 2 * n;
+  calls += 1 + 4 * n;
   // Too few constants: an error with its words.
   const Pair none{"nobody", nullptr};
   MUST(precast_bind(library.at("UpdateUserManagedConstantBufferPairs"), container, &none, 1) != 0);
@@ -166,6 +176,28 @@ void metas() {
   }
 }
 
+// The interpreter: right inputs, one of another size, a wrong number of outputs, no archive.
+void interpreted(const std::string& folder) {
+  Ptr made = nullptr;
+  MUST(precast_eager_new((folder + "/OK.so").c_str(), &made) != 0 && made == nullptr);
+  MUST(std::strlen(precast_last_error()) > 0);
+  MUST(precast_eager_new((folder + "/scale.pt2").c_str(), &made) == 0);
+  Ptr in[2] = {owned(at::ones({4, 4})), owned(at::full({1}, 2.0))};
+  Ptr out[2] = {};
+  MUST(precast_eager_run(made, in, 2, out, 2) == 0);
+  MUST(static_cast<at::Tensor*>(out[1])->sum().item<float>() == 32.0f);
+  for (Ptr tensor : out) precast_tensor_delete(tensor);
+  MUST(precast_eager_run(made, in, 2, out, 1) != 0);
+  const Ptr right = in[1];
+  in[1] = owned(at::ones({3}));
+  MUST(precast_eager_run(made, in, 2, out, 2) != 0);
+  precast_tensor_delete(in[1]);
+  in[1] = right;
+  for (Ptr tensor : in) precast_tensor_delete(tensor);
+  precast_eager_delete(made);
+  calls += 6;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -199,6 +231,7 @@ int main(int argc, char** argv) {
         const auto& behaviour = behaviours[static_cast<size_t>(i) % behaviours.size()];
         life(libraries[behaviour], behaviour);
         if (i % 8 == 0) metas();
+        if (i % 64 == 0) interpreted(folder);
       }
     });
   for (auto& thread : threads) thread.join();

@@ -17,6 +17,8 @@
 
 #[path = "../fake/mod.rs"]
 mod fake;
+#[path = "../sample/random.rs"]
+mod random;
 
 mod act;
 mod bad_calls;
@@ -35,30 +37,8 @@ use std::sync::Arc;
 
 use fake::{Fake, Memory};
 use precast::{Device, Model, Runtime, runtime::Source};
+use random::Random;
 use tch::{Kind, Tensor};
-
-/// A small generator whose sequence a seed decides: splitmix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Returns a number below `end`.
-    pub fn below(&mut self, end: usize) -> usize {
-        (self.draw() % end.max(1) as u64) as usize
-    }
-
-    /// Returns one of `these`.
-    pub fn of<'a, T>(&mut self, these: &'a [T]) -> &'a T {
-        &these[self.below(these.len())]
-    }
-}
 
 /// Where every generator of a sample begins.
 const SEED: u64 = 20_261_121;
@@ -160,6 +140,13 @@ fn no_memory_is_an_error_and_memory_returns() {
 fn a_process_may_end_in_mid_work() {
     let told = exits::run(8, 2, SEED);
     assert_eq!(told.bad, [] as [String; 0]);
+}
+
+#[test]
+fn the_shim_is_clean_under_sanitizers() {
+    let told = shim::run(400);
+    assert_eq!(told.bad, [] as [String; 0]);
+    assert!(told.calls > 10_000, "{told:?}");
 }
 
 #[test]

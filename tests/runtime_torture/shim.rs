@@ -102,6 +102,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
         return Ok((driver, folder));
     }
     fs::create_dir_all(&folder).unwrap();
+    fs::copy(root.join("tests/data/scale.pt2"), folder.join("scale.pt2")).unwrap();
     for behaviour in BEHAVIOURS {
         compile(
             Command::new("g++")

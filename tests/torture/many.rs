@@ -82,7 +82,7 @@ pub fn builder(root: &Path) -> Result<(), StoreError> {
             }
             log.write_all(b"begun\n").unwrap();
             thread::sleep(Duration::from_millis(random.below(longest) as u64));
-            let content = scene::content(random.next(), SIZE);
+            let content = scene::content(random.draw(), SIZE);
             let object = store.put_bytes(&content)?;
             store.put_artifact(&scene::artifact(&name, object, SIZE as u64, None))?;
             log.write_all(b"finished\n").unwrap();

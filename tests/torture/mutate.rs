@@ -131,7 +131,7 @@ pub fn files(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
             }
             7 => {
                 let more: Vec<u8> = (0..1 + random.below(64))
-                    .map(|_| random.next() as u8)
+                    .map(|_| random.draw() as u8)
                     .collect();
                 file.write_all_at(&more, length as u64).unwrap();
                 format!("extended by {}", more.len())

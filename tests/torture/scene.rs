@@ -17,6 +17,10 @@ use precast::{
 };
 use serde_json::json;
 
+#[path = "../sample/random.rs"]
+mod random;
+pub use random::Random;
+
 pub fn target() -> Target {
     Target {
         os: "linux".into(),
@@ -43,7 +47,7 @@ fn layout() -> Layout {
 /// Returns content that compresses about as well as code does.
 pub fn content(seed: u64, length: usize) -> Vec<u8> {
     let mut random = Random(seed);
-    let words: Vec<u64> = (0..64).map(|_| random.next()).collect();
+    let words: Vec<u64> = (0..64).map(|_| random.draw()).collect();
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
         bytes.extend(words[random.below(64)].to_le_bytes());
@@ -216,7 +220,7 @@ pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, Store
 pub fn fill(store: &Store, random: &mut Random) -> Result<(), StoreError> {
     let mut artifacts = Vec::new();
     for n in 0..1 + random.below(12) {
-        let bytes = content(random.next(), 1 + random.below(6000));
+        let bytes = content(random.draw(), 1 + random.below(6000));
         let object = store.put_bytes(&bytes)?;
         let log = match random.below(2) {
             0 => None,
@@ -333,23 +337,4 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
     }
     all.sort();
     all
-}
-
-/// A small generator (SplitMix64), so that every run can be had again from its seed.
-#[derive(Clone)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Returns a number below `end`.
-    pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
 }

@@ -79,7 +79,7 @@ fn look_up(root: &Path) -> Value {
         let start = Instant::now();
         let store = Store::open(root).unwrap();
         opened.push(start.elapsed());
-        let id = Digest::of(&(random.next() % ROWS).to_le_bytes());
+        let id = Digest::of(&(random.draw() % ROWS).to_le_bytes());
         let start = Instant::now();
         assert!(store.has_program(&id).unwrap());
         cold.push(start.elapsed());
@@ -90,7 +90,7 @@ fn look_up(root: &Path) -> Value {
     let store = Store::open(root).unwrap();
     let start = Instant::now();
     for _ in 0..10_000 {
-        let id = Digest::of(&(random.next() % ROWS).to_le_bytes());
+        let id = Digest::of(&(random.draw() % ROWS).to_le_bytes());
         black_box(store.has_program(&id).unwrap());
     }
     let warm = start.elapsed() / 10_000;
@@ -163,7 +163,7 @@ fn publish(root: &Path) -> Value {
     let mut cases = Vec::new();
     let mut random = Random(7);
     let noise: Vec<u8> = (0..16 << 20)
-        .flat_map(|_| (random.next() as u32).to_le_bytes())
+        .flat_map(|_| (random.draw() as u32).to_le_bytes())
         .collect();
     let library = fs::read(std::env::current_exe().unwrap()).unwrap();
     let cases_of = [

@@ -319,15 +319,14 @@ fn runtime_errors() -> Vec<Error> {
     let no_bucket = |nearest, why| E::NoBucket {
         module: module.clone(),
         request: sizes(),
-        known: vec![sizes()],
+        known: [sizes()].into(),
         nearest,
         why,
     };
-    let no_module = |known, nearest| E::NoModule {
+    let no_module = |module: &str, known: &[String]| E::NoModule {
         model: "m".into(),
-        module: "f".into(),
-        known,
-        nearest,
+        module: module.into(),
+        known: known.into(),
     };
     let unreadable = |source| E::Store {
         what: "release 1".into(),
@@ -424,19 +423,19 @@ fn runtime_errors() -> Vec<Error> {
             device: Device::Cpu,
             reason: text(),
         },
-        no_module(vec!["encode".into()], None),
-        no_module(vec!["encode".into()], Some("encode".into())),
-        no_module(vec![], None),
+        no_module("f", &["encode".into()]),
+        no_module("encoder", &["encode".into()]),
+        no_module("f", &[]),
         E::InputCount {
             module: module.clone(),
             expected: 1,
             got: 2,
-            names: vec!["ids".into()],
+            names: ["ids".to_owned()].into(),
         },
         E::InputNames {
             module: module.clone(),
             given: vec!["x".into()],
-            variants: vec![vec!["ids".into()]],
+            variants: vec![["ids".to_owned()].into()],
         },
         no_bucket(Some(sizes()), NoFit::TooLarge),
         no_bucket(Some(sizes()), NoFit::PaddingRefused),
