@@ -42,13 +42,13 @@ CASES = {
         Case("blocks", "examples/blocks", "forward", sizes=((1, 32), (4, 128), (1, 64), (8, 512))),
         Case("resnet", "benches/models/resnet", "classify", freezing=True),
         Case("llama", "benches/models/llama", "prefill"),
-        Case("vlm", "examples/vlm", "decode"),
+        Case("vlm", "examples/vlm", "answer"),
     )
 }
 
 
 class Spec:
-    """One module of a spec."""
+    """One module of a spec; of variants with one name, the first."""
 
     def __init__(self, file: Path, module: str) -> None:
         self.file = file
@@ -103,7 +103,7 @@ def buckets(table: dict[str, Any]) -> Iterator[Sizes]:
 
 
 def label(sizes: Sizes) -> str:
-    return " ".join(f"{name}={size}" for name, size in sizes.items())
+    return " ".join(f"{name}={size}" for name, size in sorted(sizes.items()))
 
 
 def variant(case: Case, device: str, folder: Path, name: str, points: list[Sizes]) -> Path:

@@ -34,6 +34,10 @@ class Host:
         self.logs = work / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
 
+    def saved(self, case: Case) -> Path:
+        """Returns where contenders keep what a start can begin with."""
+        return self.work / "saved" / case.name
+
     def environment(self, threads: int | None = None, caches: str = "caches") -> dict[str, str]:
         """Returns the environment of every contender: the same threads, and compilers' caches of this run alone."""
         private = self.work / caches
@@ -129,6 +133,7 @@ class Peer:
         self.log = host.logs / f"{case.name}-{way}.log"
         command = [sys.executable, "-m", "benches.peer", way, str(case.spec(host.device)), case.module]
         command += ["--device", host.device, *(["--freezing"] if frozen(case, way) else [])]
+        command += [] if threads else ["--saved", str(host.saved(case))]
         with self.log.open("w") as messages:
             self.process = subprocess.Popen(
                 command,
@@ -136,31 +141,31 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=messages,
                 env=host.environment(threads),
-                text=True,
-                bufsize=1,
+                bufsize=0,
                 start_new_session=True,
             )
-        self.waiting = 1
+        self.said = b""
 
     def send(self, do: str, **arguments: Any) -> None:
         try:
             assert self.process.stdin
-            self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-            self.waiting += 1
+            self.process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
         except OSError as error:
             raise Failed(f"{self.name} ended: {tail(self.log)}") from error
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """Returns the next answer; one that does not come by the deadline (of `time.time()`) ends the peer."""
         assert self.process.stdout
-        if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.time()))[0]:
-            self.end()
-            raise Failed("not ready in the time it had")
-        line = self.process.stdout.readline()
-        self.waiting -= 1
-        if not line:
-            code = self.process.wait()
-            raise Failed(f"ended with exit code {code}: {tail(self.log)}")
+        while b"\n" not in self.said:
+            if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.time()))[0]:
+                self.end()
+                raise Failed("not ready in the time it had")
+            part = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not part:
+                code = self.process.wait()
+                raise Failed(f"ended with exit code {code}: {tail(self.log)}")
+            self.said += part
+        line, _, self.said = self.said.partition(b"\n")
         answer = json.loads(line)
         if "failed" in answer:
             raise Failed(answer["failed"])
@@ -186,7 +191,7 @@ class Peer:
 
 
 def frozen(case: Case, way: str) -> bool:
-    return case.freezing and way in ("compile", "max-autotune")
+    return case.freezing and way in ("compile", "max-autotune", "aoti")
 
 
 class Precast:
@@ -196,40 +201,37 @@ class Precast:
         self.host, self.case, self.graphs, self.intra = host, case, graphs, threads
         self.name = "precast, no graphs" if graphs == "never" else "precast"
         self.memory: dict[str, Any] = {}
+        self.rungs: dict[str, str] = {}
+        """What answered at each bucket: a build may have found eager to be faster."""
 
-    def bench(self, seconds: float, *arguments: Any) -> dict[str, Any]:
-        model = self.case.read(self.host.device).model
+    def bench(self, seconds: float, buckets: list[Sizes], *arguments: Any) -> dict[str, dict[str, Any]]:
+        """Returns a row for each bucket."""
+        spec = self.case.read(self.host.device)
+        chosen = [part for sizes in buckets for part in ("--at", label(sizes).replace(" ", ","))]
         document, ran = self.host.precast(
-            *("bench", self.case.module, "--model", model, "--seconds", seconds, "--graphs", self.graphs),
-            *arguments,
+            *("bench", self.case.module, "--model", spec.model, "--seconds", seconds, "--graphs", self.graphs),
+            *(*chosen, *arguments),
             threads=self.intra,
         )
         device = document.get("device_memory") or {}
         self.memory = {"host": ran.peak_bytes, "device": device.get("reserved")}
-        return document
-
-    def rows(self, document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Returns the first row of each bucket; the dynamic and eager rungs come after and are left out."""
-        rows: dict[str, dict[str, Any]] = {}
-        for row in document["buckets"]:
-            rows.setdefault(label(row["bucket"]), row)
+        rows = {label(row["request"]): row for row in document["buckets"]}
+        self.rungs |= {bucket: row["rung"] for bucket, row in rows.items()}
         return rows
 
     def time(self, buckets: list[Sizes], seconds: float) -> dict[str, dict[str, float]]:
-        rows = self.rows(self.bench(seconds))
-        taken = {}
-        for sizes in buckets:
-            row = rows[label(sizes)]
-            taken[label(sizes)] = {
+        return {
+            bucket: {
                 "synchronous": row["median"],
                 "p99": row["p99"],
                 "pipelined": row["pipelined"],
                 **({"replay": row["replay"]} if "replay" in row else {}),
             }
-        return taken
+            for bucket, row in self.bench(seconds, buckets).items()
+        }
 
     def throughput(self, sizes: Sizes, threads: int, seconds: float) -> float:
-        return self.rows(self.bench(seconds, "--threads", threads))[label(sizes)]["throughput"]
+        return self.bench(seconds, [sizes], "--threads", threads)[label(sizes)]["throughput"]
 
     def end(self) -> None:
         pass

@@ -15,6 +15,7 @@ import os
 import resource
 import statistics
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,13 +30,13 @@ BATCH = 256
 class Peer:
     """A module of a spec, run in one of the ways."""
 
-    def __init__(self, way: str, spec: Spec, device: str, freezing: bool) -> None:
+    def __init__(self, way: str, spec: Spec, device: str, freezing: bool, saved: Path | None) -> None:
         import torch
 
         from . import ways
 
         self.marks = {"import": time.time()}
-        self.torch, self.spec, self.device = torch, spec, device
+        self.torch, self.spec, self.device, self.saved = torch, spec, device, saved
         torch.set_num_threads(ways.threads())
         self.module = spec.load().to(device)
         self.synchronize()
@@ -50,12 +51,18 @@ class Peer:
     def prepare(self, sizes: Sizes) -> dict[str, Any]:
         """Makes a bucket ready and answers once; the seconds of both."""
         began = time.perf_counter()
-        call = self.prepare_call(self.spec.tensors(sizes, self.device))
+        call = self.prepare_call(self.spec.tensors(sizes, self.device), self.folder(sizes))
         answer = call()
         self.synchronize()
         first = time.perf_counter() - began
         self.calls[label(sizes)] = call
         return {"seconds": first, "sample": self.sample(answer)}
+
+    def folder(self, sizes: Sizes) -> Path:
+        """Returns a folder for files of a bucket: one that a start finds again, where `--saved` names its place."""
+        folder = (self.saved or Path(tempfile.mkdtemp())) / label(sizes)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def sample(self, answer: Any) -> list[float]:
         """Returns a few numbers of the first output, to compare with other contenders'."""
@@ -64,8 +71,8 @@ class Peer:
                 answer = self.torch.from_numpy(answer.copy_outputs_to_cpu()[0])
             except (RuntimeError, TypeError):  # bfloat16 has no numpy type
                 return []
-        while isinstance(answer, (tuple, list)):
-            answer = answer[0]
+        while not self.torch.is_tensor(answer):
+            answer = next(iter(answer.values() if isinstance(answer, dict) else answer))
         flat = answer.float().flatten()
         return [*flat[:: max(1, flat.numel() // 8)].tolist(), flat.abs().mean().item()]
 
@@ -74,7 +81,7 @@ class Peer:
         call = self.calls[label(sizes)]
         self.loop(call, warm_up)
         times, begin = [], time.perf_counter()
-        while time.perf_counter() - begin < seconds or len(times) < 10:
+        while time.perf_counter() - begin < seconds or len(times) < 5:
             called = time.perf_counter()
             call()
             self.synchronize()
@@ -129,7 +136,7 @@ class Peer:
         tables = [m.weight for m in self.module.modules() if isinstance(m, self.torch.nn.Embedding)]
         with FlopCounterMode(display=False) as counter:
             answer = self.module(*inputs)
-        outputs = [answer] if self.torch.is_tensor(answer) else [t for t in answer if self.torch.is_tensor(t)]
+        outputs = [leaf for leaf in self.torch.utils._pytree.tree_leaves(answer) if self.torch.is_tensor(leaf)]
         size, left_out, moved = (sum(t.nbytes for t in group) for group in (weights, tables, [*inputs, *outputs]))
         dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
         return {
@@ -152,6 +159,7 @@ def main() -> None:
     parser.add_argument("module")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--freezing", action="store_true")
+    parser.add_argument("--saved", type=Path, help="keeps what can be loaded again here")
     parser.add_argument("--once", type=json.loads, metavar="SIZES")
     args = parser.parse_args()
     # Compilers and exporters print to stdout; the answers have a file of their own.
@@ -164,7 +172,7 @@ def main() -> None:
     import torch
 
     try:
-        peer = Peer(args.way, Spec(args.spec, args.module), args.device, args.freezing)
+        peer = Peer(args.way, Spec(args.spec, args.module), args.device, args.freezing, args.saved)
         with torch.inference_mode():
             if args.once:
                 peer.prepare(args.once)

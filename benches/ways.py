@@ -2,10 +2,12 @@
 
 They get their best settings: inference mode, the same inputs on the device already, `dynamic=False` (a bucket is a
 static shape), frozen weights where that pays, and bound inputs and outputs with ONNX Runtime.
+
+AOTInductor and ONNX Runtime leave what they made in the folder they are given: a start from it needs no model
+(`saved.py`).
 """
 
 import os
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +16,12 @@ from typing import Any
 import torch
 
 Call = Callable[[], Any]
-Prepare = Callable[[list[torch.Tensor]], Call]
-"""Makes the call for one bucket's inputs; returns at once where the work is done by the first call."""
+Prepare = Callable[[list[torch.Tensor], Path], Call]
+"""Makes the call for one bucket's inputs, with a folder for files. The work may be left to the first call."""
 
 
 def eager(module: torch.nn.Module, _: bool) -> Prepare:
-    return lambda inputs: lambda: module(*inputs)
+    return lambda inputs, _: lambda: module(*inputs)
 
 
 def _compiled(mode: str | None) -> Callable[[torch.nn.Module, bool], Prepare]:
@@ -33,20 +35,22 @@ def _compiled(mode: str | None) -> Callable[[torch.nn.Module, bool], Prepare]:
         # One bucket is one entry of the cache; more of them than the default limit is no error here.
         torch._dynamo.config.recompile_limit = 64
         compiled = torch.compile(module, mode=mode, dynamic=False)
-        return lambda inputs: lambda: compiled(*inputs)
+        return lambda inputs, _: lambda: compiled(*inputs)
 
     return way
 
 
-def aoti(module: torch.nn.Module, _: bool) -> Prepare:
+def aoti(module: torch.nn.Module, freezing: bool) -> Prepare:
     """AOTInductor called from Python, with the package loader."""
     if next(module.parameters()).device.type == "cuda":
         raise NotImplementedError("torch 2.11's aoti_load_package ends with a segmentation fault for CUDA artifacts")
 
-    def prepare(inputs: list[torch.Tensor]) -> Call:
-        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+    def prepare(inputs: list[torch.Tensor], folder: Path) -> Call:
+        with torch.no_grad():
             program = torch.export.export(module, tuple(inputs))
-            package = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/model.pt2")
+            options = {"freezing": freezing}
+            package = str(folder / "model.pt2")
+            torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
             loaded = torch._inductor.aoti_load_package(package)
         return lambda: loaded(*inputs)
 
@@ -62,9 +66,9 @@ def onnxruntime(module: torch.nn.Module, _: bool) -> Prepare:
     if provider not in ort.get_available_providers():
         raise NotImplementedError(f"onnxruntime {ort.__version__} has no {provider}: {ort.get_available_providers()}")
 
-    def prepare(inputs: list[torch.Tensor]) -> Call:
-        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "model.onnx"
+    def prepare(inputs: list[torch.Tensor], folder: Path) -> Call:
+        with torch.no_grad():
+            file = folder / "model.onnx"
             torch.onnx.export(module, tuple(inputs), file, dynamo=True, verbose=False)
             options = ort.SessionOptions()
             options.intra_op_num_threads = torch.get_num_threads()

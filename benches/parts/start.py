@@ -3,10 +3,11 @@
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cases import Case
+from ..cases import Case, label
 from ..contenders import Failed, Ran, frozen, libtorch, once, tail
 from ..run import Run, spread
 
@@ -59,25 +60,35 @@ def starts(run: Run, case: Case) -> None:
         command += ["--device", host.device, *(["--freezing"] if frozen(case, way) else [])]
         return call([*command, "--once", json.dumps(sizes)], caches)
 
+    def kept(way: str) -> dict[str, Any]:
+        folder = host.saved(case) / label(sizes)
+        if not any(folder.glob("model.*")):
+            raise Failed("nothing was saved: part `latency` of this run does that")
+        names = list(case.read(host.device).inputs)
+        return call([sys.executable, "-m", "benches.saved", way, str(folder), str(inputs), *names])
+
     contenders = {"precast": precast, "eager": lambda: peer("eager")}
     if host.device == "cuda":
         contenders["bare minimum"] = bare
+    else:
+        contenders |= {f"{way}, saved": partial(kept, way) for way in ("aoti", "onnxruntime") if way in run.ways}
     compiled = [way for way in run.ways if way in ("compile", "reduce-overhead")]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
     for cache in ("warm", "cold"):
         seen = found if cache == "warm" else {name: [] for name in contenders}
-        for round_ in range(run.rounds + 1 if cache == "warm" else 1):
-            for name, start in contenders.items():
-                if run.left <= 0 or (cache == "cold" and name not in ("precast", "eager")):
+        for round_ in range(run.rounds + 1 if cache == "warm" else min(3, run.rounds)):
+            for name, start in list(contenders.items()):
+                if run.left <= 0:
                     continue
                 if cache == "cold":
-                    evict([host.store, host.binaries, Path(libtorch()).parent, Path(sys.prefix)])
+                    evict([host.store, host.binaries, host.saved(case), Path(libtorch()).parent, Path(sys.prefix)])
                 try:
                     made = start()
                     if round_ or cache == "cold":  # the first warms the caches
                         seen[name].append(made)
                 except Failed as error:
                     run.skip(f"start {case.name} {name}", error)
+                    contenders.pop(name)
         report(run, case, cache, seen, seen["precast"])
     for way in compiled:  # once each: it is long; the cold one fills the cache that the warm one finds
         for cache in ("cold", "warm"):
