@@ -29,7 +29,7 @@ def main() -> int:
     run.add_argument("--out", type=Path, required=True, help="the result; written after each step")
     run.add_argument("--parts", type=names, default=list(PARTS), help=f"of {','.join(PARTS)}")
     run.add_argument("--ways", type=names, help="Python contenders, of eager,compile,… [default: all]")
-    run.add_argument("--seconds", type=float, default=0.5, help="one contender at one bucket in one round")
+    run.add_argument("--seconds", type=float, default=0.25, help="one contender at one bucket in one round")
     run.add_argument("--prepare", type=float, default=240, help="seconds that contenders may take to get ready")
     run.add_argument("--minutes", type=float, default=60, help="no part begins a case after these")
     check = commands.add_parser("smoke", help="few, short measurements against the stored ratios")
@@ -80,6 +80,7 @@ def measure(args: argparse.Namespace, work: Path) -> int:
             continue
         PARTS[name](run)
         run.result["part_seconds"][name] = round(time.time() - before, 1)
+        run.result["load_after"][name] = round(os.getloadavg()[0], 1)
         run.write()
     run.say(f"wrote {args.out}; {len(run.result['skipped'])} skipped")
     return 0
@@ -98,6 +99,7 @@ def start(args: argparse.Namespace, work: Path) -> Run:
         "rounds": args.rounds,
         "machine": describe(args.binaries),
         "part_seconds": {},
+        "load_after": {},
         "skipped": [],
     }
     return Run(

@@ -30,11 +30,20 @@ def describe(binaries: Path) -> dict[str, Any]:
     return {
         "processor": model or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
+        "cache_bytes": last_cache(),
         "memory_bytes": memory,
         "gpu": first_line(query),
         "load_before": os.getloadavg()[0],
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(("OMP_", "GOMP_", "MKL_"))},
         "versions": versions,
     }
+
+
+def last_cache() -> int:
+    """Returns the size of the CPU's largest cache in bytes, 0 where the kernel does not say."""
+    sizes = [file.read_text().strip() for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    units = {"K": 1 << 10, "M": 1 << 20}
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=0)
 
 
 def commit() -> str | None:

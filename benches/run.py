@@ -71,6 +71,12 @@ class Run:
         partial.replace(self.out)
 
 
+def main_kind(device: str) -> str:
+    """Returns the figure of a call that counts on a device. On the CPU nothing is queued, so that a pipelined call is
+    the mean of single ones, and their median is disturbed least by what else runs."""
+    return "pipelined" if device == "cuda" else "synchronous"
+
+
 def spread(values: list[float]) -> dict[str, float]:
     """Returns the median of some rounds and their range."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values), "rounds": len(values)}

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from .cases import ROOT
+from .run import main_kind
 
 BOUND = 0.5
 
@@ -27,7 +28,7 @@ def check(args: argparse.Namespace, work: Path) -> int:
     for part in ("build", "latency"):
         PARTS[part](run)
     slower = 0
-    kind = "pipelined" if args.device == "cuda" else "synchronous"
+    kind = main_kind(args.device)
     measured = run.result.get("latency", [])
     for row in measured:
         now = row["times_precast"]["eager"][kind]["median"]

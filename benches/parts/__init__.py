@@ -11,6 +11,7 @@ PARTS: dict[str, Part] = {
     "rates": rates.measure,
     "build": build.measure,
     "latency": latency.measure,
+    "floor": rates.floor,
     "threads": threads.measure,
     "start": start.measure,
     "memory": memory.measure,

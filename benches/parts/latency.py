@@ -1,11 +1,11 @@
-"""What a call takes, per bucket and contender, in turns; and how far that is from what the machine's rates allow."""
+"""What a call takes, per bucket and contender, in turns."""
 
 import time
 from typing import Any
 
 from ..cases import Case, label
 from ..contenders import Failed, Peer, Precast
-from ..run import Run, ratio, spread
+from ..run import Run, main_kind, ratio, spread
 
 Times = dict[str, dict[str, list[dict[str, float]]]]
 """Contender -> bucket -> one measurement a round."""
@@ -28,6 +28,7 @@ def measure(run: Run) -> None:
                 except Failed:
                     memory[peer.name] = None
                 peer.end()
+        facts["rungs"] = {peer.name: peer.rungs for peer in peers if isinstance(peer, Precast)}
         for sizes in buckets:
             rows = {name: taken[label(sizes)] for name, taken in times.items() if taken.get(label(sizes))}
             if "precast" in rows:
@@ -104,8 +105,7 @@ def row(
     def column(name: str, kind: str) -> list[float]:
         return [measured[kind] for measured in rows[name] if kind in measured]
 
-    # On the CPU nothing is queued: the median of single calls is both, and other work disturbs it least.
-    kinds = ("synchronous", "pipelined") if run.host.device == "cuda" else ("synchronous",)
+    kinds = ("synchronous", "pipelined")
     contenders = {
         name: {kind: spread(column(name, kind)) for kind in (*kinds, "p99", "replay") if column(name, kind)}
         for name in rows
@@ -116,22 +116,11 @@ def row(
         if name != "precast" and len(rows[name]) == len(rows["precast"])
     }
     made: dict[str, Any] = {"case": case.name, "bucket": bucket, "seconds": contenders, "times_precast": ratios}
+    made["rung"] = facts["rungs"]["precast"].get(bucket)
     made["disagree"] = {k.split(" ")[0]: v for k, v in facts["disagree"].items() if k.endswith(" " + bucket)}
-    work, rates = facts["work"].get(bucket), run.result.get("rates")
-    if work and rates:
-        flops = rates["flops"].get(work["dtype"]) or rates["flops"]["float32"]
-        arithmetic, moving = work["flops"] / flops, work["bytes"] / rates["bytes"]
-        floor = max(arithmetic, moving)
-        ours = contenders["precast"][kinds[-1]]["median"]
-        made["floor"] = {
-            **work,
-            "arithmetic_seconds": arithmetic,
-            "bytes_seconds": moving,
-            "times_floor": ours / floor,
-        }
-    best = min(ratios, key=lambda name: ratios[name][kinds[-1]]["median"], default=None)
+    made["work"] = facts["work"].get(bucket)
+    kind = main_kind(run.host.device)
+    best = min(ratios, key=lambda name: ratios[name][kind]["median"], default=None)
     if best:
-        run.say(
-            f"latency {case.name} {bucket}: best peer {best} takes {ratios[best][kinds[-1]]['median']:.2f} x precast"
-        )
+        run.say(f"latency {case.name} {bucket}: best peer {best} takes {ratios[best][kind]['median']:.2f} x precast")
     return made

@@ -19,8 +19,7 @@ def measure(run: Run) -> None:
         "--bench",
         "overhead",
         "--",
-        "--output-format",
-        "bencher",
+        *("--output-format", "bencher", "--warm-up-time", "0.5", "--measurement-time", "2"),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": str(run.host.threads), "CARGO_TERM_COLOR": "never"}
     try:

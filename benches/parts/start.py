@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -91,6 +92,7 @@ def starts(run: Run, case: Case) -> None:
                     contenders.pop(name)
         report(run, case, cache, seen, seen["precast"])
     for way in compiled:  # once each: it is long; the cold one fills the cache that the warm one finds
+        shutil.rmtree(host.work / f"start-{case.name}-{way}", ignore_errors=True)
         for cache in ("cold", "warm"):
             try:
                 made = peer(way, f"start-{case.name}-{way}")

@@ -1,4 +1,7 @@
-"""Answers a second of 1 to 16 callers, each operator on one thread: how a service that has many requests runs."""
+"""Answers a second of 1 to 16 callers, each operator on one thread: how a service that has many requests runs.
+
+On the CPU there are no more callers than cores: more of them share what there is.
+"""
 
 import time
 
@@ -30,7 +33,10 @@ def measure(run: Run) -> None:
                 run.skip(f"threads {case.name} {peer.name}", error)
         peers.append(Precast(run.host, case, "always" if run.host.device == "cuda" else "as-built", threads=1))
         try:
+            cores = run.result["machine"]["cores"]
             for callers in CALLERS:
+                if run.host.device == "cpu" and callers > cores:
+                    break
                 rates: dict[str, list[float]] = {}
                 for _ in range(run.rounds):
                     for peer in list(peers):

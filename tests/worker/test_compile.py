@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import subprocess
 import unittest
 from pathlib import Path
@@ -49,6 +50,19 @@ class Model(torch.nn.Module):
     def forward(self, x):
         h = self.linear(x)
         return torch.softmax(h @ h.transpose(1, 2), -1) @ h
+
+def load():
+    return Model()
+"""
+
+
+# One kernel that is worth several threads.
+WIDE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.tanh(x) * x.sum()
 
 def load():
     return Model()
@@ -151,6 +165,23 @@ class CompileTest(Project):
                     parameter.copy_(held[name] * factor)
                 expected = opened.model(samples["in.0"])
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+    def test_kernels_use_no_more_threads_than_the_process_may(self) -> None:
+        import torch
+
+        opened = self.open(WIDE)
+        captured = self.capture(opened, inputs=[("x", "float32", [64, 4096])])
+        answer = self.compile(captured, "wide", options={"cpp.threads": 3})
+        # A product's own kernels obey the process; those of inductor are told to, and are right with any number.
+        code = "".join(file.read_text() for file in (self.out / "wide").rglob("*.cpp"))
+        clauses = re.findall(r"#pragma omp parallel.*", code)
+        self.assertEqual(set(clauses), {"#pragma omp parallel num_threads(std::min(3, omp_get_max_threads()))"})
+        x, threads = torch.randn(64, 4096), torch.get_num_threads()
+        for number in (1, 2, 3, 4):
+            torch.set_num_threads(number)
+            (result,) = run(answer["library"], "cpu", {}, [x], 1)
+            torch.testing.assert_close(result, torch.tanh(x) * x.sum())
+        torch.set_num_threads(threads)
 
     def test_a_compiler_that_fails_is_quoted(self) -> None:
         opened = self.open(MODEL)

@@ -12,6 +12,9 @@ Some of its habits cost every fresh process 14 to 30 seconds and every artifact 
   place and the compiler's own version say the same.
 - It compiles one file after the other. They are independent until the link, which waits for them.
 
+One habit costs those who run an artifact: its kernels start as many threads as the build had, whatever the process may
+use. A service that gives each caller one thread would get them all for each. They start that many at most.
+
 Written against torch 2.11, as `inductor_private`.
 """
 
@@ -59,6 +62,7 @@ class Share:
 def toolchain(isa: str, clock: Any, share: Share | None = None) -> Iterator[None]:
     """Puts our answers in place of inductor's own for the time of one compile, or of a warm-up."""
     from torch._inductor import codecache, cpp_builder, cpu_vec_isa
+    from torch._inductor.codegen import cpp as kernels
 
     run, flags, header = (
         cpp_builder._run_compile_cmd,
@@ -66,6 +70,7 @@ def toolchain(isa: str, clock: Any, share: Share | None = None) -> Iterator[None
         codecache._precompile_header,
     )
     check, valid = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.valid_vec_isa_list
+    parallel = kernels.WorkSharing.parallel
     commands = _Commands(run, clock, share)
 
     def baseline(*args: Any, **kwargs: Any) -> Any:
@@ -76,6 +81,7 @@ def toolchain(isa: str, clock: Any, share: Share | None = None) -> Iterator[None
         mine = share is None or share.next()
         return (_header if mine else _header_path)(isa, header, hashable_cmd_line, **compile_command)
 
+    kernels.WorkSharing.parallel = _parallel  # type: ignore[method-assign]
     cpp_builder._run_compile_cmd = commands
     cpu_vec_isa.VecISA.check_build = _compiler_knows
     codecache._precompile_header = precompile
@@ -90,11 +96,29 @@ def toolchain(isa: str, clock: Any, share: Share | None = None) -> Iterator[None
         yield
     finally:
         commands.close()
+        kernels.WorkSharing.parallel = parallel  # type: ignore[method-assign]
         cpp_builder._run_compile_cmd = run
         cpp_builder._get_optimization_cflags = flags
         codecache._precompile_header = header
         cpu_vec_isa.VecISA.check_build = check
         cpu_vec_isa.valid_vec_isa_list = valid
+
+
+def _parallel(self: Any, threads: int) -> None:
+    """Opens a parallel region as `WorkSharing.parallel` does, of at most the threads that the process may use.
+
+    Breaks if: that method changes. Templates, whose loops need exactly as many threads, write regions of their own.
+    """
+    from torch._inductor import config
+
+    if self.in_parallel and threads != self.num_threads:
+        self.close()
+    if not self.in_parallel:
+        self.num_threads, self.in_parallel = threads, True
+        most = "" if config.cpp.dynamic_threads else f" num_threads(std::min({threads}, omp_get_max_threads()))"
+        self.code.writeline(f"#pragma omp parallel{most}")
+        self.stack.enter_context(self.code.indent())
+        self.code.writeline("int tid = omp_get_thread_num();")
 
 
 class _Commands:
