@@ -79,7 +79,7 @@ $(BENCH): benches/requirements.txt $(STAMP)
 
 bench: build $(BENCH) ## side by side with eager, torch.compile, ONNX Runtime, into benchmarks/cpu.json (ARGS="--cases minilm")
 	$(BENCH) -m benches run --out benchmarks/cpu.json $(ARGS)
-	$(BENCH) -m benches draw benchmarks/*.json
+	$(BENCH) -m benches draw benchmarks/cpu.json
 
 bench-build: build ## what builds cost, into benchmarks/{warm,regions,cold-build}-cpu.json: nothing to do, cut and whole, from nothing
 	for name in warm regions "cold_build --plain"; do set -- $$name; to=$$(echo $$1 | tr _ -)-cpu.json; \

@@ -3,6 +3,7 @@
     make bench                            the CPU's figures, into benchmarks/cpu.json
     benches/gpu.sh OUT                    a GPU machine's, from what benches/pack.sh packed
     python -m benches draw FILE…          pictures and the README's tables from those files
+    make bench-build                      what builds cost: warm.py, regions.py and cold_build.py
     make bench-smoke                      few, short measurements against the stored ratios, by hand before a release
 
 A **case** (`cases.py`) is a model with a `precast.toml`: everything else (inputs, sizes, entry) is read from that file,
@@ -12,4 +13,8 @@ so that all contenders run the same thing. A **contender** (`contenders.py`) ans
 else the machine does meets all of them. A ratio is taken in each round; the median and the range of the rounds are
 kept. A **part** (`parts/`) measures one thing for all cases and adds it to the result, which is written after each, so
 that a run that is cut short loses nothing. What could not be measured is listed under `skipped`, with the reason.
+
+The machine should do nothing else: OpenMP's threads spin while they wait for each other, so that with as many of them
+as cores one other busy process makes a call many times as slow. Where that can't be had, `OMP_WAIT_POLICY=passive`
+makes all contenders but ONNX Runtime, which has threads of its own, wait without spinning; the result says so.
 """

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import draw, smoke
+from . import smoke, table
 from .cases import CASES, ROOT
 from .contenders import Host, ways
 from .machine import commit, describe
@@ -54,7 +54,7 @@ def main() -> int:
         return 0
     if args.command == "draw":
         for result in args.results:
-            draw.draw(result, args.readme)
+            table.draw(result, args.readme)
         return 0
     if unknown := set(args.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")

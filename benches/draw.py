@@ -1,13 +1,11 @@
-"""Pictures and tables of results: `python -m benches draw benchmarks/cpu.json` writes SVG beside the file, light and
-dark, and the table between `<!-- bench NAME -->` and `<!-- /bench -->` in the README. Nothing is written there by hand.
-"""
+"""Pictures of a result, as SVG for a light and for a dark page. Nothing in them is drawn by hand."""
 
-import json
 import math
-import re
-from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
+
+from .run import main_kind
+from .words import CONTENDERS, duration, named, short, under
 
 Row = dict[str, Any]
 
@@ -15,38 +13,18 @@ THEMES = {
     "light": {"ground": "#ffffff", "text": "#1f2328", "quiet": "#59636e", "rule": "#d1d9e0"},
     "dark": {"ground": "#0d1117", "text": "#e6edf3", "quiet": "#9198a1", "rule": "#30363d"},
 }
-# Contender: what it is called, its colour on light and on dark, its mark.
-CONTENDERS = {
-    "precast": ("Precast", "#0a7d55", "#3fca93", "bar"),
-    "precast, no graphs": ("Precast, no graphs", "#0a7d55", "#3fca93", "ring"),
-    "eager": ("eager", "#6e7781", "#9aa4ae", "circle"),
-    "compile": ("torch.compile", "#1f6feb", "#6cb0ff", "circle"),
-    "reduce-overhead": ("reduce-overhead", "#8250df", "#c297ff", "diamond"),
-    "max-autotune": ("max-autotune", "#bc4c00", "#f0883e", "square"),
-    "aoti": ("AOTInductor, Python", "#137c8b", "#4fd0de", "diamond"),
-    "onnxruntime": ("ONNX Runtime", "#bf3989", "#ff8ac4", "square"),
-}
 PHASES = ("#0a7d55", "#1f6feb", "#bc4c00", "#8250df", "#137c8b", "#bf3989", "#6e7781")
 FONT = "font-family=\"system-ui, -apple-system, 'Segoe UI', sans-serif\""
 
 
-def draw(file: Path, readme: Path) -> None:
-    result = json.loads(file.read_text())
-    if "latency" not in result:
-        return
+def pictures(result: Row) -> dict[str, str]:
+    """Returns SVG documents by name."""
+    made = {}
     for theme in THEMES:
-        file.with_name(f"{file.stem}-latency-{theme}.svg").write_text(latency(result, theme))
+        made[f"latency-{theme}"] = latency(result, theme)
         if result.get("start"):
-            file.with_name(f"{file.stem}-start-{theme}.svg").write_text(start(result, theme))
-    text = readme.read_text()
-    begin, end = f"<!-- bench {file.stem} -->", "<!-- /bench -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
-    made = f"{begin}\n{table(result)}\n{end}"
-    readme.write_text(pattern.sub(lambda _: made, text))
-
-
-def kind(result: Row) -> str:
-    return "pipelined" if result["device"] == "cuda" else "synchronous"
+            made[f"start-{theme}"] = start(result, theme)
+    return made
 
 
 class Picture:
@@ -100,7 +78,7 @@ class Picture:
 
 def latency(result: Row, theme: str) -> str:
     """One row a bucket, one mark a contender: its time over Precast's, on a logarithmic axis."""
-    rows, by = result["latency"], kind(result)
+    rows, by = result["latency"], main_kind(result["device"])
     found = [r[by][edge] for row in rows for r in row["times_precast"].values() for edge in ("low", "high")]
     low, high = min(0.8, *found) / 1.05, max(2.0, *found) * 1.05
     picture = Picture(820, theme)
@@ -120,7 +98,7 @@ def latency(result: Row, theme: str) -> str:
         at += 32 + 6.1 * len(CONTENDERS[name][0])
     top = 92
     bottom = top + step * len(rows)
-    for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50):
+    for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100):
         if low <= tick <= high:
             picture.line(x(tick), top - 6, x(tick), bottom, "rule")
             picture.text(x(tick), bottom + 16, f"{tick:g}x", 11, "quiet", "middle")
@@ -156,7 +134,7 @@ def start(result: Row, theme: str) -> str:
         at += 34 + 6.1 * len(phase)
     y += 22
     for row in rows:
-        picture.text(16, y + 12, f"{row['case']}: {row['contender']}")
+        picture.text(16, y + 12, f"{row['case']}: {named(row['contender'])}")
         x, scale = float(left), (right - left) / longest
         for phase, seconds in row["phases"].items():
             width = max(0.0, seconds) * scale
@@ -166,109 +144,3 @@ def start(result: Row, theme: str) -> str:
         y += step
     picture.height = y + 12
     return picture.document(title)
-
-
-def under(result: Row) -> str:
-    machine = result["machine"]
-    device = machine["gpu"].split(",")[0] if result["device"] == "cuda" and machine["gpu"] else machine["processor"]
-    return f"{device}, {result['intra_op_threads']} threads, torch {machine['versions']['torch']}, {result['date']}"
-
-
-def table(result: Row) -> str:
-    """Returns the README's table of a result: how many times as long as Precast each peer takes."""
-    by = kind(result)
-    columns = [name for name in CONTENDERS if any(name in row["times_precast"] for row in result["latency"])]
-    head = ["model", "bucket", "Precast", *(CONTENDERS[name][0] for name in columns), "Precast ÷ floor"]
-    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * (len(head) - 2)]
-    for row in result["latency"]:
-        cells = [row["case"], short(row["bucket"]), duration(row["seconds"]["precast"][by]["median"])]
-        for name in columns:
-            ratio = row["times_precast"].get(name)
-            cells.append(times(ratio[by]["median"]) if ratio else "-")
-        floor = row.get("floor")
-        least = max(floor["arithmetic_seconds"], floor["bytes_seconds"]) if floor else 0.0
-        # Below this a launch or a cache decides, and the machine's rates say nothing.
-        cells.append(f"{floor['times_floor']:.1f}" if floor and least > 20e-6 else "-")
-        lines.append("| " + " | ".join(cells) + " |")
-    calls = "pipelined calls" if by == "pipelined" else "calls"
-    facts = [f"{under(result)}. Times of {calls}; others as multiples of Precast's, in **bold** where they are faster."]
-    facts += sentences(result)
-    return "\n".join([*lines, "", *facts, "", made_by(result)])
-
-
-def made_by(result: Row) -> str:
-    commands = result["command"] if isinstance(result["command"], list) else [result["command"]]
-    return "Made by " + ", ".join(f"`{command}`" for command in commands) + "."
-
-
-def sentences(result: Row) -> list[str]:
-    """Returns what the other parts found, a line each."""
-    said = []
-    for case in dict.fromkeys(row["case"] for row in result.get("start", [])):
-        rows = [
-            r
-            for r in result["start"]
-            if r["case"] == case and r["page_cache"] == "warm" and r["contender"] != "precast"
-        ]
-        ours = next(
-            r for r in result["start"] if (r["case"], r["contender"], r["page_cache"]) == (case, "precast", "warm")
-        )
-        others = ", ".join(
-            f"{r['contender']} {times(r['times_precast']['median'])}" for r in rows if "times_precast" in r
-        )
-        said.append(f"- Process start to first answer, {case}: {duration(ours['seconds']['median'])}; {others}.")
-    for row in result.get("memory", []):
-        peaks = row["peak_bytes"]
-        for kind_ in ("host", "device"):
-            cells = [
-                f"{CONTENDERS[name][0]} {found['1'][kind_] / 2**20:.0f} and {found['8'][kind_] / 2**20:.0f} MiB"
-                for name, found in peaks.items()
-                if len(found) == 2 and found["1"].get(kind_)
-            ]
-            if cells:
-                said.append(f"- Peak {kind_} memory of {row['case']} with 1 and 8 buckets: {', '.join(cells)}.")
-    for row in result.get("threads", []):
-        if row["callers"] in (1, 8):
-            most = {name: made["median"] for name, made in row["answers_per_second"].items()}
-            others = ", ".join(
-                f"{CONTENDERS[name][0]} {times(most['precast'] / rate)}"
-                for name, rate in most.items()
-                if name != "precast"
-            )
-            said.append(
-                f"- Answers a second, {row['case']} {short(' '.join(f'{k}={v}' for k, v in row['sizes'].items()))}, "
-                f"{row['callers']} callers, one thread an operator: {most['precast']:.0f}; over {others}."
-            )
-    for row in result.get("padding", []):
-        choices = row["choices"]
-        said.append(
-            f"- Padding, {row['requests']}, 8 buckets: {choices['cheapest']['padding']:.0%} of what is computed; "
-            f"{choices['one bucket']['padding']:.0%} with one bucket, which takes "
-            f"{times(row['times_cheapest']['one bucket'])} the time; choosing by size instead of measured cost "
-            f"{times(row['times_cheapest']['smallest'])}."
-        )
-    for row in result.get("upload", []):
-        said.append(f"- Weights to the device: {row['upload_gb_s']:.1f} GB/s, {row['share']:.0%} of one pinned copy.")
-    if "overhead" in result:
-        added = ", ".join(f"{nanos} ns with {group}" for group, nanos in result["overhead"]["added_ns"].items())
-        said.append(f"- `Model::run` over the artifact's own C call: {added}.")
-    warm = [row["warm_seconds"]["median"] for row in result.get("build", [])]
-    if warm:
-        said.append(f"- A build with nothing to do: {duration(min(warm))} to {duration(max(warm))}.")
-    return said
-
-
-def short(bucket: str) -> str:
-    return re.sub(r"batch=(\d+)", r"B=\1", re.sub(r"seq=(\d+)", r"T=\1", bucket))
-
-
-def times(value: float) -> str:
-    text = f"{value:.2f} x" if value < 10 else f"{value:.0f} x"
-    return f"**{text}**" if value < 0.995 else text
-
-
-def duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size * 0.9995:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns"

@@ -1,0 +1,184 @@
+"""The README's table of a result, between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`: what each peer takes, what
+else was measured, and where Precast is not ahead. Nothing is written there by hand but the causes, below.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from .draw import pictures
+from .run import main_kind
+from .words import CONTENDERS, duration, named, short, times, under
+
+Row = dict[str, Any]
+
+AHEAD = 0.97
+"""A peer that takes less than this part of Precast's time is ahead; what is between is noise."""
+
+# (case, peer) -> why the peer is ahead and what would change it; "" stands for any. Found by profiling, not guessed.
+CAUSES: dict[tuple[str, str], str] = {}
+
+
+def draw(file: Path, readme: Path) -> None:
+    """Writes a result's pictures beside it, and its table into the README."""
+    result = json.loads(file.read_text())
+    if "latency" not in result or "intra_op_threads" not in result:
+        raise SystemExit(f"error: `{file}` is no result of `python -m benches run`")
+    for name, document in pictures(result).items():
+        file.with_name(f"{file.stem}-{name}.svg").write_text(document)
+    text = readme.read_text()
+    begin, end = f"<!-- bench:{file.stem} -->", f"<!-- /bench:{file.stem} -->"
+    if begin not in text or end not in text:
+        raise SystemExit(f"error: `{readme}` has no `{begin}` with a `{end}` after it")
+    folder = file.resolve().parent.relative_to(readme.resolve().parent)
+    made = f"{begin}\n{section(result, (folder / file.stem).as_posix())}\n{end}"
+    readme.write_text(re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: made, text, flags=re.S))
+
+
+def section(result: Row, stem: str) -> str:
+    by = main_kind(result["device"])
+    calls = "pipelined calls" if by == "pipelined" else "single calls"
+    about = (
+        f"Medians of {calls}: Precast's time, and what the others take as multiples of it, in **bold** where they are "
+        "ahead; the floor is what the machine's measured rates of multiplying and copying allow. All figures, with "
+        f"their spread: [{stem}.json]({stem}.json)."
+    )
+    pieces = [
+        f"{under(result)}.",
+        picture(stem, "latency", "Time of a call, as a multiple of Precast's"),
+        about,
+        table(result),
+        picture(stem, "start", "From the start of a process to its first answer") if result.get("start") else "",
+        "\n".join(sentences(result)),
+        "\n".join(losses(result)),
+        made_by(result),
+    ]
+    return "\n\n".join(piece for piece in pieces if piece)
+
+
+def picture(stem: str, name: str, title: str) -> str:
+    return (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{stem}-{name}-dark.svg">'
+        f'<img src="{stem}-{name}-light.svg" alt="{title}"></picture>'
+    )
+
+
+def table(result: Row) -> str:
+    """Returns how many times as long as Precast each peer takes."""
+    by = main_kind(result["device"])
+    columns = [name for name in CONTENDERS if any(name in row["times_precast"] for row in result["latency"])]
+    head = ["model", "bucket", "Precast", *(named(name) for name in columns), "Precast ÷ floor"]
+    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * (len(head) - 2)]
+    for row in result["latency"]:
+        cells = [row["case"], short(row["bucket"]), duration(row["seconds"]["precast"][by]["median"])]
+        for name in columns:
+            ratio = row["times_precast"].get(name)
+            cells.append(times(ratio[by]["median"]) if ratio else "-")
+        floor = row.get("floor")
+        # Below this a launch or a call decides, and the machine's rates say nothing.
+        cells.append(f"{floor['times_floor']:.1f}" if floor and max(floor["seconds"].values()) > 20e-6 else "-")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def made_by(result: Row) -> str:
+    commands = result["command"] if isinstance(result["command"], list) else [result["command"]]
+    return "Made by " + ", ".join(f"`{command}`" for command in commands) + "."
+
+
+def callers(count: int) -> str:
+    return "1 caller" if count == 1 else f"{count} callers"
+
+
+def losses(result: Row) -> list[str]:
+    """Returns the rows where a peer is ahead, with the cause."""
+    by, found = main_kind(result["device"]), []
+    for row in result["latency"]:
+        for peer, ratio in row["times_precast"].items():
+            if peer in CONTENDERS and ratio[by]["median"] < AHEAD:
+                found.append((row["case"], short(row["bucket"]), peer, ratio[by]["median"]))
+    for row in result.get("threads", []):
+        for peer, ratio in row["precast_times"].items():
+            if ratio["median"] < AHEAD:
+                found.append((row["case"], callers(row["callers"]), peer, ratio["median"]))
+    for row in result.get("start", []):
+        if "times_precast" in row and row["times_precast"]["median"] < AHEAD:
+            where = f"start, {row['page_cache']} page cache"
+            found.append((row["case"], where, row["contender"], row["times_precast"]["median"]))
+    said: dict[str, list[str]] = {}
+    for case, where, peer, ratio in found:
+        said.setdefault(cause(case, where, peer), []).append(f"{case} {where}, {named(peer)} {ratio:.2f} x")
+    if not said:
+        return ["No peer is ahead in any row."]
+    return ["Where a peer is ahead (its time in Precast's):", "", *(f"- {', '.join(k)}: {c}" for c, k in said.items())]
+
+
+def cause(case: str, where: str, peer: str) -> str:
+    kind = where.split(",")[0] if where.startswith("start") else ""
+    for key in ((case, kind or peer), ("", kind or peer), (case, "")):
+        if key in CAUSES:
+            return CAUSES[key]
+    return "the cause is not known yet."
+
+
+def sentences(result: Row) -> list[str]:
+    """Returns what the other parts found, a line each."""
+    said = []
+    for case in dict.fromkeys(row["case"] for row in result.get("start", [])):
+        rows = [
+            r
+            for r in result["start"]
+            if r["case"] == case and r["page_cache"] == "warm" and r["contender"] != "precast"
+        ]
+        ours = next(
+            r for r in result["start"] if (r["case"], r["contender"], r["page_cache"]) == (case, "precast", "warm")
+        )
+        others = ", ".join(
+            f"{named(r['contender'])} {times(r['times_precast']['median'])}" for r in rows if "times_precast" in r
+        )
+        said.append(f"- Process start to first answer, {case}: {duration(ours['seconds']['median'])}; {others}.")
+    for row in result.get("memory", []):
+        peaks = row["peak_bytes"]
+        for kind_ in ("host", "device"):
+            cells = [
+                f"{CONTENDERS[name][0]} {found['1'][kind_] / 2**20:.0f} and {found['8'][kind_] / 2**20:.0f} MiB"
+                for name, found in peaks.items()
+                if len(found) == 2 and found["1"].get(kind_)
+            ]
+            if cells:
+                said.append(f"- Peak {kind_} memory of {row['case']} with 1 and 8 buckets: {', '.join(cells)}.")
+    for row in result.get("threads", []):
+        if row["callers"] in (1, max(other["callers"] for other in result["threads"])):
+            most = {name: made["median"] for name, made in row["answers_per_second"].items()}
+            others = ", ".join(
+                f"{CONTENDERS[name][0]} {times(most['precast'] / rate)}"
+                for name, rate in most.items()
+                if name != "precast"
+            )
+            said.append(
+                f"- Answers a second, {row['case']} {short(' '.join(f'{k}={v}' for k, v in row['sizes'].items()))}, "
+                f"{callers(row['callers'])}, one thread an operator: {most['precast']:.0f}; over {others}."
+            )
+    for row in result.get("padding", []):
+        choices = row["choices"]
+        said.append(
+            f"- Padding, {row['requests']}, 8 buckets: {choices['cheapest']['padding']:.0%} of what is computed; "
+            f"{choices['one bucket']['padding']:.0%} with one bucket, which takes "
+            f"{times(row['times_cheapest']['one bucket'])} the time; choosing by size instead of measured cost "
+            f"{times(row['times_cheapest']['smallest'])}."
+        )
+    for row in result.get("upload", []):
+        said.append(f"- Weights to the device: {row['upload_gb_s']:.1f} GB/s, {row['share']:.0%} of one pinned copy.")
+    if "overhead" in result:
+        added = ", ".join(f"{nanos} ns with {group}" for group, nanos in result["overhead"]["added_ns"].items())
+        said.append(f"- `Model::run` over the artifact's own C call: {added}.")
+    if cold := result.get("cold-build"):
+        said.append(
+            f"- A build of {cold['case']} from nothing, {cold['buckets']} buckets: "
+            f"{duration(cold['precast_seconds'])}; the plain script {times(cold['times_precast'])}."
+        )
+    warm = [row["warm_seconds"]["median"] for row in result.get("build", [])]
+    if warm:
+        said.append(f"- A build with nothing to do: {duration(min(warm))} to {duration(max(warm))}.")
+    return said
