@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,6 +132,8 @@ class Peer:
     def __init__(self, host: Host, case: Case, way: str, threads: int | None = None) -> None:
         self.name = way
         self.log = host.logs / f"{case.name}-{way}.log"
+        self.caches = f"caches/{case.name}-{way}"
+        self.host = host
         command = [sys.executable, "-m", "benches.peer", way, str(case.spec(host.device)), case.module]
         command += ["--device", host.device, *(["--freezing"] if frozen(case, way) else [])]
         command += [] if threads else ["--saved", str(host.saved(case))]
@@ -140,7 +143,7 @@ class Peer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=messages,
-                env=host.environment(threads),
+                env=host.environment(threads, self.caches),
                 bufsize=0,
                 start_new_session=True,
             )
@@ -159,6 +162,8 @@ class Peer:
         while b"\n" not in self.said:
             if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.time()))[0]:
                 self.end()
+                # It may have left half a file.
+                shutil.rmtree(self.host.work / self.caches, ignore_errors=True)
                 raise Failed("not ready in the time it had")
             part = os.read(self.process.stdout.fileno(), 1 << 16)
             if not part:
