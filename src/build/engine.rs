@@ -155,10 +155,10 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         stop: Stop::new(&options.cancel),
     };
     thread::scope(|scope| {
-        let size = crew.size(&plan);
-        let ahead = (1..size).map(|number| {
+        let count = crew.ahead(&plan);
+        let ahead = (1..=count).map(|number| {
             let crew = &crew;
-            scope.spawn(move || crew.prepare(number, size))
+            scope.spawn(move || crew.prepare(number, count))
         });
         let result = make(&crew, ahead.collect(), started);
         crew.stop.set();

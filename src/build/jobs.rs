@@ -16,9 +16,10 @@ use super::{
     BuildError, Options, Outcome,
     crew::Crew,
     engine::reopen,
+    pace::Pace,
     progress::{Event, Progress},
     protocol::{Captured, Compiled, ModuleRequest, Request, Sampled, Weights},
-    queue::{Compile, Next, Queue, Task, Waiting},
+    queue::{Compile, Hands, Next, Queue, Task, Waiting},
     weights::{self, StoredWeights},
     worker::Worker,
 };
@@ -60,9 +61,12 @@ enum Seat<'s> {
 }
 
 impl Seat<'_> {
-    /// Returns whether a task for it would not wait for it to start.
-    fn ready(&self) -> bool {
-        !matches!(self, Self::Starting(handle) if !handle.is_finished())
+    fn hands(&self) -> Hands {
+        match self {
+            Self::Empty => Hands::Empty,
+            Self::Starting(handle) if !handle.is_finished() => Hands::Starting,
+            _ => Hands::Ready,
+        }
     }
 }
 
@@ -73,6 +77,9 @@ pub(super) struct Shared<'a> {
     pub plan: &'a Plan,
     pub jobs: &'a [Job<'a>],
     given: Weights,
+    /// How many workers were started before there was work for them.
+    ahead: usize,
+    pace: Mutex<Pace>,
     pub weights: OnceLock<StoredWeights>,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -89,6 +96,8 @@ pub(super) fn run(
     weights: Weights,
 ) -> Result<(Done, StoredWeights), BuildError> {
     let threads = crew.options.jobs.max(1);
+    let compiled = jobs.iter().map(|job| job.item.form.compiled);
+    let captures = compiled.enumerate();
     let shared = Shared {
         crew,
         options: crew.options,
@@ -97,7 +106,9 @@ pub(super) fn run(
         jobs,
         given: weights,
         weights: OnceLock::new(),
-        queue: Mutex::new(Queue::new(0..jobs.len(), threads == 1)),
+        ahead: ahead.len(),
+        pace: Mutex::new(Pace::new(plan, crew.options.store)?),
+        queue: Mutex::new(Queue::new(captures, threads, ahead.len())),
         changed: Condvar::new(),
     };
     thread::scope(|scope| {
@@ -133,6 +144,7 @@ impl<'s> Shared<'s> {
                 Task::Capture(job) => self.capture(number, &mut seat, job),
                 Task::Compile(compile) => self.compile(number, &mut seat, *compile),
                 Task::Gate(job) => self.gate(number, job),
+                Task::Start => self.hire(number, &mut seat),
             };
             let failed = result.is_err();
             self.lock().ended(result);
@@ -151,11 +163,11 @@ impl<'s> Shared<'s> {
             if self.crew.stop.is_set() {
                 queue.fatal.get_or_insert(BuildError::Interrupted);
             }
-            let ready = seat.ready();
-            match queue.next(number == 0, ready) {
+            let hands = seat.hands();
+            match queue.next(number == 0, hands) {
                 Next::Do(task) => return Some(task),
                 Next::Done => return None,
-                Next::Wait if ready => {
+                Next::Wait if hands != Hands::Starting => {
                     queue = self
                         .changed
                         .wait(queue)
@@ -169,11 +181,41 @@ impl<'s> Shared<'s> {
         }
     }
 
+    /// Starts a worker for work that is there or will be; without it the others do that work.
+    fn hire(&self, number: usize, seat: &mut Seat<'_>) -> Result<(), BuildError> {
+        let needed_now = self.lock().waits();
+        let worker = match needed_now {
+            true => self.crew.start(number).map(|(worker, _)| worker),
+            false => self.crew.prepare(number, self.ahead),
+        };
+        match worker {
+            Ok(worker) => *seat = Seat::Taken(Box::new(worker)),
+            Err(BuildError::Interrupted) => return Err(BuildError::Interrupted),
+            Err(_) => self.lock().not_hired(),
+        }
+        Ok(())
+    }
+
     fn put_weights(&self) -> Result<(), BuildError> {
         let stored = weights::put(self.options, &self.given, self.progress)?;
         self.weights.get_or_init(|| stored);
         self.lock().weights_are_there();
         Ok(())
+    }
+
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says how long it will still take.
+    fn tell_left(&self) {
+        let name = |(job, compiled): (usize, bool)| {
+            (self.jobs[job].item.name(self.options.spec), compiled)
+        };
+        let (left, workers) = self.lock().left_to_do(name);
+        if let Some(seconds) = self.pace().left(&left, workers) {
+            self.progress.event(&Event::Left { seconds });
+        }
     }
 
     /// Runs `body` between the two events of a task, and returns its result with the seconds it took.
@@ -185,9 +227,12 @@ impl<'s> Shared<'s> {
         body: impl FnOnce() -> T,
     ) -> (T, f64) {
         self.progress.event(&Event::Begin { worker, job, what });
+        self.pace().begin(worker, job, what);
+        self.tell_left();
         let started = Instant::now();
         let result = body();
         let seconds = started.elapsed().as_secs_f64();
+        self.pace().end(worker, job, seconds);
         self.progress.event(&Event::End {
             worker,
             job,
@@ -228,6 +273,9 @@ impl<'s> Shared<'s> {
         if !matches!(answer, Ok(_) | Err(BuildError::Worker(_))) {
             // It is in an unknown state, or gone: the next task gets a fresh one.
             *seat = Seat::Empty;
+            if number != 0 {
+                self.lock().left();
+            }
         }
         (answer, log)
     }

@@ -12,6 +12,7 @@
 //! | `crew` | its workers, started before there is work for them |
 //! | `queue` | what is left to do, and what must be done first |
 //! | `jobs` | the threads that do it, one for each worker |
+//! | `pace` | how long it will still take |
 //! | `publish` | what goes into the store |
 //! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
 //! | `limits` | what a process may take, and how it ends |
@@ -27,6 +28,7 @@ pub mod gate;
 mod jobs;
 mod launcher;
 mod limits;
+mod pace;
 pub mod progress;
 pub mod protocol;
 mod publish;

@@ -47,6 +47,8 @@ pub enum Event<'a> {
         what: &'a str,
         seconds: f64,
     },
+    /// About how long the build will still take; only where there is anything to go by.
+    Left { seconds: f64 },
     /// A program was captured into steps that call this many distinct artifacts, of which `missing` must be compiled.
     Captured {
         module: &'a str,

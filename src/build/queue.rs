@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::{
     BuildError,
     jobs::Done,
+    pace::Left,
     protocol::{Captured, Segment},
     tune::{Set, Way},
 };
@@ -43,6 +44,18 @@ pub(super) enum Task {
     Capture(usize),
     Compile(Box<Compile>),
     Gate(usize),
+    /// Start a worker: there will be compiles for it.
+    Start,
+}
+
+/// What a thread has to work with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hands {
+    /// No worker.
+    Empty,
+    /// A worker that is not ready yet: only what needs none can be done meanwhile.
+    Starting,
+    Ready,
 }
 
 /// What a worker does next.
@@ -64,7 +77,8 @@ enum Weights {
 
 #[derive(Default)]
 pub(super) struct Queue {
-    captures: VecDeque<usize>,
+    /// Programs, and whether they are compiled.
+    captures: VecDeque<(usize, bool)>,
     /// Sorted by size of the graph, the largest last.
     compiles: Vec<Compile>,
     gates: VecDeque<usize>,
@@ -75,22 +89,34 @@ pub(super) struct Queue {
     weights: Weights,
     /// Whether there is only one worker.
     alone: bool,
+    /// Workers beside the first that live or are being started, and how many there may be.
+    hired: usize,
+    most: usize,
+    /// How many compiles the last capture of a compiled program brought.
+    brought: usize,
     pub done: Done,
     pub fatal: Option<BuildError>,
 }
 
 impl Queue {
-    pub fn new(captures: impl Iterator<Item = usize>, alone: bool) -> Self {
+    /// `workers` may live at once; beside the first, which holds the model, `hired` are there already.
+    pub fn new(
+        captures: impl Iterator<Item = (usize, bool)>,
+        workers: usize,
+        hired: usize,
+    ) -> Self {
         Self {
-            alone,
+            alone: workers == 1,
+            most: workers - 1,
+            hired,
             captures: captures.collect(),
             ..Self::default()
         }
     }
 
-    /// Takes the next task for a worker, which says with [`Self::ended`] when it is over. Only a worker that holds the
-    /// model captures, and one that is not ready yet does only what needs no worker.
-    pub fn next(&mut self, holds_model: bool, ready: bool) -> Next {
+    /// Takes the next task for a thread, which says with [`Self::ended`] when it is over. Only the first worker, which
+    /// holds the model, captures; it is started again where it is needed.
+    pub fn next(&mut self, holds_model: bool, hands: Hands) -> Next {
         if self.fatal.is_some() {
             return Next::Done;
         }
@@ -100,7 +126,7 @@ impl Queue {
             return Next::Do(Task::Weights);
         }
         let capture = match holds_model {
-            true => self.captures.pop_front().map(Task::Capture),
+            true => self.captures.pop_front().map(|(job, _)| Task::Capture(job)),
             false => None,
         };
         let gate = || match self.weights {
@@ -108,11 +134,19 @@ impl Queue {
             _ => None,
         };
         let task = capture.or_else(gate);
-        let compile = || match ready {
+        let mut compile = || match holds_model || hands == Hands::Ready {
             true => Some(Task::Compile(Box::new(self.compiles.pop()?))),
             false => None,
         };
-        match task.or_else(compile) {
+        let task = task.or_else(&mut compile);
+        let start = match hands {
+            Hands::Empty if !holds_model && self.hired < self.wanted() => Some(Task::Start),
+            _ => None,
+        };
+        if task.is_none() && start.is_some() {
+            self.hired += 1;
+        }
+        match task.or(start) {
             Some(task) => {
                 self.running += 1;
                 Next::Do(task)
@@ -120,6 +154,41 @@ impl Queue {
             None if self.over() => Next::Done,
             None => Next::Wait,
         }
+    }
+
+    /// Returns how many workers beside the first there can be work for: one for each artifact that is being compiled, is
+    /// queued, or will be, if further captures bring as many as the last one.
+    fn wanted(&self) -> usize {
+        let to_come = self.captures.iter().filter(|(_, compiled)| *compiled);
+        self.most
+            .min(self.pending.len() + to_come.count() * self.brought)
+    }
+
+    /// Returns what nobody is at yet, and how many workers there will be for it; `name` names a program to capture.
+    pub fn left_to_do(&self, name: impl Fn((usize, bool)) -> (String, bool)) -> (Left, usize) {
+        let left = Left {
+            captures: self.captures.iter().copied().map(name).collect(),
+            brought: self.brought,
+            compiles: self.compiles.iter().map(|c| c.name.clone()).collect(),
+            gates: self.waiting.len(),
+        };
+        (left, 1 + self.hired.max(self.wanted()))
+    }
+
+    /// Returns whether a compile waits for a worker.
+    pub fn waits(&self) -> bool {
+        !self.compiles.is_empty()
+    }
+
+    /// Takes note that a worker beside the first is gone.
+    pub fn left(&mut self) {
+        self.hired = self.hired.saturating_sub(1);
+    }
+
+    /// Takes note that a worker could not be started: those that are there must do.
+    pub fn not_hired(&mut self) {
+        self.left();
+        self.most = self.hired;
     }
 
     /// Returns whether nothing is left, and nothing runs that could bring more.
@@ -145,10 +214,14 @@ impl Queue {
 
     /// Queues what a captured program lacks.
     pub fn captured(&mut self, job: usize, waiting: Waiting, compiles: Vec<Compile>) {
+        let before = self.compiles.len();
         for compile in compiles {
             if self.pending.insert(compile.key) {
                 self.compiles.push(compile);
             }
+        }
+        if waiting.ways.iter().any(|way| !way.keys.is_empty()) {
+            self.brought = self.compiles.len() - before;
         }
         self.compiles
             .sort_by_key(|compile| compile.segment.graph.len());

@@ -2,12 +2,13 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     io::{IsTerminal, stderr},
-    sync::{Mutex, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 use owo_colors::OwoColorize;
 
 use super::{
@@ -51,6 +52,23 @@ pub(super) fn seconds(seconds: f64) -> String {
         s if s < 1.0 => format!("{:.0} ms", s * 1e3),
         s if s < 100.0 => format!("{s:.1} s"),
         s => format!("{:.0} min {:.0} s", (s / 60.0).floor(), s % 60.0),
+    }
+}
+
+/// Returns a guess at how long something will take, as roughly as it is known.
+fn left(seconds: f64) -> String {
+    match seconds {
+        s if s < 5.0 => "a few seconds left".to_owned(),
+        s if s < 55.0 => format!("about {:.0} s left", (s / 5.0).ceil() * 5.0),
+        s if s < 3570.0 => format!("about {:.0} min left", (s / 60.0).round().max(1.0)),
+        s => {
+            let minutes = (s / 600.0).round() * 10.0;
+            let (hours, minutes) = ((minutes / 60.0).floor(), minutes % 60.0);
+            match minutes {
+                0.0 => format!("about {hours:.0} h left"),
+                _ => format!("about {hours:.0} h {minutes:.0} min left"),
+            }
+        }
     }
 }
 
@@ -172,6 +190,8 @@ impl Reporter for Lines {
 struct Bars {
     all: MultiProgress,
     whole: ProgressBar,
+    /// When the build is thought to end.
+    end: Arc<Mutex<Option<Instant>>>,
     workers: Mutex<HashMap<usize, ProgressBar>>,
 }
 
@@ -179,14 +199,27 @@ impl Bars {
     fn new() -> Self {
         let all = MultiProgress::new();
         let whole = all.add(ProgressBar::no_length());
-        whole.set_style(
-            style("{prefix:>9.green.bold} [{bar:30}] {pos}/{len} {msg}").progress_chars("=> "),
-        );
+        let end: Arc<Mutex<Option<Instant>>> = Arc::default();
+        let told = Arc::clone(&end);
+        let style = style("{prefix:>9.green.bold} [{bar:20}] {pos}/{len} {msg}{left}")
+            .progress_chars("=> ")
+            .with_key(
+                "left",
+                move |_: &ProgressState, out: &mut dyn fmt::Write| {
+                    let end = *told.lock().unwrap_or_else(PoisonError::into_inner);
+                    let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
+                    let _ =
+                        rest.map_or(Ok(()), |rest| write!(out, ", {}", left(rest.as_secs_f64())));
+                },
+            );
+        whole.set_style(style);
         whole.set_prefix("Building");
         whole.set_message("programs");
+        whole.enable_steady_tick(Duration::from_secs(1));
         Self {
             all,
             whole,
+            end,
             workers: Mutex::default(),
         }
     }
@@ -195,7 +228,7 @@ impl Bars {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         let bar = workers.entry(number).or_insert_with(|| {
             let bar = self.all.add(ProgressBar::new_spinner());
-            bar.set_style(style("{spinner:>9} {msg} {elapsed:.dim}"));
+            bar.set_style(style("{spinner:>9} {elapsed:>4.dim} {wide_msg}"));
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
         });
@@ -228,7 +261,11 @@ impl Progress for Bars {
                 let task = message.split(" · ").next().unwrap_or_default();
                 bar.set_message(format!("{task} · {phase}"));
             }
-            Event::End { worker, .. } => self.worker(*worker).set_message("idle"),
+            Event::End { worker, .. } => {
+                let bar = self.worker(*worker);
+                bar.reset_elapsed();
+                bar.set_message("idle");
+            }
             Event::Tuned {
                 module,
                 bucket,
@@ -239,6 +276,10 @@ impl Progress for Bars {
                         .all
                         .println(format!("tuned {module} {bucket}: {choice}"));
                 }
+            }
+            Event::Left { seconds } => {
+                let end = Instant::now().checked_add(Duration::from_secs_f64(*seconds));
+                *self.end.lock().unwrap_or_else(PoisonError::into_inner) = end;
             }
             Event::Published { .. } | Event::LeftOut { .. } => self.whole.inc(1),
             Event::Failed {
@@ -271,5 +312,31 @@ impl Reporter for Bars {
             bar.finish_and_clear();
         }
         self.whole.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::left;
+
+    #[test]
+    fn how_long_it_will_take() {
+        let said = [
+            0.0, 4.9, 5.0, 12.0, 54.0, 56.0, 89.0, 100.0, 3500.0, 3600.0, 5000.0, 8000.0,
+        ];
+        insta::assert_snapshot!(said.map(left).join("\n"), @"
+        a few seconds left
+        a few seconds left
+        about 5 s left
+        about 15 s left
+        about 55 s left
+        about 1 min left
+        about 1 min left
+        about 2 min left
+        about 58 min left
+        about 1 h left
+        about 1 h 20 min left
+        about 2 h 10 min left
+        ");
     }
 }

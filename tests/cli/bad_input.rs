@@ -177,7 +177,7 @@ fn an_id_that_is_not_in_the_store() {
     assert_run!(sandbox, ["show", "ffffffffffff"], @"
     exit code 3
     ----- stderr
-    error: nothing in the store has an ID that begins with `[ID]`
-    hint: `precast ls` lists programs, `precast ls --artifacts` artifacts
+    error: no program and no ID `[ID]` is in the store
+    hint: `precast ls` lists programs and their IDs
     ");
 }

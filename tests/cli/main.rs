@@ -22,3 +22,4 @@ mod terminal;
 #[cfg(feature = "torch")]
 mod tune;
 mod why;
+mod workers;

@@ -1,5 +1,7 @@
 //! `plan` and `build` as they are seen in a terminal, and where there is none.
 
+use std::{collections::BTreeSet, num::NonZero};
+
 use crate::{
     pty,
     sandbox::{FILTERS, Sandbox},
@@ -11,6 +13,10 @@ fn shown(sandbox: &Sandbox, args: &[&str], columns: u16, extra: &[(&str, &str)])
         .env("TERM", "xterm-256color")
         .envs(extra.iter().copied());
     pty::run(&mut command, columns)
+}
+
+fn cells(count: u16) -> NonZero<u16> {
+    NonZero::new(count).unwrap()
 }
 
 macro_rules! assert_screen {
@@ -64,6 +70,49 @@ fn a_build_draws_bars_and_leaves_only_what_it_did() {
             .collect::<Vec<_>>()
             .join(" ");
         assert_screen!(words, @"left out affine eager: the fake model has no dynamic dimensions built 2 programs, 2 artifacts compiled, 0 programs were there already ([TIME]) published fake release 1");
+    }
+}
+
+#[test]
+fn a_build_says_what_it_does_and_how_long_it_will_take() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [1, 2, 3, 4, 5]");
+    sandbox.append("model.py", "# fake: compile is slow");
+    for columns in [80, 140] {
+        sandbox.edit("model.py", "OFFSET = ", "OFFSET = 1 + ");
+        let build = shown(
+            &sandbox,
+            &["build", "-j", "2"],
+            columns,
+            &[("NO_COLOR", "1")],
+        );
+        assert_eq!(build.code, 0, "{}", build.text);
+        // Every line that stood on the screen at some time, without what turns and counts.
+        let mut screen = vt100::Parser::new(cells(200), cells(columns), 0);
+        let mut seen = BTreeSet::new();
+        for part in build.text.replace('\n', "\r\n").split_inclusive('m') {
+            screen.process(part.as_bytes());
+            for row in screen.screen().rows(0, columns) {
+                let words = row
+                    .split_whitespace()
+                    .filter(|word| !word.starts_with(['[', ']']));
+                let words = words.map(|word| match word.ends_with('s') && word.len() < 4 {
+                    true => "0s",
+                    false => word.trim_start_matches(|c: char| c > '\u{2800}'),
+                });
+                seen.insert(words.collect::<Vec<_>>().join(" ").trim().to_owned());
+            }
+        }
+        let has = |start: &str, end: &str| {
+            let whole = |line: &&String| line.starts_with(start) && line.ends_with(end);
+            seen.iter().any(|line| whole(&line))
+        };
+        assert!(has("0s compile affine batch=", ""), "{seen:#?}");
+        assert!(has("0s gate affine batch=", ""), "{seen:#?}");
+        assert!(
+            has("Building ", "/6 programs, a few seconds left"),
+            "{seen:#?}"
+        );
     }
 }
 

@@ -15,6 +15,7 @@ What goes wrong is steered by comments in the model's file, each for one request
     # fake: compile eats               memory, and more of it
     # fake: compile spawns             a process in a session of its own (its number goes to `spawned`); then it hangs
     # fake: compile skips              the library is a line of text: for builds that run nothing
+    # fake: compile is slow            takes a second
     # fake: compile waits              no answer until there is a file `go` beside the model; makes a file `waiting`
     # fake: answers wrong              the artifact computes something else than eager
     # fake: answers nan
@@ -186,7 +187,7 @@ class Worker:
         for name in module.get("passes") or []:
             file, function = name.split(":")
             getattr(importlib.import_module(file), function)(segment)
-        told = ("fails", "dies", "hangs", "eats", "spawns", "skips", "waits")
+        told = ("fails", "dies", "hangs", "eats", "spawns", "skips", "waits", "is slow")
         behaviour = {what: self.told(f"compile {what}", sizes) for what in told}
         behaviour["root"] = str(self.root)
         behaviour["by_option"] = re.findall(
@@ -243,6 +244,8 @@ class Worker:
         while segment["eats"]:
             hoard.append(bytearray(os.urandom(1 << 20)) * 32)
             time.sleep(0.05)
+        if segment["is slow"]:
+            time.sleep(1)
         if segment["waits"]:
             root = Path(segment["root"])
             (root / "waiting").touch()

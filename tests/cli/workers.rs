@@ -1,0 +1,108 @@
+//! How many workers a build starts, and what each does: as many as there is work for, and every artifact once.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::sandbox::Sandbox;
+
+/// Returns the events of a build that ends well.
+fn events(sandbox: &Sandbox, args: &[&str]) -> Vec<Value> {
+    let ran = sandbox.run(&[&["build", "--format", "json"], args].concat());
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let lines = ran.stdout.lines();
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// Returns the numbers of the workers that were started.
+fn workers(events: &[Value]) -> BTreeSet<u64> {
+    let started = events.iter().filter(|event| event["event"] == "worker");
+    started
+        .map(|event| event["worker"].as_u64().unwrap())
+        .collect()
+}
+
+/// Returns how often a job was done, and of what.
+fn done<'a>(events: &'a [Value], job: &str) -> Vec<&'a str> {
+    let ended = events.iter();
+    let ended = ended.filter(|event| event["event"] == "end" && event["job"] == job);
+    ended.map(|event| event["what"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn as_many_workers_as_there_are_compiles_and_no_more() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: compile is slow");
+    let built = events(&sandbox, &["-j", "16"]);
+    assert_eq!(done(&built, "compile").len(), 2);
+    assert_eq!(
+        workers(&built).len(),
+        3,
+        "one captures, two compile: {built:?}"
+    );
+    // Where nothing need be compiled, one got ready in vain.
+    sandbox.append("model.py", "# one more line");
+    let again = events(&sandbox, &["-j", "16"]);
+    assert_eq!(done(&again, "compile").len(), 0);
+    assert!(workers(&again).len() <= 2, "{again:?}");
+}
+
+#[test]
+fn no_more_workers_than_asked_for() {
+    let sandbox = Sandbox::new();
+    sandbox.edit(
+        "precast.toml",
+        "batch = [1, 4]",
+        "batch = [1, 2, 3, 4, 5, 6]",
+    );
+    for jobs in ["1", "2", "3"] {
+        let store = format!("store-{jobs}");
+        let built = events(&sandbox, &["-j", jobs, "--store", &store]);
+        assert_eq!(done(&built, "compile").len(), 6);
+        assert!(workers(&built).len() <= jobs.parse().unwrap(), "{built:?}");
+    }
+}
+
+#[test]
+fn a_segment_that_several_programs_need_is_compiled_once() {
+    let sandbox = Sandbox::new();
+    let again = "\n[[module]]\nname = \"again\"\npath = \"encoder\"\n[module.inputs]\nx = { dtype = \"float32\", shape = \
+        [\"batch\", 3], pad = 0 }\n[module.buckets]\nbatch = [1, 4]\n";
+    sandbox.append("precast.toml", again);
+    sandbox.append("model.py", "# fake: compile is slow");
+    let built = events(&sandbox, &["-j", "8"]);
+    assert_eq!(done(&built, "capture").len(), 6, "with eager's: {built:?}");
+    assert_eq!(done(&built, "compile").len(), 2, "{built:?}");
+}
+
+#[test]
+fn the_largest_is_compiled_first() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [1, 100, 10]");
+    let built = events(&sandbox, &["-j", "1"]);
+    let names = ["affine batch=100", "affine batch=10", "affine batch=1"];
+    assert_eq!(done(&built, "compile"), names);
+}
+
+#[test]
+fn how_long_it_will_take_is_known_from_an_earlier_build() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: compile is slow");
+    let left = |events: &[Value]| -> Vec<f64> {
+        let told = events.iter().filter(|event| event["event"] == "left");
+        told.map(|event| event["seconds"].as_f64().unwrap())
+            .collect()
+    };
+    let first = left(&events(&sandbox, &["-j", "1"]));
+    // Nothing is known until there was a compile; then the other one is thought to take as long.
+    assert!(!first.is_empty() && first[0] < 2.5, "{first:?}");
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 2.0");
+    let second = left(&events(&sandbox, &["-j", "1"]));
+    assert!(second.len() > first.len(), "{second:?} {first:?}");
+    assert!(
+        second.iter().all(|seconds| (0.0..10.0).contains(seconds)),
+        "{second:?}"
+    );
+}
