@@ -258,6 +258,21 @@ impl Program {
         format!("{}({})", self.module, names.join(", "))
     }
 
+    /// Returns the seconds a call took when it was built: of its artifacts, or of the exported graph without Python. The gate
+    /// measures both by turns.
+    pub fn seconds(&self, eager: bool) -> Option<f64> {
+        let name = if eager { "eager_us" } else { "artifact_us" };
+        let seconds = self.receipt["gate"][name].as_f64()? / 1e6;
+        (seconds.is_finite() && seconds > 0.0).then_some(seconds)
+    }
+
+    /// Returns whether its artifacts were slower than eager by more than noise: then eager is to answer in their place.
+    pub fn slower_than_eager(&self) -> bool {
+        const MARGIN: f64 = 1.1;
+        let both = self.seconds(false).zip(self.seconds(true));
+        both.is_some_and(|(artifact, eager)| artifact > eager * MARGIN)
+    }
+
     /// Returns what tells the program from others of its module: `batch=8 seq=128`, `dynamic`, `eager`.
     pub fn bucket(&self) -> String {
         form_name(&self.sizes, self.dynamic.is_some(), !self.steps.is_empty())

@@ -68,6 +68,8 @@ pub enum Event<'a> {
         module: &'a str,
         bucket: &'a str,
         id: Digest,
+        /// Whether eager was faster by more than noise, and is to answer in its place.
+        slower: bool,
     },
     /// A program can't be built, and its model does without it.
     LeftOut {

@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
+    time::Instant,
 };
 
 use serde_json::{Value, json};
@@ -236,9 +237,15 @@ impl Shared<'_> {
                 atol: module.gate.atol,
             };
             let place = (module.name.as_str(), &*item.form.name());
+            let started = Instant::now();
             match self.judge(number, place, &name, candidate, ways, &steps) {
                 Ok(judged) => {
                     program.steps = judged.steps;
+                    if let Some(why) = judged.report["padding"]["refused"].as_str() {
+                        let why = why.to_owned();
+                        program.padding = Padding::Refused { why };
+                    }
+                    program.receipt["seconds"]["gate"] = started.elapsed().as_secs_f64().into();
                     program.receipt["gate"] = judged.report;
                     if !judged.tuned.is_empty() {
                         program.receipt["tuned"] = judged.tuned.into();
@@ -263,6 +270,7 @@ impl Shared<'_> {
             module: &module.name,
             bucket: &bucket,
             id: *id,
+            slower: program.slower_than_eager(),
         });
         let artifacts = program.steps.iter().map(|step| step.artifact);
         let artifacts = artifacts.collect::<BTreeSet<_>>().len();

@@ -34,7 +34,11 @@ pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Resul
         None => "in no release".to_owned(),
     };
     out.line(format_args!("{name}, {release}"))?;
+    let measured = Receipt::of(program);
     match &program.padding {
+        Padding::Allowed if measured.sensitive == Some(true) => out.line(
+            "smaller requests are padded; other values in the padding than the spec's would change the answer",
+        )?,
         Padding::Allowed => out.line("smaller requests are padded")?,
         Padding::Refused { why } => out.line(format_args!("exact sizes only: {why}"))?,
     }
@@ -44,7 +48,7 @@ pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Resul
     }
     out.line("")?;
     list(program, &artifacts, store, context)?;
-    receipt(&Receipt::of(program), context)?;
+    receipt(&measured, context)?;
     host(&program.target, context)?;
     section(context, "key", &program.request)?;
     section(context, "provenance", &program.provenance)
@@ -284,6 +288,10 @@ fn receipt(receipt: &Receipt, context: &Context) -> Result<()> {
                 spread(&latency)
             ))?;
         }
+    }
+    if receipt.slower {
+        let told = "eager answers in place of the artifact".yellow();
+        out.line(format_args!("  slower      {told}"))?;
     }
     if let Some((eager, artifact)) = receipt.memory {
         out.line(format_args!(

@@ -168,8 +168,17 @@ impl Progress for Lines {
                     note(format_args!("tuned: {module} {bucket}: {choice}"));
                 }
             }
-            Event::Published { module, bucket, id } => {
-                note(format_args!("published: {module} {bucket} {}", id.short()))
+            Event::Published {
+                module,
+                bucket,
+                id,
+                slower,
+            } => {
+                let slower = if *slower { ", slower than eager" } else { "" };
+                note(format_args!(
+                    "published: {module} {bucket} {}{slower}",
+                    id.short()
+                ))
             }
             Event::Failed {
                 module,

@@ -7,7 +7,9 @@
 //! | program | `seconds` | phase -> seconds (`capture`, `gate`, …) |
 //! | program | `gate.outputs[]` | `name`, and `max_abs`, `max_rel`, `cosine`, `rtol`, `atol`, or `equal` |
 //! | program | `gate.deterministic` | whether two runs gave the same bits |
-//! | program | `eager_us`, `gate.artifact_us`, `gate.eager_us` | median microseconds of a call: of eager in Python, and by turns of the artifacts and of the exported graph without Python |
+//! | program | `gate.artifact_us`, `gate.eager_us` | median microseconds of a call, by turns: of the artifacts, and of the exported graph without Python |
+//! | program | `eager_us` | the same of eager in Python, measured beside whatever the build was at: only where there is nothing better |
+//! | program | `gate.padding` | what the runtime made of smaller requests: `points`, `max_abs`, and `refused` where it was wrong |
 //! | program | `latency.eager`, `latency.artifact` | the same in seconds, with `median`, `low` and `high` |
 //! | program | `gate.artifact_peak_bytes`, `gate.eager_peak_bytes` | what a call takes of memory at most, beyond what its process had; null where that is not known |
 //! | program | `eager_peak_bytes` | the same of eager in Python, on CUDA |
@@ -90,6 +92,10 @@ pub struct Receipt {
     pub deterministic: Option<bool>,
     pub eager: Option<Latency>,
     pub artifact: Option<Latency>,
+    /// Whether eager is to answer in the artifact's place, being faster.
+    pub slower: bool,
+    /// Whether other values in the padding than the spec's change the answer.
+    pub sensitive: Option<bool>,
     /// Peak bytes of eager and of the artifact.
     pub memory: Option<(u64, u64)>,
     pub tuned: Vec<Tried>,
@@ -116,8 +122,12 @@ impl Receipt {
             seconds: phases(&receipt["seconds"]),
             outputs: list(&gate["outputs"]).iter().map(output).collect(),
             deterministic: gate["deterministic"].as_bool(),
-            eager: latency(eager).or_else(|| micros(&receipt["eager_us"])),
+            eager: latency(eager)
+                .or_else(|| micros(&gate["eager_us"]))
+                .or_else(|| micros(&receipt["eager_us"])),
             artifact: latency(artifact).or_else(|| micros(&gate["artifact_us"])),
+            slower: program.slower_than_eager(),
+            sensitive: receipt["padding"]["sensitive"].as_bool(),
             memory: eager_bytes.zip(gate["artifact_peak_bytes"].as_u64()),
             tuned: tried(&list(&receipt["tuned"])),
             tuned_by: receipt["tuned_by"].as_str().and_then(|id| id.parse().ok()),
@@ -275,6 +285,16 @@ mod tests {
         assert_eq!(Receipt::of(&other).memory, Some((9, 4)));
         other.receipt["gate"]["eager_peak_bytes"] = json!(8);
         assert_eq!(Receipt::of(&other).memory, Some((8, 4)));
+        assert!(
+            !Receipt::of(&other).slower,
+            "eager in Python does not count"
+        );
+        other.receipt["gate"]["eager_us"] = json!(80.0);
+        assert!(Receipt::of(&other).slower);
+        assert_eq!(Receipt::of(&other).speedup(), Some(0.8));
+        other.receipt["gate"]["eager_us"] = json!(95.0);
+        assert!(!Receipt::of(&other).slower, "noise");
+        other.receipt["gate"]["eager_us"] = json!(null);
         let ratio = Receipt::of(&other).speedup().unwrap();
         assert!((ratio - 3.0).abs() < 1e-9, "{ratio}");
         assert_eq!(receipt.seconds.len(), 1);

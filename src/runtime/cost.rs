@@ -6,29 +6,7 @@
 //! receipts are scaled to it for programs that had no calls yet.
 
 use super::{loader::Slot, runtime::volume};
-use crate::record::{Program, Sizes};
-
-/// An artifact must be slower than eager by this much before eager is preferred: less is noise.
-const MARGIN: f64 = 1.1;
-
-/// Returns the seconds a call took when the program was built: of its artifacts, or of eager.
-fn receipt(program: &Program, eager: bool) -> Option<f64> {
-    let receipt = &program.receipt;
-    let micros = match eager {
-        true => &receipt["gate"]["eager_us"],
-        false => &receipt["gate"]["artifact_us"],
-    };
-    let seconds = micros.as_f64()? / 1e6;
-    (seconds.is_finite() && seconds > 0.0).then_some(seconds)
-}
-
-/// Returns whether a program's artifacts were slower than eager when it was built.
-pub(super) fn slower_than_eager(program: &Program) -> bool {
-    match (receipt(program, false), receipt(program, true)) {
-        (Some(artifact), Some(eager)) => artifact > eager * MARGIN,
-        _ => false,
-    }
-}
+use crate::record::Sizes;
 
 /// One program, as far as its cost goes.
 struct Known<'a> {
@@ -44,7 +22,7 @@ pub(super) fn costs(programs: &[&Slot]) -> Vec<f64> {
     let known = programs.iter().map(|slot| Known {
         sizes: &slot.program.sizes,
         measured: slot.counters.measured(),
-        receipt: receipt(&slot.program, slot.is_eager()),
+        receipt: slot.program.seconds(slot.is_eager()),
         volume: volume(&slot.program) as f64,
     });
     let known: Vec<Known> = known.collect();

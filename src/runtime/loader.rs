@@ -11,7 +11,6 @@ use std::{
 
 use super::{
     RuntimeError,
-    cost::slower_than_eager,
     graphs::Shared,
     program::{Ready, With, in_store},
     runtime::Graphs,
@@ -108,7 +107,7 @@ impl Loader {
             // Never compiled: its exported graph is all there is.
             return eager();
         }
-        if self.eager && slower_than_eager(program) && !self.graph_wanted(program) {
+        if self.eager && program.slower_than_eager() && !self.graph_wanted(program) {
             // Only where it is known to run: the artifact is there and right, if slower.
             if let Ok(Some(mut ready)) = eager()
                 && ready.interpret().is_ok()

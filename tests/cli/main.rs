@@ -6,6 +6,8 @@ mod bad_input;
 mod bench;
 mod build;
 mod control;
+#[cfg(feature = "torch")]
+mod gate;
 mod inspect;
 #[cfg(feature = "torch")]
 mod limits;

@@ -12,6 +12,8 @@
 //   OFFSET                     a double
 //   RUN_FAILS                  1: every run reports an error
 //   ANSWERS_NAN                1: the first element is NaN
+//   LEAKS                      1: a zero at the very end, as padding has, changes the first element
+//   VARIES                     1: every other run differs in the last bits
 //   SLEEP_US                   how long every run takes, at least
 //   CRASHES                    1: every run ends the process
 
@@ -76,6 +78,9 @@ static int32_t run(Container *self, Tensor *inputs, Tensor *outputs) {
         for (int k = 0; k < NUM_INPUTS; k++) sum += element(data[k], dtypes[k], i);
         ((float *)out)[i] = (float)(*(float *)scale * sum + OFFSET);
     }
+    static int runs;
+    if (VARIES && count) ((float *)out)[0] += 1e-6f * (runs++ % 2);
+    if (LEAKS && count && element(data[0], dtypes[0], count - 1) == 0) ((float *)out)[0] += 1;
     if (ANSWERS_NAN && count) ((float *)out)[0] = NAN;
     // Input handles are stolen.
     for (int k = 0; k < NUM_INPUTS; k++) {

@@ -19,6 +19,8 @@ What goes wrong is steered by comments in the model's file, each for one request
     # fake: compile waits              no answer until there is a file `go` beside the model; makes a file `waiting`
     # fake: answers wrong              the artifact computes something else than eager
     # fake: answers nan
+    # fake: answers vary                   a little, every other time
+    # fake: padding leaks                  into the answer of the artifact, not of eager
     # fake: run fails
 
 What a comment says of the mode or of an option is for artifacts that are compiled with it; the last line counts:
@@ -172,6 +174,13 @@ class Worker:
         answer = [self.model.SCALE * sum(column) + self.model.OFFSET for column in zip(*values, strict=True)]
         samples = {f"in.{k}": (i["dtype"], shape, values[k]) for k, i in enumerate(inputs)}
         samples["out.0"] = ("float32", shape, answer)
+        # Each bucketed dimension one smaller.
+        small = [n - 1 if dim and n > 1 else n for n, dim in zip(shape, inputs[0]["dims"], strict=True)]
+        if small != shape:
+            values = [[draw(rng, i) for _ in range(math.prod(small))] for i in inputs]
+            samples |= {f"smaller.0.in.{k}": (i["dtype"], small, values[k]) for k, i in enumerate(inputs)}
+            sums = [self.model.SCALE * sum(column) + self.model.OFFSET for column in zip(*values, strict=True)]
+            samples["smaller.0.out.0"] = ("float32", small, sums)
         save(out / "samples.safetensors", samples)
 
         strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
@@ -183,6 +192,8 @@ class Worker:
             "offset": offset,
             "run_fails": self.told("run fails", sizes),
             "answers_nan": self.told("answers nan", sizes),
+            "answers_vary": self.told("answers vary", sizes),
+            "leaks": self.told("padding leaks", sizes),
         }
         for name in module.get("passes") or []:
             file, function = name.split(":")
@@ -263,6 +274,8 @@ class Worker:
             "OFFSET": repr(float(segment["offset"]) + ("answers wrong" in says)),
             "RUN_FAILS": int(segment["run_fails"]),
             "ANSWERS_NAN": int(segment["answers_nan"]),
+            "LEAKS": int(segment["leaks"]),
+            "VARIES": int(segment["answers_vary"]),
             "SLEEP_US": sleep[-1] if sleep else 0,
             "CRASHES": int("crashes" in says),
         }

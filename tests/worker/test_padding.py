@@ -6,7 +6,7 @@ import math
 import unittest
 from typing import Any
 
-from .support import Project, spec
+from .support import Project, part, spec
 from .test_capture import IDS, MASK, SIZES, STACK, model
 
 ATTENTION = """
@@ -42,6 +42,11 @@ class PaddingTest(Project):
         )
         self.assertLess(report["max_abs"], 1e-5)
         self.assertTrue(report["sensitive"])
+        samples = part("tensors").read(self.out / "samples.safetensors")
+        for index, point in enumerate(report["points"]):
+            rows, columns = point["sizes"]["batch"], point["sizes"]["seq"]
+            self.assertEqual(list(samples[f"smaller.{index}.in.1"].shape), [rows, columns])
+            self.assertEqual(list(samples[f"smaller.{index}.out.0"].shape), [rows, columns, 8])
         refused, report = self.found(STACK, inputs=[IDS, MASK], sizes=SIZES)
         self.assertIsNone(refused)
         self.assertFalse(report["sensitive"])

@@ -7,11 +7,11 @@ use tch::Tensor;
 
 use super::{
     Candidate, Verdict,
-    compare::{compare, equal},
+    compare::{Said, compare, equal},
 };
 use crate::{
     Device,
-    record::{Program, Step},
+    record::{Padding, Program, Sizes, Step, bucket_name},
     runtime::{Model, Runtime, peak, tensors},
     store::Store,
     target::DeviceKind,
@@ -38,6 +38,8 @@ struct Bench<'a> {
     inputs: Vec<Tensor>,
     /// Eager's outputs.
     expected: Vec<Tensor>,
+    /// Inputs at smaller sizes, and eager's outputs.
+    smaller: Vec<(Vec<Tensor>, Vec<Tensor>)>,
 }
 
 impl<'a> Bench<'a> {
@@ -49,27 +51,40 @@ impl<'a> Bench<'a> {
             DeviceKind::Cuda => Device::Cuda(0),
         };
         let mut samples = tensors::read(&std::fs::read(&candidate.samples)?)?;
-        let mut take = |prefix: &str, count: usize| -> Fallible<Vec<Tensor>> {
-            let named = (0..count).map(|i| format!("{prefix}.{i}"));
-            named
-                .map(|name| {
-                    samples
-                        .remove(&name)
-                        .ok_or_else(|| format!("the samples lack `{name}`").into())
-                })
-                .collect()
+        let place = tensors::device(device);
+        let mut take = |prefix: &str| -> Fallible<(Vec<Tensor>, Vec<Tensor>)> {
+            let mut all = |kind: &str, count: usize| -> Fallible<Vec<Tensor>> {
+                let named = (0..count).map(|i| format!("{prefix}{kind}.{i}"));
+                named
+                    .map(|name| {
+                        samples
+                            .remove(&name)
+                            .ok_or_else(|| format!("the samples lack `{name}`").into())
+                    })
+                    .collect()
+            };
+            let inputs = all("in", program.inputs.len())?;
+            let inputs = inputs.iter().map(|t| t.to_device(place)).collect();
+            Ok((inputs, all("out", program.outputs.len())?))
         };
+        let (inputs, expected) = take("")?;
+        let smaller = (0..).map_while(|index| take(&format!("smaller.{index}.")).ok());
+        let smaller = smaller.collect();
         // What is judged is the artifact: nothing may answer in its place.
         let runtime = Runtime::new(&store, device)?.eager_fallback(false);
-        let place = tensors::device(device);
-        let inputs = take("in", program.inputs.len())?;
         Ok(Self {
-            inputs: inputs.iter().map(|t| t.to_device(place)).collect(),
-            expected: take("out", program.outputs.len())?,
             candidate,
             runtime,
             device,
+            inputs,
+            expected,
+            smaller,
         })
+    }
+
+    /// Returns the tolerances that the spec has.
+    fn said(&self) -> Said {
+        (self.candidate.rtol, self.candidate.atol)
     }
 
     /// Loads the program with other steps.
@@ -88,8 +103,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Runs the module once; its outputs are on the CPU.
-    fn run(&self, model: &Model) -> Fallible<Vec<Tensor>> {
-        let out = model.run(&self.candidate.program.module, &self.inputs)?;
+    fn run(&self, model: &Model, inputs: &[Tensor]) -> Fallible<Vec<Tensor>> {
+        let out = model.run(&self.candidate.program.module, inputs)?;
         Ok(out.iter().map(|t| t.to_device(tch::Device::Cpu)).collect())
     }
 
@@ -109,15 +124,16 @@ impl<'a> Bench<'a> {
             ..
         } = self.candidate;
         let model = self.load(&program.steps)?;
-        let steps = *steps.max(&1);
+        // Twice at least, to see whether it is deterministic.
+        let steps = *steps.max(&2);
         let started = Instant::now();
-        let outputs = (0..steps).map(|_| self.run(&model));
+        let outputs = (0..steps).map(|_| self.run(&model, &self.inputs));
         let outputs = outputs.collect::<Fallible<Vec<_>>>()?;
         let seconds = started.elapsed().as_secs_f64() / f64::from(steps);
         let mut rows = Vec::new();
         for (index, output) in program.outputs.iter().enumerate() {
             let (got, eager) = (&outputs[0][index], &self.expected[index]);
-            match compare(self.candidate, output, got, eager) {
+            match compare(self.said(), output, got, eager) {
                 Ok(row) => rows.push(row),
                 Err(message) => return Ok(Err(format!("output `{}` {message}", output.name))),
             }
@@ -127,6 +143,11 @@ impl<'a> Bench<'a> {
             "outputs": rows, "deterministic": outputs[1..].iter().all(same), "steps": steps,
             "seconds_per_run": seconds, "artifact_peak_bytes": self.peak(&model)?,
         });
+        match self.at_smaller_sizes(&model) {
+            Ok(padding) => report["padding"] = padding,
+            // It is wrong, where it should answer without padding.
+            Err(error) => return Ok(Err(error)),
+        }
         let eager = self.exported();
         report["eager_peak_bytes"] = match &eager {
             Some(eager) => self.peak(eager)?.into(),
@@ -150,6 +171,46 @@ impl<'a> Bench<'a> {
         Ok(Ok(report))
     }
 
+    /// Compares what the runtime makes of smaller requests with eager at their own sizes. A bucket that is wrong only then
+    /// is not to be padded into; the reason is in the report.
+    fn at_smaller_sizes(&self, model: &Model) -> Result<Value, String> {
+        let program = &self.candidate.program;
+        let (mut points, mut max_abs) = (Vec::new(), 0.0_f64);
+        let mut refused = None;
+        for (inputs, expected) in &self.smaller {
+            let sizes = sizes_of(program, inputs);
+            let bounded = |(dim, size): (&String, &i64)| {
+                let bounds = program.dynamic.as_ref().and_then(|dims| dims.get(dim));
+                bounds.is_none_or(|bounds| (bounds.min..=bounds.max).contains(size))
+            };
+            // A dynamic program takes them as they are.
+            let padded = program.dynamic.is_none();
+            if (padded && program.padding != Padding::Allowed) || !sizes.iter().all(bounded) {
+                continue;
+            }
+            let place = bucket_name(&sizes);
+            let judged = self.run(model, inputs).map_err(|error| error.to_string());
+            let judged = judged.and_then(|got| {
+                let outputs = program.outputs.iter().zip(got.iter().zip(expected));
+                for (output, (got, eager)) in outputs {
+                    let row = compare(self.said(), output, got, eager)
+                        .map_err(|why| format!("output `{}` {why}", output.name))?;
+                    max_abs = max_abs.max(row["max_abs"].as_f64().unwrap_or(0.0));
+                }
+                Ok(())
+            });
+            points.push(sizes);
+            if let Err(why) = judged {
+                if program.dynamic.is_some() {
+                    return Err(format!("at {place} {why}"));
+                }
+                refused = Some(format!("padded from {place}, {why}"));
+                break;
+            }
+        }
+        Ok(json!({ "points": points, "max_abs": max_abs, "refused": refused }))
+    }
+
     /// Returns the exported graph of a compiled program, where it runs and is right: at run time it may answer in the
     /// artifacts' place.
     fn exported(&self) -> Option<Model> {
@@ -158,9 +219,9 @@ impl<'a> Bench<'a> {
             return None;
         }
         let model = self.load(&[]).ok()?;
-        let got = self.run(&model).ok()?;
+        let got = self.run(&model, &self.inputs).ok()?;
         let mut rows = program.outputs.iter().zip(got.iter().zip(&self.expected));
-        rows.all(|(output, (got, eager))| compare(self.candidate, output, got, eager).is_ok())
+        rows.all(|(output, (got, eager))| compare(self.said(), output, got, eager).is_ok())
             .then_some(model)
     }
 
@@ -197,4 +258,18 @@ impl<'a> Bench<'a> {
         };
         Ok(taken.into_iter().map(median).collect())
     }
+}
+
+/// Returns the sizes of the bucketed dimensions that inputs have.
+fn sizes_of(program: &Program, inputs: &[Tensor]) -> Sizes {
+    let axes = program
+        .inputs
+        .iter()
+        .zip(inputs)
+        .flat_map(|(input, given)| {
+            let sizes = given.size();
+            let named = input.dims.iter().zip(sizes);
+            named.filter_map(|(dim, size)| Some((dim.clone()?, size)))
+        });
+    axes.collect()
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
-use super::{Candidate, tolerance};
+use super::tolerance;
 use crate::record::{Dtype, Output};
 
 /// Returns whether both have the same elements; a NaN is the same as another.
@@ -15,13 +15,11 @@ pub fn equal(a: &Tensor, b: &Tensor) -> bool {
         == 1
 }
 
+/// What a spec says of tolerances: `rtol` and `atol`.
+pub type Said = (Option<f64>, Option<f64>);
+
 /// Returns the error of one output against eager's, or why it is too large.
-pub fn compare(
-    candidate: &Candidate,
-    output: &Output,
-    got: &Tensor,
-    eager: &Tensor,
-) -> Result<Value, String> {
+pub fn compare(said: Said, output: &Output, got: &Tensor, eager: &Tensor) -> Result<Value, String> {
     if got.size() != eager.size() || got.kind() != eager.kind() {
         return Err(format!(
             "is {:?} {:?}, eager's is {:?} {:?}",
@@ -49,6 +47,17 @@ pub fn compare(
     {
         return Err("has NaN or infinity where eager has none".to_owned());
     }
+    // What eager can't say (NaN) compares with nothing; an infinity is a value as others are.
+    let infinite = eager.isinf();
+    if got
+        .ne_tensor(&eager)
+        .logical_and(&infinite)
+        .any()
+        .int64_value(&[])
+        == 1
+    {
+        return Err("has another value where eager has infinity".to_owned());
+    }
     let zero = Tensor::zeros_like(&eager);
     let (got, eager) = (
         got.where_self(&finite, &zero),
@@ -66,7 +75,7 @@ pub fn compare(
     } else {
         number(eager.abs().max())
     };
-    let (rtol, atol) = limits(candidate, output.layout.dtype, largest);
+    let (rtol, atol) = limits(said, output.layout.dtype, largest);
     let error = (&got - &eager).abs();
     let max_abs = if error.numel() == 0 {
         0.0
@@ -103,10 +112,107 @@ pub fn compare(
     }))
 }
 
-fn limits(candidate: &Candidate, dtype: Dtype, largest: f64) -> (f64, f64) {
+fn limits((said_rtol, said_atol): Said, dtype: Dtype, largest: f64) -> (f64, f64) {
     let (rtol, atol) = tolerance(dtype);
     (
-        candidate.rtol.unwrap_or(rtol),
-        candidate.atol.unwrap_or(atol * largest.max(1e-30)),
+        said_rtol.unwrap_or(rtol),
+        said_atol.unwrap_or(atol * largest.max(1e-30)),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Layout;
+
+    fn output(dtype: Dtype, size: i64) -> Output {
+        Output {
+            name: "y".into(),
+            layout: Layout {
+                dtype,
+                shape: vec![size],
+                stride: vec![1],
+            },
+            dims: vec![None],
+        }
+    }
+
+    /// Compares two vectors of this dtype.
+    fn judge(dtype: Dtype, said: Said, got: &[f64], eager: &[f64]) -> Result<Value, String> {
+        let kind = match dtype {
+            Dtype::Float64 => Kind::Double,
+            Dtype::Float16 => Kind::Half,
+            Dtype::Bfloat16 => Kind::BFloat16,
+            Dtype::Int32 => Kind::Int,
+            _ => Kind::Float,
+        };
+        let tensor = |values: &[f64]| Tensor::from_slice(values).to_kind(kind);
+        let output = output(dtype, eager.len() as i64);
+        compare(said, &output, &tensor(got), &tensor(eager))
+    }
+
+    #[test]
+    fn tolerances_follow_the_dtype_unless_the_spec_says_them() {
+        let tried = [
+            (Dtype::Float64, 5e-8, 3e-7),
+            (Dtype::Float32, 5e-5, 3e-4),
+            (Dtype::Float16, 8e-3, 3e-2),
+            (Dtype::Bfloat16, 3e-2, 1.3e-1),
+        ];
+        for (dtype, near, far) in tried {
+            let row = judge(dtype, (None, None), &[1.0 + near, -1.0], &[1.0, -1.0]).unwrap();
+            assert!(row["max_abs"].as_f64().unwrap() > near / 2.0, "{row}");
+            assert!(row["cosine"].as_f64().unwrap() > 0.99, "{row}");
+            let off = judge(dtype, (None, None), &[1.0 + far, -1.0], &[1.0, -1.0]);
+            assert!(
+                off.unwrap_err().starts_with("differs from eager in 1 of 2"),
+                "{dtype}"
+            );
+            let said = (Some(far * 2.0), None);
+            assert!(judge(dtype, said, &[1.0 + far, -1.0], &[1.0, -1.0]).is_ok());
+            let strict = (Some(0.0), Some(0.0));
+            assert!(judge(dtype, strict, &[1.0 + near, -1.0], &[1.0, -1.0]).is_err());
+        }
+        // What is small beside the rest of the output is judged by the rest.
+        let large = [1000.0, 1e-3];
+        assert!(judge(Dtype::Float32, (None, None), &[1000.0, 2e-3], &large).is_ok());
+        assert!(judge(Dtype::Int32, (None, None), &[3.0, 4.0], &[3.0, 4.0]).is_ok());
+        assert!(judge(Dtype::Int32, (None, None), &[3.0, 5.0], &[3.0, 4.0]).is_err());
+    }
+
+    #[test]
+    fn nan_and_infinity_only_where_eager_has_them() {
+        let (nan, inf) = (f64::NAN, f64::INFINITY);
+        let told = |got: f64, eager: f64| {
+            let judged = judge(Dtype::Float32, (None, None), &[1.0, got], &[1.0, eager]);
+            judged.err().unwrap_or_default()
+        };
+        for bad in [nan, inf, -inf] {
+            assert_eq!(told(bad, 2.0), "has NaN or infinity where eager has none");
+        }
+        assert_eq!(
+            (told(nan, nan), told(2.0, nan)),
+            (String::new(), String::new())
+        );
+        assert_eq!(
+            (told(inf, inf), told(-inf, -inf)),
+            (String::new(), String::new())
+        );
+        for other in [-inf, 2.0, nan] {
+            assert_eq!(
+                told(other, inf),
+                "has another value where eager has infinity"
+            );
+        }
+        let rest = judge(Dtype::Float32, (None, None), &[5.0, inf], &[1.0, inf]);
+        assert!(rest.is_err(), "the rest is compared as ever");
+    }
+
+    #[test]
+    fn another_shape_or_dtype_is_no_answer_and_an_empty_one_is_equal() {
+        let wrong = judge(Dtype::Float32, (None, None), &[1.0], &[1.0, 2.0]).unwrap_err();
+        assert_eq!(wrong, "is Float [1], eager's is Float [2]");
+        let row = judge(Dtype::Float32, (None, None), &[], &[]).unwrap();
+        assert_eq!(row["max_abs"], 0.0);
+    }
 }

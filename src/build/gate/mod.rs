@@ -7,6 +7,9 @@
 //! An output passes when it has eager's dtype and shape, no NaN and no infinity where eager has none, and each element
 //! differs from eager's by at most `atol + rtol * |eager|`. A spec may say both; otherwise they follow the dtype, with
 //! `atol` scaled by the largest magnitude in eager's output.
+//!
+//! Then the same at smaller sizes, which the runtime pads into the bucket: where that does not give what eager gives at its
+//! own size, the program is published for its exact size only.
 
 use std::{
     collections::BTreeMap,
@@ -52,7 +55,8 @@ pub struct Candidate {
     pub rivals: Vec<Vec<Step>>,
     pub weights: Option<Digest>,
     pub aliases: BTreeMap<String, String>,
-    /// Inputs `in.N` and eager's outputs `out.N`, as safetensors.
+    /// Inputs `in.N` and eager's outputs `out.N`, as safetensors; `smaller.K.in.N` and `smaller.K.out.N` are the same at
+    /// sizes inside the bucket.
     pub samples: PathBuf,
     /// How often to run it.
     pub steps: u32,

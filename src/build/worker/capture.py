@@ -107,7 +107,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "values": values,
         "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
-        "samples": str(_write_samples(out, inputs, results)),
+        "samples": str(_write_samples(out, inputs, results, smaller)),
         "receipt": receipt,
         "dynamic": held,
         "exported": str(eager),
@@ -272,9 +272,13 @@ def _segment(built: segment.Segment, path: Path) -> dict[str, Any]:
     }
 
 
-def _write_samples(out: Path, inputs: list[Any], results: list[Any]) -> Path:
-    named = {f"in.{index}": tensor for index, tensor in enumerate(inputs)}
-    named |= {f"out.{index}": tensor for index, tensor in enumerate(results)}
+def _write_samples(out: Path, inputs: list[Any], results: list[Any], smaller: list[padding.Own]) -> Path:
+    named = {}
+    own = [(one.inputs, one.outputs) for one in smaller if one.error is None]
+    sets = [("", inputs, results), *((f"smaller.{index}.", *one) for index, one in enumerate(own))]
+    for prefix, given, answers in sets:
+        named |= {f"{prefix}in.{index}": tensor for index, tensor in enumerate(given)}
+        named |= {f"{prefix}out.{index}": tensor for index, tensor in enumerate(answers)}
     return tensors.write(out / "samples.safetensors", named)
 
 

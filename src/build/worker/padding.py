@@ -3,6 +3,8 @@
 Inputs of a smaller size are run as they are, and again padded into the bucket as the spec says; the valid part of the
 second answer must be the first. If it is not, the module is never padded. Padding with other values, once and as far as
 it goes, shows whether the answer depends on what is there; that is worth knowing, and no failure.
+
+Inputs and answers at smaller sizes go to the gate too: the artifact has to give the same, padded by the runtime.
 """
 
 from __future__ import annotations
