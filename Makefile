@@ -52,6 +52,7 @@ lint: venv ## formatting, clippy, rustdoc and ruff
 test: export OMP_WAIT_POLICY ?= passive
 test: lint ## lint, then every test that this machine can run
 	$(PY) -m unittest discover -s tests/worker -t .
+	$(PY) -m unittest discover -s tests/benches -t .
 	$(CARGO) test --features sync-points,ndarray
 
 torture: venv ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)

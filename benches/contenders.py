@@ -184,6 +184,9 @@ class Peer:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                pipe.close()
 
     def time(self, buckets: list[Sizes], seconds: float) -> dict[str, dict[str, float]]:
         return {

@@ -12,12 +12,12 @@ from ..cases import Case, label
 from ..contenders import Failed, Ran, frozen, libtorch, once, tail
 from ..run import Run, spread
 
-CASES = ("minilm", "blocks")
+CASES = {"cpu": ("minilm",), "cuda": ("minilm", "blocks")}
 
 
 def measure(run: Run) -> None:
     for case in run.chosen("start"):
-        if case.name in CASES and run.ready(case):
+        if case.name in CASES[run.host.device] and run.ready(case):
             starts(run, case)
 
 
