@@ -34,9 +34,9 @@ def main() -> int:
     run.add_argument("--minutes", type=float, default=60, help="no part begins a case after these")
     check = commands.add_parser("smoke", help="few, short measurements against the stored ratios")
     check.add_argument("--stored", type=Path, help="[default: benchmarks/DEVICE.json]")
-    for command in (run, check):
+    for command, cases in ((run, list(CASES)), (check, smoke.CASES)):
         command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-        command.add_argument("--cases", type=names, default=list(CASES), help=f"of {','.join(CASES)}")
+        command.add_argument("--cases", type=names, default=cases, help=f"of {','.join(CASES)}")
         command.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
         command.add_argument("--rounds", type=int, default=5)
         command.add_argument("--binaries", type=Path, default=ROOT / "target/release")
