@@ -357,6 +357,8 @@ fn publish(
             Some(known.clone()),
             &plan::Request {
                 only: None,
+                // What is not tuned yet is kept as it is.
+                tune: false,
                 ..options.request.clone()
             },
         )?;

@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
     thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
 };
@@ -83,6 +83,8 @@ pub(super) struct Shared<'a> {
     pub weights: OnceLock<StoredWeights>,
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// Held by every task; alone by one that measures, so that what it chooses by is not what the others do.
+    quiet: RwLock<()>,
 }
 
 /// Does `jobs`, starting with a worker that holds the model and those that are getting ready. Returns the weight set
@@ -110,6 +112,7 @@ pub(super) fn run(
         pace: Mutex::new(Pace::new(plan, crew.options.store)?),
         queue: Mutex::new(Queue::new(captures, threads, ahead.len())),
         changed: Condvar::new(),
+        quiet: RwLock::new(()),
     };
     thread::scope(|scope| {
         let mut seats = std::iter::once(Seat::Taken(Box::new(worker)))
@@ -218,7 +221,8 @@ impl<'s> Shared<'s> {
         }
     }
 
-    /// Runs `body` between the two events of a task, and returns its result with the seconds it took.
+    /// Runs `body` between the two events of a task, and returns its result with the seconds it took. A `measure` waits until
+    /// nothing else is done, and has the others wait.
     pub(super) fn told<T>(
         &self,
         worker: usize,
@@ -226,6 +230,16 @@ impl<'s> Shared<'s> {
         what: &str,
         body: impl FnOnce() -> T,
     ) -> (T, f64) {
+        let (_others, _alone) = match job {
+            "measure" => (
+                None,
+                Some(self.quiet.write().unwrap_or_else(PoisonError::into_inner)),
+            ),
+            _ => (
+                Some(self.quiet.read().unwrap_or_else(PoisonError::into_inner)),
+                None,
+            ),
+        };
         self.progress.event(&Event::Begin { worker, job, what });
         self.pace().begin(worker, job, what);
         self.tell_left();

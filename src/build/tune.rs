@@ -15,7 +15,7 @@
 //! Every way has artifacts of its own, with keys like any other: a segment is compiled once for an option set, whoever
 //! asks. Each way passes the gate in a process of its own; what fails to compile or to pass, crashes or hangs is refused
 //! with its reason, and the program fails only when nothing is left. Those that pass are then measured by turns, as whole
-//! programs and as they will run, in one process. The first way is kept unless another is faster by more than [`GAIN`]:
+//! programs and as they will run, in one process and while the build does nothing else. The first way is kept unless another is faster by more than [`GAIN`]:
 //! less than that is noise, and a choice that flips from build to build explains nothing. The table goes into the program's
 //! receipt as `tuned`.
 //!
@@ -409,11 +409,13 @@ fn seconds(store: &Store, keys: &[Digest]) -> Result<Option<f64>, StoreError> {
             .filter_map(|(_, s)| s.as_f64())
             .sum::<f64>();
     }
-    Ok((!keys.is_empty()).then_some(total))
+    Ok((!keys.is_empty()).then_some((total * 1e4).round() / 1e4))
 }
 
 fn micros(value: &Value) -> Value {
-    value.as_f64().map(|micros| micros / 1e6).into()
+    // As the gate rounds it.
+    let seconds = |micros: f64| (micros * 10.0).round() / 1e7;
+    value.as_f64().map(seconds).into()
 }
 
 /// Returns the largest absolute error of a gate's report.

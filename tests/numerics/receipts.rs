@@ -2,7 +2,10 @@
 
 use serde_json::Value;
 
-use crate::lab::lab;
+use crate::{
+    ATOL, RTOL,
+    lab::{SMALL, lab},
+};
 
 /// Returns the bucket and the record of every compiled program of a model.
 fn programs(model: &str) -> Vec<(String, Value)> {
@@ -40,4 +43,54 @@ fn peak_memory_of_artifact_and_eager() {
         assert!((needed..needed * 32).contains(peak), "{peaks:?}");
     }
     assert!(small < large, "{peaks:?}");
+}
+
+#[test]
+fn tuning_tries_real_option_sets_and_keeps_one_that_is_right() {
+    let only = |tune: &[&str]| {
+        let args = ["build", "-f", SMALL, "--only", "widen seq=4"];
+        lab().json(&[&args[..], tune].concat())
+    };
+    assert_eq!(
+        only(&["--tune"])["compiled"],
+        3,
+        "the module's own settings are compiled already"
+    );
+    let (_, record) = programs("small")
+        .into_iter()
+        .find(|(_, record)| record["request"]["tuned"] == true)
+        .unwrap();
+    let rows = record["receipt"]["tuned"].as_array().unwrap();
+    println!("{rows:#?}");
+    let names: Vec<&str> = rows
+        .iter()
+        .map(|row| row["options"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "mode=default",
+            "coordinate_descent_tuning=true",
+            "epilogue_fusion=false",
+            "max_autotune=true",
+            "freezing=true"
+        ]
+    );
+    for row in &rows[..4] {
+        assert_eq!(row["refused"], Value::Null);
+        assert!(
+            row["latency"].as_f64().unwrap() > 0.0 && row["seconds"].as_f64().unwrap() > 0.0,
+            "{row}"
+        );
+        assert!(row["max_abs"].as_f64().unwrap() < ATOL, "{row}");
+    }
+    assert_eq!(rows.iter().filter(|row| row["chosen"] == true).count(), 1);
+    assert_eq!(only(&["--tune"])["compiled"], 0);
+    assert_eq!(
+        only(&[])["programs"][0]["id"],
+        record["id"],
+        "a plain build finds it"
+    );
+    let served = lab().agrees(SMALL, "small", "widen", "seq=3", RTOL, ATOL);
+    assert_eq!(served, ("seq=4".into(), "padded".into()));
 }
