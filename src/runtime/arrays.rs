@@ -365,6 +365,17 @@ mod tests {
     }
 
     #[test]
+    fn what_libtorch_says_comes_without_its_stack() {
+        let six = Tensor::from_slice(&[0i64; 6]);
+        let error = six.f_view([4i64]).unwrap_err();
+        assert!(error.to_string().lines().count() > 2, "{error}");
+        let RuntimeError::Array { reason } = refused(error) else {
+            panic!("another error")
+        };
+        insta::assert_snapshot!(reason, @"Internal torch error: shape '[4]' is invalid for input of size 6");
+    }
+
+    #[test]
     fn any_shape_of_as_many_elements_is_taken() {
         assert_eq!(Value::new(&[1.0f32], &[]).unwrap().shape(), [0usize; 0]);
         assert_eq!(Value::new::<f32>(&[], &[0, 3]).unwrap().shape(), [0, 3]);

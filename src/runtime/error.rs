@@ -13,6 +13,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
+    /// A record or an object is not in the store, or can't be read from it.
     #[error("{what} can't be read from the store")]
     Store {
         what: String,
@@ -21,12 +22,16 @@ pub enum RuntimeError {
     },
 
     // Devices and hosts.
+    /// The device is not there, or libtorch can't use it.
     #[error("device `{device}` is not usable: {reason}")]
     NoDevice { device: Device, reason: String },
+    /// What this process runs on can't be told, so no artifact can be compared with it.
     #[error("the torch of this process can't be told: {reason}")]
     UnknownHost { reason: String },
+    /// No device was named, or a CUDA device twice.
     #[error("a runtime needs at least one device, and each CUDA device only once")]
     Devices,
+    /// A program was built for another kind of host. Nothing of it was loaded.
     #[error("program `{}` ({module} {bucket}) was built for another target than `{device}` of this host: {}",
         program.short(), list(mismatches))]
     WrongTarget {
@@ -38,26 +43,33 @@ pub enum RuntimeError {
     },
 
     // Loading an artifact.
+    /// An object of an artifact is missing, damaged or not readable.
     #[error("object `{}` can't be read from the store", object.short())]
     Unreadable {
         object: Digest,
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// There is no memory or no file handle for the bytes that are to be executed.
     #[error("the memory file for object `{}` can't be made", object.short())]
     MemoryFile {
         object: Digest,
         #[source]
         source: io::Error,
     },
+    /// What was to be executed does not hash to what the record says. Nothing of it was loaded.
     #[error("object `{}` has other bytes: they hash to `{}`", object.short(), found.short())]
     WrongBytes { object: Digest, found: Digest },
+    /// It is no shared object of this machine, or needs a symbol that nothing has.
     #[error("object `{}` is not loadable: {reason}", object.short())]
     NotLoadable { object: Digest, reason: String },
+    /// It is not an artifact: a function of the C ABI is missing.
     #[error("object `{}` lacks the function `{name}`", object.short())]
     MissingSymbol { object: Digest, name: String },
+    /// The artifact's own code refused to start, or to take its weights.
     #[error("artifact `{}` gives no container: {reason}", artifact.short())]
     NoContainer { artifact: Digest, reason: String },
+    /// The artifact has other numbers of inputs or outputs than its record.
     #[error("artifact `{}` has {got} {what}, its record says {expected}", artifact.short())]
     WrongCount {
         artifact: Digest,
@@ -65,26 +77,33 @@ pub enum RuntimeError {
         expected: usize,
         got: usize,
     },
+    /// A custom operator that the artifact calls can't be loaded or called.
     #[error("artifact `{}` calls operators that can't be called: {reason}", artifact.short())]
     Operators { artifact: Digest, reason: String },
+    /// A record contradicts itself.
     #[error("program `{}` is malformed: {reason}", program.short())]
     Malformed { program: Digest, reason: String },
 
     // Weights.
+    /// A weight set is not a safetensors object, or has a dtype that no module takes.
     #[error("weight set `{}` is not a safetensors object: {reason}", weights.short())]
     BadWeights { weights: Digest, reason: String },
+    /// A constant of an artifact has no tensor of its dtype and shape in the weight set.
     #[error("constant `{constant}` of artifact `{}` is not bound: {reason}", artifact.short())]
     Unbound {
         artifact: Digest,
         constant: String,
         reason: String,
     },
+    /// Weights do not fit the device, or did not get there.
     #[error("weights can't be brought to `{device}`: {reason}")]
     Upload { device: Device, reason: String },
 
     // Calls.
+    /// The device has an error that stays: an illegal access, a failed assertion. Every later call answers this.
     #[error("device `{device}` answers no more calls in this process: {reason}")]
     Unready { device: Device, reason: String },
+    /// The model has no module of this name.
     #[error("model `{model}` has no module `{module}`")]
     NoModule {
         model: String,
@@ -92,12 +111,14 @@ pub enum RuntimeError {
         /// What it has. Not copied: a refused call costs little, whatever the model is made of.
         known: Arc<[String]>,
     },
+    /// An input is not what the module takes. Nothing foreign has seen it.
     #[error("module `{module}`, input `{input}`: {problem}")]
     BadInput {
         module: Arc<str>,
         input: Arc<str>,
         problem: Problem,
     },
+    /// The module takes another number of inputs.
     #[error("module `{module}` takes {expected} inputs ({}), got {got}", names.join(", "))]
     InputCount {
         module: Arc<str>,
@@ -105,12 +126,14 @@ pub enum RuntimeError {
         got: usize,
         names: Arc<[String]>,
     },
+    /// The module has no variant with inputs of these names.
     #[error("module `{module}` has no variant with the inputs {}", quoted(given))]
     InputNames {
         module: Arc<str>,
         given: Vec<Box<str>>,
         variants: Vec<Arc<[String]>>,
     },
+    /// No rung of the ladder answers requests of these sizes.
     #[error(
         "module `{module}` has no bucket for {}; it has {}",
         bucket_name(request),
@@ -123,6 +146,7 @@ pub enum RuntimeError {
         nearest: Option<Sizes>,
         why: NoFit,
     },
+    /// A step failed or threw; the message is its own. The inputs are untouched and the model goes on answering.
     #[error("module `{module}` at {bucket}, step `{step}`: {message}")]
     Failed {
         module: Arc<str>,
@@ -130,6 +154,7 @@ pub enum RuntimeError {
         step: String,
         message: String,
     },
+    /// An artifact answered with another shape, dtype or device than its record says. The answer is dropped.
     #[error("module `{module}` at {bucket}: output {output} is {got}, its record says {expected}")]
     BadOutput {
         module: Arc<str>,
@@ -138,12 +163,15 @@ pub enum RuntimeError {
         expected: String,
         got: String,
     },
+    /// Everything that could answer was set aside when it was loaded: see `Model::quarantined`.
     #[error("nothing of module `{module}` can be loaded: {reason}")]
     NothingLeft { module: Arc<str>, reason: String },
+    /// libtorch refused a copy: as a rule there is no memory.
     #[error("module `{module}`: {message}")]
     Tensor { module: Arc<str>, message: String },
 
     // Plain memory in and out.
+    /// The elements of an array are more or fewer than its shape says.
     #[error("an array of shape {shape:?} has {}, got {got}", elements(*needed))]
     Shape {
         shape: Vec<usize>,
@@ -151,12 +179,14 @@ pub enum RuntimeError {
         needed: Option<usize>,
         got: usize,
     },
+    /// The module has no output of this name or number.
     #[error("module `{module}` has no output {output}")]
     NoOutput {
         module: Arc<str>,
         output: String,
         known: Vec<String>,
     },
+    /// An output was asked for as another dtype than its own.
     #[error("output `{output}` of module `{module}` is {got}, not {asked}")]
     OutputDtype {
         module: Arc<str>,
@@ -164,6 +194,7 @@ pub enum RuntimeError {
         asked: Dtype,
         got: Dtype,
     },
+    /// libtorch refused to copy an array: as a rule there is no memory.
     #[error("an array can't be copied: {reason}")]
     Array { reason: String },
 }
@@ -172,32 +203,26 @@ pub enum RuntimeError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Problem {
+    /// No tensor at all.
     Undefined,
     /// Sparse, quantised, nested, or wrapped by a function transform.
     NotDense,
     /// A negation or conjugation that is not done yet.
     Lazy,
-    Device {
-        expected: Device,
-        got: String,
-    },
-    Dtype {
-        expected: Dtype,
-        got: String,
-    },
-    Rank {
-        expected: usize,
-        got: usize,
-    },
+    /// On another device, and copies are not allowed.
+    Device { expected: Device, got: String },
+    /// Of another dtype. Nothing is converted.
+    Dtype { expected: Dtype, got: String },
+    /// Of another number of axes.
+    Rank { expected: usize, got: usize },
+    /// An axis that no bucket changes has another size.
     Size {
         axis: usize,
         expected: i64,
         got: i64,
     },
-    Empty {
-        axis: usize,
-        dim: String,
-    },
+    /// A bucketed axis has size 0.
+    Empty { axis: usize, dim: String },
     /// Two axes with the same dimension have different sizes.
     Disagrees {
         axis: usize,
@@ -205,19 +230,12 @@ pub enum Problem {
         size: i64,
         other: i64,
     },
-    Strides {
-        expected: Vec<i64>,
-        got: Vec<i64>,
-    },
-    Alignment {
-        needed: usize,
-        address: usize,
-    },
-    /// The tensor reaches past the end of its storage.
-    Storage {
-        needed: i64,
-        got: i64,
-    },
+    /// In another memory order, with gaps or overlaps, and copies are not allowed; in elements.
+    Strides { expected: Vec<i64>, got: Vec<i64> },
+    /// At an address that its kernels can't read from, and copies are not allowed; in bytes.
+    Alignment { needed: usize, address: usize },
+    /// The tensor reaches past the end of its storage; in bytes.
+    Storage { needed: i64, got: i64 },
 }
 
 impl fmt::Display for Problem {

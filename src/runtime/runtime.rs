@@ -368,7 +368,9 @@ pub enum Graphs {
     /// Those built with `mode = "reduce-overhead"` or `"max-autotune"`.
     #[default]
     AsBuilt,
+    /// Every program that can be captured.
     Always,
+    /// None.
     Never,
 }
 

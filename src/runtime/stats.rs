@@ -183,15 +183,18 @@ impl Seen {
 /// What one module did since it was loaded.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModuleStats {
+    /// Its name in the spec.
     pub module: String,
     /// The device, as `cpu` or `cuda:0`.
     pub device: String,
+    /// A row for each program, loaded or not.
     pub buckets: Vec<BucketStats>,
 }
 
 /// What one bucket did since it was loaded.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BucketStats {
+    /// Its sizes; of a program for every size within bounds, those of its samples.
     pub bucket: Sizes,
     /// What runs it: `artifact`, `graph` or `eager`.
     pub runner: &'static str,

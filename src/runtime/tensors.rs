@@ -5,17 +5,21 @@ use std::{borrow::Cow, collections::BTreeMap, path::Path};
 use safetensors::{SafeTensors, tensor::View};
 use tch::{Kind, Tensor};
 
+use super::error::first_line;
 use crate::{Device, record::Dtype};
 
 /// Why tensors could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum TensorFileError {
+    /// The bytes are no safetensors file.
     #[error("not a safetensors file: {0}")]
     Format(#[from] safetensors::SafeTensorError),
+    /// A tensor has a dtype that no module takes.
     #[error("tensor `{name}` has dtype {dtype}, which modules don't take")]
     Dtype { name: String, dtype: String },
-    #[error("tensor `{name}` can't be made")]
-    Torch { name: String, source: tch::TchError },
+    /// libtorch did not make or copy a tensor.
+    #[error("tensor `{name}` can't be made: {reason}")]
+    Torch { name: String, reason: String },
 }
 
 impl TensorFileError {
@@ -46,10 +50,10 @@ pub fn read(bytes: &[u8]) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
                 dtype: format!("{dtype:?}"),
             })?;
         let shape: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
-        let tensor = Tensor::f_from_data_size(view.data(), &shape, kind).map_err(|source| {
+        let tensor = Tensor::f_from_data_size(view.data(), &shape, kind).map_err(|error| {
             TensorFileError::Torch {
                 name: name.clone(),
-                source,
+                reason: first_line(&error),
             }
         })?;
         tensors.insert(name, tensor);
@@ -82,9 +86,9 @@ impl Blob {
         let mut data = vec![0; tensor.numel() * own.size()];
         tensor
             .f_copy_data_u8(&mut data, tensor.numel())
-            .map_err(|source| TensorFileError::Torch {
+            .map_err(|error| TensorFileError::Torch {
                 name: name.to_owned(),
-                source,
+                reason: first_line(&error),
             })?;
         let shape = tensor.size().iter().map(|size| *size as usize).collect();
         Ok(Self {

@@ -19,10 +19,15 @@ use crate::{
 /// A program that could not be loaded. Requests go to the model's other buckets.
 #[derive(Debug)]
 pub struct Quarantined {
+    /// Its request key.
     pub program: Digest,
+    /// The module it is of, by its name in the spec.
     pub module: String,
+    /// The sizes it is for.
     pub bucket: Sizes,
+    /// Where it was to run.
     pub device: Device,
+    /// What was wrong with it.
     pub error: RuntimeError,
 }
 

@@ -486,7 +486,7 @@ fn runtime_errors() -> Vec<Error> {
         .into(),
         TensorFileError::Torch {
             name: "x".into(),
-            source: tch::TchError::Torch(text()),
+            reason: text(),
         }
         .into(),
     ]);
