@@ -464,7 +464,9 @@ fn quoted(names: &[Box<str>]) -> String {
 }
 
 fn buckets(known: &[Sizes]) -> String {
-    let names: Vec<String> = known.iter().map(bucket_name).collect();
+    let mut known: Vec<&Sizes> = known.iter().collect();
+    known.sort();
+    let names: Vec<String> = known.into_iter().map(bucket_name).collect();
     match names.is_empty() {
         true => "none".to_owned(),
         false => names.join(", "),
