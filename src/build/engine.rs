@@ -1,7 +1,7 @@
 //! One build from plan to release.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
     thread,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     Digest, Target,
-    plan::{self, Known, Plan, State},
+    plan::{self, Item, Known, Plan, State},
     record::{Entry, Release, SCHEMA},
     spec::{Spec, WeightsFrom},
     store::{Store, StoreError},
@@ -362,8 +362,23 @@ fn publish(
                 ..options.request.clone()
             },
         )?;
-        programs = whole.hits();
-        missing = whole.missing().filter(|item| !item.form.optional()).count();
+        let own: BTreeMap<&String, Digest> = (summary.programs.iter())
+            .filter_map(|program| Some((&program.0, id(program)?)))
+            .collect();
+        let kept = |item: &Item| match item.state {
+            State::Hit { id } => Some(id),
+            _ => None,
+        };
+        let ids = whole.items.iter().map(|item| {
+            let own = own.get(&item.name(options.spec)).copied();
+            (item, own.or_else(|| kept(item)))
+        });
+        let (there, not): (Vec<_>, Vec<_>) = ids.partition(|(_, id)| id.is_some());
+        programs = there.into_iter().filter_map(|(_, id)| id).collect();
+        let lacks = |(item, _): &&(&Item, _)| {
+            matches!(item.state, State::Miss { .. }) && !item.form.optional()
+        };
+        missing = not.iter().filter(lacks).count();
         wanted = whole.wanted();
     }
     if let Some(name) = &options.release

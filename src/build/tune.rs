@@ -21,8 +21,8 @@
 //!
 //! **Keys.** What is chosen depends on a measurement, so it can't be part of a name that is known before. A tuned program's
 //! request key says that it is tuned, and nothing of the choice; the artifact keys it lists say which options were chosen.
-//! A plain build looks for the tuned program first, so it finds it and does not go back to the untuned one; `--tune` finds
-//! it too, and tunes nothing again. When only names or sources changed and every way would have the same artifacts as
+//! A plain build takes the tuned program where the newest release does not have the untuned one, so it does not undo what
+//! `--tune` did; `--tune` finds it too, and tunes nothing again. When only names or sources changed and every way would have the same artifacts as
 //! before, the earlier choice and its table are taken over, by a plain build too.
 
 use serde_json::{Value, json};

@@ -23,7 +23,10 @@ mod key;
 mod reason;
 mod sources;
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::{BTreeSet, HashSet},
+    path::PathBuf,
+};
 
 use serde_json::Value;
 
@@ -200,6 +203,8 @@ pub fn plan(
         }),
         None => None,
     };
+    // What the newest release has is current, though a tuned one may be there: somebody went back to it.
+    let current: HashSet<Digest> = release.iter().flat_map(|r| r.programs.clone()).collect();
     let mut items = Vec::new();
     for (index, module) in spec.modules.iter().enumerate() {
         let declared = declared(module, known.as_ref())?;
@@ -237,15 +242,18 @@ pub fn plan(
                     let tuned = RequestKey { tuned: true, ..key };
                     // What is not compared with eager is not measured.
                     let can = form.compiled && settings.compile.healthcheck;
+                    let plain = key.digest();
                     let there = match (can && !request.tune, store) {
-                        (true, Some(store)) => store.has_program(&tuned.digest())?,
+                        (true, Some(store)) if !current.contains(&plain) => {
+                            store.has_program(&tuned.digest())?
+                        }
                         _ => false,
                     };
-                    let key = match can && (request.tune || there) {
-                        true => tuned,
-                        false => key,
+                    let (key, id) = match can && (request.tune || there) {
+                        true => (tuned, tuned.digest()),
+                        false => (key, plain),
                     };
-                    look_up(&key, &form, siblings(spec, module), past.as_mut())?
+                    look_up(&key, id, &form, siblings(spec, module), past.as_mut())?
                 }
             };
             items.push(Item {
@@ -309,6 +317,7 @@ struct Past<'a> {
 /// Says whether a program is in the store, and if not, what it differs in from the one before.
 fn look_up(
     request: &RequestKey<'_>,
+    id: Digest,
     form: &Form,
     siblings: Vec<BTreeSet<String>>,
     past: Option<&mut Past<'_>>,
@@ -321,7 +330,6 @@ fn look_up(
         });
     };
     // The explanation is made only for what is missing.
-    let id = request.digest();
     if past.store.has_program(&id)? {
         return Ok(State::Hit { id });
     }
@@ -332,7 +340,7 @@ fn look_up(
         let why = failure.message.clone();
         return Ok(State::Skipped { key: id, why });
     }
-    let (id, explained) = request.explained();
+    let (_, explained) = request.explained();
     let history = &mut past.history;
     let place = Place {
         module: request.module,

@@ -169,6 +169,16 @@ fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
         2,
         "the other program stays in the release: {live:?}"
     );
+    // Who goes back stays there.
+    let built = || {
+        (
+            sandbox.run(&["build", "-q"]).code,
+            record(&sandbox)["id"].clone(),
+        )
+    };
+    assert_eq!(built(), (0, tuned["id"].clone()));
+    assert_eq!(sandbox.run(&["release", "rollback", "fake"]).code, 0);
+    assert_eq!(built(), (0, plain["id"].clone()));
 }
 
 #[test]
