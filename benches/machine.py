@@ -94,6 +94,16 @@ def rates(device: str) -> dict[str, Any]:
         source = torch.ones(size, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         result["bytes"] = 2 * size / best(lambda: target.copy_(source), 10)
+        if not cuda:
+            # What packed weights are worth: a linear layer of MiniLM, with its weights as they are and packed once.
+            weight, bias = torch.randn(1536, 384), torch.randn(1536)
+            result["linear"] = {}
+            for rows in (32, 1024):
+                x, work = torch.randn(rows, 384), 2 * rows * weight.numel()
+                packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+                plain = best(lambda x=x: torch.addmm(bias, x, weight.t()), 50)
+                once = best(lambda x=x, w=packed: torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], ""), 50)
+                result["linear"][f"{rows} rows"] = {"plain": work / plain, "packed": work / once}
         if cuda:
             size = 1 << 29
             here = torch.ones(size, dtype=torch.uint8)

@@ -16,8 +16,20 @@ Row = dict[str, Any]
 AHEAD = 0.97
 """A peer that takes less than this part of Precast's time is ahead; what is between is noise."""
 
-# (case, peer) -> why the peer is ahead and what would change it; "" stands for any. Found by profiling, not guessed.
-CAUSES: dict[tuple[str, str], str] = {}
+PACKED = (
+    "their weights are packed for the matrix product when they are compiled or loaded; an artifact gets them as they "
+    "are, one copy for all buckets, and MKL packs them in every call. Packing once at load would change it; what "
+    "that is worth on the machine, `rates.linear` says."
+)
+# (case, peer or kind of row) -> why a peer is ahead and what would change it; "" stands for any. Found by profiling.
+CAUSES: dict[tuple[str, str], str] = {
+    ("resnet", ""): "compiled with their weights, batch norms are folded into convolutions and filters laid out for "
+    "oneDNN; an artifact takes any weights of its shapes. Folding at load would change it.",
+    ("", "start"): "it does not load libtorch, which registers all its operators when it is loaded: most of a start of "
+    "Precast, before anything of its own runs. A libtorch without what no artifact calls would change it.",
+    ("", "onnxruntime"): PACKED,
+    ("", "max-autotune"): PACKED,
+}
 
 
 def draw(file: Path, readme: Path) -> None:
