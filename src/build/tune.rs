@@ -15,8 +15,9 @@
 //! Every way has artifacts of its own, with keys like any other: a segment is compiled once for an option set, whoever
 //! asks. Each way passes the gate in a process of its own; what fails to compile or to pass, crashes or hangs is refused
 //! with its reason, and the program fails only when nothing is left. Those that pass are then measured by turns, as whole
-//! programs and as they will run, in one process and while the build does nothing else. The first way is kept unless another is faster by more than [`GAIN`]:
-//! less than that is noise, and a choice that flips from build to build explains nothing. The table goes into the program's
+//! programs and as they will run, in one process and while the build does nothing else. The first way is kept unless another is faster by more than [`GAIN`]
+//! and in so many rounds that chance would hardly have it so ([`CHANCE`]): anything less is noise, and a choice that flips from
+//! build to build explains nothing. The table goes into the program's
 //! receipt as `tuned`.
 //!
 //! **Keys.** What is chosen depends on a measurement, so it can't be part of a name that is known before. A tuned program's
@@ -44,6 +45,9 @@ use crate::{
 
 /// The share of the first way's latency that another must stay below.
 pub(super) const GAIN: f64 = 0.98;
+
+/// How likely two equal programs may be taken for a faster and a slower one.
+const CHANCE: f64 = 0.01;
 
 /// What a program can be compiled with.
 #[derive(Clone, Debug, PartialEq)]
@@ -378,18 +382,44 @@ impl Shared<'_> {
                 }
             }
         }
+        let runs = report["artifact_runs"].as_u64().unwrap_or(0);
+        let wins = report["rivals_wins"].as_array();
+        let wins = wins
+            .into_iter()
+            .flatten()
+            .map(|wins| wins.as_u64().unwrap_or(0));
+        // The first is to be beaten, where it is there.
+        let clear: Vec<bool> = std::iter::once(true)
+            .chain(wins.map(|wins| passed[0].way != 0 || by_merit(wins, runs)))
+            .collect();
         let all: Vec<f64> = all.iter().filter_map(Value::as_f64).collect();
-        Ok(fastest(&all, passed[0].way == 0))
+        Ok(fastest(&all, &clear, passed[0].way == 0))
     }
 }
 
-/// Returns the least of `latencies`, or the first where that one is to be beaten and none is clearly less.
-fn fastest(latencies: &[f64], first: bool) -> usize {
-    let least = (0..latencies.len()).min_by(|a, b| latencies[*a].total_cmp(&latencies[*b]));
+/// Returns the least of `latencies` among those that are `clear`, or the first where that one is to be beaten and none is
+/// less by enough.
+fn fastest(latencies: &[f64], clear: &[bool], first: bool) -> usize {
+    let left = (0..latencies.len()).filter(|index| clear.get(*index) == Some(&true));
+    let least = left.min_by(|a, b| latencies[*a].total_cmp(&latencies[*b]));
     match least {
         Some(least) if !first || latencies[least] < latencies[0] * GAIN => least,
         _ => 0,
     }
+}
+
+/// Returns whether being faster in `wins` of `runs` rounds is no chance: a sign test.
+fn by_merit(wins: u64, runs: u64) -> bool {
+    // The chance of `k` wins of equals, from k = 0 on.
+    let mut exactly = 0.5_f64.powi(i32::try_from(runs).unwrap_or(i32::MAX));
+    let mut at_least = 0.0;
+    for k in 0..=runs {
+        if k >= wins {
+            at_least += exactly;
+        }
+        exactly *= (runs - k) as f64 / (k + 1) as f64;
+    }
+    at_least < CHANCE
 }
 
 /// Returns what compiling the artifacts of a way took, each counted once; none where one of them is not there.
@@ -482,9 +512,21 @@ mod tests {
 
     #[test]
     fn noise_is_no_reason_to_choose_another() {
-        assert_eq!(fastest(&[100.0, 99.0, 130.0], true), 0);
-        assert_eq!(fastest(&[100.0, 99.0, 97.0], true), 2);
-        assert_eq!(fastest(&[100.0, 99.0, 130.0], false), 1);
-        assert_eq!(fastest(&[], false), 0);
+        let all = [true; 3];
+        assert_eq!(fastest(&[100.0, 99.0, 130.0], &all, true), 0);
+        assert_eq!(fastest(&[100.0, 99.0, 97.0], &all, true), 2);
+        assert_eq!(fastest(&[100.0, 97.0, 90.0], &[true, true, false], true), 1);
+        assert_eq!(fastest(&[100.0, 99.0, 130.0], &all, false), 1);
+        assert_eq!(fastest(&[], &[], false), 0);
+        let merit = |wins, runs| by_merit(wins, runs);
+        assert_eq!(
+            (merit(10, 10), merit(9, 10), merit(0, 0)),
+            (true, false, false)
+        );
+        assert_eq!((merit(16, 20), merit(15, 20)), (true, false));
+        assert_eq!(
+            (merit(118, 200), merit(110, 200), merit(200, 200)),
+            (true, false, true)
+        );
     }
 }

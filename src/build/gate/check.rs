@@ -156,17 +156,18 @@ impl<'a> Bench<'a> {
         let rivals = rivals.iter().map(|steps| self.load(steps));
         let rivals = rivals.collect::<Fallible<Vec<_>>>()?;
         let models = [&model].into_iter().chain(&eager).chain(&rivals);
-        let mut taken = self.latencies(&models.collect::<Vec<_>>())?.into_iter();
+        let taken = self.latencies(&models.collect::<Vec<_>>())?;
         let names = ["artifact", "eager"];
-        for (name, (micros, runs)) in names[..1 + usize::from(eager.is_some())]
-            .iter()
-            .zip(&mut taken)
-        {
-            report[format!("{name}_us")] = micros.into();
-            report[format!("{name}_runs")] = runs.into();
+        let (own, others) = taken.split_at(1 + usize::from(eager.is_some()));
+        for (name, taken) in names.iter().zip(own) {
+            report[format!("{name}_us")] = median(taken).into();
+            report[format!("{name}_runs")] = taken.len().into();
         }
+        // How often each was faster than the program in the same round.
+        let wins = |taken: &Vec<f64>| taken.iter().zip(&own[0]).filter(|(a, b)| a < b).count();
         if !rivals.is_empty() {
-            report["rivals_us"] = taken.map(|(micros, _)| micros).collect();
+            report["rivals_us"] = others.iter().map(|taken| median(taken)).collect();
+            report["rivals_wins"] = others.iter().map(wins).collect();
         }
         Ok(Ok(report))
     }
@@ -225,13 +226,13 @@ impl<'a> Bench<'a> {
             .then_some(model)
     }
 
-    /// Returns the median microseconds of a call of each model, and of how many calls it is. They take turns, and turns
-    /// at being first, so that what else the machine does meets all of them alike.
-    fn latencies(&self, models: &[&Model]) -> Fallible<Vec<(f64, usize)>> {
+    /// Returns the microseconds of calls of each model. They take turns, and turns at being first, so that what else the
+    /// machine does meets all of them alike.
+    fn latencies(&self, models: &[&Model]) -> Fallible<Vec<Vec<f64>>> {
         // What is to choose between artifacts looks closer.
         let (runs, each) = match self.candidate.rivals.is_empty() {
             true => (20, Duration::from_secs(1)),
-            false => (200, Duration::from_secs(3)),
+            false => (200, Duration::from_secs(4)),
         };
         let longest = each * u32::try_from(models.len())?;
         let mut taken: Vec<Vec<f64>> = vec![Vec::new(); models.len()];
@@ -251,13 +252,15 @@ impl<'a> Bench<'a> {
                 drop(out);
             }
         }
-        let median = |mut taken: Vec<f64>| {
-            taken.sort_by(f64::total_cmp);
-            let middle = (taken[(taken.len() - 1) / 2] + taken[taken.len() / 2]) / 2.0;
-            ((middle * 10.0).round() / 10.0, taken.len())
-        };
-        Ok(taken.into_iter().map(median).collect())
+        Ok(taken)
     }
+}
+
+fn median(taken: &[f64]) -> f64 {
+    let mut taken = taken.to_vec();
+    taken.sort_by(f64::total_cmp);
+    let middle = (taken[(taken.len() - 1) / 2] + taken[taken.len() / 2]) / 2.0;
+    (middle * 10.0).round() / 10.0
 }
 
 /// Returns the sizes of the bucketed dimensions that inputs have.
