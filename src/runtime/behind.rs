@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Model, RuntimeError, program::Ready, variant::Variant};
+use super::{Model, RuntimeError, ffi::ending, program::Ready, variant::Variant};
 use crate::{Digest, record::Program};
 
 /// How long it took from the beginning of a load until a model was of use.
@@ -52,7 +52,8 @@ impl Model {
         let stopped = stop.clone();
         let work = move || {
             for (replica, id, _) in order {
-                if stopped.load(Ordering::Relaxed) {
+                let work = ending::work();
+                if stopped.load(Ordering::Relaxed) || work.is_none() {
                     return;
                 }
                 let on = &replicas[replica];
@@ -99,6 +100,7 @@ impl Model {
     /// done only once.
     pub fn warm_up(&self) -> Result<(), RuntimeError> {
         for replica in &*self.replicas {
+            let _work = ending::work().ok_or_else(|| RuntimeError::ending(replica.device))?;
             let mut slots = replica.slots();
             slots.try_for_each(|slot| slot.load(&replica.loader))?;
             replica.modules.values().flatten().for_each(Variant::refine);

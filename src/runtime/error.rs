@@ -101,6 +101,7 @@ pub enum RuntimeError {
 
     // Calls.
     /// The device has an error that stays: an illegal access, a failed assertion. Every later call answers this.
+    /// So do calls that begin when the process is ending.
     #[error("device `{device}` answers no more calls in this process: {reason}")]
     Unready { device: Device, reason: String },
     /// The model has no module of this name.
@@ -296,6 +297,12 @@ pub enum NoFit {
 }
 
 impl RuntimeError {
+    /// Returns what a call is answered that begins when the process is ending.
+    pub(super) fn ending(device: Device) -> Self {
+        let reason = "the process is ending".to_owned();
+        Self::Unready { device, reason }
+    }
+
     /// Returns whether an artifact is the cause, so that another bucket may do in its place. What is wrong with the
     /// host, the weights or a record is wrong with all of them.
     pub fn is_artifacts(&self) -> bool {

@@ -20,6 +20,9 @@
 //! **Failure.** What can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request goes to the next
 //! rung of the ladder: a covering bucket, a dynamic artifact, eager.
 //!
+//! **Ending.** When the process exits in mid-work, no call begins any more and those under way are waited for, five seconds
+//! at most, before libtorch's destructors run.
+//!
 //! **Trust.** What is executed was hashed in the memory it is executed from, and its target was compared with this
 //! host before. Inputs are checked completely before a foreign call. This is no sandbox: an artifact that was built
 //! to do harm can.

@@ -16,7 +16,7 @@ use super::{
     RuntimeError,
     arrays::{self, Argument},
     behind::Behind,
-    ffi::Meta,
+    ffi::{Meta, ending},
     graphs::Session,
     loader::Slot,
     outputs::Outputs,
@@ -273,6 +273,7 @@ impl Model {
         let result = replica.answer(variant, inputs, policy);
         if result.is_ok() && self.first_answer.get().is_none() {
             let _ = self.first_answer.set(self.started.elapsed());
+            ending::watch();
         }
         result
     }

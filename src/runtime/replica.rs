@@ -2,17 +2,17 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, OnceLock, atomic::Ordering},
 };
 
 use tch::Tensor;
 
 use super::{
     Inputs, RuntimeError,
-    ffi::cuda,
+    ffi::{
+        cuda,
+        ending::{self, Count},
+    },
     loader::{Loader, Slot},
     outputs::Outputs,
     program::Ready,
@@ -26,7 +26,7 @@ pub(super) struct Replica {
     pub modules: HashMap<String, Vec<Variant>>,
     pub loader: Arc<Loader>,
     /// Calls under way.
-    pub running: AtomicUsize,
+    pub running: Arc<Count>,
     /// Why its device answers nothing right any more.
     pub broken: OnceLock<String>,
 }
@@ -41,7 +41,7 @@ impl Replica {
             device,
             modules,
             loader,
-            running: AtomicUsize::new(0),
+            running: ending::count(),
             broken: OnceLock::new(),
         }
     }
@@ -71,9 +71,11 @@ impl Replica {
             let (device, reason) = (self.device, reason.clone());
             return Err(RuntimeError::Unready { device, reason });
         }
-        self.running.fetch_add(1, Ordering::Relaxed);
+        let Some(entered) = ending::enter(&self.running) else {
+            return Err(RuntimeError::ending(self.device));
+        };
         let result = variant.answer(inputs, policy);
-        self.running.fetch_sub(1, Ordering::Relaxed);
+        drop(entered);
         if let (
             Err(RuntimeError::Failed { .. } | RuntimeError::Tensor { .. }),
             Device::Cuda(ordinal),

@@ -8,7 +8,10 @@ use std::{
 
 use super::{
     RuntimeError,
-    ffi::cuda,
+    ffi::{
+        cuda,
+        ending::{self, Entered},
+    },
     host::host,
     loader::{Held, Loader, Loading, Slot},
     model::{Inputs, Model},
@@ -211,6 +214,7 @@ impl Runtime {
 
     /// Brings a weight set to every device. One that a loaded model has already is shared.
     pub fn weights(&self, digest: Option<Digest>) -> Result<WeightSet, RuntimeError> {
+        let _work = self.work()?;
         let on = self
             .devices
             .iter()
@@ -252,6 +256,7 @@ impl Runtime {
         weights: &WeightSet,
         aliases: &Arc<BTreeMap<String, String>>,
     ) -> Result<Model, RuntimeError> {
+        let _work = self.work()?;
         let mut replicas = Vec::with_capacity(self.devices.len());
         for (i, &device) in self.devices.iter().enumerate() {
             // Before anything is loaded: a wrong host must not get as far as `dlopen`.
@@ -286,6 +291,8 @@ impl Runtime {
             self.load_before(&replica)?;
             replicas.push(replica);
         }
+        // After libtorch's CUDA half and the artifacts.
+        ending::watch();
         let behind = self.loading == Loading::Background;
         let order = behind.then(|| self.priority.clone());
         let model = Model::new(
@@ -336,6 +343,12 @@ impl Runtime {
             variants.iter().for_each(Variant::refine);
         }
         Ok(())
+    }
+
+    /// Counts what is begun here, which the end of the process waits for.
+    fn work(&self) -> Result<Entered<'static>, RuntimeError> {
+        let device = self.devices[0];
+        ending::work().ok_or_else(|| RuntimeError::ending(device))
     }
 
     fn check_target(&self, program: &Program, i: usize) -> Result<(), RuntimeError> {

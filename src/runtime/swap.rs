@@ -2,8 +2,8 @@
 
 use std::sync::PoisonError;
 
-use super::{Model, RuntimeError, weights::WeightSet};
-use crate::Digest;
+use super::{Model, RuntimeError, ffi::ending, weights::WeightSet};
+use crate::{Device, Digest};
 
 impl Model {
     /// Makes every call that begins after it returns use another weight set. Calls under way finish with the one they
@@ -11,6 +11,10 @@ impl Model {
     ///
     /// Every program that is loaded is asked first whether it accepts the set. When one does not, nothing is changed.
     pub fn swap(&self, weights: &WeightSet) -> Result<(), RuntimeError> {
+        let _work = ending::work().ok_or_else(|| {
+            let devices = self.replicas.iter().map(|replica| replica.device);
+            RuntimeError::ending(devices.last().unwrap_or(Device::Cpu))
+        })?;
         // One swap at a time; calls do not take this lock.
         let mut held = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         let pairs = self

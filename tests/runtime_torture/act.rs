@@ -40,7 +40,11 @@ pub struct Done {
 
 /// Starts a child on a task.
 pub fn start(task: &str, with: &Value) -> Child {
-    Command::new(env::current_exe().unwrap())
+    let mut command = Command::new(env::current_exe().unwrap());
+    if let Some(library) = with["preload"].as_str() {
+        command.env("LD_PRELOAD", library);
+    }
+    command
         .args(["actor", "--exact", "--nocapture", "--test-threads=1"])
         .env(TASK, task)
         .env(WITH, with.to_string())

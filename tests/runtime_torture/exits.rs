@@ -2,11 +2,13 @@
 
 use std::{
     os::unix::process::ExitStatusExt,
-    process::exit,
+    path::{Path, PathBuf},
+    process::{Command, exit},
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use precast::RuntimeError;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -22,6 +24,8 @@ pub struct Told {
     pub exits: u64,
     /// Of these, with real artifacts running.
     pub real: u64,
+    /// Of these, kept alive for a while after libtorch's destructors.
+    pub late: u64,
     #[serde(skip)]
     pub bad: Vec<String>,
 }
@@ -32,6 +36,7 @@ const CODES: [i32; 7] = [0, 1, 3, 42, 101, 130, 255];
 pub fn run(count: u64, parallel: u64, seed: u64) -> Told {
     let mut told = Told::default();
     let mut random = Random(seed);
+    let late = late();
     while told.exits < count {
         let children: Vec<_> = (0..parallel.min(count - told.exits))
             .map(|_| {
@@ -39,6 +44,7 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Told {
                 let with = json!({
                     "code": code, "seed": random.draw() >> 1, "micros": random.below(30_000),
                     "from_worker": random.below(2) == 0, "real": random.below(4) == 0,
+                    "preload": (random.below(2) == 0).then_some(&late),
                 });
                 (code, act::start("exits", &with), with)
             })
@@ -46,8 +52,9 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Told {
         for (code, child, with) in children {
             let done = act::finish(child, Duration::from_secs(60));
             told.exits += 1;
+            told.late += u64::from(with["preload"].is_string());
             told.real += u64::from(done.printed.contains("real artifacts"));
-            let started = done.printed.contains("at work");
+            let started = done.printed.contains("at work") && !done.printed.contains("met ");
             if done.status.code() != Some(code) || done.status.signal().is_some() || !started {
                 told.bad
                     .push(format!("{with}: {}: {}", done.status, done.printed));
@@ -55,6 +62,39 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Told {
         }
     }
     told
+}
+
+/// Returns a library that keeps a process alive after libtorch's destructors have run.
+fn late() -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/runtime_torture/late.c");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let unfinished = tempfile::NamedTempFile::new_in(folder).unwrap();
+    let compiled = Command::new("gcc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(unfinished.path())
+        .arg(source)
+        .status();
+    assert!(compiled.unwrap().success(), "gcc compiles late.c");
+    let path = folder.join("late.so");
+    unfinished.persist(&path).unwrap();
+    path
+}
+
+/// Returns an answer. A thread that is told that the process is ending has no more to do; anything else is a call that
+/// met libtorch's destructors.
+fn right<T>(answer: Result<T, RuntimeError>) -> T {
+    match answer {
+        Ok(answer) => answer,
+        Err(RuntimeError::Unready { reason, .. }) if reason == "the process is ending" => loop {
+            std::thread::park();
+        },
+        Err(error) => {
+            println!("met {error}");
+            loop {
+                std::thread::park();
+            }
+        }
+    }
 }
 
 pub fn child(with: &Value) -> Value {
@@ -70,35 +110,49 @@ pub fn child(with: &Value) -> Value {
     let tuned = memory.put(fake::weights(&[("scale", &[5.0])]));
     let runtime = Arc::new(runtime(memory.source()).instances(2));
     let model = Arc::new(runtime.load("fake").unwrap());
-    let negative = || x(8, 4) - 2;
+    // Made before: what a caller does with tch itself when the process is ending is no call of the runtime's.
+    let negative = x(8, 4) - 2;
     for thread in 0..3u64 {
         let (model, runtime) = (model.clone(), runtime.clone());
+        let negative = negative.shallow_clone();
         let mut random = Random(with["seed"].as_u64().unwrap() ^ thread);
+        let ones: Vec<Tensor> = (1..=64)
+            .map(|rows| Tensor::ones([rows, 64], (Kind::Float, tch::Device::Cpu)))
+            .collect();
         std::thread::spawn(move || {
             loop {
                 match random.below(8) {
-                    0 => drop(runtime.load("fake").unwrap()),
-                    1 => drop(model.run("f", &[negative()]).unwrap_err()),
-                    2 => model.swap(&runtime.weights(Some(tuned)).unwrap()).unwrap(),
-                    _ => {
-                        let rows = 1 + random.below(64) as i64;
-                        let ones = Tensor::ones([rows, 64], (Kind::Float, tch::Device::Cpu));
-                        drop(model.run("f", &[ones]).unwrap());
+                    0 => drop(right(runtime.load("fake"))),
+                    1 => match model.run("f", &[&negative]) {
+                        Err(RuntimeError::Failed { message, .. }) if message == "negative" => {}
+                        other => drop(right(other)),
+                    },
+                    2 => {
+                        let weights = right(runtime.weights(Some(tuned)));
+                        right(model.swap(&weights));
                     }
+                    _ => drop(right(model.run("f", &[&ones[random.below(64)]]))),
                 }
             }
         });
     }
     if let (true, Some(store)) = (with["real"] == json!(true), real::store()) {
         println!("real artifacts");
+        let runtime = precast::Runtime::new(&store, precast::Device::Cpu).unwrap();
+        let given: Vec<(String, Vec<Tensor>)> = {
+            let model = runtime.load(real::MODEL).unwrap();
+            let inputs = |program: &precast::record::Program| {
+                let sizes: Vec<i64> = program.sizes.values().copied().collect();
+                let given = real::inputs(program, &sizes, &mut Random(1));
+                (program.module.clone(), given)
+            };
+            real::buckets(&model).iter().map(inputs).collect()
+        };
         std::thread::spawn(move || {
-            let runtime = precast::Runtime::new(&store, precast::Device::Cpu).unwrap();
             loop {
-                let model = runtime.load(real::MODEL).unwrap();
-                for program in real::buckets(&model) {
-                    let sizes: Vec<i64> = program.sizes.values().copied().collect();
-                    let given = real::inputs(&program, &sizes, &mut Random(1));
-                    (0..50).for_each(|_| drop(model.run(&program.module, &given).unwrap()));
+                let model = right(runtime.load(real::MODEL));
+                for (module, given) in &given {
+                    (0..50).for_each(|_| drop(right(model.run(module, given))));
                 }
             }
         });

@@ -245,6 +245,10 @@ impl Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
+        if super::ending::ended() {
+            // Its code may be gone already, and all of its memory is about to be.
+            return;
+        }
         // SAFETY: `self` owns the container; the tensors bound to it are fields and are dropped after this.
         let code = unsafe { shim::precast_delete(self.library.abi.delete, self.raw.as_ptr()) };
         if let Err(error) = checked(code) {

@@ -23,6 +23,7 @@
 
 mod container;
 mod cuda;
+pub mod ending;
 mod graph;
 mod heap;
 mod interpreter;
