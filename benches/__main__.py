@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from . import smoke, table
@@ -78,7 +79,11 @@ def measure(args: argparse.Namespace, work: Path) -> int:
         if run.left <= 0:
             run.skip(name, "no time was left")
             continue
-        PARTS[name](run)
+        try:
+            PARTS[name](run)
+        except Exception as error:  # a mistake in one part is no reason to lose the others
+            traceback.print_exc()
+            run.skip(name, f"{type(error).__name__}: {error}")
         run.result["part_seconds"][name] = round(time.time() - before, 1)
         run.result["load_after"][name] = round(os.getloadavg()[0], 1)
         run.write()

@@ -126,6 +126,6 @@ def variant(case: Case, device: str, folder: Path, name: str, points: list[Sizes
                 continue
         if not inside:
             lines.append(f'name = "{name}"' if line.startswith("name") and lines[-1] == "[model]" else line)
-    file = folder / f"{name}.toml"
+    file = folder / spec.name
     file.write_text("\n".join(lines) + "\n")
     return file
