@@ -172,7 +172,7 @@ fn make(crew: &Crew<'_>, ahead: Vec<Ahead<'_>>, started: Instant) -> Result<Summ
         options, progress, ..
     } = crew;
     let Options { spec, store, .. } = options;
-    let (mut worker, known) = open(crew)?;
+    let (mut first, known) = open(crew)?;
     let planned = || plan::plan(spec, Some(store), Some(known.clone()), &options.request);
     // gc leaves what is held until the release has it; what went before that is missing in the second plan.
     store.keep(&planned()?.hits())?;
@@ -188,7 +188,9 @@ fn make(crew: &Crew<'_>, ahead: Vec<Ahead<'_>>, started: Instant) -> Result<Summ
         }
     }
     let out = crew.scratch.join("weights");
-    let weights: Weights = worker.call(&Request::Weights { out }, OPEN_LIMIT, &mut |_| {})?;
+    let weights: Weights = first
+        .worker
+        .call(&Request::Weights { out }, OPEN_LIMIT, &mut |_| {})?;
     let queue: Vec<Job> = plan
         .items
         .iter()
@@ -206,12 +208,20 @@ fn make(crew: &Crew<'_>, ahead: Vec<Ahead<'_>>, started: Instant) -> Result<Summ
             _ => None,
         })
         .collect();
-    let (done, weights) = jobs::run(crew, &plan, &queue, worker, ahead, weights)?;
+    let (done, weights) = jobs::run(crew, &plan, &queue, first, ahead, weights)?;
     summarise(options, &plan, done, Some(weights), started)
 }
 
+/// The worker that holds the model.
+pub(super) struct First {
+    pub worker: Worker,
+    /// Seconds that making the model took.
+    pub seconds: f64,
+    pub fingerprint: Option<String>,
+}
+
 /// Starts the worker that holds the model, and learns from it what keys are made of.
-fn open(crew: &Crew<'_>) -> Result<(Worker, Known), BuildError> {
+fn open(crew: &Crew<'_>) -> Result<(First, Known), BuildError> {
     let options = crew.options;
     let (mut worker, hello) = crew.start(0)?;
     if hello.torch.split('+').next() != Some(TORCH) {
@@ -230,10 +240,11 @@ fn open(crew: &Crew<'_>) -> Result<(Worker, Known), BuildError> {
         }
         opened => opened?,
     };
+    let seconds = started.elapsed().as_secs_f64();
     crew.progress.event(&Event::Opened {
         sources: opened.sources.len(),
         packages: opened.packages.len(),
-        seconds: started.elapsed().as_secs_f64(),
+        seconds,
     });
     let spec = options.spec;
     let entry = Entry {
@@ -250,7 +261,12 @@ fn open(crew: &Crew<'_>) -> Result<(Worker, Known), BuildError> {
         cxx11_abi: hello.cxx11_abi,
     };
     let target = Target::on_host(spec.target.device, &spec.target.isa, &torch, &hello.sm);
-    Ok((worker, Known { entry, target }))
+    let first = First {
+        worker,
+        seconds,
+        fingerprint: opened.fingerprint,
+    };
+    Ok((first, Known { entry, target }))
 }
 
 /// Every callable beside the entry that captures will use: graph passes, and what gives sample inputs.

@@ -1,7 +1,9 @@
 //! The work of a build, spread over its workers.
 //!
 //! Each worker has a thread that takes the next task it may do from the [queue](super::queue): the first worker captures
-//! programs (it holds the model), every worker compiles and gates.
+//! programs (it holds the model), every worker compiles and gates. Where there is nothing to compile and much to capture,
+//! others make the model too; one whose weights came out differently, as those of an entry that draws them from nowhere,
+//! captures nothing.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,7 +17,8 @@ use serde_json::Value;
 use super::{
     BuildError, Options, Outcome,
     crew::Crew,
-    engine::reopen,
+    engine::{First, reopen},
+    limits::machine_memory,
     pace::Pace,
     progress::{Event, Progress},
     protocol::{Captured, Compiled, ModuleRequest, Request, Sampled, Weights},
@@ -28,6 +31,7 @@ use crate::{
     plan::{Item, Plan},
     record::{Sizes, Source},
     spec::Module,
+    target::DeviceKind,
 };
 
 const CAPTURE_LIMIT: Duration = Duration::from_secs(1800);
@@ -65,7 +69,10 @@ impl Seat<'_> {
         match self {
             Self::Empty => Hands::Empty,
             Self::Starting(handle) if !handle.is_finished() => Hands::Starting,
-            _ => Hands::Ready,
+            Self::Starting(_) => Hands::Ready { opened: false },
+            Self::Taken(worker) => Hands::Ready {
+                opened: worker.opened,
+            },
         }
     }
 }
@@ -80,6 +87,8 @@ pub(super) struct Shared<'a> {
     /// How many workers were started before there was work for them.
     ahead: usize,
     pace: Mutex<Pace>,
+    /// Tells the model's weights from others.
+    fingerprint: Option<String>,
     pub weights: OnceLock<StoredWeights>,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -93,13 +102,15 @@ pub(super) fn run(
     crew: &Crew<'_>,
     plan: &Plan,
     jobs: &[Job<'_>],
-    worker: Worker,
+    first: First,
     ahead: Vec<Ahead<'_>>,
     weights: Weights,
 ) -> Result<(Done, StoredWeights), BuildError> {
     let threads = crew.options.jobs.max(1);
     let compiled = jobs.iter().map(|job| job.item.form.compiled);
     let captures = compiled.enumerate();
+    let opening = may_spread(crew, &weights).then_some(first.seconds);
+    let queue = Queue::new(captures, threads, ahead.len(), opening);
     let shared = Shared {
         crew,
         options: crew.options,
@@ -110,12 +121,13 @@ pub(super) fn run(
         weights: OnceLock::new(),
         ahead: ahead.len(),
         pace: Mutex::new(Pace::new(plan, crew.options.store)?),
-        queue: Mutex::new(Queue::new(captures, threads, ahead.len())),
+        fingerprint: first.fingerprint,
+        queue: Mutex::new(queue),
         changed: Condvar::new(),
         quiet: RwLock::new(()),
     };
     thread::scope(|scope| {
-        let mut seats = std::iter::once(Seat::Taken(Box::new(worker)))
+        let mut seats = std::iter::once(Seat::Taken(Box::new(first.worker)))
             .chain(ahead.into_iter().map(Seat::Starting));
         for number in 0..threads {
             let shared = &shared;
@@ -132,6 +144,19 @@ pub(super) fn run(
         (None, Some(weights)) => Ok((queue.done, weights)),
         (None, None) => Err(BuildError::Interrupted),
     }
+}
+
+/// Returns whether several workers may hold the model: where that takes a small part of the memory.
+fn may_spread(crew: &Crew<'_>, weights: &Weights) -> bool {
+    const OF_MACHINE: u64 = 16;
+    const ON_DEVICE: u64 = 1 << 30;
+    let file = weights.file.as_ref();
+    let bytes = file.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
+    let most = match crew.options.spec.target.device {
+        DeviceKind::Cpu => machine_memory().unwrap_or(0) / OF_MACHINE,
+        DeviceKind::Cuda => ON_DEVICE,
+    };
+    bytes.is_ok_and(|bytes| bytes <= most)
 }
 
 impl<'s> Shared<'s> {
@@ -297,6 +322,7 @@ impl<'s> Shared<'s> {
     /// Makes the model again in another worker, which must be made from what the first one was made from.
     fn reopen(&self, worker: &mut Worker) -> Result<(), BuildError> {
         let opened = reopen(self.options, worker)?;
+        worker.same_weights = opened.fingerprint == self.fingerprint;
         let known = self.plan.known.as_ref().map(|known| &known.entry.sources);
         let changed = |source: &&Source| known.is_some_and(|known| !known.contains(source));
         match opened.sources.iter().find(changed) {
@@ -335,8 +361,31 @@ impl<'s> Shared<'s> {
         }
     }
 
+    /// Makes the model in a worker beside the first, unless it is there; returns whether it is the same.
+    fn open_beside(&self, number: usize, seat: &mut Seat<'_>) -> Result<bool, BuildError> {
+        let live = self.take_seat(number, seat)?;
+        if live.opened {
+            return Ok(live.same_weights);
+        }
+        let (opened, _) = self.told(number, "open", "the model", || self.reopen(live));
+        let same = opened.is_ok() && live.same_weights;
+        match opened {
+            Err(BuildError::Interrupted) => return Err(BuildError::Interrupted),
+            Ok(()) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. }) => {}
+            Err(_) => {
+                *seat = Seat::Empty;
+                self.lock().left();
+            }
+        }
+        Ok(same)
+    }
+
     fn capture(&self, number: usize, seat: &mut Seat<'_>, job: usize) -> Result<(), BuildError> {
         let Job { item, id, .. } = &self.jobs[job];
+        if number != 0 && !self.open_beside(number, seat)? {
+            self.lock().only_first(job, item.form.compiled);
+            return Ok(());
+        }
         let module = &self.options.spec.modules[item.module];
         let name = item.name(self.options.spec);
         let (inputs, structure) = match module.sized_inputs(&item.form.sizes) {
@@ -358,6 +407,7 @@ impl<'s> Shared<'s> {
                 path: module.path.clone(),
                 method: module.method.clone(),
                 inputs,
+                compiled: item.form.compiled,
                 regions: match item.form.compiled {
                     true => module.regions.clone(),
                     false => vec![],
@@ -369,9 +419,10 @@ impl<'s> Shared<'s> {
             sizes: item.form.sizes.clone(),
             out: self.crew.scratch.join(format!("capture-{}", id.short())),
         };
-        let ((answer, log), _) = self.told(number, "capture", &name, || {
+        let ((answer, log), seconds) = self.told(number, "capture", &name, || {
             self.ask::<Captured>(number, seat, &request, self.limit(CAPTURE_LIMIT))
         });
+        self.lock().captured_in(seconds);
         match answer {
             Ok(captured) => self.captured(job, captured),
             Err(error) => self.fail(job, error, &log),

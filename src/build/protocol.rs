@@ -93,6 +93,8 @@ pub struct ModuleRequest {
     pub method: String,
     /// In call order. `layout.shape` holds the sizes of this bucket.
     pub inputs: Vec<Input>,
+    /// Whether its segments will be compiled; else only the archive for eager is saved.
+    pub compiled: bool,
     /// FQN globs of the regions to cut out.
     pub regions: Vec<String>,
     /// Graph passes, `module:callable`, run in order on the captured graph before it is cut.
@@ -204,6 +206,9 @@ pub struct Opened {
     /// FQN -> method -> keys of `[compile]`: what `get_torch_compile_config` and `torch.compiler.disable` say.
     #[serde(default)]
     pub declared: BTreeMap<String, BTreeMap<String, Value>>,
+    /// Tells weights from others, by some of the values of each: an entry may draw other ones in another worker.
+    #[serde(default)]
+    pub fingerprint: Option<String>,
 }
 
 /// The inputs of a module, as the model calls it.

@@ -55,7 +55,8 @@ pub(super) enum Hands {
     Empty,
     /// A worker that is not ready yet: only what needs none can be done meanwhile.
     Starting,
-    Ready,
+    /// A worker; whether it holds the model.
+    Ready { opened: bool },
 }
 
 /// What a worker does next.
@@ -77,6 +78,10 @@ enum Weights {
 
 #[derive(Default)]
 pub(super) struct Queue {
+    /// What making the model in one more worker costs in seconds; none: only the first one may.
+    opening: Option<f64>,
+    /// Seconds of captures that are over, and how many.
+    captured: (f64, u32),
     /// Programs, and whether they are compiled.
     captures: VecDeque<(usize, bool)>,
     /// Sorted by size of the graph, the largest last.
@@ -99,13 +104,16 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// `workers` may live at once; beside the first, which holds the model, `hired` are there already.
+    /// `workers` may live at once; beside the first, which holds the model, `hired` are there already. Making the model
+    /// in one more of them takes `opening` seconds, if that may be done.
     pub fn new(
         captures: impl Iterator<Item = (usize, bool)>,
         workers: usize,
         hired: usize,
+        opening: Option<f64>,
     ) -> Self {
         Self {
+            opening,
             alone: workers == 1,
             most: workers - 1,
             hired,
@@ -114,8 +122,9 @@ impl Queue {
         }
     }
 
-    /// Takes the next task for a thread, which says with [`Self::ended`] when it is over. Only the first worker, which
-    /// holds the model, captures; it is started again where it is needed.
+    /// Takes the next task for a thread, which says with [`Self::ended`] when it is over. The first worker, which holds
+    /// the model, captures; it is started again where it is needed. Others do so too when they have nothing else to do
+    /// and making the model once more is sooner done than waiting for the first.
     pub fn next(&mut self, holds_model: bool, hands: Hands) -> Next {
         if self.fatal.is_some() {
             return Next::Done;
@@ -125,7 +134,12 @@ impl Queue {
             self.running += 1;
             return Next::Do(Task::Weights);
         }
-        let capture = match holds_model {
+        let captures = match hands {
+            _ if holds_model => true,
+            Hands::Ready { opened } => opened || self.worth_opening(),
+            _ => false,
+        };
+        let capture = match captures {
             true => self.captures.pop_front().map(|(job, _)| Task::Capture(job)),
             false => None,
         };
@@ -134,7 +148,7 @@ impl Queue {
             _ => None,
         };
         let task = capture.or_else(gate);
-        let mut compile = || match holds_model || hands == Hands::Ready {
+        let mut compile = || match holds_model || matches!(hands, Hands::Ready { .. }) {
             true => Some(Task::Compile(Box::new(self.compiles.pop()?))),
             false => None,
         };
@@ -154,6 +168,29 @@ impl Queue {
             None if self.over() => Next::Done,
             None => Next::Wait,
         }
+    }
+
+    /// Returns whether a worker that has nothing to compile should make the model too, to take a part of the captures.
+    fn worth_opening(&self) -> bool {
+        let (seconds, count) = self.captured;
+        let left = self.captures.len();
+        let each = match count {
+            0 => return false,
+            count => seconds / f64::from(count),
+        };
+        let saved = each * left as f64 / 2.0;
+        self.compiles.is_empty() && left > 1 && self.opening.is_some_and(|cost| cost < saved)
+    }
+
+    /// Takes note of what a capture took.
+    pub fn captured_in(&mut self, seconds: f64) {
+        self.captured = (self.captured.0 + seconds, self.captured.1 + 1);
+    }
+
+    /// Leaves a program, and all that follow, to the worker that holds the model: another one can't make the same.
+    pub fn only_first(&mut self, job: usize, compiled: bool) {
+        self.opening = None;
+        self.captures.push_front((job, compiled));
     }
 
     /// Returns how many workers beside the first there can be work for: one for each artifact that is being compiled, is

@@ -42,6 +42,8 @@ pub struct Worker {
     ended: bool,
     /// Whether it holds the model.
     pub opened: bool,
+    /// Whether that model has the weights of the first one that was made.
+    pub same_weights: bool,
 }
 
 impl Worker {
@@ -76,6 +78,7 @@ impl Worker {
             stop: stop.clone(),
             ended: false,
             opened: false,
+            same_weights: true,
         })
     }
 

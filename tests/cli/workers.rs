@@ -86,6 +86,56 @@ fn the_largest_is_compiled_first() {
     assert_eq!(done(&built, "compile"), names);
 }
 
+/// Returns the workers that did a job.
+fn by(events: &[Value], job: &str) -> BTreeSet<u64> {
+    let began = events.iter();
+    let began = began.filter(|event| event["event"] == "begin" && event["job"] == job);
+    began
+        .map(|event| event["worker"].as_u64().unwrap())
+        .collect()
+}
+
+/// Returns a sandbox with eight programs that take a second to capture each.
+fn much_to_capture() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.edit(
+        "precast.toml",
+        "batch = [1, 4]",
+        "batch = [1, 2, 3, 4, 5, 6, 7, 8]",
+    );
+    sandbox.append("model.py", "# fake: capture is slow");
+    sandbox
+}
+
+#[test]
+fn who_has_nothing_to_compile_captures() {
+    let sandbox = much_to_capture();
+    let built = events(&sandbox, &["-j", "3"]);
+    assert!(by(&built, "capture").len() > 1, "{built:?}");
+    let captured: BTreeSet<&str> = done(&built, "capture").into_iter().collect();
+    assert_eq!(captured.len(), 9, "each once: {built:?}");
+    assert_eq!(done(&built, "capture").len(), 9, "each once: {built:?}");
+    assert_eq!(done(&built, "compile").len(), 8, "{built:?}");
+}
+
+#[test]
+fn a_worker_whose_model_is_another_one_captures_nothing() {
+    for (from, to) in [
+        ("SCALE = 2.0", "import time\nSCALE = float(time.time_ns())"),
+        ("OFFSET = 1.0", "OFFSET = 1.0\n# fake: open fails again"),
+    ] {
+        let sandbox = much_to_capture();
+        sandbox.edit("model.py", from, to);
+        let built = events(&sandbox, &["-j", "3"]);
+        assert!(!by(&built, "open").is_empty(), "{built:?}");
+        assert_eq!(by(&built, "capture"), BTreeSet::from([0]), "{built:?}");
+        let last = built.last().unwrap();
+        let programs = last["programs"].as_array().unwrap();
+        let states: Vec<_> = programs[..8].iter().map(|p| &p["state"]).collect();
+        assert!(states.iter().all(|state| **state == "built"), "{last}");
+    }
+}
+
 #[test]
 fn how_long_it_will_take_is_known_from_an_earlier_build() {
     let sandbox = Sandbox::new();

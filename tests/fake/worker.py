@@ -9,6 +9,8 @@ the graph.
 What goes wrong is steered by comments in the model's file, each for one request or, with a bucket, for that bucket:
 
     # fake: capture fails              # fake: capture fails batch=8
+    # fake: capture is slow            takes a second
+    # fake: open fails again           a second worker can't make the model
     # fake: compile fails              the compiler's message goes to the log
     # fake: compile dies               the worker is killed in mid-compile
     # fake: compile hangs              no answer, ever
@@ -119,6 +121,11 @@ class Worker:
             raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
         if request.get("weights"):
             self.model.SCALE = read_scale(Path(request["weights"]))
+        if self.told("open fails again", {}):
+            mark = self.root / "opened"
+            if mark.exists():
+                raise Failure("entry_call", "the fake model is made once")
+            mark.touch()
         for other in request.get("also") or []:
             importlib.import_module(other.split(":")[0])
         files = [Path(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
@@ -131,6 +138,7 @@ class Worker:
             "packages": [],
             "modules": self.modules,
             "declared": getattr(self.model, "DECLARED", {}),
+            "fingerprint": str(self.model.SCALE),
         }
 
     def frame(self) -> str | None:
@@ -161,6 +169,8 @@ class Worker:
             raise Failure("no_method", f"`{self.modules[path]}` has no method `{module['method']}`")
         if module.get("dynamic"):
             raise Failure("capture", "the fake model has no dynamic dimensions")
+        if self.told("capture is slow", sizes):
+            time.sleep(1)
         if self.told("capture fails", sizes):
             raise Failure("capture", "the fake model can't be captured", "make it simpler", "model.py:1")
         shape = inputs[0]["shape"]

@@ -96,7 +96,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
 
     wire.event("cut")
     parts = cut.cut(graph, module["regions"] if asked is None else [], module["path"])
-    segments, steps, values, numbers = _steps(parts, graph, out, opened)
+    segments, steps, values, numbers = _steps(parts, graph, out, opened, module.get("compiled", True))
     eager, eager_weights = _eager_archive(graph, out, opened)
     answer = {
         "segments": segments,
@@ -213,7 +213,7 @@ def _follow(
 
 
 def _steps(
-    parts: list[cut.Part], graph: flat.Flat, out: Path, opened: Any
+    parts: list[cut.Part], graph: flat.Flat, out: Path, opened: Any, compiled: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int, dict[Any, int]]:
     """Builds the segments, one for each canonical text, and the steps that call them."""
     numbers = {node: index for index, node in enumerate(graph.inputs)}
@@ -226,7 +226,9 @@ def _steps(
         index = known.get(built.text)
         if index is None:
             index = known[built.text] = len(segments)
-            path = segment.save(built, out / f"segment{index}.pt2", opened.root, opened.entry)
+            path = out / f"segment{index}.pt2"
+            if compiled:
+                segment.save(built, path, opened.root, opened.entry)
             segments.append(_segment(built, path))
         outputs = []
         for node in part.outputs:
@@ -253,6 +255,9 @@ def _eager_archive(graph: flat.Flat, out: Path, opened: Any) -> tuple[Path, list
     whole.outputs = list(graph.outputs)
     built = segment.build(whole, graph)
     built.values = {}
+    # No compiler will ask which line an operation came from, and that is most of the archive.
+    for node in built.graph.nodes:
+        node.meta.pop("stack_trace", None)
     path = segment.save(built, out / "eager.pt2", opened.root, opened.entry)
     return path, [graph.weights[node] for node in whole.constants]
 

@@ -42,6 +42,7 @@ class Opened:
             "packages": self.packages,
             "modules": modules,
             "declared": self.declared,
+            "fingerprint": weights.fingerprint(self.model),
         }
 
 

@@ -6,6 +6,7 @@ count: a captured graph may need them, and they have a name.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from . import tensors
 from .failures import one_line
 from .wire import Failure
+
+# How many values of each tensor.
+_TELLING = 256
 
 
 @dataclass
@@ -92,6 +96,15 @@ def fill(model: Any, path: Path) -> None:
 
 def _kind(tensor: Any) -> str:
     return f"{tensors.dtype_name(tensor.dtype)} {list(tensor.shape)}"
+
+
+def fingerprint(model: Any) -> str:
+    """Returns what tells a model's weights from others that were drawn or read elsewhere: the first values of each."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(collect(model).tensors.items()):
+        first = tensor.detach().reshape(-1)[:_TELLING]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensors.digest(first)}\n".encode())
+    return digest.hexdigest()
 
 
 def write(opened: Any, out: Path) -> dict[str, Any]:
