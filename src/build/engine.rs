@@ -2,6 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::Permissions,
+    os::unix::fs::PermissionsExt,
     path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
     thread,
@@ -141,6 +143,7 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     }
     let scratch = tempfile::Builder::new()
         .prefix("precast-build-")
+        .permissions(Permissions::from_mode(0o700))
         .tempdir_in(&options.scratch)
         .map_err(|source| BuildError::Scratch {
             path: options.scratch.clone(),

@@ -158,14 +158,16 @@ fn header_folder() -> Option<PathBuf> {
     Some(cache.join("precast/headers"))
 }
 
-/// One worker per core, as far as memory goes: a worker with torch and a model takes gigabytes.
 fn default_jobs() -> usize {
-    const GIB_PER_WORKER: u64 = 3;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let gib = build::machine_memory().map_or(u64::MAX, |bytes| bytes >> 30);
-    cores
-        .min(usize::try_from(gib / GIB_PER_WORKER).unwrap_or(cores))
-        .max(1)
+    jobs_for(cores, build::machine_memory())
+}
+
+/// One worker per core, as far as memory goes: a worker with torch and a model takes gigabytes.
+fn jobs_for(cores: usize, memory: Option<u64>) -> usize {
+    const PER_WORKER: u64 = 3 << 30;
+    let fit = memory.map_or(u64::MAX, |bytes| bytes / PER_WORKER);
+    cores.min(usize::try_from(fit).unwrap_or(cores)).max(1)
 }
 
 fn tell(summary: &Summary, context: &Context) -> Result<()> {
@@ -284,4 +286,19 @@ fn document(summary: &Summary) -> Value {
         "published": summary.published,
         "seconds": summary.seconds,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::jobs_for;
+
+    #[test]
+    fn workers_by_cores_and_memory() {
+        let gib = |count: u64| Some(count << 30);
+        assert_eq!(jobs_for(16, gib(128)), 16);
+        assert_eq!(jobs_for(16, gib(24)), 8);
+        assert_eq!(jobs_for(16, gib(1)), 1);
+        assert_eq!(jobs_for(4, None), 4);
+        assert_eq!(jobs_for(1, gib(512)), 1);
+    }
 }

@@ -1,10 +1,25 @@
 //! How many workers a build starts, and what each does: as many as there is work for, and every artifact once.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;
+
+fn wait_for(what: &str, is: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is() {
+        assert!(started.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
 
 /// Returns the events of a build that ends well.
 fn events(sandbox: &Sandbox, args: &[&str]) -> Vec<Value> {
@@ -75,6 +90,57 @@ fn a_segment_that_several_programs_need_is_compiled_once() {
     let built = events(&sandbox, &["-j", "8"]);
     assert_eq!(done(&built, "capture").len(), 6, "with eager's: {built:?}");
     assert_eq!(done(&built, "compile").len(), 2, "{built:?}");
+}
+
+#[test]
+fn two_builds_of_one_spec_compile_each_artifact_once() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: compile waits");
+    let start = || {
+        let mut command = sandbox.command(&["build", "-j", "2", "--format", "json"]);
+        command.stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let first = start();
+    wait_for("no compile", || sandbox.path("waiting").exists());
+    let second = start();
+    // It is at its compiles too, or waits for those of the first: in either case nothing ends before this.
+    std::thread::sleep(Duration::from_millis(500));
+    sandbox.write("go", "");
+    let compiled = |child: Child| {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        last["compiled"].as_u64().unwrap()
+    };
+    assert_eq!(compiled(first) + compiled(second), 2);
+}
+
+#[test]
+fn what_workers_write_is_private_and_of_each_alone() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: compile waits");
+    let mut command = sandbox.command(&["build", "-q", "-j", "3"]);
+    let mut child = command.spawn().unwrap();
+    wait_for("no compile", || sandbox.path("waiting").exists());
+    let folders = |path: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(path).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    };
+    let builds = folders(&sandbox.path("tmp"));
+    let modes: Vec<u32> = (builds.iter())
+        .map(|build| fs::metadata(build).unwrap().permissions().mode() & 0o777)
+        .collect();
+    let workers = builds.iter().flat_map(|build| folders(build));
+    let workers: Vec<_> = workers.filter(|path| path.join("log").exists()).collect();
+    let caches = ["inductor", "triton", "tmp"];
+    let own = |worker: &PathBuf| caches.iter().all(|cache| worker.join(cache).is_dir());
+    let each_has_its_own = workers.len() > 1 && workers.iter().all(own);
+    sandbox.write("go", "");
+    assert!(child.wait().unwrap().success());
+    assert_eq!(modes, [0o700], "nobody else can look inside");
+    assert!(each_has_its_own, "{workers:?}");
+    assert_eq!(folders(&sandbox.path("tmp")), [] as [PathBuf; 0]);
 }
 
 #[test]
