@@ -30,7 +30,7 @@ use crate::{
     Digest,
     plan::{Item, Plan},
     record::{Sizes, Source},
-    spec::Module,
+    spec::{Module, WeightsFrom},
     target::DeviceKind,
 };
 
@@ -150,7 +150,11 @@ pub(super) fn run(
 fn may_spread(crew: &Crew<'_>, weights: &Weights) -> bool {
     const OF_MACHINE: u64 = 16;
     const ON_DEVICE: u64 = 1 << 30;
-    let file = weights.file.as_ref();
+    let named = match &crew.options.spec.model.weights {
+        WeightsFrom::File(path) => Some(path),
+        WeightsFrom::Auto => None,
+    };
+    let file = weights.file.as_ref().or(named);
     let bytes = file.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
     let most = match crew.options.spec.target.device {
         DeviceKind::Cpu => machine_memory().unwrap_or(0) / OF_MACHINE,

@@ -108,7 +108,6 @@ fn a_build_says_what_it_does_and_how_long_it_will_take() {
             seen.iter().any(|line| whole(&line))
         };
         assert!(has("0s compile affine batch=", ""), "{seen:#?}");
-        assert!(has("0s gate affine batch=", ""), "{seen:#?}");
         // How long is a matter of the machine.
         assert!(has("Building ", " left"), "{seen:#?}");
     }
