@@ -9,12 +9,9 @@ from typing import Any
 
 from .draw import pictures
 from .run import main_kind
-from .words import CONTENDERS, duration, named, short, times, under
+from .words import AHEAD, CONTENDERS, duration, named, short, times, under
 
 Row = dict[str, Any]
-
-AHEAD = 0.97
-"""A peer that takes less than this part of Precast's time is ahead; what is between is noise."""
 
 PACKED = (
     "their weights are packed for the matrix product when they are compiled or loaded; an artifact gets them as they "
@@ -128,7 +125,7 @@ def losses(result: Row) -> list[str]:
 
 def cause(case: str, where: str, peer: str) -> str:
     kind = where.split(",")[0] if where.startswith("start") else ""
-    for key in ((case, kind or peer), ("", kind or peer), (case, "")):
+    for key in ((case, kind or peer), ("", kind) if kind else (case, ""), ("", peer)):
         if key in CAUSES:
             return CAUSES[key]
     return "the cause is not known yet."

@@ -3,6 +3,9 @@
 import re
 from typing import Any
 
+AHEAD = 0.97
+"""A peer that takes less than this part of Precast's time is ahead; what is between is noise."""
+
 # Contender: what it is called, its colour on light and on dark, its mark.
 CONTENDERS = {
     "precast": ("Precast", "#0a7d55", "#3fca93", "bar"),
@@ -38,7 +41,7 @@ def short(bucket: str) -> str:
 
 def times(value: float) -> str:
     text = f"{value:.2f} x" if value < 10 else f"{value:.0f} x"
-    return f"**{text}**" if value < 0.995 else text
+    return f"**{text}**" if value < AHEAD else text
 
 
 def duration(seconds: float) -> str:
