@@ -51,7 +51,7 @@ fn gc_prints_its_plan_and_then_does_it() {
     let args = ["gc", "--unreleased", "--keep-releases", "1", "--dry-run"];
     let held = precast(&path, &args);
     assert!(
-        held.out.contains("would delete 1 releases, 0 programs"),
+        held.out.contains("would delete 1 release, 0 programs"),
         "{}",
         held.out
     );
@@ -60,7 +60,7 @@ fn gc_prints_its_plan_and_then_does_it() {
     assert_eq!(dry.code, 0);
     assert!(
         dry.out
-            .contains("would delete 1 releases, 1 programs, 1 artifacts"),
+            .contains("would delete 1 release, 1 program, 1 artifact"),
         "{}",
         dry.out
     );
@@ -83,7 +83,7 @@ fn gc_prints_its_plan_and_then_does_it() {
     let done = precast(&path, &args[..4]);
     assert!(
         done.out
-            .contains("deleted 1 releases, 1 programs, 1 artifacts"),
+            .contains("deleted 1 release, 1 program, 1 artifact"),
         "{}",
         done.out
     );

@@ -10,7 +10,7 @@ use super::{
     Context, internal,
     printer::note,
     progress::{self, seconds},
-    trace,
+    text, trace,
 };
 use crate::{
     build::{self, BuildError, Launcher, Outcome, Summary},
@@ -230,9 +230,10 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
             "fresh".green().bold()
         ),
         _ => format!(
-            "{} {built} programs, {} artifacts compiled, {hits} programs were there already ({time})",
+            "{} {}, {} compiled, {hits} there already ({time})",
             "built".green().bold(),
-            summary.compiled
+            text::count(built as u64, "program"),
+            text::count(summary.compiled as u64, "artifact")
         ),
     };
     if failed > 0 {

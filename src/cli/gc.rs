@@ -8,7 +8,7 @@ use super::{
     Context,
     exit::{FAILED, Usage},
     printer::note,
-    text::bytes as human,
+    text::{bytes as human, count},
 };
 use crate::store::{Collected, GcPlan, Policy};
 
@@ -72,9 +72,13 @@ fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<(
     }
     let freed = plan.before - plan.after;
     let counts = |releases, programs, artifacts, objects| {
-        format!(
-            "{releases} releases, {programs} programs, {artifacts} artifacts, {objects} objects"
-        )
+        [
+            count(releases as u64, "release"),
+            count(programs as u64, "program"),
+            count(artifacts as u64, "artifact"),
+            count(objects as u64, "object"),
+        ]
+        .join(", ")
     };
     match done {
         None => context.out.line(format_args!(

@@ -14,6 +14,7 @@ use owo_colors::OwoColorize;
 use super::{
     Context,
     printer::{Printer, note},
+    text::count,
 };
 use crate::{
     build::progress::{Event, Progress},
@@ -137,7 +138,9 @@ impl Progress for Lines {
                 seconds: s,
             } => {
                 note(format_args!(
-                    "model: {sources} source files, {packages} packages ({})",
+                    "model: {}, {} ({})",
+                    count(*sources as u64, "source file"),
+                    count(*packages as u64, "package"),
                     seconds(*s)
                 ));
             }

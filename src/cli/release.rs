@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{
     Context,
     table::{self, Column},
-    text::{ago, now},
+    text::{ago, count, now},
 };
 use crate::{record::Release, store::Store};
 
@@ -42,9 +42,9 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
                 context.out.document(json!({ "release": release }))?;
             } else {
                 context.out.line(format_args!(
-                    "release {} of {model} is the newest now: {} programs{}",
+                    "release {} of {model} is the newest now: {}{}",
                     release.seq,
-                    release.programs.len(),
+                    count(release.programs.len() as u64, "program"),
                     release
                         .name
                         .map(|name| format!(", `{name}`"))

@@ -10,6 +10,7 @@ use super::{
     Context,
     printer::note,
     table::{self, Column},
+    text::count,
 };
 use crate::{
     inspect::{
@@ -71,8 +72,8 @@ fn show(module: &ModuleStats, top: usize, context: &Context) -> Result<()> {
         .map(|(rung, calls)| format!("{calls} {rung}"))
         .collect();
     out.line(format_args!(
-        "  {} calls: {}",
-        module.calls,
+        "  {}: {}",
+        count(module.calls, "call"),
         rungs.join(", ")
     ))?;
     out.line(format_args!(

@@ -132,7 +132,7 @@ fn a_module_path_that_does_not_exist() {
     ----- stderr
     plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source files, 0 packages ([TIME])
+    model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     error: the model has no submodule `encoder.layers.0`

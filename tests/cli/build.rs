@@ -53,7 +53,7 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     ----- stderr
     plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source files, 0 packages ([TIME])
+    model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
@@ -65,7 +65,7 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     gate: affine batch=1 ([TIME])
     published: affine batch=1 [ID]
     left out affine eager: the fake model has no dynamic dimensions
-    built 2 programs, 2 artifacts compiled, 0 programs were there already ([TIME])
+    built 2 programs, 2 artifacts compiled, 0 there already ([TIME])
     published fake release 1
     ");
     assert_run!(sandbox, ["build"], @"
@@ -168,7 +168,7 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     ----- stderr
     plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source files, 0 packages ([TIME])
+    model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
@@ -182,7 +182,7 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
            hint: other `options` or another `mode` may do; `enabled = false` leaves the module to eager
            `precast log [ID]` prints the whole log
     left out affine eager: the fake model has no dynamic dimensions
-    built 1 programs, 1 artifacts compiled, 0 programs were there already ([TIME]), 1 failed
+    built 1 program, 1 artifact compiled, 0 there already ([TIME]), 1 failed
     published fake release 1
     ");
     assert_run!(sandbox, ["ls"], @"
@@ -238,7 +238,7 @@ fn a_worker_that_dies_fails_one_program() {
     ----- stderr
     plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source files, 0 packages ([TIME])
+    model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
@@ -252,7 +252,7 @@ fn a_worker_that_dies_fails_one_program() {
            hint: its log says what it did last; where memory was short, fewer workers help: `-j 1`
            `precast log [ID]` prints the whole log
     left out affine eager: the fake model has no dynamic dimensions
-    built 1 programs, 1 artifacts compiled, 0 programs were there already ([TIME]), 1 failed
+    built 1 program, 1 artifact compiled, 0 there already ([TIME]), 1 failed
     published fake release 1
     ");
 }
@@ -314,7 +314,7 @@ fn what_answers_wrong_is_not_published() {
     ----- stderr
     plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source files, 0 packages ([TIME])
+    model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
@@ -332,7 +332,7 @@ fn what_answers_wrong_is_not_published() {
            hint: if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager
            `precast log [ID]` prints the whole log
     left out affine eager: the fake model has no dynamic dimensions
-    built 0 programs, 2 artifacts compiled, 0 programs were there already ([TIME]), 2 failed
+    built 0 programs, 2 artifacts compiled, 0 there already ([TIME]), 2 failed
     ");
 }
 

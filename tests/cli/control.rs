@@ -258,7 +258,7 @@ fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
     ----- stderr
     plan: 2 of 2 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source files, 0 packages ([TIME])
+    model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     left out first batch=2, second batch=2: the fake model can't be captured
     fresh 0 of 2 programs are in the store, nothing to compile ([TIME])
@@ -274,7 +274,7 @@ fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
     ----- stderr
     plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source files, 0 packages ([TIME])
+    model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: first batch=2 ([TIME])
     capture: first batch=5 ([TIME])
@@ -283,7 +283,7 @@ fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
     gate: first batch=5 ([TIME])
     published: first batch=5 [ID]
     left out first batch=2, second batch=2: the fake model can't be captured
-    built 1 programs, 1 artifacts compiled, 0 programs were there already ([TIME])
+    built 1 program, 1 artifact compiled, 0 there already ([TIME])
     published fake release 1
     ");
     assert_run!(sandbox, ["build"], @"

@@ -35,7 +35,7 @@ fn a_worker_that_eats_memory_fails_one_program() {
         "{text}"
     );
     assert!(
-        text.contains("built 1 programs, 1 artifacts compiled"),
+        text.contains("built 1 program, 1 artifact compiled"),
         "{text}"
     );
 }

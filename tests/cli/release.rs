@@ -94,7 +94,7 @@ fn gc_keeps_what_a_loaded_model_came_from_and_what_a_build_found() {
     let held = sandbox.run(&gc);
     assert!(
         held.stdout
-            .contains("deleted 1 releases, 0 programs, 0 artifacts"),
+            .contains("deleted 1 release, 0 programs, 0 artifacts"),
         "{}",
         held.text()
     );

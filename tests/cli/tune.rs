@@ -60,7 +60,7 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
     ----- stderr
     plan: 1 of 1 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source files, 0 packages ([TIME])
+    model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     compile: affine batch=1 [mode=default] ([TIME])
@@ -73,7 +73,7 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
     measure: affine batch=1 ([TIME])
     tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 3 refused)
     published: affine batch=1 [ID]
-    built 1 programs, 3 artifacts compiled, 0 programs were there already ([TIME])
+    built 1 program, 3 artifacts compiled, 0 there already ([TIME])
     published fake release 1
     ");
     let tuned = record(&sandbox);
@@ -143,7 +143,7 @@ fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
     ----- stderr
     plan: 1 of 1 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source files, 0 packages ([TIME])
+    model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     compile: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
@@ -156,7 +156,7 @@ fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
     measure: affine batch=1 ([TIME])
     tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 1 refused)
     published: affine batch=1 [ID]
-    built 1 programs, 3 artifacts compiled, 0 programs were there already ([TIME])
+    built 1 program, 3 artifacts compiled, 0 there already ([TIME])
     published fake release 2
     ");
     let tuned = record(&sandbox);
@@ -193,8 +193,7 @@ fn a_choice_outlives_a_change_that_leaves_the_graph_as_it_was() {
         sandbox.append("model.py", "# one more line");
         let ran = sandbox.run(&[args, &["-j", "1", "--only", ONE]].concat());
         assert!(
-            ran.stderr
-                .contains("built 1 programs, 0 artifacts compiled"),
+            ran.stderr.contains("built 1 program, 0 artifacts compiled"),
             "{}",
             ran.text()
         );
