@@ -240,7 +240,7 @@ fn tuned_table(part: &ModelPart) -> Markup {
                     td.n { @if let Some(latency) = tried.latency { (time(latency)) } }
                     td.n { @if let Some((first, own)) = first.zip(tried.latency) { (times(first / own)) } }
                     td.n { @if let Some(error) = tried.max_abs { (format!("{error:.2e}")) } }
-                    td { @if tried.chosen { span.good { "kept" } } @else if let Some(why) = &tried.refused {
+                    td.wrap { @if tried.chosen { span.good { "kept" } } @else if let Some(why) = &tried.refused {
                         span.warn { "refused: " (why) }
                     } }
                 } }
