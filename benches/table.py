@@ -18,11 +18,13 @@ PACKED = (
     "are, one copy for all buckets, and MKL packs them in every call. Packing once at load would change it; what "
     "that is worth on the machine, `rates.linear` says."
 )
-# (case, peer or kind of row) -> why a peer is ahead and what would change it; "" stands for any. Found by profiling.
+# (case or kind of row, peer) -> why a peer is ahead and what would change it; "" stands for any. Found by profiling.
 CAUSES: dict[tuple[str, str], str] = {
     ("resnet", ""): "compiled with their weights, batch norms are folded into convolutions and filters laid out for "
     "oneDNN; an artifact takes any weights of its shapes. Folding at load would change it.",
-    ("", "start"): "it does not load libtorch, which registers all its operators when it is loaded: most of a start of "
+    ("eager", ""): "eager answered, since the gate of the build found it faster than the artifact, as it may on a busy "
+    "machine. Building again on a quiet one would change it.",
+    ("start", ""): "it does not load libtorch, which registers all its operators when it is loaded: most of a start of "
     "Precast, before anything of its own runs. A libtorch without what no artifact calls would change it.",
     ("", "onnxruntime"): PACKED,
     ("", "max-autotune"): PACKED,
@@ -80,7 +82,8 @@ def table(result: Row) -> str:
     head = ["model", "bucket", "Precast", *(named(name) for name in columns), "Precast ÷ floor"]
     lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * (len(head) - 2)]
     for row in result["latency"]:
-        cells = [row["case"], short(row["bucket"]), duration(row["seconds"]["precast"][by]["median"])]
+        rung = "" if row.get("rung") in ("exact", None) else f" ({row['rung']})"
+        cells = [row["case"], short(row["bucket"]), duration(row["seconds"]["precast"][by]["median"]) + rung]
         for name in columns:
             ratio = row["times_precast"].get(name)
             cells.append(times(ratio[by]["median"]) if ratio else "-")
@@ -106,26 +109,30 @@ def losses(result: Row) -> list[str]:
     for row in result["latency"]:
         for peer, ratio in row["times_precast"].items():
             if peer in CONTENDERS and ratio[by]["median"] < AHEAD:
-                found.append((row["case"], short(row["bucket"]), peer, ratio[by]["median"]))
+                case = row["case"] if row.get("rung") in ("exact", None) else "eager"
+                found.append((case, f"{row['case']} {short(row['bucket'])}", peer, ratio[by]["median"]))
     for row in result.get("threads", []):
         for peer, ratio in row["precast_times"].items():
             if ratio["median"] < AHEAD:
-                found.append((row["case"], callers(row["callers"]), peer, ratio["median"]))
+                found.append((row["case"], f"{row['case']}, {callers(row['callers'])}", peer, ratio["median"]))
     for row in result.get("start", []):
         if "times_precast" in row and row["times_precast"]["median"] < AHEAD:
-            where = f"start, {row['page_cache']} page cache"
-            found.append((row["case"], where, row["contender"], row["times_precast"]["median"]))
-    said: dict[str, list[str]] = {}
+            where = f"start of {row['case']}, {row['page_cache']} page cache"
+            found.append(("start", where, row["contender"], row["times_precast"]["median"]))
+    said: dict[str, dict[str, list[str]]] = {}
     for case, where, peer, ratio in found:
-        said.setdefault(cause(case, where, peer), []).append(f"{case} {where}, {named(peer)} {ratio:.2f} x")
+        said.setdefault(cause(case, peer), {}).setdefault(where, []).append(f"{named(peer)} {ratio:.2f} x")
     if not said:
         return ["No peer is ahead in any row."]
-    return ["Where a peer is ahead (its time in Precast's):", "", *(f"- {', '.join(k)}: {c}" for c, k in said.items())]
+    lines = ["Where a peer is ahead (its time in Precast's):", ""]
+    for why, rows in said.items():
+        where = "; ".join(f"{row}: {', '.join(peers)}" for row, peers in rows.items())
+        lines.append(f"- {where}. {why[0].upper()}{why[1:]}")
+    return lines
 
 
-def cause(case: str, where: str, peer: str) -> str:
-    kind = where.split(",")[0] if where.startswith("start") else ""
-    for key in ((case, kind or peer), ("", kind) if kind else (case, ""), ("", peer)):
+def cause(case: str, peer: str) -> str:
+    for key in ((case, peer), (case, ""), ("", peer)):
         if key in CAUSES:
             return CAUSES[key]
     return "the cause is not known yet."

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..cases import Sizes, label
 from ..contenders import Failed, Precast
-from ..run import Run
+from ..run import Run, spread
 from .memory import variants
 
 LENGTHS = Path(__file__).resolve().parent.parent / "lengths.json"
@@ -37,10 +37,11 @@ def measure(run: Run) -> None:
     try:
         case = variants(run)[8]
         contender = Precast(run.host, case, "always" if run.host.device == "cuda" else "as-built")
-        rows = contender.bench(run.seconds, case.measured(run.host.device))
+        rounds = [contender.bench(run.seconds, case.measured(run.host.device)) for _ in range(run.rounds)]
     except Failed as error:
         return run.skip("padding", error)
-    cost = {name: row["median"] for name, row in rows.items()}
+    spreads = {name: spread([rows[name]["median"] for rows in rounds]) for name in rounds[0]}
+    cost = {name: found["median"] for name, found in spreads.items()}
     buckets = case.measured(run.host.device)
     record = json.loads(LENGTHS.read_text())
     lengths = record["lengths"]
@@ -66,7 +67,7 @@ def measure(run: Run) -> None:
                 "case": "minilm",
                 "requests": "groups of 1 to 8" if grouped else "one at a time",
                 "lengths": {"from": record["from"], "count": len(lengths)},
-                "bucket_seconds": cost,
+                "bucket_seconds": spreads,
                 "choices": found,
                 "times_cheapest": {name: made["seconds"] / best for name, made in found.items()},
             },

@@ -115,7 +115,7 @@ class Harness(unittest.TestCase):
                 draw(file, readme)
                 text = readme.read_text()
                 self.assertIn("| minilm | B=1 T=32 | 4 ms | 2.00 x | **0.50 x** | 2.0 |", text)
-                self.assertIn("- minilm B=1 T=32, ONNX Runtime 0.50 x: ", text)
+                self.assertIn("- minilm B=1 T=32: ONNX Runtime 0.50 x. ", text)
                 self.assertIn("benchmarks/cpu-latency-dark.svg", text)
                 self.assertNotIn("stale", text)
                 self.assertEqual((text[:7], text[-6:]), ("before\n", "after\n"))
