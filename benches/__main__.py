@@ -97,7 +97,7 @@ def start(args: argparse.Namespace, work: Path) -> Run:
     result = {
         "schema": 1,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": " ".join(["python -m benches", *said(sys.argv[1:])]),
+        "command": " ".join(said(sys.argv[1:])),
         "commit": commit(),
         "device": args.device,
         "intra_op_threads": args.threads,
@@ -121,14 +121,15 @@ def start(args: argparse.Namespace, work: Path) -> Run:
 
 
 def said(arguments: list[str]) -> list[str]:
-    """Returns the arguments without the paths of one machine."""
+    """Returns the command without the paths of one machine."""
     kept, skip = [], False
     for argument in arguments:
         if skip or argument.split("=")[0] in ("--work", "--binaries"):
             skip = not skip and "=" not in argument
             continue
         kept.append(argument)
-    return kept
+    waits = os.environ.get("OMP_WAIT_POLICY")
+    return [*([f"OMP_WAIT_POLICY={waits}"] if waits else []), "python", "-m", "benches", *kept]
 
 
 if __name__ == "__main__":

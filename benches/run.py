@@ -87,8 +87,13 @@ def ratio(theirs: list[float], ours: list[float]) -> dict[str, float]:
     return spread([a / b for a, b in zip(theirs, ours, strict=True)])
 
 
+IDENTITY = ("case", "bucket", "requests", "callers", "contender", "page_cache", "what")
+"""The fields that say what a row is about."""
+
+
 def merged(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns one result with the rows of several, which must be of one machine and one commit."""
+    """Returns one result with the rows of several, which must be of one machine and one commit. Of rows about the same
+    the last one counts, so that what was disturbed can be measured again."""
     first = results[0]
     for other in results[1:]:
         for key in ("schema", "commit", "device"):
@@ -98,7 +103,8 @@ def merged(results: list[dict[str, Any]]) -> dict[str, Any]:
     for other in results[1:]:
         for key, value in other.items():
             if isinstance(value, list) and key in whole and key != "command":
-                whole[key] = whole[key] + value
+                rows = {tuple(row.get(field) for field in IDENTITY): row for row in [*whole[key], *value]}
+                whole[key] = list(rows.values())
             else:
                 whole.setdefault(key, value)
     return whole

@@ -16,7 +16,7 @@ from benches.cases import CASES, Spec, label, variant
 from benches.contenders import Failed, Peer
 from benches.parts.padding import requests
 from benches.parts.rates import better
-from benches.run import ratio
+from benches.run import merged, ratio
 from benches.table import draw
 
 
@@ -100,6 +100,16 @@ class Harness(unittest.TestCase):
 
     def test_ratios_are_taken_round_by_round(self) -> None:
         self.assertEqual(ratio([2.0, 9.0, 4.0], [1.0, 3.0, 1.0]), {"median": 3.0, "low": 2.0, "high": 4.0, "rounds": 3})
+
+    def test_of_rows_about_the_same_the_last_counts(self) -> None:
+        first = {"schema": 1, "commit": "c", "device": "cpu", "command": "a", "seconds": 5.0}
+        rows = [{"case": "minilm", "requests": "alone", "is": 1}, {"case": "minilm", "requests": "groups", "is": 2}]
+        again = {**first, "command": "b", "padding": [{"case": "minilm", "requests": "alone", "is": 3}]}
+        whole = merged([{**first, "padding": rows}, again])
+        self.assertEqual([row["is"] for row in whole["padding"]], [3, 2])
+        self.assertEqual((whole["command"], whole["seconds"]), (["a", "b"], 5.0))
+        with self.assertRaisesRegex(SystemExit, "commit is c and d"):
+            merged([first, {**again, "commit": "d"}])
 
     def test_the_better_of_two_rates_counts(self) -> None:
         joined = better({"flops": {"float32": 2.0}, "bytes": 5.0}, {"flops": {"float32": 3.0}, "bytes": 4.0})
