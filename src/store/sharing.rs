@@ -36,9 +36,11 @@ pub struct Need {
 /// Answers for one object after the other.
 pub struct Sharing {
     store: Store,
-    query: &'static str,
+    query: String,
     /// The groups that need an object as their weights.
     weights: HashMap<Digest, BTreeMap<String, u64>>,
+    /// The number of the oldest release of each model that gc keeps.
+    oldest: HashMap<String, u64>,
     /// What stays by itself: what is leased, logs of failures, weights of the releases that gc keeps. None where gc
     /// refuses to delete anything.
     held: Option<HashSet<Digest>>,
@@ -47,51 +49,47 @@ pub struct Sharing {
 impl Store {
     /// Gets ready to answer who needs an object. Weights count for models and releases.
     pub fn sharing(&self, by: GroupBy) -> Result<Sharing, StoreError> {
-        let query = match by {
-            GroupBy::Model => {
-                "SELECT p.model AS g,count(*) FROM artifact_objects o \
-                 JOIN program_artifacts l ON l.artifact=o.artifact JOIN programs p ON p.id=l.program \
-                 WHERE o.object=? GROUP BY g ORDER BY g"
-            }
-            GroupBy::Module => {
-                "SELECT p.model||' '||p.module AS g,count(*) FROM artifact_objects o \
-                 JOIN program_artifacts l ON l.artifact=o.artifact JOIN programs p ON p.id=l.program \
-                 WHERE o.object=? GROUP BY g ORDER BY g"
-            }
-            GroupBy::Release => {
-                "SELECT r.model||' '||r.seq AS g,count(*) FROM artifact_objects o \
-                 JOIN program_artifacts l ON l.artifact=o.artifact JOIN release_programs r ON r.program=l.program \
-                 WHERE o.object=? GROUP BY g ORDER BY g"
-            }
+        let (group, of) = match by {
+            GroupBy::Model => ("g.model", "programs g ON g.id=l.program"),
+            GroupBy::Module => ("g.model||' '||g.module", "programs g ON g.id=l.program"),
+            GroupBy::Release => (
+                "g.model||' '||g.seq",
+                "release_programs g ON g.program=l.program",
+            ),
         };
+        let query = format!(
+            "SELECT {group},count(*) FROM artifact_objects o \
+             JOIN program_artifacts l ON l.artifact=o.artifact JOIN {of} WHERE o.object=? GROUP BY 1"
+        );
         let newer = (self.index()).with(|index| reindex::newer(self.layout(), index))?;
         let mut sharing = Sharing {
             store: self.clone(),
             query,
             weights: HashMap::new(),
+            oldest: HashMap::new(),
             held: None,
         };
         let mut held = match self.is_read_only() {
             true => HashSet::new(),
             false => self.peek_leases()?,
         };
+        for model in self.models()? {
+            let releases = self.sequences(&model)?.into_iter().rev();
+            let oldest = releases.take(Policy::default().keep_releases).next_back();
+            sharing.oldest.extend(oldest.map(|oldest| (model, oldest)));
+        }
         self.index().with(|index| {
             let mut logs = index.prepare("SELECT log FROM failures WHERE log IS NOT NULL")?;
             for log in logs.query_map([], |row| rows::digest(row, 0))? {
                 held.insert(log?);
             }
-            let mut weights = index.prepare(
-                "SELECT model,seq,weights FROM releases WHERE weights IS NOT NULL ORDER BY model,seq DESC",
-            )?;
+            let mut weights = index
+                .prepare("SELECT model,seq,weights FROM releases WHERE weights IS NOT NULL")?;
             let mut rows = weights.query([])?;
-            let mut newest = (String::new(), 0);
             while let Some(row) = rows.next()? {
                 let (model, seq): (String, i64) = (row.get(0)?, row.get(1)?);
                 let object = rows::digest(row, 2)?;
-                if model != newest.0 {
-                    newest = (model.clone(), oldest_kept(index, &model)?);
-                }
-                if seq >= newest.1 {
+                if sharing.keeps(&model, seq) {
                     held.insert(object);
                 }
                 let group = match by {
@@ -118,23 +116,17 @@ impl Store {
     }
 }
 
-/// Returns the number of the oldest release of a model that gc keeps by default.
-fn oldest_kept(index: &rusqlite::Connection, model: &str) -> rusqlite::Result<i64> {
-    index
-        .prepare_cached("SELECT seq FROM releases WHERE model=? ORDER BY seq DESC LIMIT ?")?
-        .query_map((model, Policy::default().keep_releases as i64), |row| {
-            row.get(0)
-        })?
-        .last()
-        .unwrap_or(Ok(0))
-}
-
 impl Sharing {
+    fn keeps(&self, model: &str, seq: i64) -> bool {
+        let oldest = self.oldest.get(model);
+        oldest.is_some_and(|oldest| seq as u64 >= *oldest)
+    }
+
     /// Returns which groups need an object, sorted by name.
     pub fn needs(&self, object: &Digest) -> Result<Vec<Need>, StoreError> {
         let mut groups = self.weights.get(object).cloned().unwrap_or_default();
         self.store.index().with(|index| {
-            let mut query = index.prepare_cached(self.query)?;
+            let mut query = index.prepare_cached(&self.query)?;
             let mut rows = query.query([object.as_bytes()])?;
             while let Some(row) = rows.next()? {
                 *groups.entry(row.get(0)?).or_default() += row.get::<_, i64>(1)? as u64;
@@ -155,17 +147,17 @@ impl Sharing {
         }
         self.store.index().with(|index| {
             let mut query = index.prepare_cached(
-                "SELECT o.artifact,l.program,EXISTS(SELECT 1 FROM release_programs r WHERE r.program=l.program AND r.seq>=\
-                 ifnull((SELECT seq FROM releases n WHERE n.model=r.model ORDER BY seq DESC LIMIT 1 OFFSET ?2),0)) \
-                 FROM artifact_objects o LEFT JOIN program_artifacts l ON l.artifact=o.artifact WHERE o.object=?1",
+                "SELECT o.artifact,l.program,r.model,r.seq FROM artifact_objects o \
+                 LEFT JOIN program_artifacts l ON l.artifact=o.artifact \
+                 LEFT JOIN release_programs r ON r.program=l.program WHERE o.object=?",
             )?;
-            let last = Policy::default().keep_releases as i64 - 1;
-            let mut rows = query.query((object.as_bytes(), last))?;
+            let mut rows = query.query([object.as_bytes()])?;
             while let Some(row) = rows.next()? {
                 let program = row.get::<_, Option<[u8; 32]>>(1)?.map(Digest::from_bytes);
                 let leased = held.contains(&rows::digest(row, 0)?)
                     || program.is_some_and(|program| held.contains(&program));
-                if leased || row.get(2)? {
+                let release = row.get::<_, Option<String>>(2)?.zip(row.get(3)?);
+                if leased || release.is_some_and(|(model, seq)| self.keeps(&model, seq)) {
                     return Ok(true);
                 }
             }
