@@ -30,19 +30,7 @@ pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
         other => return Ok(other?),
     }
     let filters = filters(text);
-    let (mut live, mut all) = (Vec::new(), Vec::new());
-    for filter in &filters {
-        for row in store.programs(filter.clone()) {
-            let row = row?;
-            let released = store.released(&row.id)?;
-            if released.is_some() && released == store.newest_release(&row.model)? {
-                live.push(row);
-            } else {
-                all.push(row);
-            }
-        }
-    }
-    let mut found = if live.is_empty() { all } else { live };
+    let mut found = live_or_all(store, &filters)?;
     found.sort_by(|a, b| (name(a), b.created).cmp(&(name(b), a.created)));
     match &found[..] {
         [] => {}
@@ -83,6 +71,26 @@ pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
         hint: "`precast ls` lists programs and their IDs".to_owned(),
     }
     .into())
+}
+
+/// Returns the programs of the newest releases that a filter lets through, or all of them where no such release has one.
+pub(super) fn live_or_all(
+    store: &Store,
+    filters: &[Filter],
+) -> Result<Vec<ProgramRow>, StoreError> {
+    let (mut live, mut others) = (Vec::new(), Vec::new());
+    for row in filters
+        .iter()
+        .flat_map(|filter| store.programs(filter.clone()))
+    {
+        let row = row?;
+        let released = store.released(&row.id)?;
+        match released.is_some() && released == store.newest_release(&row.model)? {
+            true => live.push(row),
+            false => others.push(row),
+        }
+    }
+    Ok(if live.is_empty() { others } else { live })
 }
 
 fn name(row: &ProgramRow) -> (&str, &str, &str) {

@@ -137,20 +137,9 @@ fn of_module(args: &Args, what: &str, store: &Store) -> Result<Vec<Why>, StoreEr
         module: Some(what.to_owned()),
         ..Filter::default()
     };
-    let mut live = Vec::new();
-    let mut all = Vec::new();
-    for row in store.programs(filter) {
-        let row = row?;
-        let released = store.released(&row.id)?;
-        if released.is_some() && released == store.newest_release(&row.model)? {
-            live.push(row.id);
-        }
-        all.push(row.id);
-    }
-    let chosen = if live.is_empty() { all } else { live };
     let mut answers = Vec::new();
-    for id in chosen {
-        if let Some(program) = store.program(&id)? {
+    for row in name::live_or_all(store, &[filter])? {
+        if let Some(program) = store.program(&row.id)? {
             answers.push(why::program(store, &program)?);
         }
     }
