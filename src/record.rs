@@ -345,6 +345,14 @@ pub struct Artifact {
     pub provenance: Value,
 }
 
+impl Artifact {
+    /// Returns the seconds that all phases of its compile took together.
+    pub fn compile_seconds(&self) -> f64 {
+        let phases = self.receipt["seconds"].as_object().into_iter().flatten();
+        phases.filter_map(|(_, seconds)| seconds.as_f64()).sum()
+    }
+}
+
 /// One of the project's own files that the entry imports or reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {

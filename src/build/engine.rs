@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::Permissions,
     os::unix::fs::PermissionsExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -27,7 +27,7 @@ use crate::{
     Digest, Target,
     plan::{self, Item, Known, Plan, State},
     record::{Entry, Release, SCHEMA},
-    spec::{Spec, WeightsFrom},
+    spec::Spec,
     store::{Store, StoreError},
     target::Torch,
 };
@@ -295,10 +295,7 @@ pub(super) fn reopen(options: &Options<'_>, worker: &mut Worker) -> Result<Opene
         entry: options.spec.model.entry.clone(),
         device: options.spec.target.device.to_string(),
         also: callables(options),
-        weights: match &options.spec.model.weights {
-            WeightsFrom::File(path) => Some(path.clone()),
-            WeightsFrom::Auto => None,
-        },
+        weights: options.spec.model.weights.file().map(Path::to_owned),
     };
     let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;

@@ -30,7 +30,7 @@ use crate::{
     Digest,
     plan::{Item, Plan},
     record::{Sizes, Source},
-    spec::{Module, WeightsFrom},
+    spec::Module,
     target::DeviceKind,
 };
 
@@ -150,11 +150,8 @@ pub(super) fn run(
 fn may_spread(crew: &Crew<'_>, weights: &Weights) -> bool {
     const OF_MACHINE: u64 = 16;
     const ON_DEVICE: u64 = 1 << 30;
-    let named = match &crew.options.spec.model.weights {
-        WeightsFrom::File(path) => Some(path),
-        WeightsFrom::Auto => None,
-    };
-    let file = weights.file.as_ref().or(named);
+    let named = crew.options.spec.model.weights.file();
+    let file = named.or(weights.file.as_deref());
     let bytes = file.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
     let most = match crew.options.spec.target.device {
         DeviceKind::Cpu => machine_memory().unwrap_or(0) / OF_MACHINE,

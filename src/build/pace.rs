@@ -5,11 +5,9 @@
 //! there is anything to go by, there is no guess.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     time::Instant,
 };
-
-use serde_json::Value;
 
 use crate::{
     plan::Plan,
@@ -70,26 +68,23 @@ impl Pace {
     /// Reads what the last release of the model took.
     pub fn new(plan: &Plan, store: &Store) -> Result<Self, StoreError> {
         let mut pace = Self::default();
+        let wanted: HashSet<String> = plan.items.iter().map(|item| item.form.name()).collect();
         let last = plan.release.iter().flat_map(|release| &release.programs);
         for id in last {
             let Some(program) = store.program(id)? else {
                 continue;
             };
-            // The name that the plan gives a program at this bucket.
-            let same = |item: &&crate::plan::Item| {
-                item.form.compiled != program.steps.is_empty()
-                    && item.form.dynamic == program.dynamic
-                    && item.form.sizes == program.sizes
-            };
-            let bucket = plan.items.iter().find(same).map(|item| item.form.name());
-            let Some(bucket) = bucket else { continue };
+            let bucket = program.bucket();
+            if !wanted.contains(&bucket) {
+                continue;
+            }
             let name = format!("{} {bucket}", program.module);
             if let Some(seconds) = program.receipt["seconds"]["capture"].as_f64() {
                 pace.before("capture", name.clone(), seconds);
             }
             for step in &program.steps {
                 let artifact = store.artifact(&step.artifact)?;
-                let seconds = artifact.map_or(0.0, |artifact| total(&artifact.receipt["seconds"]));
+                let seconds = artifact.map_or(0.0, |artifact| artifact.compile_seconds());
                 let step = format!("{name} {}", step.name).trim_end().to_owned();
                 if seconds > 0.0 && !pace.has("compile", &step) {
                     pace.before("compile", step, seconds);
@@ -161,12 +156,6 @@ impl Pace {
         let last = if gates > 0 { gate } else { 0.0 };
         Some((all / workers.max(1) as f64).max(serial.max(longest) + last))
     }
-}
-
-/// Adds up the phases of a receipt.
-fn total(seconds: &Value) -> f64 {
-    let phases = seconds.as_object().into_iter().flatten();
-    phases.filter_map(|(_, seconds)| seconds.as_f64()).sum()
 }
 
 #[cfg(test)]

@@ -432,12 +432,7 @@ fn seconds(store: &Store, keys: &[Digest]) -> Result<Option<f64>, StoreError> {
         let Some(artifact) = store.artifact(key)? else {
             return Ok(None);
         };
-        let phases = artifact.receipt["seconds"].as_object();
-        total += phases
-            .into_iter()
-            .flatten()
-            .filter_map(|(_, s)| s.as_f64())
-            .sum::<f64>();
+        total += artifact.compile_seconds();
     }
     Ok((!keys.is_empty()).then_some((total * 1e4).round() / 1e4))
 }

@@ -14,7 +14,7 @@ use super::{
     progress::{Event, Progress},
     protocol::Weights,
 };
-use crate::{Digest, plan, record::Release, spec::WeightsFrom, store::Store};
+use crate::{Digest, plan, record::Release, store::Store};
 
 /// The weight set of this build, as the store has it.
 pub(super) struct StoredWeights {
@@ -28,11 +28,9 @@ pub(super) fn put(
     written: &Weights,
     progress: &dyn Progress,
 ) -> Result<StoredWeights, BuildError> {
-    let object = match (&options.spec.model.weights, &written.file) {
-        (WeightsFrom::File(path), _) => Some(options.store.put_file(path)?),
-        (_, Some(file)) => Some(options.store.put_file(file)?),
-        _ => None,
-    };
+    let named = options.spec.model.weights.file();
+    let file = named.or(written.file.as_deref());
+    let object = file.map(|file| options.store.put_file(file)).transpose()?;
     if let Some((object, bytes)) = object {
         progress.event(&Event::Weights { object, bytes });
         options.store.map(&object)?;
@@ -45,8 +43,8 @@ pub(super) fn put(
 
 /// Returns the weight set of a release of the same model. A file that the spec names may be another one by now.
 pub(super) fn kept(options: &Options<'_>, last: &Release) -> Result<StoredWeights, BuildError> {
-    let object = match &options.spec.model.weights {
-        WeightsFrom::File(path) => {
+    let object = match options.spec.model.weights.file() {
+        Some(path) => {
             let now = plan::file_digest(path, options.store)?;
             if Some(now) == last.weights {
                 last.weights
@@ -58,7 +56,7 @@ pub(super) fn kept(options: &Options<'_>, last: &Release) -> Result<StoredWeight
                 Some(put)
             }
         }
-        WeightsFrom::Auto => last.weights,
+        None => last.weights,
     };
     Ok(StoredWeights {
         object,

@@ -81,6 +81,16 @@ pub enum WeightsFrom {
     File(PathBuf),
 }
 
+impl WeightsFrom {
+    /// Returns the file, where it is one.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Auto => None,
+            Self::File(path) => Some(path),
+        }
+    }
+}
+
 /// What to compile for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetSpec {
