@@ -50,6 +50,9 @@ impl<'a> Bench<'a> {
             DeviceKind::Cpu => Device::Cpu,
             DeviceKind::Cuda => Device::Cuda(0),
         };
+        // First of all: it loads the device's half of libtorch, without which no tensor can go there.
+        // What is judged is the artifact: nothing may answer in its place.
+        let runtime = Runtime::new(&store, device)?.eager_fallback(false);
         let mut samples = tensors::read(&std::fs::read(&candidate.samples)?)?;
         let place = tensors::device(device);
         let mut take = |prefix: &str| -> Fallible<(Vec<Tensor>, Vec<Tensor>)> {
@@ -64,14 +67,13 @@ impl<'a> Bench<'a> {
                     .collect()
             };
             let inputs = all("in", program.inputs.len())?;
-            let inputs = inputs.iter().map(|t| t.to_device(place)).collect();
+            let inputs = inputs.iter().map(|t| t.f_to_device(place));
+            let inputs = inputs.collect::<Result<_, _>>()?;
             Ok((inputs, all("out", program.outputs.len())?))
         };
         let (inputs, expected) = take("")?;
         let smaller = (0..).map_while(|index| take(&format!("smaller.{index}.")).ok());
         let smaller = smaller.collect();
-        // What is judged is the artifact: nothing may answer in its place.
-        let runtime = Runtime::new(&store, device)?.eager_fallback(false);
         Ok(Self {
             candidate,
             runtime,
@@ -105,7 +107,8 @@ impl<'a> Bench<'a> {
     /// Runs the module once; its outputs are on the CPU.
     fn run(&self, model: &Model, inputs: &[Tensor]) -> Fallible<Vec<Tensor>> {
         let out = model.run(&self.candidate.program.module, inputs)?;
-        Ok(out.iter().map(|t| t.to_device(tch::Device::Cpu)).collect())
+        let out = out.iter().map(|t| t.f_to_device(tch::Device::Cpu));
+        Ok(out.collect::<Result<_, _>>()?)
     }
 
     /// Returns the bytes that a call takes at most, where that can be known.
