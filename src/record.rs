@@ -266,17 +266,43 @@ impl Program {
         (seconds.is_finite() && seconds > 0.0).then_some(seconds)
     }
 
-    /// Returns whether its artifacts were slower than eager by more than noise: then eager is to answer in their place.
+    /// Returns what its build found out by running artifacts and eager in turns, where it did.
+    pub fn turns(&self) -> Option<Turns> {
+        serde_json::from_value(self.receipt["gate"]["turns"].clone()).ok()
+    }
+
+    /// Returns whether its artifacts were found to be slower than eager: then eager is to answer in their place.
     pub fn slower_than_eager(&self) -> bool {
-        const MARGIN: f64 = 1.1;
-        let both = self.seconds(false).zip(self.seconds(true));
-        both.is_some_and(|(artifact, eager)| artifact > eager * MARGIN)
+        self.turns()
+            .is_some_and(|turns| turns.faster == Faster::Eager)
     }
 
     /// Returns what tells the program from others of its module: `batch=8 seq=128`, `dynamic`, `eager`.
     pub fn bucket(&self) -> String {
         form_name(&self.sizes, self.dynamic.is_some(), !self.steps.is_empty())
     }
+}
+
+/// What calls of a program's artifacts and of eager, in turns, came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turns {
+    /// How often each of them was called.
+    pub rounds: u64,
+    /// In how many rounds eager took less time.
+    pub eager_faster: u64,
+    /// Whether the build did nothing else meanwhile.
+    pub alone: bool,
+    pub faster: Faster,
+}
+
+/// Which of the two is the faster one, as far as that was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Faster {
+    Artifact,
+    Eager,
+    /// Undecided, so that the artifact answers.
+    Neither,
 }
 
 /// Returns how a program of this form is called.

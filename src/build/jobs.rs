@@ -54,6 +54,35 @@ pub(super) struct Done {
     pub compiled: usize,
 }
 
+/// What a thread is at, as progress tells it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    Open,
+    Inputs,
+    Capture,
+    Compile,
+    Gate,
+    Measure,
+}
+
+impl Work {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Inputs => "inputs",
+            Self::Capture => "capture",
+            Self::Compile => "compile",
+            Self::Gate => "gate",
+            Self::Measure => "measure",
+        }
+    }
+
+    /// Returns whether nothing else may be done meanwhile.
+    fn alone(self) -> bool {
+        self == Self::Measure
+    }
+}
+
 /// A worker that is getting ready.
 pub(super) type Ahead<'s> = ScopedJoinHandle<'s, Result<Worker, BuildError>>;
 
@@ -173,6 +202,7 @@ impl<'s> Shared<'s> {
                 Task::Capture(job) => self.capture(number, &mut seat, job),
                 Task::Compile(compile) => self.compile(number, &mut seat, *compile),
                 Task::Gate(job) => self.gate(number, job),
+                Task::Measure(job, draft) => self.decide(number, job, *draft),
                 Task::Start => self.hire(number, &mut seat),
             };
             let failed = result.is_err();
@@ -247,21 +277,22 @@ impl<'s> Shared<'s> {
         }
     }
 
-    /// Runs `body` between the two events of a task, and returns its result with the seconds it took. A `measure` waits until
-    /// nothing else is done, and has the others wait.
+    /// Runs `body` between the two events of a task, and returns its result with the seconds it took. What is to be alone
+    /// waits until nothing else is done, and has the others wait.
     pub(super) fn told<T>(
         &self,
         worker: usize,
-        job: &str,
+        work: Work,
         what: &str,
         body: impl FnOnce() -> T,
     ) -> (T, f64) {
-        let (_others, _alone) = match job {
-            "measure" => (
+        let job = work.name();
+        let (_others, _alone) = match work.alone() {
+            true => (
                 None,
                 Some(self.quiet.write().unwrap_or_else(PoisonError::into_inner)),
             ),
-            _ => (
+            false => (
                 Some(self.quiet.read().unwrap_or_else(PoisonError::into_inner)),
                 None,
             ),
@@ -368,7 +399,7 @@ impl<'s> Shared<'s> {
         if live.opened {
             return Ok(live.same_weights);
         }
-        let (opened, _) = self.told(number, "open", "the model", || self.reopen(live));
+        let (opened, _) = self.told(number, Work::Open, "the model", || self.reopen(live));
         let same = opened.is_ok() && live.same_weights;
         match opened {
             Err(BuildError::Interrupted) => return Err(BuildError::Interrupted),
@@ -393,7 +424,7 @@ impl<'s> Shared<'s> {
             Some(inputs) => (inputs, None),
             None => {
                 let request = self.watch(module, &item.form.sizes);
-                let ((answer, log), _) = self.told(number, "inputs", &name, || {
+                let ((answer, log), _) = self.told(number, Work::Inputs, &name, || {
                     self.ask::<Sampled>(number, seat, &request, self.limit(CAPTURE_LIMIT))
                 });
                 match answer {
@@ -420,7 +451,7 @@ impl<'s> Shared<'s> {
             sizes: item.form.sizes.clone(),
             out: self.crew.scratch.join(format!("capture-{}", id.short())),
         };
-        let ((answer, log), seconds) = self.told(number, "capture", &name, || {
+        let ((answer, log), seconds) = self.told(number, Work::Capture, &name, || {
             self.ask::<Captured>(number, seat, &request, self.limit(CAPTURE_LIMIT))
         });
         self.lock().captured_in(seconds);
@@ -561,7 +592,7 @@ impl<'s> Shared<'s> {
                 .scratch
                 .join(format!("artifact-{}", compile.key.short())),
         };
-        let ((answer, log), _) = self.told(number, "compile", &compile.name, || {
+        let ((answer, log), _) = self.told(number, Work::Compile, &compile.name, || {
             self.ask::<Compiled>(number, seat, &request, self.limit(COMPILE_LIMIT))
         });
         match answer {

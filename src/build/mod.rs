@@ -17,6 +17,7 @@
 //! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
 //! | `limits` | what a process may take, and how it ends |
 //! | `gate` | comparing a candidate with eager |
+//! | `merit` | which of two programs is the faster one |
 //! | `tune` | making a program in several ways and keeping the fastest |
 //!
 //! What is not promised: a sandbox. The worker runs the model's own code with the rights of its user.
@@ -28,6 +29,7 @@ pub mod gate;
 mod jobs;
 mod launcher;
 mod limits;
+mod merit;
 mod pace;
 pub mod progress;
 pub mod protocol;

@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use super::{
     BuildError, Built, Outcome,
     engine::provenance,
-    gate,
-    jobs::{Job, Shared},
+    gate::Candidate,
+    jobs::{Job, Shared, Work},
+    merit,
     progress::Event,
     protocol::Compiled,
     queue::{Compile, Waiting},
@@ -33,6 +34,17 @@ use crate::{
 struct Layouts {
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
+}
+
+/// A program that passed its gate and is not published yet.
+pub(super) struct Draft {
+    program: Program,
+    /// The program whose choice of a way this is, where it was made before.
+    chosen_by: Option<Digest>,
+    /// How many of its artifacts were compiled for it.
+    compiled: usize,
+    /// What the gate was given; none where there was none.
+    candidate: Option<Candidate>,
 }
 
 impl Shared<'_> {
@@ -224,11 +236,13 @@ impl Shared<'_> {
             provenance: provenance(),
         };
         let name = item.name(self.options.spec);
+        let mut candidate = None;
         if item.settings.compile.healthcheck {
-            let candidate = gate::Candidate {
+            let given = Candidate {
                 store: self.options.store.path().to_owned(),
                 program: program.clone(),
                 rivals: vec![],
+                alone: false,
                 weights: weights.object,
                 aliases: weights.aliases.clone(),
                 samples: captured.samples,
@@ -238,7 +252,8 @@ impl Shared<'_> {
             };
             let place = (module.name.as_str(), &*item.form.name());
             let started = Instant::now();
-            match self.judge(number, place, &name, candidate, ways, &steps) {
+            let again = given.clone();
+            match self.judge(number, place, &name, given, ways, &steps) {
                 Ok(judged) => {
                     program.steps = judged.steps;
                     if let Some(why) = judged.report["padding"]["refused"].as_str() {
@@ -250,10 +265,63 @@ impl Shared<'_> {
                     if !judged.tuned.is_empty() {
                         program.receipt["tuned"] = judged.tuned.into();
                     }
+                    candidate = Some(again);
                 }
                 Err(error) => return self.fail(job, error, &[]),
             }
         }
+        let draft = Draft {
+            program,
+            chosen_by,
+            compiled,
+            candidate,
+        };
+        let gate = &draft.program.receipt["gate"];
+        if merit::in_doubt(gate) && gate["turns"]["alone"] == false {
+            self.lock().doubts(job, draft);
+            return Ok(());
+        }
+        self.publish(job, draft)
+    }
+
+    /// Measures a program that seemed slower than eager alone, by which it is marked or not, and publishes it.
+    pub(super) fn decide(
+        &self,
+        number: usize,
+        job: usize,
+        mut draft: Draft,
+    ) -> Result<(), BuildError> {
+        if let Some(mut candidate) = draft.candidate.take() {
+            candidate.program.steps.clone_from(&draft.program.steps);
+            candidate.alone = true;
+            let started = Instant::now();
+            let name = self.jobs[job].item.name(self.options.spec);
+            match self.gate_one(number, Work::Measure, &name, &candidate) {
+                Ok(measured) => {
+                    let receipt = &mut draft.program.receipt;
+                    merit::put(&mut receipt["gate"], &measured, 0, true);
+                    receipt["seconds"]["measure"] = started.elapsed().as_secs_f64().into();
+                }
+                Err(error) => return self.fail(job, error, &[]),
+            }
+        }
+        self.publish(job, draft)
+    }
+
+    fn publish(&self, job: usize, draft: Draft) -> Result<(), BuildError> {
+        let Draft {
+            mut program,
+            chosen_by,
+            compiled,
+            ..
+        } = draft;
+        let Some(known) = &self.plan.known else {
+            return Err(BuildError::Protocol {
+                message: "published before the target was known".to_owned(),
+            });
+        };
+        let Job { item, id, .. } = &self.jobs[job];
+        let module = &self.options.spec.modules[item.module];
         if let Some(before) = chosen_by
             && let Some(before) = self.options.store.program(&before)?
         {

@@ -1,8 +1,8 @@
 //! What is left to do, and what must be done first.
 //!
-//! A program is captured, its missing artifacts are compiled, and it is gated when the last of them is there. An
-//! artifact that several programs need is queued once. Longer compiles start first, as far as the size of the graph
-//! tells.
+//! A program is captured, its missing artifacts are compiled, and it is gated when the last of them is there. What seems
+//! slower than eager then is measured once more when nothing else is left to do. An artifact that several programs need is
+//! queued once. Longer compiles start first, as far as the size of the graph tells.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,6 +13,7 @@ use super::{
     jobs::Done,
     pace::Left,
     protocol::{Captured, Segment},
+    publish::Draft,
     tune::{Set, Way},
 };
 use crate::Digest;
@@ -44,6 +45,8 @@ pub(super) enum Task {
     Capture(usize),
     Compile(Box<Compile>),
     Gate(usize),
+    /// Measure a program that passed its gate once more, while nothing else is done, and publish it.
+    Measure(usize, Box<Draft>),
     /// Start a worker: there will be compiles for it.
     Start,
 }
@@ -88,6 +91,8 @@ pub(super) struct Queue {
     compiles: Vec<Compile>,
     gates: VecDeque<usize>,
     waiting: BTreeMap<usize, Waiting>,
+    /// Programs that seemed slower than eager.
+    doubts: VecDeque<(usize, Box<Draft>)>,
     /// Artifacts that are queued or being compiled.
     pending: BTreeSet<Digest>,
     running: usize,
@@ -153,6 +158,11 @@ impl Queue {
             false => None,
         };
         let task = task.or_else(&mut compile);
+        let measure = || match self.running == 0 && self.nothing_waits() {
+            true => (self.doubts.pop_front()).map(|(job, draft)| Task::Measure(job, draft)),
+            false => None,
+        };
+        let task = task.or_else(measure);
         let start = match hands {
             Hands::Empty if !holds_model && self.hired < self.wanted() => Some(Task::Start),
             _ => None,
@@ -207,7 +217,7 @@ impl Queue {
             captures: self.captures.iter().copied().map(name).collect(),
             brought: self.brought,
             compiles: self.compiles.iter().map(|c| c.name.clone()).collect(),
-            gates: self.waiting.len(),
+            gates: self.waiting.len() + self.doubts.len(),
         };
         (left, 1 + self.hired.max(self.wanted()))
     }
@@ -231,10 +241,13 @@ impl Queue {
     /// Returns whether nothing is left, and nothing runs that could bring more.
     fn over(&self) -> bool {
         self.running == 0
-            && self.captures.is_empty()
-            && self.compiles.is_empty()
-            && self.gates.is_empty()
+            && self.nothing_waits()
+            && self.doubts.is_empty()
             && self.weights == Weights::There
+    }
+
+    fn nothing_waits(&self) -> bool {
+        self.captures.is_empty() && self.compiles.is_empty() && self.gates.is_empty()
     }
 
     pub fn weights_are_there(&mut self) {
@@ -311,6 +324,11 @@ impl Queue {
             wanted || !pending.remove(&compile.key)
         });
         without
+    }
+
+    /// Puts off a program until it can be measured alone.
+    pub fn doubts(&mut self, job: usize, draft: Draft) {
+        self.doubts.push_back((job, Box::new(draft)));
     }
 
     /// Takes a captured program out, to gate it.

@@ -16,7 +16,7 @@
 //! asks. Each way passes the gate in a process of its own; what fails to compile or to pass, crashes or hangs is refused
 //! with its reason, and the program fails only when nothing is left. Those that pass are then measured by turns, as whole
 //! programs and as they will run, in one process and while the build does nothing else. The first way is kept unless another is faster by more than [`GAIN`]
-//! and in so many rounds that chance would hardly have it so ([`CHANCE`]): anything less is noise, and a choice that flips from
+//! and in so many rounds that chance would hardly have it so ([`merit`]): anything less is noise, and a choice that flips from
 //! build to build explains nothing. The table goes into the program's
 //! receipt as `tuned`.
 //!
@@ -31,7 +31,8 @@ use serde_json::{Value, json};
 use super::{
     BuildError,
     gate::{self, Candidate},
-    jobs::{Job, Shared},
+    jobs::{Job, Shared, Work},
+    merit,
     progress::Event,
     protocol::{Captured, Segment},
 };
@@ -45,9 +46,6 @@ use crate::{
 
 /// The share of the first way's latency that another must stay below.
 pub(super) const GAIN: f64 = 0.98;
-
-/// How likely two equal programs may be taken for a faster and a slower one.
-const CHANCE: f64 = 0.01;
 
 /// What a program can be compiled with.
 #[derive(Clone, Debug, PartialEq)]
@@ -270,8 +268,12 @@ impl Shared<'_> {
                 Some(why) => Err(why.clone()),
                 None => {
                     candidate.program.steps = steps(&way.keys);
-                    match self.gate_one(number, "gate", &way.of(name, ways.len()), &candidate) {
-                        Ok(report) => Ok(report),
+                    match self.gate_one(number, Work::Gate, &way.of(name, ways.len()), &candidate) {
+                        Ok(mut report) => {
+                            let measured = report.clone();
+                            merit::put(&mut report, &measured, 0, false);
+                            Ok(report)
+                        }
                         Err(error) if error.ends_build() || !several => return Err(error),
                         Err(error) => {
                             let why = error.to_string();
@@ -329,14 +331,14 @@ impl Shared<'_> {
         })
     }
 
-    fn gate_one(
+    pub(super) fn gate_one(
         &self,
         number: usize,
-        job: &str,
+        work: Work,
         name: &str,
         candidate: &Candidate,
     ) -> Result<Value, BuildError> {
-        let (verdict, _) = self.told(number, job, name, || {
+        let (verdict, _) = self.told(number, work, name, || {
             gate::in_child(
                 &self.options.gate,
                 candidate,
@@ -357,12 +359,13 @@ impl Shared<'_> {
         passed: &mut [Passed],
         rows: &mut [Value],
     ) -> Result<usize, BuildError> {
+        candidate.alone = true;
         candidate.program.steps.clone_from(&passed[0].steps);
         candidate.rivals = passed[1..]
             .iter()
             .map(|rival| rival.steps.clone())
             .collect();
-        let report = match self.gate_one(number, "measure", name, &candidate) {
+        let report = match self.gate_one(number, Work::Measure, name, &candidate) {
             Ok(report) => report,
             Err(error) if error.ends_build() => return Err(error),
             // Each was measured alone, which is no reason to choose another than the first.
@@ -373,14 +376,9 @@ impl Shared<'_> {
             .into_iter()
             .chain(rivals)
             .collect();
-        for (one, taken) in passed.iter_mut().zip(&all) {
+        for (index, (one, taken)) in passed.iter_mut().zip(&all).enumerate() {
             rows[one.way]["latency"] = micros(taken);
-            one.report["artifact_us"] = taken.clone();
-            for other in ["artifact_runs", "eager_us", "eager_runs"] {
-                if let Some(value) = report.get(other) {
-                    one.report[other] = value.clone();
-                }
-            }
+            merit::put(&mut one.report, &report, index, true);
         }
         let runs = report["artifact_runs"].as_u64().unwrap_or(0);
         let wins = report["rivals_wins"].as_array();
@@ -390,7 +388,7 @@ impl Shared<'_> {
             .map(|wins| wins.as_u64().unwrap_or(0));
         // The first is to be beaten, where it is there.
         let clear: Vec<bool> = std::iter::once(true)
-            .chain(wins.map(|wins| passed[0].way != 0 || by_merit(wins, runs)))
+            .chain(wins.map(|wins| passed[0].way != 0 || merit::by_merit(wins, runs)))
             .collect();
         let all: Vec<f64> = all.iter().filter_map(Value::as_f64).collect();
         Ok(fastest(&all, &clear, passed[0].way == 0))
@@ -406,20 +404,6 @@ fn fastest(latencies: &[f64], clear: &[bool], first: bool) -> usize {
         Some(least) if !first || latencies[least] < latencies[0] * GAIN => least,
         _ => 0,
     }
-}
-
-/// Returns whether being faster in `wins` of `runs` rounds is no chance: a sign test.
-fn by_merit(wins: u64, runs: u64) -> bool {
-    // The chance of `k` wins of equals, from k = 0 on.
-    let mut exactly = 0.5_f64.powi(i32::try_from(runs).unwrap_or(i32::MAX));
-    let mut at_least = 0.0;
-    for k in 0..=runs {
-        if k >= wins {
-            at_least += exactly;
-        }
-        exactly *= (runs - k) as f64 / (k + 1) as f64;
-    }
-    at_least < CHANCE
 }
 
 /// Returns what compiling the artifacts of a way took, each counted once; none where one of them is not there.
@@ -513,15 +497,5 @@ mod tests {
         assert_eq!(fastest(&[100.0, 97.0, 90.0], &[true, true, false], true), 1);
         assert_eq!(fastest(&[100.0, 99.0, 130.0], &all, false), 1);
         assert_eq!(fastest(&[], &[], false), 0);
-        let merit = |wins, runs| by_merit(wins, runs);
-        assert_eq!(
-            (merit(10, 10), merit(9, 10), merit(0, 0)),
-            (true, false, false)
-        );
-        assert_eq!((merit(16, 20), merit(15, 20)), (true, false));
-        assert_eq!(
-            (merit(118, 200), merit(110, 200), merit(200, 200)),
-            (true, false, true)
-        );
     }
 }

@@ -289,9 +289,12 @@ fn receipt(receipt: &Receipt, context: &Context) -> Result<()> {
             ))?;
         }
     }
-    if receipt.slower {
-        let told = "eager answers in place of the artifact".yellow();
-        out.line(format_args!("  slower      {told}"))?;
+    if let Some(turns) = &receipt.turns {
+        let told = receipt::decided(turns);
+        match receipt.slower {
+            true => out.line(format_args!("  by turns    {}", told.yellow()))?,
+            false => out.line(format_args!("  by turns    {told}"))?,
+        }
     }
     if let Some((eager, artifact)) = receipt.memory {
         out.line(format_args!(

@@ -8,6 +8,7 @@
 //! | program | `gate.outputs[]` | `name`, and `max_abs`, `max_rel`, `cosine`, `rtol`, `atol`, or `equal` |
 //! | program | `gate.deterministic` | whether two runs gave the same bits |
 //! | program | `gate.artifact_us`, `gate.eager_us` | median microseconds of a call, by turns: of the artifacts, and of the exported graph without Python |
+//! | program | `gate.turns` | what those calls came to: `rounds`, `eager_faster` of them, whether the build was at nothing else (`alone`), and which is the `faster` one: `artifact`, `eager` or `neither` |
 //! | program | `eager_us` | the same of eager in Python, measured beside whatever the build was at: only where there is nothing better |
 //! | program | `gate.padding` | what the runtime made of smaller requests: `points`, `max_abs`, and `refused` where it was wrong |
 //! | program | `latency.eager`, `latency.artifact` | the same in seconds, with `median`, `low` and `high` |
@@ -25,7 +26,7 @@ use serde_json::Value;
 
 use crate::{
     Digest,
-    record::{Artifact, Program},
+    record::{Artifact, Faster, Program, Turns},
 };
 
 /// The error of one output against eager.
@@ -94,6 +95,8 @@ pub struct Receipt {
     pub artifact: Option<Latency>,
     /// Whether eager is to answer in the artifact's place, being faster.
     pub slower: bool,
+    /// By what that was decided.
+    pub turns: Option<Turns>,
     /// Whether other values in the padding than the spec's change the answer.
     pub sensitive: Option<bool>,
     /// Peak bytes of eager and of the artifact.
@@ -127,6 +130,7 @@ impl Receipt {
                 .or_else(|| micros(&receipt["eager_us"])),
             artifact: latency(artifact).or_else(|| micros(&gate["artifact_us"])),
             slower: program.slower_than_eager(),
+            turns: program.turns(),
             sensitive: receipt["padding"]["sensitive"].as_bool(),
             memory: eager_bytes.zip(gate["artifact_peak_bytes"].as_u64()),
             tuned: tried(&list(&receipt["tuned"])),
@@ -169,6 +173,27 @@ pub fn tried(rows: &[Value]) -> Vec<Tried> {
         refused: text(&row["refused"]),
     };
     rows.iter().map(one).collect()
+}
+
+/// Says in one line what artifact and eager came to by turns, and which of them answers.
+pub fn decided(turns: &Turns) -> String {
+    let rounds = match turns.rounds {
+        1 => "1 round".to_owned(),
+        rounds => format!("{rounds} rounds"),
+    };
+    let beside = match turns.alone {
+        true => ", with nothing else to do",
+        false => "",
+    };
+    let least = format!(
+        "eager was faster in {} of {rounds}{beside}",
+        turns.eager_faster
+    );
+    match turns.faster {
+        Faster::Eager => format!("{least}: eager answers in place of the artifact"),
+        Faster::Artifact => format!("{least}: the artifact answers"),
+        Faster::Neither => format!("{least}, which decides nothing: the artifact answers"),
+    }
 }
 
 /// Says in one line which of several option sets was kept and why; none where nothing was chosen.
@@ -290,10 +315,17 @@ mod tests {
             "eager in Python does not count"
         );
         other.receipt["gate"]["eager_us"] = json!(80.0);
-        assert!(Receipt::of(&other).slower);
         assert_eq!(Receipt::of(&other).speedup(), Some(0.8));
-        other.receipt["gate"]["eager_us"] = json!(95.0);
-        assert!(!Receipt::of(&other).slower, "noise");
+        assert!(!Receipt::of(&other).slower, "nothing was decided");
+        let mut told = |faster: &str, rounds: u64, eager_faster: u64, alone: bool| {
+            other.receipt["gate"]["turns"] = json!({"rounds": rounds, "eager_faster": eager_faster, "alone": alone, "faster": faster});
+            let receipt = Receipt::of(&other);
+            assert_eq!(receipt.slower, faster == "eager");
+            decided(&receipt.turns.unwrap())
+        };
+        insta::assert_snapshot!(told("eager", 200, 198, true), @"eager was faster in 198 of 200 rounds, with nothing else to do: eager answers in place of the artifact");
+        insta::assert_snapshot!(told("artifact", 20, 0, false), @"eager was faster in 0 of 20 rounds: the artifact answers");
+        insta::assert_snapshot!(told("neither", 1, 1, true), @"eager was faster in 1 of 1 round, with nothing else to do, which decides nothing: the artifact answers");
         other.receipt["gate"]["eager_us"] = json!(null);
         let ratio = Receipt::of(&other).speedup().unwrap();
         assert!((ratio - 3.0).abs() < 1e-9, "{ratio}");

@@ -23,7 +23,8 @@ fn sandbox(slow: bool) -> Sandbox {
     if slow {
         for program in memory.programs.values_mut() {
             program.receipt = serde_json::json!({
-                "gate": { "artifact_us": 90.0, "artifact_runs": 20, "eager_us": 30.0, "eager_runs": 20 },
+                "gate": { "artifact_us": 90.0, "artifact_runs": 20, "eager_us": 30.0, "eager_runs": 20,
+                    "turns": { "rounds": 20, "eager_faster": 20, "alone": true, "faster": "eager" } },
             });
         }
     } else {

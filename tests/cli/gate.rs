@@ -1,5 +1,7 @@
 //! What the gate finds, and what becomes of it in receipts and records. Wrong answers, NaN and crashes: see `build`.
 
+use std::{path::Path, process::Command};
+
 use serde_json::Value;
 
 use crate::sandbox::{Sandbox, assert_run};
@@ -66,4 +68,146 @@ fn an_artifact_that_minds_padding_is_for_its_exact_size() {
             .code,
         0
     );
+}
+
+/// Has every gate answer with figures of ours for artifact and eager: what it measures while other work may go on, and what it
+/// measures alone. Everything else of its answer is its own. Returns the command to build with.
+fn timed(sandbox: &Sandbox, beside: &Value, alone: &Value) -> Command {
+    let gate = r#"
+import json, subprocess, sys
+asked = sys.stdin.read()
+ran = subprocess.run([REAL, *sys.argv[1:]], input=asked, capture_output=True, text=True, check=True)
+verdict = json.loads(ran.stdout)
+verdict["report"].update(ALONE if json.loads(asked)["alone"] else BESIDE)
+print(json.dumps(verdict))
+"#;
+    let figures = |value: &Value| value.to_string().replace("null", "None");
+    let gate = gate
+        .replace(
+            "REAL",
+            &format!("{:?}", env!("CARGO_BIN_EXE_precast-torch")),
+        )
+        .replace("ALONE", &figures(alone))
+        .replace("BESIDE", &figures(beside));
+    sandbox.write("gate.py", gate);
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    std::fs::create_dir(sandbox.path("bin")).unwrap();
+    let script = format!(
+        "exec {} -S {} \"$@\"",
+        python.display(),
+        sandbox.path("gate.py").display()
+    );
+    sandbox.script("bin/precast-torch", &script);
+    std::fs::copy(env!("CARGO_BIN_EXE_precast"), sandbox.path("bin/precast")).unwrap();
+    let mut command = Command::new(sandbox.path("bin/precast"));
+    command
+        .args(["build", "-j", "2"])
+        .current_dir(sandbox.path("."))
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("TMPDIR", sandbox.path("tmp"))
+        .env("PRECAST_WORKER", sandbox.path("worker"));
+    command
+}
+
+/// What a gate measures: microseconds of the artifact and of eager, and in how many of 20 rounds eager was faster.
+fn took(artifact: f64, eager: f64, wins: u64) -> Value {
+    serde_json::json!({
+        "artifact_us": artifact, "artifact_runs": 20, "eager_us": eager, "eager_runs": 20, "eager_wins": wins,
+    })
+}
+
+#[test]
+fn only_what_is_slower_alone_is_marked() {
+    let fast = took(100.0, 300.0, 0);
+    let slow = took(300.0, 100.0, 20);
+    let close = took(300.0, 200.0, 13);
+    // beside, alone, what is said of it, how often it was measured
+    let told = [
+        (
+            &fast,
+            &slow,
+            "eager was faster in 0 of 20 rounds: the artifact answers",
+            0,
+        ),
+        (
+            &slow,
+            &fast,
+            "eager was faster in 0 of 20 rounds, with nothing else to do: the artifact answers",
+            2,
+        ),
+        (
+            &slow,
+            &slow,
+            "eager was faster in 20 of 20 rounds, with nothing else to do: eager answers in place of the artifact",
+            2,
+        ),
+        (
+            &slow,
+            &close,
+            "eager was faster in 13 of 20 rounds, with nothing else to do, which decides nothing: the artifact answers",
+            2,
+        ),
+        // Not often enough beside the rest of the build, and so alone too.
+        (
+            &close,
+            &slow,
+            "eager was faster in 20 of 20 rounds, with nothing else to do: eager answers in place of the artifact",
+            2,
+        ),
+    ];
+    for (beside, alone, says, measured) in told {
+        let sandbox = Sandbox::new();
+        let ran = sandbox.output(&mut timed(&sandbox, beside, alone));
+        assert_eq!(ran.code, 0, "{}", ran.text());
+        let lines: Vec<&str> = ran.stderr.lines().collect();
+        let at = |start: &str| {
+            let all = lines.iter().enumerate();
+            all.filter(|(_, line)| line.starts_with(start))
+                .map(|(index, _)| index)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(at("measure: affine").len(), measured, "{}", ran.text());
+        // When nothing else is left to do.
+        let last = at("gate: affine").into_iter().chain(at("compile: "));
+        if let (Some(last), Some(first)) = (last.max(), at("measure: ").first()) {
+            assert!(*first > last, "{}", ran.text());
+        }
+        let slower = says.contains("in place of");
+        let marked = at("published: affine")
+            .iter()
+            .filter(|line| lines[**line].ends_with(", slower than eager"))
+            .count();
+        assert_eq!(marked, if slower { 2 } else { 0 }, "{}", ran.text());
+        let shown = sandbox.run(&["show", "affine", "batch=4"]);
+        let line = shown.stdout.lines().find(|line| line.contains("by turns"));
+        assert_eq!(line, Some(format!("  by turns    {says}").as_str()));
+        let record = sandbox.json(&["show", "affine", "batch=4"]);
+        crate::schemas::check("show", &record);
+        assert_eq!(record["receipt"]["gate"]["turns"]["alone"], measured > 0);
+        crate::schemas::check("report", &sandbox.json(&["report"]));
+    }
+}
+
+#[test]
+fn a_program_that_is_built_again_is_measured_again() {
+    let sandbox = Sandbox::new();
+    let slow = took(300.0, 100.0, 20);
+    let ran = sandbox.output(&mut timed(&sandbox, &slow, &slow));
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let faster = || {
+        sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["turns"]["faster"].clone()
+    };
+    assert_eq!(faster(), "eager");
+    // The same graph: its artifact is there, and it is gated.
+    sandbox.append("model.py", "# one more line");
+    std::fs::remove_dir_all(sandbox.path("bin")).unwrap();
+    let ran = sandbox.output(&mut timed(&sandbox, &took(100.0, 300.0, 0), &slow));
+    assert!(
+        ran.stderr
+            .contains("built 2 programs, 0 artifacts compiled"),
+        "{}",
+        ran.text()
+    );
+    assert_eq!(faster(), "artifact");
 }

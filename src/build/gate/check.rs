@@ -166,11 +166,15 @@ impl<'a> Bench<'a> {
             report[format!("{name}_us")] = median(taken).into();
             report[format!("{name}_runs")] = taken.len().into();
         }
-        // How often each was faster than the program in the same round.
-        let wins = |taken: &Vec<f64>| taken.iter().zip(&own[0]).filter(|(a, b)| a < b).count();
+        // How often the one was faster than the other in the same round.
+        let wins = |a: &[f64], b: &[f64]| a.iter().zip(b).filter(|(a, b)| a < b).count();
+        if let [artifact, eager] = own {
+            report["eager_wins"] = wins(eager, artifact).into();
+            report["rivals_eager_wins"] = others.iter().map(|rival| wins(eager, rival)).collect();
+        }
         if !rivals.is_empty() {
             report["rivals_us"] = others.iter().map(|taken| median(taken)).collect();
-            report["rivals_wins"] = others.iter().map(wins).collect();
+            report["rivals_wins"] = others.iter().map(|rival| wins(rival, &own[0])).collect();
         }
         Ok(Ok(report))
     }
@@ -232,16 +236,20 @@ impl<'a> Bench<'a> {
     /// Returns the microseconds of calls of each model. They take turns, and turns at being first, so that what else the
     /// machine does meets all of them alike.
     fn latencies(&self, models: &[&Model]) -> Fallible<Vec<Vec<f64>>> {
-        // What is to choose between artifacts looks closer.
-        let (runs, each) = match self.candidate.rivals.is_empty() {
-            true => (20, Duration::from_secs(1)),
-            false => (200, Duration::from_secs(4)),
+        /// Fewer decide nothing.
+        const LEAST: usize = 7;
+        const LONGEST: Duration = Duration::from_secs(60);
+        // What is to be chosen by looks closer.
+        let (runs, each, least) = match self.candidate.alone {
+            false => (20, Duration::from_secs(1), 1),
+            true => (200, Duration::from_secs(4), LEAST),
         };
         let longest = each * u32::try_from(models.len())?;
         let mut taken: Vec<Vec<f64>> = vec![Vec::new(); models.len()];
         let begun = Instant::now();
         for round in 0..runs {
-            if round > 0 && begun.elapsed() > longest {
+            let enough = if round < least { LONGEST } else { longest };
+            if round > 0 && begun.elapsed() > enough {
                 break;
             }
             for turn in 0..models.len() {

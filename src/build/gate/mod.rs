@@ -53,6 +53,9 @@ pub struct Candidate {
     /// Steps that could be in the place of the program's, to be measured by turns with it.
     #[serde(default)]
     pub rivals: Vec<Vec<Step>>,
+    /// Whether its build does nothing else meanwhile: what is measured then is to choose by, and measured for longer.
+    #[serde(default)]
+    pub alone: bool,
     pub weights: Option<Digest>,
     pub aliases: BTreeMap<String, String>,
     /// Inputs `in.N` and eager's outputs `out.N`, as safetensors; `smaller.K.in.N` and `smaller.K.out.N` are the same at
