@@ -78,7 +78,7 @@ fn a_build_says_what_it_does_and_how_long_it_will_take() {
     let sandbox = Sandbox::new();
     sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [1, 2, 3, 4, 5]");
     sandbox.append("model.py", "# fake: compile is slow");
-    for columns in [80, 140] {
+    for columns in [40, 60, 80, 120] {
         sandbox.edit("model.py", "OFFSET = ", "OFFSET = 1 + ");
         let build = shown(
             &sandbox,
@@ -93,6 +93,12 @@ fn a_build_says_what_it_does_and_how_long_it_will_take() {
         for part in build.text.replace('\n', "\r\n").split_inclusive('m') {
             screen.process(part.as_bytes());
             for row in screen.screen().rows(0, columns) {
+                // What does not fit would stand in the next row.
+                let (row, whole) = (row.trim(), row.trim_start().starts_with("Building "));
+                assert!(
+                    whole || !row.ends_with(" left"),
+                    "at {columns} columns: {row}"
+                );
                 let words = row
                     .split_whitespace()
                     .filter(|word| !word.starts_with(['[', ']']));
