@@ -82,8 +82,8 @@ bench: build $(BENCH) ## side by side with eager, torch.compile, ONNX Runtime, i
 	$(BENCH) -m benches run --out benchmarks/cpu.json $(ARGS)
 	$(BENCH) -m benches draw benchmarks/cpu.json
 
-bench-build: build ## what builds cost, into benchmarks/{warm,regions,cold-build}-cpu.json: nothing to do, cut and whole, from nothing
-	for name in warm regions "cold_build --plain"; do set -- $$name; to=$$(echo $$1 | tr _ -)-cpu.json; \
+bench-build: build ## what builds cost, into benchmarks/{warm,regions,first-compile,cold-build}-cpu.json
+	for name in warm regions first_compile "cold_build --plain"; do set -- $$name; to=$$(echo $$1 | tr _ -)-cpu.json; \
 		$(PY) benches/$$1.py $$2 > target/$$to && mv target/$$to benchmarks/$$to || exit 1; done
 
 bench-smoke: build $(BENCH) ## whether a short run is slower than the stored ratios, by hand before a release
