@@ -1,12 +1,10 @@
 //! The work of a build, spread over its workers.
 //!
 //! Each worker has a thread that takes the next task it may do from the [queue](super::queue): the first worker captures
-//! programs (it holds the model), every worker compiles and gates. Where there is nothing to compile and much to capture,
-//! others make the model too; one whose weights came out differently, as those of an entry that draws them from nowhere,
-//! captures nothing.
+//! programs (it holds the model), every worker compiles and gates, and others capture too where that is the sooner end.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
     thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
@@ -21,21 +19,17 @@ use super::{
     limits::machine_memory,
     pace::Pace,
     progress::{Event, Progress},
-    protocol::{Captured, Compiled, ModuleRequest, Request, Sampled, Weights},
-    queue::{Compile, Hands, Next, Queue, Task, Waiting},
+    protocol::{Request, Weights},
+    queue::{Hands, Next, Queue, Task},
     weights::{self, StoredWeights},
     worker::Worker,
 };
 use crate::{
     Digest,
     plan::{Item, Plan},
-    record::{Sizes, Source},
-    spec::Module,
+    record::Source,
     target::DeviceKind,
 };
-
-const CAPTURE_LIMIT: Duration = Duration::from_secs(1800);
-const COMPILE_LIMIT: Duration = Duration::from_secs(7200);
 
 /// One program to make.
 pub(super) struct Job<'a> {
@@ -87,7 +81,7 @@ impl Work {
 pub(super) type Ahead<'s> = ScopedJoinHandle<'s, Result<Worker, BuildError>>;
 
 /// The worker of one thread.
-enum Seat<'s> {
+pub(super) enum Seat<'s> {
     Empty,
     Starting(Ahead<'s>),
     Taken(Box<Worker>),
@@ -314,7 +308,7 @@ impl<'s> Shared<'s> {
     }
 
     /// Asks this thread's worker, starting it where it isn't there, and returns the answer with what it logged.
-    fn ask<T: serde::de::DeserializeOwned>(
+    pub(super) fn ask<T: serde::de::DeserializeOwned>(
         &self,
         number: usize,
         seat: &mut Seat<'_>,
@@ -352,7 +346,7 @@ impl<'s> Shared<'s> {
     }
 
     /// Makes the model again in another worker, which must be made from what the first one was made from.
-    fn reopen(&self, worker: &mut Worker) -> Result<(), BuildError> {
+    pub(super) fn reopen(&self, worker: &mut Worker) -> Result<(), BuildError> {
         let opened = reopen(self.options, worker)?;
         worker.same_weights = opened.fingerprint == self.fingerprint;
         let known = self.plan.known.as_ref().map(|known| &known.entry.sources);
@@ -371,7 +365,7 @@ impl<'s> Shared<'s> {
     }
 
     /// Returns the worker of a thread, starting one where there is none.
-    fn take_seat<'w>(
+    pub(super) fn take_seat<'w>(
         &self,
         number: usize,
         seat: &'w mut Seat<'_>,
@@ -390,218 +384,6 @@ impl<'s> Shared<'s> {
         match seat {
             Seat::Taken(worker) => Ok(worker),
             _ => unreachable!("it was taken a line above"),
-        }
-    }
-
-    /// Makes the model in a worker beside the first, unless it is there; returns whether it is the same.
-    fn open_beside(&self, number: usize, seat: &mut Seat<'_>) -> Result<bool, BuildError> {
-        let live = self.take_seat(number, seat)?;
-        if live.opened {
-            return Ok(live.same_weights);
-        }
-        let (opened, _) = self.told(number, Work::Open, "the model", || self.reopen(live));
-        let same = opened.is_ok() && live.same_weights;
-        match opened {
-            Err(BuildError::Interrupted) => return Err(BuildError::Interrupted),
-            Ok(()) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. }) => {}
-            Err(_) => {
-                *seat = Seat::Empty;
-                self.lock().left();
-            }
-        }
-        Ok(same)
-    }
-
-    fn capture(&self, number: usize, seat: &mut Seat<'_>, job: usize) -> Result<(), BuildError> {
-        let Job { item, id, .. } = &self.jobs[job];
-        if number != 0 && !self.open_beside(number, seat)? {
-            self.lock().only_first(job, item.form.compiled);
-            return Ok(());
-        }
-        let module = &self.options.spec.modules[item.module];
-        let name = item.name(self.options.spec);
-        let (inputs, structure) = match module.sized_inputs(&item.form.sizes) {
-            Some(inputs) => (inputs, None),
-            None => {
-                let request = self.watch(module, &item.form.sizes);
-                let ((answer, log), _) = self.told(number, Work::Inputs, &name, || {
-                    self.ask::<Sampled>(number, seat, &request, self.limit(CAPTURE_LIMIT))
-                });
-                match answer {
-                    Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
-                    Err(error) => return self.fail(job, error, &log),
-                }
-            }
-        };
-        let request = Request::Capture {
-            module: ModuleRequest {
-                name: module.name.clone(),
-                path: module.path.clone(),
-                method: module.method.clone(),
-                inputs,
-                compiled: item.form.compiled,
-                regions: match item.form.compiled {
-                    true => module.regions.clone(),
-                    false => vec![],
-                },
-                passes: item.settings.compile.passes.clone(),
-                dynamic: item.form.dynamic.clone(),
-                structure,
-            },
-            sizes: item.form.sizes.clone(),
-            out: self.crew.scratch.join(format!("capture-{}", id.short())),
-        };
-        let ((answer, log), seconds) = self.told(number, Work::Capture, &name, || {
-            self.ask::<Captured>(number, seat, &request, self.limit(CAPTURE_LIMIT))
-        });
-        self.lock().captured_in(seconds);
-        match answer {
-            Ok(captured) => self.captured(job, captured),
-            Err(error) => self.fail(job, error, &log),
-        }
-    }
-
-    /// Asks for inputs that the spec leaves out: from the samples it names, or from the model's own inputs where
-    /// another module of it has them.
-    fn watch(&self, module: &Module, sizes: &Sizes) -> Request {
-        let model = &self.options.spec.model;
-        let whole = self.options.spec.modules.iter().find(|other| {
-            other.path.is_empty() && other.method == "forward" && other.inputs.is_some()
-        });
-        // The model's inputs at the smallest bucket, where the module has no sizes of its own.
-        let inputs = whole.and_then(|whole| {
-            let own = whole.buckets.first().cloned().unwrap_or_default();
-            let mut at = own;
-            at.extend(sizes.clone());
-            whole.sized_inputs(&at)
-        });
-        Request::Inputs {
-            path: module.path.clone(),
-            method: module.method.clone(),
-            samples: model.samples.clone(),
-            inputs: inputs.unwrap_or_default(),
-            sizes: sizes.clone(),
-        }
-    }
-
-    /// Queues what must be compiled for a captured program.
-    fn captured(&self, job: usize, captured: Captured) -> Result<(), BuildError> {
-        let Job { item, request, .. } = &self.jobs[job];
-        let Some(known) = &self.plan.known else {
-            return Err(BuildError::Protocol {
-                message: "captured before the target was known".to_owned(),
-            });
-        };
-        let segments = match item.form.compiled {
-            true => &captured.segments[..],
-            false => &[],
-        };
-        let mut ways = self.ways(item, segments, known, request["tuned"] == true);
-        let mut chosen_by = None;
-        if let Some((before, way)) = self.chosen_before(&self.jobs[job], &captured, known)? {
-            (ways, chosen_by) = (vec![way], Some(before));
-        }
-        let name = item.name(self.options.spec);
-        let mut compiles: Vec<Compile> = Vec::new();
-        // What is queued last is compiled first.
-        for way in ways.iter().rev().filter(|way| way.refused.is_none()) {
-            for (index, (key, segment)) in way.keys.iter().zip(segments).enumerate() {
-                if self.options.store.keep_artifact(key)? || compiles.iter().any(|c| c.key == *key)
-                {
-                    continue;
-                }
-                let step = captured.steps.iter().find(|step| step.segment == index);
-                let step = step.map_or("", |step| &step.name);
-                compiles.push(Compile {
-                    key: *key,
-                    explained: way.set.key(item, segment, known).1,
-                    segment: segment.clone(),
-                    set: way.set.clone(),
-                    name: way.of(format!("{name} {step}").trim_end(), ways.len()),
-                });
-            }
-        }
-        let module = &self.options.spec.modules[item.module].name;
-        let artifacts: BTreeSet<&Digest> = ways.iter().flat_map(|way| &way.keys).collect();
-        self.progress.event(&Event::Captured {
-            module,
-            bucket: &item.form.name(),
-            steps: captured.steps.len(),
-            artifacts: artifacts.len(),
-            missing: compiles.len(),
-        });
-        let waiting = Waiting {
-            captured,
-            missing: compiles.iter().map(|compile| compile.key).collect(),
-            compiled: compiles.len(),
-            ways,
-            chosen_by,
-        };
-        self.lock().captured(job, waiting, compiles);
-        Ok(())
-    }
-
-    fn compile(
-        &self,
-        number: usize,
-        seat: &mut Seat<'_>,
-        compile: Compile,
-    ) -> Result<(), BuildError> {
-        let key = compile.key;
-        let store = self.options.store;
-        // Another process may be at it: then its result is ours.
-        let mut waiting = |_: &str| !self.crew.stop.is_set();
-        let Some(claim) = store.claim(&key, &mut waiting)? else {
-            return Err(BuildError::Interrupted);
-        };
-        let made = match store.keep_artifact(&key)? {
-            true => Ok(false),
-            false => self.make(number, seat, compile)?,
-        };
-        drop(claim);
-        match made {
-            Ok(compiled) => {
-                let mut queue = self.lock();
-                queue.done.compiled += usize::from(compiled);
-                queue.compiled(&key);
-                Ok(())
-            }
-            Err((error, log)) => {
-                let mut asking = self.lock().failed(&key, &error.to_string()).into_iter();
-                asking.try_for_each(|job| self.fail_with(job, &error, &log))
-            }
-        }
-    }
-
-    /// Compiles and publishes one artifact. The inner error is one of this artifact alone.
-    #[allow(clippy::type_complexity)]
-    fn make(
-        &self,
-        number: usize,
-        seat: &mut Seat<'_>,
-        compile: Compile,
-    ) -> Result<Result<bool, (BuildError, Vec<u8>)>, BuildError> {
-        let request = Request::Compile {
-            file: compile.segment.file.clone(),
-            device: self.options.spec.target.device.to_string(),
-            isa: self.options.spec.target.isa.clone(),
-            mode: compile.set.mode.name().to_owned(),
-            options: compile.set.options.clone().into_iter().collect(),
-            out: self
-                .crew
-                .scratch
-                .join(format!("artifact-{}", compile.key.short())),
-        };
-        let ((answer, log), _) = self.told(number, Work::Compile, &compile.name, || {
-            self.ask::<Compiled>(number, seat, &request, self.limit(COMPILE_LIMIT))
-        });
-        match answer {
-            Ok(compiled) => {
-                self.keep(compile, compiled, &log)?;
-                Ok(Ok(true))
-            }
-            Err(error) if error.ends_build() => Err(error),
-            Err(error) => Ok(Err((error, log))),
         }
     }
 }

@@ -12,16 +12,20 @@
 //! | `crew` | its workers, started before there is work for them |
 //! | `queue` | what is left to do, and what must be done first |
 //! | `jobs` | the threads that do it, one for each worker |
+//! | `capture`, `compile` | what they do with their workers |
 //! | `pace` | how long it will still take |
 //! | `publish` | what goes into the store |
 //! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
 //! | `limits` | what a process may take, and how it ends |
 //! | `gate` | comparing a candidate with eager |
 //! | `merit` | which of two programs is the faster one |
-//! | `tune` | making a program in several ways and keeping the fastest |
+//! | `ways` | the option sets that a program can be made with |
+//! | `tune` | gating a program in each way, and keeping the fastest |
 //!
 //! What is not promised: a sandbox. The worker runs the model's own code with the rights of its user.
 
+mod capture;
+mod compile;
 mod crew;
 mod engine;
 mod error;
@@ -36,6 +40,7 @@ pub mod protocol;
 mod publish;
 mod queue;
 mod tune;
+mod ways;
 mod weights;
 mod worker;
 

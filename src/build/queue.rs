@@ -14,7 +14,7 @@ use super::{
     pace::Left,
     protocol::{Captured, Segment},
     publish::Draft,
-    tune::{Set, Way},
+    ways::{Set, Way},
 };
 use crate::Digest;
 

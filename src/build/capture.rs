@@ -1,0 +1,174 @@
+//! Capturing programs, and queueing what must be compiled for them.
+//!
+//! The first worker captures, since it holds the model. Where there is nothing to compile and much to capture, others make
+//! the model too; one whose weights came out differently, as those of an entry that draws them from nowhere, captures
+//! nothing.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use super::{
+    BuildError,
+    jobs::{Job, Seat, Shared, Work},
+    progress::Event,
+    protocol::{Captured, ModuleRequest, Request, Sampled},
+    queue::{Compile, Waiting},
+};
+use crate::{Digest, record::Sizes, spec::Module};
+
+/// How long a capture may take.
+const CAPTURE_LIMIT: Duration = Duration::from_secs(1800);
+
+impl Shared<'_> {
+    /// Makes the model in a worker beside the first, unless it is there; returns whether it is the same.
+    fn open_beside(&self, number: usize, seat: &mut Seat<'_>) -> Result<bool, BuildError> {
+        let live = self.take_seat(number, seat)?;
+        if live.opened {
+            return Ok(live.same_weights);
+        }
+        let (opened, _) = self.told(number, Work::Open, "the model", || self.reopen(live));
+        let same = opened.is_ok() && live.same_weights;
+        match opened {
+            Err(BuildError::Interrupted) => return Err(BuildError::Interrupted),
+            Ok(()) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. }) => {}
+            Err(_) => {
+                *seat = Seat::Empty;
+                self.lock().left();
+            }
+        }
+        Ok(same)
+    }
+
+    pub(super) fn capture(
+        &self,
+        number: usize,
+        seat: &mut Seat<'_>,
+        job: usize,
+    ) -> Result<(), BuildError> {
+        let Job { item, id, .. } = &self.jobs[job];
+        if number != 0 && !self.open_beside(number, seat)? {
+            self.lock().only_first(job, item.form.compiled);
+            return Ok(());
+        }
+        let module = &self.options.spec.modules[item.module];
+        let name = item.name(self.options.spec);
+        let (inputs, structure) = match module.sized_inputs(&item.form.sizes) {
+            Some(inputs) => (inputs, None),
+            None => {
+                let request = self.watch(module, &item.form.sizes);
+                let ((answer, log), _) = self.told(number, Work::Inputs, &name, || {
+                    self.ask::<Sampled>(number, seat, &request, self.limit(CAPTURE_LIMIT))
+                });
+                match answer {
+                    Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
+                    Err(error) => return self.fail(job, error, &log),
+                }
+            }
+        };
+        let request = Request::Capture {
+            module: ModuleRequest {
+                name: module.name.clone(),
+                path: module.path.clone(),
+                method: module.method.clone(),
+                inputs,
+                compiled: item.form.compiled,
+                regions: match item.form.compiled {
+                    true => module.regions.clone(),
+                    false => vec![],
+                },
+                passes: item.settings.compile.passes.clone(),
+                dynamic: item.form.dynamic.clone(),
+                structure,
+            },
+            sizes: item.form.sizes.clone(),
+            out: self.crew.scratch.join(format!("capture-{}", id.short())),
+        };
+        let ((answer, log), seconds) = self.told(number, Work::Capture, &name, || {
+            self.ask::<Captured>(number, seat, &request, self.limit(CAPTURE_LIMIT))
+        });
+        self.lock().captured_in(seconds);
+        match answer {
+            Ok(captured) => self.captured(job, captured),
+            Err(error) => self.fail(job, error, &log),
+        }
+    }
+
+    /// Asks for inputs that the spec leaves out: from the samples it names, or from the model's own inputs where
+    /// another module of it has them.
+    fn watch(&self, module: &Module, sizes: &Sizes) -> Request {
+        let model = &self.options.spec.model;
+        let whole = self.options.spec.modules.iter().find(|other| {
+            other.path.is_empty() && other.method == "forward" && other.inputs.is_some()
+        });
+        // The model's inputs at the smallest bucket, where the module has no sizes of its own.
+        let inputs = whole.and_then(|whole| {
+            let own = whole.buckets.first().cloned().unwrap_or_default();
+            let mut at = own;
+            at.extend(sizes.clone());
+            whole.sized_inputs(&at)
+        });
+        Request::Inputs {
+            path: module.path.clone(),
+            method: module.method.clone(),
+            samples: model.samples.clone(),
+            inputs: inputs.unwrap_or_default(),
+            sizes: sizes.clone(),
+        }
+    }
+
+    /// Queues what must be compiled for a captured program.
+    fn captured(&self, job: usize, captured: Captured) -> Result<(), BuildError> {
+        let Job { item, request, .. } = &self.jobs[job];
+        let Some(known) = &self.plan.known else {
+            return Err(BuildError::Protocol {
+                message: "captured before the target was known".to_owned(),
+            });
+        };
+        let segments = match item.form.compiled {
+            true => &captured.segments[..],
+            false => &[],
+        };
+        let mut ways = self.ways(item, segments, known, request["tuned"] == true);
+        let mut chosen_by = None;
+        if let Some((before, way)) = self.chosen_before(&self.jobs[job], &captured, known)? {
+            (ways, chosen_by) = (vec![way], Some(before));
+        }
+        let name = item.name(self.options.spec);
+        let mut compiles: Vec<Compile> = Vec::new();
+        // What is queued last is compiled first.
+        for way in ways.iter().rev().filter(|way| way.refused.is_none()) {
+            for (index, (key, segment)) in way.keys.iter().zip(segments).enumerate() {
+                if self.options.store.keep_artifact(key)? || compiles.iter().any(|c| c.key == *key)
+                {
+                    continue;
+                }
+                let step = captured.steps.iter().find(|step| step.segment == index);
+                let step = step.map_or("", |step| &step.name);
+                compiles.push(Compile {
+                    key: *key,
+                    explained: way.set.key(item, segment, known).1,
+                    segment: segment.clone(),
+                    set: way.set.clone(),
+                    name: way.of(format!("{name} {step}").trim_end(), ways.len()),
+                });
+            }
+        }
+        let module = &self.options.spec.modules[item.module].name;
+        let artifacts: BTreeSet<&Digest> = ways.iter().flat_map(|way| &way.keys).collect();
+        self.progress.event(&Event::Captured {
+            module,
+            bucket: &item.form.name(),
+            steps: captured.steps.len(),
+            artifacts: artifacts.len(),
+            missing: compiles.len(),
+        });
+        let waiting = Waiting {
+            captured,
+            missing: compiles.iter().map(|compile| compile.key).collect(),
+            compiled: compiles.len(),
+            ways,
+            chosen_by,
+        };
+        self.lock().captured(job, waiting, compiles);
+        Ok(())
+    }
+}

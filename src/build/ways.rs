@@ -1,0 +1,264 @@
+//! The ways to make a program: option sets for all of its segments, and the keys that their artifacts have.
+//!
+//! | way | tried |
+//! |---|---|
+//! | the module's own settings | always |
+//! | `mode=default` | where the module's mode autotunes |
+//! | `coordinate_descent_tuning=true`, `epilogue_fusion=false`, `max_autotune=true` | by `--tune`, where the settings do not say it already |
+//! | `layout_optimization=false` | by `--tune`, where the graph has convolutions |
+//! | `freezing=true` | refused by name: it would keep values of weights in the artifact |
+//!
+//! **Keys.** What is chosen depends on a measurement, so it can't be part of a name that is known before. A tuned program's
+//! request key says that it is tuned, and nothing of the choice; the artifact keys it lists say which options were chosen.
+//! A plain build takes the tuned program where the newest release does not have the untuned one, so it does not undo what
+//! `--tune` did; `--tune` finds it too, and tunes nothing again. When only names or sources changed and every way would have
+//! the same artifacts as before, the earlier choice and its table are taken over, by a plain build too.
+
+use serde_json::Value;
+
+use super::{
+    BuildError,
+    jobs::{Job, Shared},
+    protocol::{Captured, Segment},
+};
+use crate::{
+    Digest,
+    plan::{ArtifactKey, Item, Known, State},
+    spec::{Compile, Mode, compile::Options},
+};
+
+/// What a program can be compiled with.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Set {
+    pub mode: Mode,
+    pub options: Options,
+    /// What the table calls it: how it differs from the module's own settings.
+    pub name: String,
+    /// Why it is not even tried.
+    pub refused: Option<String>,
+}
+
+/// An option set for one program, and what came of it so far.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    pub set: Set,
+    /// Key of each segment's artifact.
+    pub keys: Vec<Digest>,
+    pub refused: Option<String>,
+}
+
+impl Way {
+    /// Returns the name to tell a task of it with, where there are several.
+    pub fn of(&self, program: &str, ways: usize) -> String {
+        match ways {
+            1 => program.to_owned(),
+            _ => format!("{program} [{}]", self.set.name),
+        }
+    }
+}
+
+/// Returns the option sets to compile a program with; the first is kept unless another is faster.
+///
+/// `all`: as `--tune` says. `convolves`: whether a segment has a convolution.
+pub(super) fn sets(settings: &Compile, all: bool, convolves: bool) -> Vec<Set> {
+    let mode = settings.mode;
+    let own = Set {
+        mode,
+        options: settings.options.clone(),
+        name: std::iter::once(format!("mode={}", mode.name()))
+            .chain(settings.options.iter().map(option))
+            .collect::<Vec<_>>()
+            .join(" "),
+        refused: None,
+    };
+    let mut sets = Vec::new();
+    // Without a gate there is nothing to choose by.
+    if !settings.healthcheck {
+        return vec![own];
+    }
+    if mode.autotunes() {
+        sets.push(Set {
+            mode: Mode::Default,
+            name: "mode=default".to_owned(),
+            ..own.clone()
+        });
+    }
+    sets.push(own.clone());
+    let implied: &[&str] = match mode.autotunes() {
+        true => &["coordinate_descent_tuning", "max_autotune"],
+        false => &[],
+    };
+    let tried = [
+        ("coordinate_descent_tuning", true, true),
+        ("epilogue_fusion", false, true),
+        ("max_autotune", true, true),
+        ("layout_optimization", false, convolves),
+        ("freezing", true, true),
+    ];
+    for (key, value, applies) in tried {
+        let says = settings.options.contains_key(key) || implied.contains(&key);
+        if !all || !applies || says {
+            continue;
+        }
+        let mut options = settings.options.clone();
+        options.insert(key.to_owned(), value.into());
+        let why =
+            "it keeps values of weights in the artifact, and weights are bound when it is loaded";
+        sets.push(Set {
+            mode,
+            options,
+            name: format!("{key}={value}"),
+            refused: (key == "freezing").then(|| why.to_owned()),
+        });
+    }
+    sets
+}
+
+fn option((key, value): (&String, &Value)) -> String {
+    format!("{key}={value}")
+}
+
+impl Set {
+    /// Returns the key of a segment that is compiled with it, and its explanation.
+    pub fn key(&self, item: &Item, segment: &Segment, known: &Known) -> (Digest, Value) {
+        let key = ArtifactKey {
+            graph: &Digest::of(segment.graph.as_bytes()),
+            inputs: &segment.inputs,
+            outputs: &segment.outputs,
+            constants: &segment.constants,
+            backend: item.settings.compile.backend,
+            mode: self.mode,
+            options: &self.options,
+            passes: &[],
+            target: &known.target,
+        };
+        key.explained()
+    }
+}
+
+impl Shared<'_> {
+    /// Returns the ways to make a program; `all`: as `--tune` says.
+    pub(super) fn ways(
+        &self,
+        item: &Item,
+        segments: &[Segment],
+        known: &Known,
+        all: bool,
+    ) -> Vec<Way> {
+        let convolves = segments.iter().any(|s| s.graph.contains("convolution"));
+        let mut sets = sets(&item.settings.compile, all, convolves);
+        if segments.is_empty() {
+            sets.truncate(1);
+        }
+        let way = |set: Set| Way {
+            keys: (segments.iter())
+                .map(|segment| set.key(item, segment, known).0)
+                .collect(),
+            refused: set.refused.clone(),
+            set,
+        };
+        sets.into_iter().map(way).collect()
+    }
+
+    /// Returns the way in which what stood in a program's place was fastest, and which program that is: where every way
+    /// would have the same artifacts as then, and those of this one are there.
+    pub(super) fn chosen_before(
+        &self,
+        job: &Job<'_>,
+        captured: &Captured,
+        known: &Known,
+    ) -> Result<Option<(Digest, Way)>, BuildError> {
+        let store = self.options.store;
+        let before = match &job.item.state {
+            State::Miss {
+                before: Some(before),
+                ..
+            } => store.program(before)?,
+            _ => None,
+        };
+        let Some(before) = before else {
+            return Ok(None);
+        };
+        let rows = before.receipt["tuned"].as_array();
+        let rows: Vec<&Value> = rows.into_iter().flatten().collect();
+        // A plain build takes over what `--tune` chose too.
+        let mut tried = [true, false].into_iter();
+        let ways = tried.find_map(|all| {
+            let ways = self.ways(job.item, &captured.segments, known, all);
+            let names = ways.iter().map(|way| Some(way.set.name.as_str()));
+            let same = names.eq(rows.iter().map(|row| row["options"].as_str()));
+            (same && (all || job.request["tuned"] != true)).then_some(ways)
+        });
+        let chosen = rows.iter().position(|row| row["chosen"] == true);
+        let Some(way) = ways
+            .zip(chosen)
+            .and_then(|(ways, row)| ways.into_iter().nth(row))
+        else {
+            return Ok(None);
+        };
+        let called = before.steps.iter().map(|step| Some(step.artifact));
+        let calls = captured.steps.iter();
+        if !called.eq(calls.map(|step| way.keys.get(step.segment).copied())) {
+            return Ok(None);
+        }
+        for key in &way.keys {
+            if !store.keep_artifact(key)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some((before.id, way)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(settings: &Compile, all: bool, convolves: bool) -> Vec<String> {
+        let told = |set: Set| match set.refused {
+            Some(_) => format!("{} (refused)", set.name),
+            None => set.name,
+        };
+        sets(settings, all, convolves)
+            .into_iter()
+            .map(told)
+            .collect()
+    }
+
+    #[test]
+    fn a_plain_program_has_one_way_and_a_mode_that_autotunes_has_two() {
+        let plain = Compile::default();
+        assert_eq!(names(&plain, false, true), ["mode=default"]);
+        let auto = Compile {
+            mode: Mode::MaxAutotune,
+            ..plain.clone()
+        };
+        // What is kept unless it is beaten comes first.
+        assert_eq!(
+            names(&auto, false, true),
+            ["mode=default", "mode=max-autotune"]
+        );
+        let unchecked = Compile {
+            healthcheck: false,
+            ..auto
+        };
+        assert_eq!(names(&unchecked, false, true), ["mode=max-autotune"]);
+    }
+
+    #[test]
+    fn tuning_tries_what_the_settings_do_not_say_already() {
+        insta::assert_snapshot!(names(&Compile::default(), true, false).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, freezing=true (refused)");
+        let mut says = Compile {
+            mode: Mode::MaxAutotuneNoCudagraphs,
+            ..Compile::default()
+        };
+        says.options.insert("epilogue_fusion".into(), false.into());
+        insta::assert_snapshot!(names(&says, true, true).join(", "), @"mode=default, mode=max-autotune-no-cudagraphs epilogue_fusion=false, layout_optimization=false, freezing=true (refused)");
+        let sets = sets(&says, true, true);
+        assert_eq!(
+            sets[2].options.len(),
+            2,
+            "what the spec says stays: {sets:?}"
+        );
+    }
+}
