@@ -239,6 +239,38 @@ fn what_crashes_or_fails_with_one_option_set_leaves_the_others() {
 }
 
 #[test]
+fn a_compile_that_dies_or_hangs_with_one_option_set_leaves_the_others_and_the_build() {
+    let sandbox = slow(&[
+        "coordinate_descent_tuning=true dies",
+        "epilogue_fusion=false hangs",
+        "max_autotune=true takes 200",
+    ]);
+    // Two programs by two workers, each of which loses them twice.
+    let ran = sandbox.run(&["build", "-j", "2", "--tune", "--timeout", "5"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    assert!(
+        ran.stderr
+            .contains("built 2 programs, 4 artifacts compiled"),
+        "{}",
+        ran.text()
+    );
+    let listed = sandbox.json(&["ls", "--state", "live"]);
+    let programs = listed["programs"].as_array().unwrap();
+    assert_eq!(programs.len(), 2, "{listed}");
+    for program in programs {
+        let record = sandbox.json(&["show", program["id"].as_str().unwrap()]);
+        insta::allow_duplicates! { insta::assert_snapshot!(rows(&record).join("\n"), @"
+        mode=default: 
+        coordinate_descent_tuning=true: the worker ended in the middle of a request (signal: 9 (SIGKILL))
+        epilogue_fusion=false: the worker did not answer within 5 s
+        max_autotune=true: kept
+        freezing=true: it keeps values of weights in the artifact, and weights are bound when it is loaded
+        ") };
+    }
+    assert!(sandbox.files("tmp").is_empty());
+}
+
+#[test]
 fn a_program_fails_when_no_option_set_is_left() {
     let sandbox = slow(&["mode=default answers wrong"]);
     assert_run!(sandbox, ["build", "-q", "--tune", "--only", ONE, "--set", "fail_policy=raise"], @"

@@ -29,7 +29,8 @@ What a comment says of the mode or of an option is for artifacts that are compil
 
     # fake: mode=default takes 900               microseconds a run
     # fake: epilogue_fusion=false takes 300
-    # fake: max_autotune=true fails              its compile; or `answers wrong`, or `crashes` when it is run
+    # fake: max_autotune=true fails              its compile; or it `dies`, or `hangs`
+    # fake: max_autotune=true answers wrong      or `crashes` when it is run
 
 A global `DECLARED` of the model's file is what its submodules say of themselves: FQN -> method -> keys of [compile]. A
 graph pass is a function that changes the segment (a dict with `offset`) in place. The log of a compile has the mode and
@@ -252,14 +253,14 @@ class Worker:
         sleep = [int(what.removeprefix("takes ")) for what in says if what.startswith("takes ")]
         if "fails" in says:
             raise Failure("compile", "the C++ compiler does not like this option")
-        if segment["dies"]:
+        if segment["dies"] or "dies" in says:
             print("about to die", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         if segment["spawns"]:
             child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
             self.root.joinpath("spawned.new").write_text(str(child.pid))
             self.root.joinpath("spawned.new").rename(self.root / "spawned")
-        if segment["hangs"] or segment["spawns"]:
+        if segment["hangs"] or "hangs" in says or segment["spawns"]:
             time.sleep(3600)
         hoard = []
         while segment["eats"]:
