@@ -1,0 +1,135 @@
+//! Errors of a spec, of a plan and of a build.
+
+use super::{super::*, io, path};
+use crate::{build::protocol::WorkerError, spec::Spec};
+
+fn failure(code: &str) -> Box<WorkerError> {
+    Box::new(WorkerError {
+        code: code.into(),
+        message: "it failed".into(),
+        location: None,
+        hint: None,
+        trace: String::new(),
+    })
+}
+
+fn worker(code: &str) -> BuildError {
+    BuildError::Worker(failure(code))
+}
+
+pub(super) fn spec_errors() -> Vec<SpecError> {
+    let mut all: Vec<_> = [
+        ErrorKind::NotFound,
+        ErrorKind::PermissionDenied,
+        ErrorKind::IsADirectory,
+    ]
+    .map(|kind| SpecError::Read {
+        path: path(),
+        source: io(kind),
+    })
+    .into();
+    all.push(SpecError::NotText {
+        path: path(),
+        offset: 3,
+    });
+    all.push(Spec::parse("schema = 2", &path()).unwrap_err());
+    all
+}
+
+pub(super) fn plan_errors() -> Vec<PlanError> {
+    vec![
+        PlanError::Source {
+            path: path(),
+            source: io(ErrorKind::NotFound),
+        },
+        PlanError::Declared {
+            path: "encoder".into(),
+            method: "forward".into(),
+            message: "no".into(),
+        },
+        PlanError::NothingMatches("x*".into()),
+        PlanError::Store(StoreError::Unknown("abcd".into())),
+    ]
+}
+
+pub(super) fn build_errors() -> Vec<BuildError> {
+    let codes = [
+        "entry_import",
+        "entry_call",
+        "torch_missing",
+        "no_device",
+        "no_module",
+        "no_method",
+        "bad_input",
+        "capture",
+        "pass",
+        "compile",
+        "weights",
+        "protocol",
+        "internal",
+    ];
+    let mut all: Vec<_> = codes.into_iter().map(worker).collect();
+    let (log, status) = (String::new(), "signal 9".to_owned());
+    all.extend([
+        BuildError::NoPython {
+            program: path(),
+            source: io(ErrorKind::NotFound),
+        },
+        BuildError::WrongTorch {
+            program: path(),
+            found: "2.0.0".into(),
+            expected: "2.11.0",
+        },
+        BuildError::Model {
+            error: failure("entry_call"),
+            log: Digest::of(b"stack"),
+        },
+        BuildError::WorkerDied {
+            status,
+            log: log.clone(),
+        },
+        BuildError::WorkerGreedy {
+            what: String::new(),
+            log: String::new(),
+        },
+        BuildError::WorkerHung {
+            seconds: 9,
+            log: log.clone(),
+        },
+        BuildError::Protocol {
+            message: "no".into(),
+        },
+        BuildError::Scratch {
+            path: path(),
+            source: io(ErrorKind::StorageFull),
+        },
+        BuildError::Gate {
+            message: "output 0 differs".into(),
+            log,
+        },
+        BuildError::Weights {
+            path: path(),
+            message: "it has no tensor `w`".into(),
+        },
+        BuildError::SourceChanged {
+            path: "model.py".into(),
+        },
+        BuildError::Locked {
+            missing: 1,
+            total: 2,
+        },
+        BuildError::Incomplete {
+            name: "v1".into(),
+            missing: 1,
+            total: 2,
+        },
+        BuildError::Failed {
+            failed: 1,
+            total: 2,
+        },
+        BuildError::Interrupted,
+        BuildError::Store(StoreError::Unknown("abcd".into())),
+        BuildError::Plan(PlanError::NothingMatches("x*".into())),
+    ]);
+    all
+}

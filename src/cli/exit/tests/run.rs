@@ -1,0 +1,239 @@
+//! Errors of the runtime.
+
+use super::{super::*, io};
+
+pub(super) fn runtime_errors() -> Vec<Error> {
+    use std::sync::Arc;
+
+    use crate::{
+        Device,
+        record::{Dtype, Sizes},
+        runtime::{NoFit, Problem, RuntimeError as E},
+        target::Mismatch,
+    };
+    let id = Digest::of(b"x");
+    let text = || "it says no".to_owned();
+    let module: Arc<str> = "encode".into();
+    let sizes = || Sizes::from([("batch".to_owned(), 8)]);
+    let problems = [
+        Problem::Undefined,
+        Problem::NotDense,
+        Problem::Lazy,
+        Problem::Device {
+            expected: Device::Cpu,
+            got: "cuda:0".into(),
+        },
+        Problem::Dtype {
+            expected: Dtype::Int64,
+            got: "int32".into(),
+        },
+        Problem::Rank {
+            expected: 2,
+            got: 1,
+        },
+        Problem::Size {
+            axis: 0,
+            expected: 2,
+            got: 1,
+        },
+        Problem::Empty {
+            axis: 0,
+            dim: "batch".into(),
+        },
+        Problem::Disagrees {
+            axis: 0,
+            dim: "batch".into(),
+            size: 1,
+            other: 2,
+        },
+        Problem::Strides {
+            expected: vec![1],
+            got: vec![2],
+        },
+        Problem::Alignment {
+            needed: 16,
+            address: 8,
+        },
+        Problem::Storage { needed: 8, got: 4 },
+    ];
+    let bad_input = |problem| E::BadInput {
+        module: module.clone(),
+        input: "ids".into(),
+        problem,
+    };
+    let no_bucket = |nearest, why| E::NoBucket {
+        module: module.clone(),
+        request: sizes(),
+        known: [sizes()].into(),
+        nearest,
+        why,
+    };
+    let no_module = |module: &str, known: &[String]| E::NoModule {
+        model: "m".into(),
+        module: module.into(),
+        known: known.into(),
+    };
+    let unreadable = |source| E::Store {
+        what: "release 1".into(),
+        source,
+    };
+    let mut all = vec![
+        unreadable(StoreError::Unknown("abcd".into()).into()),
+        unreadable("no".into()),
+        E::NoDevice {
+            device: Device::Cpu,
+            reason: text(),
+        },
+        E::NoDevice {
+            device: Device::Cuda(0),
+            reason: text(),
+        },
+        E::UnknownHost { reason: text() },
+        E::Devices,
+        E::WrongTarget {
+            program: id,
+            module: "encode".into(),
+            bucket: "batch=8".into(),
+            device: Device::Cpu,
+            mismatches: vec![Mismatch {
+                field: "os",
+                artifact: "plan9".into(),
+                host: "linux".into(),
+            }],
+        },
+        E::MemoryFile {
+            object: id,
+            source: io(ErrorKind::OutOfMemory),
+        },
+        E::WrongBytes {
+            object: id,
+            found: id,
+        },
+        E::NotLoadable {
+            object: id,
+            reason: text(),
+        },
+        E::Unreadable {
+            object: id,
+            source: "no".into(),
+        },
+        E::Operators {
+            artifact: id,
+            reason: text(),
+        },
+        E::Operators {
+            artifact: id,
+            reason: "another library".into(),
+        },
+        E::NotLoadable {
+            object: id,
+            reason: "libtorch_python".into(),
+        },
+        E::NothingLeft {
+            module: module.clone(),
+            reason: text(),
+        },
+        E::MissingSymbol {
+            object: id,
+            name: "Run".into(),
+        },
+        E::NoContainer {
+            artifact: id,
+            reason: text(),
+        },
+        E::WrongCount {
+            artifact: id,
+            what: "inputs",
+            expected: 1,
+            got: 2,
+        },
+        E::Malformed {
+            program: id,
+            reason: text(),
+        },
+        E::BadWeights {
+            weights: id,
+            reason: text(),
+        },
+        E::Unbound {
+            artifact: id,
+            constant: "w".into(),
+            reason: text(),
+        },
+        E::Upload {
+            device: Device::Cpu,
+            reason: text(),
+        },
+        E::Unready {
+            device: Device::Cpu,
+            reason: text(),
+        },
+        no_module("f", &["encode".into()]),
+        no_module("encoder", &["encode".into()]),
+        no_module("f", &[]),
+        E::InputCount {
+            module: module.clone(),
+            expected: 1,
+            got: 2,
+            names: ["ids".to_owned()].into(),
+        },
+        E::InputNames {
+            module: module.clone(),
+            given: vec!["x".into()],
+            variants: vec![["ids".to_owned()].into()],
+        },
+        no_bucket(Some(sizes()), NoFit::TooLarge),
+        no_bucket(Some(sizes()), NoFit::PaddingRefused),
+        no_bucket(None, NoFit::TooLarge),
+        E::Failed {
+            module: module.clone(),
+            bucket: "batch=8".into(),
+            step: "main".into(),
+            message: text(),
+        },
+        E::BadOutput {
+            module: module.clone(),
+            bucket: "batch=8".into(),
+            output: 0,
+            expected: text(),
+            got: text(),
+        },
+        E::Tensor {
+            module: module.clone(),
+            message: text(),
+        },
+        E::Shape {
+            shape: vec![2, 3],
+            needed: Some(6),
+            got: 5,
+        },
+        E::NoOutput {
+            module: module.clone(),
+            output: "`z`".into(),
+            known: vec!["y".into()],
+        },
+        E::OutputDtype {
+            module: module.clone(),
+            output: "y".into(),
+            asked: Dtype::Int64,
+            got: Dtype::Float32,
+        },
+        E::Array { reason: text() },
+    ];
+    all.extend(problems.map(bad_input));
+    let mut all: Vec<Error> = all.into_iter().map(Into::into).collect();
+    all.extend([
+        TensorFileError::Format(safetensors::SafeTensorError::HeaderTooSmall).into(),
+        TensorFileError::Dtype {
+            name: "x".into(),
+            dtype: "F4".into(),
+        }
+        .into(),
+        TensorFileError::Torch {
+            name: "x".into(),
+            reason: text(),
+        }
+        .into(),
+    ]);
+    all
+}
