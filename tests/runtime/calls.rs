@@ -1,0 +1,270 @@
+//! What a call answers, and what it refuses.
+
+use std::sync::Arc;
+
+use precast::{
+    Device, Runtime,
+    record::Padding,
+    runtime::{Inputs, NoFit, Problem, Rung, RuntimeError},
+};
+use tch::{Kind, Tensor};
+
+use crate::{
+    fake::{Fake, Memory},
+    flat, load, ok, x,
+};
+
+#[test]
+fn an_exact_bucket_answers_with_the_weights_applied() {
+    let model = ok(&[Fake {
+        constants: 3,
+        outputs: 2,
+        ..Fake::sized(2, 3)
+    }]);
+    let out = model.run("f", &[x(2, 3)]).unwrap();
+    // x * 2 + (1 + 2)
+    assert_eq!(flat(&out[0]), [3.0, 5.0, 7.0, 9.0, 11.0, 13.0]);
+    assert_eq!(flat(&out[1]), [15.0, 33.0]);
+    assert_eq!(out.served().rung(), Rung::Exact);
+    let names: Vec<&str> = out.named().map(|(name, _)| name).collect();
+    assert_eq!(names, ["y", "sum"]);
+}
+
+#[test]
+fn a_smaller_request_is_padded_and_cut_back() {
+    let model = ok(&[
+        Fake::sized(8, 4),
+        Fake {
+            outputs: 2,
+            ..Fake::sized(4, 8)
+        },
+        Fake::sized(1, 4),
+    ]);
+    for (rows, cols) in [(3, 3), (1, 1), (8, 2), (2, 8), (1, 4), (8, 4)] {
+        let input = x(rows, cols);
+        let Ok(out) = model.run("f", &[input.shallow_clone()]) else {
+            panic!("{rows}x{cols}")
+        };
+        assert_eq!(out[0].size(), [rows, cols]);
+        assert_eq!(flat(&out[0]), flat(&(input * 2)), "{rows}x{cols}");
+    }
+    let out = model.run("f", &[x(3, 3)]).unwrap();
+    assert_eq!(out.served().rung(), Rung::Padded);
+    assert_eq!(
+        out.served().request(),
+        [("batch".to_owned(), 3), ("seq".to_owned(), 3)].into()
+    );
+}
+
+#[test]
+fn nothing_of_an_earlier_call_is_left_in_a_padding_buffer() {
+    let model = ok(&[Fake {
+        outputs: 2,
+        ..Fake::sized(4, 4)
+    }]);
+    let poison = Tensor::full([3, 3], f64::NAN, (Kind::Float, tch::Device::Cpu));
+    for (rows, cols) in [(1, 1), (2, 3), (3, 1)] {
+        model.run("f", &[poison.shallow_clone()]).unwrap();
+        let out = model.run("f", &[x(rows, cols)]).unwrap();
+        // The row sums see the padded columns, so a NaN left there would show.
+        assert!(
+            flat(&out[1]).iter().all(|sum| sum.is_finite()),
+            "{rows}x{cols}"
+        );
+    }
+}
+
+#[test]
+fn several_inputs_by_name_in_any_order() {
+    let model = ok(&[Fake {
+        inputs: 3,
+        ..Fake::sized(2, 2)
+    }]);
+    let ids = Tensor::from_slice(&[10i64, 20, 30, 40]).view((2, 2));
+    let more = Tensor::ones_like(&ids);
+    let out = model
+        .run_named("f", &[("ids.1", &more), ("x", &x(2, 2)), ("ids.0", &ids)])
+        .unwrap();
+    assert_eq!(flat(&out[0]), [11.0, 23.0, 35.0, 47.0]);
+    let error = model
+        .run_named("f", &[("x", &x(2, 2)), ("ids.0", &ids), ("mask", &more)])
+        .unwrap_err();
+    insta::assert_snapshot!(error.to_string(), @"module `f` has no variant with the inputs `x`, `ids.0`, `mask`");
+    insta::assert_snapshot!(error.hint(), @"it takes x, ids.0, ids.1");
+    let error = model.run("f", &[x(2, 2)]).unwrap_err();
+    insta::assert_snapshot!(error.to_string(), @"module `f` takes 3 inputs (x, ids.0, ids.1), got 1");
+}
+
+#[test]
+fn a_bad_input_is_refused_by_name_before_anything_runs() {
+    // It would throw if it ran.
+    let model = ok(&[Fake::of("THROWS")]);
+    let told = |input: Tensor| model.run("f", &[input]).unwrap_err().to_string();
+    insta::assert_snapshot!(told(Tensor::new()), @"module `f`, input `x`: expected a tensor, got an undefined one");
+    insta::assert_snapshot!(told(x(8, 4).to_kind(Kind::Double)), @"module `f`, input `x`: expected dtype float32, got float64");
+    insta::assert_snapshot!(told(x(8, 4).to_kind(Kind::ComplexFloat)), @"module `f`, input `x`: expected dtype float32, got a dtype no artifact takes (torch's number 9)");
+    insta::assert_snapshot!(told(x(8, 4).reshape([8, 2, 2])), @"module `f`, input `x`: expected 2 dimensions, got 3");
+    insta::assert_snapshot!(told(x(4, 8).transpose(0, 1)), @"module `f`, input `x`: expected strides [4, 1], got [1, 8]");
+    insta::assert_snapshot!(told(Tensor::zeros([0, 4], (Kind::Float, tch::Device::Cpu))), @"module `f`, input `x`: axis 0 (`batch`) has size 0");
+    insta::assert_snapshot!(told(x(8, 4).to_sparse_sparse_dim(2)), @"module `f`, input `x`: expected a dense tensor, got a sparse, quantised, nested or wrapped one");
+    insta::assert_snapshot!(told(x(9, 5)), @"module `f` has no bucket for batch=9 seq=5; it has batch=8 seq=4");
+    insta::assert_snapshot!(told(x(1, 4).expand([8, 4], false)), @"module `f`, input `x`: expected strides [4, 1], got [0, 1]");
+    insta::assert_snapshot!(told(Tensor::zeros([8, 4], (Kind::ComplexFloat, tch::Device::Cpu)).conj().imag()), @"module `f`, input `x`: expected plain memory, got a tensor with a pending negation or conjugation");
+    let error = model.run("g", &[x(8, 4)]).unwrap_err();
+    insta::assert_snapshot!(format!("{error}; {}", error.hint()), @"model `fake` has no module `g`; did you mean `f`?");
+}
+
+#[test]
+fn inputs_must_agree_on_a_dimension() {
+    let model = ok(&[Fake {
+        inputs: 2,
+        ..Fake::sized(4, 4)
+    }]);
+    let error = model
+        .run(
+            "f",
+            &[
+                x(2, 3),
+                Tensor::zeros([2, 4], (Kind::Int64, tch::Device::Cpu)),
+            ],
+        )
+        .unwrap_err();
+    insta::assert_snapshot!(error.to_string(), @"module `f`, input `ids.0`: axis 1 says `seq` is 4, an earlier one says 3");
+}
+
+#[test]
+fn copies_are_made_only_where_they_are_allowed() {
+    let source = || Memory::with(&[Fake::sized(2, 3)]).source();
+    let turned = x(3, 2).transpose(0, 1);
+    let strict = Runtime::over(source(), Device::Cpu)
+        .unwrap()
+        .load("fake")
+        .unwrap();
+    let error = strict.run("f", &[turned.shallow_clone()]).unwrap_err();
+    assert!(matches!(
+        error,
+        RuntimeError::BadInput {
+            problem: Problem::Strides { .. },
+            ..
+        }
+    ));
+    let lenient = Runtime::over(source(), Device::Cpu)
+        .unwrap()
+        .inputs(Inputs::MayCopy)
+        .load("fake")
+        .unwrap();
+    // A view of three numbers that says it is larger than any memory: it is not copied to be refused.
+    let huge = x(1, 3).expand([1 << 50, 3], false);
+    let error = lenient.run("f", &[huge]).unwrap_err();
+    assert!(matches!(error, RuntimeError::NoBucket { .. }), "{error}");
+    assert_eq!(
+        flat(&lenient.run("f", &[turned.shallow_clone()]).unwrap()[0]),
+        flat(&(turned * 2))
+    );
+}
+
+#[test]
+fn padding_that_is_refused_is_an_error_that_says_so() {
+    let mut memory = Memory::with(&[Fake::sized(4, 4)]);
+    for program in memory.programs.values_mut() {
+        program.padding = Padding::Refused {
+            why: "row 0 changes".into(),
+        };
+    }
+    let model = load(memory).unwrap();
+    assert_eq!(
+        model.run("f", &[x(4, 4)]).unwrap().served().rung(),
+        Rung::Exact
+    );
+    let error = model.run("f", &[x(3, 4)]).unwrap_err();
+    assert!(matches!(
+        error,
+        RuntimeError::NoBucket {
+            why: NoFit::PaddingRefused,
+            ..
+        }
+    ));
+    insta::assert_snapshot!(error.hint(), @"batch=4 seq=4 covers it, and its record says why it can't be padded into");
+}
+
+#[test]
+fn what_goes_wrong_in_an_artifact_is_an_error_with_its_own_words() {
+    let told = |behaviour| {
+        ok(&[Fake::of(behaviour)])
+            .run("f", &[x(8, 4)])
+            .unwrap_err()
+            .to_string()
+    };
+    insta::assert_snapshot!(told("THROWS"), @"module `f` at batch=8 seq=4, step `whole`: thrown through the C ABI");
+    insta::assert_snapshot!(told("FAILS"), @"module `f` at batch=8 seq=4, step `whole`: refused by the fake");
+    insta::assert_snapshot!(told("FAILS_HALF"), @"module `f` at batch=8 seq=4, step `whole`: gave up half way");
+    insta::assert_snapshot!(told("NO_OUTPUT"), @"module `f` at batch=8 seq=4, step `whole`: output 0 was not written");
+    insta::assert_snapshot!(told("BAD_SHAPE"), @"module `f` at batch=8 seq=4: output 0 is float32 [8, 5], its record says float32 [8, 4]");
+    insta::assert_snapshot!(told("BAD_DTYPE"), @"module `f` at batch=8 seq=4: output 0 is int64 [8, 4], its record says float32 [8, 4]");
+}
+
+#[test]
+fn outputs_are_the_callers_alone() {
+    for fake in [
+        Fake::of("RETURNS_INPUT"),
+        Fake {
+            rows: 1,
+            cols: 1,
+            ..Fake::of("RETURNS_WEIGHT")
+        },
+    ] {
+        let model = ok(std::slice::from_ref(&fake));
+        let input = x(fake.rows, fake.cols) + 1;
+        let first = model.run("f", &[input.shallow_clone()]).unwrap();
+        let before = flat(&first[0]);
+        let _ = first[0].shallow_clone().fill_(7);
+        let second = model.run("f", &[input.shallow_clone()]).unwrap();
+        assert_eq!(flat(&second[0]), before, "{}", fake.behaviour);
+        assert!(
+            flat(&input)
+                .iter()
+                .all(|&value| value != 7.0 || before.contains(&7.0))
+        );
+    }
+}
+
+#[test]
+fn a_failing_caller_never_harms_another() {
+    let source = Memory::with(&[Fake {
+        constants: 1,
+        ..Fake::of("FAILS_BELOW")
+    }])
+    .source();
+    let model = Arc::new(
+        Runtime::over(source, Device::Cpu)
+            .unwrap()
+            .instances(2)
+            .load("fake")
+            .unwrap(),
+    );
+    let threads: Vec<_> = (0..8)
+        .map(|thread| {
+            let model = model.clone();
+            std::thread::spawn(move || {
+                let good = x(8, 4);
+                let wanted = flat(&(&good * 2));
+                let bad = &good - 1;
+                for round in 0..500 {
+                    match (thread + round) % 2 {
+                        0 => assert_eq!(
+                            flat(&model.run("f", &[good.shallow_clone()]).unwrap()[0]),
+                            wanted
+                        ),
+                        _ => {
+                            let error = model.run("f", &[bad.shallow_clone()]).unwrap_err();
+                            assert!(error.to_string().ends_with("negative"), "{error}");
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}

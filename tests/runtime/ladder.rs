@@ -1,0 +1,200 @@
+//! Who answers: a bucket, the dynamic program, eager; and how that is counted.
+
+use precast::{
+    Device, Runtime,
+    runtime::{Rung, RuntimeError},
+};
+use tch::Kind;
+
+use crate::{
+    fake::{self, Fake, Memory},
+    flat, load, ok, x,
+};
+
+#[test]
+fn an_artifact_that_does_not_load_is_set_aside_and_other_buckets_answer() {
+    let mut memory = Memory::with(&[Fake::sized(4, 4)]);
+    memory.add(
+        "f",
+        &Fake {
+            behaviour: "NO_SYMBOL",
+            ..Fake::sized(2, 2)
+        },
+    );
+    let model = load(memory).unwrap();
+    let [lost] = &model.quarantined()[..] else {
+        panic!("{:?}", model.quarantined())
+    };
+    assert!(matches!(lost.error, RuntimeError::MissingSymbol { .. }));
+    let out = model.run("f", &[x(2, 2)]).unwrap();
+    assert_eq!(out.served().rung(), Rung::Padded);
+    assert_eq!(flat(&out[0]), flat(&(x(2, 2) * 2)));
+}
+
+#[test]
+fn calls_are_counted_and_misses_are_kept() {
+    let model = ok(&[Fake::sized(4, 4), Fake::sized(2, 2)]);
+    model.warm_up().unwrap();
+    for (rows, cols) in [(4, 4), (3, 4), (3, 4), (1, 2), (9, 1), (9, 1)] {
+        let _ = model.run("f", &[x(rows, cols)]);
+    }
+    let stats = &model.stats()[0];
+    let counts: Vec<_> = stats
+        .buckets
+        .iter()
+        .map(|b| (b.bucket["batch"], b.exact, b.padded, b.failed))
+        .collect();
+    assert!(
+        counts.contains(&(4, 1, 2, 0)) && counts.contains(&(2, 0, 1, 0)),
+        "{counts:?}"
+    );
+    let large = stats
+        .buckets
+        .iter()
+        .find(|b| b.bucket["batch"] == 4)
+        .unwrap();
+    assert_eq!(large.padding_waste, Some(0.25));
+    let counts = serde_json::to_value(&model.counts().calls).unwrap();
+    let lines: Vec<String> = counts
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    insta::assert_snapshot!(lines.join("\n"), @r#"
+    {"module":"f","sizes":{"batch":1,"seq":2},"bucket":{"batch":2,"seq":2},"rung":"padded","count":1}
+    {"module":"f","sizes":{"batch":3,"seq":4},"bucket":{"batch":4,"seq":4},"rung":"padded","count":2}
+    {"module":"f","sizes":{"batch":4,"seq":4},"bucket":{"batch":4,"seq":4},"rung":"exact","count":1}
+    {"module":"f","sizes":{"batch":9,"seq":1},"rung":"refused","count":2}
+    "#);
+}
+
+#[test]
+fn a_receipt_sends_a_request_to_the_faster_of_two_that_cover_it() {
+    let mut memory = Memory::with(&[Fake::sized(8, 2), Fake::sized(2, 9)]);
+    for program in memory.programs.values_mut() {
+        // The larger one is the faster one.
+        let micros = if program.sizes["batch"] == 8 {
+            2000.0
+        } else {
+            1000.0
+        };
+        program.receipt = serde_json::json!({ "gate": { "artifact_us": micros } });
+    }
+    let model = load(memory).unwrap();
+    assert_eq!(
+        model.run("f", &[x(1, 2)]).unwrap().served().bucket()["batch"],
+        2
+    );
+}
+
+#[test]
+fn the_exported_graph_answers_for_an_artifact_that_does_not_load() {
+    let fake = Fake {
+        outputs: 2,
+        behaviour: "NO_SYMBOL",
+        ..Fake::sized(4, 4)
+    };
+    let mut memory = Memory::default();
+    memory.add_with_archive(&fake);
+    let tuned = memory.put(fake::weights(&[("scale", &[3.0])]));
+    let source = memory.source();
+    let runtime = Runtime::over(source.clone(), Device::Cpu).unwrap();
+    let model = runtime.load("fake").unwrap();
+    assert_eq!(model.quarantined().len(), 1);
+    for rows in [4, 2] {
+        let input = x(rows, 4);
+        let out = model.run("f", &[input.shallow_clone()]).unwrap();
+        assert_eq!(out.served().rung(), Rung::Eager);
+        assert_eq!(out[0].size(), [rows, 4]);
+        assert!(out[0].allclose(&(&input * 2).softmax(-1, Kind::Float), 1e-6, 1e-7, false));
+        assert_eq!(
+            flat(&out[1]),
+            flat(&(&input * 2).sum_dim_intlist(-1, false, Kind::Float))
+        );
+        // It is the caller's: it may be written to.
+        let _ = out[0].shallow_clone().fill_(7);
+    }
+    model.swap(&runtime.weights(Some(tuned)).unwrap()).unwrap();
+    let out = model.run("f", &[x(4, 4)]).unwrap();
+    assert_eq!(
+        flat(&out[1]),
+        flat(&(x(4, 4) * 3).sum_dim_intlist(-1, false, Kind::Float))
+    );
+    let strict = Runtime::over(source, Device::Cpu)
+        .unwrap()
+        .eager_fallback(false)
+        .load("fake");
+    assert!(matches!(strict, Err(RuntimeError::MissingSymbol { .. })));
+}
+
+#[test]
+fn a_program_that_was_never_compiled_runs_as_its_exported_graph() {
+    let fake = Fake {
+        outputs: 2,
+        ..Fake::sized(4, 4)
+    };
+    let mut memory = Memory::default();
+    memory.add_with_archive(&fake);
+    for program in memory.programs.values_mut() {
+        program.steps.clear();
+    }
+    let model = load(memory).unwrap();
+    let model = &model;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    let out = model.run("f", &[x(4, 4)]).unwrap();
+                    assert_eq!(
+                        flat(&out[1]),
+                        flat(&(x(4, 4) * 2).sum_dim_intlist(-1, false, Kind::Float))
+                    );
+                }
+            });
+        }
+    });
+    assert_eq!(model.stats()[0].buckets[0].runner, "eager");
+}
+
+#[test]
+fn a_dynamic_program_answers_what_no_bucket_covers() {
+    let mut memory = Memory::with(&[Fake::sized(4, 4)]);
+    let dynamic = memory.add(
+        "f",
+        &Fake {
+            outputs: 2,
+            behaviour: "DYNAMIC",
+            ..Fake::sized(3, 5)
+        },
+    );
+    let bounds = |min, max| precast::record::Bounds { min, max };
+    let program = memory.programs.get_mut(&dynamic.id).unwrap();
+    program.dynamic = Some(
+        [
+            ("batch".to_owned(), bounds(2, 64)),
+            ("seq".to_owned(), bounds(1, 100)),
+        ]
+        .into(),
+    );
+    let model = load(memory).unwrap();
+    for (rows, cols, rung) in [
+        (4, 4, Rung::Exact),
+        (3, 3, Rung::Padded),
+        (3, 5, Rung::Dynamic),
+        (64, 7, Rung::Dynamic),
+    ] {
+        let out = model.run("f", &[x(rows, cols)]).unwrap();
+        assert_eq!(out.served().rung(), rung, "{rows}x{cols}");
+        assert_eq!(flat(&out[0]), flat(&(x(rows, cols) * 2)));
+    }
+    for (rows, cols) in [(65, 1), (1, 5), (2, 101)] {
+        assert!(
+            matches!(
+                model.run("f", &[x(rows, cols)]),
+                Err(RuntimeError::NoBucket { .. })
+            ),
+            "{rows}x{cols}"
+        );
+    }
+}

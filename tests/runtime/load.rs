@@ -1,0 +1,158 @@
+//! What loads, and what is refused before anything runs.
+
+use precast::{Device, Runtime, runtime::RuntimeError};
+
+use crate::{
+    fake::{self, Fake, Memory},
+    flat, load, x,
+};
+
+#[test]
+fn what_does_not_load_is_an_error_with_its_name() {
+    let told = |memory: Memory| {
+        let text = load(memory).unwrap_err().to_string();
+        regex_lite(&text)
+    };
+    insta::assert_snapshot!(told(Memory::with(&[Fake::of("NO_SYMBOL")])), @"object `[id]` lacks the function `AOTInductorModelContainerGetNumInputs`");
+    insta::assert_snapshot!(told(Memory::with(&[Fake::of("NO_CONTAINER")])), @"artifact `[id]` gives no container: the fake has no container");
+
+    let mut memory = Memory::with(&[Fake {
+        salt: 1,
+        ..Fake::default()
+    }]);
+    let program = memory.programs.values().next().unwrap().clone();
+    let object = memory.artifacts[&program.steps[0].artifact].object;
+    memory.objects.get_mut(&object).unwrap()[5000] ^= 1;
+    insta::assert_snapshot!(told(memory), @"object `[id]` has other bytes: they hash to `[id]`");
+
+    let mut memory = Memory::default();
+    memory.add("f", &Fake::default());
+    let text = memory.put(b"not a shared object".to_vec());
+    memory
+        .artifacts
+        .values_mut()
+        .for_each(|artifact| artifact.object = text);
+    insta::assert_snapshot!(told(memory), @"object `[id]` is not loadable: it is no shared object: Invalid ELF header size or alignment");
+
+    let mut memory = Memory::with(&[Fake {
+        constants: 2,
+        ..Fake::default()
+    }]);
+    memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
+    insta::assert_snapshot!(told(memory), @"constant `shift.0` of artifact `[id]` is not bound: the weight set has no tensor `shift.0`");
+
+    let mut memory = Memory::with(&[Fake::default()]);
+    memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0, 3.0])])));
+    insta::assert_snapshot!(told(memory), @"constant `scale` of artifact `[id]` is not bound: it is float32 [1], and `scale` in the weight set is float32 [2]");
+
+    let mut memory = Memory::with(&[Fake::default()]);
+    memory
+        .programs
+        .values_mut()
+        .for_each(|program| program.steps[0].binding.clear());
+    insta::assert_snapshot!(told(memory), @"constant `scale` of artifact `[id]` is not bound: the program's binding does not name it");
+
+    let mut memory = Memory::with(&[Fake::default()]);
+    memory.artifacts.values_mut().for_each(|artifact| {
+        artifact
+            .outputs
+            .push(fake::layout(precast::record::Dtype::Float32, &[1]))
+    });
+    insta::assert_snapshot!(told(memory), @"program `[id]` is malformed: step `whole` has other numbers of inputs or outputs than its artifact");
+
+    let mut memory = Memory::with(&[Fake::default()]);
+    memory
+        .programs
+        .values_mut()
+        .for_each(|program| program.results = vec![7]);
+    insta::assert_snapshot!(told(memory), @"program `[id]` is malformed: result 7 is never written");
+}
+
+/// Replaces 12-digit ids.
+fn regex_lite(text: &str) -> String {
+    let parts: Vec<&str> = text.split('`').collect();
+    let id = |part: &&str| part.len() == 12 && part.bytes().all(|b| b.is_ascii_hexdigit());
+    parts
+        .iter()
+        .map(|part| if id(part) { "[id]" } else { part })
+        .collect::<Vec<_>>()
+        .join("`")
+}
+
+#[test]
+fn another_device_kind_is_refused_before_the_object_is_read() {
+    let mut memory = Memory::with(&[Fake::default()]);
+    memory.objects.clear();
+    memory.weights = None;
+    memory
+        .programs
+        .values_mut()
+        .for_each(|program| program.target.device = precast::target::DeviceKind::Cuda);
+    let error = load(memory).unwrap_err();
+    assert!(matches!(error, RuntimeError::WrongTarget { .. }), "{error}");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_refused() {
+    for device in [Device::Cuda(99), Device::Cuda(usize::MAX)] {
+        let error = Runtime::over(Memory::default().source(), device)
+            .err()
+            .unwrap();
+        assert!(matches!(error, RuntimeError::NoDevice { .. }), "{error}");
+    }
+    assert!(matches!(
+        Runtime::over(Memory::default().source(), vec![]),
+        Err(RuntimeError::Devices)
+    ));
+    // Before a device is looked for.
+    let twice = [Device::Cuda(0), Device::Cpu, Device::Cuda(0)];
+    let twice = Runtime::over(Memory::default().source(), twice);
+    assert!(matches!(twice, Err(RuntimeError::Devices)));
+}
+
+#[test]
+fn steps_pass_values_and_aliases_find_tied_weights() {
+    let mut memory = Memory::default();
+    let fake = Fake::sized(2, 2);
+    let mut program = memory.add("f", &fake);
+    memory.programs.clear();
+    // (x * a) * b, where `b` is tied to `a` under another name; and the first value again as an output.
+    let mut step = program.steps[0].clone();
+    program.steps[0].binding.insert("scale".into(), "a".into());
+    step.binding.insert("scale".into(), "b".into());
+    (step.inputs, step.outputs) = (vec![1], vec![2]);
+    program.steps.push(step);
+    (program.values, program.results) = (3, vec![2, 1, 2]);
+    program.outputs = vec![program.outputs[0].clone(); 3];
+    memory.programs.insert(program.id, program);
+    memory.weights = Some(memory.put(fake::weights(&[("a", &[3.0])])));
+    memory.aliases.insert("b".into(), "a".into());
+    let model = load(memory).unwrap();
+    let out = model.run("f", &[x(2, 2)]).unwrap();
+    assert_eq!(flat(&out[0]), [0.0, 9.0, 18.0, 27.0]);
+    assert_eq!(flat(&out[1]), [0.0, 3.0, 6.0, 9.0]);
+    assert_eq!(flat(&out[2]), flat(&out[0]));
+}
+
+#[test]
+fn tensors_that_the_code_makes_are_bound_beside_the_weights() {
+    let mut memory = Memory::default();
+    let fake = Fake {
+        constants: 2,
+        ..Fake::sized(2, 2)
+    };
+    let program = memory.add("f", &fake);
+    memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
+    let object = memory.put(fake::weights(&[("shift.0", &[10.0])]));
+    let mut extras = fake.artifact(object);
+    (extras.id, extras.kind) = (
+        precast::Digest::of(b"extras"),
+        precast::record::ArtifactKind::Constants,
+    );
+    memory.programs.get_mut(&program.id).unwrap().constants = Some(extras.id);
+    memory.artifacts.insert(extras.id, extras);
+    assert_eq!(
+        flat(&load(memory).unwrap().run("f", &[x(2, 2)]).unwrap()[0]),
+        [10.0, 12.0, 14.0, 16.0]
+    );
+}

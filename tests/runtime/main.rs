@@ -1,0 +1,29 @@
+//! The runtime against fake artifacts: what loads, what is refused, what a call answers.
+#![cfg(feature = "torch")]
+
+mod calls;
+#[path = "../fake/mod.rs"]
+mod fake;
+mod ladder;
+mod load;
+mod swap;
+
+use fake::{Fake, Memory};
+use precast::{Device, Model, Runtime, runtime::RuntimeError};
+use tch::{Kind, Tensor};
+
+fn load(memory: Memory) -> Result<Model, RuntimeError> {
+    Runtime::over(memory.source(), Device::Cpu)?.load("fake")
+}
+
+fn ok(fakes: &[Fake]) -> Model {
+    load(Memory::with(fakes)).unwrap()
+}
+
+fn x(rows: i64, cols: i64) -> Tensor {
+    Tensor::arange(rows * cols, (Kind::Float, tch::Device::Cpu)).reshape([rows, cols])
+}
+
+fn flat(tensor: &Tensor) -> Vec<f32> {
+    Vec::<f32>::try_from(tensor.contiguous().view(-1)).unwrap()
+}

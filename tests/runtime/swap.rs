@@ -1,0 +1,128 @@
+//! Other weights on the same artifacts.
+
+use precast::{Device, Runtime, runtime::RuntimeError};
+use tch::{Kind, Tensor};
+
+use crate::{
+    fake::{self, Fake, Memory},
+    flat, x,
+};
+
+fn swapping(memory: &mut Memory, count: usize) -> Vec<precast::Digest> {
+    (0..count)
+        .map(|i| memory.put(fake::weights(&[("scale", &[i as f32 + 1.0])])))
+        .collect()
+}
+
+#[test]
+fn a_swap_under_load_fails_nothing_and_mixes_nothing() {
+    let mut memory = Memory::default();
+    let fake = Fake {
+        outputs: 2,
+        ..Fake::sized(4, 4)
+    };
+    // Two steps with the same weight: a call that saw two sets would answer a product of two different numbers.
+    let mut program = memory.add("f", &fake);
+    memory.programs.clear();
+    let mut second = program.steps[0].clone();
+    second.inputs = vec![1];
+    second.outputs = vec![3, 4];
+    program.steps.push(second);
+    (program.values, program.results) = (5, vec![3, 4]);
+    memory.programs.insert(program.id, program);
+    let sets = swapping(&mut memory, 8);
+    memory.weights = Some(sets[0]);
+    let runtime = Runtime::over(memory.source(), Device::Cpu)
+        .unwrap()
+        .instances(3);
+    let model = runtime.load("fake").unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let swaps = 1000;
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let ones = Tensor::ones([4, 4], (Kind::Float, tch::Device::Cpu));
+                    let squares: Vec<f32> = (1..=8).map(|i| (i * i) as f32).collect();
+                    let mut answers = 0;
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        let out = model.run("f", std::slice::from_ref(&ones)).unwrap();
+                        let values = flat(&out[0]);
+                        assert!(
+                            squares.contains(&values[0]) && values.iter().all(|v| *v == values[0]),
+                            "{values:?}"
+                        );
+                        answers += 1;
+                    }
+                    answers
+                })
+            })
+            .collect();
+        for i in 0..swaps {
+            let set = runtime.weights(Some(sets[i % sets.len()])).unwrap();
+            model.swap(&set).unwrap();
+            assert_eq!(model.weights(), Some(sets[i % sets.len()]));
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let answered: usize = callers
+            .into_iter()
+            .map(|caller| caller.join().unwrap())
+            .sum();
+        assert!(answered > 0);
+    });
+    // After a swap has returned, every call sees the new set.
+    let last = runtime.weights(Some(sets[4])).unwrap();
+    model.swap(&last).unwrap();
+    assert_eq!(
+        flat(
+            &model
+                .run(
+                    "f",
+                    &[Tensor::ones([4, 4], (Kind::Float, tch::Device::Cpu))]
+                )
+                .unwrap()[0]
+        )[0],
+        25.0
+    );
+}
+
+#[test]
+fn a_weight_set_that_does_not_fit_changes_nothing() {
+    let mut memory = Memory::with(&[Fake::sized(2, 2)]);
+    let other = memory.put(fake::weights(&[("scale", &[1.0, 2.0])]));
+    let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+    let model = runtime.load("fake").unwrap();
+    let error = model
+        .swap(&runtime.weights(Some(other)).unwrap())
+        .unwrap_err();
+    assert!(matches!(error, RuntimeError::Unbound { .. }), "{error}");
+    assert_eq!(
+        flat(&model.run("f", &[x(2, 2)]).unwrap()[0]),
+        [0.0, 2.0, 4.0, 6.0]
+    );
+}
+
+#[test]
+fn one_weight_set_serves_several_models_and_is_freed_with_the_last() {
+    let mut memory = Memory::with(&[Fake::sized(2, 2)]);
+    let tuned = memory.put(fake::weights(&[("scale", &[5.0])]));
+    let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+    let base = runtime.load("fake").unwrap();
+    let fine = runtime
+        .load_on("fake", &runtime.weights(Some(tuned)).unwrap())
+        .unwrap();
+    assert_eq!(
+        flat(&base.run("f", &[x(2, 2)]).unwrap()[0]),
+        [0.0, 2.0, 4.0, 6.0]
+    );
+    assert_eq!(
+        flat(&fine.run("f", &[x(2, 2)]).unwrap()[0]),
+        [0.0, 5.0, 10.0, 15.0]
+    );
+    drop(runtime);
+    drop(fine);
+    assert_eq!(
+        flat(&base.run("f", &[x(2, 2)]).unwrap()[0]),
+        [0.0, 2.0, 4.0, 6.0]
+    );
+}
