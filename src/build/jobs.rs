@@ -143,7 +143,7 @@ pub(super) fn run(
         given: weights,
         weights: OnceLock::new(),
         ahead: ahead.len(),
-        pace: Mutex::new(Pace::new(plan, crew.options.store)?),
+        pace: Mutex::new(Pace::new(plan, crew.options.spec, crew.options.store)?),
         fingerprint: first.fingerprint,
         queue: Mutex::new(queue),
         changed: Condvar::new(),

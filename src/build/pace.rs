@@ -5,14 +5,19 @@
 //! there is anything to go by, there is no guess.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     time::Instant,
 };
 
 use crate::{
-    plan::Plan,
+    Digest,
+    plan::{Plan, State},
+    spec::Spec,
     store::{Store, StoreError},
 };
+
+/// How many programs of a release stand for what was never built: a release may have thousands.
+const SAMPLE: usize = 32;
 
 /// What steps of one kind took.
 #[derive(Default)]
@@ -65,33 +70,47 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Reads what the last release of the model took.
-    pub fn new(plan: &Plan, store: &Store) -> Result<Self, StoreError> {
+    /// Reads what those programs took in whose place the missing ones come; for what is new, a few of the last release.
+    pub fn new(plan: &Plan, spec: &Spec, store: &Store) -> Result<Self, StoreError> {
         let mut pace = Self::default();
-        let wanted: HashSet<String> = plan.items.iter().map(|item| item.form.name()).collect();
-        let last = plan.release.iter().flat_map(|release| &release.programs);
-        for id in last {
-            let Some(program) = store.program(id)? else {
-                continue;
-            };
-            let bucket = program.bucket();
-            if !wanted.contains(&bucket) {
-                continue;
-            }
-            let name = format!("{} {bucket}", program.module);
-            if let Some(seconds) = program.receipt["seconds"]["capture"].as_f64() {
-                pace.before("capture", name.clone(), seconds);
-            }
-            for step in &program.steps {
-                let artifact = store.artifact(&step.artifact)?;
-                let seconds = artifact.map_or(0.0, |artifact| artifact.compile_seconds());
-                let step = format!("{name} {}", step.name).trim_end().to_owned();
-                if seconds > 0.0 && !pace.has("compile", &step) {
-                    pace.before("compile", step, seconds);
-                }
+        let mut new = false;
+        for item in plan.missing() {
+            match &item.state {
+                State::Miss {
+                    before: Some(id), ..
+                } => pace.read(id, Some(item.name(spec)), store)?,
+                _ => new = true,
             }
         }
+        let last = plan.release.iter().flat_map(|release| &release.programs);
+        for id in last.take(if new { SAMPLE } else { 0 }) {
+            pace.read(id, None, store)?;
+        }
         Ok(pace)
+    }
+
+    /// Takes note of what a program took, by its own name where it has no other now.
+    fn read(&mut self, id: &Digest, name: Option<String>, store: &Store) -> Result<(), StoreError> {
+        let Some(program) = store.program(id)? else {
+            return Ok(());
+        };
+        let own = || format!("{} {}", program.module, program.bucket());
+        let name = name.unwrap_or_else(own);
+        if let Some(seconds) = program.receipt["seconds"]["capture"].as_f64() {
+            self.before("capture", name.clone(), seconds);
+        }
+        for step in &program.steps {
+            let step_name = format!("{name} {}", step.name).trim_end().to_owned();
+            if self.has("compile", &step_name) {
+                continue;
+            }
+            let artifact = store.artifact(&step.artifact)?;
+            let seconds = artifact.map_or(0.0, |artifact| artifact.compile_seconds());
+            if seconds > 0.0 {
+                self.before("compile", step_name, seconds);
+            }
+        }
+        Ok(())
     }
 
     fn before(&mut self, kind: &str, name: String, seconds: f64) {
@@ -161,6 +180,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::testing;
 
     fn left(captures: &[&str], compiles: &[&str], gates: usize) -> Left {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
@@ -185,6 +205,30 @@ mod tests {
         assert_eq!(pace.left(&left(&["a b=1"], &[], 0), 1), Some(14.0));
         // However many workers there are, the longest step takes its time.
         assert_eq!(pace.left(&left(&[], &["a b=1 main"], 1), 8), Some(10.0));
+    }
+
+    #[test]
+    fn what_a_program_took_is_read_from_its_records() {
+        let (_dir, store) = testing::store();
+        let mut artifact = testing::artifact(&store, "block");
+        artifact.receipt = serde_json::json!({"seconds": {"lower": 1.0, "cpp": 2.0}});
+        let artifact = store.put_artifact(&artifact).unwrap();
+        let mut program = testing::program("m", 8, &[artifact.id]);
+        program.receipt = serde_json::json!({"seconds": {"capture": 4.0}});
+        let step = program.steps[0].name.clone();
+        let program = store.put_program(&program).unwrap();
+        let mut pace = Pace::default();
+        pace.read(&program.id, None, &store).unwrap();
+        let name = format!("{} {}", program.module, program.bucket());
+        pace.read(&program.id, Some("other".into()), &store)
+            .unwrap();
+        pace.read(&Digest::of(b"gone"), None, &store).unwrap();
+        for name in [name, "other".to_owned()] {
+            assert_eq!(pace.of("capture", &name), Some(4.0));
+            let step = format!("{name} {step}");
+            assert!(pace.has("compile", step.trim_end()));
+            assert_eq!(pace.of("compile", step.trim_end()), Some(3.0));
+        }
     }
 
     #[test]
