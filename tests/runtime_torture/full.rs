@@ -179,5 +179,9 @@ pub fn run() {
     report.part("the shim under sanitizers", None, || {
         told!(shim::run(count))
     });
+    let count = report.count(200);
+    report.part("uploads under sanitizers", None, || {
+        told!(shim::uploads(count))
+    });
     assert_eq!(report.bad, 0, "see benchmarks/torture-runtime.json");
 }

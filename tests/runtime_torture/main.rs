@@ -9,7 +9,7 @@
 //! | `races` | 19: only verified bytes execute |
 //! | `memory` | 22, 23, 24: weights once, no memory is an error, nothing leaks |
 //! | `exits` | 24: a process may end in mid-work |
-//! | `shim` | the C++ shim under AddressSanitizer |
+//! | `shim` | the C++ shim under AddressSanitizer; uploads under ThreadSanitizer too |
 //!
 //! What may take the process down, or is measured on a whole process, runs in children: this binary starts itself
 //! (`act`). Real artifacts join in where `cargo test --test numerics` has left its store.
@@ -147,6 +147,13 @@ fn the_shim_is_clean_under_sanitizers() {
     let told = shim::run(400);
     assert_eq!(told.bad, [] as [String; 0]);
     assert!(told.calls > 10_000, "{told:?}");
+}
+
+#[test]
+fn uploads_are_clean_under_sanitizers() {
+    let told = shim::uploads(10);
+    assert_eq!(told.bad, [] as [String; 0]);
+    assert!(told.calls > 180, "{told:?}");
 }
 
 #[test]

@@ -2,6 +2,9 @@
 //!
 //! `driver.cpp` does what `runtime/ffi` does, with the shim's own source compiled beside it. Two controls show that a
 //! leak and a use after free would be seen.
+//!
+//! `uploads.cpp` uploads with the CUDA half's own source to a device that is a thread, also under ThreadSanitizer. Its
+//! controls are a race with the device and a read past the end of a piece.
 
 use std::{
     fs,
@@ -81,6 +84,98 @@ pub fn run(rounds: u64) -> Told {
         told.bad.push("a seeded defect is not seen".to_owned());
     }
     told
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Uploads {
+    /// Uploads under both sanitizers.
+    pub calls: u64,
+    pub seeded_race_seen: bool,
+    pub seeded_overflow_seen: bool,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Uploads `rounds` times on each of several threads, under each sanitizer.
+pub fn uploads(rounds: u64) -> Uploads {
+    let mut told = Uploads::default();
+    for sanitizer in ["thread", "address,undefined"] {
+        let driver = match build_uploads(sanitizer) {
+            Ok(driver) => driver,
+            Err(why) => {
+                told.bad.push(why);
+                return told;
+            }
+        };
+        let start = |what: &str, rounds: u64| -> Output {
+            let rounds = rounds.to_string();
+            let mut command = Command::new(&driver);
+            command.args([what, &rounds]).output().unwrap()
+        };
+        let whole = start("all", rounds);
+        let printed = String::from_utf8_lossy(&whole.stdout).into_owned();
+        let calls = printed
+            .strip_prefix("calls: ")
+            .and_then(|n| n.trim().parse().ok())
+            .unwrap_or(0);
+        told.calls += calls;
+        if !whole.status.success() || calls == 0 {
+            let text = String::from_utf8_lossy(&whole.stderr).into_owned();
+            let end: String = text.lines().take(60).collect::<Vec<_>>().join("\n");
+            let status = whole.status;
+            told.bad
+                .push(format!("{sanitizer}: {status}: {printed}{end}"));
+        }
+        let seen = |what: &str, word: &str| {
+            let ended = start(what, 10);
+            !ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains(word)
+        };
+        match sanitizer {
+            "thread" => told.seeded_race_seen = seen("early", "data race"),
+            _ => told.seeded_overflow_seen = seen("overflow", "heap-buffer-overflow"),
+        }
+    }
+    if !told.seeded_race_seen || !told.seeded_overflow_seen {
+        told.bad.push("a seeded defect is not seen".to_owned());
+    }
+    told
+}
+
+/// Compiles the uploads with one sanitizer, once for their sources.
+fn build_uploads(sanitizer: &str) -> Result<PathBuf, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let ffi = root.join("src/runtime/ffi");
+    let cudart = root.join("tests/runtime_torture/cudart");
+    let driver = root.join("tests/runtime_torture/uploads.cpp");
+    let headers = [
+        ffi.join("upload.h"),
+        cudart.join("cuda_runtime_api.h"),
+        driver.clone(),
+    ];
+    let texts: Vec<u8> = headers
+        .iter()
+        .flat_map(|path| fs::read(path).unwrap())
+        .collect();
+    let name = format!("uploads-{}-{sanitizer}", Digest::of(&texts).short());
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    if !made.exists() {
+        let unfinished = made.with_extension("unfinished");
+        compile(
+            Command::new("g++")
+                .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-g"])
+                .arg(format!("-fsanitize={sanitizer}"))
+                .args(["-fno-sanitize-recover=all", "-fno-omit-frame-pointer"])
+                .arg("-I")
+                .arg(&ffi)
+                .arg("-I")
+                .arg(&cudart)
+                .arg(&driver)
+                .args(["-lpthread", "-o"])
+                .arg(&unfinished),
+        )?;
+        fs::rename(unfinished, &made).unwrap();
+    }
+    Ok(made)
 }
 
 /// Compiles the driver with the shim, and the fakes, once for their sources.

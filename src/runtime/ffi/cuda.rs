@@ -66,7 +66,7 @@ functions! {
     graph_end: "precast_cuda_graph_end" = unsafe extern "C" fn(Ptr) -> i32;
     graph_replay: "precast_cuda_graph_replay" = unsafe extern "C" fn(Ptr) -> i32;
     graph_delete: "precast_cuda_graph_delete" = unsafe extern "C" fn(Ptr);
-    upload: "precast_cuda_upload" = unsafe extern "C" fn(i32, *mut u8, u64, *const Piece, usize, u64) -> i32;
+    upload: "precast_cuda_upload" = unsafe extern "C" fn(i32, *mut u8, u64, *const Piece, usize, usize, u64) -> i32;
 }
 
 /// A part of host memory and where it goes in a device block.

@@ -11,18 +11,13 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
-#include <system_error>
-#include <thread>
-#include <vector>
+
+#include "upload.h"
 
 namespace {
 
@@ -59,157 +54,14 @@ struct Graph {
   Index device;
 };
 
-struct Piece {
-  uint64_t to;
-  const uint8_t* from;
-  uint64_t bytes;
-};
-
-// Copies what lies in [start, start + bytes) of the device block to `to`.
-void gather(uint8_t* to, uint64_t start, uint64_t bytes, const Piece* pieces, size_t n) {
-  const uint64_t end = start + bytes;
-  const Piece* piece = std::upper_bound(
-      pieces, pieces + n, start, [](uint64_t at, const Piece& p) { return at < p.to + p.bytes; });
-  for (; piece != pieces + n && piece->to < end; ++piece) {
-    const uint64_t from = std::max(start, piece->to);
-    const uint64_t until = std::min(end, piece->to + piece->bytes);
-    std::memcpy(to + (from - start), piece->from + (from - piece->to), until - from);
-  }
-}
-
-// Uploads. Copies from pinned memory are fastest when they are large and on one stream: on an H200 4 MiB at a time reach
-// 97 % of one copy of everything, 1 MiB 88 %, and a second stream halves that. One thread fills pinned memory slower than
-// the bus empties it, and a chunk that one thread fills keeps the bus waiting at the start. So several threads fill slices
-// of one chunk after the other, and one sends the chunks: CUDA's own locks make it slower when more threads call it.
-constexpr size_t kChunk = 4 << 20;
-constexpr size_t kSlice = 512 << 10;
-constexpr size_t kSlots = 4;
-constexpr uint64_t kPerChunk = kChunk / kSlice;
-// A thread takes as long to start as copying a few MB does.
-constexpr uint64_t kPerThread = 8 << 20;
-constexpr uint64_t kThreads = 7;
-
-// What uploads to one device use: made once and kept, because pinning memory takes longer than copying it. One upload at
-// a time has it.
-struct Staging {
-  std::mutex busy;
-  uint8_t* memory = nullptr;  // kSlots chunks
-  cudaStream_t stream = nullptr;
-  cudaEvent_t sent[kSlots] = {};
-
-  void prepare() {
-    if (!stream) C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (auto& event : sent)
-      if (!event) C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    if (!memory) {
-      void* made = nullptr;
-      C10_CUDA_CHECK(cudaHostAlloc(&made, kSlots * kChunk, cudaHostAllocPortable));
-      memory = static_cast<uint8_t*>(made);
-    }
-  }
-};
-
-Staging& staging(int32_t device) {
+// What uploads to one device use: made once and kept.
+uploads::Staging& staging(int32_t device) {
   // Never freed: CUDA may be gone before statics are.
-  static auto* all = new std::map<int32_t, Staging>;
+  static auto* all = new std::map<int32_t, uploads::Staging>;
   static auto* lock = new std::mutex;
   std::lock_guard<std::mutex> held(*lock);
   return (*all)[device];
 }
-
-class Upload {
- public:
-  Upload(Staging& with, uint8_t* block, uint64_t bytes, const Piece* pieces, size_t n, uint64_t limit)
-      : with_(with), block_(block), bytes_(bytes), pieces_(pieces), n_(n), limit_(limit),
-        slices_((bytes + kSlice - 1) / kSlice), left_((bytes + kChunk - 1) / kChunk) {
-    for (size_t chunk = 0; chunk < left_.size(); chunk++)
-      left_[chunk] = static_cast<uint32_t>(std::min(kPerChunk, slices_ - chunk * kPerChunk));
-  }
-
-  void run() {
-    // Throttled, it is to disturb nobody: this thread copies alone.
-    const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
-    const uint64_t count = limit_ ? 0 : std::min({kThreads, cores - 1, bytes_ / kPerThread});
-    std::vector<std::thread> threads;
-    threads.reserve(kThreads);
-    try {
-      for (uint64_t i = 0; i < count; i++)
-        threads.emplace_back([this] {
-          while (next_.load() < slices_ && !stop_.load())
-            if (!fill_next()) std::this_thread::yield();
-        });
-    } catch (const std::system_error&) {
-      // Those there are will do.
-    }
-    const cudaError_t sent = send();
-    stop_.store(true);
-    for (auto& thread : threads) thread.join();
-    // Also after a failure: what was sent must have left the staging memory.
-    const cudaError_t arrived = cudaStreamSynchronize(with_.stream);
-    C10_CUDA_CHECK(sent);
-    C10_CUDA_CHECK(arrived);
-  }
-
- private:
-  // Sends each chunk when it is full, and fills slices meanwhile.
-  cudaError_t send() noexcept {
-    uint64_t free = 0;
-    for (size_t chunk = 0; chunk < left_.size(); chunk++) {
-      while (left_[chunk].load(std::memory_order_acquire) != 0) {
-        if (free < chunk) {
-          const cudaError_t code = cudaEventQuery(with_.sent[free % kSlots]);
-          if (code == cudaSuccess) {
-            freed_.store(++free, std::memory_order_release);
-            continue;
-          }
-          if (code != cudaErrorNotReady) return code;
-          (void)cudaGetLastError();
-        }
-        if (!fill_next()) std::this_thread::yield();
-      }
-      const uint64_t at = chunk * kChunk;
-      const uint8_t* slot = with_.memory + (chunk % kSlots) * kChunk;
-      cudaError_t code = cudaMemcpyAsync(
-          block_ + at, slot, std::min<uint64_t>(kChunk, bytes_ - at), cudaMemcpyHostToDevice, with_.stream);
-      if (code == cudaSuccess) code = cudaEventRecord(with_.sent[chunk % kSlots], with_.stream);
-      if (code != cudaSuccess) return code;
-    }
-    return cudaSuccess;
-  }
-
-  // Fills the next slice, if there is one and the chunk that had its slot before has left.
-  bool fill_next() noexcept {
-    uint64_t slice = next_.load();
-    do {
-      if (slice >= slices_ || slice / kPerChunk >= freed_.load(std::memory_order_acquire) + kSlots) return false;
-    } while (!next_.compare_exchange_weak(slice, slice + 1));
-    const uint64_t at = slice * kSlice;
-    if (limit_) {
-      const std::chrono::duration<double> due(static_cast<double>(at) / static_cast<double>(limit_));
-      std::this_thread::sleep_until(begin_ + std::chrono::duration_cast<std::chrono::steady_clock::duration>(due));
-    }
-    const uint64_t chunk = slice / kPerChunk;
-    uint8_t* slot = with_.memory + (chunk % kSlots) * kChunk;
-    gather(slot + at % kChunk, at, std::min<uint64_t>(kSlice, bytes_ - at), pieces_, n_);
-    left_[chunk].fetch_sub(1, std::memory_order_release);
-    return true;
-  }
-
-  Staging& with_;
-  uint8_t* const block_;
-  const uint64_t bytes_;
-  const Piece* const pieces_;
-  const size_t n_;
-  const uint64_t limit_;
-  const uint64_t slices_;
-  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  std::atomic<uint64_t> next_{0};
-  // How many chunks have left their slots, of those that were sent.
-  std::atomic<uint64_t> freed_{0};
-  std::atomic<bool> stop_{false};
-  // For each chunk how many slices are not filled yet.
-  std::vector<std::atomic<uint32_t>> left_;
-};
 
 }  // namespace
 
@@ -375,19 +227,16 @@ EXPORT void precast_cuda_graph_delete(void* graph) {
   }
 }
 
-// Copies pieces of host memory into a device block of `bytes` through pinned memory, with several threads; done when it
-// returns. `pieces` are sorted and do not overlap. `limit` is in bytes a second; 0 is none.
+// Copies pieces of host memory into a device block of `bytes`; done when it returns. `pieces` are sorted and do not overlap.
+// Up to `threads` help. `limit` is in bytes a second; 0 is none.
 EXPORT int32_t precast_cuda_upload(
-    int32_t device, uint8_t* block, uint64_t bytes, const Piece* pieces, size_t n, uint64_t limit) {
+    int32_t device, uint8_t* block, uint64_t bytes, const uploads::Piece* pieces, size_t n, size_t threads,
+    uint64_t limit) {
   return guarded([&] {
     c10::cuda::CUDAGuard guard(static_cast<Index>(device));
-    auto& with = staging(device);
-    std::lock_guard<std::mutex> lock(with.busy);
-    with.prepare();
     // What torch put on its stream may still use memory the allocator has just given to `block`.
-    C10_CUDA_CHECK(cudaEventRecord(with.sent[0], c10::cuda::getCurrentCUDAStream(static_cast<Index>(device)).stream()));
-    C10_CUDA_CHECK(cudaStreamWaitEvent(with.stream, with.sent[0], 0));
-    Upload(with, block, bytes, pieces, n, limit).run();
+    const cudaStream_t after = c10::cuda::getCurrentCUDAStream(static_cast<Index>(device)).stream();
+    C10_CUDA_CHECK(uploads::upload(staging(device), after, block, bytes, pieces, n, threads, limit));
   });
 }
 

@@ -1,6 +1,6 @@
-//! Host memory to a device block through pinned staging, with several threads.
+//! Host memory to a device block through pinned memory that several threads fill; `upload.h` says how.
 
-use std::ops::Range;
+use std::{ops::Range, sync::LazyLock, thread::available_parallelism};
 
 use tch::Tensor;
 
@@ -55,10 +55,18 @@ pub fn upload(
             bytes as u64,
             pieces.as_ptr(),
             pieces.len(),
+            helpers(),
             limit,
         )
     };
     functions.check(code)
+}
+
+/// Returns how many threads may help with an upload: one for each core there is beside the caller's.
+fn helpers() -> usize {
+    static HELPERS: LazyLock<usize> =
+        LazyLock::new(|| available_parallelism().map_or(0, |cores| cores.get() - 1));
+    *HELPERS
 }
 
 /// Returns whether [`upload`] can work here.
