@@ -12,6 +12,10 @@ use serde_json::Value;
 
 use crate::{Digest, Target};
 
+mod prepared;
+
+pub use prepared::{Operand, Prepared, Recipe};
+
 /// The version written as `"schema"` into every record.
 pub const SCHEMA: u32 = 1;
 
@@ -352,6 +356,9 @@ pub struct Artifact {
     pub inputs: Vec<Layout>,
     pub outputs: Vec<Layout>,
     pub constants: Vec<Constant>,
+    /// What it takes beside or in place of them, and how that is made of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prepared: Vec<Prepared>,
     /// Digest of the JSON for the proxy executor, for artifacts that call operators through it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy: Option<Digest>,

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::error::REPORT;
 use crate::{
-    record::{Constant, Input, Layout, Output, Package, Sizes, Source},
+    record::{self, Constant, Input, Layout, Output, Package, Sizes, Source},
     spec::Bounds,
 };
 
@@ -307,6 +307,9 @@ pub struct Compiled {
     /// JSON for the proxy executor, if the artifact calls operators through it.
     #[serde(default)]
     pub proxy: Option<PathBuf>,
+    /// Constants that it takes in a form of its own, and how they are made of the segment's.
+    #[serde(default)]
+    pub prepared: Vec<record::Prepared>,
     /// AOTInductor's own metadata, as written beside the library.
     pub metadata: Value,
     /// Seconds by phase (`lower`, `cpp`, `link`, …).

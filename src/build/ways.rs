@@ -6,7 +6,7 @@
 //! | `mode=default` | where the module's mode autotunes |
 //! | `coordinate_descent_tuning=true`, `epilogue_fusion=false`, `max_autotune=true` | by `--tune`, where the settings do not say it already |
 //! | `layout_optimization=false` | by `--tune`, where the graph has convolutions |
-//! | `freezing=true` | refused by name: it would keep values of weights in the artifact |
+//! | `freezing=false` | by `--tune`, on a CPU: weights as they are, where they are otherwise laid out for the kernels at load |
 //!
 //! **Keys.** What is chosen depends on a measurement, so it can't be part of a name that is known before. A tuned program's
 //! request key says that it is tuned, and nothing of the choice; the artifact keys it lists say which options were chosen.
@@ -34,8 +34,6 @@ pub(super) struct Set {
     pub options: Options,
     /// What the table calls it: how it differs from the module's own settings.
     pub name: String,
-    /// Why it is not even tried.
-    pub refused: Option<String>,
 }
 
 /// An option set for one program, and what came of it so far.
@@ -66,10 +64,9 @@ pub(super) fn sets(settings: &Compile, all: bool, convolves: bool) -> Vec<Set> {
         mode,
         options: settings.options.clone(),
         name: std::iter::once(format!("mode={}", mode.name()))
-            .chain(settings.options.iter().map(option))
+            .chain(settings.options.iter().filter(said).map(option))
             .collect::<Vec<_>>()
             .join(" "),
-        refused: None,
     };
     let mut sets = Vec::new();
     // Without a gate there is nothing to choose by.
@@ -93,25 +90,31 @@ pub(super) fn sets(settings: &Compile, all: bool, convolves: bool) -> Vec<Set> {
         ("epilogue_fusion", false, true),
         ("max_autotune", true, true),
         ("layout_optimization", false, convolves),
-        ("freezing", true, true),
+        ("freezing", false, frozen(settings)),
     ];
     for (key, value, applies) in tried {
         let says = settings.options.contains_key(key) || implied.contains(&key);
-        if !all || !applies || says {
+        if !all || !applies || (says && key != "freezing") {
             continue;
         }
         let mut options = settings.options.clone();
         options.insert(key.to_owned(), value.into());
-        let why =
-            "it keeps values of weights in the artifact, and weights are bound when it is loaded";
         sets.push(Set {
             mode,
             options,
             name: format!("{key}={value}"),
-            refused: (key == "freezing").then(|| why.to_owned()),
         });
     }
     sets
+}
+
+fn frozen(settings: &Compile) -> bool {
+    settings.options.get("freezing") == Some(&true.into())
+}
+
+/// Returns whether an option is worth naming: that weights are laid out at load goes without saying.
+fn said(option: &(&String, &Value)) -> bool {
+    *option != (&"freezing".to_owned(), &true.into())
 }
 
 fn option((key, value): (&String, &Value)) -> String {
@@ -154,7 +157,7 @@ impl Shared<'_> {
             keys: (segments.iter())
                 .map(|segment| set.key(item, segment, known).0)
                 .collect(),
-            refused: set.refused.clone(),
+            refused: None,
             set,
         };
         sets.into_iter().map(way).collect()
@@ -215,14 +218,8 @@ mod tests {
     use super::*;
 
     fn names(settings: &Compile, all: bool, convolves: bool) -> Vec<String> {
-        let told = |set: Set| match set.refused {
-            Some(_) => format!("{} (refused)", set.name),
-            None => set.name,
-        };
-        sets(settings, all, convolves)
-            .into_iter()
-            .map(told)
-            .collect()
+        let sets = sets(settings, all, convolves).into_iter();
+        sets.map(|set| set.name).collect()
     }
 
     #[test]
@@ -247,13 +244,17 @@ mod tests {
 
     #[test]
     fn tuning_tries_what_the_settings_do_not_say_already() {
-        insta::assert_snapshot!(names(&Compile::default(), true, false).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, freezing=true (refused)");
+        insta::assert_snapshot!(names(&Compile::default(), true, false).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true");
         let mut says = Compile {
             mode: Mode::MaxAutotuneNoCudagraphs,
             ..Compile::default()
         };
         says.options.insert("epilogue_fusion".into(), false.into());
-        insta::assert_snapshot!(names(&says, true, true).join(", "), @"mode=default, mode=max-autotune-no-cudagraphs epilogue_fusion=false, layout_optimization=false, freezing=true (refused)");
+        insta::assert_snapshot!(names(&says, true, true).join(", "), @"mode=default, mode=max-autotune-no-cudagraphs epilogue_fusion=false, layout_optimization=false");
+        // On a CPU a plan says so, without being told.
+        let mut cpu = Compile::default();
+        cpu.options.insert("freezing".into(), true.into());
+        insta::assert_snapshot!(names(&cpu, true, false).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, freezing=false");
         let sets = sets(&says, true, true);
         assert_eq!(
             sets[2].options.len(),

@@ -19,6 +19,7 @@ use super::{
     RuntimeError,
     ffi::{Container, Handle, Library, Operators, RawStream, Stolen, Weight},
     pool::Pool,
+    prepared::Bound,
     weights::Weights,
 };
 use crate::{
@@ -121,14 +122,19 @@ impl Plan {
         container: &Container,
         weights: &Weights,
     ) -> Result<Vec<Arc<Weight>>, RuntimeError> {
+        let bound = Bound {
+            weights,
+            extras: self.extras.as_deref(),
+            aliases: &self.aliases,
+            artifact,
+            binding: &step.binding,
+        };
         let find = |constant: &super::ffi::Constant| {
-            let layout = artifact
-                .constants
-                .iter()
-                .find(|known| known.name == constant.fqn);
-            let layout = &layout
-                .ok_or("the artifact's record does not have it")?
-                .layout;
+            let mut made = artifact.prepared.iter();
+            if let Some(made) = made.find(|made| made.name == constant.fqn) {
+                return bound.prepared(made);
+            }
+            let layout = bound.layout(&constant.fqn)?;
             let bytes = layout.shape.iter().product::<i64>() * layout.dtype.size() as i64;
             let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
             // An artifact of the CPU says how much room it would make: the next multiple of 64 (torch's
@@ -145,16 +151,7 @@ impl Plan {
                         .map_or("an unknown dtype", |dtype| dtype.name())
                 ));
             }
-            let name = step
-                .binding
-                .get(&constant.fqn)
-                .ok_or("the program's binding does not name it")?;
-            match &self.extras {
-                Some(extras) if !weights.has(name, &self.aliases) => {
-                    extras.get(name, &self.aliases, layout)
-                }
-                _ => weights.get(name, &self.aliases, layout),
-            }
+            bound.weight(&constant.fqn, true)
         };
         let unbound = |constant: &super::ffi::Constant, reason| RuntimeError::Unbound {
             artifact: artifact.id,

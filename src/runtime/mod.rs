@@ -49,6 +49,7 @@ mod outputs;
 mod pad;
 mod peak;
 mod pool;
+mod prepared;
 mod program;
 mod replica;
 #[allow(clippy::module_inception)]

@@ -1,13 +1,16 @@
 //! A weight set on one device: mapped or uploaded once, bound everywhere by pointer.
 //!
-//! On the CPU every tensor is a view of the mapped safetensors object; nothing is copied, and processes that map one
-//! object share its pages. On CUDA all tensors are views of one allocation. Either way a program holds an `Arc` of
+//! On the CPU every tensor is a view of the mapped safetensors object; nothing is copied but what artifacts take in
+//! another form ([`super::prepared`]), and processes that map one object share its pages. On CUDA all tensors are views of one allocation. Either way a program holds an `Arc` of
 //! what it binds, so weights live as long as somebody may read them and no longer.
 
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Range,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -48,6 +51,14 @@ impl WeightSet {
             .map_or(0, |(_, weights)| weights.memory.len())
     }
 
+    /// Returns how many bytes take, on each device and beside the weights, the forms of them that artifacts wanted so
+    /// far: a matrix in the order its kernel reads it, a filter with the batch norm after it. Each is made once.
+    pub fn prepared_bytes(&self) -> usize {
+        self.on
+            .first()
+            .map_or(0, |(_, weights)| weights.made_bytes.load(Relaxed))
+    }
+
     /// Returns how long the copies from the map to the devices took in all; none where nothing was copied, as on the CPU.
     pub fn upload_time(&self) -> Option<Duration> {
         let took = self.on.iter().map(|(_, weights)| weights.took);
@@ -80,16 +91,15 @@ impl WeightSet {
 pub struct Weights {
     device: Device,
     tensors: HashMap<String, Entry>,
-    /// Copies for artifacts that want a tensor in another memory order.
-    restrided: Mutex<Restrided>,
+    /// What artifacts want in a form of their own, by what it is made of and how.
+    made: Mutex<HashMap<String, Arc<Weight>>>,
+    /// Bytes of what was made.
+    made_bytes: AtomicUsize,
     /// Addresses of the memory every tensor views.
     memory: Range<usize>,
     /// How long the upload took.
     took: Option<Duration>,
 }
-
-/// Tensor name and strides -> the copy.
-type Restrided = HashMap<(String, Vec<i64>), Arc<Weight>>;
 
 struct Entry {
     dtype: Dtype,
@@ -141,7 +151,8 @@ impl Weights {
         Ok(Self {
             device,
             tensors,
-            restrided: Mutex::default(),
+            made: Mutex::default(),
+            made_bytes: AtomicUsize::new(0),
             memory,
             took,
         })
@@ -152,7 +163,8 @@ impl Weights {
         Self {
             device,
             tensors: HashMap::new(),
-            restrided: Mutex::default(),
+            made: Mutex::default(),
+            made_bytes: AtomicUsize::new(0),
             memory: 0..0,
             took: None,
         }
@@ -163,12 +175,14 @@ impl Weights {
         self.memory.contains(&address)
     }
 
-    /// Returns the tensor `name` laid out as `layout` wants it, or why there is none.
+    /// Returns the tensor `name` laid out as `layout` wants it, or why there is none. A copy that was needed for it is
+    /// kept for others if `keep`.
     pub fn get(
         &self,
         name: &str,
         aliases: &BTreeMap<String, String>,
         layout: &Layout,
+        keep: bool,
     ) -> Result<Arc<Weight>, String> {
         let held = self
             .tensors
@@ -186,7 +200,43 @@ impl Weights {
         if same_strides(&layout.shape, &layout.stride, &contiguous(&layout.shape)) {
             return Ok(entry.weight.clone());
         }
-        self.restride(name, entry, layout)
+        let name = self.own_name(name, aliases);
+        let copy = || self.restride(name, entry, layout);
+        match keep {
+            true => self.made(format!("{name} {:?}", layout.stride), || {
+                Ok((copy()?, bytes_of(&layout.shape, layout.dtype)))
+            }),
+            false => copy().map(Arc::new),
+        }
+    }
+
+    /// Returns what was made under this key, or makes it and says how many bytes of its own it has.
+    pub fn made(
+        &self,
+        key: String,
+        make: impl FnOnce() -> Result<(Weight, usize), String>,
+    ) -> Result<Arc<Weight>, String> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(weight) = made.get(&key) {
+            return Ok(weight.clone());
+        }
+        let (weight, bytes) = make()?;
+        let weight = Arc::new(weight);
+        self.made_bytes.fetch_add(bytes, Relaxed);
+        made.insert(key, weight.clone());
+        Ok(weight)
+    }
+
+    /// Returns the name under which the set holds a tensor that may be known under another.
+    pub fn own_name<'a>(&self, name: &'a str, aliases: &'a BTreeMap<String, String>) -> &'a str {
+        match self.tensors.contains_key(name) {
+            true => name,
+            false => aliases.get(name).map_or(name, String::as_str),
+        }
+    }
+
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// Returns the tensor `name`, whatever it is.
@@ -206,15 +256,7 @@ impl Weights {
                 .is_some_and(|alias| self.tensors.contains_key(alias))
     }
 
-    fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Arc<Weight>, String> {
-        let mut made = self
-            .restrided
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let key = (name.to_owned(), layout.stride.clone());
-        if let Some(weight) = made.get(&key) {
-            return Ok(weight.clone());
-        }
+    fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Weight, String> {
         let device = tch_device(self.device);
         let source = entry.weight.handle().share().into_tensor();
         let copy = Tensor::f_empty_strided(
@@ -230,9 +272,7 @@ impl Weights {
                 first_line(&error)
             )
         })?;
-        let weight = Arc::new(Weight::owned(copy.into()));
-        made.insert(key, weight.clone());
-        Ok(weight)
+        Ok(Weight::owned(copy.into()))
     }
 }
 
@@ -341,6 +381,12 @@ fn upload(
 fn range_of(bytes: &Mapped) -> Range<usize> {
     let start = bytes.as_ptr() as usize;
     start..start + bytes.len()
+}
+
+/// Returns what a tensor without gaps takes.
+pub(super) fn bytes_of(shape: &[i64], dtype: Dtype) -> usize {
+    let sizes = shape.iter().map(|&size| usize::try_from(size).unwrap_or(0));
+    sizes.product::<usize>() * dtype.size()
 }
 
 /// Returns row-major strides.

@@ -187,12 +187,18 @@ impl Spec {
         submodule: &Overrides,
         command_line: &Overrides,
     ) -> Effective {
-        effective(&[
+        let mut settings = effective(&[
             (Origin::Spec, &self.compile),
             (Origin::Submodule, submodule),
             (Origin::Module, &module.compile),
             (Origin::CommandLine, command_line),
-        ])
+        ]);
+        // On a CPU, weights in the order that the kernels read them are worth a copy; elsewhere nothing reads them so.
+        if self.target.device == DeviceKind::Cpu {
+            let freezing = settings.compile.options.entry("freezing".to_owned());
+            freezing.or_insert(true.into());
+        }
+        settings
     }
 }
 

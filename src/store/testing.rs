@@ -83,6 +83,7 @@ pub fn artifact(store: &Store, name: &str) -> Artifact {
         inputs: vec![layout()],
         outputs: vec![layout()],
         constants: vec![],
+        prepared: vec![],
         proxy: None,
         libraries: vec![],
         kind: Default::default(),

@@ -167,8 +167,8 @@ fn mode_and_options_reach_the_compiler() {
     for sandbox in [&default, &first] {
         assert_eq!(built(sandbox).0.code, 0);
     }
-    let changed = "reduce-overhead, options {\"epilogue_fusion\": false}";
-    let plain = "default, options {}";
+    let changed = "reduce-overhead, options {\"epilogue_fusion\": false, \"freezing\": true}";
+    let plain = "default, options {\"freezing\": true}";
     assert_eq!(compiled_with(&default, "first"), changed);
     assert_eq!(compiled_with(&default, "second"), changed);
     assert_eq!(compiled_with(&first, "first"), changed);
@@ -334,6 +334,7 @@ fn every_layer_decides_what_no_stronger_one_does() {
                fail_policy = "fallback_eager"  (built-in)
                options.a = 1  (the submodule)
                options.b = 9  (the command line)
+               options.freezing = true  (built-in)
     hit  second batch=2  [ID]
                enabled = true  (built-in)
                backend = "inductor"  (built-in)
@@ -348,6 +349,7 @@ fn every_layer_decides_what_no_stronger_one_does() {
                fail_policy = "fallback_eager"  (built-in)
                options.a = 0  ([compile])
                options.b = 0  ([compile])
+               options.freezing = true  (built-in)
     1 of 2 programs would be built
     "#);
 }
@@ -375,9 +377,12 @@ fn what_the_command_line_sets_is_built_and_what_the_spec_says_comes_back() {
     assert_ne!(id(&sandbox, "first"), plain);
     assert_eq!(
         compiled_with(&sandbox, "first"),
-        "reduce-overhead, options {}"
+        "reduce-overhead, options {\"freezing\": true}"
     );
-    assert_eq!(compiled_with(&sandbox, "second"), "default, options {}");
+    assert_eq!(
+        compiled_with(&sandbox, "second"),
+        "default, options {\"freezing\": true}"
+    );
     // Nothing is missing, and what is released is another thing: Python is not needed to say so.
     sandbox.script("worker", "exit 1");
     assert_run!(sandbox, ["build"], @"

@@ -67,13 +67,15 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
     compile: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
     compile: affine batch=1 [epilogue_fusion=false] ([TIME])
     compile: affine batch=1 [max_autotune=true] ([TIME])
+    compile: affine batch=1 [freezing=false] ([TIME])
     gate: affine batch=1 [mode=default] ([TIME])
     gate: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
     gate: affine batch=1 [epilogue_fusion=false] ([TIME])
+    gate: affine batch=1 [freezing=false] ([TIME])
     measure: affine batch=1 ([TIME])
-    tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 3 refused)
+    tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 2 refused)
     published: affine batch=1 [ID]
-    built 1 program, 3 artifacts compiled, 0 there already ([TIME])
+    built 1 program, 4 artifacts compiled, 0 there already ([TIME])
     published fake release 1
     ");
     let tuned = record(&sandbox);
@@ -83,18 +85,17 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
     let table = table.split("\ntarget\n").next().unwrap();
     insta::with_settings!({ filters => crate::sandbox::FILTERS.to_vec() }, {
         insta::assert_snapshot!(table, @"
-        kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 3 refused)
+        kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 2 refused)
 
         OPTIONS  COMPILE  LATENCY  SPEED  MAX ABS
         mode=default  [TIME]  [TIME]  [RATIO]×  0.00e0
         coordinate_descent_tuning=true  [TIME]  refused
         epilogue_fusion=false  [TIME]  [TIME]  [RATIO]×  0.00e0  kept
         max_autotune=true  refused
-        freezing=true  refused
+        freezing=false  [TIME]  [TIME]  [RATIO]×  0.00e0
 
         coordinate_descent_tuning=true was refused: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])
         max_autotune=true was refused: the C++ compiler does not like this option
-        freezing=true was refused: it keeps values of weights in the artifact, and weights are bound when it is loaded
         ");
     });
     assert_run!(sandbox, ["why", tuned["id"].as_str().unwrap()], @"
@@ -102,7 +103,7 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
     ----- stdout
     affine batch=1 [ID], built [TIME]
       never built
-      kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 3 refused)
+      kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 2 refused)
     ");
     check(
         "why",
@@ -149,14 +150,16 @@ fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
     compile: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
     compile: affine batch=1 [epilogue_fusion=false] ([TIME])
     compile: affine batch=1 [max_autotune=true] ([TIME])
+    compile: affine batch=1 [freezing=false] ([TIME])
     gate: affine batch=1 [mode=default] ([TIME])
     gate: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
     gate: affine batch=1 [epilogue_fusion=false] ([TIME])
     gate: affine batch=1 [max_autotune=true] ([TIME])
+    gate: affine batch=1 [freezing=false] ([TIME])
     measure: affine batch=1 ([TIME])
-    tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 1 refused)
+    tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets)
     published: affine batch=1 [ID]
-    built 1 program, 3 artifacts compiled, 0 there already ([TIME])
+    built 1 program, 4 artifacts compiled, 0 there already ([TIME])
     published fake release 2
     ");
     let tuned = record(&sandbox);
@@ -234,7 +237,7 @@ fn what_crashes_or_fails_with_one_option_set_leaves_the_others() {
     coordinate_descent_tuning=true: the artifact failed its gate: it ended its process with signal 6
     epilogue_fusion=false: kept
     max_autotune=true: 
-    freezing=true: it keeps values of weights in the artifact, and weights are bound when it is loaded
+    freezing=false: 
     ");
 }
 
@@ -250,7 +253,7 @@ fn a_compile_that_dies_or_hangs_with_one_option_set_leaves_the_others_and_the_bu
     assert_eq!(ran.code, 0, "{}", ran.text());
     assert!(
         ran.stderr
-            .contains("built 2 programs, 4 artifacts compiled"),
+            .contains("built 2 programs, 6 artifacts compiled"),
         "{}",
         ran.text()
     );
@@ -264,7 +267,7 @@ fn a_compile_that_dies_or_hangs_with_one_option_set_leaves_the_others_and_the_bu
         coordinate_descent_tuning=true: the worker ended in the middle of a request (signal: 9 (SIGKILL))
         epilogue_fusion=false: the worker did not answer within 5 s
         max_autotune=true: kept
-        freezing=true: it keeps values of weights in the artifact, and weights are bound when it is loaded
+        freezing=false: 
         ") };
     }
     assert!(sandbox.files("tmp").is_empty());

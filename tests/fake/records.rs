@@ -122,6 +122,7 @@ impl Fake {
                 .collect(),
             outputs: self.output_layouts(),
             constants: constants.collect(),
+            prepared: Vec::new(),
             proxy: None,
             libraries: Vec::new(),
             kind: Default::default(),

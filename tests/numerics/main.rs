@@ -4,6 +4,7 @@
 mod lab;
 mod memory;
 mod operators;
+mod prepared;
 mod receipts;
 mod vlm;
 

@@ -83,6 +83,7 @@ fn artifact(store: &Store, step: &str, batch: i64, seq: i64, place: usize) -> Di
         inputs: vec![hidden.clone()],
         outputs: vec![hidden],
         constants: if step == "blocks" { constants } else { vec![] },
+        prepared: vec![],
         proxy: None,
         libraries: vec![],
         graph: None,

@@ -69,6 +69,7 @@ pub fn artifact(name: &str, object: Digest, size: u64, log: Option<Digest>) -> A
             name: "w".into(),
             layout: layout(),
         }],
+        prepared: vec![],
         proxy: None,
         libraries: vec![],
         log,

@@ -69,6 +69,47 @@ def load():
 """
 
 
+CONVOLUTION = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.linear = torch.nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.linear(torch.relu(self.norm(self.conv(x))).mean((2, 3))), self.linear.bias
+
+def load():
+    return Model().eval()
+"""
+
+
+def follow(recipe: dict[str, Any], constants: dict[str, Any]) -> Any:
+    """Returns what a recipe gives."""
+    import torch
+    from torch._export.serde import serialize
+
+    def value(argument: dict[str, Any]) -> Any:
+        ((kind, held),) = argument.items()
+        special = {
+            "constant": lambda: constants[held],
+            "call": lambda: follow(held, constants),
+            "tensors": lambda: [value(one) for one in held],
+            "scalar_type": lambda: serialize._SERIALIZE_TO_TORCH_DTYPE[held],
+            "memory_format": lambda: serialize._SERIALIZE_TO_TORCH_MEMORY_FORMAT[held],
+        }
+        return special[kind]() if kind in special else held
+
+    space, _, name = recipe["operator"].partition("::")
+    name, _, overload = name.partition(".")
+    operator = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
+    named = {argument: value(given) for argument, given in recipe["arguments"]}
+    return operator(**named)
+
+
 def cuda() -> bool:
     import torch
 
@@ -117,6 +158,37 @@ class CompileTest(Project):
         results = run(answer["library"], "cpu", weights, [samples["in.0"]], 3)
         torch.testing.assert_close(results[0], expected[0], rtol=1e-5, atol=1e-6)
 
+    def test_freezing_says_how_weights_are_made_into_what_kernels_read(self) -> None:
+        import torch
+
+        opened = self.open(CONVOLUTION)
+        texts = []
+        for index, batch in enumerate((2, 4)):
+            captured = self.capture(opened, inputs=[("x", "float32", [batch, 3, 16, 16])])
+            answer = self.compile(captured, f"frozen{index}", options={"freezing": True})
+            code = "".join(file.read_text() for file in (self.out / f"frozen{index}").rglob("*wrapper.cpp"))
+            self.assertNotIn("aoti_torch_cpu_convolution", code)
+            self.assertNotIn("aoti_torch_cpu_addmm", code)
+            texts.append([made["call"] for made in answer["prepared"]])
+            by_shape = {(*made["shape"],): made for made in answer["prepared"]}
+            # The filter, the bias that the batch norm became, and the matrix; first and last in an order of oneDNN's.
+            self.assertEqual(set(by_shape), {(8, 3, 3, 3), (8,), (6, 8)})
+            self.assertEqual([by_shape[(8, 3, 3, 3)]["stride"], by_shape[(6, 8)]["stride"]], [None, None])
+        self.assertEqual(texts[0], texts[1], "two buckets can't share what is made")
+
+        # Followed for other weights, the recipes give what the convolution and its batch norm compute.
+        held = self.weights(opened)
+        weights = {name: torch.rand_like(held[tensor]) for name, tensor in captured["steps"][0]["binding"].items()}
+        names = {tensor: name for name, tensor in captured["steps"][0]["binding"].items()}
+        with torch.inference_mode():
+            filters, bias = (follow(by_shape[shape]["call"], weights) for shape in ((8, 3, 3, 3), (8,)))
+            x = torch.randn(4, 3, 16, 16)
+            got = torch.nn.functional.conv2d(x, filters.to_dense(), bias, padding=1)
+            state = [weights[names[f"norm.{part}"]] for part in ("running_mean", "running_var", "weight", "bias")]
+            plain = torch.nn.functional.conv2d(x, weights[names["conv.weight"]], padding=1)
+            wanted = torch.nn.functional.batch_norm(plain, *state)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
     def test_getting_ready_makes_what_a_compile_needs(self) -> None:
         opened = self.open(MODEL)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
@@ -136,8 +208,8 @@ class CompileTest(Project):
     def test_options_that_cannot_be_are_refused(self) -> None:
         opened = self.open(MODEL)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
-        failure = self.fails("compile", self.compile, captured, "a", options={"freezing": True})
-        self.assertEqual(failure.message, "option `freezing` can't be set: it decides what an artifact is")
+        failure = self.fails("compile", self.compile, captured, "a", options={"fx_graph_cache": True})
+        self.assertEqual(failure.message, "option `fx_graph_cache` can't be set: it decides what an artifact is")
         failure = self.fails("compile", self.compile, captured, "b", options={"epilog_fusion": True})
         self.assertEqual(failure.hint, "did you mean `epilogue_fusion`?")
         failure = self.fails("compile", self.compile, captured, "c", mode="max-autotuned")

@@ -19,7 +19,6 @@ _FIXED = {
     "aot_inductor.embed_kernel_binary": True,
     # Small tensors stay constants instead of becoming literals.
     "always_keep_tensor_constants": True,
-    "freezing": False,
     "aot_inductor.use_runtime_constant_folding": False,
     "fx_graph_cache": False,
 }
@@ -57,11 +56,11 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     clock.seconds["load"] = time.perf_counter() - started
     wire.event("lower")
     try:
-        files = inductor.compile_aot(module, inputs, options, request["isa"], out, clock)
+        files, made = inductor.compile_aot(module, inputs, options, request["isa"], out, clock)
     except Exception as error:
         raise _failure(error, root) from error
     answer = _files(files, out)
-    _check_constants(files, module)
+    answer["prepared"] = _constants(files, module, made)
     total = time.perf_counter() - started
     clock.seconds["lower"] = max(0.0, total - sum(clock.seconds.values()))
     answer["seconds"] = {name: round(value, 4) for name, value in clock.seconds.items()}
@@ -91,6 +90,8 @@ def _tries_many(options: dict[str, Any]) -> Any:
 
 
 def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any]:
+    import torch
+
     mode = request.get("mode") or "default"
     modes = inductor.modes()
     if mode not in modes:
@@ -103,6 +104,13 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
         if key not in known:
             raise Failure("compile", f"unknown option `{key}`", hint=failures.nearest(key, known, "options"))
         options[key] = value
+    if options.setdefault("freezing", False) and device != "cpu":
+        raise Failure("compile", "option `freezing` can't be set: it lays out weights for a CPU")
+    # oneDNN takes them only where there are instructions for them, which a baseline need not have.
+    if request["isa"] != "native" and any(
+        buffer.dtype in (torch.bfloat16, torch.float16) for buffer in module.buffers()
+    ):
+        options["freezing"] = False
     # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
     if any(buffer.numel() == 1 for buffer in module.buffers()):
         options["joint_graph_constant_folding"] = False
@@ -139,17 +147,20 @@ def _files(files: list[str], out: Path) -> dict[str, Any]:
     return {"library": str(Path(libraries[0]).resolve()), "proxy": proxy, "metadata": metadata}
 
 
-def _check_constants(files: list[str], module: Any) -> None:
-    """Refuses code whose constants are not the segment's: one that was derived from values can't be bound."""
+def _constants(files: list[str], module: Any, made: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns how the constants are made that the segment lacks; one that was derived otherwise can't be bound."""
     known = {name for name, _ in module.named_buffers()}
+    used: list[str] = []
     for name in files:
         if name.endswith("wrapper.cpp"):
             text = Path(name).read_text()
-            found = re.findall(r'constants_info_\[\d+\]\.original_fqn = "([^"]*)"', text)
-            for constant in found:
-                if constant not in known:
-                    raise Failure(
-                        "compile",
-                        f"the compiler derived a constant (`{constant}`) from the weights it was shown",
-                        hint="an option made it pack or fold weights: leave it out",
-                    )
+            used += re.findall(r'constants_info_\[\d+\]\.original_fqn = "([^"]*)"', text)
+    for constant in used:
+        if constant not in known and constant not in made:
+            raise Failure(
+                "compile",
+                f"the compiler derived a constant (`{constant}`) from the weights it was shown",
+                hint="an option made it pack or fold weights: leave it out",
+            )
+    fields = ("call", "dtype", "shape", "stride")
+    return [{"name": name, **{field: made[name][field] for field in fields}} for name in made if name in used]

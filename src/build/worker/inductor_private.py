@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cpp_private as cpp
+from . import prepared
 
 
 class Clock:
@@ -66,8 +67,9 @@ def is_cpp_error(error: BaseException) -> bool:
 
 def compile_aot(
     module: Any, inputs: list[Any], options: dict[str, Any], isa: str, out: Path, clock: Clock
-) -> list[str]:
-    """Compiles a module whose weights are buffers; returns the files that were generated, all under `out`.
+) -> tuple[list[str], dict[str, Any]]:
+    """Compiles a module whose weights are buffers; returns the files that were generated, all under `out`, and how the
+    constants are made that are not the module's.
 
     Breaks if: `compile_fx_aot` changes its arguments or no longer returns the list of files for
     `aot_inductor.package`.
@@ -79,9 +81,9 @@ def compile_aot(
     patches["aot_inductor.output_path"] = str(out / "artifact.so")
     # Compiling writes into this dictionary; a shared one would carry entries from artifact to artifact.
     patches["aot_inductor.metadata"] = {}
-    with torch.no_grad(), cpp.toolchain(isa, clock), _no_packed_weights():
+    with torch.no_grad(), cpp.toolchain(isa, clock), _no_packed_weights(), prepared.recording() as made:
         files = compile_fx_aot(module, inputs, config_patches=patches)
-    return [str(name) for name in files if isinstance(name, str)]
+    return [str(name) for name in files if isinstance(name, str)], made
 
 
 @contextmanager

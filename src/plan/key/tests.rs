@@ -154,6 +154,7 @@ const MOVES: &[(&str, &str, &str)] = &[
     ("options", "\"triton.x\" = 1", "\"triton.x\" = 1.0"),
     ("options", "\"triton.x\" = 1", "\"triton.x\" = \"1\""),
     ("options", ", \"triton.x\" = 1", ""),
+    ("options", "options = {", "options = { freezing = false,"),
     ("passes", "\"passes:fold\"", "\"passes:unfold\""),
     (
         "passes",
@@ -245,6 +246,8 @@ const STAYS: &[(&str, &str, &str)] = &[
         "epilogue_fusion = true, \"triton.x\" = 1",
         "triton = { x = 1 }, epilogue_fusion = true",
     ),
+    // What goes without saying on a CPU.
+    ("options", "options = {", "options = { freezing = true,"),
     ("inputs", "pad = 0", "pad = 0x0"),
     ("inputs", ", pad = 0", ""),
     ("buckets", "batch = [2]", "points = [{ batch = 2 }]"),
@@ -449,12 +452,12 @@ fn the_bytes_of_a_few_keys_are_pinned() {
         (1, 1),
         "pin the keys of the new version below"
     );
-    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"6b7cddf2fa04427b13d8b5e5a73a778906301570fd99a4e5e72b8c5bc736c1b4");
+    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"24cd03fcb51a998e8b1f7f9fc511cf2a302f62ddecb5ace2893c236ffb707d5b");
     insta::assert_snapshot!(artifact(|_| ()).0.hex(), @"c0b3b043de4d5b1958186d4bd372af509ea2723a5c5de1fd678d78b7d4cbcdf0");
-    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"c5156dcbc2b0e603af1dda3c93abe3ca22ffc816de27a86a11fd7c74f3fdf9bd");
+    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"2ac3193e5ea649e17063bd062e5e92d3db2e4874b3c3534d7eaa96cfdacd03e9");
 }
 
 #[test]
 fn an_explained_key_shows_what_was_hashed() {
-    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":1,"protocol":1,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true}},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"triton.x":1},"passes":["passes:fold"]}"#);
+    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":1,"protocol":1,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true}},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"freezing":true,"triton.x":1},"passes":["passes:fold"]}"#);
 }

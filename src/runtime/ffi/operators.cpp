@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/inductor/aoti_torch/proxy_executor.h>
 
 #include <functional>
@@ -323,6 +324,23 @@ int32_t precast_operators_new(const char* device, void** made) {
 int32_t precast_operators_add(void* self, const char* name, const char* overload, const PrecastArgument* given, size_t n) {
   return precast_guarded([&] {
     static_cast<Executor*>(static_cast<torch::aot_inductor::ProxyExecutor*>(self))->add(name, overload, given, n);
+    return 0;
+  });
+}
+
+// Makes the first call that was added, on borrowed tensors; `made` is a new handle of what it gives.
+int32_t precast_operators_call(void* self, const int64_t* ints, size_t n_ints, void* const* tensors, size_t n, void** made) {
+  return precast_guarded([&] {
+    c10::NoGradGuard no_grad;
+    auto answer = std::make_unique<at::Tensor>();
+    std::vector<int64_t> numbers(ints, ints + n_ints);
+    std::vector<AtenTensorHandle> handles;
+    for (size_t i = 0; i < n; i++) handles.push_back(static_cast<AtenTensorHandle>(tensors[i]));
+    handles.push_back(reinterpret_cast<AtenTensorHandle>(answer.get()));
+    static_cast<torch::aot_inductor::ProxyExecutor*>(self)->call_function(
+        0, static_cast<int>(n_ints), numbers.data(), static_cast<int>(handles.size()), handles.data());
+    if (!answer->defined()) refuse("it gave no tensor");
+    *made = answer.release();
     return 0;
   });
 }

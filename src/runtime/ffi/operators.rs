@@ -11,6 +11,7 @@ use std::{
 use libloading::os::unix::RTLD_GLOBAL;
 
 use super::{
+    Handle,
     library::open_verified,
     shim::{self, checked},
 };
@@ -88,6 +89,26 @@ impl Operators {
     /// Returns what an artifact's run takes.
     pub(super) fn raw(&self) -> *mut c_void {
         self.0.as_ptr()
+    }
+
+    /// Makes the first call and returns its one result. `ints` and `tensors` are what comes with it, in the order of the
+    /// operator's schema.
+    pub fn call(&self, ints: &[i64], tensors: &[Handle]) -> Result<Handle, String> {
+        let raw: Vec<_> = tensors.iter().map(Handle::raw).collect();
+        let mut made = ptr::null_mut();
+        // SAFETY: an executor of the shim; arrays and handles outlive the call, which borrows them; a valid out pointer.
+        checked(unsafe {
+            shim::precast_operators_call(
+                self.raw(),
+                ints.as_ptr(),
+                ints.len(),
+                raw.as_ptr(),
+                raw.len(),
+                &mut made,
+            )
+        })?;
+        // SAFETY: a new `at::Tensor` that is the caller's.
+        unsafe { Handle::from_raw(made) }.ok_or_else(|| "it gave no tensor".to_owned())
     }
 
     fn add(&self, call: &Call) -> Result<(), String> {

@@ -64,6 +64,14 @@ unsafe extern "C" {
         given: *const RawArgument,
         n: usize,
     ) -> i32;
+    pub fn precast_operators_call(
+        executor: *mut c_void,
+        ints: *const i64,
+        n_ints: usize,
+        tensors: *const RawTensor,
+        n_tensors: usize,
+        made: *mut RawTensor,
+    ) -> i32;
     pub fn precast_operators_delete(executor: *mut c_void);
     pub fn precast_capture_messages();
     pub fn precast_last_error() -> *const c_char;

@@ -1,6 +1,6 @@
 //! A tensor together with the memory it views.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use super::{Handle, tensor::from_blob};
 use crate::{Device, Mapped, record::Dtype};
@@ -9,6 +9,8 @@ use crate::{Device, Mapped, record::Dtype};
 pub struct Weight {
     handle: Handle,
     _memory: Option<Mapped>,
+    /// What it was made of, whose memory it may view.
+    _made_of: Vec<Arc<Weight>>,
 }
 
 impl Weight {
@@ -48,14 +50,21 @@ impl Weight {
         Ok(Self {
             handle,
             _memory: Some(memory.clone()),
+            _made_of: Vec::new(),
         })
     }
 
     /// Wraps a tensor that owns its memory.
     pub fn owned(handle: Handle) -> Self {
+        Self::made(handle, Vec::new())
+    }
+
+    /// Wraps a tensor that owns its memory or views that of others.
+    pub fn made(handle: Handle, of: Vec<Arc<Weight>>) -> Self {
         Self {
             handle,
             _memory: None,
+            _made_of: of,
         }
     }
 

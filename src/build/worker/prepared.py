@@ -1,0 +1,228 @@
+"""Constants that are made of weights once, when these are bound, and not in every call.
+
+Inductor's freezing knows what pays on a CPU: a batch norm folded into the convolution before it, filters and matrices
+in the order that oneDNN's kernels read them. It does so with the values of weights, which an artifact must not have.
+Here the same passes run, and beside every tensor they make stands how it is made: a *recipe*, operators of torch on
+constants of the segment. The artifact gets a constant in its place; the runtime follows the recipe for each weight set.
+
+What is not made: anything larger than what it is made of, results of the module, views with gaps, and whatever needs
+more than operators that libtorch itself has. That stays in the code, as without freezing.
+
+Buckets share what they make alike. So a recipe says no more of its bucket than it must: a matrix is laid out for any
+number of rows, and a filter for a batch of one where oneDNN chooses the same order for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from . import tensors
+from . import torch_private as private
+
+Recipe = dict[str, Any]
+
+
+@contextmanager
+def recording() -> Iterator[dict[str, Recipe]]:
+    """Yields what is made while a module is compiled with freezing: name of the new constant -> how, and its layout.
+
+    Breaks if: `torch._inductor.freezing.constant_fold` is no longer the one place that puts values for nodes.
+    """
+    from torch._inductor import freezing
+
+    made: dict[str, Recipe] = {}
+    original = freezing.constant_fold
+    freezing.constant_fold = lambda module, *_, **__: _fold(module, made)  # type: ignore[assignment]
+    try:
+        yield made
+    finally:
+        freezing.constant_fold = original
+
+
+def _fold(module: Any, made: dict[str, Recipe]) -> None:
+    from torch._inductor.constant_folding import ConstantFolder, replace_node_with_constant
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    graph = module.graph
+    with _disable_current_modes():
+        _generalise(module)
+        folder = ConstantFolder(module, skip_constructors=True)
+        folder.run()
+        for node, value in folder.node_replacements.items():
+            recipe = _recipe(module, node, value, made)
+            if recipe is None:
+                continue
+            name = f"p{len(made)}"
+            made[name] = recipe
+            replace_node_with_constant(module, node, value, name)
+        for node in graph.find_nodes(op="get_attr"):
+            if not node.users:
+                graph.erase_node(node)
+        graph.eliminate_dead_code()
+        graph.lint()
+        module.recompile()
+
+
+def _generalise(module: Any) -> None:
+    """Makes buckets ask for the same layout where that costs nothing."""
+    import torch
+
+    mkldnn = torch.ops.mkldnn
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        operator = _overload(node.target)
+        if operator is mkldnn._reorder_linear_weight.default:
+            node.args = (node.args[0], None)
+        elif operator is mkldnn._reorder_convolution_weight.default and len(node.args) == 6:
+            weight, *rest, size = node.args
+            value = getattr(module, weight.target, None) if weight.op == "get_attr" else None
+            if not isinstance(value, torch.Tensor) or not all(isinstance(part, int) for part in size):
+                continue
+            own, one = list(size), [1, *size[1:]]
+            orders = [
+                mkldnn._get_mkldnn_serialized_md(operator(value.detach(), *rest, sizes)).tolist()
+                for sizes in (own, one)
+            ]
+            if orders[0] == orders[1]:
+                node.args = (weight, *rest, one)
+
+
+def _recipe(module: Any, node: Any, value: Any, made: dict[str, Recipe]) -> Recipe | None:
+    """Returns how a node's value is made of the segment's constants; none for what is better left in the code."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or _escapes(node):
+        return None
+    if not value.is_mkldnn and not private.plain(value):
+        return None
+    roots: dict[str, int] = {}
+    try:
+        call = _call(module, node, made, roots)
+    except _Left:
+        return None
+    if not roots or value.numel() > sum(roots.values()):
+        return None
+    shape = list(value.shape)
+    dtype = tensors.dtype_name(value.dtype)
+    stride = None if value.is_mkldnn else list(value.stride())
+    return {"call": call, "dtype": dtype, "shape": shape, "stride": stride, "roots": roots}
+
+
+def _escapes(node: Any) -> bool:
+    """Returns whether a result of the module may share memory with a node's value: a result is the caller's alone."""
+
+    def views(user: Any) -> bool:
+        operator = _overload(user.target)
+        return operator is None or any(made.alias_info is not None for made in operator._schema.returns)
+
+    return any(user.op == "output" or (views(user) and _escapes(user)) for user in node.users)
+
+
+class _Left(Exception):
+    """A value that no recipe can say."""
+
+
+def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int]) -> dict[str, Any]:
+    """Returns a call with all arguments in the order of its schema; `roots` gets the sizes of the constants in it."""
+    import torch
+
+    operator, given = _overload(node.target), dict(node.kwargs)
+    if operator is torch.ops.prims.convert_element_type.default:
+        operator, given = torch.ops.aten._to_copy.default, {"dtype": node.args[1]}
+        positional = node.args[:1]
+    else:
+        positional = node.args
+    if operator is None or operator.namespace not in ("aten", "mkldnn", "onednn") or operator._schema.is_mutable:
+        raise _Left
+    # The shape, or the code, would depend on a weight's values.
+    if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(operator.tags):
+        raise _Left
+    arguments = []
+    for index, argument in enumerate(operator._schema.arguments):
+        if index < len(positional):
+            value = positional[index]
+        elif argument.name in given:
+            value = given[argument.name]
+        elif argument.has_default_value():
+            value = argument.default_value
+        else:
+            raise _Left
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            wanted = str(argument.type)
+            if wanted == "Tensor":
+                arguments.append([argument.name, {"call": _number(node, value)}])
+                continue
+            value = float(value) if "float" in wanted else value
+        arguments.append([argument.name, _argument(module, value, made, roots)])
+    overload = f".{operator._overloadname}" if operator._overloadname != "default" else ""
+    return {"operator": f"{operator.namespace}::{operator.overloadpacket.__name__}{overload}", "arguments": arguments}
+
+
+def _number(node: Any, value: float) -> dict[str, Any]:
+    """A number in a tensor's place is a tensor without axes, which does not decide the dtype beside one with axes."""
+    import torch
+
+    held = node.meta.get("val")
+    if not isinstance(held, torch.Tensor) or held.dim() == 0:
+        raise _Left
+    kind, dtype = ("int", torch.int64) if isinstance(value, int) else ("float", torch.float64)
+    if not math.isfinite(value):
+        raise _Left
+    fixed = [[name, {"none": None}] for name in ("layout", "device", "pin_memory")]
+    made = [["s", {kind: value}], ["dtype", _dtype(dtype)], *fixed]
+    return {"operator": "aten::scalar_tensor", "arguments": made}
+
+
+def _dtype(dtype: Any) -> dict[str, Any]:
+    from torch._export.serde import serialize
+
+    return {"scalar_type": int(serialize._TORCH_TO_SERIALIZE_DTYPE[dtype])}
+
+
+def _argument(module: Any, value: Any, made: dict[str, Recipe], roots: dict[str, int]) -> dict[str, Any]:
+    import torch
+    from torch._export.serde import serialize
+
+    if isinstance(value, torch.fx.Node):
+        if value.op == "call_function":
+            return {"call": _call(module, value, made, roots)}
+        if value.op != "get_attr":
+            raise _Left
+        if value.target in made:
+            roots |= made[value.target]["roots"]
+            return {"call": made[value.target]["call"]}
+        held = getattr(module, value.target, None)
+        if not isinstance(held, torch.Tensor):
+            raise _Left
+        roots[value.target] = held.numel()
+        return {"constant": value.target}
+    if value is None:
+        return {"none": None}
+    if isinstance(value, bool):
+        return {"bool": value}
+    if isinstance(value, int):
+        return {"int": value}
+    if isinstance(value, float) and math.isfinite(value):
+        return {"float": value}
+    if isinstance(value, torch.dtype):
+        return _dtype(value)
+    if isinstance(value, torch.memory_format):
+        return {"memory_format": int(serialize._TORCH_TO_SERIALIZE_MEMORY_FORMAT[value])}
+    if isinstance(value, list | tuple):
+        if all(isinstance(part, int) and not isinstance(part, bool) for part in value):
+            return {"ints": list(value)}
+        if all(isinstance(part, torch.fx.Node) for part in value):
+            return {"tensors": [_argument(module, part, made, roots) for part in value]}
+    raise _Left
+
+
+def _overload(target: Any) -> Any:
+    import torch
+
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return getattr(target, "default", None)
+    return target if isinstance(target, torch._ops.OpOverload) else None

@@ -1,0 +1,47 @@
+//! What an artifact takes that is made of its constants when weights are bound.
+
+use serde::{Deserialize, Serialize};
+
+use super::Dtype;
+
+/// A constant that an artifact takes in a form of its own, made of its [`super::Constant`]s once for each weight set: a filter with
+/// the batch norm after it multiplied in, a matrix in the order that a kernel reads it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prepared {
+    /// What the artifact calls it.
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<i64>,
+    /// None for an order that only torch's operators know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stride: Option<Vec<i64>>,
+    pub call: Recipe,
+}
+
+/// A call of an operator of torch on constants.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Recipe {
+    /// As `aten::mul.Tensor`.
+    pub operator: String,
+    /// All of them, in the order of the operator's schema.
+    pub arguments: Vec<(String, Operand)>,
+}
+
+/// One argument of a [`Recipe`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operand {
+    /// The name of a constant.
+    Constant(String),
+    /// What another call gives.
+    Call(Recipe),
+    Tensors(Vec<Operand>),
+    None(()),
+    Bool(bool),
+    Int(i64),
+    Ints(Vec<i64>),
+    Float(f64),
+    /// By the number in torch's export schema, as the next.
+    ScalarType(i64),
+    MemoryFormat(i64),
+}

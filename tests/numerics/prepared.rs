@@ -1,0 +1,159 @@
+//! Weights in the order that the CPU's kernels read them: made once for each weight set, and never in a call.
+
+use std::{fs, process::Command};
+
+use precast::{Device, Runtime, Store};
+use safetensors::SafeTensors;
+use tch::Tensor;
+
+use crate::{
+    ATOL, RTOL,
+    lab::{Lab, checkout, json, precast, python},
+};
+
+const CONVNET: &str = "tests/numerics/convnet/precast.toml";
+
+/// Writes another model's weights, an input, and what that model answers to it.
+const OTHER: &str = "
+import sys, torch
+sys.path.insert(0, 'tests/numerics/convnet')
+from model import load
+from safetensors.torch import save_file
+net = load(seed=1)
+save_file({name: t.contiguous() for name, t in net.state_dict().items()}, sys.argv[1])
+x = torch.randn(4, 3, 16, 16)
+with torch.inference_mode():
+    logits, row = net(x)
+save_file({'x': x, 'logits': logits, 'row': row}, sys.argv[2])
+";
+
+fn floats(file: &SafeTensors<'_>, name: &str) -> Tensor {
+    let view = file.tensor(name).unwrap();
+    let shape: Vec<i64> = view.shape().iter().map(|&size| size as i64).collect();
+    let values = view.data().chunks_exact(4);
+    let values: Vec<f32> = values
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    Tensor::from_slice(&values).view(shape.as_slice())
+}
+
+#[test]
+fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
+    let root = tempfile::tempdir().unwrap();
+    let lab = Lab::at(root.path());
+    let built = lab.json(&["build", "-f", CONVNET]);
+    assert_eq!(built["compiled"], 2, "{built}");
+    for (case, bucket) in [
+        ("batch=1", "batch=1"),
+        ("batch=4", "batch=4"),
+        ("batch=3", "batch=4"),
+    ] {
+        let served = lab.agrees(CONVNET, "convnet", "classify", case, RTOL, ATOL);
+        assert_eq!(served.0, bucket);
+    }
+
+    // What runs in a call is oneDNN on what was laid out before, with the batch norms gone.
+    let store = Store::open(&lab.store).unwrap();
+    let release = store.release("convnet", None).unwrap().unwrap();
+    let programs = release
+        .programs
+        .iter()
+        .map(|id| store.program(id).unwrap().unwrap());
+    let steps: Vec<_> = programs.flat_map(|program| program.steps).collect();
+    assert_eq!(steps.len(), 2);
+    for step in &steps {
+        let artifact = store.artifact(&step.artifact).unwrap().unwrap();
+        let packed = artifact
+            .prepared
+            .iter()
+            .filter(|made| made.stride.is_none());
+        assert_eq!(
+            packed.count(),
+            7,
+            "5 filters and 2 matrices: {:?}",
+            artifact.prepared
+        );
+        let code = store.read(&artifact.object).unwrap();
+        let calls = |name: &str| memchr::memmem::find(&code, name.as_bytes()).is_some();
+        assert!(calls("aoti_torch_cpu_mkldnn__convolution_pointwise"));
+        assert!(calls("aoti_torch_cpu__linear_pointwise"));
+        for gone in [
+            "aoti_torch_cpu_convolution",
+            "aoti_torch_cpu_addmm",
+            "aoti_torch_cpu_mm_out",
+            "batch_norm",
+        ] {
+            assert!(!calls(gone), "`{gone}` is called");
+        }
+    }
+
+    let (weights, case) = (
+        root.path().join("other.safetensors"),
+        root.path().join("case.safetensors"),
+    );
+    let wrote = Command::new(python())
+        .args(["-c", OTHER])
+        .args([&weights, &case])
+        .current_dir(checkout())
+        .output();
+    let wrote = wrote.unwrap();
+    assert!(
+        wrote.status.success(),
+        "{}",
+        String::from_utf8_lossy(&wrote.stderr)
+    );
+    let case = fs::read(case).unwrap();
+    let case = SafeTensors::deserialize(&case).unwrap();
+    let (x, logits, row) = (
+        floats(&case, "x"),
+        floats(&case, "logits"),
+        floats(&case, "row"),
+    );
+
+    let runtime = Runtime::new(&store, Device::Cpu)
+        .unwrap()
+        .eager_fallback(false);
+    let model = runtime.load("convnet").unwrap();
+    let before = model.run("classify", &[x.shallow_clone()]).unwrap();
+    let (digest, _) = store.put_file(&weights).unwrap();
+    let other = runtime.weights(Some(digest)).unwrap();
+    model.swap(&other).unwrap();
+    let after = model.run("classify", &[x.shallow_clone()]).unwrap();
+    assert!(
+        after[0].allclose(&logits, RTOL, ATOL, false),
+        "the answer after a swap is eager's"
+    );
+    assert!(after[1].allclose(&row, RTOL, ATOL, false));
+    assert!(!before[0].allclose(&logits, RTOL, ATOL, false));
+    model.run("classify", &[x.narrow(0, 0, 1)]).unwrap();
+
+    // Two buckets made little more than one would.
+    let made = other.prepared_bytes();
+    println!(
+        "{} bytes of weights, {made} of forms of them",
+        other.bytes()
+    );
+    assert!(made > 0 && made < other.bytes() * 3 / 2);
+
+    // Without it nothing is made, and what was compiled is something else.
+    let plain = [
+        "build",
+        "-f",
+        CONVNET,
+        "--set",
+        "options.freezing=false",
+        "--only",
+        "classify batch=1",
+    ];
+    let built = json(&mut precast(
+        &lab.store,
+        &[&plain[..], &["--format", "json"]].concat(),
+    ));
+    assert_eq!(built["compiled"], 1, "{built}");
+    let id = serde_json::from_value(built["programs"][0]["id"].clone()).unwrap();
+    let program = store.program(&id).unwrap().unwrap();
+    let artifact = store.artifact(&program.steps[0].artifact).unwrap().unwrap();
+    assert_eq!(artifact.prepared, []);
+    let code = store.read(&artifact.object).unwrap();
+    assert!(memchr::memmem::find(&code, b"aoti_torch_cpu_convolution").is_some());
+}

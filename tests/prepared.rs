@@ -1,0 +1,126 @@
+//! Constants that are made of weights when these are bound: what recipes give, who shares it, what is refused.
+#![cfg(feature = "torch")]
+
+mod fake;
+
+use fake::{Fake, Memory};
+use precast::{
+    Device, Model, Runtime,
+    record::{Dtype, Operand, Prepared, Recipe},
+    runtime::RuntimeError,
+};
+use tch::{Kind, Tensor};
+
+fn recipe<const N: usize>(operator: &str, arguments: [(&str, Operand); N]) -> Recipe {
+    let arguments = arguments.map(|(name, operand)| (name.to_owned(), operand));
+    Recipe {
+        operator: operator.to_owned(),
+        arguments: arguments.into(),
+    }
+}
+
+fn constant(name: &str) -> Operand {
+    Operand::Constant(name.to_owned())
+}
+
+/// `scale` times itself, plus a number.
+fn square(plus: i64) -> Recipe {
+    let product = recipe(
+        "aten::mul.Tensor",
+        [("self", constant("scale")), ("other", constant("scale"))],
+    );
+    recipe(
+        "aten::add.Scalar",
+        [
+            ("self", Operand::Call(product)),
+            ("other", Operand::Int(plus)),
+            ("alpha", Operand::Int(1)),
+        ],
+    )
+}
+
+/// A weight set with `scale` = 3 for artifacts that take what `call` makes of it in its place.
+fn memory(fakes: &[Fake], call: &Recipe) -> Memory {
+    let mut memory = Memory::with(fakes);
+    for artifact in memory.artifacts.values_mut() {
+        artifact.prepared = vec![Prepared {
+            name: "scale".to_owned(),
+            dtype: Dtype::Float32,
+            shape: vec![1],
+            stride: Some(vec![1]),
+            call: call.clone(),
+        }];
+    }
+    memory.weights = Some(memory.put(fake::weights(&[("scale", &[3.0])])));
+    memory
+}
+
+fn load(memory: Memory) -> Result<(Runtime, Model), RuntimeError> {
+    let runtime = Runtime::over(memory.source(), Device::Cpu)?;
+    let model = runtime.load("fake")?;
+    Ok((runtime, model))
+}
+
+fn answer(model: &Model, rows: i64) -> f64 {
+    let x = Tensor::ones([rows, 2], (Kind::Float, tch::Device::Cpu));
+    let out = model.run("f", &[x]).unwrap();
+    out[0].double_value(&[0, 0])
+}
+
+#[test]
+fn a_recipe_is_followed_for_every_weight_set() {
+    let mut memory = memory(&[Fake::sized(2, 2)], &square(1));
+    let other = memory.put(fake::weights(&[("scale", &[5.0])]));
+    let first = memory.weights;
+    let (runtime, model) = load(memory).unwrap();
+    assert_eq!(answer(&model, 2), 10.0);
+    let set = runtime.weights(Some(other)).unwrap();
+    assert_eq!(set.prepared_bytes(), 0);
+    model.swap(&set).unwrap();
+    assert_eq!(answer(&model, 2), 26.0);
+    assert_eq!(set.prepared_bytes(), 4);
+    model.swap(&runtime.weights(first).unwrap()).unwrap();
+    assert_eq!(answer(&model, 2), 10.0);
+}
+
+#[test]
+fn buckets_that_want_the_same_share_it() {
+    let (runtime, model) =
+        load(memory(&[Fake::sized(2, 2), Fake::sized(4, 2)], &square(1))).unwrap();
+    assert_eq!((answer(&model, 2), answer(&model, 4)), (10.0, 10.0));
+    assert_eq!(runtime.weights_of("fake").unwrap().prepared_bytes(), 4);
+    // Another number is another recipe.
+    let mut memory = memory(&[Fake::sized(2, 2), Fake::sized(4, 2)], &square(1));
+    let largest = memory
+        .artifacts
+        .values_mut()
+        .find(|a| a.inputs[0].shape == [4, 2]);
+    largest.unwrap().prepared[0].call = square(2);
+    let (runtime, model) = load(memory).unwrap();
+    assert_eq!((answer(&model, 2), answer(&model, 4)), (10.0, 11.0));
+    assert_eq!(runtime.weights_of("fake").unwrap().prepared_bytes(), 8);
+}
+
+#[test]
+fn a_view_takes_no_memory_of_its_own() {
+    let view = recipe("aten::t", [("self", constant("scale"))]);
+    let (runtime, model) = load(memory(&[Fake::sized(2, 2)], &view)).unwrap();
+    assert_eq!(answer(&model, 2), 3.0);
+    assert_eq!(runtime.weights_of("fake").unwrap().prepared_bytes(), 0);
+}
+
+#[test]
+fn what_can_not_be_made_sets_the_program_aside_and_says_why() {
+    let told = |call: &Recipe| {
+        let error = load(memory(&[Fake::sized(2, 2)], call)).err();
+        error.map(|error| error.to_string()).unwrap()
+    };
+    let scale = ("self", constant("scale"));
+    insta::with_settings!({filters => vec![("`[0-9a-f]{12}`", "`[id]`")]}, {
+        insta::assert_snapshot!(told(&recipe("lab::pack", [scale.clone()])), @"constant `scale` of artifact `[id]` is not bound: operator `lab::pack`: no loaded library registers it");
+        insta::assert_snapshot!(told(&recipe("aten::t", [("self", constant("filter"))])), @"constant `scale` of artifact `[id]` is not bound: `filter`: the artifact's record does not have it");
+        insta::assert_snapshot!(told(&recipe("aten::unsqueeze", [scale.clone(), ("dim", Operand::Int(7))])), @"constant `scale` of artifact `[id]` is not bound: operator `aten::unsqueeze`: Dimension out of range (expected to be in range of [-2, 1], but got 7)");
+        // Not what the artifact was compiled for.
+        insta::assert_snapshot!(told(&recipe("aten::unsqueeze", [scale, ("dim", Operand::Int(0))])), @"constant `scale` of artifact `[id]` is not bound: its recipe does not give float32 [1] in the order it was compiled for");
+    });
+}
