@@ -58,7 +58,7 @@ void once(uploads::Staging& with, Random& random, uint64_t most, bool may_fail) 
   const bool fails = may_fail && below(random, 4) == 0;
   if (fails) fake::fails = static_cast<int64_t>(below(random, 60));
   const cudaError_t code = uploads::upload(
-      with, nullptr, block.data(), bytes, pieces.data(), pieces.size(), below(random, 8), limit);
+      with, nullptr, block.data(), bytes, pieces.data(), pieces.size(), below(random, 12), limit);
   const bool reached = fails && fake::fails < 0;
   fake::fails = -1;
   calls += 1;

@@ -97,8 +97,8 @@ class Helpers {
     for (auto& wake : wake_) sem_init(&wake, 0, 0);
   }
 
-  // Lets up to `count` threads call `job`, until `close`.
-  void open(const std::function<void()>& job, size_t count) noexcept {
+  // Lets up to `count` threads call `job`, until `close`. Returns how many may.
+  size_t open(const std::function<void()>& job, size_t count) noexcept {
     count = std::min(count, kMost);
     try {
       for (; made_ < count; made_++) std::thread([this, index = made_] { live(index); }).detach();
@@ -109,6 +109,7 @@ class Helpers {
     wanted_.store(std::min(count, made_));
     state_.fetch_and(~kClosed);
     wake_below(0);
+    return std::min(count, made_);
   }
 
   // Returns when no thread is in the job, and none can enter it any more.
@@ -227,8 +228,7 @@ class Upload {
       while (next_.load() < slices_ && !stop_.load())
         if (!fill_next()) std::this_thread::yield();
     };
-    with_.helpers.open(help, threads);
-    const cudaError_t sent = send();
+    const cudaError_t sent = send(with_.helpers.open(help, threads));
     stop_.store(true);
     // Also after a failure: what was sent must have left the staging memory.
     const cudaError_t arrived = cudaStreamSynchronize(with_.stream);
@@ -237,8 +237,11 @@ class Upload {
   }
 
  private:
-  // Sends what is filled. Fills too until somebody helps, so that the start waits for no thread to wake.
-  cudaError_t send() noexcept {
+  static constexpr size_t kMany = 8;
+
+  // Sends what is filled. Fills too until somebody helps, so that the start waits for no thread to wake, and where so few
+  // help that the bus would wait for them.
+  cudaError_t send(size_t helpers) noexcept {
     const uint64_t most = with_.sizes.most / slice_;
     uint64_t least = 1;
     uint64_t ready = 0, sent = 0;
@@ -268,7 +271,7 @@ class Upload {
         if (code != cudaSuccess) return code;
         ends[copies++ % Staging::kCopies] = sent = ready;
         least = std::min(2 * least, with_.sizes.least / slice_);
-      } else if (helped_.load()) {
+      } else if (helpers >= kMany && helped_.load()) {
         pause();
       } else if (!fill_next()) {
         std::this_thread::yield();
