@@ -28,7 +28,7 @@ struct Fields(String);
 
 impl tracing::field::Visit for Fields {
     fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        if field.name() != "program" && field.name() != "device" {
+        if !["program", "device", "object", "digest"].contains(&field.name()) {
             self.0 += &format!(" {}={value:?}", field.name());
         }
     }
@@ -72,11 +72,13 @@ fn spans_say_what_a_call_did() {
         model.run("f", &[x(3, 2)]).unwrap_err();
     });
     insta::assert_snapshot!(spans.made.lock().unwrap().join("\n"), @r#"
+    weights
     load module="f"
+    artifact
     run module="f" bucket="batch=2 seq=2" rung="exact"
     run module="f" bucket="batch=2 seq=2" rung="padded"
     pad module="f"
     run module="f"
     "#);
-    assert_eq!(spans.entered.lock().unwrap().len(), 5);
+    assert_eq!(spans.entered.lock().unwrap().len(), 7);
 }

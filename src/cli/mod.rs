@@ -16,6 +16,8 @@ mod internal;
 mod log;
 mod ls;
 mod name;
+#[cfg(feature = "torch")]
+mod phases;
 mod plan;
 mod printer;
 mod program;

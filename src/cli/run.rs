@@ -8,6 +8,7 @@ use serde_json::json;
 use super::{
     Context,
     exit::{Missing, Usage, warning},
+    phases::Phases,
     printer::note,
     progress::seconds,
     served::RunArgs,
@@ -104,12 +105,15 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         .with_context(|| format!("can't read `{}`", args.inputs.display()))?;
     let inputs =
         tensors::read(&bytes).with_context(|| format!("can't use `{}`", args.inputs.display()))?;
+    let phases = Phases::default();
     let started = Instant::now();
-    let model = Runtime::new(&store, device)?
+    let model = phases.during(|| {
         // One request is answered: what it does not need is not loaded.
-        .loading(Loading::OnDemand)
-        .eager_fallback(!args.compiled)
-        .load(&name)?;
+        Runtime::new(&store, device)?
+            .loading(Loading::OnDemand)
+            .eager_fallback(!args.compiled)
+            .load(&name)
+    })?;
     let loaded = started.elapsed().as_secs_f64();
     let target = tensors::device(device);
     let named: Vec<_> = inputs
@@ -121,7 +125,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         .map(|(name, tensor)| (name.as_str(), tensor))
         .collect();
     let started = Instant::now();
-    let answer = model.run_named(&args.module, &borrowed);
+    let answer = phases.during(|| model.run_named(&args.module, &borrowed));
     if let Some(path) = &args.counts {
         count(path, model.counts())?;
     }
@@ -156,6 +160,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
             "model": name, "module": args.module, "device": device.to_string(),
             "program": served.program().id, "bucket": served.bucket(), "rung": served.rung().name(),
             "request": served.request(), "outputs": outputs, "load_seconds": loaded, "run_seconds": took,
+            "phase_seconds": phases.seconds(),
         }))?;
         return Ok(0);
     }

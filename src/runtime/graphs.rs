@@ -51,6 +51,7 @@ struct State {
 
 impl State {
     fn capture(plan: &Plan, mut lane: Lane, shared: &Shared) -> Result<Self, String> {
+        let _span = tracing::info_span!("graph", module = &*plan.module).entered();
         let text = |error: tch::TchError| first_line(&error);
         let current = Stream::current(shared.device)?;
         shared.stream.wait_for(&current)?;
@@ -69,10 +70,13 @@ impl State {
             plan.execute(lane, handles, raw)
                 .map_err(|error| error.to_string())
         };
-        for _ in 0..WARM_UP {
-            run(&mut lane)?;
+        {
+            let _span = tracing::info_span!("warm_up").entered();
+            for _ in 0..WARM_UP {
+                run(&mut lane)?;
+            }
+            shared.stream.synchronize()?;
         }
-        shared.stream.synchronize()?;
         let (graph, outputs) = Graph::capture(shared.pool, shared.device, || run(&mut lane))?;
         drop(turn);
         drop(scope);
@@ -130,7 +134,9 @@ impl Graphed {
     /// Captures it again with other weights, whose addresses the kernels have in them. On failure nothing has changed.
     pub fn swap(&self, plan: &Plan, weights: Arc<Weights>) -> Result<(), String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let lane = plan.lane(weights).map_err(|error| error.to_string())?;
+        let lane = plan
+            .shared_lane(weights)
+            .map_err(|error| error.to_string())?;
         let next = State::capture(plan, lane, &self.shared)?;
         // What was launched must be done before its graph and its weights go.
         self.shared.settle()?;

@@ -1,5 +1,9 @@
 //! What runs a program's steps: one container per step, bound to one weight set, for one caller at a time.
 //!
+//! Each container loads the GPU code of its artifact for itself. What is captured into a graph needs its containers only
+//! while it is captured, so there one per artifact serves all its steps, bound anew for each of them: 24 equal blocks load
+//! their code once.
+//!
 //! Whoever runs a program takes a lane and has it alone until the call is over, so no container ever has two callers.
 //! Lanes are made when they are first needed, up to a limit, and kept; callers beyond it wait. A lane that was bound to
 //! an earlier weight set is bound to the new one before it is handed out, so a call sees one weight set, whole.
@@ -23,7 +27,7 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    Device,
+    Device, Digest,
     record::{Artifact, Program, Step},
 };
 
@@ -55,6 +59,8 @@ pub(super) struct PlanStep {
 pub(super) struct Lane {
     // Before the weights, which the containers point to.
     containers: Vec<Container>,
+    /// For each step its container and what that is bound to before the step, where steps share containers.
+    turns: Option<Vec<Turn>>,
     pub weights: Arc<Weights>,
     /// Which of [`Lanes`]' swaps they came with.
     swaps: u64,
@@ -64,40 +70,78 @@ pub(super) struct Lane {
     pub last: Option<RawStream>,
 }
 
+/// A step's turn with a container that it shares.
+struct Turn {
+    container: usize,
+    weights: Vec<Arc<Weight>>,
+}
+
 impl Plan {
     /// Makes a lane bound to `weights`.
     pub fn lane(&self, weights: Arc<Weights>) -> Result<Lane, RuntimeError> {
-        let mut containers = Vec::with_capacity(self.steps.len());
-        for step in &self.steps {
-            let artifact = &step.artifact;
-            let container = Container::new(&step.library, step.operators.clone(), self.device);
-            let container = container.map_err(|reason| self.no_container(artifact, reason))?;
-            let count = |what, expected, got| match expected == got {
-                true => Ok(()),
-                false => Err(RuntimeError::WrongCount {
-                    artifact: artifact.id,
-                    what,
-                    expected,
-                    got,
-                }),
-            };
-            count("inputs", artifact.inputs.len(), container.inputs())?;
-            count("outputs", artifact.outputs.len(), container.outputs())?;
-            containers.push(container);
-        }
-        let buffers = self.program.inputs.iter().map(|_| None).collect();
-        let mut lane = Lane {
-            containers,
-            weights: weights.clone(),
-            swaps: 0,
-            buffers,
-            last: None,
-        };
+        let containers = self.steps.iter().map(|step| self.container(step));
+        let mut lane = self.empty(weights.clone());
+        lane.containers = containers.collect::<Result<_, _>>()?;
         self.bind(&mut lane, weights)?;
         Ok(lane)
     }
 
-    /// Binds a lane to a weight set. On failure the lane must not be used.
+    /// Makes a lane whose steps share one container per artifact, for what runs it a few times only.
+    pub fn shared_lane(&self, weights: Arc<Weights>) -> Result<Lane, RuntimeError> {
+        let mut lane = self.empty(weights);
+        let mut known: BTreeMap<Digest, usize> = BTreeMap::new();
+        let mut turns = Vec::with_capacity(self.steps.len());
+        for (step, record) in self.steps.iter().zip(&self.program.steps) {
+            let container = match known.get(&record.artifact) {
+                Some(&container) => container,
+                None => {
+                    lane.containers.push(self.container(step)?);
+                    known.insert(record.artifact, lane.containers.len() - 1);
+                    lane.containers.len() - 1
+                }
+            };
+            let weights = self.constants(
+                &step.artifact,
+                record,
+                &lane.containers[container],
+                &lane.weights,
+            )?;
+            turns.push(Turn { container, weights });
+        }
+        lane.turns = Some(turns);
+        Ok(lane)
+    }
+
+    fn empty(&self, weights: Arc<Weights>) -> Lane {
+        Lane {
+            containers: Vec::new(),
+            turns: None,
+            weights,
+            swaps: 0,
+            buffers: self.program.inputs.iter().map(|_| None).collect(),
+            last: None,
+        }
+    }
+
+    fn container(&self, step: &PlanStep) -> Result<Container, RuntimeError> {
+        let artifact = &step.artifact;
+        let container = Container::new(&step.library, step.operators.clone(), self.device);
+        let container = container.map_err(|reason| self.no_container(artifact, reason))?;
+        let count = |what, expected, got| match expected == got {
+            true => Ok(()),
+            false => Err(RuntimeError::WrongCount {
+                artifact: artifact.id,
+                what,
+                expected,
+                got,
+            }),
+        };
+        count("inputs", artifact.inputs.len(), container.inputs())?;
+        count("outputs", artifact.outputs.len(), container.outputs())?;
+        Ok(container)
+    }
+
+    /// Binds a lane of [`Self::lane`] to a weight set. On failure the lane must not be used.
     pub fn bind(&self, lane: &mut Lane, weights: Arc<Weights>) -> Result<(), RuntimeError> {
         for ((step, record), container) in self
             .steps
@@ -178,12 +222,10 @@ impl Plan {
         for (value, input) in values.iter_mut().zip(inputs) {
             *value = Some(input);
         }
-        for ((step, record), container) in self
-            .steps
-            .iter()
-            .zip(&self.program.steps)
-            .zip(&mut lane.containers)
-        {
+        for (i, (step, record)) in self.steps.iter().zip(&self.program.steps).enumerate() {
+            let container = lane
+                .container(i)
+                .map_err(|reason| self.no_container(&step.artifact, reason))?;
             let mut stolen = Stolen::default();
             for &(value, last) in &step.inputs {
                 let handle = match last {
@@ -251,6 +293,19 @@ impl Plan {
             step: step.to_owned(),
             message,
         }
+    }
+}
+
+impl Lane {
+    /// Returns the container of a step, bound to what the step needs.
+    fn container(&mut self, step: usize) -> Result<&mut Container, String> {
+        let Some(turns) = &self.turns else {
+            return Ok(&mut self.containers[step]);
+        };
+        let turn = &turns[step];
+        let container = &mut self.containers[turn.container];
+        container.bind(turn.weights.clone())?;
+        Ok(container)
     }
 }
 

@@ -30,7 +30,8 @@ pub enum Loading {
     /// One of each module before, the rest by a thread of its own in the order of their priority. A request for one
     /// that is not there yet loads it.
     Background,
-    /// Each when a request needs it, so that nothing is loaded that nobody asks for.
+    /// Each when a request needs it, so that nothing is loaded that nobody asks for. The memory that CUDA graphs share grows
+    /// with each larger one, where the other ways begin with the largest.
     OnDemand,
 }
 
@@ -54,6 +55,7 @@ impl Held {
         if let Some(weights) = held.get(&(digest, device)).and_then(Weak::upgrade) {
             return Ok(weights);
         }
+        let _span = tracing::info_span!("weights", %digest, %device).entered();
         let bytes = source
             .map(&digest)
             .map_err(in_store(format!("weight set `{}`", digest.short())))?;

@@ -29,8 +29,9 @@
 //!
 //! **Watching it.** [`Model::stats`] has counters by module, bucket and device, [`Model::counts`] what was asked for, both
 //! to be read at any time and written as JSON; [`Model::timings`] says how long loading took. Spans of the crate
-//! `tracing`: `load` and `upload` at the level info; `run` with its bucket and rung, and within it `pad` and `eager`, at
-//! the level trace. They cost nothing that can be measured while nobody subscribes.
+//! `tracing`, at the level info: `libtorch_cuda`, `context`, `weights` and in it `upload`, `load` and in it `artifact`, `graph`
+//! and `warm_up`. At the level trace: `run` with its bucket and rung, and within it `pad` and `eager`. They cost nothing
+//! that can be measured while nobody subscribes.
 
 mod arrays;
 mod behind;

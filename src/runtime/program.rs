@@ -185,7 +185,10 @@ impl Ready {
             self.refused = Some("its sizes are not fixed".to_owned());
             return;
         }
-        let lane = self.plan.lane(weights).map_err(|error| error.to_string());
+        let lane = self
+            .plan
+            .shared_lane(weights)
+            .map_err(|error| error.to_string());
         match lane.and_then(|lane| Graphed::capture(&self.plan, lane, shared)) {
             Ok(graph) => (self.graph, self.refused) = (Some(graph), None),
             Err(reason) => {
@@ -267,7 +270,7 @@ impl Ready {
     /// Finds out whether `weights` can be bound, on a lane that is thrown away.
     pub fn accepts(&self, weights: &Arc<Weights>) -> Result<(), RuntimeError> {
         match &self.runner {
-            Runner::Artifacts(_) => self.plan.lane(weights.clone()).map(drop),
+            Runner::Artifacts(_) => self.plan.shared_lane(weights.clone()).map(drop),
             Runner::Eager(eager) => eager.accepts(weights.clone()),
         }
     }

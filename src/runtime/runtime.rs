@@ -311,10 +311,11 @@ impl Runtime {
     /// Loads what is to be there before the model is handed out.
     fn load_before(&self, replica: &Replica) -> Result<(), RuntimeError> {
         let loader = &replica.loader;
-        // Graphs first, the largest of them before the others: it makes their pool as large as it must be.
+        // Graphs first, the largest of them before the others: it makes their pool as large as it must be. On demand the
+        // pool grows as they come.
         let mut graphs: Vec<&Slot> = replica
             .slots()
-            .filter(|slot| loader.graph_wanted(&slot.program))
+            .filter(|slot| self.loading != Loading::OnDemand && loader.graph_wanted(&slot.program))
             .collect();
         graphs.sort_by_key(|slot| std::cmp::Reverse(volume(&slot.program)));
         graphs.iter().try_for_each(|slot| slot.load(loader))?;
@@ -447,9 +448,10 @@ fn check(device: Device) -> Result<(), RuntimeError> {
         return Ok(());
     };
     let no = |reason| RuntimeError::NoDevice { device, reason };
-    let devices = cuda().map_err(no)?.devices();
+    let cuda = cuda().map_err(no)?;
+    let devices = cuda.devices();
     match ordinal < devices {
-        true => Ok(()),
+        true => cuda.context(ordinal).map_err(no),
         false if devices == 1 => Err(no("this process sees one CUDA device, `cuda:0`".to_owned())),
         false => Err(no(format!(
             "this process sees {devices} CUDA devices, the last is `cuda:{}`",

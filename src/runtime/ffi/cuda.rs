@@ -45,6 +45,7 @@ type Ptr = *mut c_void;
 
 functions! {
     last_error: "precast_cuda_last_error" = unsafe extern "C" fn() -> *const c_char;
+    context: "precast_cuda_context" = unsafe extern "C" fn(i32) -> i32;
     capability: "precast_cuda_capability" = unsafe extern "C" fn(i32, *mut i32, *mut i32) -> i32;
     health: "precast_cuda_health" = unsafe extern "C" fn(i32) -> i32;
     synchronize: "precast_cuda_synchronize" = unsafe extern "C" fn(i32) -> i32;
@@ -85,6 +86,7 @@ pub fn cuda() -> Result<&'static Cuda, String> {
 
 impl Cuda {
     fn load() -> Result<Self, String> {
+        let _span = tracing::info_span!("libtorch_cuda").entered();
         let path = libtorch_folder()
             .unwrap_or_default()
             .join("libtorch_cuda.so");
@@ -112,6 +114,17 @@ impl Cuda {
     /// Returns how many devices there are; at least one.
     pub fn devices(&self) -> usize {
         self.devices
+    }
+
+    /// Makes the device's context, if the process has none there yet. The caller's current device stays what it is.
+    pub fn context(&self, device: usize) -> Result<(), String> {
+        let _span = tracing::info_span!("context", device).entered();
+        let Ok(functions) = &self.shim else {
+            // libtorch makes it when it must.
+            return Ok(());
+        };
+        // SAFETY: the shim's own function.
+        functions.check(unsafe { (functions.context)(ordinal(device)?) })
     }
 
     /// Returns the compute capability of a device, as `90` for 9.0.
