@@ -21,9 +21,11 @@ class Case:
     sizes: tuple[tuple[int, ...], ...] | None = None
     """Inductor's `freezing`, for peers that can: it pays for convolutions followed by batch norms."""
     freezing: bool = False
+    stem: str = "precast"
+    """What its specs are called, before `.toml` and `.cuda.toml`."""
 
     def spec(self, device: str) -> Path:
-        return ROOT / self.folder / ("precast.cuda.toml" if device == "cuda" else "precast.toml")
+        return ROOT / self.folder / (f"{self.stem}.cuda.toml" if device == "cuda" else f"{self.stem}.toml")
 
     def read(self, device: str) -> "Spec":
         return Spec(self.spec(device), self.module)
@@ -39,6 +41,7 @@ CASES = {
     for case in (
         Case("mlp", "benches/models/mlp", "forward"),
         Case("minilm", "examples/minilm", "encode", sizes=((1, 32), (8, 128))),
+        Case("block", "examples/blocks", "forward", stem="one"),
         Case("blocks", "examples/blocks", "forward", sizes=((1, 32), (4, 128), (1, 64), (8, 512))),
         Case("resnet", "benches/models/resnet", "classify", freezing=True),
         Case("llama", "benches/models/llama", "prefill"),

@@ -32,10 +32,10 @@ def starts(run: Run, case: Case) -> None:
     def precast() -> dict[str, Any]:
         model = case.read(host.device).model
         document, ran = host.precast("run", case.module, "--model", model, "--inputs", inputs)
-        load, call = document["load_seconds"], document["run_seconds"]
+        load, call, parts = document["load_seconds"], document["run_seconds"], document["phase_seconds"]
         total = ran.answered - ran.began
-        phases = {"process": total - load - call, "load": load, "first call": call}
-        return told(ran, total, {**phases, **document.get("phases", {})})
+        rest = load + call - sum(parts.values())
+        return told(ran, total, {"process": total - load - call, **parts, "rest": rest})
 
     weights = weights_bytes(run, case) if host.device == "cuda" else 0
 
@@ -75,8 +75,8 @@ def starts(run: Run, case: Case) -> None:
         contenders |= {f"{way}, saved": partial(kept, way) for way in ("aoti", "onnxruntime") if way in run.ways}
     compiled = [way for way in run.ways if way in ("compile", "reduce-overhead")]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
-    for cache in ("warm", "cold"):
-        seen = found if cache == "warm" else {name: [] for name in contenders}
+    for cache in run.page_caches:
+        seen = found if cache == run.page_caches[0] else {name: [] for name in contenders}
         for round_ in range(run.rounds + 1 if cache == "warm" else min(3, run.rounds)):
             for name, start in list(contenders.items()):
                 if run.left <= 0:
@@ -90,6 +90,8 @@ def starts(run: Run, case: Case) -> None:
                 except Failed as error:
                     run.skip(f"start {case.name} {name}", error)
                     contenders.pop(name)
+        if not seen["precast"]:
+            return run.skip(f"start {case.name}", "nothing to compare with")
         report(run, case, cache, seen, seen["precast"])
     for way in compiled:  # once each: it is long; the cold one fills the cache that the warm one finds
         shutil.rmtree(host.work / f"start-{case.name}-{way}", ignore_errors=True)
