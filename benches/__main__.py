@@ -129,7 +129,7 @@ def said(arguments: list[str]) -> list[str]:
         if skip or argument.split("=")[0] in ("--work", "--binaries"):
             skip = not skip and "=" not in argument
             continue
-        kept.append(argument)
+        kept.append(Path(argument).name if kept and kept[-1] == "--out" else argument)
     waits = os.environ.get("OMP_WAIT_POLICY")
     return [*([f"OMP_WAIT_POLICY={waits}"] if waits else []), "python", "-m", "benches", *kept]
 

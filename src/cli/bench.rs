@@ -229,10 +229,12 @@ fn requests<'a>(programs: &[&'a Program], at: &[Sizes]) -> Result<Vec<(&'a Progr
         return Ok(requests);
     }
     for sizes in at {
-        let of = programs
+        let mut named = programs
             .iter()
-            .find(|program| program.sizes.keys().eq(sizes.keys()));
-        let Some(&program) = of else {
+            .filter(|program| program.sizes.keys().eq(sizes.keys()));
+        // Its own bucket's, where it is one's.
+        let own = named.clone().find(|program| program.sizes == *sizes);
+        let Some(&program) = own.or_else(|| named.next()) else {
             let known: BTreeSet<String> = programs.iter().map(|p| bucket_name(&p.sizes)).collect();
             let known: Vec<String> = known.into_iter().collect();
             return Err(Usage {
