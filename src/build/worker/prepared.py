@@ -24,22 +24,42 @@ from . import torch_private as private
 
 Recipe = dict[str, Any]
 
+# A call of oneDNN costs 10 to 15 us before it computes anything, and one of MKL 2 to 6: packing has to be worth it.
+# Measured on 4 cores with AVX-512, rows 1 to 64, columns 32 to 2048: from these on it was, below it was not.
+_ELEMENTS = 1 << 19
+_PRODUCTS = 1 << 21
+
 
 @contextmanager
 def recording() -> Iterator[dict[str, Recipe]]:
     """Yields what is made while a module is compiled with freezing: name of the new constant -> how, and its layout.
 
-    Breaks if: `torch._inductor.freezing.constant_fold` is no longer the one place that puts values for nodes.
+    Breaks if: `torch._inductor.freezing.constant_fold` is no longer the one place that puts values for nodes, or
+    `mkldnn_fusion` registers its patterns before this and with another check.
     """
     from torch._inductor import freezing
+    from torch._inductor.fx_passes import mkldnn_fusion
 
     made: dict[str, Recipe] = {}
-    original = freezing.constant_fold
+    fold, can = freezing.constant_fold, mkldnn_fusion._is_packable_linear
     freezing.constant_fold = lambda module, *_, **__: _fold(module, made)  # type: ignore[assignment]
+    # The first compile registers the pattern, with this check, for all that follow.
+    mkldnn_fusion._is_packable_linear = lambda match: can(match) and _worth_packing(match.output_node())
     try:
         yield made
     finally:
-        freezing.constant_fold = original
+        freezing.constant_fold, mkldnn_fusion._is_packable_linear = fold, can
+
+
+def _worth_packing(product: Any) -> bool:
+    """Returns whether a product with a weight is large enough for oneDNN's order to pay."""
+    import torch
+
+    rows, weight = (node.meta["val"] for node in product.args[-2:])
+    elements = tensors.number(weight.shape[0]) * tensors.number(weight.shape[1])
+    products = tensors.number(rows.shape[0]) * elements
+    # MKL has no kernels for what is below float32: there it is oneDNN either way.
+    return weight.dtype != torch.float32 or elements >= _ELEMENTS or products >= _PRODUCTS
 
 
 def _fold(module: Any, made: dict[str, Recipe]) -> None:

@@ -19,15 +19,15 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """`[batch, 3, 16, 16]` to `[batch, 10]` and to a row of weights that no input changes."""
+    """`[batch, 3, 16, 16]` to `[batch, 512]` and to a row of weights that no input changes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(32)
         self.blocks = nn.Sequential(Block(32), Block(32))
-        self.inner = nn.Linear(32, 64, bias=False)
-        self.head = nn.Linear(64, 10)
+        self.inner = nn.Linear(32, 1024, bias=False)
+        self.head = nn.Linear(1024, 512)
         self.scale = nn.Parameter(torch.ones(1))
         nn.init.zeros_(self.head.bias)
 
