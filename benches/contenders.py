@@ -135,7 +135,7 @@ class Peer:
         self.caches = f"caches/{case.name}-{way}"
         self.host = host
         command = [sys.executable, "-m", "benches.peer", way, str(case.spec(host.device)), case.module]
-        command += ["--device", host.device, *(["--freezing"] if frozen(case, way) else [])]
+        command += ["--device", host.device, *(["--freezing"] if frozen(case, host.device, way) else [])]
         command += [] if threads else ["--saved", str(host.saved(case))]
         with self.log.open("w") as messages:
             self.process = subprocess.Popen(
@@ -198,8 +198,8 @@ class Peer:
         return self.ask("threads", 60 + 10 * seconds, sizes=sizes, threads=threads, seconds=seconds)["throughput"]
 
 
-def frozen(case: Case, way: str) -> bool:
-    return case.freezing and way in ("compile", "max-autotune", "aoti")
+def frozen(case: Case, device: str, way: str) -> bool:
+    return device in case.freezing and way in ("compile", "max-autotune", "aoti")
 
 
 class Precast:

@@ -58,7 +58,7 @@ def starts(run: Run, case: Case) -> None:
 
     def peer(way: str, caches: str = "caches") -> dict[str, Any]:
         command = [sys.executable, "-m", "benches.peer", way, str(case.spec(host.device)), case.module]
-        command += ["--device", host.device, *(["--freezing"] if frozen(case, way) else [])]
+        command += ["--device", host.device, *(["--freezing"] if frozen(case, host.device, way) else [])]
         return call([*command, "--once", json.dumps(sizes)], caches)
 
     def kept(way: str) -> dict[str, Any]:

@@ -147,6 +147,12 @@ fn show_artifact(artifact: &Artifact, context: &Context) -> Result<()> {
             layout(&constant.layout)
         ))?;
     }
+    for made in &artifact.prepared {
+        out.line(format_args!(
+            "make {}: {}{:?} with {}",
+            made.name, made.dtype, made.shape, made.call.operator
+        ))?;
+    }
     section(context, "receipt", &artifact.receipt)?;
     host(&artifact.target, context)?;
     section(context, "key", &artifact.key)?;
