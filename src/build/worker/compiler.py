@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -55,16 +56,30 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     options = _options(request, module, device)
     clock.seconds["load"] = time.perf_counter() - started
     wire.event("lower")
+    answer = None
+    if options["freezing"]:
+        try:
+            answer = _compile(module, inputs, options, request["isa"], out, clock)
+        except Exception as error:
+            # The passes for weights know fewer programs than the compiler does.
+            print(f"weights are left as they are: {_failure(error, root).message}", file=sys.stderr)
+            options["freezing"] = False
+            module, inputs, _ = segment.load(path, device)
     try:
-        files, made = inductor.compile_aot(module, inputs, options, request["isa"], out, clock)
+        answer = answer or _compile(module, inputs, options, request["isa"], out, clock)
     except Exception as error:
         raise _failure(error, root) from error
-    answer = _files(files, out)
-    answer["prepared"] = _constants(files, module, made)
     total = time.perf_counter() - started
     clock.seconds["lower"] = max(0.0, total - sum(clock.seconds.values()))
     answer["seconds"] = {name: round(value, 4) for name, value in clock.seconds.items()}
     return answer
+
+
+def _compile(
+    module: Any, inputs: list[Any], options: dict[str, Any], isa: str, out: Path, clock: inductor.Clock
+) -> dict[str, Any]:
+    files, made = inductor.compile_aot(module, inputs, options, isa, out, clock)
+    return _files(files, out) | {"prepared": _constants(files, module, made)}
 
 
 def prepare(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
@@ -90,8 +105,6 @@ def _tries_many(options: dict[str, Any]) -> Any:
 
 
 def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any]:
-    import torch
-
     mode = request.get("mode") or "default"
     modes = inductor.modes()
     if mode not in modes:
@@ -106,11 +119,6 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
         options[key] = value
     if options.setdefault("freezing", False) and device != "cpu":
         raise Failure("compile", "option `freezing` can't be set: it lays out weights for a CPU")
-    # oneDNN takes them only where there are instructions for them, which a baseline need not have.
-    if request["isa"] != "native" and any(
-        buffer.dtype in (torch.bfloat16, torch.float16) for buffer in module.buffers()
-    ):
-        options["freezing"] = False
     # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
     if any(buffer.numel() == 1 for buffer in module.buffers()):
         options["joint_graph_constant_folding"] = False
@@ -118,6 +126,8 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
 
 
 def _failure(outer: Exception, root: Path) -> Failure:
+    if isinstance(outer, Failure):
+        return outer
     error = inductor.unwrap(outer)
     text = failures.one_line(error)
     operator = re.search(r"^\s*target: (\S+)", str(error), re.MULTILINE)

@@ -81,7 +81,7 @@ def compile_aot(
     patches["aot_inductor.output_path"] = str(out / "artifact.so")
     # Compiling writes into this dictionary; a shared one would carry entries from artifact to artifact.
     patches["aot_inductor.metadata"] = {}
-    with torch.no_grad(), cpp.toolchain(isa, clock), _no_packed_weights(), prepared.recording() as made:
+    with torch.no_grad(), cpp.toolchain(isa, clock), _no_packed_weights(), prepared.recording(module, isa) as made:
         files = compile_fx_aot(module, inputs, config_patches=patches)
     return [str(name) for name in files if isinstance(name, str)], made
 

@@ -6,7 +6,8 @@ Here the same passes run, and beside every tensor they make stands how it is mad
 constants of the segment. The artifact gets a constant in its place; the runtime follows the recipe for each weight set.
 
 What is not made: anything larger than what it is made of, results of the module, views with gaps, and whatever needs
-more than operators that libtorch itself has. That stays in the code, as without freezing.
+more than operators that libtorch itself has. That stays in the code, as without freezing. A program that torch's passes
+can't take at all is compiled without them; its log says so.
 
 Buckets share what they make alike. So a recipe says no more of its bucket than it must: a matrix is laid out for any
 number of rows, and a filter for a batch of one where oneDNN chooses the same order for both.
@@ -15,7 +16,7 @@ number of rows, and a filter for a batch of one where oneDNN chooses the same or
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,24 +32,61 @@ _PRODUCTS = 1 << 21
 
 
 @contextmanager
-def recording() -> Iterator[dict[str, Recipe]]:
+def recording(module: Any, isa: str) -> Iterator[dict[str, Recipe]]:
     """Yields what is made while a module is compiled with freezing: name of the new constant -> how, and its layout.
 
-    Breaks if: `torch._inductor.freezing.constant_fold` is no longer the one place that puts values for nodes, or
-    `mkldnn_fusion` registers its patterns before this and with another check.
+    Breaks if: `torch._inductor.freezing.constant_fold` is no longer the one place that puts values for nodes;
+    `mkldnn_fusion` registers its patterns before this, with other checks, or asks others for what oneDNN can do;
+    `binary_folding_pass` is no longer the one that folds numbers into filters.
     """
     from torch._inductor import freezing
-    from torch._inductor.fx_passes import mkldnn_fusion
+    from torch._inductor.fx_passes import freezing_patterns, mkldnn_fusion
 
+    known = {name for name, _ in module.named_buffers()}
     made: dict[str, Recipe] = {}
-    fold, can = freezing.constant_fold, mkldnn_fusion._is_packable_linear
-    freezing.constant_fold = lambda module, *_, **__: _fold(module, made)  # type: ignore[assignment]
-    # The first compile registers the pattern, with this check, for all that follow.
-    mkldnn_fusion._is_packable_linear = lambda match: can(match) and _worth_packing(match.output_node())
+    linear, convolution = mkldnn_fusion._is_packable_linear, mkldnn_fusion._is_packable_convolution
+    folding = freezing_patterns.binary_folding_pass
+    apply = folding.apply
+    patches: list[tuple[Any, str, Any]] = [
+        (freezing, "constant_fold", lambda module, *_, **__: _fold(module, known, made)),
+        (folding, "apply", lambda graph: _without_numbers(graph, apply)),
+        # The first compile registers the patterns, with these checks, for all that follow.
+        (mkldnn_fusion, "_is_packable_linear", lambda match: linear(match) and _worth_packing(match.output_node())),
+        (mkldnn_fusion, "_is_packable_convolution", lambda match: convolution(match) and _ours(match.output_node())),
+        # AOTInductor has no call for how it is packed.
+        (mkldnn_fusion, "_is_packable_mkldnn_rnn_layer", lambda _: False),
+    ]
+    if isa != "native":
+        # oneDNN has kernels below float32 only for instructions that a baseline need not have.
+        patches += [(mkldnn_fusion, f"is_mkldnn_{kind}_supported", lambda _: False) for kind in ("bf16", "fp16")]
+    before = [(place, name, getattr(place, name)) for place, name, _ in patches]
     try:
+        for place, name, ours in patches:
+            setattr(place, name, ours)
         yield made
     finally:
-        freezing.constant_fold, mkldnn_fusion._is_packable_linear = fold, can
+        for place, name, theirs in before:
+            setattr(place, name, theirs)
+
+
+def _ours(node: Any) -> bool:
+    """Returns whether oneDNN has kernels for what a node multiplies; the passes ask for some dtypes only."""
+    import torch
+
+    dtypes = {value.meta["val"].dtype for value in node.args[:3] if isinstance(value, torch.fx.Node)}
+    return dtypes <= {torch.float32, torch.bfloat16, torch.float16}
+
+
+def _without_numbers(graph: Any, apply: Callable[[Any], Any]) -> None:
+    """Folds weights into filters, but no numbers: torch 2.11 takes the last one for every other of a graph."""
+    kept = {node: node.args for node in graph.nodes if any(isinstance(value, float) for value in node.args)}
+    # It does not fold what is no float.
+    for node, args in kept.items():
+        node.args = tuple(0 if isinstance(value, float) else value for value in args)
+    apply(graph)
+    for node, args in kept.items():
+        pairs = zip(args, node.args, strict=True)
+        node.args = tuple(old if isinstance(old, float) else new for old, new in pairs)
 
 
 def _worth_packing(product: Any) -> bool:
@@ -59,10 +97,11 @@ def _worth_packing(product: Any) -> bool:
     elements = tensors.number(weight.shape[0]) * tensors.number(weight.shape[1])
     products = tensors.number(rows.shape[0]) * elements
     # MKL has no kernels for what is below float32: there it is oneDNN either way.
-    return weight.dtype != torch.float32 or elements >= _ELEMENTS or products >= _PRODUCTS
+    worth = weight.dtype != torch.float32 or elements >= _ELEMENTS or products >= _PRODUCTS
+    return worth and _ours(product)
 
 
-def _fold(module: Any, made: dict[str, Recipe]) -> None:
+def _fold(module: Any, known: set[str], made: dict[str, Recipe]) -> None:
     from torch._inductor.constant_folding import ConstantFolder, replace_node_with_constant
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -72,7 +111,7 @@ def _fold(module: Any, made: dict[str, Recipe]) -> None:
         folder = ConstantFolder(module, skip_constructors=True)
         folder.run()
         for node, value in folder.node_replacements.items():
-            recipe = _recipe(module, node, value, made)
+            recipe = _recipe(module, node, value, known, made)
             if recipe is None:
                 continue
             name = f"p{len(made)}"
@@ -111,11 +150,11 @@ def _generalise(module: Any) -> None:
                 node.args = (weight, *rest, one)
 
 
-def _recipe(module: Any, node: Any, value: Any, made: dict[str, Recipe]) -> Recipe | None:
+def _recipe(module: Any, node: Any, value: Any, known: set[str], made: dict[str, Recipe]) -> Recipe | None:
     """Returns how a node's value is made of the segment's constants; none for what is better left in the code."""
     import torch
 
-    if not isinstance(value, torch.Tensor) or _escapes(node):
+    if not isinstance(value, torch.Tensor) or not tensors.supported(value.dtype) or _escapes(node):
         return None
     if not value.is_mkldnn and not private.plain(value):
         return None
@@ -124,7 +163,8 @@ def _recipe(module: Any, node: Any, value: Any, made: dict[str, Recipe]) -> Reci
         call = _call(module, node, made, roots)
     except _Left:
         return None
-    if not roots or value.numel() > sum(roots.values()):
+    # A pass of torch's may bring constants of its own.
+    if not roots or not roots.keys() <= known or value.numel() > sum(roots.values()):
         return None
     shape = list(value.shape)
     dtype = tensors.dtype_name(value.dtype)
@@ -134,9 +174,12 @@ def _recipe(module: Any, node: Any, value: Any, made: dict[str, Recipe]) -> Reci
 
 def _escapes(node: Any) -> bool:
     """Returns whether a result of the module may share memory with a node's value: a result is the caller's alone."""
+    import torch
 
     def views(user: Any) -> bool:
         operator = _overload(user.target)
+        if operator in (torch.ops.prims.inductor_force_stride_order.default, torch.ops.aten._unsafe_view.default):
+            return True
         return operator is None or any(made.alias_info is not None for made in operator._schema.returns)
 
     return any(user.op == "output" or (views(user) and _escapes(user)) for user in node.users)
@@ -171,12 +214,12 @@ def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int]
             value = argument.default_value
         else:
             raise _Left
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float):
             wanted = str(argument.type)
-            if wanted == "Tensor":
+            if "Tensor" in wanted:
                 arguments.append([argument.name, {"call": _number(node, value)}])
                 continue
-            value = float(value) if "float" in wanted else value
+            value = float(value) if "float" in wanted and not isinstance(value, bool) else value
         arguments.append([argument.name, _argument(module, value, made, roots)])
     overload = f".{operator._overloadname}" if operator._overloadname != "default" else ""
     return {"operator": f"{operator.namespace}::{operator.overloadpacket.__name__}{overload}", "arguments": arguments}
@@ -186,8 +229,11 @@ def _number(node: Any, value: float) -> dict[str, Any]:
     """A number in a tensor's place is a tensor without axes, which does not decide the dtype beside one with axes."""
     import torch
 
-    held = node.meta.get("val")
-    if not isinstance(held, torch.Tensor) or held.dim() == 0:
+    beside = [operand.meta.get("val") for operand in node.all_input_nodes]
+    if isinstance(value, bool) or not all(isinstance(held, torch.Tensor) and held.dim() > 0 for held in beside):
+        raise _Left
+    # A tensor of float64 does decide beside integers, and a number stands for the default dtype.
+    if isinstance(value, float) and not any(held.is_floating_point() for held in beside):
         raise _Left
     kind, dtype = ("int", torch.int64) if isinstance(value, int) else ("float", torch.float64)
     if not math.isfinite(value):

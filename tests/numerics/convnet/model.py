@@ -1,5 +1,5 @@
 """What freezing makes of weights: convolutions with batch norms, several shapes of filters, products with and without a
-bias, and weights whose values a compiler likes to fold."""
+bias, weights whose values a compiler likes to fold, and what its passes can't take."""
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,31 @@ class Block(nn.Module):
         return torch.relu(self.depthwise(torch.relu(self.norm(self.conv(x)))) + x)
 
 
+class Odd(nn.Module):
+    """`[batch, 3, 16, 16]` through what oneDNN has no kernels for, and numbers beside filters and integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Conv2d(3, 8, 3)
+        self.right = nn.Conv2d(3, 8, 3)
+        self.precise = nn.Conv2d(3, 8, 3, dtype=torch.float64)
+        self.cells = nn.LSTM(16, 8, batch_first=True)
+        self.turns = nn.Parameter(torch.randn(8, 2))
+        self.register_buffer("table", torch.arange(16).reshape(4, 4))
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        rows = image[:, 0, 0, :4]
+        pairs = torch.view_as_complex(image[:, 0, :8, :2].contiguous())
+        return (
+            self.left(image) * 2.0 + self.right(image) * 3.0,
+            self.precise(image.double()).float(),
+            self.cells(image[:, 0])[0],
+            torch.view_as_real(pairs * torch.view_as_complex(self.turns * 2.0)),
+            rows @ (self.table * 0.5),
+            (rows.to(torch.int64) @ self.table).float(),
+        )
+
+
 class Net(nn.Module):
     """`[batch, 3, 16, 16]` to `[batch, 512]` and to a row of weights that no input changes."""
 
@@ -30,6 +55,7 @@ class Net(nn.Module):
         self.head = nn.Linear(1024, 512)
         self.scale = nn.Parameter(torch.ones(1))
         nn.init.zeros_(self.head.bias)
+        self.odd = Odd()
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         h = self.blocks(torch.relu(self.norm(self.stem(image)))).mean((2, 3))
