@@ -21,7 +21,7 @@ use tch::Tensor;
 
 use super::{
     RuntimeError,
-    ffi::{Container, Handle, Library, Operators, RawStream, Stolen, Weight},
+    ffi::{Container, Handle, Library, Meta, Operators, RawStream, Stolen, Weight},
     pool::Pool,
     prepared::Bound,
     weights::Weights,
@@ -62,6 +62,8 @@ pub(super) struct Lane {
     /// For each step its container and what that is bound to before the step, where steps share containers.
     turns: Option<Vec<Turn>>,
     pub weights: Arc<Weights>,
+    /// Where what was made of them lies, sorted.
+    made: Vec<usize>,
     /// Which of [`Lanes`]' swaps they came with.
     swaps: u64,
     /// Bucket-sized inputs for padded calls, made on first use.
@@ -117,6 +119,7 @@ impl Plan {
             containers: Vec::new(),
             turns: None,
             weights,
+            made: Vec::new(),
             swaps: 0,
             buffers: self.program.inputs.iter().map(|_| None).collect(),
             last: None,
@@ -143,6 +146,7 @@ impl Plan {
 
     /// Binds a lane of [`Self::lane`] to a weight set. On failure the lane must not be used.
     pub fn bind(&self, lane: &mut Lane, weights: Arc<Weights>) -> Result<(), RuntimeError> {
+        lane.made.clear();
         for ((step, record), container) in self
             .steps
             .iter()
@@ -150,10 +154,16 @@ impl Plan {
             .zip(&mut lane.containers)
         {
             let bound = self.constants(&step.artifact, record, container, &weights)?;
+            let dense = bound.iter().map(|weight| weight.handle().meta());
+            let places = dense.filter(Meta::dense).map(|meta| meta.storage());
+            lane.made
+                .extend(places.filter(|&place| !self.owns(&weights, place)));
             container
                 .bind(bound)
                 .map_err(|reason| self.no_container(&step.artifact, reason))?;
         }
+        lane.made.sort_unstable();
+        lane.made.dedup();
         lane.weights = weights;
         Ok(())
     }
@@ -297,6 +307,11 @@ impl Plan {
 }
 
 impl Lane {
+    /// Returns whether an address is that of something made of the weights.
+    pub fn made(&self, address: usize) -> bool {
+        self.made.binary_search(&address).is_ok()
+    }
+
     /// Returns the container of a step, bound to what the step needs.
     fn container(&mut self, step: usize) -> Result<&mut Container, String> {
         let Some(turns) = &self.turns else {

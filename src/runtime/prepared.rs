@@ -6,6 +6,8 @@
 //! set, under the recipe and the names of the tensors it is made of: buckets, steps and lanes that want the same share
 //! it, another weight set has its own, and both go when their weights go.
 //!
+//! A recipe calls only operators of torch itself that write nothing: what it is made of is mapped for reading.
+//!
 //! The tensors it was made of stay where they are. On the CPU that is the mapped object, whose pages nobody reads
 //! any more, so that the system may take them back.
 
@@ -48,10 +50,9 @@ impl Bound<'_> {
         let mut call = wanted.call.clone();
         self.rename(&mut call)?;
         let key = serde_json::to_string(&call).map_err(|error| error.to_string())?;
-        self.weights.made(key, || {
+        let made = self.weights.made(key, || {
             let mut of = Vec::new();
             let handle = self.make(&wanted.call, &mut of)?;
-            check(&handle.meta(), wanted)?;
             // Most are copies; a view needs what it views.
             let viewed = |weight: &Arc<Weight>| {
                 let (made, of) = (handle.meta(), weight.handle().meta());
@@ -63,7 +64,9 @@ impl Bound<'_> {
                 false => 0,
             };
             Ok((Weight::made(handle, of), own))
-        })
+        })?;
+        check(&made.handle().meta(), wanted)?;
+        Ok(made)
     }
 
     fn place(&self, constant: &str) -> Result<(&Weights, &str), String> {
@@ -88,7 +91,12 @@ impl Bound<'_> {
                 let layout = self.layout(name);
                 let renamed = layout.and_then(|layout| {
                     let (_, own) = self.place(name)?;
-                    Ok(format!("{own} {:?}", layout.stride))
+                    let Layout {
+                        dtype,
+                        shape,
+                        stride,
+                    } = layout;
+                    Ok(format!("{own} {dtype} {shape:?} {stride:?}"))
                 });
                 *name = renamed.map_err(|reason| format!("`{name}`: {reason}"))?;
                 Ok(())
@@ -101,6 +109,13 @@ impl Bound<'_> {
 
     /// Makes one call, and those that it needs first. `of` gets the tensors it is made of.
     fn make(&self, call: &Recipe, of: &mut Vec<Arc<Weight>>) -> Result<Handle, String> {
+        let known = call.operator.split_once("::");
+        if !known.is_some_and(|(space, _)| ["aten", "mkldnn", "onednn"].contains(&space)) {
+            return Err(format!(
+                "operator `{}`: a recipe calls only torch's own",
+                call.operator
+            ));
+        }
         let (mut ints, mut tensors, mut arguments) = (Vec::new(), Vec::new(), Vec::new());
         for (name, operand) in &call.arguments {
             let value = match operand {

@@ -303,7 +303,9 @@ impl Ready {
             .collect();
         let outputs = self.plan.execute(lane, inputs, stream)?;
         self.finish(outputs, sizes, |storage| {
-            self.plan.owns(&lane.weights, storage) || sources.contains(&storage)
+            self.plan.owns(&lane.weights, storage)
+                || lane.made(storage)
+                || sources.contains(&storage)
         })
     }
 

@@ -144,6 +144,12 @@ class Executor : public torch::aot_inductor::ProxyExecutor {
     operators_.push_back(std::move(op));
   }
 
+  bool writes() const {
+    for (const Operator& op : operators_)
+      if (op.handle.schema().is_mutable()) return true;
+    return false;
+  }
+
   void call_function(int index, int n_ints, int64_t* ints, int n_tensors, AtenTensorHandle* handles) override {
     if (index < 0 || static_cast<size_t>(index) >= operators_.size()) refuse("operator call without a description");
     const Operator& op = operators_[index];
@@ -328,16 +334,18 @@ int32_t precast_operators_add(void* self, const char* name, const char* overload
   });
 }
 
-// Makes the first call that was added, on borrowed tensors; `made` is a new handle of what it gives.
+// Makes the first call that was added, on borrowed tensors that it may not write to; `made` is a new handle of what it gives.
 int32_t precast_operators_call(void* self, const int64_t* ints, size_t n_ints, void* const* tensors, size_t n, void** made) {
   return precast_guarded([&] {
+    auto* executor = static_cast<Executor*>(static_cast<torch::aot_inductor::ProxyExecutor*>(self));
+    if (executor->writes()) refuse("it writes into what it is given");
     c10::NoGradGuard no_grad;
     auto answer = std::make_unique<at::Tensor>();
     std::vector<int64_t> numbers(ints, ints + n_ints);
     std::vector<AtenTensorHandle> handles;
     for (size_t i = 0; i < n; i++) handles.push_back(static_cast<AtenTensorHandle>(tensors[i]));
     handles.push_back(reinterpret_cast<AtenTensorHandle>(answer.get()));
-    static_cast<torch::aot_inductor::ProxyExecutor*>(self)->call_function(
+    executor->call_function(
         0, static_cast<int>(n_ints), numbers.data(), static_cast<int>(handles.size()), handles.data());
     if (!answer->defined()) refuse("it gave no tensor");
     *made = answer.release();
