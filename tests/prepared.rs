@@ -77,6 +77,7 @@ fn a_recipe_is_followed_for_every_weight_set() {
     let set = runtime.weights(Some(other)).unwrap();
     assert_eq!(set.prepared_bytes(), 0);
     model.swap(&set).unwrap();
+    assert_eq!(set.prepared_bytes(), 4, "a call would have to make it");
     assert_eq!(answer(&model, 2), 26.0);
     assert_eq!(set.prepared_bytes(), 4);
     model.swap(&runtime.weights(first).unwrap()).unwrap();
@@ -99,6 +100,24 @@ fn buckets_that_want_the_same_share_it() {
     let (runtime, model) = load(memory).unwrap();
     assert_eq!((answer(&model, 2), answer(&model, 4)), (10.0, 11.0));
     assert_eq!(runtime.weights_of("fake").unwrap().prepared_bytes(), 8);
+}
+
+#[test]
+fn a_result_that_is_what_a_recipe_gave_is_the_callers_alone() {
+    let fake = Fake {
+        rows: 1,
+        cols: 1,
+        ..Fake::of("RETURNS_WEIGHT")
+    };
+    let (_runtime, model) = load(memory(&[fake], &square(1))).unwrap();
+    let run = || {
+        let x = Tensor::ones([1, 1], (Kind::Float, tch::Device::Cpu));
+        model.run("f", &[x]).unwrap()[0].shallow_clone()
+    };
+    let mut first = run();
+    assert_eq!(first.double_value(&[]), 10.0);
+    let _ = first.fill_(7.0);
+    assert_eq!(run().double_value(&[]), 10.0);
 }
 
 #[test]

@@ -7,6 +7,7 @@ import io
 import re
 import subprocess
 import unittest
+import unittest.mock
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,16 @@ class CompileTest(Project):
             plain = torch.nn.functional.conv2d(x, weights[names["conv.weight"]], padding=1)
             wanted = torch.nn.functional.batch_norm(plain, *state)
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+    def test_what_the_passes_for_weights_fail_at_is_compiled_without_them(self) -> None:
+        captured = self.capture(self.open(MODEL), inputs=[("x", "float32", [4, 8])])
+        said = io.StringIO()
+        failing = unittest.mock.patch.object(part("prepared"), "_fold", side_effect=RuntimeError("no such filter"))
+        with failing, contextlib.redirect_stderr(said):
+            answer = self.compile(captured, "plain", options={"freezing": True})
+        self.assertEqual(answer["prepared"], [])
+        self.assertTrue(Path(answer["library"]).is_file())
+        self.assertIn("weights are left as they are: RuntimeError: no such filter\n", said.getvalue())
 
     def test_getting_ready_makes_what_a_compile_needs(self) -> None:
         opened = self.open(MODEL)
