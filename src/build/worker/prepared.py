@@ -30,6 +30,10 @@ Recipe = dict[str, Any]
 _ELEMENTS = 1 << 19
 _PRODUCTS = 1 << 21
 
+# A value that is used twice is made twice, so a chain of squares would grow without end; and JSON is read to a depth of
+# 128, of which a call takes 4.
+_CALLS = 28
+
 
 @contextmanager
 def recording(module: Any, isa: str) -> Iterator[dict[str, Recipe]]:
@@ -159,8 +163,9 @@ def _recipe(module: Any, node: Any, value: Any, known: set[str], made: dict[str,
     if not value.is_mkldnn and not private.plain(value):
         return None
     roots: dict[str, int] = {}
+    room = [_CALLS]
     try:
-        call = _call(module, node, made, roots)
+        call = _call(module, node, made, roots, room)
     except _Left:
         return None
     # A pass of torch's may bring constants of its own.
@@ -169,7 +174,7 @@ def _recipe(module: Any, node: Any, value: Any, known: set[str], made: dict[str,
     shape = list(value.shape)
     dtype = tensors.dtype_name(value.dtype)
     stride = None if value.is_mkldnn else list(value.stride())
-    return {"call": call, "dtype": dtype, "shape": shape, "stride": stride, "roots": roots}
+    return {"call": call, "dtype": dtype, "shape": shape, "stride": stride, "roots": roots, "calls": _CALLS - room[0]}
 
 
 def _escapes(node: Any) -> bool:
@@ -189,10 +194,12 @@ class _Left(Exception):
     """A value that no recipe can say."""
 
 
-def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int]) -> dict[str, Any]:
-    """Returns a call with all arguments in the order of its schema; `roots` gets the sizes of the constants in it."""
+def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int], room: list[int]) -> dict[str, Any]:
+    """Returns a call with all arguments in the order of its schema; `roots` gets the sizes of the constants in it, and
+    `room` has how many calls it may still be."""
     import torch
 
+    _spend(room, 1)
     operator, given = _overload(node.target), dict(node.kwargs)
     if operator is torch.ops.prims.convert_element_type.default:
         operator, given = torch.ops.aten._to_copy.default, {"dtype": node.args[1]}
@@ -220,7 +227,7 @@ def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int]
                 arguments.append([argument.name, {"call": _number(node, value)}])
                 continue
             value = float(value) if "float" in wanted and not isinstance(value, bool) else value
-        arguments.append([argument.name, _argument(module, value, made, roots)])
+        arguments.append([argument.name, _argument(module, value, made, roots, room)])
     overload = f".{operator._overloadname}" if operator._overloadname != "default" else ""
     return {"operator": f"{operator.namespace}::{operator.overloadpacket.__name__}{overload}", "arguments": arguments}
 
@@ -249,17 +256,26 @@ def _dtype(dtype: Any) -> dict[str, Any]:
     return {"scalar_type": int(serialize._TORCH_TO_SERIALIZE_DTYPE[dtype])}
 
 
-def _argument(module: Any, value: Any, made: dict[str, Recipe], roots: dict[str, int]) -> dict[str, Any]:
+def _spend(room: list[int], calls: int) -> None:
+    room[0] -= calls
+    if room[0] < 0:
+        raise _Left
+
+
+def _argument(
+    module: Any, value: Any, made: dict[str, Recipe], roots: dict[str, int], room: list[int]
+) -> dict[str, Any]:
     import torch
     from torch._export.serde import serialize
 
     if isinstance(value, torch.fx.Node):
         if value.op == "call_function":
-            return {"call": _call(module, value, made, roots)}
+            return {"call": _call(module, value, made, roots, room)}
         if value.op != "get_attr":
             raise _Left
         if value.target in made:
             roots |= made[value.target]["roots"]
+            _spend(room, made[value.target]["calls"])
             return {"call": made[value.target]["call"]}
         held = getattr(module, value.target, None)
         if not isinstance(held, torch.Tensor):
@@ -282,7 +298,7 @@ def _argument(module: Any, value: Any, made: dict[str, Recipe], roots: dict[str,
         if all(isinstance(part, int) and not isinstance(part, bool) for part in value):
             return {"ints": list(value)}
         if all(isinstance(part, torch.fx.Node) for part in value):
-            return {"tensors": [_argument(module, part, made, roots) for part in value]}
+            return {"tensors": [_argument(module, part, made, roots, room) for part in value]}
     raise _Left
 
 

@@ -40,7 +40,15 @@ class Odd(nn.Module):
             torch.view_as_real(pairs * torch.view_as_complex(self.turns * 2.0)),
             rows @ (self.table * 0.5),
             (rows.to(torch.int64) @ self.table).float(),
+            rows @ self.power(40) + rows @ self.power(3),
         )
+
+    def power(self, steps: int) -> Tensor:
+        """Returns a weight's square's square, and so on, as an iteration on weights computes it."""
+        made = self.turns[:4] @ self.turns[:4].T
+        for _ in range(steps):
+            made = (made @ made) / made.norm()
+        return made
 
 
 class Net(nn.Module):
