@@ -83,10 +83,10 @@ def precast(args: argparse.Namespace, folder: Path) -> dict:
     """Builds once, with nothing cached."""
     command = [args.precast, "build", "-f", args.spec, "--store", folder / "store", "--format", "json", "-v"]
     command += ["-j", args.jobs] if args.jobs else []
-    command += ["--trace", args.trace] if args.trace else []
     env = cold(folder / "cold")
     env["PRECAST_PYTHON"] = sys.executable
-    text, seconds = run(command, env, folder / "precast.log")
+    traced = [*command, "--trace", args.trace] if args.trace else command
+    text, seconds = run(traced, env, folder / "precast.log")
     events = [json.loads(line) for line in text.splitlines()]
     end = events[-1]
     failed = [program for program in end["programs"] if program["state"] == "failed"]
