@@ -14,6 +14,16 @@ THEMES = {
     "dark": {"ground": "#0d1117", "text": "#e6edf3", "quiet": "#9198a1", "rule": "#30363d"},
 }
 PHASES = ("#0a7d55", "#1f6feb", "#bc4c00", "#8250df", "#137c8b", "#bf3989", "#6e7781")
+# What contenders call the parts of a start -> what a picture shows, in the order of the colours.
+PARTS = {
+    "process": ("process", "python"),
+    "libraries": ("import", "libtorch_cuda"),
+    "CUDA context": ("context",),
+    "weights": ("weights", "upload"),
+    "model": ("model", "load", "artifact"),
+    "CUDA graph": ("graph", "warm_up"),
+    "first call": ("first call", "answer", "run", "rest"),
+}
 FONT = "font-family=\"system-ui, -apple-system, 'Segoe UI', sans-serif\""
 
 
@@ -126,19 +136,19 @@ def start(result: Row, theme: str) -> str:
     title = "From the start of the process to its first answer"
     picture.text(16, 26, title, 14)
     picture.text(16, 45, f"{under(result)}; page cache warm", 11, "quiet")
-    y, phases = 66.0, list(dict.fromkeys(phase for row in rows for phase in row["phases"]))
-    at = 16.0
-    for phase in phases:
-        picture.box(at, y - 9, 10, 10, PHASES[phases.index(phase) % len(PHASES)])
-        picture.text(at + 15, y, phase, 11, "quiet")
-        at += 34 + 6.1 * len(phase)
+    y, at = 66.0, 16.0
+    for colour, (part, names) in zip(PHASES, PARTS.items(), strict=True):
+        if any(name in row["phases"] for row in rows for name in names):
+            picture.box(at, y - 9, 10, 10, colour)
+            picture.text(at + 15, y, part, 11, "quiet")
+            at += 34 + 6.1 * len(part)
     y += 22
     for row in rows:
         picture.text(16, y + 12, f"{row['case']}: {named(row['contender'])}")
         x, scale = float(left), (right - left) / longest
-        for phase, seconds in row["phases"].items():
-            width = max(0.0, seconds) * scale
-            picture.box(x, y, width, 16, PHASES[phases.index(phase) % len(PHASES)])
+        for colour, names in zip(PHASES, PARTS.values(), strict=True):
+            width = max(0.0, sum(row["phases"].get(name, 0.0) for name in names)) * scale
+            picture.box(x, y, width, 16, colour)
             x += width
         picture.text(x + 8, y + 12, duration(row["seconds"]["median"]), 12, "text")
         y += step
