@@ -22,14 +22,16 @@ COPIED = (
     "it makes no graph here and copies nothing, where Precast's graph copies 8 MiB of input in and of output out. "
     "Giving the graph's first and last kernels the caller's addresses would change it."
 )
-# (case or kind of row, peer) -> why a peer is ahead and what would change it; "" stands for any. Found by profiling.
+# (case or kind of row, peer) -> why a peer is ahead and what would change it; "" stands for any. What no profile has
+# shown yet says so, or is left out.
 CAUSES: dict[tuple[str, str], str] = {
     ("resnet", ""): "all of them have batch norms folded and filters packed; what is left is how fast the "
-    "convolutions are, and an artifact's are oneDNN's. Other kernels would change it.",
+    "convolutions are, and an artifact's are oneDNN's; not profiled against ONNX Runtime's.",
     ("eager", ""): "eager answered, since the gate of the build found it faster than the artifact, as it may on a busy "
     "machine. Building again on a quiet one would change it.",
     ("start", ""): "it does not load libtorch, which registers all its operators when it is loaded: most of a start of "
-    "Precast, before anything of its own runs. A libtorch without what no artifact calls would change it.",
+    "Precast, before anything of its own runs; and Precast packs weights at every start. A "
+    "libtorch without what no artifact calls, and packing by several threads, would change it.",
     ("blocks", "reduce-overhead"): "a region ends with its block: the last addition of a block and the first norm of "
     "the next are two kernels, where a whole stack compiled as one has one. Regions of several blocks would change it.",
     ("blocks", "compile"): COPIED,
