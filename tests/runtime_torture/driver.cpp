@@ -16,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "must.h"
+
 using Ptr = void*;
 struct Pair {
   const char* name;
@@ -57,14 +59,6 @@ int32_t precast_bind(Ptr f, Ptr, const Pair*, size_t);
 namespace {
 
 std::atomic<uint64_t> calls{0};
-
-#define MUST(what)                                                   \
-  do {                                                               \
-    if (!(what)) {                                                   \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
-      std::_Exit(3);                                                 \
-    }                                                                \
-  } while (0)
 
 struct Library {
   Ptr handle;

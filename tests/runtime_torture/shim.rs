@@ -150,6 +150,7 @@ fn build_uploads(sanitizer: &str) -> Result<PathBuf, String> {
     let headers = [
         ffi.join("upload.h"),
         cudart.join("cuda_runtime_api.h"),
+        root.join("tests/runtime_torture/must.h"),
         driver.clone(),
     ];
     let texts: Vec<u8> = headers
@@ -185,6 +186,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
         root.join("src/runtime/ffi/shim.cpp"),
         root.join("tests/runtime_torture/driver.cpp"),
         root.join("tests/fake/misbehaving.cpp"),
+        root.join("tests/runtime_torture/must.h"),
     ];
     let texts: Vec<u8> = sources
         .iter()

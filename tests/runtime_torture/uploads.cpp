@@ -4,6 +4,7 @@
 //   uploads all|early|overflow ROUNDS       `early` and `overflow` are controls: a device that says too early that it has
 //                                           copied, and a piece that ends after its memory
 
+#include "must.h"
 #include "upload.h"
 
 #include <cstdio>
@@ -13,14 +14,6 @@
 namespace {
 
 std::atomic<uint64_t> calls{0}, failures{0};
-
-#define MUST(what)                                                    \
-  do {                                                                \
-    if (!(what)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
-      std::_Exit(3);                                                  \
-    }                                                                 \
-  } while (0)
 
 using Random = std::mt19937_64;
 
