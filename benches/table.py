@@ -18,10 +18,6 @@ PACKED = (
     "and MKL's for small products: calls that cost about 10 and 3 microseconds before they compute anything. Kernels "
     "that inductor makes of a product and what surrounds it would change it."
 )
-COPIED = (
-    "it makes no graph here and copies nothing, where Precast's graph copies 8 MiB of input in and of output out. "
-    "Giving the graph's first and last kernels the caller's addresses would change it."
-)
 # (case or kind of row, peer) -> why a peer is ahead and what would change it; "" stands for any. What no profile has
 # shown yet says so, or is left out.
 CAUSES: dict[tuple[str, str], str] = {
@@ -33,9 +29,8 @@ CAUSES: dict[tuple[str, str], str] = {
     "Precast, before anything of its own runs; and Precast packs weights at every start. A "
     "libtorch without what no artifact calls, and packing by several threads, would change it.",
     ("blocks", "reduce-overhead"): "a region ends with its block: the last addition of a block and the first norm of "
-    "the next are two kernels, where a whole stack compiled as one has one. Regions of several blocks would change it.",
-    ("blocks", "compile"): COPIED,
-    ("block", "compile"): COPIED,
+    "the next are two kernels, where a whole stack compiled as one has one. That is a part of it; the rest is not "
+    "known yet.",
     ("", "onnxruntime"): PACKED,
     ("", "max-autotune"): PACKED,
 }
