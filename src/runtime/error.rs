@@ -303,10 +303,36 @@ impl RuntimeError {
         Self::Unready { device, reason }
     }
 
+    /// Returns whether there was too little memory, on the device or on the host: the same may do when some is free.
+    ///
+    /// By the words of torch, CUDA and the system, which have no code that reaches this far.
+    pub fn is_out_of_memory(&self) -> bool {
+        let text = match self {
+            Self::NoContainer { reason, .. }
+            | Self::Upload { reason, .. }
+            | Self::Unbound { reason, .. }
+            | Self::Array { reason }
+            | Self::NotLoadable { reason, .. } => reason,
+            Self::Failed { message, .. } | Self::Tensor { message, .. } => message,
+            Self::MemoryFile { source, .. } => {
+                return source.kind() == io::ErrorKind::OutOfMemory;
+            }
+            _ => return false,
+        };
+        const WORDS: [&str; 5] = [
+            "out of memory",
+            "CUBLAS_STATUS_ALLOC_FAILED",
+            "CUDNN_STATUS_ALLOC_FAILED",
+            "annot allocate memory",
+            "std::bad_alloc",
+        ];
+        WORDS.iter().any(|words| text.contains(words))
+    }
+
     /// Returns whether an artifact is the cause, so that another bucket may do in its place. What is wrong with the
-    /// host, the weights or a record is wrong with all of them.
+    /// host, the weights or a record is wrong with all of them, and so is a lack of memory.
     pub fn is_artifacts(&self) -> bool {
-        matches!(
+        let its_own = matches!(
             self,
             Self::Unreadable { .. }
                 | Self::WrongBytes { .. }
@@ -315,7 +341,8 @@ impl RuntimeError {
                 | Self::NoContainer { .. }
                 | Self::WrongCount { .. }
                 | Self::Operators { .. }
-        )
+        );
+        its_own && !self.is_out_of_memory()
     }
 
     /// Returns what the caller can do about it.
@@ -323,6 +350,11 @@ impl RuntimeError {
         const REBUILD: &str =
             "build the program again; `precast verify` says whether its objects are whole";
         let text = match self {
+            Self::Failed { .. } | Self::NoContainer { .. } | Self::NotLoadable { .. }
+                if self.is_out_of_memory() =>
+            {
+                "there was too little memory: free some, or have fewer calls at once, and try again"
+            }
             Self::Store { source, .. } => match source.downcast_ref::<StoreError>() {
                 Some(error) => error.hint(),
                 None => "`precast verify` looks at every byte of the store",

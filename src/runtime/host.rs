@@ -6,6 +6,19 @@ use super::{
 };
 use crate::{Device, Target, target::Torch};
 
+/// After an error for want of memory on a CUDA device: gives back what torch's allocator keeps and nothing uses.
+///
+/// The allocator does so by itself before it fails. The driver does not ask it: it finds no room for the code of an
+/// artifact or for a graph where the allocator keeps the whole card.
+pub(super) fn make_room(device: Device, error: &RuntimeError) {
+    if let Device::Cuda(_) = device
+        && error.is_out_of_memory()
+        && let Err(reason) = cuda().and_then(|cuda| cuda.release_cached())
+    {
+        tracing::warn!(%device, reason, "the allocator's unused memory can't be given back");
+    }
+}
+
 /// Returns the target of this process on `device`: the torch whose `libtorch_cpu` it runs, and this machine.
 ///
 /// The version is read from `version.py` of the torch package libtorch was loaded from. Fails when there is none, or
@@ -42,4 +55,46 @@ pub fn device_memory(device: Device) -> Result<DeviceMemory, RuntimeError> {
         Device::Cuda(ordinal) => cuda().and_then(|cuda| cuda.memory(ordinal)),
     };
     memory.map_err(|reason| RuntimeError::NoDevice { device, reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Digest;
+
+    #[test]
+    fn a_lack_of_memory_is_nobodys_fault_but_the_hosts() {
+        let artifact = Digest::of(b"artifact");
+        let container = |reason: &str| RuntimeError::NoContainer {
+            artifact,
+            reason: reason.to_owned(),
+        };
+        let failed = |message: &str| RuntimeError::Failed {
+            module: "encode".into(),
+            bucket: "batch=8".to_owned(),
+            step: "main".to_owned(),
+            message: message.to_owned(),
+        };
+        for error in [
+            container("CUDA driver error: out of memory"),
+            failed(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.72 GiB",
+            ),
+            failed("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            failed(
+                "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried \
+                    to allocate 9000000000000 bytes. Error code 12 (Cannot allocate memory)",
+            ),
+        ] {
+            assert!(error.is_out_of_memory() && !error.is_artifacts(), "{error}");
+            assert!(
+                error.hint().contains("too little memory"),
+                "{}",
+                error.hint()
+            );
+        }
+        let its_own = container("invalid device function");
+        assert!(!its_own.is_out_of_memory() && its_own.is_artifacts());
+        assert!(!failed("size mismatch").is_out_of_memory());
+    }
 }

@@ -12,6 +12,7 @@ use std::{
 use super::{
     RuntimeError,
     graphs::Shared,
+    host::make_room,
     program::{Ready, With, in_store},
     runtime::Graphs,
     source::Source,
@@ -283,7 +284,9 @@ impl Slot {
                 .weights
                 .read()
                 .unwrap_or_else(PoisonError::into_inner);
-            let ready = loader.load(&self.program, &weights)?;
+            let ready = loader
+                .load(&self.program, &weights)
+                .inspect_err(|error| make_room(loader.device, error))?;
             let _ = self.loaded.set(ready);
         }
         Ok(())

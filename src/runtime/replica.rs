@@ -13,6 +13,7 @@ use super::{
         cuda,
         ending::{self, Count},
     },
+    host::make_room,
     loader::{Loader, Slot},
     outputs::Outputs,
     program::Ready,
@@ -60,7 +61,8 @@ impl Replica {
     /// Runs on it, and counts the call while it lasts.
     ///
     /// When a call fails on CUDA, the device is asked whether its error is one that stays (an illegal access, a failed
-    /// assertion). From then on every call is refused: what such a context answers can't be trusted.
+    /// assertion). From then on every call is refused: what such a context answers can't be trusted. When there was too
+    /// little memory, what torch's allocator keeps unused is given back before the caller has the error and may try again.
     pub fn answer(
         &self,
         variant: &Variant,
@@ -76,16 +78,21 @@ impl Replica {
         };
         let result = variant.answer(inputs, policy);
         drop(entered);
-        if let (
-            Err(RuntimeError::Failed { .. } | RuntimeError::Tensor { .. }),
-            Device::Cuda(ordinal),
-        ) = (&result, self.device)
+        if let (Err(error), Device::Cuda(ordinal)) = (&result, self.device) {
+            self.after(error, ordinal);
+        }
+        result
+    }
+
+    fn after(&self, error: &RuntimeError, ordinal: usize) {
+        if let RuntimeError::Failed { .. } | RuntimeError::Tensor { .. } = error
             && let Err(reason) = cuda().and_then(|cuda| cuda.health(ordinal))
         {
             tracing::error!(device = %self.device, reason, "a device answers no more calls in this process");
             let _ = self.broken.set(reason);
+            return;
         }
-        result
+        make_room(self.device, error);
     }
 }
 

@@ -225,6 +225,34 @@ impl Runtime {
         ))
     }
 
+    /// Gives device memory that torch's allocator keeps for later, and that nothing uses, back to its devices: for another
+    /// process, or for what does not come from the allocator, as the code of artifacts, CUDA graphs and libraries.
+    ///
+    /// As `torch.cuda.empty_cache()`: tensors keep what they have, the allocator is the process's, so it is all its CUDA
+    /// devices at once, and the next calls are slower, because they take memory from the driver again. Whoever loads a
+    /// large model beside one that had a peak calls it between the two. After a call or a load that failed for want of
+    /// memory ([`RuntimeError::is_out_of_memory`]) it was done already. Does nothing on the CPU.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/example.rs"));
+    /// # use precast::{Device, Runtime, Store};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = example();
+    /// let runtime = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?;
+    /// drop(runtime.load("tiny")?);
+    /// runtime.release_cached_memory()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn release_cached_memory(&self) -> Result<(), RuntimeError> {
+        let cuda_device = |device: &&Device| matches!(device, Device::Cuda(_));
+        let Some(&device) = self.devices.iter().find(cuda_device) else {
+            return Ok(());
+        };
+        cuda()
+            .and_then(|cuda| cuda.release_cached())
+            .map_err(|reason| RuntimeError::NoDevice { device, reason })
+    }
+
     /// Finds a release, and keeps gc from what it needs.
     fn release<'a>(
         &self,

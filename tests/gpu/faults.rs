@@ -4,7 +4,7 @@ use std::{env, process::Command, time::Duration};
 
 use precast::{
     Device, Model, Runtime, Store,
-    runtime::{Graphs, RuntimeError, device_memory},
+    runtime::{DeviceMemory, Graphs, RuntimeError, device_memory},
 };
 use tch::{Kind, Tensor};
 
@@ -18,9 +18,9 @@ fn load(store: &Store, graphs: Graphs) -> Model {
         .unwrap()
 }
 
-fn allocated() -> u64 {
+fn memory() -> DeviceMemory {
     tch::Cuda::synchronize(0);
-    device_memory(Device::Cuda(0)).unwrap().allocated
+    device_memory(Device::Cuda(0)).unwrap()
 }
 
 /// Takes all memory of the device, also what torch's allocator keeps.
@@ -47,25 +47,37 @@ fn out_of_memory_is_an_error_and_memory_returns() {
     let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
     let digest = model.weights();
     for round in 0..3 {
-        let before = allocated();
+        let before = memory();
         let all = take_all();
         let names = [("input_ids", &ids), ("attention_mask", &mask)];
         let error = model.run_named("encode", &names).unwrap_err();
         assert!(
-            error.to_string().contains("out of memory"),
+            error.is_out_of_memory() && error.to_string().contains("out of memory"),
             "round {round}: {error}"
         );
         let error = runtime.weights(digest).err().unwrap();
         assert!(
-            matches!(error, RuntimeError::Upload { .. })
-                && error.to_string().contains("out of memory"),
+            matches!(error, RuntimeError::Upload { .. }) && error.is_out_of_memory(),
             "round {round}: {error}"
         );
         assert!(runtime.load("minilm").is_err());
         // It is no error that stays.
         assert!(model.is_ready());
         drop(all);
-        assert_eq!(allocated(), before, "round {round}");
+        assert_eq!(memory().allocated, before.allocated, "round {round}");
+        // The allocator has the whole card still, and who loads code finds no room.
+        assert!(
+            memory().free < 1 << 30,
+            "round {round}: nothing was taken: {:?}",
+            memory()
+        );
+        runtime.release_cached_memory().unwrap();
+        let after = memory();
+        assert!(
+            after.reserved <= before.reserved.max(after.allocated + (1 << 30))
+                && after.free + (1 << 30) > before.free,
+            "round {round}: {after:?}, before {before:?}"
+        );
         assert!(encode(&model, &ids, &mask).equal(&wanted), "round {round}");
     }
 }

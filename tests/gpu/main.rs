@@ -13,12 +13,17 @@ mod memory;
 mod replicas;
 mod upload;
 
-/// Returns the store to test with, or says what is missing. Written past libtest's capture: a skip is never silent.
+/// Returns the store to test with, with CUDA ready in the process, or says what is missing. Written past libtest's capture: a skip is never silent.
 fn store(test: &str) -> Option<Store> {
     let missing = match env::var_os("PRECAST_STORE") {
         _ if !PathBuf::from("/dev/nvidiactl").exists() => "no CUDA device",
         None => "no PRECAST_STORE with the example built for CUDA; see tests/gpu/run.sh",
-        Some(path) => return Some(Store::open(PathBuf::from(path)).unwrap()),
+        Some(path) => {
+            let store = Store::open(PathBuf::from(path)).unwrap();
+            // It loads libtorch's CUDA half: before that torch counts no device and has no tensor on one.
+            drop(Runtime::new(&store, Device::Cuda(0)).unwrap());
+            return Some(store);
+        }
     };
     let _ = writeln!(std::io::stderr(), "{test}: skipped: {missing}");
     None

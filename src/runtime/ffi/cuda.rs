@@ -51,6 +51,7 @@ functions! {
     synchronize: "precast_cuda_synchronize" = unsafe extern "C" fn(i32) -> i32;
     memory: "precast_cuda_memory" = unsafe extern "C" fn(i32, *mut u64, *mut u64, *mut u64, *mut u64, *mut u64) -> i32;
     reset_peak: "precast_cuda_reset_peak" = unsafe extern "C" fn(i32) -> i32;
+    release_cached: "precast_cuda_release_cached" = unsafe extern "C" fn() -> i32;
     stream_new: "precast_cuda_stream_new" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
     stream_current: "precast_cuda_stream_current" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
     stream_current_raw: "precast_cuda_stream_current_raw" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
@@ -179,6 +180,13 @@ impl Cuda {
         let functions = self.functions()?;
         // SAFETY: the shim's own function; it touches counters of torch's allocator, under its lock.
         functions.check(unsafe { (functions.reset_peak)(ordinal(device)?) })
+    }
+
+    /// Gives the memory that torch's allocator keeps and nothing uses back to the devices, all of them.
+    pub fn release_cached(&self) -> Result<(), String> {
+        let functions = self.functions()?;
+        // SAFETY: the shim's own function; the allocator frees, under its lock, only what no tensor has.
+        functions.check(unsafe { (functions.release_cached)() })
     }
 
     /// Returns the raw stream torch works on now on this thread; null is the default stream.

@@ -124,6 +124,11 @@ EXPORT int32_t precast_cuda_reset_peak(int32_t device) {
   return guarded([&] { allocator::resetPeakStats(static_cast<Index>(device)); });
 }
 
+// Gives back what torch's allocator keeps and nothing uses, on every device: to the driver, which loads code from it.
+EXPORT int32_t precast_cuda_release_cached() {
+  return guarded([] { allocator::emptyCache(); });
+}
+
 // Streams. A handle is a copy of torch's own stream object; pool streams live as long as the process.
 
 EXPORT int32_t precast_cuda_stream_new(int32_t device, void** made) {

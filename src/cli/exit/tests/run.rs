@@ -191,6 +191,12 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             step: "main".into(),
             message: text(),
         },
+        E::Failed {
+            module: module.clone(),
+            bucket: "batch=8".into(),
+            step: "main".into(),
+            message: "CUDA driver error: out of memory".into(),
+        },
         E::BadOutput {
             module: module.clone(),
             bucket: "batch=8".into(),
