@@ -24,6 +24,10 @@
 //! ```
 #![deny(unsafe_code)]
 
+// Unit tests share the fakes of tests/, which name the crate.
+#[cfg(test)]
+extern crate self as precast;
+
 pub mod build;
 pub mod cli;
 pub mod digest;

@@ -2,7 +2,7 @@
 //!
 //! Each container loads the GPU code of its artifact for itself. What is captured into a graph needs its containers only
 //! while it is captured, so there one per artifact serves all its steps, bound anew for each of them: 24 equal blocks load
-//! their code once.
+//! their code once. Where a graph answers, no other containers are made.
 //!
 //! Whoever runs a program takes a lane and has it alone until the call is over, so no container ever has two callers.
 //! Lanes are made when they are first needed, up to a limit, and kept; callers beyond it wait. A lane that was bound to
@@ -339,12 +339,12 @@ pub(super) struct Taken<'a> {
 }
 
 impl Lanes {
-    /// Starts with one lane, so that what can't be bound fails at load and not at a call.
-    pub fn new(first: Lane, limit: usize) -> Self {
+    /// Starts with none.
+    pub fn new(weights: Arc<Weights>, limit: usize) -> Self {
         Self {
-            weights: Mutex::new(first.weights.clone()),
-            swaps: AtomicU64::new(first.swaps),
-            pool: Pool::new(Some(first), limit),
+            weights: Mutex::new(weights),
+            swaps: AtomicU64::new(0),
+            pool: Pool::new(None, limit),
         }
     }
 
@@ -406,3 +406,6 @@ impl Drop for Taken<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -119,11 +119,13 @@ impl Loader {
                 return Ok(Some(ready));
             }
         }
-        match Ready::load(&self.source, program.clone(), with.clone()) {
-            Ok(mut ready) => {
+        let ready =
+            Ready::load(&self.source, program.clone(), with.clone()).and_then(|mut ready| {
                 self.capture(&mut ready, weights);
-                Ok(Some(ready))
-            }
+                ready.prepare().map(|()| ready)
+            });
+        match ready {
+            Ok(ready) => Ok(Some(ready)),
             Err(error) if error.is_artifacts() => {
                 let ready = eager()?;
                 self.set_aside(program, error);

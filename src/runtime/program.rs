@@ -65,7 +65,7 @@ pub(super) enum Sizes<'a> {
 }
 
 impl Ready {
-    /// Loads a program: checks its record, loads its artifacts, makes and binds the first lane.
+    /// Loads a program: checks its record and loads its artifacts. It has no lane yet: [`Self::prepare`] makes one.
     pub fn load(
         source: &Arc<dyn Source>,
         program: Arc<Program>,
@@ -126,7 +126,7 @@ impl Ready {
             aliases: with.aliases,
             extras: with.extras,
         };
-        let runner = Runner::Artifacts(Lanes::new(plan.lane(with.weights)?, with.instances));
+        let runner = Runner::Artifacts(Lanes::new(with.weights, with.instances));
         Ok(Self {
             plan,
             runner,
@@ -135,6 +135,15 @@ impl Ready {
             cuts,
             preferred: false,
         })
+    }
+
+    /// Makes and binds the first lane where calls will take one, so that what can't be bound fails at load and not at a
+    /// call. A program that runs as a graph needs none: its containers would load all code once more, for nobody.
+    pub fn prepare(&self) -> Result<(), RuntimeError> {
+        match (&self.runner, &self.graph) {
+            (Runner::Artifacts(lanes), None) => lanes.take(&self.plan).map(drop),
+            _ => Ok(()),
+        }
     }
 
     /// Loads a program's exported graph in place of its artifacts.
