@@ -2,68 +2,19 @@
 #![cfg(feature = "torch")]
 
 mod fake;
-
-use std::sync::{
-    Mutex,
-    atomic::{AtomicU64, Ordering},
-};
+mod traced;
 
 use fake::{Fake, Memory};
 use precast::{Device, Runtime, Value};
-use tracing::{Metadata, span};
+use traced::spans;
 
 fn x(rows: usize, cols: usize) -> Value {
     Value::new(&vec![1.0_f32; rows * cols], &[rows, cols]).unwrap()
 }
 
-/// Keeps the names of the spans that this thread enters, and of which they are part.
-#[derive(Default)]
-struct Spans {
-    made: Mutex<Vec<String>>,
-    entered: Mutex<Vec<String>>,
-    next: AtomicU64,
-}
-
-struct Fields(String);
-
-impl tracing::field::Visit for Fields {
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        if !["program", "device", "object", "digest"].contains(&field.name()) {
-            self.0 += &format!(" {}={value:?}", field.name());
-        }
-    }
-}
-
-impl tracing::Subscriber for &'static Spans {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_span()
-    }
-    fn new_span(&self, attributes: &span::Attributes<'_>) -> span::Id {
-        let mut fields = Fields(attributes.metadata().name().to_owned());
-        attributes.record(&mut fields);
-        self.made.lock().unwrap().push(fields.0);
-        span::Id::from_u64(self.next.fetch_add(1, Ordering::Relaxed) + 1)
-    }
-    fn record(&self, span: &span::Id, values: &span::Record<'_>) {
-        let mut made = self.made.lock().unwrap();
-        let text = &mut made[span.into_u64() as usize - 1];
-        let mut fields = Fields(std::mem::take(text));
-        values.record(&mut fields);
-        *text = fields.0;
-    }
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn event(&self, _: &tracing::Event<'_>) {}
-    fn enter(&self, span: &span::Id) {
-        let name = self.made.lock().unwrap()[span.into_u64() as usize - 1].clone();
-        self.entered.lock().unwrap().push(name);
-    }
-    fn exit(&self, _: &span::Id) {}
-}
-
 #[test]
 fn spans_say_what_a_call_did() {
-    let spans: &'static Spans = Box::leak(Box::default());
-    tracing::subscriber::with_default(spans, || {
+    let spans = spans(|| {
         let source = Memory::with(&[Fake::sized(2, 2)]).source();
         let runtime = Runtime::over(source, Device::Cpu).unwrap();
         let model = runtime.load("fake").unwrap();
@@ -81,4 +32,30 @@ fn spans_say_what_a_call_did() {
     run module="f"
     "#);
     assert_eq!(spans.entered.lock().unwrap().len(), 7);
+}
+
+#[test]
+fn eager_has_a_span_within_the_call_that_it_answers() {
+    let spans = spans(|| {
+        let mut memory = Memory::default();
+        memory.add_with_archive(&Fake {
+            behaviour: "NO_SYMBOL",
+            outputs: 2,
+            ..Fake::sized(4, 4)
+        });
+        let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+        let model = runtime.load("fake").unwrap();
+        model.run("f", &[x(4, 4)]).unwrap();
+        model.run("f", &[x(3, 4)]).unwrap();
+    });
+    insta::assert_snapshot!(spans.made.lock().unwrap().join("\n"), @r#"
+    weights
+    load module="f"
+    artifact
+    run module="f" bucket="batch=4 seq=4" rung="eager"
+    eager module="f"
+    run module="f" bucket="batch=4 seq=4" rung="eager"
+    eager module="f"
+    pad module="f"
+    "#);
 }

@@ -11,6 +11,8 @@ mod faults;
 mod graphs;
 mod memory;
 mod replicas;
+#[path = "../traced/mod.rs"]
+mod traced;
 mod upload;
 
 /// Returns the store to test with, with CUDA ready in the process, or says what is missing. Written past libtest's capture: a skip is never silent.

@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use precast::{Device, Digest, Runtime, Store};
+use precast::{Device, Digest, Runtime, Store, runtime::Graphs};
 use serde_json::json;
 use tch::{Kind, Tensor};
 
-use super::store;
+use super::{store, traced::spans};
 
 fn wait() {
     tch::Cuda::synchronize(0);
@@ -132,4 +132,30 @@ fn an_upload_is_exact_and_as_slow_as_it_is_asked_to_be() {
             assert!(there == view.data(), "`{name}` is not what the file holds");
         }
     }
+}
+
+#[test]
+fn loading_and_uploading_have_spans() {
+    let Some(store) = store("loading_and_uploading_have_spans") else {
+        return;
+    };
+    let spans = spans(|| {
+        let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
+        let runtime = runtime.graphs(Graphs::Always);
+        drop(runtime.load("minilm").unwrap());
+    });
+    let made = spans.made.lock().unwrap();
+    let at = |name: &str| made.iter().position(|span| span.starts_with(name));
+    // What the process has already it does not load again: `libtorch_cuda`, and an artifact that another test used.
+    let order = ["context", "weights", "upload", "load", "graph", "warm_up"].map(at);
+    assert!(
+        order.iter().all(Option::is_some) && order.is_sorted(),
+        "{made:?}"
+    );
+    let (weights, upload) = (order[1].unwrap(), order[2].unwrap());
+    assert_eq!(
+        upload,
+        weights + 1,
+        "an upload is a part of `weights`: {made:?}"
+    );
 }
