@@ -1,7 +1,8 @@
 // Does to the shim what runtime/ffi does, for the sanitizers: containers of artifacts that behave and that don't, from
 // several threads at once.
 //
-//   driver FOLDER all|leak|use-after-free ROUNDS       FOLDER has one shared object per behaviour of misbehaving.cpp, and
+//   driver FOLDER all|leak|use-after-free|overread ROUNDS
+//                                                      FOLDER has one shared object per behaviour of misbehaving.cpp, and
 //                                                      scale.pt2, an archive for the interpreter
 
 #include <ATen/ATen.h>
@@ -55,6 +56,12 @@ void precast_eager_delete(Ptr);
 int32_t precast_eager_run(Ptr, Ptr const* in, size_t n_in, Ptr* out, size_t n_out);
 int32_t precast_bind(Ptr f, Ptr, const Pair*, size_t);
 }
+
+// operators.cpp beside this file.
+Ptr shared_executor();
+uint64_t operators(Ptr shared);
+void overread();
+extern "C" void precast_operators_delete(Ptr);
 
 namespace {
 
@@ -218,6 +225,11 @@ int main(int argc, char** argv) {
     for (long i = 0; i < rounds; i++) precast_tensor_share(owned(at::ones({1})));
     return 0;
   }
+  if (what == "overread") {
+    overread();
+    return 0;
+  }
+  Ptr shared = shared_executor();
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; t++)
     threads.emplace_back([&, t] {
@@ -226,9 +238,11 @@ int main(int argc, char** argv) {
         life(libraries[behaviour], behaviour);
         if (i % 8 == 0) metas();
         if (i % 64 == 0) interpreted(folder);
+        if (i % 16 == 0) calls += operators(shared);
       }
     });
   for (auto& thread : threads) thread.join();
+  precast_operators_delete(shared);
   std::printf("calls: %llu\n", static_cast<unsigned long long>(calls.load()));
   return 0;
 }

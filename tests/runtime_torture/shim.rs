@@ -1,7 +1,7 @@
 //! The C++ shim and fake artifacts under AddressSanitizer, its leak checker and UndefinedBehaviorSanitizer.
 //!
-//! `driver.cpp` does what `runtime/ffi` does, with the shim's own source compiled beside it. Two controls show that a
-//! leak and a use after free would be seen.
+//! `driver.cpp` and `operators.cpp` do what `runtime/ffi` does, with the shim's own sources compiled beside them. Three
+//! controls show that a leak, a use after free and a read past an end would be seen.
 //!
 //! `uploads.cpp` uploads with the CUDA half's own source to a device that is a thread, also under ThreadSanitizer. Its
 //! controls are a race with the device and a read past the end of a piece.
@@ -21,6 +21,7 @@ pub struct Told {
     pub calls: u64,
     pub seeded_leak_seen: bool,
     pub seeded_use_after_free_seen: bool,
+    pub seeded_overread_seen: bool,
     #[serde(skip)]
     pub bad: Vec<String>,
 }
@@ -80,7 +81,8 @@ pub fn run(rounds: u64) -> Told {
     };
     told.seeded_leak_seen = seen("leak", "LeakSanitizer");
     told.seeded_use_after_free_seen = seen("use-after-free", "heap-use-after-free");
-    if !told.seeded_leak_seen || !told.seeded_use_after_free_seen {
+    told.seeded_overread_seen = seen("overread", "heap-buffer-overflow");
+    if !told.seeded_leak_seen || !told.seeded_use_after_free_seen || !told.seeded_overread_seen {
         told.bad.push("a seeded defect is not seen".to_owned());
     }
     told
@@ -184,7 +186,9 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let sources = [
         root.join("src/runtime/ffi/shim.cpp"),
+        root.join("src/runtime/ffi/operators.cpp"),
         root.join("tests/runtime_torture/driver.cpp"),
+        root.join("tests/runtime_torture/operators.cpp"),
         root.join("tests/fake/misbehaving.cpp"),
         root.join("tests/runtime_torture/must.h"),
     ];
@@ -213,7 +217,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
                 ])
                 .arg("-o")
                 .arg(folder.join(format!("{behaviour}.so")))
-                .arg(&sources[2]),
+                .arg(&sources[4]),
         )?;
     }
     let torch =
@@ -226,7 +230,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
             .args(SANITIZE)
             .arg("-I")
             .arg(torch.join("include"))
-            .args(&sources[..2])
+            .args(&sources[..4])
             .arg("-L")
             .arg(&lib)
             .arg(format!("-Wl,-rpath,{}", lib.display()))
