@@ -1,6 +1,6 @@
 //! How `precast show` draws a program.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -17,7 +17,7 @@ use crate::{
         receipt::{self, Latency, Receipt},
         words::time,
     },
-    record::{Artifact, Input, Layout, Output, Padding, Program, Step},
+    record::{Artifact, Input, Layout, Output, Padding, Prepared, Program, Step},
     store::{Store, StoreError},
 };
 
@@ -48,10 +48,28 @@ pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Resul
     }
     out.line("")?;
     list(program, &artifacts, store, context)?;
+    if let made @ 1.. = made_at_load(program, &artifacts) {
+        out.line(format_args!(
+            "at load {} of weights are laid out anew, in every process",
+            bytes(made)
+        ))?;
+    }
     receipt(&measured, context)?;
     host(&program.target, context)?;
     section(context, "key", &program.request)?;
     section(context, "provenance", &program.provenance)
+}
+
+/// Returns the bytes that are made of weights when a process loads the program first; views among them take none.
+fn made_at_load(program: &Program, artifacts: &Artifacts) -> u64 {
+    let steps: BTreeSet<_> = program
+        .steps
+        .iter()
+        .map(|step| (step.artifact, &step.binding))
+        .collect();
+    let artifacts = steps.iter().filter_map(|(id, _)| artifacts.get(id));
+    let made = artifacts.flat_map(|artifact| &artifact.prepared);
+    made.map(Prepared::bytes).sum()
 }
 
 fn artifacts(program: &Program, store: &Store) -> Result<Artifacts, StoreError> {

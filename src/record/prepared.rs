@@ -18,6 +18,17 @@ pub struct Prepared {
     pub call: Recipe,
 }
 
+impl Prepared {
+    /// Returns the bytes of its elements.
+    pub fn bytes(&self) -> u64 {
+        let elements = self
+            .shape
+            .iter()
+            .map(|&size| u64::try_from(size).unwrap_or(0));
+        elements.fold(self.dtype.size() as u64, u64::saturating_mul)
+    }
+}
+
 /// A call of an operator of torch on constants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recipe {

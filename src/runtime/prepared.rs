@@ -19,6 +19,9 @@ use super::{
 };
 use crate::record::{Artifact, Layout, Operand, Prepared, Recipe};
 
+/// Whose operators a recipe may call: libtorch registers them itself.
+const NAMESPACES: [&str; 3] = ["aten", "mkldnn", "onednn"];
+
 /// The constants of one step.
 pub(super) struct Bound<'a> {
     pub weights: &'a Weights,
@@ -110,7 +113,7 @@ impl Bound<'_> {
     /// Makes one call, and those that it needs first. `of` gets the tensors it is made of.
     fn make(&self, call: &Recipe, of: &mut Vec<Arc<Weight>>) -> Result<Handle, String> {
         let known = call.operator.split_once("::");
-        if !known.is_some_and(|(space, _)| ["aten", "mkldnn", "onednn"].contains(&space)) {
+        if !known.is_some_and(|(space, _)| NAMESPACES.contains(&space)) {
             return Err(format!(
                 "operator `{}`: a recipe calls only torch's own",
                 call.operator
@@ -191,5 +194,17 @@ fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), String> {
             "its recipe does not give {} {:?} in the order it was compiled for",
             wanted.dtype, wanted.shape
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_worker_makes_what_is_followed_here_and_nothing_else() {
+        let worker = include_str!("../build/worker/prepared.py");
+        let mut lines = worker.lines();
+        let theirs = lines.find_map(|line| line.strip_prefix("_NAMESPACES = "));
+        let names = theirs.unwrap().split('"').skip(1).step_by(2);
+        assert_eq!(names.collect::<Vec<_>>(), super::NAMESPACES);
     }
 }

@@ -9,8 +9,8 @@ use std::{
 use precast::{
     Digest, Store, Target,
     record::{
-        Artifact, Constant, Dtype, Entry, Failure, Follow, Input, Layout, Output, Pad, Padding,
-        Program, Release, Sizes, Step,
+        Artifact, Constant, Dtype, Entry, Failure, Follow, Input, Layout, Operand, Output, Pad,
+        Padding, Prepared, Program, Recipe, Release, Sizes, Step,
     },
     target::DeviceKind,
 };
@@ -72,6 +72,16 @@ fn artifact(store: &Store, step: &str, batch: i64, seq: i64, place: usize) -> Di
         name: "weight".into(),
         layout: layout(Dtype::Float32, &[8, 8]),
     }];
+    let prepared = vec![Prepared {
+        name: "p0".into(),
+        dtype: Dtype::Float32,
+        shape: vec![8, 8],
+        stride: None,
+        call: Recipe {
+            operator: "mkldnn::_reorder_linear_weight".into(),
+            arguments: vec![("self".into(), Operand::Constant("weight".into()))],
+        },
+    }];
     let log = format!("compiling {name}\n\u{1b}[31mnote\u{1b}[0m: autotuning skipped\n");
     let record = Artifact {
         schema: 1,
@@ -83,7 +93,7 @@ fn artifact(store: &Store, step: &str, batch: i64, seq: i64, place: usize) -> Di
         inputs: vec![hidden.clone()],
         outputs: vec![hidden],
         constants: if step == "blocks" { constants } else { vec![] },
-        prepared: vec![],
+        prepared: if step == "blocks" { prepared } else { vec![] },
         proxy: None,
         libraries: vec![],
         graph: None,

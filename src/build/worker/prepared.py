@@ -30,6 +30,9 @@ Recipe = dict[str, Any]
 _ELEMENTS = 1 << 19
 _PRODUCTS = 1 << 21
 
+# Whose operators a recipe may call: libtorch has them. The runtime follows no others (runtime/prepared.rs).
+_NAMESPACES = ("aten", "mkldnn", "onednn")
+
 # A value that is used twice is made twice, so a chain of squares would grow without end; and JSON is read to a depth of
 # 128, of which a call takes 4.
 _CALLS = 28
@@ -206,7 +209,7 @@ def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int]
         positional = node.args[:1]
     else:
         positional = node.args
-    if operator is None or operator.namespace not in ("aten", "mkldnn", "onednn") or operator._schema.is_mutable:
+    if operator is None or operator.namespace not in _NAMESPACES or operator._schema.is_mutable:
         raise _Left
     # The shape, or the code, would depend on a weight's values.
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(operator.tags):
