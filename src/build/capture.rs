@@ -1,8 +1,8 @@
 //! Capturing programs, and queueing what must be compiled for them.
 //!
-//! The first worker captures, since it holds the model. Where there is nothing to compile and much to capture, others make
-//! the model too; one whose weights came out differently, as those of an entry that draws them from nowhere, captures
-//! nothing.
+//! The first worker captures, since it holds the model. Others that got ready for it meanwhile, or have nothing to compile
+//! where much is to be captured, make the model too; one whose weights came out differently, as those of an entry that
+//! draws them from nowhere, captures nothing.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -19,23 +19,28 @@ use crate::{Digest, record::Sizes, spec::Module};
 const CAPTURE_LIMIT: Duration = Duration::from_secs(1800);
 
 impl Shared<'_> {
-    /// Makes the model in a worker beside the first, unless it is there; returns whether it is the same.
-    fn open_beside(&self, number: usize, seat: &mut Seat<'_>) -> Result<bool, BuildError> {
-        let live = self.take_seat(number, seat)?;
-        if live.opened {
-            return Ok(live.same_weights);
-        }
-        let (opened, _) = self.told(number, Work::Open, "the model", || self.reopen(live));
-        let same = opened.is_ok() && live.same_weights;
+    /// Makes the model in a worker beside the first.
+    pub(super) fn open_beside(&self, number: usize, seat: &mut Seat<'_>) -> Result<(), BuildError> {
+        let opened = match self.take_seat(number, seat) {
+            Ok(live) => {
+                let (opened, _) = self.told(number, Work::Open, "the model", || self.reopen(live));
+                opened.map(|()| live.same_weights)
+            }
+            Err(error) => Err(error),
+        };
+        let mut queue = self.lock();
+        queue.opened(matches!(opened, Ok(true)));
         match opened {
+            // It came too late to be of use.
+            Err(BuildError::Interrupted) if queue.over() => {}
             Err(BuildError::Interrupted) => return Err(BuildError::Interrupted),
-            Ok(()) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. }) => {}
+            Ok(_) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. }) => {}
             Err(_) => {
                 *seat = Seat::Empty;
-                self.lock().left();
+                queue.left();
             }
         }
-        Ok(same)
+        Ok(())
     }
 
     pub(super) fn capture(
@@ -45,10 +50,6 @@ impl Shared<'_> {
         job: usize,
     ) -> Result<(), BuildError> {
         let Job { item, id, .. } = &self.jobs[job];
-        if number != 0 && !self.open_beside(number, seat)? {
-            self.lock().only_first(job, item.form.compiled);
-            return Ok(());
-        }
         let module = &self.options.spec.modules[item.module];
         let name = item.name(self.options.spec);
         let (inputs, structure) = match module.sized_inputs(&item.form.sizes) {

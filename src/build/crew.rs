@@ -2,9 +2,16 @@
 //!
 //! A worker is of use some seconds after it was started: Python imports torch, then the compiler with its tables. The
 //! first compile of a machine also needs C++ headers that take ten seconds. So workers that there will surely be work for
-//! start at once, and get ready while the first one imports the model and captures. Each makes its share of the headers.
-//! What a capture brings says how many more there can be work for, and those start then, up to `-j`: never more than there
-//! are distinct artifacts to compile.
+//! start at once, and get ready while the first one imports the model and captures:
+//!
+//! | got ready | how many | then |
+//! |---|---|---|
+//! | to compile, with a share of the headers | one for each artifact that new programs will bring: each its main part, and a region where the spec names some | compile |
+//! | to capture | one for each further capture, as long as there are workers to compile what each brings | make the model as soon as the first one is made, if its weights are small, and capture |
+//!
+//! What a capture brings says how many more there can be work for, and those start then, up to `-j`. A model may be large,
+//! and its size is known when it has been made once: so the others wait for that, and have imported what they need
+//! meanwhile. Where the file that the spec names for its weights is large, none gets ready to capture.
 //!
 //! They are started, not forked from one process that has imported torch and the compiler. Those imports cost a worker
 //! 4.4 s of CPU (`python -c "import torch, torch._inductor.compile_fx"` on two cores; torch alone 1.9 s), while another
@@ -12,13 +19,15 @@
 //! context, hands descriptors over a socket and collects its children: the compiler's own warm-up, which is the larger
 //! half of getting ready, breaks each of these.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, thread::Scope, time::Duration};
 
 use super::{
     BuildError, Options,
+    jobs::{Ahead, small_enough},
     limits::{Limits, Stop},
     progress::{Event, Progress},
     protocol::{Hello, Prepared, Request},
+    queue::Role,
     worker::Worker,
 };
 use crate::plan::{Item, Plan, Reason, State};
@@ -36,15 +45,41 @@ pub(super) struct Crew<'a> {
 }
 
 impl Crew<'_> {
-    /// Returns how many workers to start before anything is captured, beside the first: one for each program that was
-    /// never built, because it differs from the others in its sizes at least. Of one that was built before nobody knows
-    /// whether there is anything to compile.
-    pub fn ahead(&self, plan: &Plan) -> usize {
-        let mut missing = plan.missing().filter(|item| item.form.compiled).peekable();
-        let some = usize::from(missing.peek().is_some());
-        let new = |item: &&Item| matches!(&item.state, State::Miss { reasons, .. } if reasons.contains(&Reason::NeverBuilt));
-        let new = missing.filter(new).count();
-        new.max(some).min(self.options.jobs.saturating_sub(1))
+    /// Returns what workers to start before anything is captured, beside the first, and what each gets ready for.
+    pub fn ahead(&self, plan: &Plan) -> Vec<Role> {
+        let spec = self.options.spec;
+        let artifacts =
+            |item: &Item| 1 + usize::from(!spec.modules[item.module].regions.is_empty());
+        let missing: Vec<&Item> = plan.missing().collect();
+        let compiled = || missing.iter().filter(|item| item.form.compiled);
+        let new = |item: &&&Item| matches!(&item.state, State::Miss { reasons, .. } if reasons.contains(&Reason::NeverBuilt));
+        // Of a program that was built before nobody knows whether there is anything to compile.
+        let new: usize = compiled().filter(new).map(|item| artifacts(item)).sum();
+        let each = compiled().map(|item| artifacts(item)).max().unwrap_or(0);
+        let workers = self.options.jobs.max(1);
+        // Workers come in groups: one that captures, and those that compile what it brings.
+        let capture = match small_enough(self, spec.model.weights.file()) {
+            true => (workers / (1 + each)).clamp(1, missing.len().max(1)) - 1,
+            false => 0,
+        };
+        let compile = new.max(usize::from(each > 0)).min(workers - 1 - capture);
+        [vec![Role::Capture; capture], vec![Role::Compile; compile]].concat()
+    }
+
+    /// Starts the workers of these roles in threads of their own.
+    pub fn start_ahead<'s>(&'s self, roles: &[Role], scope: &'s Scope<'s, '_>) -> Vec<Ahead<'s>> {
+        let compile = roles.iter().filter(|role| **role == Role::Compile).count();
+        let mut share = 0..compile;
+        let mut start = |(index, role): (usize, &Role)| {
+            let (number, role) = (index + 1, *role);
+            let share = (role == Role::Compile).then(|| share.next()).flatten();
+            let handle = scope.spawn(move || match role {
+                Role::Capture => self.rehearse(number),
+                _ => self.prepare(number, share.map(|share| (share, compile))),
+            });
+            Ahead { role, handle }
+        };
+        roles.iter().enumerate().map(&mut start).collect()
     }
 
     /// Starts a worker and waits until it says what it is.
@@ -67,19 +102,47 @@ impl Crew<'_> {
         Ok((worker, hello))
     }
 
-    /// Starts a worker that is to compile, and has it get ready; the first `ahead` of them make the headers.
-    pub fn prepare(&self, number: usize, ahead: usize) -> Result<Worker, BuildError> {
-        let (mut worker, _) = self.start(number)?;
+    /// Starts a worker that is to compile, and has it get ready. Of the headers it makes this share; none: it leaves them
+    /// to the others.
+    pub fn prepare(
+        &self,
+        number: usize,
+        share: Option<(usize, usize)>,
+    ) -> Result<Worker, BuildError> {
         let target = &self.options.spec.target;
+        let (share, of) = share.unwrap_or((usize::MAX, 1));
         let request = Request::Prepare {
             device: target.device.to_string(),
             isa: target.isa.clone(),
-            share: number - 1,
-            of: ahead.max(1),
+            share,
+            of,
             out: self.scratch.join(format!("prepare-{number}")),
         };
+        self.ready(number, &request, "the compiler", Role::Compile)
+    }
+
+    /// Starts a worker that is to capture, and has it get ready.
+    fn rehearse(&self, number: usize) -> Result<Worker, BuildError> {
+        let out = self.scratch.join(format!("prepare-{number}"));
+        self.ready(
+            number,
+            &Request::Rehearse { out },
+            "to capture",
+            Role::Capture,
+        )
+    }
+
+    fn ready(
+        &self,
+        number: usize,
+        request: &Request,
+        what: &str,
+        role: Role,
+    ) -> Result<Worker, BuildError> {
+        let (mut worker, _) = self.start(number)?;
+        worker.role = role;
         let started = std::time::Instant::now();
-        let (job, what) = ("prepare", "the compiler");
+        let job = "prepare";
         self.progress.event(&Event::Begin {
             worker: number,
             job,
@@ -91,7 +154,7 @@ impl Crew<'_> {
                 phase,
             });
         };
-        let prepared = worker.call::<Prepared>(&request, PREPARE_LIMIT, &mut phase);
+        let prepared = worker.call::<Prepared>(request, PREPARE_LIMIT, &mut phase);
         self.progress.event(&Event::End {
             worker: number,
             job,

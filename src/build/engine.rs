@@ -158,12 +158,8 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         stop: Stop::new(&options.cancel),
     };
     thread::scope(|scope| {
-        let count = crew.ahead(&plan);
-        let ahead = (1..=count).map(|number| {
-            let crew = &crew;
-            scope.spawn(move || crew.prepare(number, count))
-        });
-        let result = make(&crew, ahead.collect(), started);
+        let ahead = crew.start_ahead(&crew.ahead(&plan), scope);
+        let result = make(&crew, ahead, started);
         crew.stop.set();
         result
     })

@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    path::Path,
     sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
     thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
@@ -20,7 +21,7 @@ use super::{
     pace::Pace,
     progress::{Event, Progress},
     protocol::{Request, Weights},
-    queue::{Hands, Next, Queue, Task},
+    queue::{Hands, Next, Queue, Role, Task},
     weights::{self, StoredWeights},
     worker::Worker,
 };
@@ -77,8 +78,11 @@ impl Work {
     }
 }
 
-/// A worker that is getting ready.
-pub(super) type Ahead<'s> = ScopedJoinHandle<'s, Result<Worker, BuildError>>;
+/// A worker that is getting ready, and for what.
+pub(super) struct Ahead<'s> {
+    pub role: Role,
+    pub handle: ScopedJoinHandle<'s, Result<Worker, BuildError>>,
+}
 
 /// The worker of one thread.
 pub(super) enum Seat<'s> {
@@ -91,10 +95,14 @@ impl Seat<'_> {
     fn hands(&self) -> Hands {
         match self {
             Self::Empty => Hands::Empty,
-            Self::Starting(handle) if !handle.is_finished() => Hands::Starting,
-            Self::Starting(_) => Hands::Ready { opened: false },
+            Self::Starting(ahead) if !ahead.handle.is_finished() => Hands::Starting(ahead.role),
+            Self::Starting(ahead) => Hands::Ready {
+                role: ahead.role,
+                opened: false,
+            },
             Self::Taken(worker) => Hands::Ready {
-                opened: worker.opened,
+                role: worker.role,
+                opened: worker.opened && worker.same_weights,
             },
         }
     }
@@ -107,8 +115,6 @@ pub(super) struct Shared<'a> {
     pub plan: &'a Plan,
     pub jobs: &'a [Job<'a>],
     given: Weights,
-    /// How many workers were started before there was work for them.
-    ahead: usize,
     pace: Mutex<Pace>,
     /// Tells the model's weights from others.
     fingerprint: Option<String>,
@@ -133,7 +139,8 @@ pub(super) fn run(
     let compiled = jobs.iter().map(|job| job.item.form.compiled);
     let captures = compiled.enumerate();
     let opening = may_spread(crew, &weights).then_some(first.seconds);
-    let queue = Queue::new(captures, threads, ahead.len(), opening);
+    let roles: Vec<Role> = ahead.iter().map(|ahead| ahead.role).collect();
+    let queue = Queue::new(captures, threads, &roles, opening);
     let shared = Shared {
         crew,
         options: crew.options,
@@ -142,7 +149,6 @@ pub(super) fn run(
         jobs,
         given: weights,
         weights: OnceLock::new(),
-        ahead: ahead.len(),
         pace: Mutex::new(Pace::new(plan, crew.options.spec, crew.options.store)?),
         fingerprint: first.fingerprint,
         queue: Mutex::new(queue),
@@ -171,16 +177,25 @@ pub(super) fn run(
 
 /// Returns whether several workers may hold the model: where that takes a small part of the memory.
 fn may_spread(crew: &Crew<'_>, weights: &Weights) -> bool {
+    let named = crew.options.spec.model.weights.file();
+    small_enough(crew, named.or(weights.file.as_deref()))
+}
+
+/// Returns whether a file of weights may be in the memory of several workers.
+pub(super) fn small_enough(crew: &Crew<'_>, file: Option<&Path>) -> bool {
+    let bytes = file.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
+    let machine = machine_memory().unwrap_or(0);
+    bytes.is_ok_and(|bytes| bytes <= most(crew.options.spec.target.device, machine))
+}
+
+/// Returns how many bytes of weights may be in several workers at once.
+fn most(device: DeviceKind, machine: u64) -> u64 {
     const OF_MACHINE: u64 = 16;
     const ON_DEVICE: u64 = 1 << 30;
-    let named = crew.options.spec.model.weights.file();
-    let file = named.or(weights.file.as_deref());
-    let bytes = file.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
-    let most = match crew.options.spec.target.device {
-        DeviceKind::Cpu => machine_memory().unwrap_or(0) / OF_MACHINE,
-        DeviceKind::Cuda => ON_DEVICE,
-    };
-    bytes.is_ok_and(|bytes| bytes <= most)
+    match device {
+        DeviceKind::Cpu => machine / OF_MACHINE,
+        DeviceKind::Cuda => ON_DEVICE.min(machine / OF_MACHINE),
+    }
 }
 
 impl<'s> Shared<'s> {
@@ -191,36 +206,40 @@ impl<'s> Shared<'s> {
     /// Takes tasks until nothing is left that could bring more.
     fn serve(&self, number: usize, mut seat: Seat<'_>) {
         while let Some(task) = self.next(number, &seat) {
+            let opening = matches!(task, Task::Open);
             let result = match task {
                 Task::Weights => self.put_weights(),
                 Task::Capture(job) => self.capture(number, &mut seat, job),
                 Task::Compile(compile) => self.compile(number, &mut seat, *compile),
                 Task::Gate(job) => self.gate(number, job),
+                Task::Open => self.open_beside(number, &mut seat),
                 Task::Measure(job, draft) => self.decide(number, job, *draft),
                 Task::Start => self.hire(number, &mut seat),
             };
             let failed = result.is_err();
-            self.lock().ended(result);
+            self.lock().ended(opening, seat.hands(), result);
             if failed {
                 // Nobody waits for what the others are at.
                 self.crew.stop.set();
             }
             self.changed.notify_all();
         }
+        // Nor for a model that is still being made.
+        self.crew.stop.set();
     }
 
     fn next(&self, number: usize, seat: &Seat<'_>) -> Option<Task> {
         const POLL: Duration = Duration::from_millis(20);
         let mut queue = self.lock();
         loop {
-            if self.crew.stop.is_set() {
+            if self.crew.stop.is_set() && !queue.over() {
                 queue.fatal.get_or_insert(BuildError::Interrupted);
             }
             let hands = seat.hands();
             match queue.next(number == 0, hands) {
                 Next::Do(task) => return Some(task),
                 Next::Done => return None,
-                Next::Wait if hands != Hands::Starting => {
+                Next::Wait if !matches!(hands, Hands::Starting(_)) => {
                     queue = self
                         .changed
                         .wait(queue)
@@ -239,7 +258,7 @@ impl<'s> Shared<'s> {
         let needed_now = self.lock().waits();
         let worker = match needed_now {
             true => self.crew.start(number).map(|(worker, _)| worker),
-            false => self.crew.prepare(number, self.ahead),
+            false => self.crew.prepare(number, None),
         };
         match worker {
             Ok(worker) => *seat = Seat::Taken(Box::new(worker)),
@@ -334,6 +353,9 @@ impl<'s> Shared<'s> {
             })
         };
         let answer = live.call(request, limit, &mut phase);
+        if matches!(request, Request::Compile { .. }) {
+            live.role = Role::Compile;
+        }
         let log = live.log_since(start);
         if !matches!(answer, Ok(_) | Err(BuildError::Worker(_))) {
             // It is in an unknown state, or gone: the next task gets a fresh one.
@@ -373,7 +395,7 @@ impl<'s> Shared<'s> {
         let started = match std::mem::replace(seat, Seat::Empty) {
             Seat::Taken(worker) => Some(worker),
             // One that could not get ready is replaced.
-            Seat::Starting(handle) => handle.join().ok().and_then(Result::ok).map(Box::new),
+            Seat::Starting(ahead) => ahead.handle.join().ok().and_then(Result::ok).map(Box::new),
             Seat::Empty => None,
         };
         let worker = match started {
@@ -385,5 +407,17 @@ impl<'s> Shared<'s> {
             Seat::Taken(worker) => Ok(worker),
             _ => unreachable!("it was taken a line above"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_model_may_be_in_several_workers() {
+        assert_eq!(most(DeviceKind::Cpu, 64 << 30), 4 << 30);
+        assert_eq!(most(DeviceKind::Cuda, 64 << 30), 1 << 30);
+        assert_eq!(most(DeviceKind::Cuda, 8 << 30), 1 << 29);
     }
 }

@@ -1,7 +1,7 @@
 //! How long a build will still take: by what the same steps took in earlier builds, as receipts say, and else by what
 //! steps of their kind took in this one.
 //!
-//! A guess, for people who wait. What is left is spread over the workers, but captures run one after the other. Until
+//! A guess, for people who wait. What is left is spread over the workers, captures over those that hold the model. Until
 //! there is anything to go by, there is no guess.
 
 use std::{
@@ -60,6 +60,8 @@ pub(super) struct Left {
     pub brought: usize,
     pub compiles: Vec<String>,
     pub gates: usize,
+    /// How many workers hold the model.
+    pub capturers: usize,
 }
 
 /// What steps took, and those that are under way.
@@ -173,6 +175,7 @@ impl Pace {
         let gates = left.gates + left.captures.len();
         all += gate * gates as f64;
         let last = if gates > 0 { gate } else { 0.0 };
+        let serial = serial / left.capturers.max(1) as f64;
         Some((all / workers.max(1) as f64).max(serial.max(longest) + last))
     }
 }
@@ -190,6 +193,7 @@ mod tests {
             brought: 1,
             compiles: names(compiles),
             gates,
+            capturers: 1,
         }
     }
 

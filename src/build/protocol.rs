@@ -34,11 +34,14 @@ pub enum Request {
     Prepare {
         device: String,
         isa: String,
-        /// Which of `of` workers this is.
+        /// Which of `of` workers this is; a number beyond has no share.
         share: usize,
         of: usize,
         out: PathBuf,
     },
+    /// Gets ready to capture: imports what capturing needs, by capturing next to nothing. Answered with [`Prepared`];
+    /// nothing depends on it but speed.
+    Rehearse { out: PathBuf },
     /// Imports the entry and makes the model: answered with [`Opened`]. Once per worker and model.
     Open {
         /// The spec's folder, first on `sys.path`.

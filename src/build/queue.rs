@@ -45,10 +45,21 @@ pub(super) enum Task {
     Capture(usize),
     Compile(Box<Compile>),
     Gate(usize),
+    /// Make the model in one more worker, which then captures too. The build does not wait for it.
+    Open,
     /// Measure a program that passed its gate once more, while nothing else is done, and publish it.
     Measure(usize, Box<Draft>),
     /// Start a worker: there will be compiles for it.
     Start,
+}
+
+/// What a worker has got ready for, and can do at once.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Role {
+    #[default]
+    Nothing,
+    Capture,
+    Compile,
 }
 
 /// What a thread has to work with.
@@ -57,9 +68,20 @@ pub(super) enum Hands {
     /// No worker.
     Empty,
     /// A worker that is not ready yet: only what needs none can be done meanwhile.
-    Starting,
-    /// A worker; whether it holds the model.
-    Ready { opened: bool },
+    Starting(Role),
+    /// A worker; whether it holds the model, and the same one as the first worker.
+    Ready { role: Role, opened: bool },
+}
+
+impl Hands {
+    /// Returns whether the worker has the compiler at hand, or will have.
+    pub fn compile(self) -> bool {
+        use Role::Compile;
+        matches!(
+            self,
+            Self::Starting(Compile) | Self::Ready { role: Compile, .. }
+        )
+    }
 }
 
 /// What a worker does next.
@@ -95,7 +117,13 @@ pub(super) struct Queue {
     doubts: VecDeque<(usize, Box<Draft>)>,
     /// Artifacts that are queued or being compiled.
     pending: BTreeSet<Digest>,
+    /// Tasks that are being done; openings apart, which nothing waits for.
     running: usize,
+    openings: usize,
+    /// Threads that have nothing to do, and a worker that has the compiler at hand or is about to.
+    compilers: usize,
+    /// Workers that hold the model.
+    capturers: usize,
     weights: Weights,
     /// Whether there is only one worker.
     alone: bool,
@@ -109,28 +137,39 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// `workers` may live at once; beside the first, which holds the model, `hired` are there already. Making the model
-    /// in one more of them takes `opening` seconds, if that may be done.
+    /// `workers` may live at once; beside the first, which holds the model, `hired` are there already or get ready for
+    /// what is said of each. Making the model in one more of them takes `opening` seconds, if that may be done.
     pub fn new(
         captures: impl Iterator<Item = (usize, bool)>,
         workers: usize,
-        hired: usize,
+        hired: &[Role],
         opening: Option<f64>,
     ) -> Self {
         Self {
             opening,
             alone: workers == 1,
             most: workers - 1,
-            hired,
+            hired: hired.len(),
+            compilers: hired.iter().filter(|role| **role == Role::Compile).count(),
+            capturers: 1,
             captures: captures.collect(),
             ..Self::default()
         }
     }
 
     /// Takes the next task for a thread, which says with [`Self::ended`] when it is over. The first worker, which holds
-    /// the model, captures; it is started again where it is needed. Others do so too when they have nothing else to do
-    /// and making the model once more is sooner done than waiting for the first.
+    /// the model, captures; it is started again where it is needed. So do others that got ready for it, and those that
+    /// have nothing else to do if making the model once more is sooner done than waiting for the first. A compile is
+    /// left to a worker that has the compiler at hand, as long as there is one for each.
     pub fn next(&mut self, holds_model: bool, hands: Hands) -> Next {
+        let next = self.choose(holds_model, hands);
+        if matches!(next, Next::Do(_)) && hands.compile() {
+            self.compilers -= 1;
+        }
+        next
+    }
+
+    fn choose(&mut self, holds_model: bool, hands: Hands) -> Next {
         if self.fatal.is_some() {
             return Next::Done;
         }
@@ -139,21 +178,26 @@ impl Queue {
             self.running += 1;
             return Next::Do(Task::Weights);
         }
-        let captures = match hands {
-            _ if holds_model => true,
-            Hands::Ready { opened } => opened || self.worth_opening(),
-            _ => false,
-        };
+        let captures = holds_model || matches!(hands, Hands::Ready { opened: true, .. });
         let capture = match captures {
             true => self.captures.pop_front().map(|(job, _)| Task::Capture(job)),
             false => None,
         };
+        if let Hands::Ready { role, .. } = hands
+            && !captures
+            && self.worth_opening(role)
+        {
+            self.openings += 1;
+            return Next::Do(Task::Open);
+        }
         let gate = || match self.weights {
             Weights::There => self.gates.pop_front().map(Task::Gate),
             _ => None,
         };
         let task = capture.or_else(gate);
-        let mut compile = || match holds_model || matches!(hands, Hands::Ready { .. }) {
+        let able = holds_model || matches!(hands, Hands::Ready { .. });
+        let left_over = hands.compile() || self.compiles.len() > self.compilers;
+        let mut compile = || match able && left_over {
             true => Some(Task::Compile(Box::new(self.compiles.pop()?))),
             false => None,
         };
@@ -180,16 +224,21 @@ impl Queue {
         }
     }
 
-    /// Returns whether a worker that has nothing to compile should make the model too, to take a part of the captures.
-    fn worth_opening(&self) -> bool {
-        let (seconds, count) = self.captured;
-        let left = self.captures.len();
-        let each = match count {
-            0 => return false,
-            count => seconds / f64::from(count),
+    /// Returns whether a worker should make the model too, to take a part of the captures: one that got ready for it if
+    /// nobody knows yet how long they take, others if they have nothing to compile.
+    fn worth_opening(&self, role: Role) -> bool {
+        let (Some(cost), (seconds, count)) = (self.opening, self.captured) else {
+            return false;
         };
-        let saved = each * left as f64 / 2.0;
-        self.compiles.is_empty() && left > 1 && self.opening.is_some_and(|cost| cost < saved)
+        let left = self.captures.len();
+        match (role, count) {
+            (Role::Capture, 0) => left > self.openings,
+            (_, 0) => false,
+            (_, count) => {
+                let saved = seconds / f64::from(count) * left as f64 / 2.0;
+                self.compiles.is_empty() && left > 1 && cost < saved
+            }
+        }
     }
 
     /// Takes note of what a capture took.
@@ -197,10 +246,13 @@ impl Queue {
         self.captured = (self.captured.0 + seconds, self.captured.1 + 1);
     }
 
-    /// Leaves a program, and all that follow, to the worker that holds the model: another one can't make the same.
-    pub fn only_first(&mut self, job: usize, compiled: bool) {
-        self.opening = None;
-        self.captures.push_front((job, compiled));
+    /// Takes note of whether a worker could make the same model as the first one; if not, no other one tries.
+    pub fn opened(&mut self, same: bool) {
+        self.openings -= 1;
+        match same {
+            true => self.capturers += 1,
+            false => self.opening = None,
+        }
     }
 
     /// Returns how many workers beside the first there can be work for: one for each artifact that is being compiled, is
@@ -218,6 +270,7 @@ impl Queue {
             brought: self.brought,
             compiles: self.compiles.iter().map(|c| c.name.clone()).collect(),
             gates: self.waiting.len() + self.doubts.len(),
+            capturers: self.capturers,
         };
         (left, 1 + self.hired.max(self.wanted()))
     }
@@ -239,7 +292,7 @@ impl Queue {
     }
 
     /// Returns whether nothing is left, and nothing runs that could bring more.
-    fn over(&self) -> bool {
+    pub fn over(&self) -> bool {
         self.running == 0
             && self.nothing_waits()
             && self.doubts.is_empty()
@@ -254,9 +307,11 @@ impl Queue {
         self.weights = Weights::There;
     }
 
-    /// Takes note that a task is over; its error, if it has one, ends the build.
-    pub fn ended(&mut self, result: Result<(), BuildError>) {
-        self.running -= 1;
+    /// Takes note that a task is over, and what the thread's worker is ready for; its error, if it has one, ends the
+    /// build.
+    pub fn ended(&mut self, opening: bool, hands: Hands, result: Result<(), BuildError>) {
+        self.running -= usize::from(!opening);
+        self.compilers += usize::from(hands.compile());
         if let Err(error) = result {
             self.fatal.get_or_insert(error);
         }
@@ -334,5 +389,103 @@ impl Queue {
     /// Takes a captured program out, to gate it.
     pub fn take(&mut self, job: usize) -> Option<Waiting> {
         self.waiting.remove(&job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Mode;
+
+    const FIRST: Hands = Hands::Ready {
+        role: Role::Nothing,
+        opened: true,
+    };
+
+    fn ready(role: Role) -> Hands {
+        Hands::Ready {
+            role,
+            opened: false,
+        }
+    }
+
+    /// Returns a queue of so many captures whose weights are there.
+    fn queue(captures: usize, hired: &[Role], opening: Option<f64>) -> Queue {
+        let captures = (0..captures).map(|job| (job, true));
+        let mut queue = Queue::new(captures, 8, hired, opening);
+        queue.weights_are_there();
+        queue
+    }
+
+    fn compile(name: &str) -> Compile {
+        let segment = serde_json::json!({
+            "graph": name, "file": "f", "inputs": [], "outputs": [], "constants": [],
+        });
+        Compile {
+            key: Digest::of(name.as_bytes()),
+            explained: Value::Null,
+            segment: serde_json::from_value(segment).unwrap(),
+            set: Set {
+                mode: Mode::Default,
+                options: BTreeMap::new(),
+                name: String::new(),
+            },
+            name: name.to_owned(),
+        }
+    }
+
+    #[test]
+    fn one_that_got_ready_makes_the_model_before_any_capture_is_over() {
+        let mut queue = queue(3, &[Role::Capture, Role::Capture, Role::Compile], Some(9.0));
+        let open = |next: Next| matches!(next, Next::Do(Task::Open));
+        assert!(matches!(
+            queue.next(true, FIRST),
+            Next::Do(Task::Capture(0))
+        ));
+        assert!(!open(queue.next(false, ready(Role::Compile))));
+        assert!(open(queue.next(false, ready(Role::Capture))));
+        assert!(open(queue.next(false, ready(Role::Capture))));
+        // As many as there are captures left.
+        assert!(!open(queue.next(false, ready(Role::Capture))));
+        queue.opened(true);
+        let opened = Hands::Ready {
+            role: Role::Capture,
+            opened: true,
+        };
+        assert!(matches!(
+            queue.next(false, opened),
+            Next::Do(Task::Capture(1))
+        ));
+    }
+
+    #[test]
+    fn nobody_opens_what_may_not_spread_or_is_sooner_done_by_the_first() {
+        let open = |next: Next| matches!(next, Next::Do(Task::Open));
+        let mut large = queue(3, &[Role::Capture], None);
+        assert!(!open(large.next(false, ready(Role::Capture))));
+        let mut slow = queue(3, &[Role::Capture], Some(9.0));
+        slow.captured_in(1.0);
+        assert!(!open(slow.next(false, ready(Role::Capture))));
+        slow.captured_in(99.0);
+        assert!(open(slow.next(false, ready(Role::Capture))));
+    }
+
+    #[test]
+    fn a_compile_is_left_to_one_that_has_the_compiler_at_hand() {
+        let mut queue = queue(0, &[Role::Capture, Role::Compile], None);
+        queue.running = 1;
+        for name in ["a", "bb"] {
+            queue.compiles.push(compile(name));
+        }
+        let compiles = |next: Next| matches!(next, Next::Do(Task::Compile(_)));
+        // Two for one that is getting ready: the other worker takes one, and leaves the last.
+        assert!(compiles(queue.next(false, ready(Role::Capture))));
+        assert!(!compiles(queue.next(false, ready(Role::Capture))));
+        assert!(!compiles(queue.next(true, FIRST)));
+        assert!(!compiles(queue.next(false, Hands::Starting(Role::Compile))));
+        assert!(compiles(queue.next(false, ready(Role::Compile))));
+        // It is at work now: what comes next is anybody's.
+        queue.compiles.push(compile("c"));
+        assert!(compiles(queue.next(true, FIRST)));
     }
 }

@@ -25,6 +25,7 @@ use super::{
     BuildError, Launcher, launcher,
     limits::{Limits, Stop, Watch, ask_for_stack, end_family},
     protocol::{Hello, Line, PROTOCOL, Request},
+    queue::Role,
 };
 
 /// How long importing torch may take.
@@ -40,6 +41,8 @@ pub struct Worker {
     watch: Watch,
     stop: Stop,
     ended: bool,
+    /// What it got ready for.
+    pub role: Role,
     /// Whether it holds the model.
     pub opened: bool,
     /// Whether that model has the weights of the first one that was made.
@@ -77,6 +80,7 @@ impl Worker {
             next: 0,
             stop: stop.clone(),
             ended: false,
+            role: Role::Nothing,
             opened: false,
             same_weights: true,
         })

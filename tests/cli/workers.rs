@@ -47,21 +47,55 @@ fn done<'a>(events: &'a [Value], job: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn as_many_workers_as_there_are_compiles_and_no_more() {
+fn as_many_workers_as_there_are_captures_and_compiles_and_no_more() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: compile is slow");
     let built = events(&sandbox, &["-j", "16"]);
     assert_eq!(done(&built, "compile").len(), 2);
     assert_eq!(
         workers(&built).len(),
-        3,
-        "one captures, two compile: {built:?}"
+        5,
+        "three capture, two compile: {built:?}"
     );
     // Where nothing need be compiled, one got ready in vain.
     sandbox.append("model.py", "# one more line");
     let again = events(&sandbox, &["-j", "16"]);
     assert_eq!(done(&again, "compile").len(), 0);
-    assert!(workers(&again).len() <= 2, "{again:?}");
+    assert!(workers(&again).len() <= 4, "{again:?}");
+}
+
+#[test]
+fn captures_run_beside_each_other_from_the_start() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: capture is slow");
+    let built = events(&sandbox, &["-j", "6"]);
+    let captures = built.iter().filter(|event| event["job"] == "capture");
+    let order: Vec<&str> = captures
+        .map(|event| event["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(order[..3], ["begin", "begin", "begin"], "{built:?}");
+    assert_eq!(by(&built, "capture").len(), 3, "{built:?}");
+    // What got ready to compile does, and nobody else.
+    let prepared = built.iter().filter(|event| {
+        event["event"] == "begin" && event["job"] == "prepare" && event["what"] == "the compiler"
+    });
+    let prepared: BTreeSet<u64> = prepared
+        .map(|event| event["worker"].as_u64().unwrap())
+        .collect();
+    assert_eq!(by(&built, "compile"), prepared, "{built:?}");
+}
+
+#[test]
+fn a_build_waits_for_no_model_that_nothing_needs() {
+    let sandbox = Sandbox::new();
+    sandbox.append(
+        "model.py",
+        "# fake: open hangs again\n# fake: capture is slow",
+    );
+    let built = events(&sandbox, &["-j", "6"]);
+    assert!(!by(&built, "open").is_empty(), "{built:?}");
+    assert_eq!(by(&built, "capture"), BTreeSet::from([0]), "{built:?}");
+    assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
 }
 
 #[test]

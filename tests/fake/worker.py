@@ -11,6 +11,7 @@ What goes wrong is steered by comments in the model's file, each for one request
     # fake: capture fails              # fake: capture fails batch=8
     # fake: capture is slow            takes a second
     # fake: open fails again           a second worker can't make the model
+    # fake: open hangs again           a second worker makes it for ever
     # fake: compile fails              the compiler's message goes to the log
     # fake: compile dies               the worker is killed in mid-compile
     # fake: compile hangs              no answer, ever
@@ -106,6 +107,9 @@ class Worker:
     def prepare(self, request: Json) -> Json:
         return {"seconds": {}}
 
+    def rehearse(self, request: Json) -> Json:
+        return {"seconds": {}}
+
     def open(self, request: Json) -> Json:
         self.root = Path(request["root"]).resolve()
         sys.path.insert(0, str(self.root))
@@ -122,8 +126,10 @@ class Worker:
             raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
         if request.get("weights"):
             self.model.SCALE = read_scale(Path(request["weights"]))
-        if self.told("open fails again", {}):
+        if self.told("open fails again", {}) or self.told("open hangs again", {}):
             mark = self.root / "opened"
+            if mark.exists() and self.told("open hangs again", {}):
+                time.sleep(3600)
             if mark.exists():
                 raise Failure("entry_call", "the fake model is made once")
             mark.touch()

@@ -120,6 +120,21 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     return answer
 
 
+def rehearse(out: Path, wire: Wire) -> dict[str, Any]:
+    """Captures one small layer and throws it away: a process's first capture imports half of torch's compiler."""
+    import torch
+
+    started = time.perf_counter()
+    wire.event("import")
+    layer = torch.nn.LayerNorm(4).eval().requires_grad_(False)
+    program = flat.export(call.wrap(layer, "forward", ["input"]), [torch.ones(2, 4)], out, "a rehearsal")
+    graph = flat.flatten(program, weights.collect(layer), "", out)
+    flat.own_outputs(graph)
+    (part,) = cut.cut(graph, [], "")
+    segment.save(segment.build(part, graph), out / "rehearsal.pt2", out, "")
+    return {"seconds": {"import": round(time.perf_counter() - started, 4)}}
+
+
 def _at(spec: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
     """Returns an input at other sizes of its dimensions."""
     axes = zip(spec["dims"], spec["shape"], strict=True)

@@ -79,7 +79,7 @@ def toolchain(isa: str, clock: Any, share: Share | None = None) -> Iterator[None
 
     def precompile(header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
         mine = share is None or share.next()
-        return (_header if mine else _header_path)(isa, header, hashable_cmd_line, **compile_command)
+        return (_header if mine else _header_text)(isa, header, hashable_cmd_line, **compile_command)
 
     kernels.WorkSharing.parallel = _parallel  # type: ignore[method-assign]
     cpp_builder._run_compile_cmd = commands
@@ -146,7 +146,8 @@ class _Commands:
                 self._run(_only_needed(command), cwd)
             return
         if self._share is not None:
-            if self._share.index == 0 and _wrapper(command):
+            # The first makes the first header, which takes as long: the last one is the least busy.
+            if self._share.index == self._share.of - 1 and _wrapper(command):
                 with self._clock.phase("headers"):
                     self._interface.make(command)
             raise Enough
@@ -311,10 +312,9 @@ def _header(isa: str, header: str, hashable_cmd_line: str, **compile_command: An
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch.utils._filelock import FileLock
 
-    path = Path(_header_path(isa, header, hashable_cmd_line, **compile_command))
+    path = Path(_header_text(isa, header, hashable_cmd_line, **compile_command))
     with FileLock(str(path.with_suffix(".lock"))):
         if not path.with_suffix(".h.gch").exists():
-            path.write_text(f"#include <{header}>\n")
             options = CppTorchDeviceOptions(**compile_command, precompiling=True)
             builder = CppBuilder(name=str(path), sources=str(path), BuildOption=options)
             target = Path(builder.get_target_file_path())
@@ -327,13 +327,20 @@ def _header(isa: str, header: str, hashable_cmd_line: str, **compile_command: An
     return str(path)
 
 
-def _header_path(isa: str, header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
+def _header_text(isa: str, header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
+    """Returns where a compiled header lies or will; the text beside it does in its place until then."""
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 
     options = CppTorchDeviceOptions(**compile_command, precompiling=True)
     probe = CppBuilder(name="header", sources="header.h", BuildOption=options)
     name = _digest([isa, header, hashable_cmd_line, probe.get_command_line(), *_compiler_identity()])
-    return str(_header_folder() / f"{name}.h")
+    path = _header_folder() / f"{name}.h"
+    if not path.exists():
+        # Written beside and renamed: another process may be reading it.
+        partial = path.with_suffix(f".h.{os.getpid()}")
+        partial.write_text(f"#include <{header}>\n")
+        os.replace(partial, path)
+    return str(path)
 
 
 def _header_folder() -> Path:

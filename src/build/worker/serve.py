@@ -76,6 +76,13 @@ def _prepare(session: Session, request: dict[str, Any]) -> Any:
     return compiler.prepare(request, _folder(request["out"]), session.wire)
 
 
+def _rehearse(session: Session, request: dict[str, Any]) -> Any:
+    from . import capture, hello
+
+    hello.torch_or_fail()
+    return capture.rehearse(_folder(request["out"]), session.wire)
+
+
 OPERATIONS = {
     "hello": _hello,
     "open": _open,
@@ -84,6 +91,7 @@ OPERATIONS = {
     "capture": _capture,
     "compile": _compile,
     "prepare": _prepare,
+    "rehearse": _rehearse,
 }
 
 
