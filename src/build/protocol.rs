@@ -248,6 +248,9 @@ pub struct Captured {
     /// Why a smaller request can't be padded into this bucket, if it can't.
     #[serde(default)]
     pub padding_refused: Option<String>,
+    /// For each output the coarsest dtype below float32 that it was computed in on the way, if any.
+    #[serde(default)]
+    pub computed_in: Vec<Option<record::Dtype>>,
     /// A safetensors file with `in.0`, `in.1`, … (inputs) and `out.0`, … (what eager answers).
     pub samples: PathBuf,
     /// A safetensors file with tensors that bindings name and the weight set lacks: made by the code itself, with no

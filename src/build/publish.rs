@@ -251,6 +251,7 @@ impl Shared<'_> {
                 steps: item.settings.compile.smoketest_steps,
                 rtol: module.gate.rtol,
                 atol: module.gate.atol,
+                computed_in: captured.computed_in,
             };
             let place = (module.name.as_str(), &*item.form.name());
             let started = Instant::now();

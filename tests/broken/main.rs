@@ -269,3 +269,16 @@ fn a_module_that_padding_leaks_into_is_never_padded() {
 fn an_output_that_is_an_input_becomes_the_callers_own() {
     is_built("alias");
 }
+
+#[test]
+fn a_part_inside_autocast_is_captured_with_its_casts() {
+    is_built("autocast");
+}
+
+#[test]
+fn a_float32_answer_of_bfloat16_kernels_is_as_near_as_bfloat16() {
+    let program = shown("narrow");
+    let output = &program["receipt"]["gate"]["outputs"][0];
+    assert_eq!(output["rtol"], 4e-2, "{output}");
+    assert!(output["cosine"].as_f64().unwrap() > 0.9999, "{output}");
+}

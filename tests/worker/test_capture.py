@@ -269,6 +269,25 @@ class GraphTest(Project):
         text = model("return torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))")
         self.composed_of(text)
 
+    def test_what_is_inside_autocast_is_part_of_the_graph(self) -> None:
+        text = model(
+            "with torch.autocast('cpu', dtype=torch.bfloat16):\n"
+            "    h = self.a(x)\n"
+            "    with torch.autocast('cpu', enabled=False):\n"
+            "        h = h.float() * 3\n"
+            "    h = self.b(h)\n"
+            "with torch.enable_grad():\n"
+            "    plain = x * 2\n"
+            "return h.float(), plain, h, h.argmax(-1)",
+            "self.a = torch.nn.Linear(6, 6)\nself.b = torch.nn.Linear(6, 6)",
+        )
+        captured = self.composed_of(text, ["a", "b"])
+        self.assertEqual([step["name"] for step in captured["steps"]], ["a", "glue.0", "b", "glue.1"])
+        dtypes = [output["dtype"] for output in captured["outputs"]]
+        self.assertEqual(dtypes, ["float32", "float32", "bfloat16", "int64"])
+        # How near to eager an artifact must be: a float32 answer may be rounded on its way.
+        self.assertEqual(captured["computed_in"], ["bfloat16", None, "bfloat16", "bfloat16"])
+
 
 class FollowTest(Project):
     def follow(self, body: str, size: int = 8) -> dict:

@@ -84,9 +84,16 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Returns the tolerances that the spec has.
-    fn said(&self) -> Said {
-        (self.candidate.rtol, self.candidate.atol)
+    /// Compares one output with eager's.
+    fn compare(&self, index: usize, got: &Tensor, eager: &Tensor) -> Result<Value, String> {
+        let output = &self.candidate.program.outputs[index];
+        let computed_in = self.candidate.computed_in.get(index).copied().flatten();
+        let said = Said {
+            rtol: self.candidate.rtol,
+            atol: self.candidate.atol,
+            computed_in,
+        };
+        compare(said, output, got, eager).map_err(|why| format!("output `{}` {why}", output.name))
     }
 
     /// Loads the program with other steps.
@@ -134,11 +141,10 @@ impl<'a> Bench<'a> {
         let outputs = outputs.collect::<Fallible<Vec<_>>>()?;
         let seconds = started.elapsed().as_secs_f64() / f64::from(steps);
         let mut rows = Vec::new();
-        for (index, output) in program.outputs.iter().enumerate() {
-            let (got, eager) = (&outputs[0][index], &self.expected[index]);
-            match compare(self.said(), output, got, eager) {
+        for (index, (got, eager)) in outputs[0].iter().zip(&self.expected).enumerate() {
+            match self.compare(index, got, eager) {
                 Ok(row) => rows.push(row),
-                Err(message) => return Ok(Err(format!("output `{}` {message}", output.name))),
+                Err(message) => return Ok(Err(message)),
             }
         }
         let same = |later: &Vec<Tensor>| later.iter().zip(&outputs[0]).all(|(a, b)| equal(a, b));
@@ -199,10 +205,8 @@ impl<'a> Bench<'a> {
             let place = bucket_name(&sizes);
             let judged = self.run(model, inputs).map_err(|error| error.to_string());
             let judged = judged.and_then(|got| {
-                let outputs = program.outputs.iter().zip(got.iter().zip(expected));
-                for (output, (got, eager)) in outputs {
-                    let row = compare(self.said(), output, got, eager)
-                        .map_err(|why| format!("output `{}` {why}", output.name))?;
+                for (index, (got, eager)) in got.iter().zip(expected).enumerate() {
+                    let row = self.compare(index, got, eager)?;
                     max_abs = max_abs.max(row["max_abs"].as_f64().unwrap_or(0.0));
                 }
                 Ok(())
@@ -228,8 +232,8 @@ impl<'a> Bench<'a> {
         }
         let model = self.load(&[]).ok()?;
         let got = self.run(&model, &self.inputs).ok()?;
-        let mut rows = program.outputs.iter().zip(got.iter().zip(&self.expected));
-        rows.all(|(output, (got, eager))| compare(self.said(), output, got, eager).is_ok())
+        let mut rows = got.iter().zip(&self.expected).enumerate();
+        rows.all(|(index, (got, eager))| self.compare(index, got, eager).is_ok())
             .then_some(model)
     }
 

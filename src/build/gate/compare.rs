@@ -15,8 +15,14 @@ pub fn equal(a: &Tensor, b: &Tensor) -> bool {
         == 1
 }
 
-/// What a spec says of tolerances: `rtol` and `atol`.
-pub type Said = (Option<f64>, Option<f64>);
+/// What a spec says of tolerances.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Said {
+    pub rtol: Option<f64>,
+    pub atol: Option<f64>,
+    /// The coarsest dtype that the output was computed in, where that is not its own.
+    pub computed_in: Option<Dtype>,
+}
 
 /// Returns the error of one output against eager's, or why it is too large.
 pub fn compare(said: Said, output: &Output, got: &Tensor, eager: &Tensor) -> Result<Value, String> {
@@ -112,11 +118,13 @@ pub fn compare(said: Said, output: &Output, got: &Tensor, eager: &Tensor) -> Res
     }))
 }
 
-fn limits((said_rtol, said_atol): Said, dtype: Dtype, largest: f64) -> (f64, f64) {
-    let (rtol, atol) = tolerance(dtype);
+fn limits(said: Said, dtype: Dtype, largest: f64) -> (f64, f64) {
+    let own = tolerance(dtype);
+    let inner = said.computed_in.map_or(own, tolerance);
+    let (rtol, atol) = (own.0.max(inner.0), own.1.max(inner.1));
     (
-        said_rtol.unwrap_or(rtol),
-        said_atol.unwrap_or(atol * largest.max(1e-30)),
+        said.rtol.unwrap_or(rtol),
+        said.atol.unwrap_or(atol * largest.max(1e-30)),
     )
 }
 
@@ -160,31 +168,45 @@ mod tests {
             (Dtype::Bfloat16, 3e-2, 1.3e-1),
         ];
         for (dtype, near, far) in tried {
-            let row = judge(dtype, (None, None), &[1.0 + near, -1.0], &[1.0, -1.0]).unwrap();
+            let row = judge(dtype, Said::default(), &[1.0 + near, -1.0], &[1.0, -1.0]).unwrap();
             assert!(row["max_abs"].as_f64().unwrap() > near / 2.0, "{row}");
             assert!(row["cosine"].as_f64().unwrap() > 0.99, "{row}");
-            let off = judge(dtype, (None, None), &[1.0 + far, -1.0], &[1.0, -1.0]);
+            let off = judge(dtype, Said::default(), &[1.0 + far, -1.0], &[1.0, -1.0]);
             assert!(
                 off.unwrap_err().starts_with("differs from eager in 1 of 2"),
                 "{dtype}"
             );
-            let said = (Some(far * 2.0), None);
+            let said = Said {
+                rtol: Some(far * 2.0),
+                ..Said::default()
+            };
             assert!(judge(dtype, said, &[1.0 + far, -1.0], &[1.0, -1.0]).is_ok());
-            let strict = (Some(0.0), Some(0.0));
+            let strict = Said {
+                rtol: Some(0.0),
+                atol: Some(0.0),
+                computed_in: Some(Dtype::Bfloat16),
+            };
             assert!(judge(dtype, strict, &[1.0 + near, -1.0], &[1.0, -1.0]).is_err());
         }
+        // What was rounded on the way is no nearer than that, whatever it is given back as.
+        let inside = Said {
+            computed_in: Some(Dtype::Bfloat16),
+            ..Said::default()
+        };
+        assert!(judge(Dtype::Float32, inside, &[1.03, -1.0], &[1.0, -1.0]).is_ok());
+        assert!(judge(Dtype::Float32, inside, &[1.13, -1.0], &[1.0, -1.0]).is_err());
         // What is small beside the rest of the output is judged by the rest.
         let large = [1000.0, 1e-3];
-        assert!(judge(Dtype::Float32, (None, None), &[1000.0, 2e-3], &large).is_ok());
-        assert!(judge(Dtype::Int32, (None, None), &[3.0, 4.0], &[3.0, 4.0]).is_ok());
-        assert!(judge(Dtype::Int32, (None, None), &[3.0, 5.0], &[3.0, 4.0]).is_err());
+        assert!(judge(Dtype::Float32, Said::default(), &[1000.0, 2e-3], &large).is_ok());
+        assert!(judge(Dtype::Int32, Said::default(), &[3.0, 4.0], &[3.0, 4.0]).is_ok());
+        assert!(judge(Dtype::Int32, Said::default(), &[3.0, 5.0], &[3.0, 4.0]).is_err());
     }
 
     #[test]
     fn nan_and_infinity_only_where_eager_has_them() {
         let (nan, inf) = (f64::NAN, f64::INFINITY);
         let told = |got: f64, eager: f64| {
-            let judged = judge(Dtype::Float32, (None, None), &[1.0, got], &[1.0, eager]);
+            let judged = judge(Dtype::Float32, Said::default(), &[1.0, got], &[1.0, eager]);
             judged.err().unwrap_or_default()
         };
         for bad in [nan, inf, -inf] {
@@ -204,15 +226,15 @@ mod tests {
                 "has another value where eager has infinity"
             );
         }
-        let rest = judge(Dtype::Float32, (None, None), &[5.0, inf], &[1.0, inf]);
+        let rest = judge(Dtype::Float32, Said::default(), &[5.0, inf], &[1.0, inf]);
         assert!(rest.is_err(), "the rest is compared as ever");
     }
 
     #[test]
     fn another_shape_or_dtype_is_no_answer_and_an_empty_one_is_equal() {
-        let wrong = judge(Dtype::Float32, (None, None), &[1.0], &[1.0, 2.0]).unwrap_err();
+        let wrong = judge(Dtype::Float32, Said::default(), &[1.0], &[1.0, 2.0]).unwrap_err();
         assert_eq!(wrong, "is Float [1], eager's is Float [2]");
-        let row = judge(Dtype::Float32, (None, None), &[], &[]).unwrap();
+        let row = judge(Dtype::Float32, Said::default(), &[], &[]).unwrap();
         assert_eq!(row["max_abs"], 0.0);
     }
 }

@@ -5,8 +5,9 @@
 //! not, and is handed over here.
 //!
 //! An output passes when it has eager's dtype and shape, no NaN and no infinity where eager has none, and each element
-//! differs from eager's by at most `atol + rtol * |eager|`. A spec may say both; otherwise they follow the dtype, with
-//! `atol` scaled by the largest magnitude in eager's output.
+//! differs from eager's by at most `atol + rtol * |eager|`. A spec may say both; otherwise they follow the coarsest dtype that
+//! the output was computed in (a float32 answer of a bfloat16 convolution is no nearer than bfloat16), with `atol` scaled by
+//! the largest magnitude in eager's output.
 //!
 //! Then the same at smaller sizes, which the runtime pads into the bucket: where that does not give what eager gives at its
 //! own size, the program is published for its exact size only.
@@ -65,6 +66,9 @@ pub struct Candidate {
     pub steps: u32,
     pub rtol: Option<f64>,
     pub atol: Option<f64>,
+    /// For each output the coarsest dtype that it was computed in on the way, where that is below float32.
+    #[serde(default)]
+    pub computed_in: Vec<Option<Dtype>>,
 }
 
 /// What the gate found.

@@ -107,6 +107,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "values": values,
         "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
+        "computed_in": _computed_in(graph),
         "samples": str(_write_samples(out, inputs, results, smaller)),
         "receipt": receipt,
         "dynamic": held,
@@ -172,6 +173,21 @@ def _outputs(graph: flat.Flat, names: list[str], results: list[Any], what: str) 
             raise Failure("capture", f"output `{name}` of {what} is {tensors.dtype_name(held.dtype)}")
         outputs.append({"name": name, **tensors.layout(held), "dims": [None] * held.dim()})
     return outputs
+
+
+def _computed_in(graph: flat.Flat) -> list[str | None]:
+    """Returns for each output the coarsest dtype below float32 that it was computed in on the way, if any."""
+    import torch
+
+    ranks = [None, torch.float16, torch.bfloat16]
+    found: dict[Any, int] = {}
+    for node in graph.graph.nodes:
+        held = node.meta.get("val")
+        own = getattr(held, "dtype", None) if node.op == "call_function" else None
+        before = [found[value] for value in node.all_input_nodes]
+        found[node] = max([ranks.index(own) if own in ranks else 0, *before])
+    dtypes = [ranks[found[node]] for node in graph.outputs]
+    return [None if dtype is None else tensors.dtype_name(dtype) for dtype in dtypes]
 
 
 def _show(tensor: Any) -> str:

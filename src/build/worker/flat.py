@@ -3,6 +3,7 @@
 `torch.export` captures; here its program is made simple enough to cut and to name:
 
 - operations that write into their arguments are made functional; writing into a weight or an input is refused;
+- what is inside `torch.autocast` becomes plain operations, its casts among them;
 - assertions about what is static anyway are dropped;
 - tensors without a name that the code made (`torch.tensor([…])`) become operations when they are small, and constants
   of the program's own when they are not;
@@ -122,9 +123,10 @@ def _functional(program: Any, root: Path) -> Any:
     def writes(node: Any) -> bool:
         return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
-    if not any(writes(node) for node in program.graph.nodes):
+    if not any(writes(node) or private.scoped(node) for node in program.graph.nodes):
         return program
     writer = next((node for node in program.graph.nodes if writes(node)), None)
+    private.keep_stacks(program)
     functional = program.run_decompositions({})
     for spec in functional.graph_signature.output_specs:
         if spec.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION"):

@@ -78,6 +78,32 @@ def _silent(name: str) -> Iterator[None]:
         logger.setLevel(level)
 
 
+def scoped(node: Any) -> bool:
+    """Returns whether a node is a `with torch.autocast(…)` or the like, which export makes a graph of its own of.
+
+    Breaks if: export calls them otherwise, or `run_decompositions` does not write them out any more.
+    """
+    import torch
+
+    wraps = torch.ops.higher_order
+    return node.target in (wraps.wrap_with_autocast, wraps.wrap_with_set_grad_enabled)
+
+
+def keep_stacks(program: Any) -> None:
+    """Has what is inside of those keep the modules and lines it comes from when it is written out.
+
+    Breaks if: the graphs inside are no longer called, or `Interpreter` does not hand on what nodes say.
+    """
+    import torch
+
+    for owner in list(program.graph_module.modules()):
+        for node in filter(scoped, owner.graph.nodes if isinstance(owner, torch.fx.GraphModule) else ()):
+            for value in node.all_input_nodes:
+                inner = getattr(owner, value.target, None) if value.op == "get_attr" else None
+                if isinstance(inner, torch.fx.GraphModule):
+                    inner.forward = torch.fx.Interpreter(inner).run
+
+
 def copy_graph(program: Any) -> Any:
     """Returns a copy of an exported program's graph that may be changed; its submodules come along."""
     import torch

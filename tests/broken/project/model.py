@@ -121,6 +121,35 @@ class Alias(nn.Module):
         return x, x[:1]
 
 
+class Autocast(nn.Module):
+    """Computes a part in bfloat16, and a part of that with gradients that nobody asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            y = self.linear(x)
+            with torch.enable_grad():
+                y = y * 2
+        return torch.tanh(y.float()) + self.linear(x)
+
+
+class Narrow(nn.Module):
+    """A convolution and its norm in bfloat16, and an answer in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(16, 32, 3, padding=1, bias=False, dtype=torch.bfloat16)
+        self.norm = nn.BatchNorm2d(32, dtype=torch.bfloat16)
+        for buffer in (self.norm.running_mean, self.norm.running_var):
+            nn.init.uniform_(buffer, 0.5, 1.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.convolution(x.to(torch.bfloat16))).float()
+
+
 def pass_that_raises(graph: torch.fx.GraphModule) -> None:
     raise RuntimeError("the pass gave up")
 
@@ -169,6 +198,8 @@ def load() -> nn.Module:
         Random,
         Mean,
         Alias,
+        Autocast,
+        Narrow,
     ]
     model = nn.Module()
     for kind in kinds:
