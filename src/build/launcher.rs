@@ -28,6 +28,8 @@ pub struct Launcher {
     pub replaces_worker: bool,
     /// A folder that outlives builds, for precompiled C++ headers; without one each build makes its own.
     pub headers: Option<PathBuf>,
+    /// Another one for bytecode of torch, where it was installed without; without one each worker makes its own.
+    pub bytecode: Option<PathBuf>,
 }
 
 impl Launcher {
@@ -38,6 +40,7 @@ impl Launcher {
             args: vec![],
             replaces_worker: false,
             headers: None,
+            bytecode: None,
         }
     }
 
@@ -48,6 +51,7 @@ impl Launcher {
             args: vec![],
             replaces_worker: true,
             headers: None,
+            bytecode: None,
         }
     }
 
@@ -87,6 +91,9 @@ impl Launcher {
         command.args(&self.args);
         if let Some(headers) = &self.headers {
             command.env("PRECAST_HEADER_DIR", headers);
+        }
+        if let Some(bytecode) = &self.bytecode {
+            command.env("PRECAST_BYTECODE_DIR", bytecode);
         }
         if !self.replaces_worker {
             command.args(["-P", "-u"]).arg(unpack(private)?);

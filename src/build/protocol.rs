@@ -7,7 +7,8 @@
 //!
 //! Environment of a worker: `TORCHINDUCTOR_CACHE_DIR`, `TRITON_CACHE_DIR` and `TMPDIR` are private folders of the build.
 //! `PRECAST_HEADER_DIR` may name a folder that outlives builds, for C++ headers that take 10 s to compile and are the
-//! same for every build on a machine; the worker uses it only if it is this user's and nobody else can write it.
+//! same for every build on a machine; the worker uses it only if it is this user's and nobody else can write it. So does
+//! `PRECAST_BYTECODE_DIR`, for bytecode of a torch that was installed without.
 
 use std::{collections::BTreeMap, path::PathBuf};
 

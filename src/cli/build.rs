@@ -93,7 +93,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.create()?;
     let options = build::Options {
         launcher: Launcher {
-            headers: header_folder(),
+            headers: cache_folder("headers"),
+            bytecode: cache_folder("bytecode"),
             ..launcher(args, &spec)
         },
         gate: build::gate::Launcher {
@@ -147,15 +148,15 @@ fn launcher(args: &Args, spec: &Spec) -> Launcher {
     Launcher::python(found.unwrap_or_else(|| PathBuf::from("python3")))
 }
 
-/// Where headers are kept between builds: the user's cache folder, if there is one.
-fn header_folder() -> Option<PathBuf> {
+/// Where something is kept between builds: in the user's cache folder, if there is one.
+fn cache_folder(what: &str) -> Option<PathBuf> {
     let absolute = |name| {
         std::env::var_os(name)
             .map(PathBuf::from)
             .filter(|path| path.is_absolute())
     };
     let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(cache.join("precast/headers"))
+    Some(cache.join("precast").join(what))
 }
 
 fn default_jobs() -> usize {

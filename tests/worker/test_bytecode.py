@@ -1,0 +1,84 @@
+"""Bytecode of torch: where it lacks its own, a folder that outlives builds has it, made once."""
+
+from __future__ import annotations
+
+import json
+import os
+import py_compile
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+WORKER = Path(__file__).resolve().parent.parent.parent / "src/build/worker"
+# What a worker does: looks for bytecode, imports torch. Says where it came from, and what this process had made.
+USE = """
+import json, subprocess, sys
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv[1])
+import bytecode
+sys.path.pop(0)
+started = []
+popen = subprocess.Popen
+bytecode.subprocess.Popen = lambda *args, **kwargs: started.append(popen(*args, **kwargs))
+bytecode.use()
+import torch
+for child in started:
+    child.wait()
+print(json.dumps({"prefix": sys.pycache_prefix, "cached": torch.__cached__, "made": len(started)}))
+"""
+
+
+class BytecodeTest(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        for name in ("torch", "torch/nn", "torch/test", "sympy"):
+            (self.root / "packages" / name).mkdir(parents=True)
+            (self.root / "packages" / name / "__init__.py").write_text("answer = 42\n")
+        self.torch = self.root / "packages/torch/__init__.py"
+        self.kept = self.root / "kept"
+
+    def use(self, **more: str) -> dict[str, object]:
+        env = {"PYTHONPATH": str(self.root / "packages"), "PRECAST_BYTECODE_DIR": str(self.kept), **more}
+        command = [sys.executable, "-P", "-S", "-c", USE, str(WORKER)]
+        done = subprocess.run(command, env={**os.environ, **env}, stdout=subprocess.PIPE, check=True)
+        return json.loads(done.stdout)
+
+    def files(self) -> set[str]:
+        return {path.parent.name for path in self.kept.rglob("__init__.*.pyc")}
+
+    def test_it_is_made_once_and_read_from_then_on(self) -> None:
+        first = self.use()
+        self.assertEqual((first["prefix"], first["made"]), (str(self.kept), 1))
+        self.assertTrue(Path(str(first["cached"])).is_file(), first)
+        self.assertEqual(self.files(), {"torch", "nn", "sympy"}, "no tests")
+        self.assertEqual(self.use()["made"], 0)
+        self.assertEqual(list((self.root / "packages").rglob("*.pyc")), [], "nothing beside the sources")
+
+    def test_another_torch_in_its_place_is_made_again(self) -> None:
+        self.use()
+        self.torch.write_text("answer = 43\n")
+        os.utime(self.torch, (1, 1))
+        self.assertEqual(self.use()["made"], 1)
+
+    def test_a_torch_that_has_its_own_is_left_alone(self) -> None:
+        py_compile.compile(str(self.torch))
+        self.assertEqual((self.use()["prefix"], self.files()), (None, set()))
+
+    def test_a_folder_that_others_can_write_is_not_used(self) -> None:
+        self.kept.mkdir()
+        self.kept.chmod(0o777)
+        self.assertEqual((self.use()["prefix"], self.files()), (None, set()))
+        self.assertIsNone(self.use(PRECAST_BYTECODE_DIR="")["prefix"])
+
+    def test_one_whose_maker_died_is_waited_for_no_longer(self) -> None:
+        self.kept.mkdir(mode=0o700)
+        (self.kept / "lock").touch()
+        self.assertEqual(self.use()["made"], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
