@@ -9,8 +9,8 @@ What is not made: anything larger than what it is made of, results of the module
 more than operators that libtorch itself has. That stays in the code, as without freezing. A program that torch's passes
 can't take at all is compiled without them; its log says so.
 
-Buckets share what they make alike. So a recipe says no more of its bucket than it must: a matrix is laid out for any
-number of rows, and a filter for a batch of one where oneDNN chooses the same order for both.
+Buckets share what they make alike. So a recipe says no more of its bucket than it must: a matrix is laid out for many
+rows, and a filter for a batch of one where oneDNN chooses the same order for both.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ _PRODUCTS = 1 << 21
 
 # Whose operators a recipe may call: libtorch has them. The runtime follows no others (runtime/prepared.rs).
 _NAMESPACES = ("aten", "mkldnn", "onednn")
+
+# For this many rows oneDNN takes the blocked order of its own kernels. For fewer, or when it is not told how many, it
+# may take a transposed matrix and its general product: for 32 to 1024 rows that was no faster, with 4 threads up to
+# a third slower, and the code of the general product takes 35 ms to make when a process first needs it.
+_ROWS = 1024
 
 # A value that is used twice is made twice, so a chain of squares would grow without end; and JSON is read to a depth of
 # 128, of which a call takes 4.
@@ -142,7 +147,7 @@ def _generalise(module: Any) -> None:
             continue
         operator = _overload(node.target)
         if operator is mkldnn._reorder_linear_weight.default:
-            node.args = (node.args[0], None)
+            node.args = (node.args[0], _ROWS)
         elif operator is mkldnn._reorder_convolution_weight.default and len(node.args) == 6:
             weight, *rest, size = node.args
             value = getattr(module, weight.target, None) if weight.op == "get_attr" else None
