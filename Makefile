@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test lint torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
+.PHONY: build venv demo test lint torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -85,6 +85,9 @@ bench: build $(BENCH) ## side by side with eager, torch.compile, ONNX Runtime, i
 bench-build: build ## what builds cost, into benchmarks/{warm,regions,first-compile,cold-build}-cpu.json
 	for name in warm regions first_compile "cold_build --plain"; do set -- $$name; to=$$(echo $$1 | tr _ -)-cpu.json; \
 		$(PY) benches/$$1.py $$2 > target/$$to && mv target/$$to benchmarks/$$to || exit 1; done
+
+bench-waiting: build ## what OpenMP's threads cost beside other work, into benchmarks/waiting-cpu.json; after `make demo`
+	$(PY) -m benches.waiting --store $(STORE) > target/waiting-cpu.json && mv target/waiting-cpu.json benchmarks/waiting-cpu.json
 
 bench-smoke: build $(BENCH) ## whether a short run is slower than the stored ratios, by hand before a release
 	$(BENCH) -m benches smoke $(ARGS)
