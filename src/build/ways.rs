@@ -6,7 +6,12 @@
 //! | `mode=default` | where the module's mode autotunes |
 //! | `coordinate_descent_tuning=true`, `epilogue_fusion=false`, `max_autotune=true` | by `--tune`, where the settings do not say it already |
 //! | `layout_optimization=false` | by `--tune`, where the graph has convolutions |
+//! | `attention=efficient`, `attention=flash` | by `--tune`, on CUDA, where the graph has attention and the settings do not say it |
 //! | `freezing=false` | by `--tune`, on a CPU: weights as they are, where they are otherwise laid out for the kernels at load |
+//!
+//! Which of torch's attention kernels is the fastest depends on sizes: on an H200 torch's own choice is cuDNN's, which is
+//! best where there is much to do and not where there is little. `attention=cudnn` is not tried: torch prefers it by itself
+//! on the devices it is made for, of compute capability 9.0 and 10.0.
 //!
 //! **Keys.** What is chosen depends on a measurement, so it can't be part of a name that is known before. A tuned program's
 //! request key says that it is tuned, and nothing of the choice; the artifact keys it lists say which options were chosen.
@@ -24,7 +29,11 @@ use super::{
 use crate::{
     Digest,
     plan::{ArtifactKey, Item, Known, State},
-    spec::{Compile, Mode, compile::Options},
+    spec::{
+        Compile, Mode,
+        compile::{ATTENTION, Options},
+    },
+    target::DeviceKind,
 };
 
 /// What a program can be compiled with.
@@ -55,10 +64,28 @@ impl Way {
     }
 }
 
+/// What a program has that some options are about.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Has {
+    convolution: bool,
+    /// One that torch has several kernels for.
+    attention: bool,
+}
+
+impl Has {
+    fn of(segments: &[Segment], device: DeviceKind) -> Self {
+        let any = |operator: &str| segments.iter().any(|s| s.graph.contains(operator));
+        Self {
+            convolution: any("convolution"),
+            attention: device == DeviceKind::Cuda && any("scaled_dot_product_attention"),
+        }
+    }
+}
+
 /// Returns the option sets to compile a program with; the first is kept unless another is faster.
 ///
-/// `all`: as `--tune` says. `convolves`: whether a segment has a convolution.
-pub(super) fn sets(settings: &Compile, all: bool, convolves: bool) -> Vec<Set> {
+/// `all`: as `--tune` says.
+pub(super) fn sets(settings: &Compile, all: bool, has: Has) -> Vec<Set> {
     let mode = settings.mode;
     let own = Set {
         mode,
@@ -86,11 +113,13 @@ pub(super) fn sets(settings: &Compile, all: bool, convolves: bool) -> Vec<Set> {
         false => &[],
     };
     let tried = [
-        ("coordinate_descent_tuning", true, true),
-        ("epilogue_fusion", false, true),
-        ("max_autotune", true, true),
-        ("layout_optimization", false, convolves),
-        ("freezing", false, frozen(settings)),
+        ("coordinate_descent_tuning", Value::from(true), true),
+        ("epilogue_fusion", false.into(), true),
+        ("max_autotune", true.into(), true),
+        ("layout_optimization", false.into(), has.convolution),
+        (ATTENTION, "efficient".into(), has.attention),
+        (ATTENTION, "flash".into(), has.attention),
+        ("freezing", false.into(), frozen(settings)),
     ];
     for (key, value, applies) in tried {
         let says = settings.options.contains_key(key) || implied.contains(&key);
@@ -98,11 +127,12 @@ pub(super) fn sets(settings: &Compile, all: bool, convolves: bool) -> Vec<Set> {
             continue;
         }
         let mut options = settings.options.clone();
-        options.insert(key.to_owned(), value.into());
+        let name = option((&key.to_owned(), &value));
+        options.insert(key.to_owned(), value);
         sets.push(Set {
             mode,
             options,
-            name: format!("{key}={value}"),
+            name,
         });
     }
     sets
@@ -117,8 +147,12 @@ fn said(option: &(&String, &Value)) -> bool {
     *option != (&"freezing".to_owned(), &true.into())
 }
 
+/// Returns an option as `--set` takes it: words without quotes.
 fn option((key, value): (&String, &Value)) -> String {
-    format!("{key}={value}")
+    match value {
+        Value::String(word) => format!("{key}={word}"),
+        _ => format!("{key}={value}"),
+    }
 }
 
 impl Set {
@@ -148,8 +182,8 @@ impl Shared<'_> {
         known: &Known,
         all: bool,
     ) -> Vec<Way> {
-        let convolves = segments.iter().any(|s| s.graph.contains("convolution"));
-        let mut sets = sets(&item.settings.compile, all, convolves);
+        let has = Has::of(segments, self.options.spec.target.device);
+        let mut sets = sets(&item.settings.compile, all, has);
         if segments.is_empty() {
             sets.truncate(1);
         }
@@ -217,49 +251,93 @@ impl Shared<'_> {
 mod tests {
     use super::*;
 
-    fn names(settings: &Compile, all: bool, convolves: bool) -> Vec<String> {
-        let sets = sets(settings, all, convolves).into_iter();
+    const PLAIN: Has = Has {
+        convolution: false,
+        attention: false,
+    };
+
+    const CONVOLVES: Has = Has {
+        convolution: true,
+        ..PLAIN
+    };
+
+    fn names(settings: &Compile, all: bool, has: Has) -> Vec<String> {
+        let sets = sets(settings, all, has).into_iter();
         sets.map(|set| set.name).collect()
     }
 
     #[test]
     fn a_plain_program_has_one_way_and_a_mode_that_autotunes_has_two() {
         let plain = Compile::default();
-        assert_eq!(names(&plain, false, true), ["mode=default"]);
+        assert_eq!(names(&plain, false, CONVOLVES), ["mode=default"]);
         let auto = Compile {
             mode: Mode::MaxAutotune,
             ..plain.clone()
         };
         // What is kept unless it is beaten comes first.
         assert_eq!(
-            names(&auto, false, true),
+            names(&auto, false, CONVOLVES),
             ["mode=default", "mode=max-autotune"]
         );
         let unchecked = Compile {
             healthcheck: false,
             ..auto
         };
-        assert_eq!(names(&unchecked, false, true), ["mode=max-autotune"]);
+        assert_eq!(names(&unchecked, false, CONVOLVES), ["mode=max-autotune"]);
     }
 
     #[test]
     fn tuning_tries_what_the_settings_do_not_say_already() {
-        insta::assert_snapshot!(names(&Compile::default(), true, false).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true");
+        insta::assert_snapshot!(names(&Compile::default(), true, PLAIN).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true");
         let mut says = Compile {
             mode: Mode::MaxAutotuneNoCudagraphs,
             ..Compile::default()
         };
         says.options.insert("epilogue_fusion".into(), false.into());
-        insta::assert_snapshot!(names(&says, true, true).join(", "), @"mode=default, mode=max-autotune-no-cudagraphs epilogue_fusion=false, layout_optimization=false");
+        insta::assert_snapshot!(names(&says, true, CONVOLVES).join(", "), @"mode=default, mode=max-autotune-no-cudagraphs epilogue_fusion=false, layout_optimization=false");
         // On a CPU a plan says so, without being told.
         let mut cpu = Compile::default();
         cpu.options.insert("freezing".into(), true.into());
-        insta::assert_snapshot!(names(&cpu, true, false).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, freezing=false");
-        let sets = sets(&says, true, true);
+        insta::assert_snapshot!(names(&cpu, true, PLAIN).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, freezing=false");
+        let sets = sets(&says, true, CONVOLVES);
         assert_eq!(
             sets[2].options.len(),
             2,
             "what the spec says stays: {sets:?}"
         );
+    }
+
+    #[test]
+    fn tuning_tries_other_kernels_for_attention() {
+        let attends = Has {
+            attention: true,
+            ..PLAIN
+        };
+        let mut settings = Compile::default();
+        insta::assert_snapshot!(names(&settings, true, attends).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, attention=efficient, attention=flash");
+        assert_eq!(names(&settings, false, attends), ["mode=default"]);
+        let tried = sets(&settings, true, attends);
+        assert_eq!(tried[4].options["attention"], "efficient");
+        settings.options.insert(ATTENTION.into(), "math".into());
+        insta::assert_snapshot!(names(&settings, true, attends).join(", "), @"mode=default attention=math, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true");
+    }
+
+    #[test]
+    fn only_a_device_has_several_kernels_for_attention() {
+        let segment = |graph: &str| Segment {
+            graph: graph.to_owned(),
+            file: "".into(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            constants: Vec::new(),
+            libraries: Vec::new(),
+        };
+        let segments = [
+            segment("aten.add.Tensor"),
+            segment("aten.scaled_dot_product_attention.default"),
+        ];
+        assert!(Has::of(&segments, DeviceKind::Cuda).attention);
+        assert!(!Has::of(&segments, DeviceKind::Cpu).attention);
+        assert!(!Has::of(&segments[..1], DeviceKind::Cuda).attention);
     }
 }

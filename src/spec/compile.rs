@@ -10,6 +10,9 @@
 //!
 //! The strongest layer that has a key decides it, whole: a list is replaced, not extended. `options` is the exception:
 //! its layers are merged option by option, so that a module can change one option without repeating the others.
+//!
+//! Options are Inductor's, by its own names, but for one: [`ATTENTION`] says which of torch's kernels
+//! `scaled_dot_product_attention` becomes, where the choice is not torch's own.
 
 use std::collections::BTreeMap;
 
@@ -97,8 +100,17 @@ impl Mode {
     }
 }
 
-/// Inductor options by their own dotted names.
+/// Inductor options by their own dotted names, and [`ATTENTION`].
 pub type Options = BTreeMap<String, Value>;
+
+/// The option that is not Inductor's.
+pub const ATTENTION: &str = "attention";
+
+/// What leaves attention to torch, as if nothing were said.
+pub const AUTO: &str = "auto";
+
+/// The values of [`ATTENTION`]: torch's own choice, and what it can be (`torch.nn.attention.SDPBackend`).
+pub const ATTENTIONS: &[&str] = &[AUTO, "flash", "efficient", "cudnn", "math"];
 
 macro_rules! settings {
     ($($(#[doc = $doc:literal])* $key:ident: $type:ty = $default:expr;)*) => {
@@ -251,6 +263,11 @@ pub fn effective(layers: &[(Origin, &Overrides)]) -> Effective {
     for (origin, layer) in layers {
         result.apply(origin, layer);
     }
+    let options = &mut result.compile.options;
+    if options.get(ATTENTION).is_some_and(|kernel| kernel == AUTO) {
+        options.remove(ATTENTION);
+        result.origins.remove("options.attention");
+    }
     result
 }
 
@@ -304,6 +321,19 @@ mod tests {
         let mut reversed = layers;
         reversed.reverse();
         assert_eq!(effective(&reversed), decided);
+    }
+
+    #[test]
+    fn attention_that_is_left_to_torch_is_as_if_nothing_were_said() {
+        let math = overrides(r#"{"options": {"attention": "math"}}"#);
+        let auto = overrides(r#"{"options": {"attention": "auto"}}"#);
+        assert_eq!(effective(&[(Origin::Spec, &auto)]), effective(&[]));
+        let layers = [(Origin::Spec, &math), (Origin::Module, &auto)];
+        assert_eq!(effective(&layers), effective(&[]));
+        let layers = [(Origin::Spec, &auto), (Origin::CommandLine, &math)];
+        let decided = effective(&layers);
+        assert_eq!(decided.compile.options["attention"], "math");
+        assert_eq!(decided.origin("options.attention"), Origin::CommandLine);
     }
 
     #[test]

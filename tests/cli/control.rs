@@ -173,6 +173,17 @@ fn mode_and_options_reach_the_compiler() {
     assert_eq!(compiled_with(&default, "second"), changed);
     assert_eq!(compiled_with(&first, "first"), changed);
     assert_eq!(compiled_with(&first, "second"), plain);
+    let plan = |kernel: &str| {
+        let set = format!("options.attention={kernel}");
+        first.run(&["plan", "--set", &set]).stdout
+    };
+    assert_eq!(
+        plan("auto"),
+        first.run(&["plan"]).stdout,
+        "it is torch's choice anyway"
+    );
+    let why = "option `attention` changed: none -> `math`";
+    assert_eq!(plan("math").matches(why).count(), 2, "{}", plan("math"));
 }
 
 #[test]

@@ -57,6 +57,26 @@ def load():
 """
 
 
+SCALED = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 96)
+
+    def forward(self, x):
+        q, k, v = self.linear(x).view(2, 8, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+def load():
+    return Model()
+
+def half():
+    return Model().to(torch.bfloat16)
+"""
+
+
 # One kernel that is worth several threads.
 WIDE = """
 import torch
@@ -247,6 +267,75 @@ class CompileTest(Project):
         self.assertEqual(failure.hint, "did you mean `epilogue_fusion`?")
         failure = self.fails("compile", self.compile, captured, "c", mode="max-autotuned")
         self.assertEqual(failure.hint, "did you mean `max-autotune`?")
+        failure = self.fails("compile", self.compile, captured, "d", options={"attentoin": "math"})
+        self.assertEqual(failure.hint, "did you mean `attention`?")
+        for value, hint in (("maths", "did you mean `math`?"), (["flash"], None)):
+            failure = self.fails("compile", self.compile, captured, f"e{value[0]}", options={"attention": value})
+            self.assertEqual(failure.message, f"unknown attention `{value}`")
+            self.assertEqual(failure.hint, hint or "did you mean `flash`?")
+
+    def test_attention_becomes_the_kernel_that_is_asked_for(self) -> None:
+        import torch
+
+        opened = self.open(SCALED)
+        captured = self.capture(opened, inputs=[("x", "float32", [2, 8, 32])])
+        self.assertIn("scaled_dot_product_attention", captured["segments"][0]["graph"])
+        samples = part("tensors").read(Path(captured["samples"]))
+        held = self.weights(opened)
+        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        with torch.inference_mode():
+            expected = opened.model(samples["in.0"])
+        flash = {"aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu("}
+        # One process, so that nothing may remember what another setting gave; weights are laid out in some.
+        for index, (options, kernels) in enumerate(
+            [
+                ({}, flash),
+                ({"attention": "math"}, {"aoti_torch_cpu_bmm_out("}),
+                ({"attention": "flash"}, flash),
+                ({"attention": "math", "freezing": True}, {"aoti_torch_cpu_bmm_out("}),
+                ({"freezing": True}, flash),
+            ]
+        ):
+            name = f"attention{index}"
+            answer = self.compile(captured, name, options=options)
+            code = "".join(file.read_text() for file in (self.out / name).rglob("*wrapper.cpp"))
+            self.assertEqual(set(re.findall(r"aoti_torch_cpu_\w*(?:attention|bmm)\w*\(", code)), kernels, options)
+            if answer["prepared"]:
+                continue
+            (result,) = run(answer["library"], "cpu", weights, [samples["in.0"]], 1)
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+
+    @unittest.skipUnless(cuda(), "skipped: no CUDA device")
+    def test_a_device_has_several_kernels_for_attention(self) -> None:
+        import torch
+
+        opened = self.open(SCALED, entry="half", device="cuda")
+        captured = self.capture(opened, inputs=[("x", "bfloat16", [2, 8, 32])])
+        samples = part("tensors").read(Path(captured["samples"]))
+        held = self.weights(opened)
+        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        with torch.inference_mode():
+            expected = opened.model(samples["in.0"].cuda()).cpu()
+        for name in ("efficient", "flash", "cudnn", "math", "efficient"):
+            out = f"{name}{len(list(self.out.iterdir()))}"
+            answer = self.compile(captured, out, device="cuda", options={"attention": name})
+            code = "".join(file.read_text() for file in (self.out / out).rglob("*wrapper.cpp"))
+            kernels = set(re.findall(r"aoti_torch_cuda__scaled_dot_product_(\w+)_attention\(", code))
+            self.assertEqual(kernels, {name} - {"math"})
+            (result,) = run(answer["library"], "cuda:0", weights, [samples["in.0"]], 1)
+            torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+
+    def test_attention_that_the_device_cannot_do_is_refused(self) -> None:
+        captured = self.capture(self.open(SCALED), inputs=[("x", "float32", [2, 8, 32])])
+        for name in ("efficient", "cudnn"):
+            options = {"attention": name, "freezing": name == "cudnn"}
+            with contextlib.redirect_stderr(io.StringIO()):
+                failure = self.fails("compile", self.compile, captured, name, options=options)
+            self.assertEqual(failure.message, f"torch has no `{name}` attention for this device and these inputs")
+            self.assertRegex(failure.location, r"^project_\d+\.py:11$")
+            self.assertEqual(failure.hint, "leave the option `attention` out, or name another kernel")
+        # What failed leaves no trace.
+        self.compile(captured, "after")
 
     def test_autotuning_tries_cpp_kernels_and_packs_no_weight(self) -> None:
         import torch

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ _REFUSED = {
     "fx_wrapper": "an artifact is C++ already",
     "triton.cudagraphs": "the runtime captures graphs: set `mode`",
 }
+# Values of the option `attention`, which is not inductor's own, and torch's names for them.
+_ATTENTION = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
 
 
 def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
@@ -54,21 +62,22 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     wire.event("load")
     module, inputs, root = segment.load(path, device)
     options = _options(request, module, device)
+    attention = _attention(request)
     clock.seconds["load"] = time.perf_counter() - started
     wire.event("lower")
     answer = None
     if options["freezing"]:
         try:
-            answer = _compile(module, inputs, options, request["isa"], out, clock)
+            answer = _compile(module, inputs, options, attention, request["isa"], out, clock)
         except Exception as error:
             # The passes for weights know fewer programs than the compiler does.
-            print(f"weights are left as they are: {_failure(error, root).message}", file=sys.stderr)
+            print(f"weights are left as they are: {_failure(error, root, attention).message}", file=sys.stderr)
             options["freezing"] = False
             module, inputs, _ = segment.load(path, device)
     try:
-        answer = answer or _compile(module, inputs, options, request["isa"], out, clock)
+        answer = answer or _compile(module, inputs, options, attention, request["isa"], out, clock)
     except Exception as error:
-        raise _failure(error, root) from error
+        raise _failure(error, root, attention) from error
     total = time.perf_counter() - started
     clock.seconds["lower"] = max(0.0, total - sum(clock.seconds.values()))
     answer["seconds"] = {name: round(value, 4) for name, value in clock.seconds.items()}
@@ -76,10 +85,29 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
 
 
 def _compile(
-    module: Any, inputs: list[Any], options: dict[str, Any], isa: str, out: Path, clock: inductor.Clock
+    module: Any,
+    inputs: list[Any],
+    options: dict[str, Any],
+    attention: str | None,
+    isa: str,
+    out: Path,
+    clock: inductor.Clock,
 ) -> dict[str, Any]:
-    files, made = inductor.compile_aot(module, inputs, options, isa, out, clock)
+    with _attending(attention):
+        files, made = inductor.compile_aot(module, inputs, options, isa, out, clock)
     return _files(files, out) | {"prepared": _constants(files, module, made)}
+
+
+def _attending(attention: str | None) -> AbstractContextManager[Any]:
+    """Has scaled_dot_product_attention lowered to this kernel alone; without one, torch chooses by device and shapes.
+
+    Captured graphs have it whole: torch takes it apart where the compiler traces them.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if attention is None:
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.__members__[_ATTENTION[attention]])
 
 
 def prepare(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
@@ -110,13 +138,14 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
     if mode not in modes:
         raise Failure("compile", f"unknown mode `{mode}`", hint=failures.nearest(mode, modes, "modes"))
     options = {key: value for key, value in modes[mode].items() if key != "triton.cudagraphs"}
-    known = inductor.option_names()
+    known = inductor.option_names() | {"attention"}
     for key, value in (request.get("options") or {}).items():
         if key in _REFUSED:
             raise Failure("compile", f"option `{key}` can't be set: {_REFUSED[key]}")
         if key not in known:
             raise Failure("compile", f"unknown option `{key}`", hint=failures.nearest(key, known, "options"))
-        options[key] = value
+        if key != "attention":
+            options[key] = value
     if options.setdefault("freezing", False) and device != "cpu":
         raise Failure("compile", "option `freezing` can't be set: it lays out weights for a CPU")
     # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
@@ -125,10 +154,25 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
     return {**_threads(options, device), **options, **_FIXED}
 
 
-def _failure(outer: Exception, root: Path) -> Failure:
+def _attention(request: dict[str, Any]) -> str | None:
+    name = (request.get("options") or {}).get("attention")
+    if name is not None and str(name) not in _ATTENTION:
+        hint = failures.nearest(str(name), _ATTENTION, "known")
+        raise Failure("compile", f"unknown attention `{name}`", hint=hint)
+    return name
+
+
+def _failure(outer: Exception, root: Path, attention: str | None) -> Failure:
     if isinstance(outer, Failure):
         return outer
     error = inductor.unwrap(outer)
+    if attention and re.match(r"No (available kernel|viable backend for scaled_dot_product_attention)", str(error)):
+        return Failure(
+            "compile",
+            f"torch has no `{attention}` attention for this device and these inputs",
+            location=failures.location(error, root) or failures.location(outer, root),
+            hint="leave the option `attention` out, or name another kernel",
+        )
     text = failures.one_line(error)
     operator = re.search(r"^\s*target: (\S+)", str(error), re.MULTILINE)
     where = f"operator `{operator.group(1)}`: " if operator else ""

@@ -155,6 +155,11 @@ const MOVES: &[(&str, &str, &str)] = &[
     ("options", "\"triton.x\" = 1", "\"triton.x\" = \"1\""),
     ("options", ", \"triton.x\" = 1", ""),
     ("options", "options = {", "options = { freezing = false,"),
+    (
+        "options",
+        "options = {",
+        "options = { attention = \"math\",",
+    ),
     ("passes", "\"passes:fold\"", "\"passes:unfold\""),
     (
         "passes",
@@ -248,6 +253,11 @@ const STAYS: &[(&str, &str, &str)] = &[
     ),
     // What goes without saying on a CPU.
     ("options", "options = {", "options = { freezing = true,"),
+    (
+        "options",
+        "options = {",
+        "options = { attention = \"auto\",",
+    ),
     ("inputs", "pad = 0", "pad = 0x0"),
     ("inputs", ", pad = 0", ""),
     ("buckets", "batch = [2]", "points = [{ batch = 2 }]"),

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use super::callable;
 use crate::spec::{
     Backend, Bounds, Dynamic, FailPolicy, Mode, Overrides, compile, glob, inputs,
@@ -143,7 +145,19 @@ fn one_option<'t>(
             format!("option `{name}` is precast's own and can't be set"),
             "leave it out",
         );
-    } else if let Some(value) = reader.json(value)
+        return;
+    }
+    let value = match name.as_str() {
+        compile::ATTENTION => {
+            let words: Vec<_> = compile::ATTENTIONS
+                .iter()
+                .map(|word| (*word, *word))
+                .collect();
+            reader.choice(value, "attention", &words).map(Value::from)
+        }
+        _ => reader.json(value),
+    };
+    if let Some(value) = value
         && read.insert(name.clone(), value).is_some()
     {
         let message = format!("option `{name}` is set twice");

@@ -72,6 +72,22 @@ fn wrong_types_and_words() {
        |        ^^^^^^^^^^^^^
        = help: did you mean `max-autotune`? known: `default`, `reduce-overhead`, `max-autotune`, `max-autotune-no-cudagraphs`
     "#);
+    insta::assert_snapshot!(broken("epilogue_fusion = true", "attention = \"efficent\""), @r#"
+    error: unknown attention `efficent`
+      --> precast.toml:12:54
+       |
+    12 | options = { "triton.cudagraphs" = false, attention = "efficent" }
+       |                                                      ^^^^^^^^^^
+       = help: did you mean `efficient`? known: `auto`, `flash`, `efficient`, `cudnn`, `math`
+    "#);
+    insta::assert_snapshot!(broken("epilogue_fusion = true", "attention = true"), @r#"
+    error: `attention` in `options` in [compile] must be a string, not a boolean
+      --> precast.toml:12:54
+       |
+    12 | options = { "triton.cudagraphs" = false, attention = true }
+       |                                                      ^^^^
+       = help: text stands in quotes
+    "#);
     insta::assert_snapshot!(broken("device = \"cpu\"", "device = \"tpu\"\nisa = \"sse\""), @r#"
     error: unknown device `tpu`
      --> precast.toml:8:10
