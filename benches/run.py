@@ -25,6 +25,8 @@ class Run:
     """How long one contender is measured at one bucket in one round."""
     prepare: float
     """How long the contenders of a case may take to get ready."""
+    tune: bool
+    """Whether the cases are built with `--tune`; a store of an earlier run may have what was tuned then."""
     page_caches: list[str]
     """Whether starts find their files in the page cache: `warm`, `cold` or both."""
     deadline: float

@@ -14,15 +14,16 @@ def measure(run: Run) -> None:
     for case in run.chosen("build"):
         spec = case.spec(run.host.device)
         limit = max(1.0, run.left)
+        tune = ["--tune"] if run.tune else []
         try:
-            events, ran = run.host.precast("build", "-f", spec, limit=limit)
+            events, ran = run.host.precast("build", "-f", spec, *tune, limit=limit)
             finished = next(event for event in events if event["event"] == "finished")
             lost = [p["program"] for p in finished["programs"] if p["state"] not in ("built", "hit")]
             if lost:
                 run.skip(f"build {case.name}", f"not built: {', '.join(lost)}; see `precast log`")
             warm, imports = [], []
             for _ in range(run.rounds):
-                warm.append(run.host.precast("build", "-f", spec)[1].seconds)
+                warm.append(run.host.precast("build", "-f", spec, *tune)[1].seconds)
                 command = [sys.executable, "-c", "import torch"]
                 imports.append(once(command, run.host.environment(), run.host.logs / "import.log", 60).seconds)
         except Failed as error:
@@ -33,7 +34,7 @@ def measure(run: Run) -> None:
             "build",
             {
                 "case": case.name,
-                "command": f"precast build -f {spec.relative_to(ROOT)}",
+                "command": " ".join(["precast build -f", str(spec.relative_to(ROOT)), *tune]),
                 "seconds": ran.seconds,
                 "compiled": finished["compiled"],
                 "programs": len(finished["programs"]),
