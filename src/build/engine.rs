@@ -74,6 +74,8 @@ pub enum Outcome {
         /// What to do about it.
         hint: String,
         raise: bool,
+        /// What is there all the same, where it could not be measured again.
+        kept: Option<Digest>,
     },
     /// It can't be built, and the module can do without it.
     Skipped { why: String },
@@ -354,7 +356,7 @@ fn publish(
     summary: &mut Summary,
 ) -> Result<(), BuildError> {
     let id = |(_, outcome): &(String, Outcome)| match outcome {
-        Outcome::Hit(id) => Some(*id),
+        Outcome::Hit(id) | Outcome::Failed { kept: Some(id), .. } => Some(*id),
         Outcome::Built(built) => Some(built.id),
         _ => None,
     };
@@ -371,6 +373,7 @@ fn publish(
                 only: None,
                 // What is not tuned yet is kept as it is.
                 tune: false,
+                remeasure: false,
                 ..options.request.clone()
             },
         )?;

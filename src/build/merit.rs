@@ -10,7 +10,8 @@
 //! each program in doubt, and no worker waits for another's compile. When nothing is decided the artifact answers.
 //!
 //! The runtime measures too, while it answers, and by that chooses between buckets. It doesn't choose between a program's artifact and
-//! eager, of which it loads one. A program that is built again is measured again.
+//! eager, of which it loads one. A program that is built again is measured again; one that is there is with `--remeasure`,
+//! which captures it, finds its artifacts, and replaces its record.
 
 use serde_json::{Value, json};
 

@@ -335,7 +335,10 @@ impl Shared<'_> {
         if let Some(path) = crate::plan::changed_source(&self.options.spec.root, &known.entry) {
             return self.fail(job, BuildError::SourceChanged { path }, &[]);
         }
-        self.options.store.put_program(&program)?;
+        match item.measured_before() {
+            Some(_) => self.options.store.replace_program(&program)?,
+            None => drop(self.options.store.put_program(&program)?),
+        }
         let bucket = item.form.name();
         self.progress.event(&Event::Published {
             module: &module.name,
@@ -432,6 +435,7 @@ impl Shared<'_> {
             location,
             hint: error.hint(),
             raise,
+            kept: item.measured_before(),
         };
         self.lock().done.outcomes.insert(*index, outcome);
         Ok(())

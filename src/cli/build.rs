@@ -41,7 +41,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
     /// Fail instead of compiling
-    #[arg(long)]
+    #[arg(long, conflicts_with = "remeasure")]
     locked: bool,
     /// Say what would be done, and do nothing
     #[arg(long)]
@@ -73,6 +73,9 @@ pub(super) struct SpecArgs {
     /// Try several option sets for every program, and keep the fastest one that passes; takes several times as long
     #[arg(long)]
     pub(super) tune: bool,
+    /// Check and measure also what is there, without compiling it, and keep what that says in the place of what is kept
+    #[arg(long)]
+    pub(super) remeasure: bool,
 }
 
 impl SpecArgs {
@@ -81,6 +84,7 @@ impl SpecArgs {
             only: self.only.clone(),
             command_line: CommandLine::parse(&self.set, spec)?,
             tune: self.tune,
+            remeasure: self.remeasure,
         })
     }
 }
@@ -274,7 +278,7 @@ fn document(summary: &Summary) -> Value {
         Outcome::Built(built) => json!({
             "program": name, "state": "built", "id": built.id, "artifacts": built.artifacts, "compiled": built.compiled,
         }),
-        Outcome::Failed { key, message, location, hint, raise } => json!({
+        Outcome::Failed { key, message, location, hint, raise, .. } => json!({
             "program": name, "state": "failed", "id": key, "message": message, "location": location,
             "hint": hint, "raise": raise,
         }),

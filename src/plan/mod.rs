@@ -136,6 +136,16 @@ impl Item {
     pub fn name(&self, spec: &Spec) -> String {
         format!("{} {}", spec.title(self.module), self.form.name())
     }
+
+    /// Returns the program that is there and to be measured again, if it is.
+    pub fn measured_before(&self) -> Option<Digest> {
+        match &self.state {
+            State::Miss {
+                reasons, before, ..
+            } if reasons[..] == [Reason::MeasureAgain] => *before,
+            _ => None,
+        }
+    }
 }
 
 impl Plan {
@@ -146,11 +156,11 @@ impl Plan {
             .filter(|item| matches!(item.state, State::Miss { .. }))
     }
 
-    /// Returns the programs that are there.
+    /// Returns the programs that are there, also those to be measured again.
     pub fn hits(&self) -> Vec<Digest> {
         let hit = |item: &Item| match item.state {
             State::Hit { id } => Some(id),
-            _ => None,
+            _ => item.measured_before(),
         };
         self.items.iter().filter_map(hit).collect()
     }
@@ -171,6 +181,8 @@ pub struct Request {
     pub command_line: CommandLine,
     /// Whether every compiled program is to be the fastest of several option sets.
     pub tune: bool,
+    /// Whether programs that are there are to be measured again.
+    pub remeasure: bool,
 }
 
 /// Says what building `spec` would do, with what is `known` of the entry and the target.
@@ -253,7 +265,14 @@ pub fn plan(
                         true => (tuned, tuned.digest()),
                         false => (key, plain),
                     };
-                    look_up(&key, id, &form, siblings(spec, module), past.as_mut())?
+                    match look_up(&key, id, &form, siblings(spec, module), past.as_mut())? {
+                        State::Hit { id } if can && request.remeasure => State::Miss {
+                            key: Some(key.explained()),
+                            reasons: vec![Reason::MeasureAgain],
+                            before: Some(id),
+                        },
+                        state => state,
+                    }
                 }
             };
             items.push(Item {

@@ -22,6 +22,8 @@ pub enum Reason {
     FailedBefore {
         message: String,
     },
+    /// It is there, and is to be measured again.
+    MeasureAgain,
     /// The record is there and an object that it needs is not.
     ObjectMissing {
         what: String,
@@ -112,6 +114,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NeverBuilt => write!(f, "never built"),
+            Self::MeasureAgain => f.write_str("to be measured again"),
             Self::FailedBefore { message } => write!(f, "failed before: {message}"),
             Self::ObjectMissing { what, object } => {
                 write!(f, "{what} `{}` is missing", object.short())
@@ -421,6 +424,7 @@ fn rank(reason: &Reason) -> u8 {
     match reason {
         Reason::NeverBuilt
         | Reason::FailedBefore { .. }
+        | Reason::MeasureAgain
         | Reason::ObjectMissing { .. }
         | Reason::EntryUnknown => 0,
         Reason::SourceChanged { .. }

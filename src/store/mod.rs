@@ -21,7 +21,8 @@
 //! ```
 //!
 //! A file becomes visible in one step (`publish`): temp file → fsync → rename that never replaces → fsync of the
-//! folder; then its row. Things are put before what refers to them: objects, artifacts, programs, release.
+//! folder; then its row. Things are put before what refers to them: objects, artifacts, programs, release. The record of a
+//! program that was measured again is the one that takes another's place, in one step too.
 //!
 //! | question | answered in |
 //! |---|---|

@@ -69,6 +69,44 @@ impl Store {
         self.put_record(program, |old| self.need_artifacts(old).is_ok())
     }
 
+    /// Keeps a program's record in the place of the one with its key, if there is one: it was measured again. Whoever
+    /// reads meanwhile, or after a crash, finds the one or the other whole.
+    pub fn replace_program(&self, program: &Program) -> Result<(), StoreError> {
+        let path = self.layout().record(Kind::Program, &program.id);
+        let (old, old_seal) = match self.program(&program.id) {
+            Ok(Some(old)) => (old, sealed::read::<Program>(&path)?.map(|(_, seal)| seal)),
+            // What is damaged is set aside.
+            Ok(None) | Err(StoreError::Record { .. }) => {
+                return self.put_program(program).map(drop);
+            }
+            Err(e) => return Err(e),
+        };
+        let both = [artifacts_of(program), artifacts_of(&old)].concat();
+        let _adding = self.adding(&[&[program.id][..], &both].concat())?;
+        self.need_artifacts(program)?;
+        let (text, seal) = sealed::encode(program, &path)?;
+        let mut draft = self.draft()?;
+        std::io::Write::write_all(draft.file(), &text).at("write", draft.path())?;
+        // Until the row is that of the new file it names the artifacts of both, so that gc leaves either whole.
+        let either = Program {
+            steps: [&old.steps[..], &program.steps].concat(),
+            ..old
+        };
+        let made = created(&path)?;
+        self.index()
+            .write(|tx| rows::replace_program(tx, &either, &old_seal.unwrap_or(seal), made))?;
+        sync::point("replace:row-widened");
+        draft.replace(&path)?;
+        sync::point("replace:record-published");
+        let made = created(&path)?;
+        self.index().write(|tx| {
+            rows::replace_program(tx, program, &seal, made)?;
+            tx.prepare_cached("DELETE FROM failures WHERE id=?")?
+                .execute([program.id.as_bytes()])
+        })?;
+        self.forget_failure(&program.id)
+    }
+
     /// Keeps why something could not be built, in the place of what was kept about it before.
     pub fn put_failure(&self, failure: &Failure) -> Result<(), StoreError> {
         let _adding = self.adding(&[&[failure.id][..], failure.log.as_slice()].concat())?;
@@ -260,6 +298,32 @@ mod tests {
         assert!(store.has_program(&program.id).unwrap());
         assert_eq!(store.program(&program.id).unwrap(), Some(program));
         assert_eq!(store.program(&artifact.id).unwrap(), None);
+    }
+
+    #[test]
+    fn a_program_that_was_measured_again_takes_the_place_of_the_old_one() {
+        let (_dir, store) = testing::store();
+        let [one, two] = ["one", "two"].map(|name| {
+            let artifact = testing::artifact(&store, name);
+            store.put_artifact(&artifact).unwrap().id
+        });
+        let old = testing::program("m", 8, &[one]);
+        store.replace_program(&old).unwrap();
+        assert_eq!(store.program(&old.id).unwrap(), Some(old.clone()));
+        let mut new = testing::program("m", 8, &[two]);
+        new.id = old.id;
+        new.receipt = serde_json::json!({"gate": 2});
+        store.replace_program(&new).unwrap();
+        assert_eq!(store.program(&old.id).unwrap(), Some(new.clone()));
+        assert_eq!(store.verify().unwrap().defects, []);
+        new.receipt = serde_json::json!({"gate": 3});
+        store.replace_program(&new).unwrap();
+        assert_eq!(store.program(&old.id).unwrap(), Some(new));
+        assert_eq!(store.verify().unwrap().defects, []);
+        let mut lost = old;
+        lost.steps[0].artifact = Digest::of(b"nowhere");
+        let told = store.replace_program(&lost).unwrap_err();
+        assert!(matches!(told, StoreError::Dangling { .. }), "{told}");
     }
 
     #[test]

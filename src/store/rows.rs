@@ -295,6 +295,18 @@ pub(crate) fn insert_program(
     Ok(())
 }
 
+/// Inserts the row of a program in the place of the one that is there.
+pub(crate) fn replace_program(
+    to: &Connection,
+    program: &Program,
+    seal: &Digest,
+    created: i64,
+) -> rusqlite::Result<()> {
+    to.prepare_cached("DELETE FROM program_artifacts WHERE program=?")?
+        .execute([program.id.as_bytes()])?;
+    insert_program(to, program, seal, created)
+}
+
 impl ProgramRow {
     /// The columns that [`ProgramRow::read`] reads.
     pub(crate) const COLUMNS: &str = "p.id,p.seal,p.model,p.module,p.bucket,p.target,p.device,p.steps,p.created,p.links,\

@@ -218,3 +218,104 @@ fn a_program_that_is_built_again_is_measured_again() {
     );
     assert_eq!(faster(), "artifact");
 }
+
+/// Returns who is the faster one by the record of a program.
+fn faster(sandbox: &Sandbox) -> Value {
+    sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["turns"]["faster"].clone()
+}
+
+#[test]
+fn what_is_there_is_measured_again_where_that_is_asked_for() {
+    let sandbox = Sandbox::new();
+    let (slow, fast) = (took(300.0, 100.0, 20), took(100.0, 300.0, 0));
+    let ran = sandbox.output(&mut timed(&sandbox, &slow, &slow));
+    assert_eq!((ran.code, faster(&sandbox)), (0, "eager".into()));
+    let ids = |sandbox: &Sandbox| sandbox.json(&["ls", "--state", "live"])["programs"].clone();
+    let id = ids(&sandbox)[0]["id"].clone();
+
+    assert_run!(sandbox, ["plan", "--remeasure", "--only", FOUR], @"
+    exit code 0
+    ----- stdout
+    build  affine batch=4  to be measured again
+    1 of 1 programs would be built
+    ");
+    std::fs::remove_dir_all(sandbox.path("bin")).unwrap();
+    let mut again = timed(&sandbox, &fast, &slow);
+    again.args(["--remeasure", "--only", FOUR]);
+    let ran = sandbox.output(&mut again);
+    assert!(
+        ran.stderr
+            .contains("built 1 program, 0 artifacts compiled, 0 there already"),
+        "{}",
+        ran.text()
+    );
+    assert!(
+        !ran.stderr.contains("release"),
+        "the programs of the release are those they were: {}",
+        ran.text()
+    );
+    assert_eq!(faster(&sandbox), "artifact");
+    assert_eq!(ids(&sandbox)[0]["id"], id);
+    let verified = sandbox.run(&["verify"]);
+    assert_eq!(verified.code, 0, "{}", verified.text());
+    // The other one was not asked for, and what is fresh is not measured unasked.
+    let other = sandbox.json(&["show", "affine", "batch=1"]);
+    assert_eq!(other["receipt"]["gate"]["turns"]["faster"], "eager");
+    let fresh = sandbox.run(&["build"]);
+    assert!(
+        fresh.stderr.contains("nothing to compile"),
+        "{}",
+        fresh.text()
+    );
+}
+
+#[test]
+fn what_fails_to_be_measured_again_stays_as_it_was() {
+    let sandbox = Sandbox::built();
+    let record = sandbox.json(&["show", "affine", "batch=4"]);
+    let released = sandbox.json(&["release", "ls"]);
+    let mut broken = timed(&sandbox, &Value::Null, &Value::Null);
+    sandbox.write("gate.py", "raise SystemExit(3)\n");
+    broken.args(["--remeasure", "--set", "fail_policy=raise"]);
+    let ran = sandbox.output(&mut broken);
+    assert_eq!(ran.code, 1, "{}", ran.text());
+    assert!(ran.stderr.contains("2 failed"), "{}", ran.text());
+    assert_eq!(sandbox.json(&["show", "affine", "batch=4"]), record);
+    assert_eq!(sandbox.json(&["release", "ls"]), released);
+    let locked = sandbox.run(&["build", "--remeasure", "--locked"]);
+    assert_eq!(locked.code, 2, "{}", locked.text());
+}
+
+#[cfg(feature = "sync-points")]
+#[test]
+fn a_crash_while_a_record_is_replaced_leaves_the_old_one_or_the_new_one() {
+    for (point, then) in [
+        ("replace:row-widened", "eager"),
+        ("replace:record-published", "artifact"),
+    ] {
+        let sandbox = Sandbox::new();
+        let (slow, fast) = (took(300.0, 100.0, 20), took(100.0, 300.0, 0));
+        let ran = sandbox.output(&mut timed(&sandbox, &slow, &slow));
+        assert_eq!((ran.code, faster(&sandbox)), (0, "eager".into()));
+        std::fs::remove_dir_all(sandbox.path("bin")).unwrap();
+        let sync = sandbox.path("sync");
+        std::fs::create_dir(&sync).unwrap();
+        sandbox.write(&format!("sync/{point}.stop"), "");
+        let mut again = timed(&sandbox, &fast, &slow);
+        again.args(["--remeasure", "--only", FOUR]);
+        let mut child = again.env("PRECAST_SYNC", &sync).spawn().unwrap();
+        let started = std::time::Instant::now();
+        while !sync.join(format!("{point}.here")).exists() {
+            assert!(started.elapsed().as_secs() < 60, "{point} was not reached");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(faster(&sandbox), then, "{point}");
+        // Nothing that either record needs is collected, and the index is mended from the files.
+        assert_eq!(sandbox.run(&["gc"]).code, 0);
+        assert_eq!(sandbox.run(&["verify", "--reindex"]).code, 0);
+        assert_eq!(sandbox.run(&["verify"]).code, 0);
+        assert_eq!(faster(&sandbox), then, "{point}");
+    }
+}
