@@ -9,6 +9,7 @@ mod control;
 #[cfg(feature = "torch")]
 mod gate;
 mod inspect;
+mod layers;
 #[cfg(feature = "torch")]
 mod limits;
 #[path = "../pty/mod.rs"]

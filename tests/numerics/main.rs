@@ -3,6 +3,7 @@
 
 mod lab;
 mod memory;
+mod merit;
 mod operators;
 mod prepared;
 mod receipts;

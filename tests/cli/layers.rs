@@ -1,0 +1,246 @@
+//! Which layer of `[compile]` decides where several speak: built in, the spec, a module, the submodule, the command line.
+
+use crate::{
+    control::{compiled_with, id, two},
+    sandbox::assert_run,
+};
+
+#[test]
+fn every_layer_decides_what_no_stronger_one_does() {
+    let sandbox = two();
+    sandbox.append(
+        "model.py",
+        "DECLARED = {\"encoder.layer.0\": {\"forward\": {\"mode\": \"reduce-overhead\", \"smoketest_steps\": 4, \"options\": {\"a\": 1}}}}",
+    );
+    sandbox.edit(
+        "precast.toml",
+        "[compile]\n",
+        "[compile]\nsmoketest_steps = 5\nfullgraph = false\noptions = { a = 0, b = 0 }\n",
+    );
+    let name = "name = \"first\"\n";
+    sandbox.edit(
+        "precast.toml",
+        name,
+        &format!("{name}mode = \"max-autotune\"\n"),
+    );
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    assert_run!(sandbox, ["plan", "-v", "--only", "* batch=2", "--set", "fullgraph=true", "--set", "first.options.b=9", "--set", "first.fullgraph = false"], @r#"
+    exit code 0
+    ----- stdout
+    build  first batch=2  option `b` changed: `0` -> `9`
+               enabled = true  (built-in)
+               backend = "inductor"  (built-in)
+               mode = "max-autotune"  ([[module]])
+               dynamic = false  (built-in)
+               fullgraph = false  (the command line)
+               passes = []  (built-in)
+               allowlist = ["*"]  (built-in)
+               blocklist = []  (built-in)
+               healthcheck = true  (built-in)
+               smoketest_steps = 4  (the submodule)
+               fail_policy = "fallback_eager"  (built-in)
+               options.a = 1  (the submodule)
+               options.b = 9  (the command line)
+               options.freezing = true  (built-in)
+    hit  second batch=2  [ID]
+               enabled = true  (built-in)
+               backend = "inductor"  (built-in)
+               mode = "default"  (built-in)
+               dynamic = false  (built-in)
+               fullgraph = true  (the command line)
+               passes = []  (built-in)
+               allowlist = ["*"]  (built-in)
+               blocklist = []  (built-in)
+               healthcheck = true  (built-in)
+               smoketest_steps = 5  ([compile])
+               fail_policy = "fallback_eager"  (built-in)
+               options.a = 0  ([compile])
+               options.b = 0  ([compile])
+               options.freezing = true  (built-in)
+    1 of 2 programs would be built
+    "#);
+}
+
+#[test]
+fn what_the_command_line_sets_is_built_and_what_the_spec_says_comes_back() {
+    let sandbox = two();
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    let plain = id(&sandbox, "first");
+    assert_run!(sandbox, ["plan", "--set", "first.mode=reduce-overhead"], @"
+    exit code 0
+    ----- stdout
+    build  first batch=2  `mode` changed: `default` -> `reduce-overhead`
+    build  first eager  never built
+    hit  second batch=2  [ID]
+    skip  second eager  the fake model has no dynamic dimensions
+    2 of 3 programs would be built
+    ");
+    assert_eq!(
+        sandbox
+            .run(&["build", "-q", "--set", "first.mode=reduce-overhead"])
+            .code,
+        0
+    );
+    assert_ne!(id(&sandbox, "first"), plain);
+    assert_eq!(
+        compiled_with(&sandbox, "first"),
+        "reduce-overhead, options {\"freezing\": true}"
+    );
+    assert_eq!(
+        compiled_with(&sandbox, "second"),
+        "default, options {\"freezing\": true}"
+    );
+    // Nothing is missing, and what is released is another thing: Python is not needed to say so.
+    sandbox.script("worker", "exit 1");
+    assert_run!(sandbox, ["build"], @"
+    exit code 0
+    ----- stderr
+    plan: 0 of 2 programs are missing
+    left out first eager, second eager: the fake model has no dynamic dimensions
+    fresh 2 of 4 programs are in the store, nothing to compile ([TIME])
+    published fake release 3
+    ");
+    assert_eq!(id(&sandbox, "first"), plain);
+    assert_run!(sandbox, ["build"], @"
+    exit code 0
+    ----- stderr
+    plan: 0 of 2 programs are missing
+    left out first eager, second eager: the fake model has no dynamic dimensions
+    fresh 2 of 4 programs are in the store, nothing to compile ([TIME])
+    ");
+}
+
+#[test]
+fn mistakes_on_the_command_line() {
+    let sandbox = two();
+    assert_run!(sandbox, ["plan", "--set", "mode=max-autotune", "--set", "mdoe=default"], @"
+    exit code 2
+    ----- stderr
+    error: unknown key `mdoe` in --set
+     --> --set:2:1
+      |
+    2 | mdoe=default
+      | ^^^^
+      = help: did you mean `mode`?
+    ");
+    assert_run!(sandbox, ["build", "--set", "smoketest_steps=three", "--set", "first.enabled=1", "--set", "mode=fast"], @"
+    exit code 2
+    ----- stderr
+    error: `smoketest_steps` in --set must be an integer, not a string
+     --> --set:1:17
+      |
+    1 | smoketest_steps=three
+      |  ^^^^^
+      = help: write its digits, without quotes
+
+    error: `enabled` in --set must be true or false, not an integer
+     --> --set:2:15
+      |
+    2 | first.enabled=1
+      |  ^
+      = help: write `true` or `false`, without quotes
+
+    error: unknown mode `fast`
+     --> --set:3:6
+      |
+    3 | mode=fast
+      |  ^^^^
+      = help: known: `default`, `reduce-overhead`, `max-autotune`, `max-autotune-no-cudagraphs`
+    ");
+    assert_run!(sandbox, ["plan", "--set", "frist.mode=default", "--set", "first.mdoe=default", "--set", "third.mode=default"], @"
+    exit code 2
+    ----- stderr
+    error: unknown key `frist.mode` in --set
+     --> --set:1:1
+      |
+    1 | frist.mode=default
+      | ^^^^^^^^^^
+      = help: did you mean the module `first`?
+
+    error: unknown key `mdoe` in --set
+     --> --set:2:7
+      |
+    2 | first.mdoe=default
+      |  ^^^^
+      = help: did you mean `mode`?
+
+    error: unknown key `third.mode` in --set
+     --> --set:3:1
+      |
+    3 | third.mode=default
+      | ^^^^^^^^^^
+      = help: modules: `first`, `second`
+    ");
+    assert_run!(sandbox, ["plan", "--set", "passes=['a:b'", "--set", "mode", "--set", "=1"], @r#"
+    exit code 2
+    ----- stderr
+    error: invalid TOML: unclosed array, expected `]`
+     --> --set:1:14
+      |
+    1 | passes=['a:b'
+      |  ^
+      = help: a value is TOML, as `true`, `["*"]` or `"max-autotune"`
+
+    error: `mode` is not KEY=VALUE
+     --> --set:2:1
+      |
+    2 | mode
+      | ^^^^
+      = help: write `mode=max-autotune`, or `encode.mode=max-autotune` for one module
+
+    error: `=1` is not KEY=VALUE
+     --> --set:3:1
+      |
+    3 | =1
+      | ^^
+      = help: write `mode=max-autotune`, or `encode.mode=max-autotune` for one module
+    "#);
+    assert_run!(sandbox, ["plan", "--set", "options.aot_inductor.package=true", "--set", "blocklist=['a..b']", "--set", "dynamic={batch={min=4,max=2}}"], @"
+    exit code 2
+    ----- stderr
+    error: option `aot_inductor.package` is precast's own and can't be set
+     --> --set:1:1
+      |
+    1 | options.aot_inductor.package=true
+      | ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+      = help: leave it out
+
+    error: the glob `a..b` has an empty component
+     --> --set:2:12
+      |
+    2 | blocklist=['a..b']
+      |  ^^^^^^
+      = help: `*` is one component of a name, `**` any number of them, as in `encoder.layer.*`
+
+    error: `dynamic.batch` goes from 4 to 2, which leaves nothing dynamic
+     --> --set:3:10
+      |
+    3 | dynamic={batch={min=4,max=2}}
+      |  ^^^^^
+      = help: as in `seq = { min = 2, max = 512 }`
+    ");
+    assert_run!(sandbox, ["plan", "--set", "device=cuda", "--set", "first.buckets=1", "--set", "options.=1"], @"
+    exit code 2
+    ----- stderr
+    error: unknown key `device` in --set
+     --> --set:1:1
+      |
+    1 | device=cuda
+      | ^^^^^^
+      = help: known keys: `enabled`, `backend`, `mode`, `dynamic`, `fullgraph`, `passes`, `allowlist`, `blocklist`, `healthcheck`, `smoketest_steps`, `fail_policy`, `options`
+
+    error: unknown key `buckets` in --set
+     --> --set:2:7
+      |
+    2 | first.buckets=1
+      |  ^^^^^^^
+      = help: known keys: `enabled`, `backend`, `mode`, `dynamic`, `fullgraph`, `passes`, `allowlist`, `blocklist`, `healthcheck`, `smoketest_steps`, `fail_policy`, `options`
+
+    error: unknown key `options.` in --set
+     --> --set:3:1
+      |
+    3 | options.=1
+      | ^^^^^^^^
+      = help: did you mean `options`?
+    ");
+}

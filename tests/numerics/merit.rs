@@ -1,0 +1,52 @@
+//! Eager in the place of a real artifact that is slower: one that its spec has compiled for one thread and without vectors.
+
+use serde_json::Value;
+
+use crate::{
+    ATOL, RTOL,
+    lab::{Lab, json, precast, states},
+};
+
+const SLOWER: &str = "tests/numerics/slower/precast.toml";
+
+#[test]
+fn eager_answers_in_the_place_of_a_slower_artifact() {
+    let root = tempfile::tempdir().unwrap();
+    let lab = Lab::at(root.path());
+    let args = ["build", "-f", SLOWER, "--format", "json"];
+    let output = precast(&lab.store, &args).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let events: Vec<Value> = (text.lines())
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of = |event: &str, job: &str| {
+        let is = |e: &&Value| e["event"] == event && (job.is_empty() || e["job"] == job);
+        events.iter().filter(is).count()
+    };
+    // The gate doubts it, and it is measured once more when nothing else is left to do; then it is marked.
+    assert_eq!(of("end", "measure"), 1, "{text}");
+    assert_eq!(of("finished", ""), 1, "{text}");
+    let faster = || {
+        let record = lab.json(&["show", "curve", "batch=4"]);
+        let turns = record["receipt"]["gate"]["turns"].clone();
+        println!("{turns}");
+        assert_eq!(turns["alone"], true, "{turns}");
+        turns["faster"].clone()
+    };
+    assert_eq!(faster(), "eager");
+
+    // The artifact is right, and answers when it is asked for by name; else eager does.
+    let served = lab.agrees(SLOWER, "slower", "curve", "batch=4", RTOL, ATOL);
+    assert_eq!(served, ("batch=4".into(), "exact".into()));
+    let inputs = (root.path()).join("cases/slower/curve/batch=4.inputs.safetensors");
+    let answered = || lab.json(&["run", "curve", "--inputs", inputs.to_str().unwrap()]);
+    assert_eq!(answered()["rung"], "eager", "{}", answered());
+
+    // Measured again it is what it was.
+    let again = ["build", "-f", SLOWER, "--remeasure", "--format", "json"];
+    let again = json(&mut precast(&lab.store, &again));
+    assert_eq!(again["compiled"], 0, "{again}");
+    let state = ("curve batch=4".to_owned(), "built".to_owned());
+    assert!(states(&again).contains(&state), "{again}");
+    assert_eq!(faster(), "eager");
+}
