@@ -1,8 +1,14 @@
 //! A program as one CUDA graph: all its steps are launched at once.
 //!
 //! A graph is captured after a few plain runs on the stream it is captured on, so that kernels are loaded and workspaces
-//! are there. It reads static inputs and writes static outputs: a call copies its inputs in, launches once, and copies
-//! the outputs out, because the next replay writes over them.
+//! are there. It reads static inputs and writes static outputs: its kernels have their addresses as arguments.
+//!
+//! **In place.** A call of a bucket's own size needs no copies: before the launch, the kernels that have the address of a
+//! static tensor are given that of the caller's input, or of a new output. The addresses are found in the captured
+//! kernels' arguments. That this finds all of them can't be read anywhere, so each graph proves it when it is captured:
+//! its answer for moved tensors, while the static ones hold something else, must be the same bit by bit. Integers can't
+//! be made up for that, so such inputs are copied in, as are padded ones; an output that stays is copied out, because
+//! the next replay writes over it. A graph whose proof fails, as one without a reproducible answer does, copies all.
 //!
 //! All graphs of a device share one memory pool: what one frees while it is captured the next one uses, so activations
 //! take as much as the largest bucket needs, when that one is captured first. It follows that replays of one device
@@ -11,6 +17,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use smallvec::SmallVec;
 use tch::Tensor;
 
 use super::{
@@ -24,6 +31,9 @@ use super::{
 
 /// Runs before the capture.
 const WARM_UP: usize = 3;
+
+/// What torch aligns memory to, at least: the captured kernels may have been chosen for it.
+const ALIGNMENT: usize = 512;
 
 /// The pool and the order of replays of one device.
 pub(super) struct Shared {
@@ -45,6 +55,10 @@ struct State {
     graph: Graph,
     inputs: Vec<Tensor>,
     outputs: Handles,
+    /// Of each input, then of each output: whether a call's own takes its place.
+    moves: Vec<bool>,
+    /// Why others are copied.
+    copied: String,
     // Holds the kernels and the weights.
     _lane: Lane,
 }
@@ -78,15 +92,124 @@ impl State {
             shared.stream.synchronize()?;
         }
         let (graph, outputs) = Graph::capture(shared.pool, shared.device, || run(&mut lane))?;
-        drop(turn);
-        drop(scope);
-        Ok(Self {
+        let mut state = Self {
             graph,
             inputs,
             outputs,
+            moves: Vec::new(),
+            copied: String::new(),
             _lane: lane,
-        })
+        };
+        state.settle_moves(plan)?;
+        drop(turn);
+        drop(scope);
+        Ok(state)
     }
+
+    /// Finds out which tensors a call's own can take the place of.
+    fn settle_moves(&mut self, plan: &Plan) -> Result<(), String> {
+        let _span = tracing::info_span!("in_place").entered();
+        let mut tensors: Handles = self.inputs.iter().map(share).collect();
+        tensors.extend(self.outputs.iter().map(ffi::Handle::share));
+        // What can't be read is no reason to go without the graph.
+        let (mut moves, mut copied) = match self.graph.find(&tensors) {
+            Ok(moves) => (moves, "its kernels can't be told otherwise".to_owned()),
+            Err(reason) => (vec![false; tensors.len()], reason),
+        };
+        for (moves, input) in moves.iter_mut().zip(&self.inputs) {
+            *moves &= input.is_floating_point();
+        }
+        if moves.contains(&true) && !self.proves(&moves)? {
+            moves.fill(false);
+            "its answer differs when they are elsewhere".clone_into(&mut copied);
+        }
+        tracing::debug!(?moves, copied, "in place");
+        self.moves = moves;
+        self.copied = copied;
+        for (buffer, input) in self.inputs.iter_mut().zip(&plan.program.inputs) {
+            pad::blank(buffer, input).map_err(|error| first_line(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether moved tensors change nothing in the answer, while those that they replace hold something else.
+    fn proves(&mut self, moves: &[bool]) -> Result<bool, String> {
+        let text = |error: tch::TchError| first_line(&error);
+        let write = |inputs: &mut [Tensor], seed: u32| {
+            for (input, _) in inputs.iter_mut().zip(moves).filter(|(_, moves)| **moves) {
+                input.f_copy_(&pattern(input, seed)?)?;
+            }
+            Ok(())
+        };
+        write(&mut self.inputs, 1).map_err(text)?;
+        self.graph.replay()?;
+        let wanted = bytes(&self.outputs).map_err(text)?;
+        let mut own = Handles::new();
+        for input in &self.inputs {
+            own.push(pad::copy(input).map_err(text)?.into());
+        }
+        for output in &self.outputs {
+            let mut output = output.share().into_tensor();
+            let _ = output.f_fill_(1).map_err(text)?;
+            own.push(pad::copy(&output).map_err(text)?.into());
+        }
+        write(&mut self.inputs, 2).map_err(text)?;
+        let given: Vec<_> = own
+            .iter()
+            .zip(moves)
+            .map(|(own, &moves)| moves.then_some(own))
+            .collect();
+        self.graph.replay_on(&given)?;
+        let mut answered = Handles::new();
+        for ((own, output), &moves) in own[self.inputs.len()..]
+            .iter()
+            .zip(&self.outputs)
+            .zip(&moves[self.inputs.len()..])
+        {
+            answered.push(if moves { own.share() } else { output.share() });
+        }
+        Ok(bytes(&answered).map_err(text)? == wanted)
+    }
+}
+
+/// Returns numbers in (0, 1) for a tensor, on the host: the same for every row.
+fn pattern(like: &Tensor, seed: u32) -> Result<Tensor, tch::TchError> {
+    let sizes = like.size();
+    let row: Vec<f32> = (1..=sizes.last().copied().unwrap_or(1))
+        .map(|i| (i as f32 * 0.618 * seed as f32).fract())
+        .collect();
+    let row = match sizes.is_empty() {
+        true => Tensor::from(row[0]),
+        false => Tensor::f_from_slice(&row)?,
+    };
+    row.f_to_kind(like.kind())?
+        .f_expand(&sizes, false)?
+        .f_contiguous()
+}
+
+/// Returns what tensors hold.
+fn bytes(tensors: &[ffi::Handle]) -> Result<Vec<Vec<u8>>, tch::TchError> {
+    tensors
+        .iter()
+        .map(|tensor| {
+            let host = tensor
+                .share()
+                .into_tensor()
+                .f_to_device(tch::Device::Cpu)?
+                .f_contiguous()?;
+            let bytes = host.f_view_([-1])?.f_view_dtype(tch::Kind::Uint8)?;
+            let mut held = vec![0; bytes.numel()];
+            bytes.f_copy_data_u8(&mut held, bytes.numel())?;
+            Ok(held)
+        })
+        .collect()
+}
+
+/// Returns whether a call's input can take a static one's place: where it starts and how it lies is what kernels were
+/// chosen for. Its sizes, dtype and device have been compared.
+fn takes_place(input: &ffi::Handle, of: &Tensor) -> bool {
+    let input = input.meta();
+    input.address().is_multiple_of(ALIGNMENT) && input.strides() == of.stride()
 }
 
 /// The right to replay on a device, with the thread's current stream in order behind the last replay.
@@ -143,7 +266,8 @@ impl Graphed {
         *state = next;
         Ok(())
     }
-    /// Replays it on the thread's current stream: inputs copied in, outputs copied out.
+
+    /// Replays it on the thread's current stream.
     ///
     /// With `padded`, inputs are smaller than the bucket and are padded into the static ones.
     pub fn run(
@@ -156,29 +280,50 @@ impl Graphed {
         let text = |error: tch::TchError| failed(first_line(&error));
         // In this order everywhere: the program, then the device.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &mut *state;
         let _turn = self.shared.turn().map_err(failed)?;
+        let mut outputs = Handles::new();
+        let mut given: SmallVec<[Option<&ffi::Handle>; 16]> = SmallVec::new();
         let span = padded.then(|| tracing::trace_span!("pad", module = &*plan.module).entered());
-        for ((to, from), input) in state
+        for (((to, own), &moves), input) in state
             .inputs
             .iter_mut()
             .zip(inputs)
+            .zip(&state.moves)
             .zip(&plan.program.inputs)
         {
-            let from = from.share().into_tensor();
+            if moves && !padded && takes_place(own, to) {
+                given.push(Some(own));
+                continue;
+            }
+            given.push(None);
+            let from = own.share().into_tensor();
             match padded {
                 true => pad::fill(to, &from, input).map_err(text)?,
                 false => to.f_copy_(&from).map_err(text)?,
             }
         }
         drop(span);
-        state.graph.replay().map_err(failed)?;
-        let mut outputs = Handles::new();
-        for output in &state.outputs {
-            outputs.push(
-                pad::copy(&output.share().into_tensor())
-                    .map_err(text)?
-                    .into(),
-            );
+        let moves = &state.moves[state.inputs.len()..];
+        for (output, &moves) in state.outputs.iter().zip(moves) {
+            let output = output.share().into_tensor();
+            outputs.push(match moves {
+                true => output.f_empty_like().map_err(text)?.into(),
+                false => output.into(),
+            });
+        }
+        given.extend(
+            outputs
+                .iter()
+                .zip(moves)
+                .map(|(own, &moves)| moves.then_some(own)),
+        );
+        state.graph.replay_on(&given).map_err(failed)?;
+        drop(given);
+        for (output, _) in outputs.iter_mut().zip(moves).filter(|(_, moves)| !**moves) {
+            *output = pad::copy(&output.share().into_tensor())
+                .map_err(text)?
+                .into();
         }
         Ok(outputs)
     }
@@ -205,6 +350,13 @@ impl Session<'_> {
     /// Returns the static inputs, to write to in place. Their sizes are the bucket's.
     pub fn inputs(&mut self) -> &mut [Tensor] {
         &mut self.state.inputs
+    }
+
+    /// Returns how many tensors a call by [`Model::run`](super::Model::run) copies in or out when nothing is padded, and
+    /// why it does not use the caller's where they are.
+    pub fn copies(&self) -> (usize, &str) {
+        let copies = self.state.moves.iter().filter(|moves| !**moves).count();
+        (copies, &self.state.copied)
     }
 
     /// Launches the program on the thread's current stream.

@@ -9,6 +9,7 @@ use tch::{Kind, Tensor};
 
 mod faults;
 mod graphs;
+mod in_place;
 mod memory;
 mod replicas;
 #[path = "../traced/mod.rs"]

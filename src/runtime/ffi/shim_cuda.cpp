@@ -11,12 +11,16 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "places.h"
 #include "upload.h"
 
 namespace {
@@ -49,9 +53,49 @@ int32_t guarded(F f) noexcept {
 }
 
 struct Graph {
-  at::cuda::CUDAGraph graph;
+  // Kept, so that its nodes can be read and pointed elsewhere.
+  at::cuda::CUDAGraph graph{/*keep_graph=*/true};
   c10::cuda::MempoolId_t pool;
   Index device;
+  // What was allocated while it was captured, where that is known.
+  std::optional<std::vector<places::Range>> allocated;
+  places::Places places;
+  bool recording = false;
+
+  static constexpr size_t most = 1 << 20;
+  static std::atomic<bool>& taken() {
+    static std::atomic<bool> taken{false};
+    return taken;
+  }
+
+  // Makes the allocator write down what it gives out. It has one record: when it is in use, this capture goes without.
+  void record() {
+    if (taken().exchange(true)) return;
+    recording = !allocator::isHistoryEnabled();
+    if (!recording) {
+      taken() = false;
+      return;
+    }
+    allocator::recordHistory(true, nullptr, most, allocator::RecordContext::NEVER, true, {});
+  }
+
+  void recorded(bool read) {
+    if (!recording) return;
+    recording = false;
+    if (read) {
+      const auto snapshot = allocator::snapshot();
+      const auto& trace = snapshot.device_traces.at(static_cast<size_t>(device));
+      // A full record has lost its first entries.
+      if (trace.size() < most) allocated.emplace();
+      for (const auto& entry : trace) {
+        if (allocated && entry.action_ == allocator::TraceEntry::ALLOC) {
+          allocated->push_back({entry.addr_, entry.size_});
+        }
+      }
+    }
+    allocator::recordHistory(false, nullptr, 1, allocator::RecordContext::NEVER, true, {});
+    taken() = false;
+  }
 };
 
 // What uploads to one device use: made once and kept.
@@ -202,8 +246,14 @@ EXPORT int32_t precast_cuda_graph_begin(uint64_t a, uint64_t b, int32_t device, 
     auto graph = std::make_unique<Graph>();
     graph->pool = {a, b};
     graph->device = static_cast<Index>(device);
-    // Thread-local: other threads may allocate and synchronise meanwhile.
-    graph->graph.capture_begin(graph->pool, cudaStreamCaptureModeThreadLocal);
+    graph->record();
+    try {
+      // Thread-local: other threads may allocate and synchronise meanwhile.
+      graph->graph.capture_begin(graph->pool, cudaStreamCaptureModeThreadLocal);
+    } catch (...) {
+      graph->recorded(false);
+      throw;
+    }
     *made = graph.release();
   });
 }
@@ -212,6 +262,8 @@ EXPORT int32_t precast_cuda_graph_end(void* graph) {
   return guarded([&] {
     try {
       g->graph.capture_end();
+      g->recorded(true);
+      g->graph.instantiate();
     } catch (...) {
       // A capture that went wrong must neither stay on the stream nor keep the allocator in its pool.
       cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -226,12 +278,37 @@ EXPORT int32_t precast_cuda_graph_end(void* graph) {
       } catch (...) {
       }
       (void)cudaGetLastError();
+      g->recorded(false);
       throw;
     }
   });
 }
-EXPORT int32_t precast_cuda_graph_replay(void* graph) {
-  return guarded([&] { static_cast<Graph*>(graph)->graph.replay(); });
+// Finds where an ended graph has the addresses of these tensors; `movable` says of each whether a replay can be given
+// another address for it, as far as can be seen.
+EXPORT int32_t precast_cuda_graph_find(void* graph, const void* const* tensors, size_t n, bool* movable) {
+  auto* g = static_cast<Graph*>(graph);
+  return guarded([&] {
+    std::vector<places::Range> ranges;
+    for (size_t i = 0; i < n; i++) {
+      const auto& t = *static_cast<const at::Tensor*>(tensors[i]);
+      const uint64_t bytes = t.storage().nbytes();
+      // A view of a part would be moved with all of it, which the new memory does not have.
+      const bool whole = t.storage_offset() == 0 && bytes == static_cast<uint64_t>(t.numel()) * t.element_size();
+      ranges.push_back({reinterpret_cast<uint64_t>(t.data_ptr()), whole && g->allocated ? bytes : 0});
+    }
+    const auto none = std::vector<places::Range>();
+    g->places.find(g->graph.raw_cuda_graph(), std::move(ranges), g->allocated ? *g->allocated : none);
+    for (size_t i = 0; i < n; i++) movable[i] = g->places.movable()[i];
+  });
+}
+// Launches it. `addresses` has one for each tensor that was looked for, or null for its own; no `addresses` at all: all
+// their own.
+EXPORT int32_t precast_cuda_graph_replay(void* graph, void* const* addresses) {
+  auto* g = static_cast<Graph*>(graph);
+  return guarded([&] {
+    g->places.point(g->graph.raw_cuda_graph_exec(), addresses);
+    g->graph.replay();
+  });
 }
 EXPORT void precast_cuda_graph_delete(void* graph) {
   try {

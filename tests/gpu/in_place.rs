@@ -1,0 +1,136 @@
+//! Graphs that read a caller's inputs and write its outputs where they are: with `one-block`, whose input is of floats,
+//! and `minilm`, whose inputs are integers.
+
+use std::io::Write;
+
+use precast::{
+    Device, Model, Runtime, Store,
+    record::Sizes,
+    runtime::{Graphs, Stream},
+};
+use tch::{Kind, Tensor};
+
+use super::store;
+
+fn load(store: &Store, model: &str, graphs: Graphs) -> Model {
+    Runtime::new(store, Device::Cuda(0))
+        .unwrap()
+        .graphs(graphs)
+        .load(model)
+        .unwrap()
+}
+
+/// The store, where it has `one-block`.
+fn block(test: &str) -> Option<Store> {
+    let store = store(test)?;
+    if let Ok(Some(_)) = store.release("one-block", None) {
+        return Some(store);
+    }
+    let _ = writeln!(
+        std::io::stderr(),
+        "{test}: skipped: the store has no `one-block`"
+    );
+    None
+}
+
+fn sizes(batch: i64, seq: i64) -> Sizes {
+    Sizes::from([("batch".to_owned(), batch), ("seq".to_owned(), seq)])
+}
+
+fn random(batch: i64, seq: i64) -> Tensor {
+    Tensor::randn([batch, seq, 1024], (Kind::BFloat16, tch::Device::Cuda(0)))
+}
+
+fn run(model: &Model, input: &Tensor) -> Tensor {
+    model.run("forward", &[input]).unwrap()[0].shallow_clone()
+}
+
+#[test]
+fn only_integers_are_copied_into_a_graph() {
+    let Some(store) = block("only_integers_are_copied_into_a_graph") else {
+        return;
+    };
+    let copies = |model: &Model, module: &str, sizes: &Sizes| {
+        let session = model.session(module, sizes).unwrap();
+        let (copies, why) = session.copies();
+        (copies, why.to_owned())
+    };
+    let model = load(&store, "one-block", Graphs::Always);
+    for (batch, seq) in [(1, 64), (8, 512)] {
+        let (copies, why) = copies(&model, "forward", &sizes(batch, seq));
+        assert_eq!(copies, 0, "batch={batch} seq={seq}: {why}");
+    }
+    let model = load(&store, "minilm", Graphs::Always);
+    let (copies, why) = copies(&model, "encode", &sizes(1, 32));
+    assert!([2, 3].contains(&copies), "{copies}: {why}");
+}
+
+#[test]
+fn a_graph_answers_for_inputs_wherever_they_are() {
+    let Some(store) = block("a_graph_answers_for_inputs_wherever_they_are") else {
+        return;
+    };
+    let plain = load(&store, "one-block", Graphs::Never);
+    let graphs = load(&store, "one-block", Graphs::Always);
+    for (batch, seq) in [(1, 64), (8, 512)] {
+        // One stays alive, so that the others are elsewhere.
+        let inputs: Vec<Tensor> = (0..8).map(|_| random(batch, seq)).collect();
+        let wanted: Vec<Tensor> = inputs.iter().map(|input| run(&plain, input)).collect();
+        let session = |input: &Tensor| {
+            let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
+            session.inputs()[0].copy_(input);
+            session.replay().unwrap();
+            session.outputs()[0].copy()
+        };
+        // Answers are kept, so outputs are elsewhere each time; a session between them works on the static tensors.
+        let mut answers = Vec::new();
+        for (at, input) in inputs.iter().chain(&inputs).enumerate() {
+            answers.push(run(&graphs, input));
+            if at % 3 == 0 {
+                assert!(session(input).equal(&wanted[at % 8]), "session {at}");
+            }
+        }
+        for (at, answer) in answers.iter().enumerate() {
+            assert!(answer.equal(&wanted[at % 8]), "batch={batch} call {at}");
+        }
+        // Not aligned as torch aligns memory: copied in, and the same.
+        let numbers = batch * seq * 1024;
+        let shifted = Tensor::zeros([numbers + 8], (Kind::BFloat16, tch::Device::Cuda(0)))
+            .narrow(0, 8, numbers)
+            .view([batch, seq, 1024]);
+        shifted.shallow_clone().copy_(&inputs[0]);
+        assert!(run(&graphs, &shifted).equal(&wanted[0]), "shifted");
+        // Padded ones are copied in too, and leave nothing behind for the next.
+        let small = inputs[1].narrow(1, 0, seq - 7).contiguous();
+        let answer = run(&graphs, &small);
+        assert_eq!(answer.size(), [batch, seq - 7, 1024]);
+        assert!(answer.equal(&run(&plain, &small)), "padded");
+        assert!(run(&graphs, &inputs[2]).equal(&wanted[2]), "after padding");
+    }
+}
+
+#[test]
+fn inputs_may_be_dropped_while_a_graph_reads_them() {
+    let Some(store) = block("inputs_may_be_dropped_while_a_graph_reads_them") else {
+        return;
+    };
+    let plain = load(&store, "one-block", Graphs::Never);
+    let graphs = load(&store, "one-block", Graphs::Always);
+    let kept: Vec<Tensor> = (0..4).map(|_| random(8, 512)).collect();
+    let wanted: Vec<Tensor> = kept.iter().map(|input| run(&plain, input)).collect();
+    let stream = Stream::new(0).unwrap();
+    for own in [false, true] {
+        stream.wait_for(&Stream::current(0).unwrap()).unwrap();
+        let scope = own.then(|| stream.enter().unwrap());
+        // Queued: each call's input is dropped, and its memory given to the next, before the device has come to it.
+        let answers: Vec<Tensor> = (0..64)
+            .map(|at| run(&graphs, &kept[at % 4].copy()))
+            .collect();
+        stream.synchronize().unwrap();
+        tch::Cuda::synchronize(0);
+        drop(scope);
+        for (at, answer) in answers.iter().enumerate() {
+            assert!(answer.equal(&wanted[at % 4]), "own stream {own}, call {at}");
+        }
+    }
+}
