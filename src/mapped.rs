@@ -35,6 +35,13 @@ impl Mapped {
             )),
         }
     }
+
+    /// Asks the system to bring what is not in memory yet, in large pieces, and does not wait for it.
+    #[cfg(feature = "torch")]
+    pub(crate) fn read_ahead(&self) {
+        // A hint: without it every first look at a page reads a little.
+        let _ = self.0.advise(memmap2::Advice::WillNeed);
+    }
 }
 
 impl Deref for Mapped {

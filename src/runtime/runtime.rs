@@ -11,6 +11,7 @@ use super::{
     ffi::{
         cuda,
         ending::{self, Entered},
+        keep,
     },
     host::host,
     loader::{Held, Loader, Loading, Slot},
@@ -96,6 +97,7 @@ impl Runtime {
         for &device in &devices {
             check(device)?;
         }
+        keep();
         let hosts = devices
             .iter()
             .map(|&device| host(device))

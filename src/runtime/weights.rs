@@ -125,6 +125,7 @@ impl Weights {
             weights: digest,
             reason,
         };
+        bytes.read_ahead();
         let file = SafeTensors::deserialize(bytes).map_err(|error| bad(error.to_string()))?;
         let mut views = Vec::new();
         for (name, view) in file.iter() {

@@ -39,7 +39,7 @@ mod weight;
 pub use container::{Constant, Container};
 pub use cuda::{DeviceMemory, RawStream, cuda, libtorch_folder};
 pub use graph::{Graph, Pool};
-pub use heap::give_back;
+pub use heap::{give_back, keep};
 pub use interpreter::Interpreter;
 pub use library::Library;
 pub use operators::{Call, Loading, Operators, Value, registered};
