@@ -23,7 +23,7 @@ use super::{
     RuntimeError,
     ffi::{Container, Handle, Library, Meta, Operators, RawStream, Stolen, Weight},
     pool::Pool,
-    prepared::{self, Bound},
+    prepared::Bound,
     weights::Weights,
 };
 use crate::{
@@ -91,7 +91,6 @@ impl Plan {
     /// Makes a lane whose steps share one container per artifact, for what runs it a few times only.
     pub fn shared_lane(&self, weights: Arc<Weights>) -> Result<Lane, RuntimeError> {
         let mut lane = self.empty(weights);
-        self.prepare(&lane.weights);
         let mut known: BTreeMap<Digest, usize> = BTreeMap::new();
         let mut turns = Vec::with_capacity(self.steps.len());
         for (step, record) in self.steps.iter().zip(&self.program.steps) {
@@ -148,7 +147,6 @@ impl Plan {
     /// Binds a lane of [`Self::lane`] to a weight set. On failure the lane must not be used.
     pub fn bind(&self, lane: &mut Lane, weights: Arc<Weights>) -> Result<(), RuntimeError> {
         lane.made.clear();
-        self.prepare(&weights);
         for ((step, record), container) in self
             .steps
             .iter()
@@ -170,28 +168,6 @@ impl Plan {
         Ok(())
     }
 
-    fn bound<'a>(
-        &'a self,
-        artifact: &'a Artifact,
-        step: &'a Step,
-        weights: &'a Weights,
-    ) -> Bound<'a> {
-        Bound {
-            weights,
-            extras: self.extras.as_deref(),
-            aliases: &self.aliases,
-            artifact,
-            binding: &step.binding,
-        }
-    }
-
-    /// Makes what the steps want of the weights in a form of their own.
-    fn prepare(&self, weights: &Weights) {
-        let steps = self.steps.iter().zip(&self.program.steps);
-        let bound = steps.map(|(step, record)| self.bound(&step.artifact, record, weights));
-        prepared::make(&bound.collect::<Vec<_>>());
-    }
-
     /// Returns the weight of each constant of a container; every one must be there with equal dtype and shape.
     fn constants(
         &self,
@@ -200,7 +176,13 @@ impl Plan {
         container: &Container,
         weights: &Weights,
     ) -> Result<Vec<Arc<Weight>>, RuntimeError> {
-        let bound = self.bound(artifact, step, weights);
+        let bound = Bound {
+            weights,
+            extras: self.extras.as_deref(),
+            aliases: &self.aliases,
+            artifact,
+            binding: &step.binding,
+        };
         let find = |constant: &super::ffi::Constant| {
             let mut made = artifact.prepared.iter();
             if let Some(made) = made.find(|made| made.name == constant.fqn) {

@@ -6,26 +6,18 @@
 //! set, under the recipe and the names of the tensors it is made of: buckets, steps and lanes that want the same share
 //! it, another weight set has its own, and both go when their weights go.
 //!
-//! Recipes that are wanted at once are followed by several threads, each of which takes whole recipes and starts no
-//! others: they need not wait for each other, as the threads of one operator do after each.
+//! Recipes are followed one after the other, with all threads that an operator may use: which order oneDNN chooses for a
+//! filter depends on how many there are, and in the order for one thread a call took twice as long on four.
 //!
 //! A recipe calls only operators of torch itself that write nothing: what it is made of is mapped for reading.
 //!
 //! The tensors it was made of stay where they are. On the CPU that is the mapped object, whose pages nobody reads
 //! any more, so that the system may take them back.
 
-use std::{
-    cmp::Reverse,
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    thread,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    ffi::{Call, Handle, Meta, Operators, Value, Weight, alone, threads},
+    ffi::{Call, Handle, Meta, Operators, Value, Weight},
     weights::{Weights, bytes_of, same_strides},
 };
 use crate::record::{Artifact, Layout, Operand, Prepared, Recipe};
@@ -61,7 +53,10 @@ impl Bound<'_> {
 
     /// Returns what a recipe gives; it is made unless it is there already.
     pub fn prepared(&self, wanted: &Prepared) -> Result<Arc<Weight>, String> {
-        let made = self.weights.made(self.key(wanted)?, || {
+        let mut call = wanted.call.clone();
+        self.rename(&mut call)?;
+        let key = serde_json::to_string(&call).map_err(|error| error.to_string())?;
+        let made = self.weights.made(key, || {
             let mut of = Vec::new();
             let handle = self.make(&wanted.call, &mut of)?;
             // Most are copies; a view needs what it views.
@@ -78,13 +73,6 @@ impl Bound<'_> {
         })?;
         check(&made.handle().meta(), wanted)?;
         Ok(made)
-    }
-
-    /// Returns the recipe with the names of tensors for those of constants: what gives the same has the same.
-    fn key(&self, wanted: &Prepared) -> Result<String, String> {
-        let mut call = wanted.call.clone();
-        self.rename(&mut call)?;
-        serde_json::to_string(&call).map_err(|error| error.to_string())
     }
 
     fn place(&self, constant: &str) -> Result<(&Weights, &str), String> {
@@ -190,40 +178,6 @@ impl Bound<'_> {
             other => Err(format!("{other:?} is no tensor")),
         }
     }
-}
-
-/// Makes what is not there yet of all that some steps want, before they ask for it one by one. What fails is left for
-/// them to find.
-pub(super) fn make(steps: &[Bound<'_>]) {
-    let all = steps
-        .iter()
-        .flat_map(|bound| bound.artifact.prepared.iter().map(move |one| (bound, one)));
-    let missing = |(bound, wanted): &(&Bound<'_>, &Prepared)| {
-        bound
-            .key(wanted)
-            .is_ok_and(|key| !bound.weights.has_made(&key))
-    };
-    let mut missing: Vec<_> = all.filter(missing).collect();
-    // The longest first, so that no thread begins one when the others are done.
-    missing.sort_by_key(|(_, wanted)| Reverse(bytes_of(&wanted.shape, wanted.dtype)));
-    let workers = threads().min(missing.len());
-    if workers < 2 {
-        return;
-    }
-    let next = AtomicUsize::new(0);
-    let work = || {
-        while alone()
-            && let Some((bound, wanted)) = missing.get(next.fetch_add(1, Relaxed))
-        {
-            let _ = bound.prepared(wanted);
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            // What no thread does is done by whoever asks for it.
-            let _ = thread::Builder::new().spawn_scoped(scope, work);
-        }
-    });
 }
 
 /// Fails when what was made is not what the artifact was compiled for.

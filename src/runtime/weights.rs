@@ -92,7 +92,7 @@ pub struct Weights {
     device: Device,
     tensors: HashMap<String, Entry>,
     /// What artifacts want in a form of their own, by what it is made of and how.
-    made: Mutex<HashMap<String, Slot>>,
+    made: Mutex<HashMap<String, Arc<Weight>>>,
     /// Bytes of what was made.
     made_bytes: AtomicUsize,
     /// Addresses of the memory every tensor views.
@@ -100,9 +100,6 @@ pub struct Weights {
     /// How long the upload took.
     took: Option<Duration>,
 }
-
-/// One of what was made, empty until it is: whoever wants the same waits, others do not.
-type Slot = Arc<Mutex<Option<Arc<Weight>>>>;
 
 struct Entry {
     dtype: Dtype,
@@ -220,27 +217,15 @@ impl Weights {
         key: String,
         make: impl FnOnce() -> Result<(Weight, usize), String>,
     ) -> Result<Arc<Weight>, String> {
-        let slot = {
-            let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-            made.entry(key).or_default().clone()
-        };
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(weight) = &*slot {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(weight) = made.get(&key) {
             return Ok(weight.clone());
         }
         let (weight, bytes) = make()?;
         let weight = Arc::new(weight);
         self.made_bytes.fetch_add(bytes, Relaxed);
-        *slot = Some(weight.clone());
+        made.insert(key, weight.clone());
         Ok(weight)
-    }
-
-    /// Returns whether something was made under this key, or is being made.
-    pub fn has_made(&self, key: &str) -> bool {
-        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that is locked is being made.
-        made.get(key)
-            .is_some_and(|slot| slot.try_lock().map_or(true, |slot| slot.is_some()))
     }
 
     /// Returns the name under which the set holds a tensor that may be known under another.
@@ -446,41 +431,4 @@ fn dtype_of(dtype: StDtype) -> Option<Dtype> {
         StDtype::BOOL => Dtype::Bool,
         _ => return None,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-
-    #[test]
-    fn what_many_want_is_made_once_and_again_after_a_failure() {
-        let weights = Weights::none(Device::Cpu);
-        let failed = weights.made("one".to_owned(), || Err("not now".to_owned()));
-        assert_eq!(failed.err().as_deref(), Some("not now"));
-        assert!(!weights.has_made("one"));
-        let calls = AtomicUsize::new(0);
-        let make = || {
-            calls.fetch_add(1, Relaxed);
-            Ok((Weight::owned(Tensor::from_slice(&[1.0f32]).into()), 4))
-        };
-        thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| weights.made("one".to_owned(), make).map(drop).unwrap());
-            }
-        });
-        assert!(weights.has_made("one"));
-        assert_eq!(
-            (calls.load(Relaxed), weights.made_bytes.load(Relaxed)),
-            (1, 4)
-        );
-        // One that is being made does not hold up another.
-        let both = weights.made("two".to_owned(), || {
-            weights.made("three".to_owned(), make)?;
-            make()
-        });
-        both.unwrap();
-        assert_eq!(calls.load(Relaxed), 3);
-    }
 }

@@ -32,7 +32,6 @@ mod operators;
 mod shim;
 mod stream;
 mod tensor;
-mod threads;
 mod upload;
 mod weight;
 
@@ -45,6 +44,5 @@ pub use library::Library;
 pub use operators::{Call, Loading, Operators, Value, registered};
 pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Meta, Stolen, kind_of, share};
-pub use threads::{alone, threads};
 pub use upload::{can_upload, upload};
 pub use weight::Weight;

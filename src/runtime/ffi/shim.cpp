@@ -2,15 +2,12 @@
 //
 // Every function is extern "C", returns 0 or an error whose text `precast_last_error` has, and throws nothing.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/TensorBase.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-
-#include <dlfcn.h>
 
 #include <cstring>
 #include <exception>
@@ -140,25 +137,6 @@ struct PrecastMeta {
 void precast_capture_messages() {
   static std::once_flag once;
   std::call_once(once, [] { std::cerr.rdbuf(new PerThread(std::cerr.rdbuf())); });
-}
-
-// How many threads an operator may use that this thread calls.
-int32_t precast_threads() {
-  try {
-    return at::get_num_threads();
-  } catch (...) {
-    return 1;
-  }
-}
-
-// Makes that one, for this thread only; at::set_num_threads would do it for all that come. Returns what it is then.
-int32_t precast_alone() {
-  // libtorch sets a thread's number when it is first asked for it.
-  if (precast_threads() == 1) return 1;
-  // libtorch's own OpenMP, not one that the linker would find.
-  auto* set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
-  if (set) set(1);
-  return precast_threads();
 }
 
 const char* precast_last_error() { return last_error.c_str(); }

@@ -74,8 +74,6 @@ unsafe extern "C" {
     ) -> i32;
     pub fn precast_operators_delete(executor: *mut c_void);
     pub fn precast_capture_messages();
-    pub fn precast_threads() -> i32;
-    pub fn precast_alone() -> i32;
     pub fn precast_last_error() -> *const c_char;
     pub fn precast_tensor_meta(tensor: *const c_void, out: *mut RawMeta) -> i32;
     pub fn precast_tensor_share(tensor: *const c_void) -> RawTensor;
