@@ -27,10 +27,13 @@ CAUSES: dict[tuple[str, str], str] = {
     "machine. Building again on a quiet one would change it.",
     ("start", ""): "it does not load libtorch, which registers all its operators when it is loaded: most of a start of "
     "Precast, before anything of its own runs; and Precast packs weights at every start. A "
-    "libtorch without what no artifact calls, and packing by several threads, would change it.",
+    "libtorch without what no artifact calls, and packed weights that are kept, would change it.",
     ("blocks", "reduce-overhead"): "a region ends with its block: the last addition of a block and the first norm of "
-    "the next are two kernels, where a whole stack compiled as one has one. That is a part of it; the rest is not "
+    "the next are two kernels, where a whole stack compiled as one has one. That is a part of it; another is that all "
+    "kernels of a graph take a little longer once a process has launched some hundreds outside of graphs, why is not "
     "known yet.",
+    ("vlm", "onnxruntime"): "its matrices are too small to be packed and go to MKL, whose kernel for this processor "
+    "copies what it multiplies in every call. Packing smaller ones there would change it.",
     ("", "onnxruntime"): PACKED,
     ("", "max-autotune"): PACKED,
 }
