@@ -119,9 +119,16 @@ impl State {
         for (moves, input) in moves.iter_mut().zip(&self.inputs) {
             *moves &= input.is_floating_point();
         }
-        if moves.contains(&true) && !self.proves(&moves)? {
-            moves.fill(false);
-            "its answer differs when they are elsewhere".clone_into(&mut copied);
+        if moves.contains(&true) {
+            let refused = match self.proves(&moves) {
+                Ok(true) => None,
+                Ok(false) => Some("its answer differs when they are elsewhere".to_owned()),
+                Err(reason) => Some(reason),
+            };
+            if let Some(reason) = refused {
+                moves.fill(false);
+                copied = reason;
+            }
         }
         tracing::debug!(?moves, copied, "in place");
         self.moves = moves;

@@ -288,6 +288,7 @@ EXPORT int32_t precast_cuda_graph_end(void* graph) {
 EXPORT int32_t precast_cuda_graph_find(void* graph, const void* const* tensors, size_t n, bool* movable) {
   auto* g = static_cast<Graph*>(graph);
   return guarded([&] {
+    c10::cuda::CUDAGuard guard(g->device);
     std::vector<places::Range> ranges;
     for (size_t i = 0; i < n; i++) {
       const auto& t = *static_cast<const at::Tensor*>(tensors[i]);
@@ -306,6 +307,7 @@ EXPORT int32_t precast_cuda_graph_find(void* graph, const void* const* tensors, 
 EXPORT int32_t precast_cuda_graph_replay(void* graph, void* const* addresses) {
   auto* g = static_cast<Graph*>(graph);
   return guarded([&] {
+    c10::cuda::CUDAGuard guard(g->device);
     g->places.point(g->graph.raw_cuda_graph_exec(), addresses);
     g->graph.replay();
   });
