@@ -36,7 +36,7 @@ impl Mapped {
         }
     }
 
-    /// Asks the system to bring what is not in memory yet, in large pieces, and does not wait for it.
+    /// Asks the system to bring what is not in memory yet, in large pieces. It waits for no more than room for the requests.
     #[cfg(feature = "torch")]
     pub(crate) fn read_ahead(&self) {
         // A hint: without it every first look at a page reads a little.

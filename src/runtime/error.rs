@@ -326,7 +326,8 @@ impl RuntimeError {
             "annot allocate memory",
             "std::bad_alloc",
         ];
-        WORDS.iter().any(|words| text.contains(words))
+        // A library that found no room for its thread-local variables finds none later either.
+        WORDS.iter().any(|words| text.contains(words)) && !text.contains("static TLS block")
     }
 
     /// Returns whether an artifact is the cause, so that another bucket may do in its place. What is wrong with the

@@ -1,21 +1,25 @@
 //! A program as one CUDA graph: all its steps are launched at once.
 //!
 //! A graph is captured after a few plain runs on the stream it is captured on, so that kernels are loaded and workspaces
-//! are there. It reads static inputs and writes static outputs: its kernels have their addresses as arguments.
+//! are there. As captured it reads static inputs and writes static outputs: its kernels have their addresses as arguments.
 //!
 //! **In place.** A call of a bucket's own size needs no copies: before the launch, the kernels that have the address of a
 //! static tensor are given that of the caller's input, or of a new output. The addresses are found in the captured
-//! kernels' arguments. That this finds all of them can't be read anywhere, so each graph proves it when it is captured:
-//! its answer for moved tensors, while the static ones hold something else, must be the same bit by bit. Integers can't
-//! be made up for that, so such inputs are copied in, as are padded ones; an output that stays is copied out, because
-//! the next replay writes over it. A graph whose proof fails, as one without a reproducible answer does, copies all.
+//! kernels' arguments. That this finds all of them can't be read anywhere, so each graph is tried when it is captured:
+//! its answer for moved tensors, while the static ones hold what gives another, must be the same bit by bit. Integers
+//! can't be made up for that, so such inputs are copied in, as are padded ones, and what a [`Session`] gave out, which a
+//! replay may write over; an output that stays is copied out for the same reason. A graph that fails, as one without a
+//! reproducible answer does, copies all. What is not tried is that no number among the arguments only looks like an address.
 //!
 //! All graphs of a device share one memory pool: what one frees while it is captured the next one uses, so activations
 //! take as much as the largest bucket needs, when that one is captured first. It follows that replays of one device
 //! must not overlap. [`Shared`] orders them: callers enqueue one after the other, and a stream that is not the last
 //! one's waits for what that one has.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use smallvec::SmallVec;
 use tch::Tensor;
@@ -32,6 +36,10 @@ use super::{
 /// Runs before the capture.
 const WARM_UP: usize = 3;
 
+/// Why a tensor is copied that the proof had nothing to say about: see places.h, and integers.
+const STAYS: &str =
+    "they are integers, or share their memory, or too many kernels have their address";
+
 /// What torch aligns memory to, at least: the captured kernels may have been chosen for it.
 const ALIGNMENT: usize = 512;
 
@@ -41,7 +49,15 @@ pub(super) struct Shared {
     /// Where graphs are warmed up and captured.
     stream: Stream,
     device: usize,
-    last: Mutex<Option<RawStream>>,
+    turns: Mutex<Turns>,
+}
+
+#[derive(Default)]
+struct Turns {
+    /// The stream of the last replay.
+    last: Option<RawStream>,
+    /// Where the static outputs of the device's graphs are.
+    outputs: Vec<Range<usize>>,
 }
 
 /// One program, captured.
@@ -59,12 +75,15 @@ struct State {
     moves: Vec<bool>,
     /// Why others are copied.
     copied: String,
+    shared: Arc<Shared>,
+    /// Where its outputs are, as `shared` knows.
+    written: Vec<Range<usize>>,
     // Holds the kernels and the weights.
     _lane: Lane,
 }
 
 impl State {
-    fn capture(plan: &Plan, mut lane: Lane, shared: &Shared) -> Result<Self, String> {
+    fn capture(plan: &Plan, mut lane: Lane, shared: &Arc<Shared>) -> Result<Self, String> {
         let _span = tracing::info_span!("graph", module = &*plan.module).entered();
         let text = |error: tch::TchError| first_line(&error);
         let current = Stream::current(shared.device)?;
@@ -98,9 +117,19 @@ impl State {
             outputs,
             moves: Vec::new(),
             copied: String::new(),
+            shared: shared.clone(),
+            written: Vec::new(),
             _lane: lane,
         };
         state.settle_moves(plan)?;
+        let written = state.outputs.iter().map(|output| {
+            let meta = output.meta();
+            meta.address()..meta.address() + meta.room().max(0) as usize
+        });
+        let written: Vec<_> = written.collect();
+        let mut turn = turn;
+        turn.0.outputs.extend(written.iter().cloned());
+        state.written = written;
         drop(turn);
         drop(scope);
         Ok(state)
@@ -112,8 +141,8 @@ impl State {
         let mut tensors: Handles = self.inputs.iter().map(share).collect();
         tensors.extend(self.outputs.iter().map(ffi::Handle::share));
         // What can't be read is no reason to go without the graph.
-        let (mut moves, mut copied) = match self.graph.find(&tensors) {
-            Ok(moves) => (moves, "its kernels can't be told otherwise".to_owned()),
+        let (mut moves, mut copied) = match self.graph.find(&tensors, self.inputs.len()) {
+            Ok(moves) => (moves, STAYS.to_owned()),
             Err(reason) => (vec![false; tensors.len()], reason),
         };
         for (moves, input) in moves.iter_mut().zip(&self.inputs) {
@@ -122,7 +151,10 @@ impl State {
         if moves.contains(&true) {
             let refused = match self.proves(&moves) {
                 Ok(true) => None,
-                Ok(false) => Some("its answer differs when they are elsewhere".to_owned()),
+                Ok(false) => Some(
+                    "its answer differs when they are elsewhere, or does not depend on them"
+                        .to_owned(),
+                ),
                 Err(reason) => Some(reason),
             };
             if let Some(reason) = refused {
@@ -155,12 +187,21 @@ impl State {
         for input in &self.inputs {
             own.push(pad::copy(input).map_err(text)?.into());
         }
-        for output in &self.outputs {
+        write(&mut self.inputs, 2).map_err(text)?;
+        self.graph.replay()?;
+        // Where the answer is the same anyway, it says nothing about what was read.
+        if moves[..self.inputs.len()].contains(&true)
+            && bytes(&self.outputs).map_err(text)? == wanted
+        {
+            return Ok(false);
+        }
+        for (output, &moves) in self.outputs.iter().zip(&moves[self.inputs.len()..]) {
             let mut output = output.share().into_tensor();
-            let _ = output.f_fill_(1).map_err(text)?;
+            if moves {
+                let _ = output.f_fill_(1).map_err(text)?;
+            }
             own.push(pad::copy(&output).map_err(text)?.into());
         }
-        write(&mut self.inputs, 2).map_err(text)?;
         let given: Vec<_> = own
             .iter()
             .zip(moves)
@@ -213,16 +254,36 @@ fn bytes(tensors: &[ffi::Handle]) -> Result<Vec<Vec<u8>>, tch::TchError> {
 }
 
 /// Returns whether a call's input can take a static one's place: where it starts and how it lies is what kernels were
-/// chosen for. Its sizes, dtype and device have been compared.
-fn takes_place(input: &ffi::Handle, of: &Tensor) -> bool {
+/// chosen for, and it is not of the memory that replays write. Its sizes, dtype and device have been compared.
+fn takes_place(input: &ffi::Handle, of: &Tensor, turn: &Turn<'_>) -> bool {
     let input = input.meta();
-    input.address().is_multiple_of(ALIGNMENT) && input.strides() == of.stride()
+    let address = input.address();
+    address.is_multiple_of(ALIGNMENT)
+        && input.strides() == of.stride()
+        && !turn
+            .0
+            .outputs
+            .iter()
+            .any(|output| output.contains(&address))
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if !self.written.is_empty() {
+            let mut turns = self
+                .shared
+                .turns
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            turns
+                .outputs
+                .retain(|output| !self.written.contains(output));
+        }
+    }
 }
 
 /// The right to replay on a device, with the thread's current stream in order behind the last replay.
-pub(super) struct Turn<'a> {
-    _last: MutexGuard<'a, Option<RawStream>>,
-}
+pub(super) struct Turn<'a>(MutexGuard<'a, Turns>);
 
 impl Shared {
     pub fn new(device: usize) -> Result<Self, String> {
@@ -230,18 +291,18 @@ impl Shared {
             pool: Pool::new()?,
             stream: Stream::new(device)?,
             device,
-            last: Mutex::new(None),
+            turns: Mutex::default(),
         })
     }
 
     fn turn(&self) -> Result<Turn<'_>, String> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         let now = cuda()?.current_stream(self.device)?;
-        if let Some(before) = last.filter(|&before| before != now) {
+        if let Some(before) = turns.last.filter(|&before| before != now) {
             cuda()?.wait(now, before, self.device)?;
         }
-        *last = Some(now);
-        Ok(Turn { _last: last })
+        turns.last = Some(now);
+        Ok(Turn(turns))
     }
 
     /// Waits until every replay is done.
@@ -288,7 +349,7 @@ impl Graphed {
         // In this order everywhere: the program, then the device.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut *state;
-        let _turn = self.shared.turn().map_err(failed)?;
+        let turn = self.shared.turn().map_err(failed)?;
         let mut outputs = Handles::new();
         let mut given: SmallVec<[Option<&ffi::Handle>; 16]> = SmallVec::new();
         let span = padded.then(|| tracing::trace_span!("pad", module = &*plan.module).entered());
@@ -299,7 +360,7 @@ impl Graphed {
             .zip(&state.moves)
             .zip(&plan.program.inputs)
         {
-            if moves && !padded && takes_place(own, to) {
+            if moves && !padded && takes_place(own, to, &turn) {
                 given.push(Some(own));
                 continue;
             }

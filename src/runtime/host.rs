@@ -96,5 +96,6 @@ mod tests {
         let its_own = container("invalid device function");
         assert!(!its_own.is_out_of_memory() && its_own.is_artifacts());
         assert!(!failed("size mismatch").is_out_of_memory());
+        assert!(!failed("a.so: cannot allocate memory in static TLS block").is_out_of_memory());
     }
 }

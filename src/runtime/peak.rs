@@ -63,8 +63,8 @@ mod tests {
         let (_, Some(most)) = peak(Device::Cpu, || hold(256)) else {
             panic!("this kernel does not say")
         };
-        // Other tests of this process take memory meanwhile.
-        assert!((256..1024).contains(&(most / MIB)), "{most}");
+        // Other tests of this process take memory meanwhile, and give some back.
+        assert!((250..1024).contains(&(most / MIB)), "{most}");
         // What was freed is not there to be used unseen.
         let (_, again) = peak(Device::Cpu, || hold(256));
         assert!(again.unwrap() / MIB >= 250, "{again:?}");

@@ -135,3 +135,26 @@ fn inputs_may_be_dropped_while_a_graph_reads_them() {
         }
     }
 }
+
+#[test]
+fn what_a_session_gave_out_may_be_an_input() {
+    let Some(store) = block("what_a_session_gave_out_may_be_an_input") else {
+        return;
+    };
+    let graphs = load(&store, "one-block", Graphs::Always);
+    for (batch, seq) in [(1, 64), (8, 512), (8, 64)] {
+        let given = {
+            let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
+            session.inputs()[0].copy_(&random(batch, seq));
+            session.replay().unwrap();
+            session.outputs().remove(0)
+        };
+        // The next replay writes over it, or over a part of it, while it reads.
+        let kept = given.copy();
+        let answer = run(&graphs, &given);
+        assert!(
+            answer.equal(&run(&graphs, &kept)),
+            "batch={batch} seq={seq}"
+        );
+    }
+}

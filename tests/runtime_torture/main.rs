@@ -9,7 +9,7 @@
 //! | `races` | 19: only verified bytes execute |
 //! | `memory` | 22, 23, 24: weights once, no memory is an error, nothing leaks |
 //! | `exits` | 24: a process may end in mid-work |
-//! | `shim` | the C++ shim under AddressSanitizer; uploads under ThreadSanitizer too |
+//! | `shim` | the C++ shim under AddressSanitizer; uploads under ThreadSanitizer too; addresses in graphs |
 //!
 //! What may take the process down, or is measured on a whole process, runs in children: this binary starts itself
 //! (`act`). Real artifacts join in where `cargo test --test numerics` has left its store.
@@ -154,6 +154,14 @@ fn uploads_are_clean_under_sanitizers() {
     let told = shim::uploads(10);
     assert_eq!(told.bad, [] as [String; 0]);
     assert!(told.calls > 180, "{told:?}");
+}
+
+#[test]
+fn addresses_in_graphs_are_found_and_moved() {
+    match shim::places(2000) {
+        Some(told) => assert_eq!(told, Ok(())),
+        None => eprintln!("skipped: there are no CUDA headers beside torch"),
+    }
 }
 
 #[test]

@@ -5,9 +5,11 @@
 //!
 //! `uploads.cpp` uploads with the CUDA half's own source to a device that is a thread, also under ThreadSanitizer. Its
 //! controls are a race with the device and a read past the end of a piece.
+//!
+//! `places.cpp` finds and moves addresses in graphs that are plain memory, with CUDA's own headers and functions of its own.
 
 use std::{
-    fs,
+    env, fs,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -179,6 +181,47 @@ fn build_uploads(sanitizer: &str) -> Result<PathBuf, String> {
         fs::rename(unfinished, &made).unwrap();
     }
     Ok(made)
+}
+
+/// Looks for addresses in `rounds` made-up graphs and moves them. The reason, when it went wrong; none where CUDA's headers
+/// are missing.
+pub fn places(rounds: u64) -> Option<Result<(), String>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let torch = PathBuf::from(env::var_os("LIBTORCH")?)
+        .canonicalize()
+        .ok()?;
+    let site = torch.parent()?;
+    let headers = [
+        site.join("nvidia/cu13/include"),
+        site.join("triton/backends/nvidia/include"),
+    ];
+    if !headers[0].join("cuda.h").exists() {
+        return None;
+    }
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("places");
+    let compiled = compile(
+        Command::new("g++")
+            .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-g"])
+            .args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"])
+            .arg("-I")
+            .arg(root.join("src/runtime/ffi"))
+            .args(
+                headers
+                    .iter()
+                    .flat_map(|dir| ["-isystem".into(), dir.clone()]),
+            )
+            .arg(root.join("tests/runtime_torture/places.cpp"))
+            .arg("-o")
+            .arg(&made),
+    );
+    Some(compiled.and_then(|()| {
+        let ended = Command::new(&made).arg(rounds.to_string()).output();
+        let ended = ended.map_err(|error| error.to_string())?;
+        match ended.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&ended.stderr).into_owned()),
+        }
+    }))
 }
 
 /// Compiles the driver with the shim, and the fakes, once for their sources.

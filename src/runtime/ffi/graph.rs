@@ -68,20 +68,23 @@ impl Graph {
     }
 
     /// Looks for the addresses of these tensors in the graph, and returns of each whether a replay can be given another
-    /// address for it, as far as can be seen: see places.h for what can't.
-    pub fn find(&mut self, tensors: &[Handle]) -> Result<Vec<bool>, String> {
+    /// address for it, as far as can be seen: see places.h for what can't. The first `inputs` of them are its inputs, the
+    /// others its outputs.
+    pub fn find(&mut self, tensors: &[Handle], inputs: usize) -> Result<Vec<bool>, String> {
         let raw: Vec<*mut c_void> = tensors.iter().map(Handle::raw).collect();
         let mut movable = vec![false; raw.len()];
+        // When it fails they were looked for all the same, and none of them moves.
+        self.found = raw.len();
         // SAFETY: a live, captured graph, live tensors, and room for as many answers.
         self.functions.check(unsafe {
             (self.functions.graph_find)(
                 self.handle.as_ptr(),
                 raw.as_ptr(),
+                inputs,
                 raw.len(),
                 movable.as_mut_ptr(),
             )
         })?;
-        self.found = raw.len();
         Ok(movable)
     }
 

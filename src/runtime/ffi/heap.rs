@@ -1,9 +1,9 @@
 //! The C library's heap, which libtorch's CPU allocator takes from.
 
-/// The largest block whose size glibc's heap still learns from (malloc.c, `DEFAULT_MMAP_THRESHOLD_MAX`), less its header.
+/// The largest block whose size glibc's heap still learns from (malloc.c, `DEFAULT_MMAP_THRESHOLD_MAX`), less what rounding to pages may add.
 const LEARNT: usize = (32 << 20) - (64 << 10);
 
-/// Has the heap keep up to 64 MiB of what is freed.
+/// Has the heap keep blocks of up to 32 MiB that are freed, and up to 64 MiB of them in each of its arenas.
 ///
 /// glibc takes large blocks from the system, gives them back when they are freed, and stops doing so for sizes that it
 /// saw freed. A process that never freed a larger one gives the memory of a call's results between steps back at the end

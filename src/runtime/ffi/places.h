@@ -10,7 +10,7 @@
 // - its memory was also given to something larger while the graph was captured, whose addresses would be moved with it but
 //   which would not fit where they are moved to;
 // - its memory is another tensor's too;
-// - so many kernels have its address that telling them all takes longer than a copy.
+// - more than a few kernels have its address: telling one takes about as long as launching one.
 
 #pragma once
 
@@ -41,7 +41,10 @@ struct Range {
 };
 
 inline void check(cudaError_t code) {
-  if (code != cudaSuccess) throw std::runtime_error(cudaGetErrorString(code));
+  if (code == cudaSuccess) return;
+  // Said here: it is nobody else's.
+  (void)cudaGetLastError();
+  throw std::runtime_error(cudaGetErrorString(code));
 }
 
 // The driver's functions for kernels in graphs; the runtime's own know only kernels that it loaded itself.
@@ -80,36 +83,30 @@ struct Driver {
 
 class Places {
  public:
-  // Telling one takes about as long as launching one.
   static constexpr std::ptrdiff_t most_kernels = 4;
 
-  // Looks for the addresses of `tensors` in a graph. `allocated` is what was allocated while it was captured.
-  void find(cudaGraph_t graph, std::vector<Range> tensors, const std::vector<Range>& allocated) {
+  // Looks for the addresses of `tensors` in a graph: the first `inputs` of them are its inputs, the others its outputs.
+  // `allocated` is what was allocated while it was captured. When it fails, nothing can be moved.
+  void find(cudaGraph_t graph, std::vector<Range> tensors, size_t inputs, const std::vector<Range>& allocated) {
     tensors_ = std::move(tensors);
-    now_.clear();
+    movable_.assign(tensors_.size(), false);
+    target_.assign(tensors_.size(), 0);
     nodes_.clear();
-    movable_.assign(tensors_.size(), true);
-    for (size_t i = 0; i < tensors_.size(); i++) {
-      now_.push_back(tensors_[i].begin);
-      if (tensors_[i].bytes == 0) movable_[i] = false;
-      for (size_t j = 0; j < tensors_.size(); j++) {
-        if (i != j && tensors_[i].meets(tensors_[j])) movable_[i] = false;
-      }
-      for (const auto& one : allocated) {
-        if (tensors_[i].meets(one) && !tensors_[i].holds(one)) movable_[i] = false;
-      }
-    }
+    now_.clear();
+    for (const auto& tensor : tensors_) now_.push_back(tensor.begin);
+    std::vector<bool> found = alone(inputs, allocated);
     size_t count = 0;
     check(cudaGraphGetNodes(graph, nullptr, &count));
     std::vector<cudaGraphNode_t> nodes(count);
     check(cudaGraphGetNodes(graph, nodes.data(), &count));
-    for (const auto node : nodes) look(node);
+    for (const auto node : nodes) look(node, found);
     for (size_t i = 0; i < tensors_.size(); i++) {
       const auto has = [i](const Node& node) {
         return std::any_of(node.places.begin(), node.places.end(), [i](const Place& place) { return place.tensor == i; });
       };
-      if (std::count_if(nodes_.begin(), nodes_.end(), has) > most_kernels) movable_[i] = false;
+      if (std::count_if(nodes_.begin(), nodes_.end(), has) > most_kernels) found[i] = false;
     }
+    movable_ = std::move(found);
   }
 
   const std::vector<bool>& movable() const { return movable_; }
@@ -125,7 +122,6 @@ class Places {
       if (to == now_[i]) continue;
       // Until all nodes say so it is nowhere.
       now_[i] = 0;
-      target_.resize(tensors_.size());
       target_[i] = to;
       moved[i] = any = true;
     }
@@ -161,13 +157,31 @@ class Places {
     std::vector<Place> places;
   };
 
-  void stays(uint64_t address) {
+  // Which tensors have memory that nothing larger and no other tensor has. An output is the graph's own only where it was
+  // allocated for it: one that is an input or a weight is not.
+  std::vector<bool> alone(size_t inputs, const std::vector<Range>& allocated) const {
+    std::vector<bool> alone(tensors_.size(), true);
     for (size_t i = 0; i < tensors_.size(); i++) {
-      if (tensors_[i].has(address)) movable_[i] = false;
+      bool own = i < inputs;
+      for (size_t j = 0; j < tensors_.size(); j++) {
+        if (i != j && tensors_[i].meets(tensors_[j])) alone[i] = false;
+      }
+      for (const auto& one : allocated) {
+        if (one.begin == tensors_[i].begin) own = true;
+        if (tensors_[i].meets(one) && !tensors_[i].holds(one)) alone[i] = false;
+      }
+      if (tensors_[i].bytes == 0 || !own) alone[i] = false;
+    }
+    return alone;
+  }
+
+  void stays(uint64_t address, std::vector<bool>& found) const {
+    for (size_t i = 0; i < tensors_.size(); i++) {
+      if (tensors_[i].has(address)) found[i] = false;
     }
   }
 
-  void look(cudaGraphNode_t node) {
+  void look(cudaGraphNode_t node, std::vector<bool>& found) {
     cudaGraphNodeType type;
     check(cudaGraphNodeGetType(node, &type));
     switch (type) {
@@ -176,14 +190,14 @@ class Places {
       case cudaGraphNodeTypeMemcpy: {
         cudaMemcpy3DParms copy{};
         check(cudaGraphMemcpyNodeGetParams(node, &copy));
-        stays(reinterpret_cast<uint64_t>(copy.srcPtr.ptr));
-        stays(reinterpret_cast<uint64_t>(copy.dstPtr.ptr));
+        stays(reinterpret_cast<uint64_t>(copy.srcPtr.ptr), found);
+        stays(reinterpret_cast<uint64_t>(copy.dstPtr.ptr), found);
         return;
       }
       case cudaGraphNodeTypeMemset: {
         cudaMemsetParams set{};
         check(cudaGraphMemsetNodeGetParams(node, &set));
-        stays(reinterpret_cast<uint64_t>(set.dst));
+        stays(reinterpret_cast<uint64_t>(set.dst), found);
         return;
       }
       case cudaGraphNodeTypeEmpty:
@@ -192,7 +206,7 @@ class Places {
         return;
       default:
         // What it works on can't be read.
-        movable_.assign(movable_.size(), false);
+        found.assign(found.size(), false);
     }
   }
 

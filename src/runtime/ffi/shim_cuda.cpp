@@ -68,32 +68,40 @@ struct Graph {
     return taken;
   }
 
-  // Makes the allocator write down what it gives out. It has one record: when it is in use, this capture goes without.
+  // Makes the allocator write down what it gives out. It has one record, and not every allocator has it: without it the
+  // capture goes on, and no tensor moves.
   void record() {
     if (taken().exchange(true)) return;
-    recording = !allocator::isHistoryEnabled();
-    if (!recording) {
-      taken() = false;
-      return;
+    try {
+      if (!allocator::isHistoryEnabled()) {
+        allocator::recordHistory(true, nullptr, most, allocator::RecordContext::NEVER, true, {});
+        recording = true;
+      }
+    } catch (...) {
     }
-    allocator::recordHistory(true, nullptr, most, allocator::RecordContext::NEVER, true, {});
+    if (!recording) taken() = false;
   }
 
   void recorded(bool read) {
     if (!recording) return;
     recording = false;
-    if (read) {
-      const auto snapshot = allocator::snapshot();
-      const auto& trace = snapshot.device_traces.at(static_cast<size_t>(device));
-      // A full record has lost its first entries.
-      if (trace.size() < most) allocated.emplace();
-      for (const auto& entry : trace) {
-        if (allocated && entry.action_ == allocator::TraceEntry::ALLOC) {
-          allocated->push_back({entry.addr_, entry.size_});
+    try {
+      if (read) {
+        const auto snapshot = allocator::snapshot();
+        const auto& trace = snapshot.device_traces.at(static_cast<size_t>(device));
+        std::vector<places::Range> ranges;
+        for (const auto& entry : trace) {
+          if (entry.action_ == allocator::TraceEntry::ALLOC) ranges.push_back({entry.addr_, entry.size_});
         }
+        // A full record has lost its first entries.
+        if (trace.size() < most) allocated = std::move(ranges);
       }
+    } catch (...) {
     }
-    allocator::recordHistory(false, nullptr, 1, allocator::RecordContext::NEVER, true, {});
+    try {
+      allocator::recordHistory(false, nullptr, 1, allocator::RecordContext::NEVER, true, {});
+    } catch (...) {
+    }
     taken() = false;
   }
 };
@@ -283,9 +291,10 @@ EXPORT int32_t precast_cuda_graph_end(void* graph) {
     }
   });
 }
-// Finds where an ended graph has the addresses of these tensors; `movable` says of each whether a replay can be given
-// another address for it, as far as can be seen.
-EXPORT int32_t precast_cuda_graph_find(void* graph, const void* const* tensors, size_t n, bool* movable) {
+// Finds where an ended graph has the addresses of these tensors, of which the first `inputs` are its inputs and the others
+// its outputs; `movable` says of each whether a replay can be given another address for it, as far as can be seen.
+EXPORT int32_t precast_cuda_graph_find(
+    void* graph, const void* const* tensors, size_t inputs, size_t n, bool* movable) {
   auto* g = static_cast<Graph*>(graph);
   return guarded([&] {
     c10::cuda::CUDAGuard guard(g->device);
@@ -295,10 +304,10 @@ EXPORT int32_t precast_cuda_graph_find(void* graph, const void* const* tensors, 
       const uint64_t bytes = t.storage().nbytes();
       // A view of a part would be moved with all of it, which the new memory does not have.
       const bool whole = t.storage_offset() == 0 && bytes == static_cast<uint64_t>(t.numel()) * t.element_size();
-      ranges.push_back({reinterpret_cast<uint64_t>(t.data_ptr()), whole && g->allocated ? bytes : 0});
+      ranges.push_back({reinterpret_cast<uint64_t>(t.data_ptr()), whole ? bytes : 0});
     }
     const auto none = std::vector<places::Range>();
-    g->places.find(g->graph.raw_cuda_graph(), std::move(ranges), g->allocated ? *g->allocated : none);
+    g->places.find(g->graph.raw_cuda_graph(), std::move(ranges), inputs, g->allocated ? *g->allocated : none);
     for (size_t i = 0; i < n; i++) movable[i] = g->places.movable()[i];
   });
 }
