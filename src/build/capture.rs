@@ -24,23 +24,25 @@ impl Shared<'_> {
         let opened = match self.take_seat(number, seat) {
             Ok(live) => {
                 let (opened, _) = self.told(number, Work::Open, "the model", || self.reopen(live));
-                opened.map(|()| live.same_weights)
+                let kept = matches!(
+                    opened,
+                    Ok(()) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. })
+                );
+                let opened = opened.map(|()| live.same_weights);
+                if !kept {
+                    self.let_go(number, seat);
+                }
+                opened
             }
             Err(error) => Err(error),
         };
         let mut queue = self.lock();
         queue.opened(matches!(opened, Ok(true)));
         match opened {
-            // It came too late to be of use.
-            Err(BuildError::Interrupted) if queue.over() => {}
-            Err(BuildError::Interrupted) => return Err(BuildError::Interrupted),
-            Ok(_) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. }) => {}
-            Err(_) => {
-                *seat = Seat::Empty;
-                queue.left();
-            }
+            // Where all is done it came too late to be of use.
+            Err(BuildError::Interrupted) if !queue.over() => Err(BuildError::Interrupted),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     pub(super) fn capture(

@@ -343,6 +343,10 @@ impl<'s> Shared<'s> {
             && !live.opened
             && let Err(error) = self.reopen(live)
         {
+            // What it has imported stays imported: only a fresh one can make another model.
+            if !matches!(error, BuildError::Worker(_)) {
+                self.let_go(number, seat);
+            }
             return (Err(error), vec![]);
         }
         let start = live.log_len();
@@ -359,24 +363,33 @@ impl<'s> Shared<'s> {
         let log = live.log_since(start);
         if !matches!(answer, Ok(_) | Err(BuildError::Worker(_))) {
             // It is in an unknown state, or gone: the next task gets a fresh one.
-            *seat = Seat::Empty;
-            if number != 0 {
-                self.lock().left();
-            }
+            self.let_go(number, seat);
         }
         (answer, log)
     }
 
-    /// Makes the model again in another worker, which must be made from what the first one was made from.
+    /// Ends the worker of a thread.
+    pub(super) fn let_go(&self, number: usize, seat: &mut Seat<'_>) {
+        *seat = Seat::Empty;
+        if number != 0 {
+            self.lock().left();
+        }
+    }
+
+    /// Makes the model again in another worker, which must be made from what the first one was made from: else it doesn't
+    /// count as open, and captures nothing.
     pub(super) fn reopen(&self, worker: &mut Worker) -> Result<(), BuildError> {
         let opened = reopen(self.options, worker)?;
         worker.same_weights = opened.fingerprint == self.fingerprint;
         let known = self.plan.known.as_ref().map(|known| &known.entry.sources);
         let changed = |source: &&Source| known.is_some_and(|known| !known.contains(source));
         match opened.sources.iter().find(changed) {
-            Some(source) => Err(BuildError::SourceChanged {
-                path: source.path.clone(),
-            }),
+            Some(source) => {
+                worker.opened = false;
+                Err(BuildError::SourceChanged {
+                    path: source.path.clone(),
+                })
+            }
             None => Ok(()),
         }
     }
@@ -400,7 +413,13 @@ impl<'s> Shared<'s> {
         };
         let worker = match started {
             Some(worker) => worker,
-            None => Box::new(self.crew.start(number)?.0),
+            None => match self.crew.start(number) {
+                Ok((worker, _)) => Box::new(worker),
+                Err(error) => {
+                    self.let_go(number, seat);
+                    return Err(error);
+                }
+            },
         };
         *seat = Seat::Taken(worker);
         match seat {

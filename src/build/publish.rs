@@ -411,7 +411,8 @@ impl Shared<'_> {
             log: Some(log),
             provenance: provenance(),
         })?;
-        if item.form.left_out(error.code(), &item.settings.compile) {
+        let kept = item.measured_before();
+        if kept.is_none() && item.form.left_out(error.code(), &item.settings.compile) {
             self.progress.event(&Event::LeftOut {
                 module: &module.name,
                 bucket: &bucket,
@@ -435,7 +436,7 @@ impl Shared<'_> {
             location,
             hint: error.hint(),
             raise,
-            kept: item.measured_before(),
+            kept,
         };
         self.lock().done.outcomes.insert(*index, outcome);
         Ok(())

@@ -73,7 +73,8 @@ pub(super) struct SpecArgs {
     /// Try several option sets for every program, and keep the fastest one that passes; takes several times as long
     #[arg(long)]
     pub(super) tune: bool,
-    /// Check and measure also what is there, without compiling it, and keep what that says in the place of what is kept
+    /// Check and measure also what is there, compiling nothing but what `gc` has taken, and keep what that says in the
+    /// place of what is kept
     #[arg(long)]
     pub(super) remeasure: bool,
 }

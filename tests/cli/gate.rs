@@ -286,6 +286,23 @@ fn what_fails_to_be_measured_again_stays_as_it_was() {
     assert_eq!(locked.code, 2, "{}", locked.text());
 }
 
+#[test]
+fn what_may_be_left_out_stays_in_the_release_where_it_cannot_be_measured_again() {
+    let sandbox = Sandbox::new();
+    sandbox.append("precast.toml", "[compile]\nfullgraph = false\n");
+    assert_eq!(sandbox.run(&["build"]).code, 0);
+    let released = sandbox.json(&["release", "ls"]);
+    sandbox.write("steer", "# fake: capture fails batch=4\n");
+    let ran = sandbox.run(&["build", "--remeasure"]);
+    assert!(ran.stderr.contains("1 failed"), "{}", ran.text());
+    assert!(
+        !ran.stderr.contains("left out affine batch=4"),
+        "{}",
+        ran.text()
+    );
+    assert_eq!(sandbox.json(&["release", "ls"]), released);
+}
+
 #[cfg(feature = "sync-points")]
 #[test]
 fn a_crash_while_a_record_is_replaced_leaves_the_old_one_or_the_new_one() {

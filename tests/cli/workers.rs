@@ -223,6 +223,11 @@ fn a_worker_whose_model_is_another_one_captures_nothing() {
     for (from, to) in [
         ("SCALE = 2.0", "import time\nSCALE = float(time.time_ns())"),
         ("OFFSET = 1.0", "OFFSET = 1.0\n# fake: open fails again"),
+        // The same weights, of another graph.
+        (
+            "OFFSET = 1.0",
+            "OFFSET = 1.0\n# fake: open finds another source",
+        ),
     ] {
         let sandbox = much_to_capture();
         sandbox.edit("model.py", from, to);

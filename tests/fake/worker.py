@@ -6,12 +6,14 @@ Every module of a fake model computes `scale * (input 0 + input 1 + …) + OFFSE
 submodules, FQN -> class name, and its globals `SCALE` and `OFFSET` are the weight and the number that is folded into
 the graph.
 
-What goes wrong is steered by comments in the model's file, each for one request or, with a bucket, for that bucket:
+What goes wrong is steered by comments in the model's file, or in a file `steer` beside it, which is no source,
+each for one request or, with a bucket, for that bucket:
 
     # fake: capture fails              # fake: capture fails batch=8
     # fake: capture is slow            takes a second
     # fake: open fails again           a second worker can't make the model
     # fake: open hangs again           a second worker makes it for ever
+    # fake: open finds another source  a second worker imports another OFFSET, from a file that is then as it was
     # fake: compile fails              the compiler's message goes to the log
     # fake: compile dies               the worker is killed in mid-compile
     # fake: compile hangs              no answer, ever
@@ -126,22 +128,28 @@ class Worker:
             raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
         if request.get("weights"):
             self.model.SCALE = read_scale(Path(request["weights"]))
-        if self.told("open fails again", {}) or self.told("open hangs again", {}):
-            mark = self.root / "opened"
-            if mark.exists() and self.told("open hangs again", {}):
-                time.sleep(3600)
-            if mark.exists():
-                raise Failure("entry_call", "the fake model is made once")
+        told = ("open fails again", "open hangs again", "open finds another source")
+        mark = self.root / "opened"
+        again = [what for what in told if mark.exists() and self.told(what, {})]
+        if "open hangs again" in again:
+            time.sleep(3600)
+        if "open fails again" in again:
+            raise Failure("entry_call", "the fake model is made once")
+        found = b""
+        if "open finds another source" in again:
+            self.model.OFFSET, found = 77.0, b"OFFSET = 77.0"
+        if any(self.told(what, {}) for what in told):
             mark.touch()
         for other in request.get("also") or []:
             importlib.import_module(other.split(":")[0])
         files = [Path(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
         own = sorted(f for f in files if self.root in f.parents)
+
+        def digest(file: Path) -> str:
+            return hashlib.sha256(file.read_bytes() + found).hexdigest()
+
         return {
-            "sources": [
-                {"path": f.relative_to(self.root).as_posix(), "digest": hashlib.sha256(f.read_bytes()).hexdigest()}
-                for f in own
-            ],
+            "sources": [{"path": f.relative_to(self.root).as_posix(), "digest": digest(f)} for f in own],
             "packages": [],
             "modules": self.modules,
             "declared": getattr(self.model, "DECLARED", {}),
@@ -156,7 +164,9 @@ class Worker:
     def told(self, what: str, sizes: dict[str, int]) -> bool:
         """Returns whether the model's file asks for this behaviour at this bucket."""
         bucket = " ".join(f"{name}={size}" for name, size in sorted(sizes.items()))
-        asked = re.findall(r"^# fake: (.*?)\s*$", Path(self.model.__file__).read_text(), re.MULTILINE)
+        steer = self.root / "steer"
+        text = Path(self.model.__file__).read_text() + (steer.read_text() if steer.exists() else "")
+        asked = re.findall(r"^# fake: (.*?)\s*$", text, re.MULTILINE)
         return any(line == what or (line.startswith(what + " ") and line[len(what) + 1 :] in bucket) for line in asked)
 
     def weights(self, request: Json) -> Json:
