@@ -286,7 +286,22 @@ class GraphTest(Project):
         dtypes = [output["dtype"] for output in captured["outputs"]]
         self.assertEqual(dtypes, ["float32", "float32", "bfloat16", "int64"])
         # How near to eager an artifact must be: a float32 answer may be rounded on its way.
-        self.assertEqual(captured["computed_in"], ["bfloat16", None, "bfloat16", "bfloat16"])
+        self.assertEqual(captured["computed_in"], ["bfloat16", None, "bfloat16", None])
+
+    def test_only_what_is_rounded_on_the_way_counts_as_computed_in(self) -> None:
+        text = model(
+            "rounded = x.bfloat16().float()\n"
+            "tenth = torch.full((6,), 0.1, dtype=torch.bfloat16)\n"
+            "low = torch.full((6,), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16)\n"
+            "mask = (x > 0).bfloat16().reshape(-1).view(x.shape)\n"
+            "chosen = torch.where(x.bfloat16() > 0, x, -x)\n"
+            "table = self.table.clone()[1:].t().contiguous().float().sum()\n"
+            "return rounded * 2, x + tenth, x.abs() + low, x * mask, chosen, x + table, x.half().float() + 1",
+            "self.table = torch.nn.Parameter(torch.ones(3, 6).bfloat16(), requires_grad=False)",
+        )
+        captured = self.composed_of(text)
+        exact = [None] * 4
+        self.assertEqual(captured["computed_in"], ["bfloat16", "bfloat16", *exact, "float16"])
 
 
 class FollowTest(Project):

@@ -20,7 +20,8 @@ pub fn equal(a: &Tensor, b: &Tensor) -> bool {
 pub struct Said {
     pub rtol: Option<f64>,
     pub atol: Option<f64>,
-    /// The coarsest dtype that the output was computed in, where that is not its own.
+    /// The coarsest dtype that the output was computed in, where that is not its own; it counts where the spec says
+    /// neither tolerance.
     pub computed_in: Option<Dtype>,
 }
 
@@ -120,7 +121,11 @@ pub fn compare(said: Said, output: &Output, got: &Tensor, eager: &Tensor) -> Res
 
 fn limits(said: Said, dtype: Dtype, largest: f64) -> (f64, f64) {
     let own = tolerance(dtype);
-    let inner = said.computed_in.map_or(own, tolerance);
+    // What a spec says of one is said of how near both must be.
+    let inner = match (said.rtol, said.atol) {
+        (None, None) => said.computed_in.map_or(own, tolerance),
+        _ => own,
+    };
     let (rtol, atol) = (own.0.max(inner.0), own.1.max(inner.1));
     (
         said.rtol.unwrap_or(rtol),
@@ -195,6 +200,14 @@ mod tests {
         };
         assert!(judge(Dtype::Float32, inside, &[1.03, -1.0], &[1.0, -1.0]).is_ok());
         assert!(judge(Dtype::Float32, inside, &[1.13, -1.0], &[1.0, -1.0]).is_err());
+        // A spec that says one of the two leaves the other where it is without it.
+        let one = Said {
+            rtol: Some(1e-4),
+            ..inside
+        };
+        let zero = |got: f64| judge(Dtype::Float32, one, &[got, 1.0], &[0.0, 1.0]);
+        assert!(zero(5e-3).is_err());
+        assert!(zero(1e-6).is_ok());
         // What is small beside the rest of the output is judged by the rest.
         let large = [1000.0, 1e-3];
         assert!(judge(Dtype::Float32, Said::default(), &[1000.0, 2e-3], &large).is_ok());

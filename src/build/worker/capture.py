@@ -33,6 +33,12 @@ from .wire import Failure, Wire
 
 # Microseconds of a call up to which running the module is cheaper than following its shapes on fake tensors.
 _QUICK = 200_000
+# Operators that hand on the values they are given; those that convert them; and those that fill some in, with the place
+# of these among the arguments.
+_MOVES = {"getitem", "clone", "contiguous", "reshape", "cat", "stack", "embedding", "index", "index_select", "gather"}
+_MOVES |= {"zeros", "zeros_like", "ones", "ones_like"}
+_CASTS = {"to", "_to_copy", "type_as"}
+_FILLS = {"scalar_tensor": 0, "full": 1, "full_like": 1, "where": 1, "masked_fill": 2}
 
 
 def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Path, wire: Wire) -> dict[str, Any]:
@@ -176,18 +182,42 @@ def _outputs(graph: flat.Flat, names: list[str], results: list[Any], what: str) 
 
 
 def _computed_in(graph: flat.Flat) -> list[str | None]:
-    """Returns for each output the coarsest dtype below float32 that it was computed in on the way, if any."""
+    """Returns for each output the coarsest dtype below float32 that values were rounded to on the way, if any."""
     import torch
 
     ranks = [None, torch.float16, torch.bfloat16]
     found: dict[Any, int] = {}
     for node in graph.graph.nodes:
         held = node.meta.get("val")
-        own = getattr(held, "dtype", None) if node.op == "call_function" else None
+        dtype = getattr(held, "dtype", None)
+        if isinstance(held, (int, torch.SymInt)) or (dtype and not (dtype.is_floating_point or dtype.is_complex)):
+            found[node] = 0  # is the same or is not, and what follows starts from that
+            continue
+        rounded = node.op == "call_function" and dtype in ranks[1:] and not _moves(node, dtype)
         before = [found[value] for value in node.all_input_nodes]
-        found[node] = max([ranks.index(own) if own in ranks else 0, *before])
+        found[node] = max([ranks.index(dtype) if rounded else 0, *before])
     dtypes = [ranks[found[node]] for node in graph.outputs]
     return [None if dtype is None else tensors.dtype_name(dtype) for dtype in dtypes]
+
+
+def _moves(node: Any, dtype: Any) -> bool:
+    """Returns whether a node only moves values that have its dtype already, or fills in ones that need no rounding.
+
+    A cast from a wider dtype is not among them: eager rounds there, a fused kernel goes on with what was not rounded.
+    """
+    import torch
+
+    name = getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")
+    given = [getattr(value.meta.get("val"), "dtype", None) for value in node.all_input_nodes]
+    if name in _CASTS:
+        return all(one in (dtype, torch.bool) for one in given)
+    if name not in _MOVES and name not in _FILLS and not (given and private.is_view(node)):
+        return False
+    first = _FILLS.get(name, len(node.args))
+    filled = [value for value in node.args[first : first + 2] if isinstance(value, (int, float))]
+    if any(float(value) != float(torch.tensor(value, dtype=dtype)) for value in filled):
+        return False
+    return not any(one is not None and one.is_floating_point and one != dtype for one in given)
 
 
 def _show(tensor: Any) -> str:
