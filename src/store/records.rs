@@ -63,6 +63,11 @@ impl Store {
 
     /// Keeps a program's record, whose artifacts must be in the store. Returns the record that the store has now.
     pub fn put_program(&self, program: &Program) -> Result<Program, StoreError> {
+        let _alone = self.claim(&program.id, &mut |_| true)?;
+        self.put_claimed(program)
+    }
+
+    fn put_claimed(&self, program: &Program) -> Result<Program, StoreError> {
         check_name(&program.model)?;
         let _adding = self.adding(&[&[program.id][..], &artifacts_of(program)].concat())?;
         self.need_artifacts(program)?;
@@ -72,35 +77,35 @@ impl Store {
     /// Keeps a program's record in the place of the one with its key, if there is one: it was measured again. Whoever
     /// reads meanwhile, or after a crash, finds the one or the other whole.
     pub fn replace_program(&self, program: &Program) -> Result<(), StoreError> {
+        // File and row are those of one build, however many replace them.
+        let _alone = self.claim(&program.id, &mut |_| true)?;
         let path = self.layout().record(Kind::Program, &program.id);
         let (old, old_seal) = match self.program(&program.id) {
             Ok(Some(old)) => (old, sealed::read::<Program>(&path)?.map(|(_, seal)| seal)),
             // What is damaged is set aside.
             Ok(None) | Err(StoreError::Record { .. }) => {
-                return self.put_program(program).map(drop);
+                return self.put_claimed(program).map(drop);
             }
             Err(e) => return Err(e),
         };
-        let both = [artifacts_of(program), artifacts_of(&old)].concat();
+        self.leave_newer_failure(&program.id)?;
+        let new = artifacts_of(program);
+        let both = [&new[..], &artifacts_of(&old)].concat();
         let _adding = self.adding(&[&[program.id][..], &both].concat())?;
         self.need_artifacts(program)?;
         let (text, seal) = sealed::encode(program, &path)?;
         let mut draft = self.draft()?;
         std::io::Write::write_all(draft.file(), &text).at("write", draft.path())?;
         // Until the row is that of the new file it names the artifacts of both, so that gc leaves either whole.
-        let either = Program {
-            steps: [&old.steps[..], &program.steps].concat(),
-            ..old
-        };
         let made = created(&path)?;
         self.index()
-            .write(|tx| rows::replace_program(tx, &either, &old_seal.unwrap_or(seal), made))?;
+            .write(|tx| rows::replace_program(tx, &old, &both, &old_seal.unwrap_or(seal), made))?;
         sync::point("replace:row-widened");
         draft.replace(&path)?;
         sync::point("replace:record-published");
         let made = created(&path)?;
         self.index().write(|tx| {
-            rows::replace_program(tx, program, &seal, made)?;
+            rows::replace_program(tx, program, &new, &seal, made)?;
             tx.prepare_cached("DELETE FROM failures WHERE id=?")?
                 .execute([program.id.as_bytes()])
         })?;
@@ -320,6 +325,16 @@ mod tests {
         store.replace_program(&new).unwrap();
         assert_eq!(store.program(&old.id).unwrap(), Some(new));
         assert_eq!(store.verify().unwrap().defects, []);
+        let mut newer = testing::failure(old.id, "of a newer precast");
+        newer.schema = SCHEMA + 1;
+        let path = store.layout().record(Kind::Failure, &old.id);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let (text, _) = sealed::encode(&newer, &path).unwrap();
+        fs::write(&path, &text).unwrap();
+        let told = store.replace_program(&old).unwrap_err();
+        assert!(matches!(told, StoreError::Newer { .. }), "{told}");
+        assert_eq!(fs::read(&path).unwrap(), text);
+        fs::remove_file(&path).unwrap();
         let mut lost = old;
         lost.steps[0].artifact = Digest::of(b"nowhere");
         let told = store.replace_program(&lost).unwrap_err();

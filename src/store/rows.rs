@@ -259,8 +259,17 @@ pub(crate) fn insert_program(
     seal: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
+    insert_program_with(to, program, &artifacts_of(program), seal, created)
+}
+
+fn insert_program_with(
+    to: &Connection,
+    program: &Program,
+    artifacts: &[Digest],
+    seal: &Digest,
+    created: i64,
+) -> rusqlite::Result<()> {
     unmark(to, "programs", &program.id)?;
-    let artifacts = artifacts_of(program);
     let row = ProgramRow {
         id: program.id,
         model: program.model.clone(),
@@ -273,7 +282,7 @@ pub(crate) fn insert_program(
         used: None,
         bytes: 0,
     };
-    let links = links(&artifacts);
+    let links = links(artifacts);
     to.prepare_cached("INSERT OR REPLACE INTO programs VALUES (?,?,?,?,?,?,?,?,?,?,?)")?
         .execute(params![
             row.id.as_bytes(),
@@ -289,22 +298,23 @@ pub(crate) fn insert_program(
             row.sum(seal, links)
         ])?;
     let mut link = to.prepare_cached("INSERT OR IGNORE INTO program_artifacts VALUES (?,?)")?;
-    for artifact in &artifacts {
+    for artifact in artifacts {
         link.execute([program.id.as_bytes(), artifact.as_bytes()])?;
     }
     Ok(())
 }
 
-/// Inserts the row of a program in the place of the one that is there.
+/// Inserts the row of a program in the place of the one that is there, as one that needs these artifacts.
 pub(crate) fn replace_program(
     to: &Connection,
     program: &Program,
+    artifacts: &[Digest],
     seal: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
     to.prepare_cached("DELETE FROM program_artifacts WHERE program=?")?
         .execute([program.id.as_bytes()])?;
-    insert_program(to, program, seal, created)
+    insert_program_with(to, program, &sorted(artifacts.to_vec()), seal, created)
 }
 
 impl ProgramRow {

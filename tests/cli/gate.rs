@@ -312,14 +312,19 @@ fn a_crash_while_a_record_is_replaced_leaves_the_old_one_or_the_new_one() {
     ] {
         let sandbox = Sandbox::new();
         let (slow, fast) = (took(300.0, 100.0, 20), took(100.0, 300.0, 0));
-        let ran = sandbox.output(&mut timed(&sandbox, &slow, &slow));
+        let mut first = timed(&sandbox, &slow, &slow);
+        let ran = sandbox.output(first.env("FAKE_EAGER", "one archive"));
         assert_eq!((ran.code, faster(&sandbox)), (0, "eager".into()));
+        let archive = || sandbox.json(&["show", "affine", "batch=4"])["eager"]["artifact"].clone();
+        let before = archive();
+        assert!(before.is_string(), "{before}");
         std::fs::remove_dir_all(sandbox.path("bin")).unwrap();
         let sync = sandbox.path("sync");
         std::fs::create_dir(&sync).unwrap();
         sandbox.write(&format!("sync/{point}.stop"), "");
         let mut again = timed(&sandbox, &fast, &slow);
         again.args(["--remeasure", "--only", FOUR]);
+        again.env("FAKE_EAGER", "another archive");
         let mut child = again.env("PRECAST_SYNC", &sync).spawn().unwrap();
         let started = std::time::Instant::now();
         while !sync.join(format!("{point}.here")).exists() {
@@ -330,7 +335,8 @@ fn a_crash_while_a_record_is_replaced_leaves_the_old_one_or_the_new_one() {
         child.wait().unwrap();
         assert_eq!(faster(&sandbox), then, "{point}");
         // Nothing that either record needs is collected, and the index is mended from the files.
-        assert_eq!(sandbox.run(&["gc"]).code, 0);
+        assert_eq!(archive() == before, then == "eager", "{point}");
+        assert_eq!(sandbox.run(&["gc", "--unreleased"]).code, 0);
         assert_eq!(sandbox.run(&["verify", "--reindex"]).code, 0);
         assert_eq!(sandbox.run(&["verify"]).code, 0);
         assert_eq!(faster(&sandbox), then, "{point}");

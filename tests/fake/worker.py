@@ -40,6 +40,7 @@ graph pass is a function that changes the segment (a dict with `offset`) in plac
 the options it was asked for.
 
 The environment variable FAKE_TORCH changes the torch version that the worker claims; FAKE_TORCH=none claims to lack it.
+FAKE_EAGER is what the archive says that eager runs from; without it there is none.
 """
 
 import array
@@ -233,7 +234,7 @@ class Worker:
         )
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
         follow = [None if dim is None else {"dim": dim, "scale": 1, "offset": 0} for dim in inputs[0]["dims"]]
-        return {
+        answer: Json = {
             "segments": [
                 {
                     "graph": json.dumps(segment, sort_keys=True),
@@ -260,6 +261,10 @@ class Worker:
             "samples": str(out / "samples.safetensors"),
             "seconds": 0.01,
         }
+        if says := os.environ.get("FAKE_EAGER"):
+            (out / "eager.pt2").write_text(says)
+            answer["exported"] = str(out / "eager.pt2")
+        return answer
 
     def compile(self, request: Json) -> Json:
         segment, out = json.loads(Path(request["file"]).read_text()), Path(request["out"])
