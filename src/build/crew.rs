@@ -11,7 +11,8 @@
 //!
 //! What a capture brings says how many more there can be work for, and those start then, up to `-j`. A model may be large,
 //! and its size is known when it has been made once: so the others wait for that, and have imported what they need
-//! meanwhile. Where the file that the spec names for its weights is large, none gets ready to capture.
+//! meanwhile. All models beside the first one may take a sixteenth of the memory together, and 1 GiB on a device: where the
+//! file that the spec names for its weights is larger, none gets ready to capture.
 //!
 //! They are started, not forked from one process that has imported torch and the compiler. Those imports cost a worker
 //! 4.4 s of CPU (`python -c "import torch, torch._inductor.compile_fx"` on two cores; torch alone 1.9 s), while another
@@ -23,7 +24,7 @@ use std::{path::Path, thread::Scope, time::Duration};
 
 use super::{
     BuildError, Options,
-    jobs::{Ahead, small_enough},
+    jobs::{Ahead, more_models},
     limits::{Limits, Stop},
     progress::{Event, Progress},
     protocol::{Hello, Prepared, Request},
@@ -51,17 +52,17 @@ impl Crew<'_> {
         let artifacts =
             |item: &Item| 1 + usize::from(!spec.modules[item.module].regions.is_empty());
         let missing: Vec<&Item> = plan.missing().collect();
-        let compiled = || missing.iter().filter(|item| item.form.compiled);
+        // What is only measured again has its artifacts, but for what gc has taken.
+        let compiles = |item: &&&Item| item.form.compiled && item.measured_before().is_none();
+        let compiled = || missing.iter().filter(compiles);
         let new = |item: &&&Item| matches!(&item.state, State::Miss { reasons, .. } if reasons.contains(&Reason::NeverBuilt));
         // Of a program that was built before nobody knows whether there is anything to compile.
         let new: usize = compiled().filter(new).map(|item| artifacts(item)).sum();
         let each = compiled().map(|item| artifacts(item)).max().unwrap_or(0);
         let workers = self.options.jobs.max(1);
         // Workers come in groups: one that captures, and those that compile what it brings.
-        let capture = match small_enough(self, spec.model.weights.file()) {
-            true => (workers / (1 + each)).clamp(1, missing.len().max(1)) - 1,
-            false => 0,
-        };
+        let capture = (workers / (1 + each)).clamp(1, missing.len().max(1)) - 1;
+        let capture = capture.min(more_models(self, spec.model.weights.file()));
         let compile = new.max(usize::from(each > 0)).min(workers - 1 - capture);
         [vec![Role::Capture; capture], vec![Role::Compile; compile]].concat()
     }

@@ -138,7 +138,9 @@ pub(super) fn run(
     let threads = crew.options.jobs.max(1);
     let compiled = jobs.iter().map(|job| job.item.form.compiled);
     let captures = compiled.enumerate();
-    let opening = may_spread(crew, &weights).then_some(first.seconds);
+    let named = crew.options.spec.model.weights.file();
+    let more = more_models(crew, named.or(weights.file.as_deref()));
+    let opening = (more > 0).then_some((first.seconds, more));
     let roles: Vec<Role> = ahead.iter().map(|ahead| ahead.role).collect();
     let queue = Queue::new(captures, threads, &roles, opening);
     let shared = Shared {
@@ -175,20 +177,24 @@ pub(super) fn run(
     }
 }
 
-/// Returns whether several workers may hold the model: where that takes a small part of the memory.
-fn may_spread(crew: &Crew<'_>, weights: &Weights) -> bool {
-    let named = crew.options.spec.model.weights.file();
-    small_enough(crew, named.or(weights.file.as_deref()))
-}
-
-/// Returns whether a file of weights may be in the memory of several workers.
-pub(super) fn small_enough(crew: &Crew<'_>, file: Option<&Path>) -> bool {
+/// Returns how many workers beside the first may hold a model with this file of weights: as many as take a small part of
+/// the memory together.
+pub(super) fn more_models(crew: &Crew<'_>, file: Option<&Path>) -> usize {
     let bytes = file.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
     let machine = machine_memory().unwrap_or(0);
-    bytes.is_ok_and(|bytes| bytes <= most(crew.options.spec.target.device, machine))
+    let most = most(crew.options.spec.target.device, machine);
+    bytes.map_or(0, |bytes| models(most, bytes))
 }
 
-/// Returns how many bytes of weights may be in several workers at once.
+/// Returns how many times so many bytes go into the most there may be.
+fn models(most: u64, bytes: u64) -> usize {
+    let times = most.checked_div(bytes);
+    times.map_or(usize::MAX, |times| {
+        usize::try_from(times).unwrap_or(usize::MAX)
+    })
+}
+
+/// Returns how many bytes of weights may be in the workers beside the first, all together.
 fn most(device: DeviceKind, machine: u64) -> u64 {
     const OF_MACHINE: u64 = 16;
     const ON_DEVICE: u64 = 1 << 30;
@@ -438,5 +444,10 @@ mod tests {
         assert_eq!(most(DeviceKind::Cpu, 64 << 30), 4 << 30);
         assert_eq!(most(DeviceKind::Cuda, 64 << 30), 1 << 30);
         assert_eq!(most(DeviceKind::Cuda, 8 << 30), 1 << 29);
+        // In as many as have it in that memory together.
+        assert_eq!(models(4 << 30, 1 << 30), 4);
+        assert_eq!(models(4 << 30, 3 << 30), 1);
+        assert_eq!(models(4 << 30, 5 << 30), 0);
+        assert_eq!(models(0, 0), usize::MAX);
     }
 }

@@ -103,8 +103,9 @@ enum Weights {
 
 #[derive(Default)]
 pub(super) struct Queue {
-    /// What making the model in one more worker costs in seconds; none: only the first one may.
-    opening: Option<f64>,
+    /// What making the model in one more worker costs in seconds, and in how many that may be done; none: only the first
+    /// one may.
+    opening: Option<(f64, usize)>,
     /// Seconds of captures that are over, and how many.
     captured: (f64, u32),
     /// Programs, and whether they are compiled.
@@ -138,12 +139,13 @@ pub(super) struct Queue {
 
 impl Queue {
     /// `workers` may live at once; beside the first, which holds the model, `hired` are there already or get ready for
-    /// what is said of each. Making the model in one more of them takes `opening` seconds, if that may be done.
+    /// what is said of each. `opening`: the seconds that making the model in one more of them takes, and in how many that
+    /// may be done.
     pub fn new(
         captures: impl Iterator<Item = (usize, bool)>,
         workers: usize,
         hired: &[Role],
-        opening: Option<f64>,
+        opening: Option<(f64, usize)>,
     ) -> Self {
         Self {
             opening,
@@ -227,9 +229,13 @@ impl Queue {
     /// Returns whether a worker should make the model too, to take a part of the captures: one that got ready for it if
     /// nobody knows yet how long they take, others if they have nothing to compile.
     fn worth_opening(&self, role: Role) -> bool {
-        let (Some(cost), (seconds, count)) = (self.opening, self.captured) else {
+        let (Some((cost, more)), (seconds, count)) = (self.opening, self.captured) else {
             return false;
         };
+        // The first one's model is none of them.
+        if self.capturers - 1 + self.openings >= more {
+            return false;
+        }
         let left = self.captures.len();
         match (role, count) {
             (Role::Capture, 0) => left > self.openings,
@@ -410,7 +416,7 @@ mod tests {
     }
 
     /// Returns a queue of so many captures whose weights are there.
-    fn queue(captures: usize, hired: &[Role], opening: Option<f64>) -> Queue {
+    fn queue(captures: usize, hired: &[Role], opening: Option<(f64, usize)>) -> Queue {
         let captures = (0..captures).map(|job| (job, true));
         let mut queue = Queue::new(captures, 8, hired, opening);
         queue.weights_are_there();
@@ -436,7 +442,8 @@ mod tests {
 
     #[test]
     fn one_that_got_ready_makes_the_model_before_any_capture_is_over() {
-        let mut queue = queue(3, &[Role::Capture, Role::Capture, Role::Compile], Some(9.0));
+        let roles = [Role::Capture, Role::Capture, Role::Compile];
+        let mut queue = queue(3, &roles, Some((9.0, 9)));
         let open = |next: Next| matches!(next, Next::Do(Task::Open));
         assert!(matches!(
             queue.next(true, FIRST),
@@ -463,11 +470,23 @@ mod tests {
         let open = |next: Next| matches!(next, Next::Do(Task::Open));
         let mut large = queue(3, &[Role::Capture], None);
         assert!(!open(large.next(false, ready(Role::Capture))));
-        let mut slow = queue(3, &[Role::Capture], Some(9.0));
+        let mut slow = queue(3, &[Role::Capture], Some((9.0, 9)));
         slow.captured_in(1.0);
         assert!(!open(slow.next(false, ready(Role::Capture))));
         slow.captured_in(99.0);
         assert!(open(slow.next(false, ready(Role::Capture))));
+    }
+
+    #[test]
+    fn no_more_models_than_the_memory_is_for() {
+        let open = |next: Next| matches!(next, Next::Do(Task::Open));
+        let mut queue = queue(9, &[Role::Capture; 3], Some((9.0, 2)));
+        assert!(open(queue.next(false, ready(Role::Capture))));
+        queue.opened(true);
+        assert!(open(queue.next(false, ready(Role::Capture))));
+        assert!(!open(queue.next(false, ready(Role::Capture))));
+        queue.opened(true);
+        assert!(!open(queue.next(false, ready(Role::Capture))));
     }
 
     #[test]
