@@ -23,7 +23,10 @@ impl Shared<'_> {
     pub(super) fn open_beside(&self, number: usize, seat: &mut Seat<'_>) -> Result<(), BuildError> {
         let opened = match self.take_seat(number, seat) {
             Ok(live) => {
+                let stop = live.stop.clone();
+                live.stop = stop.or(&self.late);
                 let (opened, _) = self.told(number, Work::Open, "the model", || self.reopen(live));
+                live.stop = stop;
                 let kept = matches!(
                     opened,
                     Ok(()) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. })
@@ -39,8 +42,10 @@ impl Shared<'_> {
         let mut queue = self.lock();
         queue.opened(matches!(opened, Ok(true)));
         match opened {
-            // Where all is done it came too late to be of use.
-            Err(BuildError::Interrupted) if !queue.over() => Err(BuildError::Interrupted),
+            // Else it came too late to be of use.
+            Err(BuildError::Interrupted) if self.crew.stop.is_set() && !queue.over() => {
+                Err(BuildError::Interrupted)
+            }
             _ => Ok(()),
         }
     }

@@ -20,7 +20,12 @@
 //! context, hands descriptors over a socket and collects its children: the compiler's own warm-up, which is the larger
 //! half of getting ready, breaks each of these.
 
-use std::{path::Path, thread::Scope, time::Duration};
+use std::{
+    path::Path,
+    sync::{PoisonError, RwLock, RwLockReadGuard},
+    thread::Scope,
+    time::Duration,
+};
 
 use super::{
     BuildError, Options,
@@ -43,6 +48,9 @@ pub(super) struct Crew<'a> {
     pub progress: &'a dyn Progress,
     pub limits: Limits,
     pub stop: Stop,
+    /// Held by every task, and by a worker that gets ready; alone by one that measures, so that what it chooses by is not what
+    /// the others do.
+    pub quiet: RwLock<()>,
 }
 
 impl Crew<'_> {
@@ -81,6 +89,11 @@ impl Crew<'_> {
             Ahead { role, handle }
         };
         roles.iter().enumerate().map(&mut start).collect()
+    }
+
+    /// Has those that measure wait until this is dropped, and waits for one that measures.
+    pub fn beside(&self) -> RwLockReadGuard<'_, ()> {
+        self.quiet.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts a worker and waits until it says what it is.
@@ -140,6 +153,7 @@ impl Crew<'_> {
         what: &str,
         role: Role,
     ) -> Result<Worker, BuildError> {
+        let _quiet = self.beside();
         let (mut worker, _) = self.start(number)?;
         worker.role = role;
         let started = std::time::Instant::now();

@@ -5,7 +5,7 @@ use std::{
     fs::Permissions,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, RwLock, atomic::AtomicBool},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -158,6 +158,7 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         progress,
         limits: Limits::new(options.memory),
         stop: Stop::new(&options.cancel),
+        quiet: RwLock::default(),
     };
     thread::scope(|scope| {
         let ahead = crew.start_ahead(&crew.ahead(&plan), scope);

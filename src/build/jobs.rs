@@ -6,7 +6,10 @@
 use std::{
     collections::HashMap,
     path::Path,
-    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
 };
@@ -121,8 +124,8 @@ pub(super) struct Shared<'a> {
     pub weights: OnceLock<StoredWeights>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Held by every task; alone by one that measures, so that what it chooses by is not what the others do.
-    quiet: RwLock<()>,
+    /// Ends those that are making the model: nothing is left to capture.
+    pub late: Arc<AtomicBool>,
 }
 
 /// Does `jobs`, starting with a worker that holds the model and those that are getting ready. Returns the weight set
@@ -155,7 +158,7 @@ pub(super) fn run(
         fingerprint: first.fingerprint,
         queue: Mutex::new(queue),
         changed: Condvar::new(),
-        quiet: RwLock::new(()),
+        late: Arc::default(),
     };
     thread::scope(|scope| {
         let mut seats = std::iter::once(Seat::Taken(Box::new(first.worker)))
@@ -263,7 +266,10 @@ impl<'s> Shared<'s> {
     fn hire(&self, number: usize, seat: &mut Seat<'_>) -> Result<(), BuildError> {
         let needed_now = self.lock().waits();
         let worker = match needed_now {
-            true => self.crew.start(number).map(|(worker, _)| worker),
+            true => {
+                let _quiet = self.crew.beside();
+                self.crew.start(number).map(|(worker, _)| worker)
+            }
             false => self.crew.prepare(number, None),
         };
         match worker {
@@ -297,7 +303,7 @@ impl<'s> Shared<'s> {
     }
 
     /// Runs `body` between the two events of a task, and returns its result with the seconds it took. What is to be alone
-    /// waits until nothing else is done, and has the others wait.
+    /// waits until nothing else is done, and has the others wait; a model that nobody will need it ends.
     pub(super) fn told<T>(
         &self,
         worker: usize,
@@ -306,15 +312,15 @@ impl<'s> Shared<'s> {
         body: impl FnOnce() -> T,
     ) -> (T, f64) {
         let job = work.name();
+        if work.alone() && self.lock().all_captured() {
+            self.late.store(true, Ordering::Relaxed);
+        }
         let (_others, _alone) = match work.alone() {
-            true => (
-                None,
-                Some(self.quiet.write().unwrap_or_else(PoisonError::into_inner)),
-            ),
-            false => (
-                Some(self.quiet.read().unwrap_or_else(PoisonError::into_inner)),
-                None,
-            ),
+            true => {
+                let alone = self.crew.quiet.write();
+                (None, Some(alone.unwrap_or_else(PoisonError::into_inner)))
+            }
+            false => (Some(self.crew.beside()), None),
         };
         self.progress.event(&Event::Begin { worker, job, what });
         self.pace().begin(worker, job, what);

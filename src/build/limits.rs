@@ -27,6 +27,8 @@ const SHARE: u64 = 90;
 pub struct Stop {
     outside: Arc<AtomicBool>,
     over: Arc<AtomicBool>,
+    /// Ends one worker alone.
+    late: Arc<AtomicBool>,
 }
 
 impl Stop {
@@ -34,11 +36,21 @@ impl Stop {
         Self {
             outside: outside.clone(),
             over: Arc::default(),
+            late: Arc::default(),
+        }
+    }
+
+    /// Returns one that is also set when `late` is.
+    pub fn or(&self, late: &Arc<AtomicBool>) -> Self {
+        Self {
+            late: late.clone(),
+            ..self.clone()
         }
     }
 
     pub fn is_set(&self) -> bool {
-        self.outside.load(Ordering::Relaxed) || self.over.load(Ordering::Relaxed)
+        let flags = [&self.outside, &self.over, &self.late];
+        flags.iter().any(|flag| flag.load(Ordering::Relaxed))
     }
 
     /// Ends what is still running: nobody waits for it.

@@ -45,7 +45,8 @@ pub(super) enum Task {
     Capture(usize),
     Compile(Box<Compile>),
     Gate(usize),
-    /// Make the model in one more worker, which then captures too. The build does not wait for it.
+    /// Make the model in one more worker, which then captures too. The build does not wait for it: one that is still at it
+    /// when nothing is left to capture is ended by what is measured, or by the end.
     Open,
     /// Measure a program that passed its gate once more, while nothing else is done, and publish it.
     Measure(usize, Box<Draft>),
@@ -303,6 +304,11 @@ impl Queue {
             && self.nothing_waits()
             && self.doubts.is_empty()
             && self.weights == Weights::There
+    }
+
+    /// Returns whether every capture is over or under way.
+    pub fn all_captured(&self) -> bool {
+        self.captures.is_empty()
     }
 
     fn nothing_waits(&self) -> bool {

@@ -39,7 +39,8 @@ pub struct Worker {
     log: PathBuf,
     next: u64,
     watch: Watch,
-    stop: Stop,
+    /// Ends what it is asked for.
+    pub stop: Stop,
     ended: bool,
     /// What it got ready for.
     pub role: Role,

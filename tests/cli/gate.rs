@@ -197,6 +197,23 @@ fn only_what_is_slower_alone_is_marked() {
 }
 
 #[test]
+fn what_is_measured_waits_for_no_model_that_nothing_needs() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [1, 2, 3, 4]");
+    sandbox.append(
+        "model.py",
+        "# fake: open hangs again\n# fake: capture is slow",
+    );
+    let (slow, fast) = (took(300.0, 100.0, 20), took(100.0, 300.0, 0));
+    let ran = sandbox.output(&mut timed(&sandbox, &slow, &fast));
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let at = |start: &str| ran.stderr.find(start);
+    let (opened, measured) = (at("open: the model"), at("measure: affine"));
+    assert!(opened.is_some() && opened < measured, "{}", ran.text());
+    assert_eq!(faster(&sandbox), "artifact");
+}
+
+#[test]
 fn a_program_that_is_built_again_is_measured_again() {
     let sandbox = Sandbox::new();
     let slow = took(300.0, 100.0, 20);
