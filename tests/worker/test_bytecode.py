@@ -23,10 +23,11 @@ started = []
 popen = subprocess.Popen
 bytecode.subprocess.Popen = lambda *args, **kwargs: started.append(popen(*args, **kwargs))
 bytecode.use()
-import torch
+import torch, beside
 for child in started:
     child.wait()
-print(json.dumps({"prefix": sys.pycache_prefix, "cached": torch.__cached__, "made": len(started)}))
+spec, other = torch.__spec__, beside.__spec__
+print(json.dumps({"cached": spec.cached, "beside": other.cached, "std": json.__spec__.cached, "made": len(started)}))
 """
 
 
@@ -38,8 +39,10 @@ class BytecodeTest(unittest.TestCase):
         for name in ("torch", "torch/nn", "torch/test", "sympy"):
             (self.root / "packages" / name).mkdir(parents=True)
             (self.root / "packages" / name / "__init__.py").write_text("answer = 42\n")
+        (self.root / "packages/beside.py").write_text("")
         self.torch = self.root / "packages/torch/__init__.py"
         self.kept = self.root / "kept"
+        self.own = str(self.root / "packages/torch/__pycache__")
 
     def use(self, **more: str) -> dict[str, object]:
         env = {"PYTHONPATH": str(self.root / "packages"), "PRECAST_BYTECODE_DIR": str(self.kept), **more}
@@ -52,8 +55,13 @@ class BytecodeTest(unittest.TestCase):
 
     def test_it_is_made_once_and_read_from_then_on(self) -> None:
         first = self.use()
-        self.assertEqual((first["prefix"], first["made"]), (str(self.kept), 1))
-        self.assertTrue(Path(str(first["cached"])).is_file(), first)
+        self.assertEqual(first["made"], 1)
+        kept = Path(str(first["cached"]))
+        self.assertTrue(kept.is_relative_to(self.kept) and kept.is_file(), first)
+        self.assertEqual(kept.read_bytes()[4], 3, "it is compared with the hash of its source")
+        self.assertEqual(kept.stat().st_mode & 0o077, 0)
+        for elsewhere in (first["beside"], first["std"]):
+            self.assertFalse(Path(str(elsewhere)).is_relative_to(self.kept), elsewhere)
         self.assertEqual(self.files(), {"torch", "nn", "sympy"}, "no tests")
         self.assertEqual(self.use()["made"], 0)
         self.assertEqual(list((self.root / "packages").rglob("*.pyc")), [], "nothing beside the sources")
@@ -66,13 +74,35 @@ class BytecodeTest(unittest.TestCase):
 
     def test_a_torch_that_has_its_own_is_left_alone(self) -> None:
         py_compile.compile(str(self.torch))
-        self.assertEqual((self.use()["prefix"], self.files()), (None, set()))
+        self.check_own()
 
     def test_a_folder_that_others_can_write_is_not_used(self) -> None:
         self.kept.mkdir()
-        self.kept.chmod(0o777)
-        self.assertEqual((self.use()["prefix"], self.files()), (None, set()))
-        self.assertIsNone(self.use(PRECAST_BYTECODE_DIR="")["prefix"])
+        for mode in (0o777, 0o755):
+            self.kept.chmod(mode)
+            self.check_own()
+        self.check_own(PRECAST_BYTECODE_DIR="")
+
+    def check_own(self, **more: str) -> None:
+        self.assertEqual((os.path.dirname(str(self.use(**more)["cached"])), self.files()), (self.own, set()))
+
+    def test_a_folder_that_can_not_be_used_ends_no_worker(self) -> None:
+        self.kept.mkdir(mode=0o700)
+        (self.kept / "lock").mkdir()
+        self.check_own()
+
+    def test_what_could_not_be_compiled_is_not_marked(self) -> None:
+        broken = self.root / "packages/sympy/broken.py"
+        broken.write_text("(")
+        self.assertEqual([self.use()["made"], self.use()["made"]], [1, 1])
+        broken.write_text("()")
+        self.assertEqual([self.use()["made"], self.use()["made"]], [1, 0])
+
+    def test_a_folder_of_tests_above_the_packages_hides_nothing(self) -> None:
+        (self.root / "packages").rename(self.root / "test")
+        (self.root / "packages").symlink_to(self.root / "gone")
+        self.use(PYTHONPATH=str(self.root / "test"))
+        self.assertEqual(self.files(), {"torch", "nn", "sympy"})
 
     def test_one_whose_maker_died_is_waited_for_no_longer(self) -> None:
         self.kept.mkdir(mode=0o700)
