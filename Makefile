@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test lint torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv demo test test-compiler test-worker lint torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -51,9 +51,18 @@ lint: venv ## formatting, clippy, rustdoc and ruff
 # Threads that spin while they wait make tests that run beside each other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
 test: lint ## lint, then every test that this machine can run
-	$(PY) -m unittest discover -s tests/worker -t .
-	$(PY) -m unittest discover -s tests/benches -t .
+	$(MAKE) -j 2 test-compiler test-worker
 	$(CARGO) test --features sync-points,ndarray
+
+# Half of the worker's tests compile with one core, which takes as long as all the others.
+WORKER_TESTS := $(sort $(wildcard tests/worker/test_*.py tests/benches/test_*.py))
+COMPILER_TESTS := tests/worker/test_compile.py
+
+test-compiler: venv
+	$(PY) -m unittest $(COMPILER_TESTS)
+
+test-worker: venv
+	$(PY) -m unittest $(filter-out $(COMPILER_TESTS),$(WORKER_TESTS))
 
 torture: venv ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_JOBS=$(or $(JOBS),$(shell nproc)) PRECAST_TORTURE_ONLY="$(ONLY)" \
