@@ -11,19 +11,11 @@
 #include <vector>
 
 #include "must.h"
+#include "operators.h"
 
 using Ptr = void*;
 
 extern "C" {
-struct PrecastArgument {
-  const char* name;
-  int32_t kind;
-  const int64_t* ints;
-  size_t n_ints;
-  const double* floats;
-  size_t n_floats;
-  const char* text;
-};
 const char* precast_last_error();
 void precast_tensor_delete(Ptr);
 int32_t precast_operator_names(void (*each)(Ptr, const char*), Ptr context);

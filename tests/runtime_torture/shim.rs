@@ -183,6 +183,11 @@ fn build_uploads(sanitizer: &str) -> Result<PathBuf, String> {
     Ok(made)
 }
 
+fn libtorch() -> PathBuf {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/libtorch");
+    env::var_os("LIBTORCH").map_or_else(beside, PathBuf::from)
+}
+
 /// Looks for addresses in `rounds` made-up graphs and moves them. The reason, when it went wrong; none where CUDA's headers
 /// are missing.
 pub fn places(rounds: u64) -> Option<Result<(), String>> {
@@ -234,6 +239,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
         root.join("tests/runtime_torture/operators.cpp"),
         root.join("tests/fake/misbehaving.cpp"),
         root.join("tests/runtime_torture/must.h"),
+        root.join("src/runtime/ffi/operators.h"),
     ];
     let texts: Vec<u8> = sources
         .iter()
@@ -263,8 +269,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
                 .arg(&sources[4]),
         )?;
     }
-    let torch =
-        std::env::var_os("LIBTORCH").map_or_else(|| root.join(".venv/libtorch"), PathBuf::from);
+    let torch = libtorch();
     let lib = torch.join("lib");
     let unfinished = folder.join("driver.unfinished");
     compile(
@@ -273,6 +278,8 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
             .args(SANITIZE)
             .arg("-I")
             .arg(torch.join("include"))
+            .arg("-I")
+            .arg(root.join("src/runtime/ffi"))
             .args(&sources[..4])
             .arg("-L")
             .arg(&lib)

@@ -15,21 +15,9 @@
 #include <string>
 #include <vector>
 
-int32_t precast_guarded(const std::function<int32_t()>& f) noexcept;
+#include "operators.h"
 
-extern "C" {
-// One argument as the description has it. The schema decides what it becomes.
-struct PrecastArgument {
-  const char* name;
-  // As in `Value` of operators.rs.
-  int32_t kind;
-  const int64_t* ints;
-  size_t n_ints;
-  const double* floats;
-  size_t n_floats;
-  const char* text;
-};
-}
+int32_t precast_guarded(const std::function<int32_t()>& f) noexcept;
 
 namespace {
 
