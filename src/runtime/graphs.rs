@@ -420,11 +420,12 @@ impl Session<'_> {
         &mut self.state.inputs
     }
 
-    /// Returns how many tensors a call by [`Model::run`](super::Model::run) copies in or out when nothing is padded, and
-    /// why it does not use the caller's where they are.
-    pub fn copies(&self) -> (usize, &str) {
-        let copies = self.state.moves.iter().filter(|moves| !**moves).count();
-        (copies, &self.state.copied)
+    /// Returns how many inputs and outputs a call by [`Model::run`](super::Model::run) copies when nothing is padded, and why
+    /// it does not use the caller's where they are.
+    pub fn copies(&self) -> ([usize; 2], &str) {
+        let (inputs, outputs) = self.state.moves.split_at(self.state.inputs.len());
+        let copied = |moves: &[bool]| moves.iter().filter(|moves| !**moves).count();
+        ([copied(inputs), copied(outputs)], &self.state.copied)
     }
 
     /// Launches the program on the thread's current stream.
