@@ -60,11 +60,11 @@ mod tests {
     fn a_call_is_told_by_what_it_held_and_not_by_what_it_kept() {
         const MIB: u64 = 1 << 20;
         let hold = |mib: u64| vec![1_u8; usize::try_from(mib * MIB).unwrap()].len();
-        let (_, Some(most)) = peak(Device::Cpu, || hold(256)) else {
+        // Some more than is asked for below: other tests of this process give memory back meanwhile, and take some.
+        let (_, Some(most)) = peak(Device::Cpu, || hold(272)) else {
             panic!("this kernel does not say")
         };
-        // Other tests of this process take memory meanwhile, and give some back.
-        assert!((250..1024).contains(&(most / MIB)), "{most}");
+        assert!((256..1024).contains(&(most / MIB)), "{most}");
         // What was freed is not there to be used unseen.
         let (_, again) = peak(Device::Cpu, || hold(256));
         assert!(again.unwrap() / MIB >= 250, "{again:?}");

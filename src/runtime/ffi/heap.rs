@@ -1,6 +1,7 @@
 //! The C library's heap, which libtorch's CPU allocator takes from.
 
-/// The largest block whose size glibc's heap still learns from (malloc.c, `DEFAULT_MMAP_THRESHOLD_MAX`), less what rounding to pages may add.
+/// The largest block whose size glibc's heap still learns from (malloc.c, `DEFAULT_MMAP_THRESHOLD_MAX`), less what rounding
+/// to pages may add.
 const LEARNT: usize = (32 << 20) - (64 << 10);
 
 /// Has the heap keep blocks of up to 32 MiB that are freed, and up to 64 MiB of them in each of its arenas.
