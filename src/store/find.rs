@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rusqlite::params;
+use rusqlite::{OptionalExtension, params};
 
 use super::{
     Store,
@@ -69,15 +69,22 @@ impl Store {
     }
 
     /// What the index does not know may still be there: a crash can come between a record and its row. Then it gets one.
+    /// The same goes for a row that a crash left as that of two records.
     fn has<R: Record>(&self, table: &str, id: &Digest) -> Result<bool, StoreError> {
         let query = format!(
-            "SELECT 1 FROM {table} WHERE id=?1 AND NOT EXISTS \
+            "SELECT EXISTS (SELECT 1 FROM marked WHERE kind=?2 AND id=?1) FROM {table} WHERE id=?1 AND NOT EXISTS \
              (SELECT 1 FROM marked WHERE kind='{table}' AND id=?1)"
         );
-        let known = self
-            .index()
-            .with(|index| index.prepare_cached(&query)?.exists([id.as_bytes()]))?;
-        Ok(known || self.adopt::<R>(id)?)
+        let replaced: Option<bool> = self.index().with(|index| {
+            let mut query = index.prepare_cached(&query)?;
+            let row = query.query_row(params![id.as_bytes(), rows::REPLACED], |row| row.get(0));
+            row.optional()
+        })?;
+        match replaced {
+            Some(true) => self.finish_replacing(id).map(|()| true),
+            Some(false) => Ok(true),
+            None => self.adopt::<R>(id),
+        }
     }
 
     /// Returns what the one ID that begins with `prefix` (4 to 64 hex digits) stands for.

@@ -90,7 +90,8 @@ CREATE TABLE ready (
     identity BLOB NOT NULL
 ) WITHOUT ROWID, STRICT;
 
--- What gc has decided to delete, until its bytes are gone.
+-- What gc has decided to delete, until its bytes are gone. A program of the kind `replaced` has the row of two records:
+-- who replaced one was cut off.
 CREATE TABLE marked (
     kind TEXT NOT NULL,
     id   BLOB NOT NULL,

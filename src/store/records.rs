@@ -10,7 +10,7 @@ use super::{
     error::{At, StoreError},
     layout::{Kind, check_name},
     publish,
-    reindex::record_file,
+    reindex::{self, record_file},
     rows::{self, artifacts_of, objects_of},
     sealed, sync,
 };
@@ -96,10 +96,13 @@ impl Store {
         let (text, seal) = sealed::encode(program, &path)?;
         let mut draft = self.draft()?;
         std::io::Write::write_all(draft.file(), &text).at("write", draft.path())?;
-        // Until the row is that of the new file it names the artifacts of both, so that gc leaves either whole.
+        // Until the row is that of the new file it names the artifacts of both, so that gc leaves either whole. What
+        // is cut off here is told by a mark.
         let made = created(&path)?;
-        self.index()
-            .write(|tx| rows::replace_program(tx, &old, &both, &old_seal.unwrap_or(seal), made))?;
+        self.index().write(|tx| {
+            rows::replace_program(tx, &old, &both, &old_seal.unwrap_or(seal), made)?;
+            rows::mark_replaced(tx, &program.id)
+        })?;
         sync::point("replace:row-widened");
         draft.replace(&path)?;
         sync::point("replace:record-published");
@@ -173,6 +176,20 @@ impl Store {
         }
         // gc may have been faster.
         Ok(fs::symlink_metadata(&path).is_ok())
+    }
+
+    /// Gives a program whose replacement was cut off the row of the record that is there. One that is being replaced now is
+    /// left to who does it.
+    pub(super) fn finish_replacing(&self, id: &Digest) -> Result<(), StoreError> {
+        if self.is_read_only() {
+            return Ok(());
+        }
+        let Ok(_alone) = self.try_claim(id)? else {
+            return Ok(());
+        };
+        let _adding = self.adding(&[])?;
+        self.index()
+            .write(|tx| reindex::finish_replacing(self.layout(), tx, Some(id)))
     }
 
     /// Reads the record of `id`, checks it, and remembers that it was used.
@@ -339,6 +356,43 @@ mod tests {
         lost.steps[0].artifact = Digest::of(b"nowhere");
         let told = store.replace_program(&lost).unwrap_err();
         assert!(matches!(told, StoreError::Dangling { .. }), "{told}");
+    }
+
+    #[test]
+    fn a_replacement_that_was_cut_off_is_finished_by_who_looks_for_the_program() {
+        for published in [false, true] {
+            let (_dir, store) = testing::store();
+            let [one, two] = ["one", "two"].map(|name| {
+                let artifact = testing::artifact(&store, name);
+                store.put_artifact(&artifact).unwrap().id
+            });
+            let old = testing::program("m", 8, &[one]);
+            store.put_program(&old).unwrap();
+            let mut new = testing::program("m", 8, &[two]);
+            new.id = old.id;
+            let path = store.layout().record(Kind::Program, &old.id);
+            let (_, seal) = sealed::encode(&old, &path).unwrap();
+            let widen = |tx: &rusqlite::Transaction| {
+                rows::replace_program(tx, &old, &[one, two], &seal, 1)?;
+                rows::mark_replaced(tx, &old.id)
+            };
+            store.index().write(widen).unwrap();
+            let (text, _) = sealed::encode(&new, &path).unwrap();
+            if published {
+                testing::damage(&path, |bytes| *bytes = text);
+            }
+            let claim = store.try_claim(&old.id).unwrap().unwrap();
+            assert!(store.has_program(&old.id).unwrap());
+            assert_ne!(store.verify().unwrap().defects, [], "somebody is at it");
+            drop(claim);
+            let reader = Store::open_read_only(store.path()).unwrap();
+            assert!(reader.has_program(&old.id).unwrap());
+            assert_ne!(store.verify().unwrap().defects, [], "only looked at");
+            assert!(store.has_program(&old.id).unwrap());
+            assert_eq!(store.verify().unwrap().defects, []);
+            let is = if published { new } else { old };
+            assert_eq!(store.program(&is.id).unwrap(), Some(is));
+        }
     }
 
     #[test]

@@ -270,6 +270,7 @@ fn insert_program_with(
     created: i64,
 ) -> rusqlite::Result<()> {
     unmark(to, "programs", &program.id)?;
+    unmark(to, REPLACED, &program.id)?;
     let row = ProgramRow {
         id: program.id,
         model: program.model.clone(),
@@ -315,6 +316,16 @@ pub(crate) fn replace_program(
     to.prepare_cached("DELETE FROM program_artifacts WHERE program=?")?
         .execute([program.id.as_bytes()])?;
     insert_program_with(to, program, &sorted(artifacts.to_vec()), seal, created)
+}
+
+/// The kind of a mark that says: the row is that of an old record and of a new one, until the one that is there is known.
+pub(crate) const REPLACED: &str = "replaced";
+
+/// Marks a program whose record is about to be replaced. The next row that it gets takes the mark away.
+pub(crate) fn mark_replaced(to: &Connection, id: &Digest) -> rusqlite::Result<()> {
+    to.prepare_cached("INSERT OR IGNORE INTO marked VALUES (?,?)")?
+        .execute(params![REPLACED, id.as_bytes()])
+        .map(drop)
 }
 
 impl ProgramRow {
@@ -450,8 +461,8 @@ pub(crate) fn failure_sum(id: &Digest, seal: &Digest, log: Option<&Digest>, crea
         .finish()
 }
 
-/// Takes back what gc had marked: the thing is there again.
-fn unmark(to: &Connection, kind: &str, id: &Digest) -> rusqlite::Result<()> {
+/// Takes back a mark: the thing is there again, and whole.
+pub(crate) fn unmark(to: &Connection, kind: &str, id: &Digest) -> rusqlite::Result<()> {
     to.prepare_cached("DELETE FROM marked WHERE kind=? AND id=?")?
         .execute(params![kind, id.as_bytes()])
         .map(drop)
