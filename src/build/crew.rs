@@ -6,7 +6,7 @@
 //!
 //! | got ready | how many | then |
 //! |---|---|---|
-//! | to compile, with a share of the headers | one for each artifact that new programs will bring: each its main part, and a region where the spec names some | compile |
+//! | to compile; the C++ compiler is at its share of the headers meanwhile | one for each artifact that new programs will bring: each its main part, and a region where the spec names some | compile |
 //! | to capture | one for each further capture, as long as there are workers to compile what each brings | make the model as soon as the first one is made, if its weights are small, and capture |
 //!
 //! What a capture brings says how many more there can be work for, and those start then, up to `-j`. A model may be large,

@@ -51,40 +51,69 @@ class Share:
     index: int
     of: int
     seen: int = 0
+    # What is being made of it already.
+    begun: Future[list[Any]] | None = None
 
     def next(self) -> bool:
         """Returns whether the next header is this process's."""
         self.seen += 1
         return (self.seen - 1) % self.of == self.index
 
+    def interface(self) -> bool:
+        """Returns whether the shared part is this process's: the first makes the first header, which takes as long, and
+        the last one is the least busy."""
+        return self.index == self.of - 1
+
+    def wait(self, clock: Any) -> None:
+        """Waits for what was begun; what failed is tried again by who needs it."""
+        if self.begun is not None:
+            with clock.phase("headers"):
+                self.begun.exception()
+            self.begun = None
+
 
 @contextmanager
 def toolchain(isa: str, clock: Any, share: Share | None = None) -> Iterator[None]:
     """Puts our answers in place of inductor's own for the time of one compile, or of a warm-up."""
-    from torch._inductor import codecache, cpp_builder, cpu_vec_isa
+    from torch._inductor import codecache, cpp_builder
     from torch._inductor.codegen import cpp as kernels
 
-    run, flags, header = (
-        cpp_builder._run_compile_cmd,
-        cpp_builder._get_optimization_cflags,
-        codecache._precompile_header,
-    )
-    check, valid = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.valid_vec_isa_list
+    run, header = cpp_builder._run_compile_cmd, codecache._precompile_header
     parallel = kernels.WorkSharing.parallel
     commands = _Commands(run, clock, share)
 
-    def baseline(*args: Any, **kwargs: Any) -> Any:
-        compile_flags, link_flags = flags(*args, **kwargs)
-        return [f"march={isa}" if flag == "march=native" else flag for flag in compile_flags], link_flags
-
     def precompile(header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
+        if share is not None:
+            share.wait(clock)
         mine = share is None or share.next()
         return (_header if mine else _header_text)(isa, header, hashable_cmd_line, **compile_command)
 
     kernels.WorkSharing.parallel = _parallel  # type: ignore[method-assign]
     cpp_builder._run_compile_cmd = commands
-    cpu_vec_isa.VecISA.check_build = _compiler_knows
     codecache._precompile_header = precompile
+    try:
+        with _flags(isa):
+            yield
+    finally:
+        commands.close()
+        kernels.WorkSharing.parallel = parallel  # type: ignore[method-assign]
+        cpp_builder._run_compile_cmd = run
+        codecache._precompile_header = header
+
+
+@contextmanager
+def _flags(isa: str) -> Iterator[None]:
+    """Has commands of the C++ compiler made for an instruction set; needs no other part of inductor."""
+    from torch._inductor import cpp_builder, cpu_vec_isa
+
+    flags = cpp_builder._get_optimization_cflags
+    check, valid = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.valid_vec_isa_list
+
+    def baseline(*args: Any, **kwargs: Any) -> Any:
+        compile_flags, link_flags = flags(*args, **kwargs)
+        return [f"march={isa}" if flag == "march=native" else flag for flag in compile_flags], link_flags
+
+    cpu_vec_isa.VecISA.check_build = _compiler_knows
     if isa != "native":
         # Breaks if: the flag moves out of this function; then the first test of a baseline fails.
         cpp_builder._get_optimization_cflags = baseline
@@ -95,13 +124,60 @@ def toolchain(isa: str, clock: Any, share: Share | None = None) -> Iterator[None
     try:
         yield
     finally:
-        commands.close()
-        kernels.WorkSharing.parallel = parallel  # type: ignore[method-assign]
-        cpp_builder._run_compile_cmd = run
         cpp_builder._get_optimization_cflags = flags
-        codecache._precompile_header = header
         cpu_vec_isa.VecISA.check_build = check
         cpu_vec_isa.valid_vec_isa_list = valid
+
+
+def begin(isa: str, device: str, options: dict[str, Any], out: Path, share: Share) -> None:
+    """Starts the C++ compiler on this process's share of the headers, before what else a compile needs is imported.
+
+    That takes as long, and the compiler's commands need one module of inductor alone. Threads only wait for processes:
+    modules are imported, and commands made, before there are any.
+
+    Breaks if: `AotCodeCompiler.compile` gives the compiler other flags, or asks for other headers; those are then made
+    when the warm-up comes to them, and these for nothing.
+    """
+    if share.index >= share.of:
+        return
+    from torch._inductor import config, cpp_builder, cpu_vec_isa
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+
+    with config.patch(options), _flags(isa):
+        vector = cpu_vec_isa.pick_vec_isa()
+        probe = CppTorchDeviceOptions(vec_isa=vector, device_type=device, aot_mode=True)
+        hashable = repr(CppBuilder(name="o", sources="i", BuildOption=probe).get_command_line())
+        asked: dict[str, Any] = {
+            "aot_mode": True,
+            "device_type": device,
+            "use_mmap_weights": False,
+            "use_mmap_weights_external": False,
+            "use_relative_path": False,
+            "vec_isa": vector,
+        }
+        include = "torch/csrc/inductor/aoti_include"
+        stack = device == "cpu" and config.aot_inductor.allow_stack_allocation
+        headers = [(f"{include}/{'array_ref' if stack else device}.h", {"min_optimize": True, **asked})]
+        if device == "cpu":
+            headers.append(("torch/csrc/inductor/cpp_prefix.h", asked))
+        run = cpp_builder._run_compile_cmd
+        work: list[Callable[[], Any]] = []
+        for header, command in headers:
+            if share.next():
+                work.append(functools.partial(_compile_header, run, *_header_command(isa, header, hashable, command)))
+        share.seen = 0
+        if share.interface():
+            wrapper = CppTorchDeviceOptions(compile_only=True, min_optimize=True, **asked)
+            header, command = headers[0]
+            wrapper.precompiled_header = _header_text(isa, header, hashable, **command)
+            source = str(out / "nothing.wrapper.cpp")
+            built = CppBuilder(name="nothing.wrapper", sources=source, output_dir=str(out), BuildOption=wrapper)
+            work.append(_Interface(run).making(built.get_command_line()))
+    if work:
+        threads = ThreadPoolExecutor(len(work))
+        running = [threads.submit(item) for item in work]
+        share.begun = threads.submit(lambda: [item.result() for item in running])
+        threads.shutdown(wait=False)
 
 
 def _parallel(self: Any, threads: int) -> None:
@@ -146,8 +222,7 @@ class _Commands:
                 self._run(_only_needed(command), cwd)
             return
         if self._share is not None:
-            # The first makes the first header, which takes as long: the last one is the least busy.
-            if self._share.index == self._share.of - 1 and _wrapper(command):
+            if self._share.interface() and _wrapper(command):
                 with self._clock.phase("headers"):
                     self._interface.make(command)
             raise Enough
@@ -222,6 +297,10 @@ class _Interface:
 
     def make(self, command: str) -> Path:
         """Compiles the shared part with the flags of a wrapper, unless it is there; returns its object."""
+        return self.making(command)()
+
+    def making(self, command: str) -> Callable[[], Path]:
+        """Returns what does so, without importing anything."""
         from torch.utils._filelock import FileLock
 
         source, target = _source_and_target(command)
@@ -230,15 +309,19 @@ class _Interface:
         folder = _header_folder()
         name = _digest([flags, text, *_compiler_identity()])
         made = folder / f"{name}.o"
-        with FileLock(str(folder / f"{name}.lock")):
-            if not made.exists():
-                code = folder / f"{name}.cpp"
-                code.write_text(f"{self._MODEL}{self._BASE}{text}\n")
-                partial = folder / f"{name}.o.partial"
-                replaced = command.replace(source, str(code), 1).replace(f"-o {target}", f"-o {partial}", 1)
-                self._run(replaced, str(folder))
-                os.replace(partial, made)
-        return made
+
+        def make() -> Path:
+            with FileLock(str(folder / f"{name}.lock")):
+                if not made.exists():
+                    code = folder / f"{name}.cpp"
+                    code.write_text(f"{self._MODEL}{self._BASE}{text}\n")
+                    partial = folder / f"{name}.o.partial"
+                    replaced = command.replace(source, str(code), 1).replace(f"-o {target}", f"-o {partial}", 1)
+                    self._run(replaced, str(folder))
+                    os.replace(partial, made)
+            return made
+
+        return make
 
 
 def _source_and_target(command: str) -> tuple[str, str]:
@@ -248,9 +331,9 @@ def _source_and_target(command: str) -> tuple[str, str]:
 
 @functools.cache
 def _interface_text() -> str | None:
-    from torch._inductor.codegen import cpp_wrapper_cpu
+    import torch._inductor
 
-    path = Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
+    path = Path(torch._inductor.__file__).parent / "codegen" / "aoti_runtime" / "interface.cpp"
     return path.read_text().strip() if path.is_file() else None
 
 
@@ -309,22 +392,31 @@ def _header(isa: str, header: str, hashable_cmd_line: str, **compile_command: An
     compiled header, and builds get slower but stay right.
     """
     from torch._inductor import cpp_builder
+
+    path, *command = _header_command(isa, header, hashable_cmd_line, compile_command)
+    _compile_header(cpp_builder._run_compile_cmd, path, *command)
+    return str(path)
+
+
+def _header_command(isa: str, header: str, hashable_cmd_line: str, asked: dict[str, Any]) -> tuple[Path, Path, str]:
+    """Returns a header's text, the file that it compiles to, and the command that does it."""
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+
+    path = Path(_header_text(isa, header, hashable_cmd_line, **asked))
+    options = CppTorchDeviceOptions(**asked, precompiling=True)
+    builder = CppBuilder(name=str(path), sources=str(path), BuildOption=options)
+    return path, Path(builder.get_target_file_path()), builder.get_command_line()
+
+
+def _compile_header(run: Run, path: Path, target: Path, command: str) -> None:
     from torch.utils._filelock import FileLock
 
-    path = Path(_header_text(isa, header, hashable_cmd_line, **compile_command))
     with FileLock(str(path.with_suffix(".lock"))):
         if not path.with_suffix(".h.gch").exists():
-            options = CppTorchDeviceOptions(**compile_command, precompiling=True)
-            builder = CppBuilder(name=str(path), sources=str(path), BuildOption=options)
-            target = Path(builder.get_target_file_path())
-            partial = str(target) + ".partial"
             # Written beside and renamed: a killed compiler leaves no half header behind.
-            cpp_builder._run_compile_cmd(
-                builder.get_command_line().replace(f"-o {target}", f"-o {partial}"), str(path.parent)
-            )
+            partial = str(target) + ".partial"
+            run(command.replace(f"-o {target}", f"-o {partial}"), str(path.parent))
             os.replace(partial, target)
-    return str(path)
 
 
 def _header_text(isa: str, header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
