@@ -66,6 +66,30 @@ class BytecodeTest(unittest.TestCase):
         self.assertEqual(self.use()["made"], 0)
         self.assertEqual(list((self.root / "packages").rglob("*.pyc")), [], "nothing beside the sources")
 
+    def test_what_importing_torch_imports_is_made_first(self) -> None:
+        code = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+import bytecode
+sys.path.pop(0)
+import torch
+if len(sys.argv) > 2:
+    import torch._inductor.compile_fx
+stages = {}
+for module in list(sys.modules.values()):
+    path = getattr(module, "__file__", None) or ""
+    name = path.partition("site-packages/")[2]
+    if name.endswith(".py") and name.partition("/")[0] in bytecode._PACKAGES:
+        stage = str(bytecode._stage(name))
+        stages[stage] = stages.get(stage, 0) + os.path.getsize(path)
+print(json.dumps(stages))
+"""
+        for more, made in (([], ["0"]), (["compiler"], ["0", "1"])):
+            command = [sys.executable, "-P", "-c", code, str(WORKER), *more]
+            stages = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+            late = sum(size for stage, size in stages.items() if stage not in made)
+            self.assertLess(late, sum(stages.values()) / 10, stages)
+
     def test_another_torch_in_its_place_is_made_again(self) -> None:
         self.use()
         self.torch.write_text("answer = 43\n")

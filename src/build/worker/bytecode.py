@@ -3,8 +3,9 @@
 Installers may leave bytecode out (`uv pip install`, images that set PYTHONDONTWRITEBYTECODE), and a worker writes none
 into folders that are not the build's. Python then compiles two thousand modules in every process that imports torch and
 its compiler. It is kept in `PRECAST_BYTECODE_DIR` when that is set to a folder of this user that nobody else can write.
-The first worker that finds it lacking starts a process that makes it; all wait for torch's, and import that while the
-rest is made. Each file has the hash of its source, which Python compares: times are not to be trusted in images. What
+The first worker that finds it lacking starts a process that makes it: first what `import torch` imports, which all wait
+for, then what its compiler imports, while torch is imported, and what hardly anything imports when nothing else wants
+the cores. Each file has the hash of its source, which Python compares: times are not to be trusted in images. What
 else is imported, the standard library first of all, has its bytecode where it ever was; `sys.pycache_prefix` would hide
 that.
 """
@@ -12,6 +13,7 @@ that.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import importlib._bootstrap_external as _imports  # what imports ask where bytecode is; `importlib.util` has a copy
 import importlib.util
@@ -26,7 +28,18 @@ from pathlib import Path
 from typing import Any
 
 # What importing torch and its compiler imports, torch first; others are small.
-_PACKAGES = ("torch", "sympy", "mpmath", "networkx", "numpy", "triton", "jinja2")
+_PACKAGES = ("torch", "numpy", "sympy", "mpmath", "networkx", "triton", "jinja2")
+# What is left out; what no capture and no compile imports; what they do, but not torch itself. The rest comes first.
+# Only speed depends on these: a module that lies elsewhere in another version is made sooner or later than need be.
+_UNUSED = re.compile(r"(.*/)?tests?/|torch/(testing/_internal|distributed/elastic|utils/(hipify|tensorboard))/")
+_LAST = re.compile(
+    r"torch/(testing|nested|sparse|backends/_nnapi|ao/(ns|pruning)|utils/benchmark)/"
+    r"|torch/distributed/(_tools|checkpoint|flight_recorder|optim|pipelining)/"
+    r"|sympy/(categories|codegen|crypto|diffgeom|holonomic|liealgebras|parsing|physics|stats|testing|vector)/"
+    r"|numpy/(distutils|f2py|ma|polynomial|testing|typing)/|triton/(experimental|profiler)/"
+)
+_SECOND = re.compile(r"torch/(_dynamo|_inductor|_numpy|distributed|onnx)/|(?!torch/|numpy/)")
+_STAGES = 3
 # Waiting longer than that is worse than doing it oneself.
 _PATIENCE = 30.0
 _BESIDE = _imports.cache_from_source
@@ -45,7 +58,7 @@ def _use() -> None:
     folder = _folder()
     if not origins or folder is None or os.path.exists(importlib.util.cache_from_source(origins[0])):
         return
-    marks = [_mark(folder, origin) for origin in origins]
+    marks = [_mark(folder, origins, stage) for stage in range(_STAGES)]
     _look_in(folder, origins)
     if all(mark.exists() for mark in marks):
         return
@@ -91,10 +104,11 @@ def _folder() -> Path | None:
     return folder if found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077 else None
 
 
-def _mark(folder: Path, origin: str) -> Path:
-    """Returns the file that says that a package's bytecode is there."""
-    found = os.stat(origin)
-    text = f"{sys.implementation.cache_tag} {origin} {found.st_size} {found.st_mtime_ns}"
+def _mark(folder: Path, origins: list[str], stage: int) -> Path:
+    """Returns the file that says that the bytecode of a stage is there."""
+    found = [(origin, os.stat(origin)) for origin in origins]
+    text = "\n".join(f"{origin} {stat.st_size} {stat.st_mtime_ns}" for origin, stat in found)
+    text = f"{sys.implementation.cache_tag} {stage}\n{text}"
     return folder / f"made-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
@@ -116,7 +130,8 @@ def _start(lock: int, folder: Path, origins: list[str], marks: list[Path]) -> No
             "-P",
             "-S",
             __file__,
-            *(str(path) for pair in zip(origins, marks, strict=True) for path in pair),
+            *map(str, marks),
+            *origins,
         ],
         env={**os.environ, "PYTHONPYCACHEPREFIX": str(folder)},
         stdin=subprocess.DEVNULL,
@@ -127,18 +142,37 @@ def _start(lock: int, folder: Path, origins: list[str], marks: list[Path]) -> No
     )
 
 
-def make(origins: list[str], marks: list[str]) -> None:
-    """Compiles what packages hold, but for their tests, and leaves the mark of each."""
+def make(marks: list[str], origins: list[str]) -> None:
+    """Compiles what packages hold, stage by stage, and leaves the mark of each."""
     import compileall
+    import multiprocessing
 
-    workers = min(len(os.sched_getaffinity(0)), 8)
-    checked = py_compile.PycInvalidationMode.CHECKED_HASH
-    for origin, mark in zip(origins, marks, strict=True):
-        root = os.path.dirname(origin)
-        unused = re.compile(f"^{re.escape(root)}/(.*/)?(tests?|testing|onnx)/")
-        if compileall.compile_dir(root, quiet=2, workers=workers, rx=unused, invalidation_mode=checked):
-            Path(mark).touch()
+    stages: list[list[tuple[int, str]]] = [[] for _ in marks]
+    for root in map(os.path.dirname, origins):
+        for folder, _, names in os.walk(root):
+            for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
+                stage = _stage(os.path.relpath(path, os.path.dirname(root)))
+                if stage is not None:
+                    stages[stage].append((os.path.getsize(path), path))
+    compiled = functools.partial(
+        compileall.compile_file, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH
+    )
+    for mark, files in zip(marks, stages, strict=True):
+        if mark == marks[-1]:
+            os.nice(10)
+        # The largest first: none of them is left over when all others are done. This process has no other thread.
+        paths = [path for _, path in sorted(files, reverse=True)]
+        with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
+            if all(list(pool.imap_unordered(compiled, paths))):
+                Path(mark).touch()
+
+
+def _stage(name: str) -> int | None:
+    """Returns when a file is made, by its path from where the packages lie."""
+    if _UNUSED.match(name):
+        return None
+    return 2 if _LAST.match(name) else int(bool(_SECOND.match(name)))
 
 
 if __name__ == "__main__":
-    make(sys.argv[1::2], sys.argv[2::2])
+    make(sys.argv[1 : 1 + _STAGES], sys.argv[1 + _STAGES :])
