@@ -11,7 +11,7 @@ use super::{
     jobs::{Job, Seat, Shared, Work},
     progress::Event,
     protocol::{Captured, ModuleRequest, Request, Sampled},
-    queue::{Compile, Waiting},
+    queue::{Again, Compile, Waiting},
 };
 use crate::{Digest, record::Sizes, spec::Module};
 
@@ -25,7 +25,8 @@ impl Shared<'_> {
             Ok(live) => {
                 let stop = live.stop.clone();
                 live.stop = stop.or(&self.late);
-                let (opened, _) = self.told(number, Work::Open, "the model", || self.reopen(live));
+                let (opened, _) =
+                    self.told(number, Work::Open, "the model", false, || self.reopen(live));
                 live.stop = stop;
                 let kept = matches!(
                     opened,
@@ -55,6 +56,7 @@ impl Shared<'_> {
         number: usize,
         seat: &mut Seat<'_>,
         job: usize,
+        alone: bool,
     ) -> Result<(), BuildError> {
         let Job { item, id, .. } = &self.jobs[job];
         let module = &self.options.spec.modules[item.module];
@@ -63,12 +65,12 @@ impl Shared<'_> {
             Some(inputs) => (inputs, None),
             None => {
                 let request = self.watch(module, &item.form.sizes);
-                let ((answer, log), _) = self.told(number, Work::Inputs, &name, || {
+                let ((answer, log), _) = self.told(number, Work::Inputs, &name, alone, || {
                     self.ask::<Sampled>(number, seat, &request, self.limit(CAPTURE_LIMIT))
                 });
                 match answer {
                     Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
-                    Err(error) => return self.fail(job, error, &log),
+                    Err(error) => return self.not_captured(number, job, alone, error, &log),
                 }
             }
         };
@@ -90,14 +92,31 @@ impl Shared<'_> {
             sizes: item.form.sizes.clone(),
             out: self.crew.scratch.join(format!("capture-{}", id.short())),
         };
-        let ((answer, log), seconds) = self.told(number, Work::Capture, &name, || {
+        let ((answer, log), seconds) = self.told(number, Work::Capture, &name, alone, || {
             self.ask::<Captured>(number, seat, &request, self.limit(CAPTURE_LIMIT))
         });
         self.lock().captured_in(seconds);
         match answer {
             Ok(captured) => self.captured(job, captured),
-            Err(error) => self.fail(job, error, &log),
+            Err(error) => self.not_captured(number, job, alone, error, &log),
         }
+    }
+
+    /// Records that a program could not be captured, or has it captured alone where memory was short.
+    fn not_captured(
+        &self,
+        number: usize,
+        job: usize,
+        alone: bool,
+        error: BuildError,
+        log: &[u8],
+    ) -> Result<(), BuildError> {
+        let name = self.jobs[job].item.name(self.options.spec);
+        if !alone && self.again(number, (Work::Capture, &name), &error) {
+            self.lock().again(Again::Capture(job));
+            return Ok(());
+        }
+        self.fail(job, error, log)
     }
 
     /// Asks for inputs that the spec leaves out: from the samples it names, or from the model's own inputs where

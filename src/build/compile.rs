@@ -6,7 +6,7 @@ use super::{
     BuildError,
     jobs::{Seat, Shared, Work},
     protocol::{Compiled, Request},
-    queue::Compile,
+    queue::{Again, Compile},
 };
 
 /// How long a compile may take.
@@ -18,6 +18,7 @@ impl Shared<'_> {
         number: usize,
         seat: &mut Seat<'_>,
         compile: Compile,
+        alone: bool,
     ) -> Result<(), BuildError> {
         let key = compile.key;
         let store = self.options.store;
@@ -28,7 +29,7 @@ impl Shared<'_> {
         };
         let made = match store.keep_artifact(&key)? {
             true => Ok(false),
-            false => self.make(number, seat, compile)?,
+            false => self.make(number, seat, compile, alone)?,
         };
         drop(claim);
         match made {
@@ -38,7 +39,13 @@ impl Shared<'_> {
                 queue.compiled(&key);
                 Ok(())
             }
-            Err((error, log)) => {
+            Err((compile, error, _))
+                if !alone && self.again(number, (Work::Compile, &compile.name), &error) =>
+            {
+                self.lock().again(Again::Compile(Box::new(compile)));
+                Ok(())
+            }
+            Err((_, error, log)) => {
                 let mut asking = self.lock().failed(&key, &error.to_string()).into_iter();
                 asking.try_for_each(|job| self.fail_with(job, &error, &log))
             }
@@ -52,7 +59,8 @@ impl Shared<'_> {
         number: usize,
         seat: &mut Seat<'_>,
         compile: Compile,
-    ) -> Result<Result<bool, (BuildError, Vec<u8>)>, BuildError> {
+        alone: bool,
+    ) -> Result<Result<bool, (Compile, BuildError, Vec<u8>)>, BuildError> {
         let request = Request::Compile {
             file: compile.segment.file.clone(),
             device: self.options.spec.target.device.to_string(),
@@ -64,7 +72,7 @@ impl Shared<'_> {
                 .scratch
                 .join(format!("artifact-{}", compile.key.short())),
         };
-        let ((answer, log), _) = self.told(number, Work::Compile, &compile.name, || {
+        let ((answer, log), _) = self.told(number, Work::Compile, &compile.name, alone, || {
             self.ask::<Compiled>(number, seat, &request, self.limit(COMPILE_LIMIT))
         });
         match answer {
@@ -73,7 +81,7 @@ impl Shared<'_> {
                 Ok(Ok(true))
             }
             Err(error) if error.ends_build() => Err(error),
-            Err(error) => Ok(Err((error, log))),
+            Err(error) => Ok(Err((compile, error, log))),
         }
     }
 }

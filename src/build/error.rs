@@ -12,6 +12,9 @@ use crate::{Digest, plan::PlanError, store::StoreError};
 pub(super) const REPORT: &str =
     "this is a bug of precast: please report it, with what `precast build -vv` prints";
 
+/// The code of what failed in a worker because memory was short, of the device or the host.
+pub(super) const OUT_OF_MEMORY: &str = "out_of_memory";
+
 /// Why a build, or one program of it, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -121,6 +124,11 @@ impl BuildError {
             Self::Worker(error) => matches!(error.code.as_str(), "no_module" | "no_method"),
             _ => false,
         }
+    }
+
+    /// Returns whether memory was short, which it may not be when nothing else is done.
+    pub(super) fn short_of_memory(&self) -> bool {
+        self.code() == OUT_OF_MEMORY || matches!(self, Self::WorkerGreedy { .. })
     }
 
     /// Returns a stable word for what failed, as failure records keep it.

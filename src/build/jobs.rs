@@ -24,7 +24,7 @@ use super::{
     pace::Pace,
     progress::{Event, Progress},
     protocol::{Request, Weights},
-    queue::{Hands, Next, Queue, Role, Task},
+    queue::{Again, Hands, Next, Queue, Role, Task},
     weights::{self, StoredWeights},
     worker::Worker,
 };
@@ -73,11 +73,6 @@ impl Work {
             Self::Gate => "gate",
             Self::Measure => "measure",
         }
-    }
-
-    /// Returns whether nothing else may be done meanwhile.
-    fn alone(self) -> bool {
-        self == Self::Measure
     }
 }
 
@@ -218,8 +213,12 @@ impl<'s> Shared<'s> {
             let opening = matches!(task, Task::Open);
             let result = match task {
                 Task::Weights => self.put_weights(),
-                Task::Capture(job) => self.capture(number, &mut seat, job),
-                Task::Compile(compile) => self.compile(number, &mut seat, *compile),
+                Task::Capture(job) => self.capture(number, &mut seat, job, false),
+                Task::Compile(compile) => self.compile(number, &mut seat, *compile, false),
+                Task::Again(Again::Capture(job)) => self.capture(number, &mut seat, job, true),
+                Task::Again(Again::Compile(compile)) => {
+                    self.compile(number, &mut seat, *compile, true)
+                }
                 Task::Gate(job) => self.gate(number, job),
                 Task::Open => self.open_beside(number, &mut seat),
                 Task::Measure(job, draft) => self.decide(number, job, *draft),
@@ -287,6 +286,28 @@ impl<'s> Shared<'s> {
         Ok(())
     }
 
+    /// Has something done once more when nothing else is, where it failed for memory that others may have had. Returns whether
+    /// it is to be.
+    pub(super) fn again(
+        &self,
+        worker: usize,
+        (work, what): (Work, &str),
+        error: &BuildError,
+    ) -> bool {
+        // What may take so much in any company does not do with less.
+        let own = matches!(error, BuildError::WorkerGreedy { .. }) && self.options.memory.is_some();
+        let again = error.short_of_memory() && !own && self.lock().others();
+        if again {
+            self.progress.event(&Event::Again {
+                worker,
+                job: work.name(),
+                what,
+                message: &error.to_string(),
+            });
+        }
+        again
+    }
+
     fn pace(&self) -> MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -309,13 +330,14 @@ impl<'s> Shared<'s> {
         worker: usize,
         work: Work,
         what: &str,
+        alone: bool,
         body: impl FnOnce() -> T,
     ) -> (T, f64) {
         let job = work.name();
-        if work.alone() && self.lock().all_captured() {
+        if alone && self.lock().all_captured() {
             self.late.store(true, Ordering::Relaxed);
         }
-        let (_others, _alone) = match work.alone() {
+        let (_others, _alone) = match alone {
             true => {
                 let alone = self.crew.quiet.write();
                 (None, Some(alone.unwrap_or_else(PoisonError::into_inner)))

@@ -49,6 +49,13 @@ pub enum Event<'a> {
     },
     /// About how long the build will still take; only where there is anything to go by.
     Left { seconds: f64 },
+    /// Memory was short: it is done once more when nothing else is.
+    Again {
+        worker: usize,
+        job: &'a str,
+        what: &'a str,
+        message: &'a str,
+    },
     /// A program was captured into steps that call this many distinct artifacts, of which `missing` must be compiled.
     Captured {
         module: &'a str,

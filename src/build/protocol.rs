@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::REPORT;
+use super::error::{OUT_OF_MEMORY, REPORT};
 use crate::{
     record::{self, Constant, Input, Layout, Output, Package, Sizes, Source},
     spec::Bounds,
@@ -170,6 +170,9 @@ impl WorkerError {
                 "other `options` or another `mode` may do; `enabled = false` leaves the module to eager"
             }
             "weights" => "weights are dense tensors of a dtype that safetensors has",
+            OUT_OF_MEMORY => {
+                "end other processes that take memory, or ask for smaller buckets; `-j 1` leaves all of it to one worker"
+            }
             _ => REPORT,
         };
         text.to_owned()

@@ -1,8 +1,9 @@
 //! What is left to do, and what must be done first.
 //!
 //! A program is captured, its missing artifacts are compiled, and it is gated when the last of them is there. What seems
-//! slower than eager then is measured once more when nothing else is left to do. An artifact that several programs need is
-//! queued once. Longer compiles start first, as far as the size of the graph tells.
+//! slower than eager then is measured once more when nothing else is left to do; before that, what memory was too short for
+//! beside other work is done again, once and alone. An artifact that several programs need is queued once. Longer compiles
+//! start first, as far as the size of the graph tells.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -45,6 +46,8 @@ pub(super) enum Task {
     Capture(usize),
     Compile(Box<Compile>),
     Gate(usize),
+    /// Do what failed because memory was short once more, while nothing else is done.
+    Again(Again),
     /// Make the model in one more worker, which then captures too. The build does not wait for it: one that is still at it
     /// when nothing is left to capture is ended by what is measured, or by the end.
     Open,
@@ -52,6 +55,12 @@ pub(super) enum Task {
     Measure(usize, Box<Draft>),
     /// Start a worker: there will be compiles for it.
     Start,
+}
+
+/// What memory was too short for beside other work.
+pub(super) enum Again {
+    Capture(usize),
+    Compile(Box<Compile>),
 }
 
 /// What a worker has got ready for, and can do at once.
@@ -115,6 +124,7 @@ pub(super) struct Queue {
     compiles: Vec<Compile>,
     gates: VecDeque<usize>,
     waiting: BTreeMap<usize, Waiting>,
+    again: VecDeque<Again>,
     /// Programs that seemed slower than eager.
     doubts: VecDeque<(usize, Box<Draft>)>,
     /// Artifacts that are queued or being compiled.
@@ -205,11 +215,16 @@ impl Queue {
             false => None,
         };
         let task = task.or_else(&mut compile);
-        let measure = || match self.running == 0 && self.nothing_waits() {
-            true => (self.doubts.pop_front()).map(|(job, draft)| Task::Measure(job, draft)),
+        let alone = || match self.running == 0 && self.nothing_waits() {
+            true => match self.again.front() {
+                Some(Again::Capture(_)) if !captures => None,
+                Some(Again::Compile(_)) if !able => None,
+                Some(_) => self.again.pop_front().map(Task::Again),
+                None => (self.doubts.pop_front()).map(|(job, draft)| Task::Measure(job, draft)),
+            },
             false => None,
         };
-        let task = task.or_else(measure);
+        let task = task.or_else(alone);
         let start = match hands {
             Hands::Empty if !holds_model && self.hired < self.wanted() => Some(Task::Start),
             _ => None,
@@ -276,7 +291,7 @@ impl Queue {
             captures: self.captures.iter().copied().map(name).collect(),
             brought: self.brought,
             compiles: self.compiles.iter().map(|c| c.name.clone()).collect(),
-            gates: self.waiting.len() + self.doubts.len(),
+            gates: self.waiting.len() + self.again.len() + self.doubts.len(),
             capturers: self.capturers,
         };
         (left, 1 + self.hired.max(self.wanted()))
@@ -302,6 +317,7 @@ impl Queue {
     pub fn over(&self) -> bool {
         self.running == 0
             && self.nothing_waits()
+            && self.again.is_empty()
             && self.doubts.is_empty()
             && self.weights == Weights::There
     }
@@ -386,9 +402,14 @@ impl Queue {
         }
         // What nobody waits for any more is not made.
         let (waiting, pending) = (&self.waiting, &mut self.pending);
-        self.compiles.retain(|compile| {
+        let mut wanted = |compile: &Compile| {
             let wanted = waiting.values().any(|w| w.missing.contains(&compile.key));
             wanted || !pending.remove(&compile.key)
+        };
+        self.compiles.retain(&mut wanted);
+        self.again.retain(|again| match again {
+            Again::Capture(_) => true,
+            Again::Compile(compile) => wanted(compile),
         });
         without
     }
@@ -396,6 +417,16 @@ impl Queue {
     /// Puts off a program until it can be measured alone.
     pub fn doubts(&mut self, job: usize, draft: Draft) {
         self.doubts.push_back((job, Box::new(draft)));
+    }
+
+    /// Returns whether there are others, whose memory it could be that something failed for.
+    pub fn others(&self) -> bool {
+        !self.alone
+    }
+
+    /// Puts off what memory was too short for until nothing else is done.
+    pub fn again(&mut self, again: Again) {
+        self.again.push_back(again);
     }
 
     /// Takes a captured program out, to gate it.

@@ -140,7 +140,7 @@ impl Shared<'_> {
         name: &str,
         candidate: &Candidate,
     ) -> Result<Value, BuildError> {
-        let (verdict, _) = self.told(number, work, name, || {
+        let (verdict, _) = self.told(number, work, name, work == Work::Measure, || {
             gate::in_child(
                 &self.options.gate,
                 candidate,

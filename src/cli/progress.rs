@@ -162,6 +162,9 @@ impl Progress for Lines {
             } if *job != "prepare" || self.verbose > 0 => {
                 note(format_args!("{job}: {what} ({})", seconds(*s)))
             }
+            Event::Again {
+                job, what, message, ..
+            } => note(format_args!("again: {job}: {what}, alone: {message}")),
             Event::Tuned {
                 module,
                 bucket,

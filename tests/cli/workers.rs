@@ -46,6 +46,13 @@ fn done<'a>(events: &'a [Value], job: &str) -> Vec<&'a str> {
     ended.map(|event| event["what"].as_str().unwrap()).collect()
 }
 
+/// Returns what became of each program.
+fn states(events: &[Value]) -> Vec<&str> {
+    let programs = events.last().unwrap()["programs"].as_array().unwrap();
+    let states = programs.iter().map(|program| program["state"].as_str());
+    states.map(Option::unwrap).collect()
+}
+
 #[test]
 fn as_many_workers_as_there_are_captures_and_compiles_and_no_more() {
     let sandbox = Sandbox::new();
@@ -83,6 +90,64 @@ fn captures_run_beside_each_other_from_the_start() {
         .map(|event| event["worker"].as_u64().unwrap())
         .collect();
     assert_eq!(by(&built, "compile"), prepared, "{built:?}");
+}
+
+#[test]
+fn what_memory_is_short_for_is_done_again_alone() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: device is small");
+    let built = events(&sandbox, &["-j", "6"]);
+    assert_eq!(states(&built), ["built", "built", "skipped"], "{built:?}");
+    let of = |event: &Value| (event["job"].clone(), event["what"].clone());
+    let again: Vec<_> = built
+        .iter()
+        .filter(|event| event["event"] == "again")
+        .map(of)
+        .collect();
+    assert!(
+        again.iter().any(|(job, _)| job == "capture"),
+        "three begin at once: {built:?}"
+    );
+    for one in &again {
+        let begun = |event: &Value| event["event"] == "begin" && of(event) == *one;
+        let first = built.iter().position(begun).unwrap();
+        let next = built.iter().skip(first + 1).position(begun).unwrap() + first + 1;
+        assert!(built.iter().skip(next + 1).all(|event| !begun(event)));
+        let others = built[..next].iter();
+        let open = others.fold(0, |open, event| match event["event"].as_str() {
+            Some("begin") => open + 1,
+            Some("end") => open - 1,
+            _ => open,
+        });
+        assert_eq!(open, 0, "{one:?} is not alone: {built:?}");
+        let ends = built[next + 1..].iter();
+        let mut ends = ends.filter(|event| event["event"] == "begin" || event["event"] == "end");
+        assert_eq!(ends.next().map(of).as_ref(), Some(one), "{built:?}");
+    }
+}
+
+#[test]
+fn what_memory_is_short_for_alone_too_fails_and_is_tried_by_the_next_build() {
+    let sandbox = Sandbox::new();
+    // Which says nothing of the model: it is not left out.
+    sandbox.append("precast.toml", "[compile]\nfullgraph = false\n");
+    sandbox.write("steer", "# fake: device is full batch=4\n");
+    for (jobs, times) in [("1", 1), ("3", 2)] {
+        let built = events(&sandbox, &["-j", jobs]);
+        let tried = done(&built, "capture").into_iter();
+        assert_eq!(
+            tried.filter(|what| *what == "affine batch=4").count(),
+            times,
+            "{built:?}"
+        );
+        let failed = built.iter().find(|event| event["event"] == "failed");
+        let failed = failed.unwrap();
+        assert_eq!(failed["message"], "CUDA out of memory", "{built:?}");
+        assert_eq!(failed["bucket"], "batch=4");
+    }
+    sandbox.write("steer", "");
+    let built = events(&sandbox, &["-j", "3"]);
+    assert_eq!(states(&built), ["hit", "built", "skipped"], "{built:?}");
 }
 
 #[test]

@@ -27,6 +27,8 @@ each for one request or, with a bucket, for that bucket:
     # fake: answers vary                   a little, every other time
     # fake: padding leaks                  into the answer of the artifact, not of eager
     # fake: run fails
+    # fake: device is small            memory for one capture or compile at a time, which takes half a second
+    # fake: device is full             memory for none
 
 What a comment says of the mode or of an option is for artifacts that are compiled with it; the last line counts:
 
@@ -44,6 +46,7 @@ FAKE_EAGER is what the archive says that eager runs from; without it there is no
 """
 
 import array
+import contextlib
 import difflib
 import hashlib
 import importlib
@@ -58,6 +61,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +174,25 @@ class Worker:
         asked = re.findall(r"^# fake: (.*?)\s*$", text, re.MULTILINE)
         return any(line == what or (line.startswith(what + " ") and line[len(what) + 1 :] in bucket) for line in asked)
 
+    @contextlib.contextmanager
+    def memory(self, root: Path, small: bool, full: bool) -> Iterator[None]:
+        """The memory of a device, for one job."""
+        taken = root / "device"
+        try:
+            file = taken.open("x") if small and not full else None
+        except FileExistsError:
+            full = True
+        if full:
+            raise Failure("out_of_memory", "CUDA out of memory")
+        try:
+            if small:
+                time.sleep(0.5)
+            yield
+        finally:
+            if small:
+                file.close()
+                taken.unlink()
+
     def weights(self, request: Json) -> Json:
         file = Path(request["out"]) / "weights.safetensors"
         save(file, {"scale": ("float32", [1], [self.model.SCALE])})
@@ -191,6 +214,8 @@ class Worker:
             time.sleep(1)
         if self.told("capture fails", sizes):
             raise Failure("capture", "the fake model can't be captured", "make it simpler", "model.py:1")
+        with self.memory(self.root, *(self.told(f"device is {what}", sizes) for what in ("small", "full"))):
+            pass
         shape = inputs[0]["shape"]
         if any(i["shape"] != shape or i["dtype"] not in DTYPES for i in inputs):
             raise Failure("bad_input", "a fake module takes inputs of one shape and of a simple dtype")
@@ -228,6 +253,7 @@ class Worker:
             getattr(importlib.import_module(file), function)(segment)
         told = ("fails", "dies", "hangs", "eats", "spawns", "skips", "waits", "is slow")
         behaviour = {what: self.told(f"compile {what}", sizes) for what in told}
+        behaviour |= {what: self.told(f"device is {what}", sizes) for what in ("small", "full")}
         behaviour["root"] = str(self.root)
         behaviour["by_option"] = re.findall(
             r"^# fake: (\S+=\S+) (.*?)\s*$", Path(self.model.__file__).read_text(), re.MULTILINE
@@ -272,6 +298,8 @@ class Worker:
         names = {f"mode={request['mode']}", *(f"{key}={json.dumps(v)}" for key, v in request["options"].items())}
         says = [what for name, what in segment["by_option"] if name in names]
         sleep = [int(what.removeprefix("takes ")) for what in says if what.startswith("takes ")]
+        with self.memory(Path(segment["root"]), segment["small"], segment["full"]):
+            pass
         if "fails" in says:
             raise Failure("compile", "the C++ compiler does not like this option")
         if segment["dies"] or "dies" in says:

@@ -358,6 +358,19 @@ class MistakesTest(Project):
         failure = self.fails("capture", self.capture, opened, inputs=[X])
         self.assertRegex(failure.location, r"^project_\d+\.py:8$")
 
+    def test_short_memory_says_nothing_of_the_model(self) -> None:
+        opened = self.open(model('raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")'))
+        with self.assertRaises(part("wire").Failure) as caught:
+            self.capture(opened, inputs=[X])
+        description = part("failures").describe(caught.exception, self.root)
+        self.assertEqual((description["code"], description["hint"]), ("out_of_memory", None))
+        self.assertIn("Tried to allocate 9 GiB", description["message"])
+        # The compiler keeps it beside its own exception.
+        wrapped = RuntimeError("backend failed")
+        wrapped.inner_exception = MemoryError()
+        short = part("failures").short_of_memory
+        self.assertEqual((short(wrapped), short(RuntimeError("size mismatch"))), (True, False))
+
     def test_no_tensor_out(self) -> None:
         opened = self.open(model("return 3"))
         failure = self.fails("capture", self.capture, opened, inputs=[X])

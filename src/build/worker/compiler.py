@@ -70,6 +70,8 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
         try:
             answer = _compile(module, inputs, options, attention, request["isa"], out, clock)
         except Exception as error:
+            if failures.short_of_memory(error):
+                raise _failure(error, root, attention) from error
             # The passes for weights know fewer programs than the compiler does.
             print(f"weights are left as they are: {_failure(error, root, attention).message}", file=sys.stderr)
             options["freezing"] = False

@@ -15,19 +15,43 @@ from .wire import Failure
 
 _MAX_MESSAGE = 400
 
+# The code of whatever failed because memory was short: it says nothing of the model, and may do when it is alone.
+OUT_OF_MEMORY = "out_of_memory"
+
+_SHORT = re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory")
+
 
 def describe(error: BaseException, root: Path | None) -> dict[str, Any]:
     """Returns the protocol's `error` for an exception."""
     failure = error if isinstance(error, Failure) else Failure("internal", f"{type(error).__name__}: {one_line(error)}")
     cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
     place = failure.location or (location(cause, root) if root is not None else None)
+    short = short_of_memory(error)
     return {
-        "code": failure.code,
+        "code": OUT_OF_MEMORY if short else failure.code,
         "message": failure.message,
         "location": place,
-        "hint": failure.hint,
+        "hint": None if short else failure.hint,
         "trace": "".join(traceback.format_exception(error)),
     }
+
+
+def short_of_memory(error: BaseException) -> bool:
+    """Returns whether an exception, or what it came from, says that the memory of device or host was not enough."""
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        # torch.OutOfMemoryError is a RuntimeError, and so is what the driver and cuBLAS say.
+        if isinstance(one, MemoryError) or (isinstance(one, RuntimeError) and _SHORT.search(str(one))):
+            return True
+        # The compiler keeps what went wrong beside its own exception.
+        causes = (one.__cause__, one.__context__, getattr(one, "inner_exception", None))
+        left += [cause for cause in causes if isinstance(cause, BaseException)]
+    return False
 
 
 def one_line(error: BaseException) -> str:

@@ -52,6 +52,8 @@ def own(
         try:
             found.append(Own(point, inputs, _run(wrapped, inputs), None))
         except Exception as error:  # a size that the module does not take alone is no size to compare with
+            if failures.short_of_memory(error):
+                raise
             found.append(Own(point, inputs, [], failures.one_line(error)))
     return found
 
@@ -71,6 +73,8 @@ def check(
         try:
             answer = _run(wrapped, padded)
         except Exception as error:
+            if failures.short_of_memory(error):
+                raise
             return f"padded from {where}, the module fails: {failures.one_line(error)}", report
         gap, name = _difference(answer, one.outputs, outputs, one.sizes)
         report["points"].append({"sizes": one.sizes})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -123,12 +124,23 @@ def answer(session: Session, line: str) -> dict[str, Any]:
         return {"kind": "error", "id": session.wire.id, "error": failures.describe(error, _root(session))}
 
 
+def _give_back(answered: dict[str, Any]) -> None:
+    """Gives a device's memory that torch keeps unused to the other workers."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        if answered.get("error", {}).get("code") == failures.OUT_OF_MEMORY:
+            gc.collect()
+        torch.cuda.empty_cache()
+
+
 def serve(wire: Wire) -> int:
     """Answers until the other side closes stdin or stops reading."""
     session = Session(wire)
     try:
         for line in wire.requests():
-            wire.send(answer(session, line))
+            answered = answer(session, line)
+            _give_back(answered)
+            wire.send(answered)
             sys.stderr.flush()
     except BrokenPipeError:
         return 0

@@ -65,6 +65,7 @@ pub(super) fn build_errors() -> Vec<BuildError> {
         "pass",
         "compile",
         "weights",
+        "out_of_memory",
         "protocol",
         "internal",
     ];
