@@ -2,6 +2,7 @@
 
 use std::{fmt, io, sync::Arc};
 
+use super::host;
 use crate::{
     Device, Digest,
     record::{Dtype, Sizes, bucket_name},
@@ -319,15 +320,7 @@ impl RuntimeError {
             }
             _ => return false,
         };
-        const WORDS: [&str; 5] = [
-            "out of memory",
-            "CUBLAS_STATUS_ALLOC_FAILED",
-            "CUDNN_STATUS_ALLOC_FAILED",
-            "annot allocate memory",
-            "std::bad_alloc",
-        ];
-        // A library that found no room for its thread-local variables finds none later either.
-        WORDS.iter().any(|words| text.contains(words)) && !text.contains("static TLS block")
+        host::says_out_of_memory(text)
     }
 
     /// Returns whether an artifact is the cause, so that another bucket may do in its place. What is wrong with the

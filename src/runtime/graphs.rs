@@ -28,6 +28,7 @@ use super::{
     RuntimeError,
     error::first_line,
     ffi::{self, Graph, Pool, RawStream, Stream, cuda, share},
+    host,
     lane::{Handles, Lane, Plan},
     pad,
     weights::Weights,
@@ -83,6 +84,18 @@ struct State {
 }
 
 impl State {
+    /// Loads a program's code and captures it; once more where there was no room for either.
+    fn with_room(
+        plan: &Plan,
+        weights: &Arc<Weights>,
+        shared: &Arc<Shared>,
+    ) -> Result<Self, String> {
+        host::with_room(|| {
+            let lane = plan.shared_lane(weights.clone());
+            Self::capture(plan, lane.map_err(|error| error.to_string())?, shared)
+        })
+    }
+
     fn capture(plan: &Plan, mut lane: Lane, shared: &Arc<Shared>) -> Result<Self, String> {
         let _span = tracing::info_span!("graph", module = &*plan.module).entered();
         let text = |error: tch::TchError| first_line(&error);
@@ -313,9 +326,13 @@ impl Shared {
 }
 
 impl Graphed {
-    /// Captures a program. The lane is the graph's from now on. The reason, when it can't be captured.
-    pub fn capture(plan: &Plan, lane: Lane, shared: &Arc<Shared>) -> Result<Self, String> {
-        let state = State::capture(plan, lane, shared)?;
+    /// Captures a program. The reason, when it can't be captured.
+    pub fn capture(
+        plan: &Plan,
+        weights: &Arc<Weights>,
+        shared: &Arc<Shared>,
+    ) -> Result<Self, String> {
+        let state = State::with_room(plan, weights, shared)?;
         Ok(Self {
             shared: shared.clone(),
             state: Mutex::new(state),
@@ -325,10 +342,7 @@ impl Graphed {
     /// Captures it again with other weights, whose addresses the kernels have in them. On failure nothing has changed.
     pub fn swap(&self, plan: &Plan, weights: Arc<Weights>) -> Result<(), String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let lane = plan
-            .shared_lane(weights)
-            .map_err(|error| error.to_string())?;
-        let next = State::capture(plan, lane, &self.shared)?;
+        let next = State::with_room(plan, &weights, &self.shared)?;
         // What was launched must be done before its graph and its weights go.
         self.shared.settle()?;
         *state = next;

@@ -13,9 +13,47 @@ use crate::{Device, Target, target::Torch};
 pub(super) fn make_room(device: Device, error: &RuntimeError) {
     if let Device::Cuda(_) = device
         && error.is_out_of_memory()
-        && let Err(reason) = cuda().and_then(|cuda| cuda.release_cached())
     {
-        tracing::warn!(%device, reason, "the allocator's unused memory can't be given back");
+        release();
+    }
+}
+
+/// Returns whether torch, CUDA or the system says that there was too little memory.
+pub(super) fn says_out_of_memory(text: &str) -> bool {
+    const WORDS: [&str; 5] = [
+        "out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "annot allocate memory",
+        "std::bad_alloc",
+    ];
+    // A library that found no room for its thread-local variables finds none later either.
+    WORDS.iter().any(|words| text.contains(words)) && !text.contains("static TLS block")
+}
+
+/// Does what the driver may find no room for once more where it did not, after giving back what torch's allocator keeps and
+/// nothing uses.
+pub(super) fn with_room<T>(work: impl FnMut() -> Result<T, String>) -> Result<T, String> {
+    twice(work, release)
+}
+
+fn twice<T>(
+    mut work: impl FnMut() -> Result<T, String>,
+    make_room: impl FnOnce(),
+) -> Result<T, String> {
+    match work() {
+        Err(reason) if says_out_of_memory(&reason) => {
+            tracing::debug!(reason, "once more, with the allocator's unused memory");
+            make_room();
+            work()
+        }
+        other => other,
+    }
+}
+
+fn release() {
+    if let Err(reason) = cuda().and_then(|cuda| cuda.release_cached()) {
+        tracing::warn!(reason, "the allocator's unused memory can't be given back");
     }
 }
 
@@ -61,6 +99,28 @@ pub fn device_memory(device: Device) -> Result<DeviceMemory, RuntimeError> {
 mod tests {
     use super::*;
     use crate::Digest;
+
+    #[test]
+    fn what_there_is_no_room_for_is_tried_once_more_with_room() {
+        let short = || Err("CUDA error: out of memory".to_owned());
+        let (mut tried, mut made) = (0, 0);
+        let mut work = |until: usize| {
+            (tried, made) = (0, 0);
+            let done = twice(
+                || {
+                    tried += 1;
+                    if tried < until { short() } else { Ok(tried) }
+                },
+                || made += 1,
+            );
+            (done, tried, made)
+        };
+        assert_eq!(work(1), (Ok(1), 1, 0));
+        assert_eq!(work(2), (Ok(2), 2, 1));
+        assert_eq!(work(9), (short(), 2, 1));
+        let other = || Err::<(), _>("operation not permitted".to_owned());
+        assert_eq!(twice(other, || panic!("room is not what lacks")), other());
+    }
 
     #[test]
     fn a_lack_of_memory_is_nobodys_fault_but_the_hosts() {

@@ -194,11 +194,7 @@ impl Ready {
             self.refused = Some("its sizes are not fixed".to_owned());
             return;
         }
-        let lane = self
-            .plan
-            .shared_lane(weights)
-            .map_err(|error| error.to_string());
-        match lane.and_then(|lane| Graphed::capture(&self.plan, lane, shared)) {
+        match Graphed::capture(&self.plan, &weights, shared) {
             Ok(graph) => (self.graph, self.refused) = (Some(graph), None),
             Err(reason) => {
                 let bucket = self.plan.bucket();

@@ -82,6 +82,24 @@ fn out_of_memory_is_an_error_and_memory_returns() {
     }
 }
 
+#[test]
+fn a_graph_is_captured_where_the_allocator_keeps_the_whole_card() {
+    let Some(store) = store("a_graph_is_captured_where_the_allocator_keeps_the_whole_card") else {
+        return;
+    };
+    let (ids, mask) = inputs(8, 128);
+    let wanted = encode(&load(&store, Graphs::Always), &ids, &mask);
+    drop(take_all());
+    assert!(memory().free < 1 << 30, "nothing was taken: {:?}", memory());
+    // Weights find room in what the allocator keeps, code and graphs do not: they come from the driver.
+    let model = load(&store, Graphs::Always);
+    for (program, reason) in model.without_graph() {
+        assert!(program.dynamic.is_some(), "{}: {reason}", program.bucket());
+    }
+    println!("free after the load: {} MiB", memory().free >> 20);
+    assert!(encode(&model, &ids, &mask).equal(&wanted));
+}
+
 /// Not a test: the child of the next one, where the device is broken for good.
 #[test]
 fn a_child_with_a_sticky_error() {
