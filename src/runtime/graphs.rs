@@ -26,6 +26,7 @@ use tch::Tensor;
 
 use super::{
     RuntimeError,
+    bits::same,
     error::first_line,
     ffi::{self, Graph, Pool, RawStream, Stream, cuda, share},
     host,
@@ -162,7 +163,7 @@ impl State {
             *moves &= input.is_floating_point();
         }
         if moves.contains(&true) {
-            let refused = match self.proves(&moves) {
+            let refused = match host::with_room(|| self.proves(&moves)) {
                 Ok(true) => None,
                 Ok(false) => Some(
                     "its answer differs when they are elsewhere, or does not depend on them"
@@ -187,83 +188,57 @@ impl State {
     /// Returns whether moved tensors change nothing in the answer, while those that they replace hold something else.
     fn proves(&mut self, moves: &[bool]) -> Result<bool, String> {
         let text = |error: tch::TchError| first_line(&error);
+        let (ins, outs) = moves.split_at(self.inputs.len());
         let write = |inputs: &mut [Tensor], seed: u32| {
-            for (input, _) in inputs.iter_mut().zip(moves).filter(|(_, moves)| **moves) {
+            for (input, _) in inputs.iter_mut().zip(ins).filter(|(_, moves)| **moves) {
                 input.f_copy_(&pattern(input, seed)?)?;
             }
             Ok(())
         };
+        let copy = |handle: &ffi::Handle| pad::copy(&handle.share().into_tensor()).map(Into::into);
         write(&mut self.inputs, 1).map_err(text)?;
         self.graph.replay()?;
-        let wanted = bytes(&self.outputs).map_err(text)?;
-        let mut own = Handles::new();
-        for input in &self.inputs {
-            own.push(pad::copy(input).map_err(text)?.into());
+        let wanted: Result<Handles, _> = self.outputs.iter().map(copy).collect();
+        let wanted = wanted.map_err(text)?;
+        let mut own: SmallVec<[Option<ffi::Handle>; 16]> = SmallVec::new();
+        for (input, &moves) in self.inputs.iter().zip(ins) {
+            let copy = moves.then(|| copy(&share(input)));
+            own.push(copy.transpose().map_err(text)?);
         }
         write(&mut self.inputs, 2).map_err(text)?;
         self.graph.replay()?;
         // Where the answer is the same anyway, it says nothing about what was read.
-        if moves[..self.inputs.len()].contains(&true)
-            && bytes(&self.outputs).map_err(text)? == wanted
-        {
+        if ins.contains(&true) && same(&self.outputs, &wanted).map_err(text)? {
             return Ok(false);
         }
-        for (output, &moves) in self.outputs.iter().zip(&moves[self.inputs.len()..]) {
-            let mut output = output.share().into_tensor();
+        for (output, &moves) in self.outputs.iter().zip(outs) {
             if moves {
+                let mut output = output.share().into_tensor();
                 let _ = output.f_fill_(1).map_err(text)?;
             }
-            own.push(pad::copy(&output).map_err(text)?.into());
+            let copy = moves.then(|| copy(output));
+            own.push(copy.transpose().map_err(text)?);
         }
-        let given: Vec<_> = own
-            .iter()
-            .zip(moves)
-            .map(|(own, &moves)| moves.then_some(own))
-            .collect();
+        let given: Vec<_> = own.iter().map(Option::as_ref).collect();
         self.graph.replay_on(&given)?;
-        let mut answered = Handles::new();
-        for ((own, output), &moves) in own[self.inputs.len()..]
-            .iter()
-            .zip(&self.outputs)
-            .zip(&moves[self.inputs.len()..])
-        {
-            answered.push(if moves { own.share() } else { output.share() });
-        }
-        Ok(bytes(&answered).map_err(text)? == wanted)
+        let answered = given[self.inputs.len()..].iter().zip(&self.outputs);
+        let answered: Handles = answered
+            .map(|(own, output)| own.unwrap_or(output).share())
+            .collect();
+        same(&answered, &wanted).map_err(text)
     }
 }
 
-/// Returns numbers in (0, 1) for a tensor, on the host: the same for every row.
+/// Returns a row of numbers in (0, 1) for all rows of a tensor, on its device.
 fn pattern(like: &Tensor, seed: u32) -> Result<Tensor, tch::TchError> {
-    let sizes = like.size();
-    let row: Vec<f32> = (1..=sizes.last().copied().unwrap_or(1))
+    let row: Vec<f32> = (1..=like.size().last().copied().unwrap_or(1))
         .map(|i| (i as f32 * 0.618 * seed as f32).fract())
         .collect();
-    let row = match sizes.is_empty() {
+    let row = match like.size().is_empty() {
         true => Tensor::from(row[0]),
         false => Tensor::f_from_slice(&row)?,
     };
-    row.f_to_kind(like.kind())?
-        .f_expand(&sizes, false)?
-        .f_contiguous()
-}
-
-/// Returns what tensors hold.
-fn bytes(tensors: &[ffi::Handle]) -> Result<Vec<Vec<u8>>, tch::TchError> {
-    tensors
-        .iter()
-        .map(|tensor| {
-            let host = tensor
-                .share()
-                .into_tensor()
-                .f_to_device(tch::Device::Cpu)?
-                .f_contiguous()?;
-            let bytes = host.f_view_([-1])?.f_view_dtype(tch::Kind::Uint8)?;
-            let mut held = vec![0; bytes.numel()];
-            bytes.f_copy_data_u8(&mut held, bytes.numel())?;
-            Ok(held)
-        })
-        .collect()
+    row.f_to_kind(like.kind())?.f_to_device(like.device())
 }
 
 /// Returns whether a call's input can take a static one's place: where it starts and how it lies is what kernels were

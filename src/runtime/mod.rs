@@ -35,6 +35,7 @@
 
 mod arrays;
 mod behind;
+mod bits;
 mod cost;
 mod dispatch;
 mod eager;
