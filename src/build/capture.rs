@@ -11,7 +11,7 @@ use super::{
     jobs::{Job, Seat, Shared, Work},
     progress::Event,
     protocol::{Captured, ModuleRequest, Request, Sampled},
-    queue::{Again, Compile, Waiting},
+    task::{Again, Compile, Waiting},
 };
 use crate::{Digest, record::Sizes, spec::Module};
 

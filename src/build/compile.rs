@@ -6,7 +6,7 @@ use super::{
     BuildError,
     jobs::{Seat, Shared, Work},
     protocol::{Compiled, Request},
-    queue::{Again, Compile},
+    task::{Again, Compile},
 };
 
 /// How long a compile may take.

@@ -33,7 +33,7 @@ use super::{
     limits::{Limits, Stop},
     progress::{Event, Progress},
     protocol::{Hello, Prepared, Request},
-    queue::Role,
+    task::Role,
     worker::Worker,
 };
 use crate::plan::{Item, Plan, Reason, State};

@@ -24,7 +24,8 @@ use super::{
     pace::Pace,
     progress::{Event, Progress},
     protocol::{Request, Weights},
-    queue::{Again, Hands, Next, Queue, Role, Task},
+    queue::{Next, Queue},
+    task::{Again, Hands, Role, Task},
     weights::{self, StoredWeights},
     worker::Worker,
 };

@@ -11,6 +11,7 @@
 //! | `engine` | one build from plan to release |
 //! | `crew` | its workers, started before there is work for them |
 //! | `queue` | what is left to do, and what must be done first |
+//! | `task` | one piece of it, and what a thread has to do it with |
 //! | `jobs` | the threads that do it, one for each worker |
 //! | `capture`, `compile` | what they do with their workers |
 //! | `pace` | how long it will still take |
@@ -39,6 +40,7 @@ pub mod progress;
 pub mod protocol;
 mod publish;
 mod queue;
+mod task;
 mod tune;
 mod ways;
 mod weights;

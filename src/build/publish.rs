@@ -19,7 +19,7 @@ use super::{
     merit,
     progress::Event,
     protocol::Compiled,
-    queue::{Compile, Waiting},
+    task::{Compile, Waiting},
 };
 use crate::{
     Digest,

@@ -7,92 +7,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use serde_json::Value;
-
 use super::{
     BuildError,
     jobs::Done,
     pace::Left,
-    protocol::{Captured, Segment},
     publish::Draft,
-    ways::{Set, Way},
+    task::{Again, Compile, Hands, Role, Task, Waiting},
 };
 use crate::Digest;
-
-/// An artifact to compile.
-pub(super) struct Compile {
-    pub key: Digest,
-    pub explained: Value,
-    pub segment: Segment,
-    pub set: Set,
-    /// What progress calls it.
-    pub name: String,
-}
-
-/// A captured program that waits for its artifacts.
-pub(super) struct Waiting {
-    pub captured: Captured,
-    /// How it is compiled: the first way is kept unless another is faster.
-    pub ways: Vec<Way>,
-    /// The program whose choice of a way this is, where it was made before.
-    pub chosen_by: Option<Digest>,
-    pub missing: BTreeSet<Digest>,
-    pub compiled: usize,
-}
-
-pub(super) enum Task {
-    /// Put the weight set into the store.
-    Weights,
-    Capture(usize),
-    Compile(Box<Compile>),
-    Gate(usize),
-    /// Do what failed because memory was short once more, while nothing else is done.
-    Again(Again),
-    /// Make the model in one more worker, which then captures too. The build does not wait for it: one that is still at it
-    /// when nothing is left to capture is ended by what is measured, or by the end.
-    Open,
-    /// Measure a program that passed its gate once more, while nothing else is done, and publish it.
-    Measure(usize, Box<Draft>),
-    /// Start a worker: there will be compiles for it.
-    Start,
-}
-
-/// What memory was too short for beside other work.
-pub(super) enum Again {
-    Capture(usize),
-    Compile(Box<Compile>),
-}
-
-/// What a worker has got ready for, and can do at once.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Role {
-    #[default]
-    Nothing,
-    Capture,
-    Compile,
-}
-
-/// What a thread has to work with.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hands {
-    /// No worker.
-    Empty,
-    /// A worker that is not ready yet: only what needs none can be done meanwhile.
-    Starting(Role),
-    /// A worker; whether it holds the model, and the same one as the first worker.
-    Ready { role: Role, opened: bool },
-}
-
-impl Hands {
-    /// Returns whether the worker has the compiler at hand, or will have.
-    pub fn compile(self) -> bool {
-        use Role::Compile;
-        matches!(
-            self,
-            Self::Starting(Compile) | Self::Ready { role: Compile, .. }
-        )
-    }
-}
 
 /// What a worker does next.
 pub(super) enum Next {
@@ -437,8 +359,10 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
-    use crate::spec::Mode;
+    use crate::{build::ways::Set, spec::Mode};
 
     const FIRST: Hands = Hands::Ready {
         role: Role::Nothing,
@@ -524,6 +448,26 @@ mod tests {
         assert!(!open(queue.next(false, ready(Role::Capture))));
         queue.opened(true);
         assert!(!open(queue.next(false, ready(Role::Capture))));
+    }
+
+    #[test]
+    fn what_memory_was_short_for_waits_until_nothing_else_is_done() {
+        let again = |next: Next| matches!(next, Next::Do(Task::Again(_)));
+        let mut queue = queue(1, &[Role::Compile], None);
+        queue.again(Again::Capture(7));
+        let capture = queue.next(true, FIRST);
+        assert!(matches!(capture, Next::Do(Task::Capture(0))));
+        assert!(!again(queue.next(true, FIRST)) && !queue.over());
+        queue.ended(false, FIRST, Ok(()));
+        // Who holds the model does it, and nobody does anything beside it.
+        assert!(!again(queue.next(false, ready(Role::Compile))));
+        assert!(again(queue.next(true, FIRST)));
+        queue.again(Again::Compile(Box::new(compile("a"))));
+        assert!(!again(queue.next(false, ready(Role::Compile))));
+        queue.ended(false, FIRST, Ok(()));
+        assert!(again(queue.next(false, ready(Role::Compile))) && !queue.over());
+        queue.ended(false, ready(Role::Compile), Ok(()));
+        assert!(queue.over());
     }
 
     #[test]

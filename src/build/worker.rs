@@ -25,7 +25,7 @@ use super::{
     BuildError, Launcher, launcher,
     limits::{Limits, Stop, Watch, ask_for_stack, end_family},
     protocol::{Hello, Line, PROTOCOL, Request},
-    queue::Role,
+    task::Role,
 };
 
 /// How long importing torch may take.
