@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import (
+    behind,
     call,
     cut,
     dynamic,
@@ -101,7 +102,8 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         refused, receipt["padding"] = padding.check(wrapped, specs, smaller, outputs)
 
     wire.event("cut")
-    parts = cut.cut(graph, module["regions"] if asked is None else [], module["path"])
+    regions = module["regions"] if asked is None else []
+    parts = behind.cut_behind_norms(graph, regions, module["path"]) if regions else cut.cut(graph, [], module["path"])
     segments, steps, values, numbers = _steps(parts, graph, out, opened, module.get("compiled", True))
     eager, eager_weights = _eager_archive(graph, out, opened)
     answer = {

@@ -1,8 +1,9 @@
 """Cuts a flat graph at region boundaries: runs of operations that become segments, and the tensors between them.
 
 A region's instance is the outermost module whose FQN matches a glob (`*` stands for one part of a dotted name). The
-operations between two instances are glue, and segments of their own. A value crosses a cut only when it is dense and
-starts its memory; a view that is not (an expanded mask, a slice of a buffer) is made again where it is used.
+operations between two instances are glue, and segments of their own; which region a norm between two goes to, behind.py
+decides. A value crosses a cut only when it is dense and starts its memory; a view that is not (an expanded mask, a slice
+of a buffer) is made again where it is used.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Part:
 
     name: str
     nodes: list[Any]
+    glue: bool = False
     inputs: list[Any] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
@@ -56,7 +58,11 @@ def check_regions(patterns: list[str], path: str, names: list[str]) -> None:
 
 def cut(flat: Flat, patterns: list[str], path: str) -> list[Part]:
     """Returns the parts in the order they run; without patterns there is one."""
-    parts = _runs(flat, patterns, path)
+    return connect(runs(flat, patterns, path), flat)
+
+
+def connect(parts: list[Part], flat: Flat) -> list[Part]:
+    """Fills in what each part takes and gives; leaves out those that give nothing."""
     home = {node: part for part in parts for node in part.nodes}
     for part in parts:
         _imports(part, flat, home)
@@ -66,7 +72,8 @@ def cut(flat: Flat, patterns: list[str], path: str) -> list[Part]:
     return [part for part in parts if part.outputs]
 
 
-def _runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
+def runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
+    """Returns the runs of operations, each with nothing but its name and its operations."""
     parts: list[Part] = []
     home: dict[Any, Part] = {}
     last: str | bool | None = False
@@ -87,7 +94,7 @@ def _runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
             else:
                 seen[region] = seen.get(region, 0) + 1
                 name = region if seen[region] == 1 else f"{region}#{seen[region]}"
-            parts.append(Part(name, []))
+            parts.append(Part(name, [], glue=region is None))
             last = region
         parts[-1].nodes.append(node)
         home[node] = parts[-1]

@@ -112,6 +112,7 @@ def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
     graph.eliminate_dead_code()
     flat.weights = {node: name for node, name in flat.weights.items() if node in set(graph.nodes)}
     private.propagate(graph)
+    _drop_idle_casts(graph)
     end = next(node for node in graph.nodes if node.op == "output")
     flat.outputs = list(end.args[0])
     return flat
@@ -193,6 +194,19 @@ def _drop_assertions(graph: Any) -> None:
     known = (aten._assert_tensor_metadata.default,)
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in known and not node.users:
+            graph.erase_node(node)
+
+
+def _drop_idle_casts(graph: Any) -> None:
+    """Removes casts that hand on what they are given, so that a value has one name before and behind them."""
+    import torch
+
+    for node in list(graph.nodes):
+        if node.op != "call_function" or getattr(node.target, "overloadpacket", None) != torch.ops.aten.to:
+            continue
+        given, made = node.args[0].meta["val"], node.meta["val"]
+        if private.storage(given) == private.storage(made):
+            node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 
