@@ -7,6 +7,7 @@
 //! | `coordinate_descent_tuning=true`, `epilogue_fusion=false`, `max_autotune=true` | by `--tune`, where the settings do not say it already |
 //! | `layout_optimization=false` | by `--tune`, where the graph has convolutions |
 //! | `attention=efficient`, `attention=flash` | by `--tune`, on CUDA, where the graph has attention and the settings do not say it |
+//! | `attention=efficient coordinate_descent_tuning=true` | as each of these: what is best where there is little to do, together |
 //! | `freezing=false` | by `--tune`, on a CPU: weights as they are, where they are otherwise laid out for the kernels at load |
 //!
 //! Which of torch's attention kernels is the fastest depends on sizes: on an H200 torch's own choice is cuDNN's, which is
@@ -112,27 +113,38 @@ pub(super) fn sets(settings: &Compile, all: bool, has: Has) -> Vec<Set> {
         true => &["coordinate_descent_tuning", "max_autotune"],
         false => &[],
     };
+    let (descent, attention) = ("coordinate_descent_tuning", ATTENTION);
+    let efficient = (attention, Value::from("efficient"));
     let tried = [
-        ("coordinate_descent_tuning", Value::from(true), true),
-        ("epilogue_fusion", false.into(), true),
-        ("max_autotune", true.into(), true),
-        ("layout_optimization", false.into(), has.convolution),
-        (ATTENTION, "efficient".into(), has.attention),
-        (ATTENTION, "flash".into(), has.attention),
-        ("freezing", false.into(), frozen(settings)),
+        (vec![(descent, true.into())], true),
+        (vec![("epilogue_fusion", false.into())], true),
+        (vec![("max_autotune", true.into())], true),
+        (vec![("layout_optimization", false.into())], has.convolution),
+        (vec![efficient.clone()], has.attention),
+        (vec![(attention, "flash".into())], has.attention),
+        (vec![efficient, (descent, true.into())], has.attention),
+        (vec![("freezing", false.into())], frozen(settings)),
     ];
-    for (key, value, applies) in tried {
-        let says = settings.options.contains_key(key) || implied.contains(&key);
-        if !all || !applies || (says && key != "freezing") {
+    for (added, applies) in tried {
+        let says = |key: &str| {
+            key != "freezing" && (settings.options.contains_key(key) || implied.contains(&key))
+        };
+        if !all || !applies || added.iter().any(|(key, _)| says(key)) {
             continue;
         }
         let mut options = settings.options.clone();
-        let name = option((&key.to_owned(), &value));
-        options.insert(key.to_owned(), value);
+        let name: Vec<String> = (added.iter())
+            .map(|(key, value)| option((&key.to_string(), value)))
+            .collect();
+        options.extend(
+            added
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value)),
+        );
         sets.push(Set {
             mode,
             options,
-            name,
+            name: name.join(" "),
         });
     }
     sets
@@ -315,10 +327,11 @@ mod tests {
             ..PLAIN
         };
         let mut settings = Compile::default();
-        insta::assert_snapshot!(names(&settings, true, attends).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, attention=efficient, attention=flash");
+        insta::assert_snapshot!(names(&settings, true, attends).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, attention=efficient, attention=flash, attention=efficient coordinate_descent_tuning=true");
         assert_eq!(names(&settings, false, attends), ["mode=default"]);
         let tried = sets(&settings, true, attends);
         assert_eq!(tried[4].options["attention"], "efficient");
+        assert_eq!(tried[6].options.len(), 2);
         settings.options.insert(ATTENTION.into(), "math".into());
         insta::assert_snapshot!(names(&settings, true, attends).join(", "), @"mode=default attention=math, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true");
     }
