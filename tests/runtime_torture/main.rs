@@ -160,14 +160,24 @@ fn uploads_are_clean_under_sanitizers() {
 fn addresses_in_graphs_are_found_and_moved() {
     match shim::places(2000) {
         Some(told) => assert_eq!(told, Ok(())),
-        None => {
-            // Written past libtest's capture: a skip is never silent.
-            let _ = writeln!(
-                std::io::stderr(),
-                "addresses_in_graphs_are_found_and_moved: skipped: no CUDA headers beside torch"
-            );
-        }
+        None => skipped("addresses_in_graphs_are_found_and_moved"),
     }
+}
+
+#[test]
+fn the_cuda_half_leaves_nothing_when_a_call_fails() {
+    match shim::graphs() {
+        Some(told) => assert!(told.clone().unwrap() > 1000, "{told:?}"),
+        None => skipped("the_cuda_half_leaves_nothing_when_a_call_fails"),
+    }
+}
+
+/// Written past libtest's capture: a skip is never silent.
+fn skipped(test: &str) {
+    let _ = writeln!(
+        std::io::stderr(),
+        "{test}: skipped: no CUDA headers beside torch"
+    );
 }
 
 #[test]

@@ -7,6 +7,9 @@
 //! controls are a race with the device and a read past the end of a piece.
 //!
 //! `places.cpp` finds and moves addresses in graphs that are plain memory, with CUDA's own headers and functions of its own.
+//!
+//! `graphs.cpp` calls the whole CUDA half, with torch's headers too, and has each call of torch and CUDA fail once. Its control
+//! is an allocator that asks a graph which is gone.
 
 use std::{
     env, fs,
@@ -188,21 +191,99 @@ fn libtorch() -> PathBuf {
     env::var_os("LIBTORCH").map_or_else(beside, PathBuf::from)
 }
 
-/// Looks for addresses in `rounds` made-up graphs and moves them. The reason, when it went wrong; none where CUDA's headers
-/// are missing.
-pub fn places(rounds: u64) -> Option<Result<(), String>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let torch = PathBuf::from(env::var_os("LIBTORCH")?)
-        .canonicalize()
-        .ok()?;
+/// Returns where CUDA's headers are, if they are there.
+fn cuda_headers() -> Option<Vec<PathBuf>> {
+    let torch = libtorch().canonicalize().ok()?;
     let site = torch.parent()?;
     let headers = [
         site.join("nvidia/cu13/include"),
         site.join("triton/backends/nvidia/include"),
     ];
-    if !headers[0].join("cuda.h").exists() {
-        return None;
+    let there = headers[0].join("cuda.h").exists();
+    there.then(|| headers.into())
+}
+
+/// Makes, uses and drops graphs and streams as `runtime/ffi` does, with every call that can fail failing once. How often
+/// one was called, or what went wrong; none where CUDA's headers are missing.
+pub fn graphs() -> Option<Result<u64, String>> {
+    let headers = cuda_headers()?;
+    Some(build_graphs(&headers).and_then(|driver| {
+        let start = |what: &str| -> Output {
+            let options = "detect_leaks=1:exitcode=99:abort_on_error=0";
+            let mut command = Command::new(&driver);
+            command.arg(what).env("ASAN_OPTIONS", options);
+            command.output().unwrap()
+        };
+        let control = start("dangles");
+        if control.status.success()
+            || !String::from_utf8_lossy(&control.stderr).contains("heap-use-after-free")
+        {
+            return Err("a seeded use after free is not seen".to_owned());
+        }
+        let whole = start("all");
+        let printed = String::from_utf8_lossy(&whole.stdout).into_owned();
+        let calls = printed
+            .strip_prefix("calls: ")
+            .and_then(|n| n.trim().parse().ok());
+        match calls {
+            Some(calls) if whole.status.success() => Ok(calls),
+            _ => Err(format!(
+                "{}: {printed}{}",
+                whole.status,
+                String::from_utf8_lossy(&whole.stderr)
+            )),
+        }
+    }))
+}
+
+/// Compiles the CUDA half with its driver, once for their sources.
+fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let ffi = root.join("src/runtime/ffi");
+    let sources = [
+        root.join("tests/runtime_torture/graphs.cpp"),
+        ffi.join("shim_cuda.cpp"),
+        ffi.join("places.h"),
+        ffi.join("upload.h"),
+        root.join("tests/runtime_torture/must.h"),
+    ];
+    let texts: Vec<u8> = sources
+        .iter()
+        .flat_map(|path| fs::read(path).unwrap())
+        .collect();
+    let name = format!("graphs-{}", Digest::of(&texts).short());
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    if !made.exists() {
+        let torch = libtorch();
+        let lib = torch.join("lib");
+        let unfinished = made.with_extension("unfinished");
+        let include = [torch.join("include")];
+        let include = include.iter().chain(headers);
+        compile(
+            Command::new("g++")
+                .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"])
+                .args(SANITIZE)
+                .args(include.flat_map(|dir| ["-isystem".into(), dir.clone()]))
+                .arg("-I")
+                .arg(&ffi)
+                .args(&sources[..2])
+                .arg("-L")
+                .arg(&lib)
+                .arg(format!("-Wl,-rpath,{}", lib.display()))
+                .args(["-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", "-lpthread"])
+                .arg("-o")
+                .arg(&unfinished),
+        )?;
+        fs::rename(unfinished, &made).unwrap();
     }
+    Ok(made)
+}
+
+/// Looks for addresses in `rounds` made-up graphs and moves them. The reason, when it went wrong; none where CUDA's headers
+/// are missing.
+pub fn places(rounds: u64) -> Option<Result<(), String>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let headers = cuda_headers()?;
     let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("places");
     let compiled = compile(
         Command::new("g++")

@@ -2,6 +2,7 @@
 //
 // Every function is extern "C", returns 0 or 1 with a text in `precast_cuda_last_error`, and throws nothing.
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -103,6 +104,33 @@ struct Graph {
     } catch (...) {
     }
     taken() = false;
+  }
+
+  // Ends what a capture that can't begin or end has left. Torch leaves it all: the stream in capture, and both allocators in
+  // the pool, for as long as a filter says that is this graph's own. They would ask one that is gone, and no other
+  // capture could begin in the pool.
+  void abandon() {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const auto stream = c10::cuda::getCurrentCUDAStream(device).stream();
+    if (cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone) {
+      cudaGraph_t unfinished = nullptr;
+      cudaStreamEndCapture(stream, &unfinished);
+      if (unfinished) cudaGraphDestroy(unfinished);
+    }
+    // What is not in the pool any more says so; then its use of the pool is the graph's, which gives it up itself.
+    try {
+      allocator::endAllocateToPool(device, pool);
+      allocator::releasePool(device, pool);
+    } catch (...) {
+    }
+    try {
+      auto* host = at::getHostAllocator(at::kCUDA);
+      host->end_allocate_to_pool(pool);
+      host->release_pool(pool);
+    } catch (...) {
+    }
+    (void)cudaGetLastError();
+    recorded(false);
   }
 };
 
@@ -259,7 +287,7 @@ EXPORT int32_t precast_cuda_graph_begin(uint64_t a, uint64_t b, int32_t device, 
       // Thread-local: other threads may allocate and synchronise meanwhile.
       graph->graph.capture_begin(graph->pool, cudaStreamCaptureModeThreadLocal);
     } catch (...) {
-      graph->recorded(false);
+      graph->abandon();
       throw;
     }
     *made = graph.release();
@@ -273,20 +301,7 @@ EXPORT int32_t precast_cuda_graph_end(void* graph) {
       g->recorded(true);
       g->graph.instantiate();
     } catch (...) {
-      // A capture that went wrong must neither stay on the stream nor keep the allocator in its pool.
-      cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-      const auto stream = c10::cuda::getCurrentCUDAStream(g->device).stream();
-      if (cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone) {
-        cudaGraph_t unfinished = nullptr;
-        cudaStreamEndCapture(stream, &unfinished);
-        if (unfinished) cudaGraphDestroy(unfinished);
-      }
-      try {
-        allocator::endAllocateToPool(g->device, g->pool);
-      } catch (...) {
-      }
-      (void)cudaGetLastError();
-      g->recorded(false);
+      g->abandon();
       throw;
     }
   });

@@ -1,0 +1,462 @@
+// The CUDA half of the shim, for the sanitizers: with torch's own headers, and what libtorch_cuda and CUDA do made here. Every
+// call of theirs fails once, and after each nothing may be left: no graph, event or stream, no recording, and no allocator
+// that still asks a graph which is gone.
+//
+//   graphs all | dangles
+
+#include "must.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <cstring>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+extern "C" {
+const char* precast_cuda_last_error();
+int32_t precast_cuda_context(int32_t);
+int32_t precast_cuda_capability(int32_t, int32_t*, int32_t*);
+int32_t precast_cuda_health(int32_t);
+int32_t precast_cuda_synchronize(int32_t);
+int32_t precast_cuda_memory(int32_t, uint64_t*, uint64_t*, uint64_t*, uint64_t*, uint64_t*);
+int32_t precast_cuda_reset_peak(int32_t);
+int32_t precast_cuda_release_cached();
+int32_t precast_cuda_stream_new(int32_t, void**);
+int32_t precast_cuda_stream_current(int32_t, void**);
+int32_t precast_cuda_stream_current_raw(int32_t, void**);
+int32_t precast_cuda_stream_external(int32_t, void*, void**);
+void precast_cuda_stream_delete(void*);
+void* precast_cuda_stream_raw(void*);
+int32_t precast_cuda_stream_sync(void*);
+int32_t precast_cuda_wait(void*, void*, int32_t);
+int32_t precast_cuda_stream_uses(void*, const void*);
+int32_t precast_cuda_scope_enter(void*, void**);
+void precast_cuda_scope_leave(void*);
+int32_t precast_cuda_pool_new(uint64_t*, uint64_t*);
+int32_t precast_cuda_graph_begin(uint64_t, uint64_t, int32_t, void**);
+int32_t precast_cuda_graph_end(void*);
+int32_t precast_cuda_graph_find(void*, const void* const*, size_t, size_t, bool*);
+int32_t precast_cuda_graph_replay(void*, void* const*);
+void precast_cuda_graph_delete(void*);
+}
+
+namespace {
+
+using c10::MempoolId_t;
+using c10::cuda::CUDAStream;
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+int64_t calls = 0;
+// The call that fails, counted from now; none when negative.
+int64_t fails = -1;
+bool failing() {
+  calls++;
+  return fails >= 0 && fails-- == 0;
+}
+void step() {
+  if (failing()) throw std::runtime_error("CUDA error: out of memory\nand a stack");
+}
+cudaError_t code() { return failing() ? cudaErrorMemoryAllocation : cudaSuccess; }
+
+[[noreturn]] void never() {
+  MUST(!"asked for");
+  std::abort();
+}
+
+int events = 0, graphs = 0, execs = 0;
+bool capturing = false, history = false;
+std::vector<c10::CachingDeviceAllocator::TraceEntry> trace;
+
+c10::StreamId current = 0;
+CUDAStream stream(c10::StreamId id) {
+  return CUDAStream(CUDAStream::UNCHECKED, c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, 0), id));
+}
+
+// What both of torch's allocators do for captures.
+template <class Stream>
+struct Pools {
+  std::map<MempoolId_t, int> uses;
+  std::vector<std::pair<MempoolId_t, std::function<bool(Stream)>>> underway;
+
+  void begin(MempoolId_t pool, std::function<bool(Stream)> filter) {
+    step();
+    uses[pool]++;
+    for (const auto& one : underway) {
+      if (one.first == pool) throw std::runtime_error("already recording to mempool_id");
+    }
+    underway.emplace_back(pool, std::move(filter));
+  }
+  void end(MempoolId_t pool) {
+    for (auto one = underway.begin(); one != underway.end(); ++one) {
+      if (one->first != pool) continue;
+      underway.erase(one);
+      return;
+    }
+    throw std::runtime_error("not currently recording to mempool_id");
+  }
+  void release(MempoolId_t pool) { MUST(--uses.at(pool) >= 0); }
+  // Whoever allocates anything asks every filter.
+  void allocate(Stream stream) const {
+    for (const auto& one : underway) (void)one.second(stream);
+  }
+  bool idle() const {
+    for (const auto& one : uses) {
+      if (one.second != 0) return false;
+    }
+    return underway.empty();
+  }
+};
+
+struct Caching final : caching::CUDAAllocator {
+  Pools<cudaStream_t> pools;
+
+  void beginAllocateToPool(c10::DeviceIndex, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
+    pools.begin(pool, std::move(filter));
+  }
+  void endAllocateToPool(c10::DeviceIndex, MempoolId_t pool) override { pools.end(pool); }
+  void releasePool(c10::DeviceIndex, MempoolId_t pool) override { pools.release(pool); }
+  bool isHistoryEnabled() override {
+    step();
+    return history;
+  }
+  void recordHistory(
+      bool on, caching::CreateContextFn, size_t, caching::RecordContext, bool, const std::vector<std::string>&) override {
+    // Turning it off can't fail: torch's own writes a few fields.
+    if (on) step();
+    history = on;
+  }
+  caching::SnapshotInfo snapshot(MempoolId_t, bool) override {
+    step();
+    caching::SnapshotInfo info;
+    info.device_traces = {trace};
+    return info;
+  }
+  void emptyCache(MempoolId_t) override { step(); }
+  void recordStream(const c10::DataPtr&, CUDAStream) override { step(); }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    step();
+    return {};
+  }
+  void resetPeakStats(c10::DeviceIndex) override { step(); }
+
+  // Nobody asks for these.
+  c10::DataPtr allocate(size_t) override { never(); }
+  void copy_data(void*, const void*, std::size_t) const override { never(); }
+  bool initialized() override { never(); }
+  void resetAccumulatedStats(c10::DeviceIndex) override { never(); }
+  void* raw_alloc(size_t) override { never(); }
+  void* raw_alloc_with_stream(size_t, cudaStream_t) override { never(); }
+  void raw_delete(void*) override { never(); }
+  void init(int) override { never(); }
+  double getMemoryFraction(c10::DeviceIndex) override { never(); }
+  void setMemoryFraction(double, c10::DeviceIndex) override { never(); }
+  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override { never(); }
+  void enable(bool) override { never(); }
+  bool isEnabled() const override { never(); }
+  void cacheInfo(c10::DeviceIndex, size_t*) override { never(); }
+  void* getBaseAllocation(void*, size_t*) override { never(); }
+  caching::ShareableHandle shareIpcHandle(void*) override { never(); }
+  std::shared_ptr<void> getIpcDevPtr(std::string) override { never(); }
+  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver) override { never(); }
+  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override { never(); }
+  void enablePeerAccess(c10::DeviceIndex, c10::DeviceIndex) override { never(); }
+  cudaError_t memcpyAsync(void*, int, const void*, int, size_t, cudaStream_t, bool) override { never(); }
+  std::shared_ptr<caching::AllocatorState> getCheckpointState(c10::DeviceIndex, MempoolId_t) override { never(); }
+  caching::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex, std::shared_ptr<caching::AllocatorState>) override {
+    never();
+  }
+  std::string name() override { return "made here"; }
+} on_device;
+
+struct Host final : at::HostAllocator {
+  Pools<c10::Stream> pools;
+
+  void begin_allocate_to_pool(MempoolId_t pool, std::function<bool(c10::Stream)> filter) override {
+    pools.begin(pool, std::move(filter));
+  }
+  void end_allocate_to_pool(MempoolId_t pool) override { pools.end(pool); }
+  void release_pool(MempoolId_t pool) override { pools.release(pool); }
+
+  c10::DataPtr allocate(size_t) override { never(); }
+  void copy_data(void*, const void*, std::size_t) const override { never(); }
+  bool record_event(void*, void*, c10::Stream) override { never(); }
+  void empty_cache() override { never(); }
+  at::HostStats get_stats() override { never(); }
+  void reset_accumulated_stats() override { never(); }
+  void reset_peak_stats() override { never(); }
+} on_host;
+
+// Somebody takes memory, on the device and on the host.
+void allocate() {
+  on_device.pools.allocate(stream(current).stream());
+  on_host.pools.allocate(stream(current).unwrap());
+}
+
+}  // namespace
+
+namespace c10::cuda {
+namespace CUDACachingAllocator {
+std::atomic<CUDAAllocator*> allocator{&on_device};
+}
+DeviceIndex device_count() noexcept { return 1; }
+cudaError_t GetDevice(DeviceIndex* now) {
+  *now = 0;
+  return code();
+}
+cudaError_t SetDevice(DeviceIndex, const bool) { return code(); }
+cudaError_t MaybeSetDevice(DeviceIndex) { return cudaSuccess; }
+DeviceIndex ExchangeDevice(DeviceIndex) {
+  step();
+  return 0;
+}
+void c10_cuda_check_implementation(const int32_t err, const char*, const char*, const uint32_t, const bool) {
+  if (err != cudaSuccess) throw std::runtime_error("CUDA error: out of memory");
+}
+CUDAStream getStreamFromPool(const bool, DeviceIndex) {
+  step();
+  return stream(5);
+}
+CUDAStream getStreamFromPool(const int, DeviceIndex) { never(); }
+CUDAStream getStreamFromExternal(cudaStream_t raw, DeviceIndex) {
+  step();
+  return stream(reinterpret_cast<c10::StreamId>(raw));
+}
+CUDAStream getDefaultCUDAStream(DeviceIndex) { return stream(0); }
+CUDAStream getCurrentCUDAStream(DeviceIndex) { return stream(current); }
+void setCurrentCUDAStream(CUDAStream stream) { current = stream.id(); }
+cudaStream_t CUDAStream::stream() const { return reinterpret_cast<cudaStream_t>(id()); }
+bool CUDAStream::query() const { return true; }
+void CUDAStream::synchronize() const { step(); }
+}  // namespace c10::cuda
+
+// As of torch 2.11, but for random generators.
+namespace at::cuda {
+MempoolId_t graph_pool_handle() {
+  step();
+  return {0, 7};
+}
+CUDAGraph::CUDAGraph(bool keep) : capture_stream_(c10::cuda::getCurrentCUDAStream()), keep_graph_(keep) {}
+CUDAGraph::~CUDAGraph() {
+  if (capture_ended_) {
+    on_device.pools.release(mempool_id_);
+    on_host.pools.release(mempool_id_);
+  }
+  if (has_graph_) graphs--;
+  if (has_graph_exec_) execs--;
+}
+void CUDAGraph::capture_begin(MempoolId_t pool, cudaStreamCaptureMode) {
+  step();
+  capture_dev_ = 0;
+  mempool_id_ = pool;
+  caching::beginAllocateToPool(0, pool, [this](cudaStream_t) { return capture_id_ == 9; });
+  at::getHostAllocator(at::kCUDA)->begin_allocate_to_pool(pool, [this](c10::Stream) { return capture_id_ == 9; });
+  step();
+  capturing = true;
+  step();
+  capture_id_ = 9;
+}
+void CUDAGraph::capture_end() {
+  // A capture that was spoilt ends too.
+  capturing = false;
+  step();
+  caching::endAllocateToPool(0, mempool_id_);
+  at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(mempool_id_);
+  graph_ = reinterpret_cast<cudaGraph_t>(this);
+  graphs++;
+  capture_ended_ = has_graph_ = true;
+}
+void CUDAGraph::instantiate() {
+  step();
+  graph_exec_ = reinterpret_cast<cudaGraphExec_t>(this);
+  has_graph_exec_ = true;
+  execs++;
+}
+void CUDAGraph::replay() { step(); }
+cudaGraph_t CUDAGraph::raw_cuda_graph() { return graph_; }
+cudaGraphExec_t CUDAGraph::raw_cuda_graph_exec() { return graph_exec_; }
+}  // namespace at::cuda
+
+extern "C" {
+cudaError_t cudaFree(void*) { return code(); }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 9;
+  return code();
+}
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "made to fail"; }
+cudaError_t cudaStreamQuery(cudaStream_t) { return code(); }
+cudaError_t cudaDeviceSynchronize() { return code(); }
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *free = *total = 1;
+  return code();
+}
+cudaError_t cudaGetDevice(int* now) {
+  *now = 0;
+  return code();
+}
+cudaError_t cudaSetDevice(int) { return code(); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* made, unsigned int) {
+  const auto failed = code();
+  if (failed == cudaSuccess) *made = reinterpret_cast<cudaEvent_t>(static_cast<intptr_t>(++events));
+  return failed;
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return code(); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned int) { return code(); }
+cudaError_t cudaEventDestroy(cudaEvent_t) {
+  events--;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  capturing = false;
+  *graph = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
+cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t* count) {
+  *count = 0;
+  return code();
+}
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t, cudaGraphNodeType*) { never(); }
+cudaError_t cudaGraphMemcpyNodeGetParams(cudaGraphNode_t, cudaMemcpy3DParms*) { never(); }
+cudaError_t cudaGraphMemsetNodeGetParams(cudaGraphNode_t, cudaMemsetParams*) { never(); }
+cudaError_t cudaGetDriverEntryPointByVersion(
+    const char*, void** found, unsigned int, unsigned long long, cudaDriverEntryPointQueryResult*) {
+  // These graphs have no kernels: places.cpp is about those.
+  *found = reinterpret_cast<void*>(&never);
+  return code();
+}
+// uploads.cpp is about these.
+cudaError_t cudaEventElapsedTime(float*, cudaEvent_t, cudaEvent_t) { never(); }
+cudaError_t cudaEventQuery(cudaEvent_t) { never(); }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { never(); }
+cudaError_t cudaHostAlloc(void**, size_t, unsigned int) { never(); }
+cudaError_t cudaHostRegister(void*, size_t, unsigned int) { never(); }
+cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) { never(); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned int) { never(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { never(); }
+}
+
+namespace {
+
+bool good(int32_t code) {
+  if (code != 0) {
+    MUST(std::strlen(precast_cuda_last_error()) > 0 && !std::strchr(precast_cuda_last_error(), '\n'));
+  }
+  return code == 0;
+}
+
+// A graph as runtime/ffi makes, uses and drops it. Returns whether all of it went well.
+bool graph() {
+  const bool sound = fails < 0;
+  uint64_t a = 0, b = 0;
+  if (!good(precast_cuda_pool_new(&a, &b))) return false;
+  void* made = nullptr;
+  const bool begun = good(precast_cuda_graph_begin(a, b, 0, &made));
+  allocate();
+  if (!begun) {
+    MUST(!made && !capturing && !history);
+    return false;
+  }
+  const at::Tensor input = at::zeros({4, 8}), output = at::zeros({4, 8}), weight = at::zeros({4, 8});
+  const at::Tensor part = at::zeros({4, 8}).slice(0, 1, 2);
+  trace.assign(1, {c10::CachingDeviceAllocator::TraceEntry::ALLOC, 0, reinterpret_cast<size_t>(output.data_ptr()),
+                   output.nbytes(), nullptr, MempoolId_t{0, 7}, {}});
+  bool all = good(precast_cuda_graph_end(made));
+  allocate();
+  MUST(!capturing && !history);
+  if (all) {
+    const void* tensors[] = {&input, &part, &output, &weight};
+    bool movable[] = {false, false, false, false};
+    all = good(precast_cuda_graph_find(made, tensors, 2, 4, movable));
+    // Without a record of what was allocated no output moves.
+    if (all) MUST(movable[0] && !movable[1] && !movable[3]);
+    if (all && sound) MUST(movable[2]);
+    all = all && good(precast_cuda_graph_replay(made, nullptr));
+    at::Tensor other = at::zeros({4, 8});
+    void* const to[] = {other.data_ptr(), nullptr, nullptr, nullptr};
+    all = all && good(precast_cuda_graph_replay(made, to));
+    all = all && good(precast_cuda_graph_replay(made, nullptr));
+  }
+  precast_cuda_graph_delete(made);
+  allocate();
+  return all;
+}
+
+bool streams() {
+  void *made = nullptr, *now = nullptr, *external = nullptr, *scope = nullptr, *raw = nullptr;
+  bool all = good(precast_cuda_stream_new(0, &made));
+  all = all && good(precast_cuda_stream_current(0, &now));
+  all = all && good(precast_cuda_stream_current_raw(0, &raw));
+  all = all && good(precast_cuda_stream_external(0, reinterpret_cast<void*>(3), &external));
+  all = all && precast_cuda_stream_raw(external) == reinterpret_cast<void*>(3);
+  all = all && good(precast_cuda_scope_enter(made, &scope));
+  if (all) MUST(current == 5);
+  const at::Tensor tensor = at::zeros({4});
+  all = all && good(precast_cuda_stream_uses(made, &tensor));
+  all = all && good(precast_cuda_wait(precast_cuda_stream_raw(made), raw, 0));
+  all = all && good(precast_cuda_stream_sync(made));
+  if (scope) precast_cuda_scope_leave(scope);
+  MUST(current == 0 && events == 0);
+  for (void* one : {made, now, external}) precast_cuda_stream_delete(one);
+  return all;
+}
+
+bool questions() {
+  int32_t major = 0, minor = 0;
+  uint64_t bytes[5];
+  return good(precast_cuda_context(0)) && good(precast_cuda_capability(0, &major, &minor)) &&
+      good(precast_cuda_health(0)) && good(precast_cuda_synchronize(0)) &&
+      good(precast_cuda_memory(0, bytes, bytes + 1, bytes + 2, bytes + 3, bytes + 4)) &&
+      good(precast_cuda_reset_peak(0)) && good(precast_cuda_release_cached());
+}
+
+// Has every call fail in turn, and does it once more after each.
+int64_t each(bool (*body)()) {
+  int64_t made = 0;
+  for (int64_t at = 0;; at++) {
+    fails = at;
+    body();
+    made += calls;
+    const bool over = fails >= 0;
+    fails = -1;
+    calls = 0;
+    if (!body()) {
+      std::fprintf(stderr, "after call %ld failed: %s\n", static_cast<long>(at), precast_cuda_last_error());
+      std::_Exit(3);
+    }
+    made += calls;
+    calls = 0;
+    MUST(events == 0 && graphs == 0 && execs == 0 && !capturing && !history);
+    MUST(on_device.pools.idle() && on_host.pools.idle());
+    if (over) return made;
+  }
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  at::setHostAllocator(at::kCUDA, &on_host, 255);
+  if (std::strcmp(arguments[1], "dangles") == 0) {
+    // What the control is about: a filter that is asked after its graph is gone.
+    auto made = std::make_unique<at::cuda::CUDAGraph>(true);
+    made->capture_begin({0, 7}, cudaStreamCaptureModeThreadLocal);
+    made.reset();
+    allocate();
+    return 0;
+  }
+  const int64_t made = each(graph) + each(streams) + each(questions);
+  std::printf("calls: %ld\n", static_cast<long>(made));
+}
