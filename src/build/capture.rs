@@ -1,7 +1,7 @@
 //! Capturing programs, and queueing what must be compiled for them.
 //!
-//! The first worker captures, since it holds the model. Others that got ready for it meanwhile, or have nothing to compile
-//! where much is to be captured, make the model too; one whose weights came out differently, as those of an entry that
+//! The first worker captures, since it holds the model. Another one may make it at the same time; others that got ready
+//! for it meanwhile, or have nothing to compile where much is to be captured, make it later; one whose weights came out differently, as those of an entry that
 //! draws them from nowhere, captures nothing.
 
 use std::{collections::BTreeSet, time::Duration};
@@ -11,7 +11,7 @@ use super::{
     jobs::{Job, Seat, Shared, Work},
     progress::Event,
     protocol::{Captured, ModuleRequest, Request, Sampled},
-    task::{Again, Compile, Waiting},
+    task::{Again, Compile, Role, Waiting},
 };
 use crate::{Digest, record::Sizes, spec::Module};
 
@@ -21,12 +21,26 @@ const CAPTURE_LIMIT: Duration = Duration::from_secs(1800);
 impl Shared<'_> {
     /// Makes the model in a worker beside the first.
     pub(super) fn open_beside(&self, number: usize, seat: &mut Seat<'_>) -> Result<(), BuildError> {
+        if let Seat::Starting(ahead) = seat
+            && ahead.role == Role::Open
+            && !self.made_ahead(seat)
+        {
+            self.let_go(number, seat);
+            self.lock().opened(None);
+            return Ok(());
+        }
         let opened = match self.take_seat(number, seat) {
             Ok(live) => {
+                live.role = Role::Capture;
                 let stop = live.stop.clone();
-                live.stop = stop.or(&self.late);
-                let (opened, _) =
-                    self.told(number, Work::Open, "the model", false, || self.reopen(live));
+                live.stop = stop.or(&self.crew.late);
+                let opened = match live.made.is_some() {
+                    true => self.reopen(live),
+                    false => {
+                        let made = || self.reopen(live);
+                        self.told(number, Work::Open, "the model", false, made).0
+                    }
+                };
                 live.stop = stop;
                 let kept = matches!(
                     opened,
@@ -41,7 +55,7 @@ impl Shared<'_> {
             Err(error) => Err(error),
         };
         let mut queue = self.lock();
-        queue.opened(matches!(opened, Ok(true)));
+        queue.opened(Some(matches!(opened, Ok(true))));
         match opened {
             // Else it came too late to be of use.
             Err(BuildError::Interrupted) if self.crew.stop.is_set() && !queue.over() => {
@@ -49,6 +63,17 @@ impl Shared<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Seats a worker that makes the model already, and returns whether it could. Why not is of no matter: what ails the
+    /// entry the first worker says, and one that was too large for another worker leaves the captures to the first.
+    fn made_ahead(&self, seat: &mut Seat<'_>) -> bool {
+        if let Seat::Starting(ahead) = std::mem::replace(seat, Seat::Empty)
+            && let Ok(Ok(worker)) = ahead.handle.join()
+        {
+            *seat = Seat::Taken(Box::new(worker));
+        }
+        matches!(seat, Seat::Taken(_))
     }
 
     pub(super) fn capture(

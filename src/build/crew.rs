@@ -7,12 +7,18 @@
 //! | got ready | how many | then |
 //! |---|---|---|
 //! | to compile; the C++ compiler is at its share of the headers meanwhile | one for each artifact that new programs will bring: each its main part, and a region where the spec names some | compile |
-//! | to capture | one for each further capture, as long as there are workers to compile what each brings | make the model as soon as the first one is made, if its weights are small, and capture |
+//! | to capture | one for each further capture, as long as there are workers to compile what each brings | make the model, if its weights are small, and capture |
 //!
-//! What a capture brings says how many more there can be work for, and those start then, up to `-j`. A model may be large,
-//! and its size is known when it has been made once: so the others wait for that, and have imported what they need
-//! meanwhile. All models beside the first one may take a sixteenth of the memory together, and 1 GiB on a device: where the
-//! file that the spec names for its weights is larger, none gets ready to capture.
+//! What a capture brings says how many more there can be work for, and those start then, up to `-j`.
+//!
+//! Who makes the model imports what a capture needs at the same time, in a thread.
+//!
+//! A model may be large, and its size is known when it has been made once. All models beside the first one may take a
+//! sixteenth of the memory together, and 1 GiB on a device: where the file that the spec names for its weights is larger,
+//! none gets ready to capture. One worker makes the model while the first does, and may have all of that. If making it
+//! takes more it is ended, and if its weights are more they go to no device, but for an entry that puts them there itself:
+//! then the build goes on as if nobody had tried. The others wait for the size, and import what they need meanwhile; there
+//! will be as many of them as there is room for.
 //!
 //! They are started, not forked from one process that has imported torch and the compiler. Those imports cost a worker
 //! 4.4 s of CPU (`python -c "import torch, torch._inductor.compile_fx"` on two cores; torch alone 1.9 s), while another
@@ -22,24 +28,31 @@
 
 use std::{
     path::Path,
-    sync::{PoisonError, RwLock, RwLockReadGuard},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, atomic::AtomicBool},
     thread::Scope,
     time::Duration,
 };
 
 use super::{
     BuildError, Options,
-    jobs::{Ahead, more_models},
+    engine::reopen,
+    jobs::{Ahead, more_models, most_bytes},
     limits::{Limits, Stop},
     progress::{Event, Progress},
     protocol::{Hello, Prepared, Request},
     task::Role,
     worker::Worker,
 };
-use crate::plan::{Item, Plan, Reason, State};
+use crate::{
+    plan::{Item, Plan, Reason, State},
+    target::DeviceKind,
+};
 
 /// How long getting ready may take.
 const PREPARE_LIMIT: Duration = Duration::from_secs(600);
+
+/// What a worker may take beside a model while it makes it, in bytes: for modules, and for the device's driver.
+const BESIDE_MODEL: u64 = 1 << 29;
 
 /// What every process of a build is started with.
 pub(super) struct Crew<'a> {
@@ -51,6 +64,8 @@ pub(super) struct Crew<'a> {
     /// Held by every task, and by a worker that gets ready; alone by one that measures, so that what it chooses by is not what
     /// the others do.
     pub quiet: RwLock<()>,
+    /// Ends those that are making the model: nothing is left to capture.
+    pub late: Arc<AtomicBool>,
 }
 
 impl Crew<'_> {
@@ -72,7 +87,12 @@ impl Crew<'_> {
         let capture = (workers / (1 + each)).clamp(1, missing.len().max(1)) - 1;
         let capture = capture.min(more_models(self, spec.model.weights.file()));
         let compile = new.max(usize::from(each > 0)).min(workers - 1 - capture);
-        [vec![Role::Capture; capture], vec![Role::Compile; compile]].concat()
+        let mut roles = [vec![Role::Capture; capture], vec![Role::Compile; compile]].concat();
+        // It takes all the room that there is for models whose size nobody knows.
+        if capture > 0 {
+            roles[0] = Role::Open;
+        }
+        roles
     }
 
     /// Starts the workers of these roles in threads of their own.
@@ -83,6 +103,7 @@ impl Crew<'_> {
             let (number, role) = (index + 1, *role);
             let share = (role == Role::Compile).then(|| share.next()).flatten();
             let handle = scope.spawn(move || match role {
+                Role::Open => self.open(number),
                 Role::Capture => self.rehearse(number),
                 _ => self.prepare(number, share.map(|share| (share, compile))),
             });
@@ -144,6 +165,36 @@ impl Crew<'_> {
             "to capture",
             Role::Capture,
         )
+    }
+
+    /// Starts a worker that makes the model while the first one does, within what all models beside it may take.
+    fn open(&self, number: usize) -> Result<Worker, BuildError> {
+        let _quiet = self.beside();
+        let (mut worker, _) = self.start(number)?;
+        worker.role = Role::Open;
+        let started = std::time::Instant::now();
+        let (job, what) = ("open", "the model");
+        self.progress.event(&Event::Begin {
+            worker: number,
+            job,
+            what,
+        });
+        let stop = worker.stop.clone();
+        worker.stop = stop.or(&self.late);
+        let most = most_bytes(self.options.spec.target.device);
+        let room = most_bytes(DeviceKind::Cpu) + BESIDE_MODEL;
+        worker.watch.allow(Some(room));
+        let made = reopen(self.options, &mut worker, Some(most));
+        worker.watch.allow(None);
+        worker.stop = stop;
+        self.progress.event(&Event::End {
+            worker: number,
+            job,
+            what,
+            seconds: started.elapsed().as_secs_f64(),
+        });
+        worker.made = Some(made?);
+        Ok(worker)
     }
 
     fn ready(

@@ -159,6 +159,7 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         limits: Limits::new(options.memory),
         stop: Stop::new(&options.cancel),
         quiet: RwLock::default(),
+        late: Arc::default(),
     };
     thread::scope(|scope| {
         let ahead = crew.start_ahead(&crew.ahead(&plan), scope);
@@ -234,7 +235,7 @@ fn open(crew: &Crew<'_>) -> Result<(First, Known), BuildError> {
         });
     }
     let started = Instant::now();
-    let opened = match reopen(options, &mut worker) {
+    let opened = match reopen(options, &mut worker, None) {
         Err(BuildError::Worker(error)) if !error.trace.is_empty() => {
             let log = format!("{error}\n\n{}", error.trace);
             let log = options.store.put_bytes(log.as_bytes())?;
@@ -287,14 +288,19 @@ fn callables(options: &Options<'_>) -> Vec<String> {
         .collect()
 }
 
-/// Imports the entry in `worker`, so that it can capture.
-pub(super) fn reopen(options: &Options<'_>, worker: &mut Worker) -> Result<Opened, BuildError> {
+/// Imports the entry in `worker`, so that it can capture; the model may have at `most` so many bytes of weights.
+pub(super) fn reopen(
+    options: &Options<'_>,
+    worker: &mut Worker,
+    most: Option<u64>,
+) -> Result<Opened, BuildError> {
     let request = Request::Open {
         root: options.spec.root.clone(),
         entry: options.spec.model.entry.clone(),
         device: options.spec.target.device.to_string(),
         also: callables(options),
         weights: options.spec.model.weights.file().map(Path::to_owned),
+        most,
     };
     let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;

@@ -6,10 +6,7 @@
 use std::{
     collections::HashMap,
     path::Path,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering},
     thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
 };
@@ -120,8 +117,6 @@ pub(super) struct Shared<'a> {
     pub weights: OnceLock<StoredWeights>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Ends those that are making the model: nothing is left to capture.
-    pub late: Arc<AtomicBool>,
 }
 
 /// Does `jobs`, starting with a worker that holds the model and those that are getting ready. Returns the weight set
@@ -154,7 +149,6 @@ pub(super) fn run(
         fingerprint: first.fingerprint,
         queue: Mutex::new(queue),
         changed: Condvar::new(),
-        late: Arc::default(),
     };
     thread::scope(|scope| {
         let mut seats = std::iter::once(Seat::Taken(Box::new(first.worker)))
@@ -180,9 +174,13 @@ pub(super) fn run(
 /// the memory together.
 pub(super) fn more_models(crew: &Crew<'_>, file: Option<&Path>) -> usize {
     let bytes = file.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
-    let machine = machine_memory().unwrap_or(0);
-    let most = most(crew.options.spec.target.device, machine);
+    let most = most_bytes(crew.options.spec.target.device);
     bytes.map_or(0, |bytes| models(most, bytes))
+}
+
+/// Returns how many bytes of weights may be in the workers beside the first here, all together.
+pub(super) fn most_bytes(device: DeviceKind) -> u64 {
+    most(device, machine_memory().unwrap_or(0))
 }
 
 /// Returns how many times so many bytes go into the most there may be.
@@ -193,7 +191,7 @@ fn models(most: u64, bytes: u64) -> usize {
     })
 }
 
-/// Returns how many bytes of weights may be in the workers beside the first, all together.
+/// Returns how many they may be on a machine with so much memory.
 fn most(device: DeviceKind, machine: u64) -> u64 {
     const OF_MACHINE: u64 = 16;
     const ON_DEVICE: u64 = 1 << 30;
@@ -336,7 +334,7 @@ impl<'s> Shared<'s> {
     ) -> (T, f64) {
         let job = work.name();
         if alone && self.lock().all_captured() {
-            self.late.store(true, Ordering::Relaxed);
+            self.crew.late.store(true, Ordering::Relaxed);
         }
         let (_others, _alone) = match alone {
             true => {
@@ -414,7 +412,10 @@ impl<'s> Shared<'s> {
     /// Makes the model again in another worker, which must be made from what the first one was made from: else it doesn't
     /// count as open, and captures nothing.
     pub(super) fn reopen(&self, worker: &mut Worker) -> Result<(), BuildError> {
-        let opened = reopen(self.options, worker)?;
+        let opened = match worker.made.take() {
+            Some(opened) => opened,
+            None => reopen(self.options, worker, None)?,
+        };
         worker.same_weights = opened.fingerprint == self.fingerprint;
         let known = self.plan.known.as_ref().map(|known| &known.entry.sources);
         let changed = |source: &&Source| known.is_some_and(|known| !known.contains(source));

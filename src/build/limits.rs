@@ -84,6 +84,7 @@ impl Limits {
             looked: Instant::now(),
             machine: machine_memory().unwrap_or(u64::MAX) / 100 * SHARE,
             peak: 0,
+            bound: None,
         }
     }
 }
@@ -96,19 +97,34 @@ pub struct Watch {
     machine: u64,
     /// The most it had when it was looked at.
     pub peak: u64,
+    /// What it may have for now, below every other limit.
+    bound: Option<u64>,
 }
 
 impl Watch {
+    /// Lets the process take so many bytes more than it has, until it is told otherwise.
+    pub fn allow(&mut self, more: Option<u64>) {
+        self.bound = more.map(|more| self.own() + more);
+    }
+
+    fn own(&self) -> u64 {
+        family(self.pid).into_iter().map(|(_, bytes)| bytes).sum()
+    }
+
     /// Says what the process took, when that is too much.
     pub fn check(&mut self) -> Option<String> {
         if self.looked.elapsed() < EVERY {
             return None;
         }
         self.looked = Instant::now();
-        let own = family(self.pid).into_iter().map(|(_, bytes)| bytes).sum();
+        let own = self.own();
         self.peak = self.peak.max(own);
-        if let Some(limit) = self.limits.memory {
-            return (own > limit).then(|| format!("{} of {} allowed", mib(own), mib(limit)));
+        let limits = [self.bound, self.limits.memory];
+        if let Some(limit) = limits.into_iter().flatten().find(|limit| own > *limit) {
+            return Some(format!("{} of {} allowed", mib(own), mib(limit)));
+        }
+        if self.limits.memory.is_some() {
+            return None;
         }
         let mut taken = self
             .limits
@@ -219,4 +235,30 @@ fn own_bytes(pid: u32) -> u64 {
         .lines()
         .filter(|line| line.starts_with("RssAnon:") || line.starts_with("RssShmem:"));
     own.filter_map(kib).sum::<u64>() << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{hint::black_box, thread};
+
+    use super::*;
+
+    #[test]
+    fn what_a_process_may_take_for_now_is_counted_from_what_it_has() {
+        const MIB: u64 = 1 << 20;
+        let mut watch = Limits::new(None).watch(std::process::id());
+        let mut looked = || {
+            thread::sleep(EVERY * 2);
+            watch.check()
+        };
+        assert_eq!(looked(), None);
+        watch.allow(Some(128 * MIB));
+        let taken = black_box(vec![1_u8; 512 << 20]);
+        thread::sleep(EVERY * 2);
+        assert!(watch.check().is_some_and(|what| what.ends_with("allowed")));
+        watch.allow(None);
+        thread::sleep(EVERY * 2);
+        assert_eq!(watch.check(), None);
+        drop(taken);
+    }
 }

@@ -55,6 +55,9 @@ pub enum Request {
         also: Vec<String>,
         /// A safetensors file whose values the model gets instead of its own.
         weights: Option<PathBuf>,
+        /// Bytes of weights that the model may have; one that has more is refused (`too_large`), before it goes to the
+        /// device if its entry makes it elsewhere.
+        most: Option<u64>,
     },
     /// Writes the weight set as safetensors, unless it came from a file: answered with [`Weights`].
     Weights { out: PathBuf },
@@ -133,7 +136,7 @@ pub enum Line {
 #[error("{message}")]
 pub struct WorkerError {
     /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `no_device`, `no_module`, `no_method`, `bad_input`,
-    /// `capture`, `pass`, `compile`, `weights`, `protocol`, `internal`.
+    /// `capture`, `pass`, `compile`, `weights`, `too_large`, `protocol`, `internal`.
     pub code: String,
     /// One line, lower case, no final period: names the thing.
     pub message: String,

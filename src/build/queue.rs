@@ -86,6 +86,7 @@ impl Queue {
             most: workers - 1,
             hired: hired.len(),
             compilers: hired.iter().filter(|role| **role == Role::Compile).count(),
+            openings: hired.iter().filter(|role| **role == Role::Open).count(),
             capturers: 1,
             captures: captures.collect(),
             ..Self::default()
@@ -112,6 +113,12 @@ impl Queue {
             self.weights = Weights::Running;
             self.running += 1;
             return Next::Do(Task::Weights);
+        }
+        if let Hands::Ready {
+            role: Role::Open, ..
+        } = hands
+        {
+            return Next::Do(Task::Open);
         }
         let captures = holds_model || matches!(hands, Hands::Ready { opened: true, .. });
         let capture = match captures {
@@ -190,12 +197,14 @@ impl Queue {
         self.captured = (self.captured.0 + seconds, self.captured.1 + 1);
     }
 
-    /// Takes note of whether a worker could make the same model as the first one; if not, no other one tries.
-    pub fn opened(&mut self, same: bool) {
+    /// Takes note of whether a worker could make the same model as the first one; if not, no other one tries. None: it was
+    /// ended before that could be known.
+    pub fn opened(&mut self, same: Option<bool>) {
         self.openings -= 1;
         match same {
-            true => self.capturers += 1,
-            false => self.opening = None,
+            Some(true) => self.capturers += 1,
+            Some(false) => self.opening = None,
+            None => {}
         }
     }
 
@@ -415,7 +424,7 @@ mod tests {
         assert!(open(queue.next(false, ready(Role::Capture))));
         // As many as there are captures left.
         assert!(!open(queue.next(false, ready(Role::Capture))));
-        queue.opened(true);
+        queue.opened(Some(true));
         let opened = Hands::Ready {
             role: Role::Capture,
             opened: true,
@@ -424,6 +433,20 @@ mod tests {
             queue.next(false, opened),
             Next::Do(Task::Capture(1))
         ));
+    }
+
+    #[test]
+    fn one_that_made_the_model_ahead_takes_the_room_of_one() {
+        let open = |next: Next| matches!(next, Next::Do(Task::Open));
+        let mut queue = queue(9, &[Role::Open, Role::Capture], Some((9.0, 1)));
+        assert!(!open(queue.next(false, Hands::Starting(Role::Open))));
+        assert!(!open(queue.next(false, ready(Role::Capture))));
+        assert!(open(queue.next(false, ready(Role::Open))));
+        // It could not: then another one may.
+        queue.opened(None);
+        assert!(open(queue.next(false, ready(Role::Capture))));
+        queue.opened(Some(true));
+        assert!(!open(queue.next(false, ready(Role::Capture))));
     }
 
     #[test]
@@ -443,10 +466,10 @@ mod tests {
         let open = |next: Next| matches!(next, Next::Do(Task::Open));
         let mut queue = queue(9, &[Role::Capture; 3], Some((9.0, 2)));
         assert!(open(queue.next(false, ready(Role::Capture))));
-        queue.opened(true);
+        queue.opened(Some(true));
         assert!(open(queue.next(false, ready(Role::Capture))));
         assert!(!open(queue.next(false, ready(Role::Capture))));
-        queue.opened(true);
+        queue.opened(Some(true));
         assert!(!open(queue.next(false, ready(Role::Capture))));
     }
 

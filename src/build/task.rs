@@ -60,6 +60,8 @@ pub(super) enum Again {
 pub(super) enum Role {
     #[default]
     Nothing,
+    /// To capture: it has made the model already, or tried to.
+    Open,
     Capture,
     Compile,
 }

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use super::{
     BuildError, Launcher, launcher,
     limits::{Limits, Stop, Watch, ask_for_stack, end_family},
-    protocol::{Hello, Line, PROTOCOL, Request},
+    protocol::{Hello, Line, Opened, PROTOCOL, Request},
     task::Role,
 };
 
@@ -38,7 +38,8 @@ pub struct Worker {
     lines: Receiver<std::io::Result<String>>,
     log: PathBuf,
     next: u64,
-    watch: Watch,
+    /// What it takes, and may take.
+    pub watch: Watch,
     /// Ends what it is asked for.
     pub stop: Stop,
     ended: bool,
@@ -46,6 +47,8 @@ pub struct Worker {
     pub role: Role,
     /// Whether it holds the model.
     pub opened: bool,
+    /// What making the model showed, as long as nobody compared it with what the first worker's showed.
+    pub made: Option<Opened>,
     /// Whether that model has the weights of the first one that was made.
     pub same_weights: bool,
 }
@@ -83,6 +86,7 @@ impl Worker {
             ended: false,
             role: Role::Nothing,
             opened: false,
+            made: None,
             same_weights: true,
         })
     }

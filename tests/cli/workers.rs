@@ -163,6 +163,61 @@ fn a_build_waits_for_no_model_that_nothing_needs() {
     assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
 }
 
+/// Returns who began to make the model before the first worker had made it.
+fn ahead(events: &[Value]) -> Vec<u64> {
+    let before = (events.iter()).take_while(|event| event["event"] != "opened");
+    let open = before.filter(|event| event["event"] == "begin" && event["job"] == "open");
+    open.map(|event| event["worker"].as_u64().unwrap())
+        .collect()
+}
+
+#[test]
+fn one_worker_makes_the_model_while_the_first_does() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("model.py", "SCALE", "import time\ntime.sleep(1)\nSCALE");
+    sandbox.append("model.py", "# fake: capture is slow");
+    let built = events(&sandbox, &["-j", "6"]);
+    let [one] = ahead(&built)[..] else {
+        panic!("{built:?}");
+    };
+    assert!(by(&built, "capture").contains(&one), "{built:?}");
+    assert_eq!(
+        done(&built, "capture").len(),
+        3,
+        "each once, with eager's: {built:?}"
+    );
+}
+
+#[test]
+fn a_model_that_could_not_be_made_ahead_is_nobodys_failure() {
+    for what in [
+        "fails again",
+        "hangs again",
+        "eats again",
+        "finds another source",
+    ] {
+        let sandbox = Sandbox::new();
+        sandbox.edit("model.py", "SCALE", "import time\ntime.sleep(1)\nSCALE");
+        sandbox.append(
+            "model.py",
+            &format!("# fake: open {what}\n# fake: capture is slow"),
+        );
+        let ran = sandbox.run(&["build", "--format", "json", "-j", "6", "--memory", "300MiB"]);
+        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{what}");
+        let lines = ran.stdout.lines();
+        let built: Vec<Value> = lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(ahead(&built).len(), 1, "{what}: {built:?}");
+        assert_eq!(
+            by(&built, "capture"),
+            BTreeSet::from([0]),
+            "{what}: {built:?}"
+        );
+        assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
+    }
+}
+
 #[test]
 fn no_more_workers_than_asked_for() {
     let sandbox = Sandbox::new();

@@ -46,11 +46,18 @@ class Opened:
         }
 
 
-def open_model(root: Path, entry: str, device: str, also: Sequence[str] = (), values: Path | None = None) -> Opened:
+def open_model(
+    root: Path,
+    entry: str,
+    device: str,
+    also: Sequence[str] = (),
+    values: Path | None = None,
+    most: int | None = None,
+) -> Opened:
     """Imports `module:callable` under `root` and calls it; the answer is in eval mode, on the device, without grad.
 
     `also` names callables that a later capture will use (passes, sample inputs): their files are sources too.
-    `values` is a file of weights that the model gets instead of its own.
+    `values` is a file of weights that the model gets instead of its own. `most`: bytes of weights that it may have.
     """
     import torch
 
@@ -68,6 +75,8 @@ def open_model(root: Path, entry: str, device: str, also: Sequence[str] = (), va
         for library in torch.ops.loaded_libraries:
             watch.note(library)
     _check_data(model, entry)
+    if most is not None and (size := weights.size(model)) > most:
+        raise Failure("too_large", f"the model has {size} bytes of weights where {most} are allowed")
     with torch.no_grad():
         model.eval().requires_grad_(False)
         if values is not None:

@@ -39,7 +39,12 @@ def _open(session: Session, request: dict[str, Any]) -> Any:
     session.opened = None
     values = Path(request["weights"]) if request.get("weights") else None
     opened = entry.open_model(
-        Path(request["root"]), request["entry"], request["device"], request.get("also") or (), values
+        Path(request["root"]),
+        request["entry"],
+        request["device"],
+        request.get("also") or (),
+        values,
+        request.get("most"),
     )
     session.opened = opened
     return opened.answer()

@@ -69,6 +69,11 @@ def collect(model: Any) -> Named:
     return named
 
 
+def size(model: Any) -> int:
+    """Returns the bytes of a model's weights; those of tied ones count once."""
+    return sum(tensor.nbytes for tensor in collect(model).tensors.values())
+
+
 def fill(model: Any, path: Path) -> None:
     """Gives a model the values of a file, by name. Tensors of the file that the model does not have are left alone."""
     named = collect(model)
