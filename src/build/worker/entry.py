@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import declared, failures, weights
+from . import beside, declared, failures, weights
 from .watch import watching
 from .wire import Failure
 
@@ -71,7 +71,9 @@ def open_model(
         function = load(root, entry)
         for name in also:
             load(root, name)
-        model = _call(function, root, entry)
+        imported = set(sys.modules) - before
+        with beside.importing(beside.FOR_CAPTURES):
+            model = _call(function, root, entry)
         for library in torch.ops.loaded_libraries:
             watch.note(library)
     _check_data(model, entry)
@@ -95,7 +97,9 @@ def open_model(
             location=f"{name}:1",
             hint="run `precast build` again",
         )
-    imported = {name.partition(".")[0] for name in set(sys.modules) - before}
+    imported = {name.partition(".")[0] for name in imported}
+    later = {name.partition(".")[0] for name in set(sys.modules) - before}
+    imported |= later - beside.PACKAGES
     imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
     return Opened(
         root, entry, device, model, sources, _packages(imported), declared.declared(model, root), values is not None
