@@ -11,7 +11,7 @@ use super::{
     jobs::{Job, Seat, Shared, Work},
     progress::Event,
     protocol::{Captured, ModuleRequest, Request, Sampled},
-    task::{Again, Compile, Role, Waiting},
+    task::{Compile, Role, Waiting},
 };
 use crate::{Digest, record::Sizes, spec::Module};
 
@@ -81,7 +81,6 @@ impl Shared<'_> {
         number: usize,
         seat: &mut Seat<'_>,
         job: usize,
-        alone: bool,
     ) -> Result<(), BuildError> {
         let Job { item, id, .. } = &self.jobs[job];
         let module = &self.options.spec.modules[item.module];
@@ -90,12 +89,16 @@ impl Shared<'_> {
             Some(inputs) => (inputs, None),
             None => {
                 let request = self.watch(module, &item.form.sizes);
-                let ((answer, log), _) = self.told(number, Work::Inputs, &name, alone, || {
-                    self.ask::<Sampled>(number, seat, &request, self.limit(CAPTURE_LIMIT))
-                });
+                let ((answer, log), _) = self.tried(
+                    number,
+                    Work::Inputs,
+                    &name,
+                    || self.ask::<Sampled>(number, seat, &request, self.limit(CAPTURE_LIMIT)),
+                    |(answer, _)| answer.as_ref().err(),
+                );
                 match answer {
                     Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
-                    Err(error) => return self.not_captured(number, job, alone, error, &log),
+                    Err(error) => return self.fail(job, error, &log),
                 }
             }
         };
@@ -117,31 +120,18 @@ impl Shared<'_> {
             sizes: item.form.sizes.clone(),
             out: self.crew.scratch.join(format!("capture-{}", id.short())),
         };
-        let ((answer, log), seconds) = self.told(number, Work::Capture, &name, alone, || {
-            self.ask::<Captured>(number, seat, &request, self.limit(CAPTURE_LIMIT))
-        });
+        let ((answer, log), seconds) = self.tried(
+            number,
+            Work::Capture,
+            &name,
+            || self.ask::<Captured>(number, seat, &request, self.limit(CAPTURE_LIMIT)),
+            |(answer, _)| answer.as_ref().err(),
+        );
         self.lock().captured_in(seconds);
         match answer {
             Ok(captured) => self.captured(job, captured),
-            Err(error) => self.not_captured(number, job, alone, error, &log),
+            Err(error) => self.fail(job, error, &log),
         }
-    }
-
-    /// Records that a program could not be captured, or has it captured alone where memory was short.
-    fn not_captured(
-        &self,
-        number: usize,
-        job: usize,
-        alone: bool,
-        error: BuildError,
-        log: &[u8],
-    ) -> Result<(), BuildError> {
-        let name = self.jobs[job].item.name(self.options.spec);
-        if !alone && self.again(number, (Work::Capture, &name), &error) {
-            self.lock().again(Again::Capture(job));
-            return Ok(());
-        }
-        self.fail(job, error, log)
     }
 
     /// Asks for inputs that the spec leaves out: from the samples it names, or from the model's own inputs where

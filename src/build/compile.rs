@@ -6,7 +6,7 @@ use super::{
     BuildError,
     jobs::{Seat, Shared, Work},
     protocol::{Compiled, Request},
-    task::{Again, Compile},
+    task::Compile,
 };
 
 /// How long a compile may take.
@@ -18,7 +18,6 @@ impl Shared<'_> {
         number: usize,
         seat: &mut Seat<'_>,
         compile: Compile,
-        alone: bool,
     ) -> Result<(), BuildError> {
         let key = compile.key;
         let store = self.options.store;
@@ -29,7 +28,7 @@ impl Shared<'_> {
         };
         let made = match store.keep_artifact(&key)? {
             true => Ok(false),
-            false => self.make(number, seat, compile, alone)?,
+            false => self.make(number, seat, compile)?,
         };
         drop(claim);
         match made {
@@ -39,13 +38,7 @@ impl Shared<'_> {
                 queue.compiled(&key);
                 Ok(())
             }
-            Err((compile, error, _))
-                if !alone && self.again(number, (Work::Compile, &compile.name), &error) =>
-            {
-                self.lock().again(Again::Compile(Box::new(compile)));
-                Ok(())
-            }
-            Err((_, error, log)) => {
+            Err((error, log)) => {
                 let mut asking = self.lock().failed(&key, &error.to_string()).into_iter();
                 asking.try_for_each(|job| self.fail_with(job, &error, &log))
             }
@@ -59,8 +52,7 @@ impl Shared<'_> {
         number: usize,
         seat: &mut Seat<'_>,
         compile: Compile,
-        alone: bool,
-    ) -> Result<Result<bool, (Compile, BuildError, Vec<u8>)>, BuildError> {
+    ) -> Result<Result<bool, (BuildError, Vec<u8>)>, BuildError> {
         let request = Request::Compile {
             file: compile.segment.file.clone(),
             device: self.options.spec.target.device.to_string(),
@@ -72,16 +64,20 @@ impl Shared<'_> {
                 .scratch
                 .join(format!("artifact-{}", compile.key.short())),
         };
-        let ((answer, log), _) = self.told(number, Work::Compile, &compile.name, alone, || {
-            self.ask::<Compiled>(number, seat, &request, self.limit(COMPILE_LIMIT))
-        });
+        let ((answer, log), _) = self.tried(
+            number,
+            Work::Compile,
+            &compile.name,
+            || self.ask::<Compiled>(number, seat, &request, self.limit(COMPILE_LIMIT)),
+            |(answer, _)| answer.as_ref().err(),
+        );
         match answer {
             Ok(compiled) => {
                 self.keep(compile, compiled, &log)?;
                 Ok(Ok(true))
             }
             Err(error) if error.ends_build() => Err(error),
-            Err(error) => Ok(Err((compile, error, log))),
+            Err(error) => Ok(Err((error, log))),
         }
     }
 }

@@ -128,7 +128,11 @@ impl BuildError {
 
     /// Returns whether memory was short, which it may not be when nothing else is done.
     pub(super) fn short_of_memory(&self) -> bool {
-        self.code() == OUT_OF_MEMORY || matches!(self, Self::WorkerGreedy { .. })
+        match self {
+            Self::WorkerGreedy { .. } => true,
+            Self::Gate { message, .. } => message.contains("out of memory"),
+            _ => self.code() == OUT_OF_MEMORY,
+        }
     }
 
     /// Returns a stable word for what failed, as failure records keep it.

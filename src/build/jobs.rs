@@ -22,7 +22,7 @@ use super::{
     progress::{Event, Progress},
     protocol::{Request, Weights},
     queue::{Next, Queue},
-    task::{Again, Hands, Role, Task},
+    task::{Hands, Role, Task},
     weights::{self, StoredWeights},
     worker::Worker,
 };
@@ -212,12 +212,8 @@ impl<'s> Shared<'s> {
             let opening = matches!(task, Task::Open);
             let result = match task {
                 Task::Weights => self.put_weights(),
-                Task::Capture(job) => self.capture(number, &mut seat, job, false),
-                Task::Compile(compile) => self.compile(number, &mut seat, *compile, false),
-                Task::Again(Again::Capture(job)) => self.capture(number, &mut seat, job, true),
-                Task::Again(Again::Compile(compile)) => {
-                    self.compile(number, &mut seat, *compile, true)
-                }
+                Task::Capture(job) => self.capture(number, &mut seat, job),
+                Task::Compile(compile) => self.compile(number, &mut seat, *compile),
                 Task::Gate(job) => self.gate(number, job),
                 Task::Open => self.open_beside(number, &mut seat),
                 Task::Measure(job, draft) => self.decide(number, job, *draft),
@@ -285,28 +281,6 @@ impl<'s> Shared<'s> {
         Ok(())
     }
 
-    /// Has something done once more when nothing else is, where it failed for memory that others may have had. Returns whether
-    /// it is to be.
-    pub(super) fn again(
-        &self,
-        worker: usize,
-        (work, what): (Work, &str),
-        error: &BuildError,
-    ) -> bool {
-        // What may take so much in any company does not do with less.
-        let own = matches!(error, BuildError::WorkerGreedy { .. }) && self.options.memory.is_some();
-        let again = error.short_of_memory() && !own && self.lock().others();
-        if again {
-            self.progress.event(&Event::Again {
-                worker,
-                job: work.name(),
-                what,
-                message: &error.to_string(),
-            });
-        }
-        again
-    }
-
     fn pace(&self) -> MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -357,6 +331,37 @@ impl<'s> Shared<'s> {
             seconds,
         });
         (result, seconds)
+    }
+
+    /// Does what [`Self::told`] does, and once more and alone where memory was short that others may have had. `failed` says
+    /// how it failed.
+    pub(super) fn tried<T>(
+        &self,
+        worker: usize,
+        work: Work,
+        what: &str,
+        mut body: impl FnMut() -> T,
+        failed: impl Fn(&T) -> Option<&BuildError>,
+    ) -> (T, f64) {
+        let first = self.told(worker, work, what, false, &mut body);
+        // What may take so much in any company does not do with less.
+        let more = |error: &&BuildError| match error {
+            BuildError::WorkerGreedy { .. } => self.options.memory.is_none(),
+            _ => error.short_of_memory(),
+        };
+        let Some(error) = failed(&first.0).filter(more) else {
+            return first;
+        };
+        if self.options.jobs <= 1 {
+            return first;
+        }
+        self.progress.event(&Event::Again {
+            worker,
+            job: work.name(),
+            what,
+            message: &error.to_string(),
+        });
+        self.told(worker, work, what, true, body)
     }
 
     /// Asks this thread's worker, starting it where it isn't there, and returns the answer with what it logged.

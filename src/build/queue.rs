@@ -1,9 +1,8 @@
 //! What is left to do, and what must be done first.
 //!
 //! A program is captured, its missing artifacts are compiled, and it is gated when the last of them is there. What seems
-//! slower than eager then is measured once more when nothing else is left to do; before that, what memory was too short for
-//! beside other work is done again, once and alone. An artifact that several programs need is queued once. Longer compiles
-//! start first, as far as the size of the graph tells.
+//! slower than eager then is measured once more when nothing else is left to do. An artifact that several programs need is
+//! queued once. Longer compiles start first, as far as the size of the graph tells.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,7 +11,7 @@ use super::{
     jobs::Done,
     pace::Left,
     publish::Draft,
-    task::{Again, Compile, Hands, Role, Task, Waiting},
+    task::{Compile, Hands, Role, Task, Waiting},
 };
 use crate::Digest;
 
@@ -46,7 +45,6 @@ pub(super) struct Queue {
     compiles: Vec<Compile>,
     gates: VecDeque<usize>,
     waiting: BTreeMap<usize, Waiting>,
-    again: VecDeque<Again>,
     /// Programs that seemed slower than eager.
     doubts: VecDeque<(usize, Box<Draft>)>,
     /// Artifacts that are queued or being compiled.
@@ -144,16 +142,11 @@ impl Queue {
             false => None,
         };
         let task = task.or_else(&mut compile);
-        let alone = || match self.running == 0 && self.nothing_waits() {
-            true => match self.again.front() {
-                Some(Again::Capture(_)) if !captures => None,
-                Some(Again::Compile(_)) if !able => None,
-                Some(_) => self.again.pop_front().map(Task::Again),
-                None => (self.doubts.pop_front()).map(|(job, draft)| Task::Measure(job, draft)),
-            },
+        let measure = || match self.running == 0 && self.nothing_waits() {
+            true => (self.doubts.pop_front()).map(|(job, draft)| Task::Measure(job, draft)),
             false => None,
         };
-        let task = task.or_else(alone);
+        let task = task.or_else(measure);
         let start = match hands {
             Hands::Empty if !holds_model && self.hired < self.wanted() => Some(Task::Start),
             _ => None,
@@ -222,7 +215,7 @@ impl Queue {
             captures: self.captures.iter().copied().map(name).collect(),
             brought: self.brought,
             compiles: self.compiles.iter().map(|c| c.name.clone()).collect(),
-            gates: self.waiting.len() + self.again.len() + self.doubts.len(),
+            gates: self.waiting.len() + self.doubts.len(),
             capturers: self.capturers,
         };
         (left, 1 + self.hired.max(self.wanted()))
@@ -248,7 +241,6 @@ impl Queue {
     pub fn over(&self) -> bool {
         self.running == 0
             && self.nothing_waits()
-            && self.again.is_empty()
             && self.doubts.is_empty()
             && self.weights == Weights::There
     }
@@ -333,14 +325,9 @@ impl Queue {
         }
         // What nobody waits for any more is not made.
         let (waiting, pending) = (&self.waiting, &mut self.pending);
-        let mut wanted = |compile: &Compile| {
+        self.compiles.retain(|compile| {
             let wanted = waiting.values().any(|w| w.missing.contains(&compile.key));
             wanted || !pending.remove(&compile.key)
-        };
-        self.compiles.retain(&mut wanted);
-        self.again.retain(|again| match again {
-            Again::Capture(_) => true,
-            Again::Compile(compile) => wanted(compile),
         });
         without
     }
@@ -348,16 +335,6 @@ impl Queue {
     /// Puts off a program until it can be measured alone.
     pub fn doubts(&mut self, job: usize, draft: Draft) {
         self.doubts.push_back((job, Box::new(draft)));
-    }
-
-    /// Returns whether there are others, whose memory it could be that something failed for.
-    pub fn others(&self) -> bool {
-        !self.alone
-    }
-
-    /// Puts off what memory was too short for until nothing else is done.
-    pub fn again(&mut self, again: Again) {
-        self.again.push_back(again);
     }
 
     /// Takes a captured program out, to gate it.
@@ -471,26 +448,6 @@ mod tests {
         assert!(!open(queue.next(false, ready(Role::Capture))));
         queue.opened(Some(true));
         assert!(!open(queue.next(false, ready(Role::Capture))));
-    }
-
-    #[test]
-    fn what_memory_was_short_for_waits_until_nothing_else_is_done() {
-        let again = |next: Next| matches!(next, Next::Do(Task::Again(_)));
-        let mut queue = queue(1, &[Role::Compile], None);
-        queue.again(Again::Capture(7));
-        let capture = queue.next(true, FIRST);
-        assert!(matches!(capture, Next::Do(Task::Capture(0))));
-        assert!(!again(queue.next(true, FIRST)) && !queue.over());
-        queue.ended(false, FIRST, Ok(()));
-        // Who holds the model does it, and nobody does anything beside it.
-        assert!(!again(queue.next(false, ready(Role::Compile))));
-        assert!(again(queue.next(true, FIRST)));
-        queue.again(Again::Compile(Box::new(compile("a"))));
-        assert!(!again(queue.next(false, ready(Role::Compile))));
-        queue.ended(false, FIRST, Ok(()));
-        assert!(again(queue.next(false, ready(Role::Compile))) && !queue.over());
-        queue.ended(false, ready(Role::Compile), Ok(()));
-        assert!(queue.over());
     }
 
     #[test]

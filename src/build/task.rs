@@ -38,8 +38,6 @@ pub(super) enum Task {
     Capture(usize),
     Compile(Box<Compile>),
     Gate(usize),
-    /// Do what failed because memory was short once more, while nothing else is done.
-    Again(Again),
     /// Make the model in one more worker, which then captures too. The build does not wait for it: one that is still at it
     /// when nothing is left to capture is ended by what is measured, or by the end.
     Open,
@@ -47,12 +45,6 @@ pub(super) enum Task {
     Measure(usize, Box<Draft>),
     /// Start a worker: there will be compiles for it.
     Start,
-}
-
-/// What memory was too short for beside other work.
-pub(super) enum Again {
-    Capture(usize),
-    Compile(Box<Compile>),
 }
 
 /// What a worker has got ready for, and can do at once.

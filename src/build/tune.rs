@@ -140,7 +140,7 @@ impl Shared<'_> {
         name: &str,
         candidate: &Candidate,
     ) -> Result<Value, BuildError> {
-        let (verdict, _) = self.told(number, work, name, work == Work::Measure, || {
+        let check = || {
             gate::in_child(
                 &self.options.gate,
                 candidate,
@@ -148,7 +148,11 @@ impl Shared<'_> {
                 self.limit(gate::LIMIT),
                 &self.crew.stop,
             )
-        });
+        };
+        let (verdict, _) = match work {
+            Work::Measure => self.told(number, work, name, true, check),
+            _ => self.tried(number, work, name, check, |verdict| verdict.as_ref().err()),
+        };
         verdict
     }
 

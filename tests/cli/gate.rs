@@ -117,6 +117,30 @@ print(json.dumps(verdict))
     command
 }
 
+#[test]
+fn a_gate_that_memory_is_short_for_is_passed_alone() {
+    let sandbox = Sandbox::new();
+    let mut build = timed(&sandbox, &Value::Null, &Value::Null);
+    // Whoever is first finds none.
+    let full = r#"{"verdict": "failed", "message": "CUDA out of memory"}"#;
+    let script = format!(
+        "if mkdir {} 2>/dev/null; then echo '{full}'; else exec {} \"$@\"; fi",
+        sandbox.path("full").display(),
+        env!("CARGO_BIN_EXE_precast-torch"),
+    );
+    sandbox.script("bin/precast-torch", &script);
+    let ran = sandbox.output(&mut build);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let again = ran.stderr.matches("CUDA out of memory").count();
+    assert_eq!(again, 1, "{}", ran.text());
+    assert!(
+        ran.stderr.contains("again: gate: affine batch=")
+            && ran.stderr.contains("built 2 programs"),
+        "{}",
+        ran.text()
+    );
+}
+
 /// What a gate measures: microseconds of the artifact and of eager, and in how many of 20 rounds eager was faster.
 fn took(artifact: f64, eager: f64, wins: u64) -> Value {
     serde_json::json!({
