@@ -211,6 +211,9 @@ impl Shared<'_> {
             chosen_by,
         };
         self.lock().captured(job, waiting, compiles);
+        if item.settings.compile.healthcheck {
+            self.start_judge();
+        }
         Ok(())
     }
 }

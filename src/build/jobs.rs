@@ -17,6 +17,7 @@ use super::{
     BuildError, Options, Outcome,
     crew::Crew,
     engine::{First, reopen},
+    gate,
     limits::machine_memory,
     pace::Pace,
     progress::{Event, Progress},
@@ -117,6 +118,8 @@ pub(super) struct Shared<'a> {
     pub weights: OnceLock<StoredWeights>,
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// The process that judges the next program.
+    judge: Mutex<Option<gate::Child>>,
 }
 
 /// Does `jobs`, starting with a worker that holds the model and those that are getting ready. Returns the weight set
@@ -149,6 +152,7 @@ pub(super) fn run(
         fingerprint: first.fingerprint,
         queue: Mutex::new(queue),
         changed: Condvar::new(),
+        judge: Mutex::default(),
     };
     thread::scope(|scope| {
         let mut seats = std::iter::once(Seat::Taken(Box::new(first.worker)))
@@ -279,6 +283,25 @@ impl<'s> Shared<'s> {
         self.weights.get_or_init(|| stored);
         self.lock().weights_are_there();
         Ok(())
+    }
+
+    /// Starts the process that judges the next program, where there will be one; unless there is one already.
+    pub(super) fn start_judge(&self) {
+        if self.options.jobs == 1 || !self.lock().will_gate() {
+            return;
+        }
+        let mut judge = self.judge.lock().unwrap_or_else(PoisonError::into_inner);
+        if judge.is_none() {
+            let device = self.options.spec.target.device;
+            // Who needs one and can't start it says so.
+            *judge = gate::Child::start(&self.options.gate, self.options.store.path(), device).ok();
+        }
+    }
+
+    /// Takes the process that was started to judge a program, if it is there.
+    pub(super) fn take_judge(&self) -> Option<gate::Child> {
+        let mut judge = (self.judge.lock().unwrap_or_else(PoisonError::into_inner)).take()?;
+        judge.waits().then_some(judge)
     }
 
     fn pace(&self) -> MutexGuard<'_, Pace> {

@@ -254,6 +254,11 @@ impl Queue {
         self.captures.is_empty() && self.compiles.is_empty() && self.gates.is_empty()
     }
 
+    /// Returns whether a program beside those that are being gated will be.
+    pub fn will_gate(&self) -> bool {
+        !self.captures.is_empty() || !self.waiting.is_empty()
+    }
+
     pub fn weights_are_there(&mut self) {
         self.weights = Weights::There;
     }

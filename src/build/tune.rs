@@ -11,6 +11,8 @@
 //! is faster by more than [`GAIN`] and in so many rounds that chance would hardly have it so ([`merit`]): anything less is
 //! noise, and a choice that flips from build to build explains nothing. The table goes into the program's receipt as `tuned`.
 
+use std::cell::Cell;
+
 use serde_json::{Value, json};
 
 use super::{
@@ -140,9 +142,16 @@ impl Shared<'_> {
         name: &str,
         candidate: &Candidate,
     ) -> Result<Value, BuildError> {
+        // What gets ready would be in the way of what is measured, or of what memory was short for.
+        let company = Cell::new(work != Work::Measure);
         let check = || {
+            let judge = self.take_judge();
+            if company.take() {
+                self.start_judge();
+            }
             gate::in_child(
                 &self.options.gate,
+                judge,
                 candidate,
                 &self.crew.limits,
                 self.limit(gate::LIMIT),

@@ -12,7 +12,12 @@ pub(super) const GATE: &str = "__gate";
 const TORCH: &str = "precast-torch";
 
 #[derive(clap::Args)]
-pub(super) struct GateArgs {}
+#[cfg_attr(not(feature = "torch"), allow(dead_code))]
+pub(super) struct GateArgs {
+    /// Get ready to run it on a CUDA device.
+    #[arg(long)]
+    cuda: bool,
+}
 
 /// Returns the program that runs artifacts: it lies beside this one.
 pub(super) fn with_torch() -> Result<PathBuf> {
@@ -41,10 +46,15 @@ pub(super) fn hand_over(_: &Command, context: &Context) -> Result<u8> {
     .into())
 }
 
-/// Judges the candidate on stdin; the verdict goes to stdout.
+/// Gets ready, and judges the candidate on stdin; the verdict goes to stdout.
 #[cfg(feature = "torch")]
-pub(super) fn gate(_: &GateArgs) -> Result<u8> {
-    use crate::build::gate;
+pub(super) fn gate(args: &GateArgs, context: &Context) -> Result<u8> {
+    use crate::{build::gate, target::DeviceKind};
+    let device = match args.cuda {
+        true => DeviceKind::Cuda,
+        false => DeviceKind::Cpu,
+    };
+    gate::get_ready(&context.store, device);
     let candidate = serde_json::from_reader(std::io::stdin().lock())?;
     serde_json::to_writer(std::io::stdout().lock(), &gate::check(&candidate))?;
     Ok(0)

@@ -245,7 +245,7 @@ pub fn main_with_torch() -> ExitCode {
         |command, context| match command {
             Command::Run(args) => run::run(args, context),
             Command::Bench(args) => bench::run(args, context),
-            Command::Gate(args) => internal::gate(args),
+            Command::Gate(args) => internal::gate(args, context),
             other => dispatch(other, context, internal::hand_over),
         },
     )

@@ -1,6 +1,10 @@
 //! What the gate finds, and what becomes of it in receipts and records. Wrong answers, NaN and crashes: see `build`.
 
-use std::{path::Path, process::Command};
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -91,13 +95,18 @@ print(json.dumps(verdict))
         .replace("BESIDE", &figures(beside));
     sandbox.write("gate.py", gate);
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
-    std::fs::create_dir(sandbox.path("bin")).unwrap();
     let script = format!(
         "exec {} -S {} \"$@\"",
         python.display(),
         sandbox.path("gate.py").display()
     );
-    sandbox.script("bin/precast-torch", &script);
+    judged_by(sandbox, &script)
+}
+
+/// Returns the command to build with where this script is what judges.
+fn judged_by(sandbox: &Sandbox, script: &str) -> Command {
+    std::fs::create_dir(sandbox.path("bin")).unwrap();
+    sandbox.script("bin/precast-torch", script);
     // By a process of its own: while this one has it open for writing, what another test starts may inherit that.
     let copied = Command::new("cp")
         .args([
@@ -124,8 +133,9 @@ fn a_gate_that_memory_is_short_for_is_passed_alone() {
     // Whoever is first finds none.
     let full = r#"{"verdict": "failed", "message": "CUDA out of memory"}"#;
     let script = format!(
-        "if mkdir {} 2>/dev/null; then echo '{full}'; else exec {} \"$@\"; fi",
+        "if mkdir {} 2>/dev/null; then cat > {}; echo '{full}'; else exec {} \"$@\"; fi",
         sandbox.path("full").display(),
+        sandbox.path("asked").display(),
         env!("CARGO_BIN_EXE_precast-torch"),
     );
     sandbox.script("bin/precast-torch", &script);
@@ -139,6 +149,79 @@ fn a_gate_that_memory_is_short_for_is_passed_alone() {
         "{}",
         ran.text()
     );
+}
+
+/// Returns the numbers of the processes that were started to judge.
+fn judges(sandbox: &Sandbox) -> Vec<String> {
+    let text = std::fs::read_to_string(sandbox.path("judges")).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Returns a build whose two compiles wait for a file `go`, and one process that waits for what it is to judge.
+fn awaited(sandbox: &Sandbox) -> (std::process::Child, String) {
+    sandbox.append("model.py", "# fake: compile waits");
+    let script = format!(
+        "echo $$ >> {}\nexec {} \"$@\"",
+        sandbox.path("judges").display(),
+        env!("CARGO_BIN_EXE_precast-torch"),
+    );
+    let build = judged_by(sandbox, &script).arg("-q").spawn().unwrap();
+    let started = Instant::now();
+    while judges(sandbox).is_empty() || !sandbox.path("waiting").exists() {
+        assert!(started.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let [one] = &judges(sandbox)[..] else {
+        panic!("one at a time: {:?}", judges(sandbox));
+    };
+    (build, one.clone())
+}
+
+/// Returns how often a program was run when it was judged.
+fn judged(sandbox: &Sandbox) -> Value {
+    sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["steps"].clone()
+}
+
+fn alive(pid: &str) -> bool {
+    Path::new("/proc").join(pid).exists()
+}
+
+#[test]
+fn who_judges_is_started_before_there_is_anything_to_judge() {
+    let sandbox = Sandbox::new();
+    let (mut build, one) = awaited(&sandbox);
+    assert!(alive(&one));
+    sandbox.write("go", "");
+    assert!(build.wait().unwrap().success());
+    let judges = judges(&sandbox);
+    assert_eq!(judges.len(), 2, "one for each program: {judges:?}");
+    assert!(!judges.iter().any(|judge| alive(judge)), "{judges:?}");
+    assert_eq!(judged(&sandbox), 3);
+}
+
+#[test]
+fn another_one_judges_where_the_first_died_waiting() {
+    let sandbox = Sandbox::new();
+    let (mut build, one) = awaited(&sandbox);
+    let killed = Command::new("kill").args(["-9", &one]).status();
+    assert!(killed.unwrap().success());
+    std::thread::sleep(Duration::from_millis(200));
+    sandbox.write("go", "");
+    assert!(build.wait().unwrap().success());
+    assert_eq!(judges(&sandbox).len(), 3);
+    assert_eq!(judged(&sandbox), 3);
+}
+
+#[test]
+fn who_waits_to_judge_ends_with_a_build_that_is_interrupted() {
+    let sandbox = Sandbox::new();
+    let (mut build, one) = awaited(&sandbox);
+    let asked = Command::new("kill")
+        .args(["-INT", &build.id().to_string()])
+        .status();
+    assert!(asked.unwrap().success());
+    assert_eq!(build.wait().unwrap().code(), Some(130));
+    assert!(!alive(&one));
 }
 
 /// What a gate measures: microseconds of the artifact and of eager, and in how many of 20 rounds eager was faster.

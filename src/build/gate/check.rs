@@ -1,6 +1,9 @@
 //! The part that runs in the child.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
 use tch::Tensor;
@@ -18,6 +21,20 @@ use crate::{
 };
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Loads the device's half of libtorch and makes its context, for the candidate that comes; what can't be done it will say.
+pub fn get_ready(store: &Path, device: DeviceKind) {
+    if let Ok(store) = Store::open(store) {
+        drop(Runtime::new(&store, first(device)));
+    }
+}
+
+fn first(device: DeviceKind) -> Device {
+    match device {
+        DeviceKind::Cpu => Device::Cpu,
+        DeviceKind::Cuda => Device::Cuda(0),
+    }
+}
 
 /// Runs a candidate and judges it.
 pub fn check(candidate: &Candidate) -> Verdict {
@@ -46,10 +63,7 @@ impl<'a> Bench<'a> {
     fn new(candidate: &'a Candidate) -> Fallible<Self> {
         let store = Store::open(&candidate.store)?;
         let program = &candidate.program;
-        let device = match program.target.device {
-            DeviceKind::Cpu => Device::Cpu,
-            DeviceKind::Cuda => Device::Cuda(0),
-        };
+        let device = first(program.target.device);
         // First of all: it loads the device's half of libtorch, without which no tensor can go there.
         // What is judged is the artifact: nothing may answer in its place.
         let runtime = Runtime::new(&store, device)?.eager_fallback(false);

@@ -9,6 +9,10 @@
 //! the output was computed in (a float32 answer of a bfloat16 convolution is no nearer than bfloat16), with `atol` scaled by
 //! the largest magnitude in eager's output.
 //!
+//! A process takes a while until it has libtorch and the device's context, which is as long as all the rest of judging a
+//! small program. So one is started before there is a candidate, gets ready while others compile, and waits. It judges one
+//! candidate, as every other does: what crashes there has crashed for it alone.
+//!
 //! Then the same at smaller sizes, which the runtime pads into the bucket: where that does not give what eager gives at its
 //! own size, the program is published for its exact size only.
 
@@ -17,8 +21,8 @@ use std::{
     ffi::OsString,
     io::{Read, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
-    path::PathBuf,
-    process::{Command, Stdio},
+    path::{Path, PathBuf},
+    process::{self, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -34,6 +38,7 @@ use super::{
 use crate::{
     Digest,
     record::{Dtype, Program, Step},
+    target::DeviceKind,
 };
 
 /// How long a candidate may run.
@@ -90,9 +95,54 @@ pub fn tolerance(dtype: Dtype) -> (f64, f64) {
     }
 }
 
-/// Checks a candidate in a child process and returns the report for its receipt.
+/// A process that was started and waits for its candidate.
+pub(super) struct Child(Option<process::Child>);
+
+impl Child {
+    /// Starts one, which gets ready for this store and device.
+    pub fn start(
+        launcher: &Launcher,
+        store: &Path,
+        device: DeviceKind,
+    ) -> Result<Self, BuildError> {
+        let child = Command::new(&launcher.program)
+            .args(&launcher.args)
+            .arg("--store")
+            .arg(store)
+            .args((device == DeviceKind::Cuda).then_some("--cuda"))
+            .env("OMP_WAIT_POLICY", WAIT_POLICY)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn();
+        let child = child.map_err(|source| BuildError::NoPython {
+            program: launcher.program.clone(),
+            source,
+        })?;
+        Ok(Self(Some(child)))
+    }
+
+    /// Returns whether it still waits.
+    pub fn waits(&mut self) -> bool {
+        let child = self.0.as_mut();
+        child.is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            end_family(child.id());
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Checks a candidate in a child process, one that waits for it or a new one, and returns the report for its receipt.
 pub(super) fn in_child(
     launcher: &Launcher,
+    ready: Option<Child>,
     candidate: &Candidate,
     limits: &Limits,
     limit: Duration,
@@ -102,19 +152,16 @@ pub(super) fn in_child(
         message,
         log: log.to_owned(),
     };
-    let start = |source| BuildError::NoPython {
-        program: launcher.program.clone(),
-        source,
+    let mut ready = match ready {
+        Some(ready) => ready,
+        None => {
+            let device = candidate.program.target.device;
+            Child::start(launcher, &candidate.store, device)?
+        }
     };
-    let mut child = Command::new(&launcher.program)
-        .args(&launcher.args)
-        .env("OMP_WAIT_POLICY", WAIT_POLICY)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .map_err(start)?;
+    let Some(mut child) = ready.0.take() else {
+        unreachable!("nobody else takes it");
+    };
     let request = serde_json::to_vec(candidate).map_err(|e| BuildError::Protocol {
         message: e.to_string(),
     })?;
@@ -174,7 +221,7 @@ pub(super) fn in_child(
 }
 
 #[cfg(feature = "torch")]
-pub use check::check;
+pub use check::{check, get_ready};
 
 #[cfg(feature = "torch")]
 mod check;
