@@ -112,6 +112,22 @@ def load():
     return Model().eval()
 """
 
+ATTENTION_INPUTS = """
+import torch
+
+class Inputs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (torch.nn.Linear(384, 384) for _ in range(3))
+
+    def forward(self, x):
+        return self.query(x), self.key(x), self.value(x)
+
+def load():
+    torch.manual_seed(0)
+    return Inputs().eval()
+"""
+
 
 def follow(recipe: dict[str, Any], constants: dict[str, Any]) -> Any:
     """Returns what a recipe gives."""
@@ -215,6 +231,31 @@ class CompileTest(Project):
             plain = torch.nn.functional.conv2d(x, weights[names["conv.weight"]], padding=1)
             wanted = torch.nn.functional.batch_norm(plain, *state)
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+    def test_matrices_that_multiply_the_same_rows_are_laid_out_as_one(self) -> None:
+        import torch
+
+        opened = self.open(ATTENTION_INPUTS)
+        captured = self.capture(opened, inputs=[("x", "float32", [32, 384])])
+        for options, calls in (({}, 1), ({"cpp.enable_concat_linear": False}, 3)):
+            name = f"one{calls}"
+            answer = self.compile(captured, name, options={"freezing": True, **options})
+            code = "".join(file.read_text() for file in (self.out / name).rglob("*wrapper.cpp"))
+            self.assertEqual(code.count("(aoti_torch_cpu__linear_pointwise("), calls)
+            shapes = sorted(made["shape"] for made in answer["prepared"])
+            self.assertEqual(shapes, [[1152], [1152, 384]] if calls == 1 else [[384, 384]] * 3)
+            if calls == 1:
+                held = self.weights(opened)
+                weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+                made = {(*made["shape"],): follow(made["call"], weights) for made in answer["prepared"]}
+                x = torch.randn(32, 384)
+                got = torch.nn.functional.linear(x, made[(1152, 384)].to_dense(), made[(1152,)])
+                wanted = [
+                    torch.nn.functional.linear(x, held[f"{part}.weight"], held[f"{part}.bias"])
+                    for part in ("query", "key", "value")
+                ]
+                for one in wanted:
+                    self.assertTrue(any(torch.allclose(one, third, atol=1e-4) for third in got.chunk(3, dim=1)))
 
     def test_what_the_passes_for_weights_fail_at_is_compiled_without_them(self) -> None:
         captured = self.capture(self.open(MODEL), inputs=[("x", "float32", [4, 8])])

@@ -150,6 +150,9 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
             options[key] = value
     if options.setdefault("freezing", False) and device != "cpu":
         raise Failure("compile", "option `freezing` can't be set: it lays out weights for a CPU")
+    if options["freezing"]:
+        # Matrices that multiply the same rows, as those of a query, a key and a value, are laid out as one: one call.
+        options.setdefault("cpp.enable_concat_linear", True)
     # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
     if any(buffer.numel() == 1 for buffer in module.buffers()):
         options["joint_graph_constant_folding"] = False
