@@ -2,12 +2,18 @@
 
 For every case `DIM=SIZE,…` two files appear in the output folder: `CASE.inputs.safetensors`, which `precast run` takes,
 and `CASE.eager.safetensors` with what the model itself answers to them, as `out.0`, `out.1`, …
+
+Without arguments it reads them from stdin, one JSON list a line, and answers each line with the exit status. Every list
+is worked off by a process forked from this one, so that no model sees modules of another and torch is imported once.
 """
 
 import argparse
 import importlib
+import json
+import os
 import sys
 import tomllib
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +32,31 @@ def sample(declared: dict[str, Any], sizes: dict[str, int], generator: torch.Gen
     return torch.randint(low, high, shape, generator=generator, dtype=dtype)
 
 
-def main() -> None:
+def serve() -> None:
+    # Nothing is computed in this process: threads of OpenMP would be missing in what is forked from it.
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.dup2(2, 1)  # What a model prints is no answer.
+                main(json.loads(line))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", required=True, type=Path, help="the precast.toml to take model and inputs from")
     parser.add_argument("--module", required=True, help="name of the module, or name(input,…) of one of its variants")
     parser.add_argument("--out", required=True, type=Path, help="folder to write to")
     parser.add_argument("cases", nargs="+", metavar="DIM=SIZE,…")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
 
     spec = tomllib.loads(args.spec.read_text(encoding="utf-8"))
     name, _, variant = args.module.rstrip(")").partition("(")
@@ -62,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:]) if len(sys.argv) > 1 else serve()

@@ -4,9 +4,10 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    process::Command,
-    sync::OnceLock,
+    process::{Child, ChildStdout, Command, Stdio},
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use safetensors::SafeTensors;
@@ -75,6 +76,30 @@ pub fn precast(store: &Path, args: &[&str]) -> Command {
     command
 }
 
+/// Runs `eager.py` with these arguments, in the one Python of this test run that has imported torch for it.
+fn eager(args: &[&str]) {
+    static SERVER: OnceLock<Mutex<(Child, BufReader<ChildStdout>)>> = OnceLock::new();
+    let server = SERVER.get_or_init(|| {
+        // It ends with its stdin, which is this process's to the end.
+        let mut child = Command::new(python())
+            .arg("tests/numerics/eager.py")
+            .current_dir(checkout())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Mutex::new((child, stdout))
+    });
+    let mut server = server.lock().unwrap_or_else(PoisonError::into_inner);
+    let stdin = server.0.stdin.as_mut().unwrap();
+    writeln!(stdin, "{}", serde_json::json!(args)).unwrap();
+    let mut status = String::new();
+    server.1.read_line(&mut status).unwrap();
+    drop(server);
+    assert_eq!(status.trim(), "0", "eager.py {args:?}: see stderr");
+}
+
 /// Runs a command that must succeed and returns the last JSON document it prints.
 pub fn json(command: &mut Command) -> Value {
     let output = command.output().unwrap();
@@ -137,25 +162,8 @@ impl Lab {
         atol: f64,
     ) -> (String, String) {
         let folder = self.cases.join(model).join(module);
-        let eager = Command::new(python())
-            .args([
-                "tests/numerics/eager.py",
-                "--spec",
-                spec,
-                "--module",
-                module,
-                "--out",
-            ])
-            .arg(&folder)
-            .arg(case)
-            .current_dir(checkout())
-            .output()
-            .unwrap();
-        assert!(
-            eager.status.success(),
-            "{}",
-            String::from_utf8_lossy(&eager.stderr)
-        );
+        let out = folder.to_str().unwrap();
+        eager(&["--spec", spec, "--module", module, "--out", out, case]);
         let file = |kind: &str| folder.join(format!("{case}.{kind}.safetensors"));
         let (inputs, got) = (file("inputs"), file("got"));
         let (name, _) = module.split_once('(').unwrap_or((module, ""));

@@ -73,6 +73,7 @@ fn one_byte_of_the_models_source_compiles_again() {
     let (spec, store) = (root.path().join("precast.toml"), root.path().join("store"));
     let args = [
         "build",
+        "-j1",
         "-f",
         spec.to_str().unwrap(),
         "--only",
@@ -113,7 +114,7 @@ fn mistakes_are_told_by_the_real_worker() {
         let file = root.path().join("precast.toml");
         fs::write(&file, spec.replace(right, wrong)).unwrap();
         let store = root.path().join("store");
-        let output = precast(&store, &["build", "-f", file.to_str().unwrap()])
+        let output = precast(&store, &["build", "-j1", "-f", file.to_str().unwrap()])
             .output()
             .unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);

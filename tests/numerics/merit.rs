@@ -13,7 +13,7 @@ const SLOWER: &str = "tests/numerics/slower/precast.toml";
 fn eager_answers_in_the_place_of_a_slower_artifact() {
     let root = tempfile::tempdir().unwrap();
     let lab = Lab::at(root.path());
-    let args = ["build", "-f", SLOWER, "--format", "json"];
+    let args = ["build", "-j1", "-f", SLOWER, "--format", "json"];
     let output = precast(&lab.store, &args).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let events: Vec<Value> = (text.lines())
@@ -43,7 +43,15 @@ fn eager_answers_in_the_place_of_a_slower_artifact() {
     assert_eq!(answered()["rung"], "eager", "{}", answered());
 
     // Measured again it is what it was.
-    let again = ["build", "-f", SLOWER, "--remeasure", "--format", "json"];
+    let again = [
+        "build",
+        "-j1",
+        "-f",
+        SLOWER,
+        "--remeasure",
+        "--format",
+        "json",
+    ];
     let again = json(&mut precast(&lab.store, &again));
     assert_eq!(again["compiled"], 0, "{again}");
     let state = ("curve batch=4".to_owned(), "built".to_owned());

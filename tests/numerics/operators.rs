@@ -88,7 +88,7 @@ def load():
     let path = root.path().join("precast.toml");
     fs::write(&path, spec).unwrap();
     let store = root.path().join("store");
-    let output = precast(&store, &["build", "-f", path.to_str().unwrap()])
+    let output = precast(&store, &["build", "-j1", "-f", path.to_str().unwrap()])
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -145,6 +145,7 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     // Without it nothing is made, and what was compiled is something else.
     let plain = [
         "build",
+        "-j1",
         "-f",
         CONVNET,
         "--set",

@@ -110,7 +110,7 @@ fn a_pass_that_changes_the_numbers_is_told_by_the_gate() {
         node.replace_all_uses_with(half)\n            half.args = (node, 0.5)\n";
     std::fs::write(root.path().join("passes.py"), source).unwrap();
     let (spec, store) = (root.path().join("precast.toml"), root.path().join("store"));
-    let output = precast(&store, &["build", "--only", "patches batch=1", "-f"])
+    let output = precast(&store, &["build", "-j1", "--only", "patches batch=1", "-f"])
         .arg(spec)
         .args([passes, "--set=blocklist=[]", "--set=fail_policy=raise"])
         .output()
