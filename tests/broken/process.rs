@@ -7,13 +7,13 @@ use serde_json::Value;
 use super::{checkout, precast};
 
 /// What the build said of a program, and its log.
-struct Broken {
+pub struct Broken {
     program: Value,
     log: String,
 }
 
 /// Builds everything once, in as many workers as modules take with them, one after the other.
-fn built() -> &'static BTreeMap<String, Broken> {
+pub fn built() -> &'static BTreeMap<String, Broken> {
     static BUILT: OnceLock<BTreeMap<String, Broken>> = OnceLock::new();
     BUILT.get_or_init(|| {
         let store = Path::new(env!("CARGO_TARGET_TMPDIR")).join("broken-worker");

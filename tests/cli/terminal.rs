@@ -75,48 +75,54 @@ fn a_build_draws_bars_and_leaves_only_what_it_did() {
 
 #[test]
 fn a_build_says_what_it_does_and_how_long_it_will_take() {
+    // Most of it is waiting for a compile that is slow.
+    std::thread::scope(|scope| {
+        for columns in [40, 60, 80, 120] {
+            scope.spawn(move || says_what_it_does(columns));
+        }
+    });
+}
+
+fn says_what_it_does(columns: u16) {
     let sandbox = Sandbox::new();
     sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [1, 2, 3, 4, 5]");
     sandbox.append("model.py", "# fake: compile is slow");
-    for columns in [40, 60, 80, 120] {
-        sandbox.edit("model.py", "OFFSET = ", "OFFSET = 1 + ");
-        let build = shown(
-            &sandbox,
-            &["build", "-j", "2"],
-            columns,
-            &[("NO_COLOR", "1")],
-        );
-        assert_eq!(build.code, 0, "{}", build.text);
-        // Every line that stood on the screen at some time, without what turns and counts.
-        let mut screen = vt100::Parser::new(cells(200), cells(columns), 0);
-        let mut seen = BTreeSet::new();
-        for part in build.text.replace('\n', "\r\n").split_inclusive('m') {
-            screen.process(part.as_bytes());
-            for row in screen.screen().rows(0, columns) {
-                // What does not fit would stand in the next row.
-                let (row, whole) = (row.trim(), row.trim_start().starts_with("Building "));
-                assert!(
-                    whole || !row.ends_with(" left"),
-                    "at {columns} columns: {row}"
-                );
-                let words = row
-                    .split_whitespace()
-                    .filter(|word| !word.starts_with(['[', ']']));
-                let words = words.map(|word| match word.ends_with('s') && word.len() < 4 {
-                    true => "0s",
-                    false => word.trim_start_matches(|c: char| c > '\u{2800}'),
-                });
-                seen.insert(words.collect::<Vec<_>>().join(" ").trim().to_owned());
-            }
+    let build = shown(
+        &sandbox,
+        &["build", "-j", "2"],
+        columns,
+        &[("NO_COLOR", "1")],
+    );
+    assert_eq!(build.code, 0, "{}", build.text);
+    // Every line that stood on the screen at some time, without what turns and counts.
+    let mut screen = vt100::Parser::new(cells(200), cells(columns), 0);
+    let mut seen = BTreeSet::new();
+    for part in build.text.replace('\n', "\r\n").split_inclusive('m') {
+        screen.process(part.as_bytes());
+        for row in screen.screen().rows(0, columns) {
+            // What does not fit would stand in the next row.
+            let (row, whole) = (row.trim(), row.trim_start().starts_with("Building "));
+            assert!(
+                whole || !row.ends_with(" left"),
+                "at {columns} columns: {row}"
+            );
+            let words = row
+                .split_whitespace()
+                .filter(|word| !word.starts_with(['[', ']']));
+            let words = words.map(|word| match word.ends_with('s') && word.len() < 4 {
+                true => "0s",
+                false => word.trim_start_matches(|c: char| c > '\u{2800}'),
+            });
+            seen.insert(words.collect::<Vec<_>>().join(" ").trim().to_owned());
         }
-        let has = |start: &str, end: &str| {
-            let whole = |line: &&String| line.starts_with(start) && line.ends_with(end);
-            seen.iter().any(|line| whole(&line))
-        };
-        assert!(has("0s compile affine batch=", ""), "{seen:#?}");
-        // How long is a matter of the machine.
-        assert!(has("Building ", " left"), "{seen:#?}");
     }
+    let has = |start: &str, end: &str| {
+        let whole = |line: &&String| line.starts_with(start) && line.ends_with(end);
+        seen.iter().any(|line| whole(&line))
+    };
+    assert!(has("0s compile affine batch=", ""), "{seen:#?}");
+    // How long is a matter of the machine.
+    assert!(has("Building ", " left"), "{seen:#?}");
 }
 
 #[test]

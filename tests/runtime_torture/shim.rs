@@ -15,6 +15,7 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::{Command, Output},
+    thread,
 };
 
 use precast::Digest;
@@ -334,34 +335,59 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
     }
     fs::create_dir_all(&folder).unwrap();
     fs::copy(root.join("tests/data/scale.pt2"), folder.join("scale.pt2")).unwrap();
-    for behaviour in BEHAVIOURS {
+    let fakes = || {
+        BEHAVIOURS.iter().try_for_each(|behaviour| {
+            compile(
+                Command::new("g++")
+                    .args(["-std=c++17", "-O1", "-shared", "-fPIC"])
+                    .args(SANITIZE)
+                    .args([
+                        &format!("-DBEHAVIOUR={behaviour}"),
+                        "-DROWS=1",
+                        "-DCOLS=1",
+                        "-DCONSTANTS=2",
+                    ])
+                    .arg("-o")
+                    .arg(folder.join(format!("{behaviour}.so")))
+                    .arg(&sources[4]),
+            )
+        })
+    };
+    let torch = libtorch();
+    let part = |source: &Path| {
+        let flat = source.strip_prefix(root).unwrap().display().to_string();
+        let made = folder.join(flat.replace('/', "-")).with_extension("o");
         compile(
             Command::new("g++")
-                .args(["-std=c++17", "-O1", "-shared", "-fPIC"])
+                .args(["-std=c++17", "-O1", "-w", "-c"])
                 .args(SANITIZE)
-                .args([
-                    &format!("-DBEHAVIOUR={behaviour}"),
-                    "-DROWS=1",
-                    "-DCOLS=1",
-                    "-DCONSTANTS=2",
-                ])
+                .arg("-I")
+                .arg(torch.join("include"))
+                .arg("-I")
+                .arg(root.join("src/runtime/ffi"))
+                .arg(source)
                 .arg("-o")
-                .arg(folder.join(format!("{behaviour}.so")))
-                .arg(&sources[4]),
-        )?;
-    }
-    let torch = libtorch();
+                .arg(&made),
+        )
+        .map(|()| made)
+    };
+    // Torch's headers take long: two compilers at a time.
+    let parts = |sources: &[PathBuf]| -> Result<Vec<PathBuf>, String> {
+        sources.iter().map(|source| part(source)).collect()
+    };
+    let objects = thread::scope(|scope| {
+        let first = scope.spawn(|| parts(&sources[..2]));
+        let mut objects = parts(&sources[2..4])?;
+        fakes()?;
+        objects.extend(first.join().unwrap()?);
+        Ok::<_, String>(objects)
+    })?;
     let lib = torch.join("lib");
     let unfinished = folder.join("driver.unfinished");
     compile(
         Command::new("g++")
-            .args(["-std=c++17", "-O1", "-w"])
             .args(SANITIZE)
-            .arg("-I")
-            .arg(torch.join("include"))
-            .arg("-I")
-            .arg(root.join("src/runtime/ffi"))
-            .args(&sources[..4])
+            .args(&objects)
             .arg("-L")
             .arg(&lib)
             .arg(format!("-Wl,-rpath,{}", lib.display()))

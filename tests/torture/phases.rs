@@ -10,10 +10,10 @@ use std::{
 
 use precast::{Store, StoreError};
 
-use crate::{actor::Act, crash, scene};
+use crate::{actor::Act, crash, scene, spread};
 
 /// Where gc can be stopped.
-pub const GC: [&str; 5] = [
+const GC: [&str; 5] = [
     "gc:release-removed",
     "gc:before-batch",
     "gc:marked",
@@ -22,7 +22,7 @@ pub const GC: [&str; 5] = [
 ];
 
 /// Where a builder can be stopped.
-pub const BUILD: [&str; 5] = [
+const BUILD: [&str; 5] = [
     "lease:made",
     "put:object-published",
     "put:record-published",
@@ -61,7 +61,7 @@ fn ended(child: Child, what: &str, bad: &mut Vec<String>) {
 }
 
 /// Stops `first` at `point`, lets `second` run against it, then lets both end; returns what is wrong.
-pub fn against(first: &str, point: &str, second: &str) -> Vec<String> {
+fn against(first: &str, point: &str, second: &str) -> Vec<String> {
     let dir = scene::scratch();
     let root = dir.path().join("store");
     let sync = dir.path().join("sync");
@@ -109,6 +109,35 @@ pub fn against(first: &str, point: &str, second: &str) -> Vec<String> {
             .map(|why| format!("{what}: {why}")),
     );
     bad
+}
+
+/// Stops every process that can be stopped, at every phase it has, against every other one; returns what is wrong.
+pub fn everything() -> Vec<String> {
+    let mut trials: Vec<(&str, &str, &str)> = Vec::new();
+    for point in GC {
+        for second in ["reader", "build", "gc", "repair"] {
+            trials.push(("gc", point, second));
+        }
+    }
+    for point in BUILD {
+        let first = if point.starts_with("claim") {
+            "builder"
+        } else {
+            "build"
+        };
+        for second in ["reader", "build", "builder", "gc", "repair"] {
+            trials.push((first, point, second));
+        }
+    }
+    // Half of a trial is waiting.
+    let tried = |&(first, point, second): &(&str, &str, &str)| {
+        let bad = against(first, point, second);
+        match bad.is_empty() {
+            true => Ok(()),
+            false => Err(bad.join("\n")),
+        }
+    };
+    spread::over(spread::jobs().max(3), &trials, tried)
 }
 
 /// A reader never loses what it got hold of; it may be told at once that something is gone.

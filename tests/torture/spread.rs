@@ -19,10 +19,19 @@ pub fn each<T: Sync>(
     items: &[T],
     attempt: impl Fn(&T) -> Result<(), String> + Sync,
 ) -> Vec<String> {
+    over(jobs(), items, attempt)
+}
+
+/// The same with so many threads.
+pub fn over<T: Sync>(
+    threads: usize,
+    items: &[T],
+    attempt: impl Fn(&T) -> Result<(), String> + Sync,
+) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let bad = Mutex::new(Vec::new());
     thread::scope(|scope| {
-        for _ in 0..jobs().min(items.len()) {
+        for _ in 0..threads.min(items.len()) {
             scope.spawn(|| {
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
