@@ -2,8 +2,8 @@
 
 A region's instance is the outermost module whose FQN matches a glob (`*` stands for one part of a dotted name). The
 operations between two instances are glue, and segments of their own; to which region a norm between two goes, behind.py
-says. A value crosses a cut only when it is dense and starts its memory; a view that is not (an expanded mask, a slice of
-a buffer) is made again where it is used.
+says. A value crosses a cut only when it is dense and starts its memory; a view that is not (an expanded mask, a slice
+of a buffer) is made again where it is used.
 """
 
 from __future__ import annotations
