@@ -107,7 +107,9 @@ impl Queue {
         if self.fatal.is_some() {
             return Next::Done;
         }
-        if self.weights == Weights::Todo && (self.alone || !holds_model) {
+        // Writing the weights down takes long too: who can capture leaves that to others.
+        let to_capture = !self.captures.is_empty() && hands.may_hold_model();
+        if self.weights == Weights::Todo && (self.alone || !holds_model && !to_capture) {
             self.weights = Weights::Running;
             self.running += 1;
             return Next::Do(Task::Weights);
@@ -429,6 +431,30 @@ mod tests {
         assert!(open(queue.next(false, ready(Role::Capture))));
         queue.opened(Some(true));
         assert!(!open(queue.next(false, ready(Role::Capture))));
+    }
+
+    #[test]
+    fn who_made_the_model_captures_while_another_writes_the_weights_down() {
+        let captures = (0..2).map(|job| (job, true));
+        let roles = [Role::Open, Role::Compile];
+        let mut queue = Queue::new(captures, 8, &roles, Some((9.0, 9)));
+        let weights = |next: Next| matches!(next, Next::Do(Task::Weights));
+        let opened = Hands::Ready {
+            role: Role::Capture,
+            opened: true,
+        };
+        assert!(!weights(queue.next(false, Hands::Starting(Role::Open))));
+        assert!(matches!(
+            queue.next(false, ready(Role::Open)),
+            Next::Do(Task::Open)
+        ));
+        queue.opened(Some(true));
+        for job in 0..2 {
+            let next = queue.next(false, opened);
+            assert!(matches!(next, Next::Do(Task::Capture(at)) if at == job));
+        }
+        // Nothing is left to capture.
+        assert!(weights(queue.next(false, opened)));
     }
 
     #[test]

@@ -70,6 +70,17 @@ pub(super) enum Hands {
 }
 
 impl Hands {
+    /// Returns whether the worker holds the model, or is about to.
+    pub fn may_hold_model(self) -> bool {
+        use Role::Open;
+        matches!(
+            self,
+            Self::Starting(Open)
+                | Self::Ready { role: Open, .. }
+                | Self::Ready { opened: true, .. }
+        )
+    }
+
     /// Returns whether the worker has the compiler at hand, or will have.
     pub fn compile(self) -> bool {
         use Role::Compile;
