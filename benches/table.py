@@ -28,10 +28,8 @@ CAUSES: dict[tuple[str, str], str] = {
     ("start", ""): "it does not load libtorch, which registers all its operators when it is loaded: most of a start of "
     "Precast, before anything of its own runs; and Precast packs weights at every start. A "
     "libtorch without what no artifact calls, and packed weights that are kept, would change it.",
-    ("blocks", "reduce-overhead"): "a region ends with its block: the last addition of a block and the first norm of "
-    "the next are two kernels, where a whole stack compiled as one has one. That is a part of it; another is that all "
-    "kernels of a graph take a little longer once a process has launched some hundreds outside of graphs, why is not "
-    "known yet.",
+    ("blocks", "reduce-overhead"): "the kernels are the same; each takes a little longer where a process launches this "
+    "graph and nothing else than right after eager ran in it, and why is not known yet.",
     ("vlm", "onnxruntime"): "its matrices are too small to be packed and go to MKL, whose kernel for this processor "
     "copies what it multiplies in every call. Packing smaller ones there would change it.",
     ("", "onnxruntime"): PACKED,

@@ -128,6 +128,7 @@ def _start(lock: int, folder: Path, origins: list[str], marks: list[Path]) -> No
         [
             sys.executable,
             "-P",
+            "-B",
             "-S",
             __file__,
             *map(str, marks),
