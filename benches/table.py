@@ -58,8 +58,8 @@ def section(result: Row, stem: str) -> str:
     calls = "pipelined calls" if by == "pipelined" else "single calls"
     about = (
         f"Medians of {calls}: Precast's time, and what the others take as multiples of it, in **bold** where they are "
-        "ahead; the floor is what the machine's measured rates of multiplying and copying allow. All figures, with "
-        f"their spread: [{stem}.json]({stem}.json)."
+        f"ahead by more than {1 - AHEAD:.0%}; the floor is what the machine's measured rates of multiplying and copying "
+        f"allow. All figures, with their spread: [{stem}.json]({stem}.json)."
     )
     pieces = [
         f"{under(result)}.",
@@ -131,7 +131,7 @@ def losses(result: Row) -> list[str]:
     for case, where, peer, ratio in found:
         said.setdefault(cause(case, peer), {}).setdefault(where, []).append(f"{named(peer)} {ratio:.2f} x")
     if not said:
-        return ["No peer is ahead in any row."]
+        return [f"No peer is ahead by more than {1 - AHEAD:.0%} in any row."]
     lines = ["Where a peer is ahead (its time in Precast's):", ""]
     for why, rows in said.items():
         where = "; ".join(f"{row}: {', '.join(peers)}" for row, peers in rows.items())
