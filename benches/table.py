@@ -58,8 +58,8 @@ def section(result: Row, stem: str) -> str:
     calls = "pipelined calls" if by == "pipelined" else "single calls"
     about = (
         f"Medians of {calls}: Precast's time, and what the others take as multiples of it, in **bold** where they are "
-        f"ahead by more than {1 - AHEAD:.0%}; the floor is what the machine's measured rates of multiplying and copying "
-        f"allow. All figures, with their spread: [{stem}.json]({stem}.json)."
+        f"ahead by more than {1 - AHEAD:.0%}; the floor is what the machine's measured rates of multiplying and "
+        f"copying allow. All figures, with their spread: [{stem}.json]({stem}.json)."
     )
     pieces = [
         f"{under(result)}.",
