@@ -138,33 +138,38 @@ fn together(
 ) -> Result<()> {
     let stop = AtomicBool::new(false);
     let begin = Instant::now();
-    let calls: Result<Vec<usize>> = std::thread::scope(|scope| {
-        let work = |inputs: Vec<Tensor>| {
-            let mut calls = 0;
-            while !stop.load(Ordering::Relaxed) {
-                drop(model.run(module, &inputs)?);
-                calls += 1;
-                if calls % 256 == 0 {
-                    // So that the queue stays short of what the device holds.
-                    wait(device);
-                }
+    let work = |inputs: &[Tensor], over: &dyn Fn() -> bool| -> Result<usize> {
+        let mut calls = 0;
+        while !over() {
+            drop(model.run(module, inputs)?);
+            calls += 1;
+            if calls % 256 == 0 {
+                // So that the queue stays short of what the device holds.
+                wait(device);
             }
-            wait(device);
-            Ok(calls)
-        };
-        let threads: Vec<_> = (0..threads)
-            .map(|_| {
-                let inputs = inputs.iter().map(Tensor::shallow_clone).collect();
-                scope.spawn(move || work(inputs))
-            })
-            .collect();
-        std::thread::sleep(limit);
-        stop.store(true, Ordering::Relaxed);
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| bail!("a caller panicked")))
-            .collect()
-    });
+        }
+        wait(device);
+        Ok(calls)
+    };
+    let calls: Result<Vec<usize>> = match threads {
+        // A second thread would bring a second team of OpenMP's threads.
+        1 => work(inputs, &|| begin.elapsed() >= limit).map(|calls| vec![calls]),
+        _ => std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads)
+                .map(|_| {
+                    let inputs: Vec<_> = inputs.iter().map(Tensor::shallow_clone).collect();
+                    let (work, stop) = (&work, &stop);
+                    scope.spawn(move || work(&inputs, &|| stop.load(Ordering::Relaxed)))
+                })
+                .collect();
+            std::thread::sleep(limit);
+            stop.store(true, Ordering::Relaxed);
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|_| bail!("a caller panicked")))
+                .collect()
+        }),
+    };
     taken.together += calls?.iter().sum::<usize>();
     taken.seconds += begin.elapsed().as_secs_f64();
     Ok(())
