@@ -20,6 +20,7 @@ use super::{
     limits::{Limits, Stop},
     progress::{Event, Progress},
     protocol::{Opened, Request, Weights},
+    task::Role,
     weights::{self, StoredWeights},
     worker::Worker,
 };
@@ -170,12 +171,19 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
 }
 
 /// Makes what is missing once the model says what that is.
-fn make(crew: &Crew<'_>, ahead: Vec<Ahead<'_>>, started: Instant) -> Result<Summary, BuildError> {
+fn make(
+    crew: &Crew<'_>,
+    mut ahead: Vec<Ahead<'_>>,
+    started: Instant,
+) -> Result<Summary, BuildError> {
     let Crew {
         options, progress, ..
     } = crew;
     let Options { spec, store, .. } = options;
-    let (mut first, known) = open(crew)?;
+    let (mut first, known) = match open(crew) {
+        Err(error) if in_the_way(&error, &mut ahead) => open(crew)?,
+        opened => opened?,
+    };
     let planned = || plan::plan(spec, Some(store), Some(known.clone()), &options.request);
     // gc leaves what is held until the release has it; what went before that is missing in the second plan.
     store.keep(&planned()?.hits())?;
@@ -221,6 +229,24 @@ pub(super) struct First {
     /// Seconds that making the model took.
     pub seconds: f64,
     pub fingerprint: Option<String>,
+}
+
+/// Returns whether a model could not be made in the first worker because another made it at the same time: that one could,
+/// or memory was short, or it failed otherwise. It is gone then.
+fn in_the_way(error: &BuildError, ahead: &mut Vec<Ahead<'_>>) -> bool {
+    let failed = matches!(
+        error,
+        BuildError::Model { .. }
+            | BuildError::Worker(_)
+            | BuildError::WorkerDied { .. }
+            | BuildError::WorkerGreedy { .. }
+    );
+    let other = ahead.iter().position(|one| one.role == Role::Open);
+    let Some(other) = other.filter(|_| failed) else {
+        return false;
+    };
+    let other = ahead.remove(other).handle.join();
+    error.short_of_memory() || !matches!(other, Ok(Err(same)) if same.code() == error.code())
 }
 
 /// Starts the worker that holds the model, and learns from it what keys are made of.

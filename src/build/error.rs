@@ -6,14 +6,20 @@ use std::{
 };
 
 use super::protocol::WorkerError;
+pub(super) use crate::plan::OUT_OF_MEMORY;
 use crate::{Digest, plan::PlanError, store::StoreError};
 
 /// What to do about a bug.
 pub(super) const REPORT: &str =
     "this is a bug of precast: please report it, with what `precast build -vv` prints";
 
-/// The code of what failed in a worker because memory was short, of the device or the host.
-pub(super) const OUT_OF_MEMORY: &str = "out_of_memory";
+/// What a gate's message has where memory was short.
+const SHORT: [&str; 4] = [
+    "out of memory",
+    "STATUS_ALLOC_FAILED",
+    "allocate memory",
+    "std::bad_alloc",
+];
 
 /// Why a build, or one program of it, failed.
 #[derive(Debug, thiserror::Error)]
@@ -130,7 +136,7 @@ impl BuildError {
     pub(super) fn short_of_memory(&self) -> bool {
         match self {
             Self::WorkerGreedy { .. } => true,
-            Self::Gate { message, .. } => message.contains("out of memory"),
+            Self::Gate { message, .. } => SHORT.iter().any(|words| message.contains(words)),
             _ => self.code() == OUT_OF_MEMORY,
         }
     }

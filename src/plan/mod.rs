@@ -47,6 +47,9 @@ use crate::{
     store::{Store, StoreError},
 };
 
+/// The code of what failed because memory was short, of the device or the host.
+pub(crate) const OUT_OF_MEMORY: &str = "out_of_memory";
+
 /// Why a plan can't be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
@@ -355,6 +358,8 @@ fn look_up(
     let failure = past.store.failure(&id)?;
     if let Some(failure) = &failure
         && form.left_out(&failure.code, request.settings)
+        // Memory may not be short again.
+        && failure.code != OUT_OF_MEMORY
     {
         let why = failure.message.clone();
         return Ok(State::Skipped { key: id, why });

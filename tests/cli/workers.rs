@@ -219,6 +219,33 @@ fn a_model_that_could_not_be_made_ahead_is_nobodys_failure() {
 }
 
 #[test]
+fn a_model_that_another_worker_was_in_the_way_of_is_made_once_more() {
+    let sandbox = Sandbox::new();
+    let text = r#"
+import os, pathlib, time
+if "worker-0" in os.environ["TMPDIR"]:
+    mark = pathlib.Path(__file__).with_name("mark")
+    if not mark.exists():
+        mark.touch()
+        raise RuntimeError("the file is not whole")
+time.sleep(0.5)
+SCALE"#;
+    sandbox.edit("model.py", "SCALE", text);
+    let built = events(&sandbox, &["-j", "6"]);
+    assert_eq!(ahead(&built).len(), 1, "{built:?}");
+    assert_eq!(by(&built, "capture"), BTreeSet::from([0]), "{built:?}");
+    // Alone, it is an error at once.
+    std::fs::remove_file(sandbox.path("mark")).unwrap();
+    let ran = sandbox.run(&["build", "-j", "1", "--store", "other"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("the file is not whole"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
 fn no_more_workers_than_asked_for() {
     let sandbox = Sandbox::new();
     sandbox.edit(

@@ -166,8 +166,8 @@ pub(super) fn in_child(
         message: e.to_string(),
     })?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A child that died early is found by its status.
-        let _ = stdin.write_all(&request);
+        // In a thread: one that is not ready yet does not read. A child that died early is found by its status.
+        thread::spawn(move || stdin.write_all(&request));
     }
     let collect = |pipe: Option<Box<dyn Read + Send>>| {
         thread::spawn(move || {

@@ -66,7 +66,8 @@ def importing(names: Sequence[str]) -> Iterator[None]:
         thread.start()
         yield
     finally:
-        thread.join(_PATIENCE)
+        # However long it takes: how long making a model may take is the build's to say.
+        thread.join()
         builtins.__import__, _imports._gcd_import = statement, function
 
 

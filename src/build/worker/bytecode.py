@@ -42,6 +42,8 @@ _SECOND = re.compile(r"torch/(_dynamo|_inductor|_numpy|distributed|onnx)/|(?!tor
 _STAGES = 3
 # Waiting longer than that is worse than doing it oneself.
 _PATIENCE = 30.0
+# Processes that make it; they count towards what the worker may take that started them.
+_MOST = 16
 _BESIDE = _imports.cache_from_source
 
 
@@ -147,6 +149,7 @@ def make(marks: list[str], origins: list[str]) -> None:
     """Compiles what packages hold, stage by stage, and leaves the mark of each."""
     import compileall
     import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
 
     stages: list[list[tuple[int, str]]] = [[] for _ in marks]
     for root in map(os.path.dirname, origins):
@@ -163,8 +166,9 @@ def make(marks: list[str], origins: list[str]) -> None:
             os.nice(10)
         # The largest first: none of them is left over when all others are done. This process has no other thread.
         paths = [path for _, path in sorted(files, reverse=True)]
-        with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
-            if all(list(pool.imap_unordered(compiled, paths))):
+        workers = min(len(os.sched_getaffinity(0)), _MOST)
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+            if all(list(pool.map(compiled, paths))):
                 Path(mark).touch()
 
 

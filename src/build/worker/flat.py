@@ -204,8 +204,8 @@ def _drop_idle_casts(graph: Any) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or getattr(node.target, "overloadpacket", None) != torch.ops.aten.to:
             continue
-        given, made = node.args[0].meta["val"], node.meta["val"]
-        if private.storage(given) == private.storage(made):
+        given, made = node.args[0].meta.get("val"), node.meta["val"]
+        if given is not None and private.storage(given) == private.storage(made):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

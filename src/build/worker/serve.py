@@ -135,7 +135,10 @@ def _give_back(answered: dict[str, Any]) -> None:
     if torch is not None and torch.cuda.is_initialized():
         if answered.get("error", {}).get("code") == failures.OUT_OF_MEMORY:
             gc.collect()
-        torch.cuda.empty_cache()
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError as error:  # an error that stays on the device: the answer says what caused it
+            print(f"the device's memory can't be given back: {failures.one_line(error)}", file=sys.stderr)
 
 
 def serve(wire: Wire) -> int:
