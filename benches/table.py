@@ -30,8 +30,8 @@ CAUSES: dict[tuple[str, str], str] = {
     "libtorch without what no artifact calls, and packed weights that are kept, would change it.",
     ("blocks", "reduce-overhead"): "the kernels are the same; each takes a little longer where a process launches this "
     "graph and nothing else than right after eager ran in it, and why is not known yet.",
-    ("vlm", "onnxruntime"): "its matrices are too small to be packed and go to MKL, whose kernel for this processor "
-    "copies what it multiplies in every call. Packing smaller ones there would change it.",
+    ("vlm", "onnxruntime"): "its products are too small to gain from packing or from more threads. Fewer threads for "
+    "small programs might change it.",
     ("", "onnxruntime"): PACKED,
     ("", "max-autotune"): PACKED,
 }
