@@ -1,8 +1,8 @@
 //! Capturing programs, and queueing what must be compiled for them.
 //!
 //! The first worker captures, since it holds the model. Another one may make it at the same time; others that got ready
-//! for it meanwhile, or have nothing to compile where much is to be captured, make it later; one whose weights came out differently, as those of an entry that
-//! draws them from nowhere, captures nothing.
+//! for it meanwhile, or have nothing to compile where much is to be captured, make it later; one whose weights came out
+//! differently, as those of an entry that draws them from nowhere, captures nothing.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -32,16 +32,13 @@ impl Shared<'_> {
         let opened = match self.take_seat(number, seat) {
             Ok(live) => {
                 live.role = Role::Capture;
-                let stop = live.stop.clone();
-                live.stop = stop.or(&self.crew.late);
                 let opened = match live.made.is_some() {
                     true => self.reopen(live),
-                    false => {
+                    false => self.crew.while_wanted(live, |live| {
                         let made = || self.reopen(live);
                         self.told(number, Work::Open, "the model", false, made).0
-                    }
+                    }),
                 };
-                live.stop = stop;
                 let kept = matches!(
                     opened,
                     Ok(()) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. })
@@ -89,13 +86,9 @@ impl Shared<'_> {
             Some(inputs) => (inputs, None),
             None => {
                 let request = self.watch(module, &item.form.sizes);
-                let ((answer, log), _) = self.tried(
-                    number,
-                    Work::Inputs,
-                    &name,
-                    || self.ask::<Sampled>(number, seat, &request, self.limit(CAPTURE_LIMIT)),
-                    |(answer, _)| answer.as_ref().err(),
-                );
+                let task = (Work::Inputs, &*name);
+                let ((answer, log), _) =
+                    self.asked::<Sampled>(number, seat, task, &request, CAPTURE_LIMIT);
                 match answer {
                     Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
                     Err(error) => return self.fail(job, error, &log),
@@ -120,13 +113,9 @@ impl Shared<'_> {
             sizes: item.form.sizes.clone(),
             out: self.crew.scratch.join(format!("capture-{}", id.short())),
         };
-        let ((answer, log), seconds) = self.tried(
-            number,
-            Work::Capture,
-            &name,
-            || self.ask::<Captured>(number, seat, &request, self.limit(CAPTURE_LIMIT)),
-            |(answer, _)| answer.as_ref().err(),
-        );
+        let task = (Work::Capture, &*name);
+        let ((answer, log), seconds) =
+            self.asked::<Captured>(number, seat, task, &request, CAPTURE_LIMIT);
         self.lock().captured_in(seconds);
         match answer {
             Ok(captured) => self.captured(job, captured),

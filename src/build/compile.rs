@@ -64,13 +64,9 @@ impl Shared<'_> {
                 .scratch
                 .join(format!("artifact-{}", compile.key.short())),
         };
-        let ((answer, log), _) = self.tried(
-            number,
-            Work::Compile,
-            &compile.name,
-            || self.ask::<Compiled>(number, seat, &request, self.limit(COMPILE_LIMIT)),
-            |(answer, _)| answer.as_ref().err(),
-        );
+        let task = (Work::Compile, &*compile.name);
+        let ((answer, log), _) =
+            self.asked::<Compiled>(number, seat, task, &request, COMPILE_LIMIT);
         match answer {
             Ok(compiled) => {
                 self.keep(compile, compiled, &log)?;

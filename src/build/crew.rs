@@ -36,8 +36,8 @@ use std::{
 use super::{
     BuildError, Options,
     engine::reopen,
-    jobs::{Ahead, more_models, most_bytes},
-    limits::{Limits, Stop},
+    jobs::Ahead,
+    limits::{Limits, Stop, machine_memory},
     progress::{Event, Progress},
     protocol::{Hello, Prepared, Request},
     task::Role,
@@ -172,27 +172,15 @@ impl Crew<'_> {
         let _quiet = self.beside();
         let (mut worker, _) = self.start(number)?;
         worker.role = Role::Open;
-        let started = std::time::Instant::now();
-        let (job, what) = ("open", "the model");
-        self.progress.event(&Event::Begin {
-            worker: number,
-            job,
-            what,
-        });
-        let stop = worker.stop.clone();
-        worker.stop = stop.or(&self.late);
         let most = most_bytes(self.options.spec.target.device);
         let room = most_bytes(DeviceKind::Cpu) + BESIDE_MODEL;
         worker.watch.allow(Some(room));
-        let made = reopen(self.options, &mut worker, Some(most));
-        worker.watch.allow(None);
-        worker.stop = stop;
-        self.progress.event(&Event::End {
-            worker: number,
-            job,
-            what,
-            seconds: started.elapsed().as_secs_f64(),
+        let made = self.shown(number, "open", "the model", || {
+            self.while_wanted(&mut worker, |worker| {
+                reopen(self.options, worker, Some(most))
+            })
         });
+        worker.watch.allow(None);
         worker.made = Some(made?);
         Ok(worker)
     }
@@ -207,30 +195,90 @@ impl Crew<'_> {
         let _quiet = self.beside();
         let (mut worker, _) = self.start(number)?;
         worker.role = role;
-        let started = std::time::Instant::now();
-        let job = "prepare";
-        self.progress.event(&Event::Begin {
-            worker: number,
-            job,
-            what,
-        });
         let mut phase = |phase: &str| {
             self.progress.event(&Event::Phase {
                 worker: number,
                 phase,
             });
         };
-        let prepared = worker.call::<Prepared>(request, PREPARE_LIMIT, &mut phase);
-        self.progress.event(&Event::End {
-            worker: number,
-            job,
-            what,
-            seconds: started.elapsed().as_secs_f64(),
+        let prepared = self.shown(number, "prepare", what, || {
+            worker.call::<Prepared>(request, PREPARE_LIMIT, &mut phase)
         });
         match prepared {
             // What it could not do, a compile will say better.
             Ok(_) | Err(BuildError::Worker(_)) => Ok(worker),
             Err(error) => Err(error),
         }
+    }
+
+    /// Lets `body` use a worker that is ended when nothing is left to capture.
+    pub fn while_wanted<T>(&self, worker: &mut Worker, body: impl FnOnce(&mut Worker) -> T) -> T {
+        let stop = worker.stop.clone();
+        worker.stop = stop.or(&self.late);
+        let result = body(worker);
+        worker.stop = stop;
+        result
+    }
+
+    /// Runs `body` between the two events of what is done before there are tasks.
+    fn shown<T>(&self, worker: usize, job: &str, what: &str, body: impl FnOnce() -> T) -> T {
+        let started = std::time::Instant::now();
+        self.progress.event(&Event::Begin { worker, job, what });
+        let result = body();
+        self.progress.event(&Event::End {
+            worker,
+            job,
+            what,
+            seconds: started.elapsed().as_secs_f64(),
+        });
+        result
+    }
+}
+
+/// Returns how many workers beside the first may hold a model with this file of weights: as many as take a small part of
+/// the memory together.
+pub(super) fn more_models(crew: &Crew<'_>, file: Option<&Path>) -> usize {
+    let bytes = file.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
+    let most = most_bytes(crew.options.spec.target.device);
+    bytes.map_or(0, |bytes| models(most, bytes))
+}
+
+/// Returns how many bytes of weights may be in the workers beside the first here, all together.
+pub(super) fn most_bytes(device: DeviceKind) -> u64 {
+    most(device, machine_memory().unwrap_or(0))
+}
+
+/// Returns how many times so many bytes go into the most there may be.
+fn models(most: u64, bytes: u64) -> usize {
+    let times = most.checked_div(bytes);
+    times.map_or(usize::MAX, |times| {
+        usize::try_from(times).unwrap_or(usize::MAX)
+    })
+}
+
+/// Returns how many they may be on a machine with so much memory.
+fn most(device: DeviceKind, machine: u64) -> u64 {
+    const OF_MACHINE: u64 = 16;
+    const ON_DEVICE: u64 = 1 << 30;
+    match device {
+        DeviceKind::Cpu => machine / OF_MACHINE,
+        DeviceKind::Cuda => ON_DEVICE.min(machine / OF_MACHINE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_model_may_be_in_several_workers() {
+        assert_eq!(most(DeviceKind::Cpu, 64 << 30), 4 << 30);
+        assert_eq!(most(DeviceKind::Cuda, 64 << 30), 1 << 30);
+        assert_eq!(most(DeviceKind::Cuda, 8 << 30), 1 << 29);
+        // In as many as have it in that memory together.
+        assert_eq!(models(4 << 30, 1 << 30), 4);
+        assert_eq!(models(4 << 30, 3 << 30), 1);
+        assert_eq!(models(4 << 30, 5 << 30), 0);
+        assert_eq!(models(0, 0), usize::MAX);
     }
 }

@@ -5,7 +5,6 @@
 
 use std::{
     collections::HashMap,
-    path::Path,
     sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering},
     thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
@@ -15,10 +14,9 @@ use serde_json::Value;
 
 use super::{
     BuildError, Options, Outcome,
-    crew::Crew,
+    crew::{Crew, more_models},
     engine::{First, reopen},
     gate,
-    limits::machine_memory,
     pace::Pace,
     progress::{Event, Progress},
     protocol::{Request, Weights},
@@ -31,7 +29,6 @@ use crate::{
     Digest,
     plan::{Item, Plan},
     record::Source,
-    target::DeviceKind,
 };
 
 /// One program to make.
@@ -171,37 +168,6 @@ pub(super) fn run(
         (Some(error), _) => Err(error),
         (None, Some(weights)) => Ok((queue.done, weights)),
         (None, None) => Err(BuildError::Interrupted),
-    }
-}
-
-/// Returns how many workers beside the first may hold a model with this file of weights: as many as take a small part of
-/// the memory together.
-pub(super) fn more_models(crew: &Crew<'_>, file: Option<&Path>) -> usize {
-    let bytes = file.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
-    let most = most_bytes(crew.options.spec.target.device);
-    bytes.map_or(0, |bytes| models(most, bytes))
-}
-
-/// Returns how many bytes of weights may be in the workers beside the first here, all together.
-pub(super) fn most_bytes(device: DeviceKind) -> u64 {
-    most(device, machine_memory().unwrap_or(0))
-}
-
-/// Returns how many times so many bytes go into the most there may be.
-fn models(most: u64, bytes: u64) -> usize {
-    let times = most.checked_div(bytes);
-    times.map_or(usize::MAX, |times| {
-        usize::try_from(times).unwrap_or(usize::MAX)
-    })
-}
-
-/// Returns how many they may be on a machine with so much memory.
-fn most(device: DeviceKind, machine: u64) -> u64 {
-    const OF_MACHINE: u64 = 16;
-    const ON_DEVICE: u64 = 1 << 30;
-    match device {
-        DeviceKind::Cpu => machine / OF_MACHINE,
-        DeviceKind::Cuda => ON_DEVICE.min(machine / OF_MACHINE),
     }
 }
 
@@ -387,6 +353,20 @@ impl<'s> Shared<'s> {
         self.told(worker, work, what, true, body)
     }
 
+    /// Does a task by asking this thread's worker, as [`Self::tried`] does, and returns the answer with what it logged.
+    pub(super) fn asked<T: serde::de::DeserializeOwned>(
+        &self,
+        number: usize,
+        seat: &mut Seat<'_>,
+        (work, what): (Work, &str),
+        request: &Request,
+        limit: Duration,
+    ) -> ((Result<T, BuildError>, Vec<u8>), f64) {
+        let limit = self.limit(limit);
+        let ask = || self.ask(number, seat, request, limit);
+        self.tried(number, work, what, ask, |(answer, _)| answer.as_ref().err())
+    }
+
     /// Asks this thread's worker, starting it where it isn't there, and returns the answer with what it logged.
     pub(super) fn ask<T: serde::de::DeserializeOwned>(
         &self,
@@ -490,22 +470,5 @@ impl<'s> Shared<'s> {
             Seat::Taken(worker) => Ok(worker),
             _ => unreachable!("it was taken a line above"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_small_model_may_be_in_several_workers() {
-        assert_eq!(most(DeviceKind::Cpu, 64 << 30), 4 << 30);
-        assert_eq!(most(DeviceKind::Cuda, 64 << 30), 1 << 30);
-        assert_eq!(most(DeviceKind::Cuda, 8 << 30), 1 << 29);
-        // In as many as have it in that memory together.
-        assert_eq!(models(4 << 30, 1 << 30), 4);
-        assert_eq!(models(4 << 30, 3 << 30), 1);
-        assert_eq!(models(4 << 30, 5 << 30), 0);
-        assert_eq!(models(0, 0), usize::MAX);
     }
 }
