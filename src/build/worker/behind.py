@@ -10,6 +10,7 @@ is if it has the same graph, by giving the last instance the results that the ot
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 from . import cut, segment
@@ -29,8 +30,7 @@ def cut_behind_norms(flat: Flat, patterns: list[str], path: str) -> list[Part]:
     if not _move(runs):
         return plain
     moved = cut.connect(runs, flat)
-    _give_the_same(moved, flat)
-    return moved if _distinct(moved, flat) <= _distinct(plain, flat) else plain
+    return moved if _give_the_same(moved, flat) <= _distinct(plain, flat) else plain
 
 
 def _move(parts: list[Part]) -> bool:
@@ -77,8 +77,11 @@ def _light(node: Any, name: str) -> bool:
     return torch.Tag.pointwise in tags or name in _CASTS or node.target is operator.getitem
 
 
-def _give_the_same(parts: list[Part], flat: Flat) -> None:
-    """Has parts that differ only in which results others want give the results that any of them gives."""
+def _give_the_same(parts: list[Part], flat: Flat) -> int:
+    """Has parts that differ only in which results others want give the results that any of them gives.
+
+    Returns how many segments there are then that are more than a norm.
+    """
     alike: dict[str, list[Part]] = {}
     for part in parts:
         alike.setdefault(_text(part, flat, []), []).append(part)
@@ -87,13 +90,17 @@ def _give_the_same(parts: list[Part], flat: Flat) -> None:
         wanted = sorted({place for one in places for place in one})
         for part in group:
             part.outputs = [part.nodes[place] for place in wanted]
+    return sum(not _is_norm(group[0]) for group in alike.values())
 
 
 def _distinct(parts: list[Part], flat: Flat) -> int:
     """Returns how many segments there are that are more than a norm."""
-    return len({_text(part, flat, part.outputs) for part in parts if _norm(part.nodes) < len(part.nodes)})
+    return len({_text(part, flat, part.outputs) for part in parts if not _is_norm(part)})
+
+
+def _is_norm(part: Part) -> bool:
+    return _norm(part.nodes) == len(part.nodes)
 
 
 def _text(part: Part, flat: Flat, outputs: list[Any]) -> str:
-    alone = Part(part.name, part.nodes, inputs=part.inputs, constants=part.constants, outputs=outputs)
-    return segment.build(alone, flat).text
+    return segment.build(replace(part, outputs=outputs), flat).text

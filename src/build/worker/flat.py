@@ -41,6 +41,13 @@ class Flat:
     tensors: dict[Any, Any] = field(default_factory=dict)
     # Symbol of a dynamic size -> its bounds.
     ranges: dict[Any, Any] = field(default_factory=dict)
+    _digests: dict[Any, str] = field(default_factory=dict)
+
+    def digest(self, node: Any) -> str:
+        """Returns the digest of what a weight holds, which is taken once: it may be large, and on a device."""
+        if node not in self._digests:
+            self._digests[node] = tensors.digest(self.tensors[node])
+        return self._digests[node]
 
 
 def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = None, deferred: bool = False) -> Any:

@@ -53,10 +53,11 @@ def build(part: Part, flat: Flat) -> Segment:
         new[node] = copy
     private.carry_attributes(flat.graph, graph)
     graph.output(tuple(new[node] for node in part.outputs))
-    values = {new[node]: flat.tensors[node] for node in part.constants if _value_counts(flat.tensors[node])}
+    counting = [node for node in part.constants if _value_counts(flat.tensors[node])]
+    values = {new[node]: flat.tensors[node] for node in counting}
     inputs = [new[node] for node in part.inputs]
     constants = [new[node] for node in part.constants]
-    digests = {node: tensors.digest(value) for node, value in values.items()}
+    digests = {new[node]: flat.digest(node) for node in counting}
     outputs = [new[node] for node in part.outputs]
     libraries = operators.libraries(graph.nodes)
     text = canonical.text(graph, inputs, constants, digests, flat.ranges)
