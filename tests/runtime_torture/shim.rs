@@ -162,11 +162,7 @@ fn build_uploads(sanitizer: &str) -> Result<PathBuf, String> {
         root.join("tests/runtime_torture/must.h"),
         driver.clone(),
     ];
-    let texts: Vec<u8> = headers
-        .iter()
-        .flat_map(|path| fs::read(path).unwrap())
-        .collect();
-    let name = format!("uploads-{}-{sanitizer}", Digest::of(&texts).short());
+    let name = format!("uploads-{}-{sanitizer}", digest(&headers).short());
     let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     if !made.exists() {
         let unfinished = made.with_extension("unfinished");
@@ -238,6 +234,14 @@ pub fn graphs() -> Option<Result<u64, String>> {
     }))
 }
 
+/// Returns the digest of what files hold, one after the other.
+fn digest(files: &[PathBuf]) -> Digest {
+    let texts: Vec<u8> = (files.iter())
+        .flat_map(|path| fs::read(path).unwrap())
+        .collect();
+    Digest::of(&texts)
+}
+
 /// Compiles the CUDA half with its driver, once for their sources.
 fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -249,11 +253,7 @@ fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
         ffi.join("upload.h"),
         root.join("tests/runtime_torture/must.h"),
     ];
-    let texts: Vec<u8> = sources
-        .iter()
-        .flat_map(|path| fs::read(path).unwrap())
-        .collect();
-    let name = format!("graphs-{}", Digest::of(&texts).short());
+    let name = format!("graphs-{}", digest(&sources).short());
     let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     if !made.exists() {
         let torch = libtorch();
@@ -324,12 +324,8 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
         root.join("tests/runtime_torture/must.h"),
         root.join("src/runtime/ffi/operators.h"),
     ];
-    let texts: Vec<u8> = sources
-        .iter()
-        .flat_map(|path| fs::read(path).unwrap())
-        .collect();
     let folder =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("asan-{}", Digest::of(&texts).short()));
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("asan-{}", digest(&sources).short()));
     let driver = folder.join("driver");
     if driver.exists() {
         return Ok((driver, folder));
