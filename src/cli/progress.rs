@@ -159,7 +159,7 @@ impl Progress for Lines {
                 what,
                 seconds: s,
                 ..
-            } if *job != "prepare" || self.verbose > 0 => {
+            } if !matches!(*job, "prepare" | "open") || self.verbose > 0 => {
                 note(format_args!("{job}: {what} ({})", seconds(*s)))
             }
             Event::Again {

@@ -312,7 +312,8 @@ fn what_is_measured_waits_for_no_model_that_nothing_needs() {
         "# fake: open hangs again\n# fake: capture is slow",
     );
     let (slow, fast) = (took(300.0, 100.0, 20), took(100.0, 300.0, 0));
-    let ran = sandbox.output(&mut timed(&sandbox, &slow, &fast));
+    let mut command = timed(&sandbox, &slow, &fast);
+    let ran = sandbox.output(command.arg("-v"));
     assert_eq!(ran.code, 0, "{}", ran.text());
     let at = |start: &str| ran.stderr.find(start);
     let (opened, measured) = (at("open: the model"), at("measure: affine"));
