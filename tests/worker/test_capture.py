@@ -323,6 +323,17 @@ class GraphTest(Project):
         self.assertEqual(captured["steps"][0]["binding"], captured["steps"][2]["binding"])
         self.assertEqual(len(captured["segments"]), 2)
 
+    def test_copies_that_protect_nothing_are_left_out(self) -> None:
+        text = model(
+            "h = torch.sin(x.clone()).clone()\n"
+            "return h, h.clone(), h[1:].clone(), x.t().clone(memory_format=torch.contiguous_format)",
+        )
+        captured = self.composed_of(text)
+        graph = captured["segments"][0]["graph"]
+        # What is left gives a second output memory of its own, the other two another layout.
+        self.assertEqual(graph.count("aten.clone"), 3, graph)
+        self.composed_of(model("return x.clone(), self.w.clone()", "self.w = torch.nn.Parameter(torch.ones(3))"))
+
     def test_several_outputs_of_one_operation_cross(self) -> None:
         text = model(
             "a, b = self.split(x)\nreturn torch.sin(a) + b",

@@ -1,9 +1,10 @@
 """Cuts a flat graph at region boundaries: runs of operations that become segments, and the tensors between them.
 
-A region's instance is the outermost module whose FQN matches a glob (`*` stands for one part of a dotted name). The
-operations between two instances are glue, and segments of their own; to which region a norm between two goes, behind.py
-says. A value crosses a cut only when it is dense and starts its memory; a view that is not (an expanded mask, a slice
-of a buffer) is made again where it is used.
+A region's instance is one call of the outermost module whose FQN matches a glob (`*` stands for one part of a dotted
+name): a module called three times in a row is three steps of one segment. The operations between two instances are
+glue, and segments of their own; to which region a norm between two goes, behind.py says. A value crosses a cut only
+when it is dense and starts its memory; a view that is not (an expanded mask, a slice of a buffer) is made again where
+it is used.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
     """Returns the runs of operations, each with nothing but its name and its operations."""
     parts: list[Part] = []
     home: dict[Any, Part] = {}
-    last: str | bool | None = False
+    last: tuple[str, str] | bool | None = False
     glue = 0
     seen: dict[str, int] = {}
     for node in flat.graph.nodes:
@@ -92,8 +93,9 @@ def runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
                 name = f"glue.{glue}" if patterns else "main"
                 glue += 1
             else:
-                seen[region] = seen.get(region, 0) + 1
-                name = region if seen[region] == 1 else f"{region}#{seen[region]}"
+                fqn, _ = region
+                seen[fqn] = seen.get(fqn, 0) + 1
+                name = fqn if seen[fqn] == 1 else f"{fqn}#{seen[fqn]}"
             parts.append(Part(name, [], glue=region is None))
             last = region
         parts[-1].nodes.append(node)
@@ -101,13 +103,15 @@ def runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
     return parts
 
 
-def _region(node: Any, patterns: list[str], path: str) -> str | None:
-    for inner, _ in (node.meta.get("nn_module_stack") or {}).values():
-        inner = re.sub(r"@\d+", "", inner)
+def _region(node: Any, patterns: list[str], path: str) -> tuple[str, str] | None:
+    """Returns the FQN of the instance that an operation is in, and what tells one call of it from the next."""
+    for call, (named, _) in (node.meta.get("nn_module_stack") or {}).items():
+        # Captured strictly, calls are numbered in the name; else in the key.
+        inner = re.sub(r"@\d+", "", named)
         full = outer_name(path, inner)
         short = outer_name("", inner)
         if short and any(matches(pattern, full) or matches(pattern, short) for pattern in patterns):
-            return full
+            return full, f"{call} {named}"
     return None
 
 

@@ -119,7 +119,8 @@ def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
     graph.eliminate_dead_code()
     flat.weights = {node: name for node, name in flat.weights.items() if node in set(graph.nodes)}
     private.propagate(graph)
-    _drop_idle_casts(graph)
+    if _drop_idle(graph):
+        private.propagate(graph)
     end = next(node for node in graph.nodes if node.op == "output")
     flat.outputs = list(end.args[0])
     return flat
@@ -204,17 +205,30 @@ def _drop_assertions(graph: Any) -> None:
             graph.erase_node(node)
 
 
-def _drop_idle_casts(graph: Any) -> None:
-    """Removes casts that hand on what they are given, so that a value has one name before and behind them."""
+def _drop_idle(graph: Any) -> bool:
+    """Removes casts that hand on what they are given, and copies of it: nothing writes into what a copy protects.
+
+    So a value has one name before and behind them. Dropout that is switched off becomes such a copy where operations
+    were made functional. Returns whether other values share memory now than did before.
+    """
     import torch
 
+    aten = torch.ops.aten
+    shared = False
     for node in list(graph.nodes):
-        if node.op != "call_function" or getattr(node.target, "overloadpacket", None) != torch.ops.aten.to:
+        packet = getattr(node.target, "overloadpacket", None)
+        if node.op != "call_function" or packet not in (aten.to, aten.clone):
             continue
         given, made = node.args[0].meta.get("val"), node.meta["val"]
-        if given is not None and private.storage(given) == private.storage(made):
+        if given is None:
+            continue
+        known = all(isinstance(size, int) for size in given.shape)
+        alike = packet == aten.clone and known and private.plain(given) and given.stride() == made.stride()
+        if alike or private.storage(given) == private.storage(made):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+            shared = shared or alike
+    return shared
 
 
 def own_outputs(flat: Flat) -> None:
