@@ -37,6 +37,7 @@ pub mod plan;
 pub mod record;
 #[cfg(feature = "torch")]
 pub mod runtime;
+mod shortage;
 pub mod spec;
 pub mod store;
 pub mod target;

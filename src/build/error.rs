@@ -7,19 +7,11 @@ use std::{
 
 use super::protocol::WorkerError;
 pub(super) use crate::plan::OUT_OF_MEMORY;
-use crate::{Digest, plan::PlanError, store::StoreError};
+use crate::{Digest, plan::PlanError, shortage::says_out_of_memory, store::StoreError};
 
 /// What to do about a bug.
 pub(super) const REPORT: &str =
     "this is a bug of precast: please report it, with what `precast build -vv` prints";
-
-/// What a gate's message has where memory was short.
-const SHORT: [&str; 4] = [
-    "out of memory",
-    "STATUS_ALLOC_FAILED",
-    "allocate memory",
-    "std::bad_alloc",
-];
 
 /// Why a build, or one program of it, failed.
 #[derive(Debug, thiserror::Error)]
@@ -136,7 +128,7 @@ impl BuildError {
     pub(super) fn short_of_memory(&self) -> bool {
         match self {
             Self::WorkerGreedy { .. } => true,
-            Self::Gate { message, .. } => SHORT.iter().any(|words| message.contains(words)),
+            Self::Gate { message, .. } => says_out_of_memory(message),
             _ => self.code() == OUT_OF_MEMORY,
         }
     }

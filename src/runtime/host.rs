@@ -4,7 +4,7 @@ use super::{
     RuntimeError,
     ffi::{DeviceMemory, cuda, libtorch_folder},
 };
-use crate::{Device, Target, target::Torch};
+use crate::{Device, Target, shortage::says_out_of_memory, target::Torch};
 
 /// After an error for want of memory on a CUDA device: gives back what torch's allocator keeps and nothing uses.
 ///
@@ -16,19 +16,6 @@ pub(super) fn make_room(device: Device, error: &RuntimeError) {
     {
         release();
     }
-}
-
-/// Returns whether torch, CUDA or the system says that there was too little memory.
-pub(super) fn says_out_of_memory(text: &str) -> bool {
-    const WORDS: [&str; 5] = [
-        "out of memory",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-        "CUDNN_STATUS_ALLOC_FAILED",
-        "annot allocate memory",
-        "std::bad_alloc",
-    ];
-    // A library that found no room for its thread-local variables finds none later either.
-    WORDS.iter().any(|words| text.contains(words)) && !text.contains("static TLS block")
 }
 
 /// Does what the driver may find no room for once more where it did not, after giving back what torch's allocator keeps and

@@ -52,6 +52,7 @@ mod pad;
 mod peak;
 mod pool;
 mod prepared;
+mod problem;
 mod program;
 mod replica;
 #[allow(clippy::module_inception)]
@@ -68,7 +69,7 @@ mod wiring;
 
 pub use arrays::{Argument, Array, Element, Value};
 pub use behind::Timings;
-pub use error::{NoFit, Problem, RuntimeError};
+pub use error::{NoFit, RuntimeError};
 pub use ffi::{DeviceMemory, Scope, Stream};
 pub use graphs::Session;
 pub use host::{device_memory, host};
@@ -76,6 +77,7 @@ pub use loader::Loading;
 pub use model::{Inputs, Model};
 pub use outputs::{Outputs, Rung, Served};
 pub(crate) use peak::peak;
+pub use problem::Problem;
 pub use runtime::{Devices, Graphs, Runtime};
 pub use source::{Source, SourceError, sealed};
 pub use stats::{BucketStats, ModuleStats};

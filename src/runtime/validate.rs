@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{error::Problem, ffi::Meta};
+use super::{ffi::Meta, problem::Problem};
 use crate::{
     Device,
     record::{Dtype, Input},

@@ -447,6 +447,9 @@ class MistakesTest(Project):
         wrapped.inner_exception = MemoryError()
         short = part("failures").short_of_memory
         self.assertEqual((short(wrapped), short(RuntimeError("size mismatch"))), (True, False))
+        # A compiler that can't be started, and a library that no memory helps.
+        self.assertTrue(short(OSError(12, "Cannot allocate memory")))
+        self.assertFalse(short(OSError("a.so: cannot allocate memory in static TLS block")))
 
     def test_no_tensor_out(self) -> None:
         opened = self.open(model("return 3"))

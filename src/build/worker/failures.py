@@ -18,7 +18,9 @@ _MAX_MESSAGE = 400
 # The code of whatever failed because memory was short: it says nothing of the model, and may do when it is alone.
 OUT_OF_MEMORY = "out_of_memory"
 
-_SHORT = re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory")
+# The same words as in src/shortage.rs, where a test compares them.
+_SHORT = ("out of memory", "OUT_OF_MEMORY", "STATUS_ALLOC_FAILED", "allocate memory", "std::bad_alloc")
+_OTHER = "static TLS block"
 
 
 def describe(error: BaseException, root: Path | None) -> dict[str, Any]:
@@ -45,13 +47,18 @@ def short_of_memory(error: BaseException) -> bool:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        # torch.OutOfMemoryError is a RuntimeError, and so is what the driver and cuBLAS say.
-        if isinstance(one, MemoryError) or (isinstance(one, RuntimeError) and _SHORT.search(str(one))):
+        # torch.OutOfMemoryError is a RuntimeError, and so is what the driver and cuBLAS say; a process that can't be
+        # started is an OSError.
+        if isinstance(one, MemoryError) or (isinstance(one, (RuntimeError, OSError)) and _says_so(str(one))):
             return True
         # The compiler keeps what went wrong beside its own exception.
         causes = (one.__cause__, one.__context__, getattr(one, "inner_exception", None))
         left += [cause for cause in causes if isinstance(cause, BaseException)]
     return False
+
+
+def _says_so(text: str) -> bool:
+    return any(words in text for words in _SHORT) and _OTHER not in text
 
 
 def one_line(error: BaseException) -> str:

@@ -126,7 +126,7 @@ fn every_error_of_a_run_says_what_to_do() {
         "TensorFileError",
     );
     assert_eq!(sampled, runtime.union(&tensors).cloned().collect());
-    let inputs = variants(include_str!("../../../runtime/error.rs"), "Problem");
+    let inputs = variants(include_str!("../../../runtime/problem.rs"), "Problem");
     let sampled = run::runtime_errors()
         .into_iter()
         .filter_map(|error| match error.downcast() {
