@@ -30,6 +30,7 @@ print(json.dumps({
     "fingerprint": opened.answer()["fingerprint"],
     "packages": [package["name"] for package in opened.packages],
     "said": getattr(opened.model, "said", None),
+    "beside": getattr(opened.model, "beside", None),
 }))
 """
 # Either may be imported first by one thread; by two at once, each would see half of the other.
@@ -73,14 +74,18 @@ class BesideTest(Project):
 
     def test_the_model_is_the_one_it_would_be(self) -> None:
         text = """
-        import random, torch
+        import random, threading, torch
         def load():
+            beside = any(thread.name == "imports" for thread in threading.enumerate())
             model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
             model.said = [random.random() for _ in range(3)]
+            model.beside = beside
             return model
         """
         plain, made = self.open_fresh(text, "without"), self.open_fresh(text)
         self.assertEqual((made["before"], made["after"], plain["after"]), (False, True, False))
+        # It waited for nothing before it began.
+        self.assertEqual((made["beside"], plain["beside"]), (True, False))
         for what in ("fingerprint", "said", "packages"):
             self.assertEqual(made[what], plain[what])
 

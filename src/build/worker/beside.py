@@ -37,6 +37,8 @@ FOR_CAPTURES = (
 PACKAGES = frozenset({"filelock", "mpmath", "networkx", "numpy", "sympy", "triton"})
 # A thread of the entry's own may have a lock that an import waits for: nobody waits for ever.
 _PATIENCE = 60.0
+# Seconds that either thread runs Python before the other one may.
+_TURN = 0.0005
 
 
 @contextmanager
@@ -61,6 +63,9 @@ def importing(names: Sequence[str]) -> Iterator[None]:
         return function(name, package, level)
 
     os.register_at_fork(before=settle)
+    interval = sys.getswitchinterval()
+    # Who makes the model calls operators, and would wait as long for Python's lock after each.
+    sys.setswitchinterval(_TURN)
     builtins.__import__, _imports._gcd_import = by_statement, by_function
     try:
         thread.start()
@@ -69,6 +74,7 @@ def importing(names: Sequence[str]) -> Iterator[None]:
         # However long it takes: how long making a model may take is the build's to say.
         thread.join()
         builtins.__import__, _imports._gcd_import = statement, function
+        sys.setswitchinterval(interval)
 
 
 def _import(names: Sequence[str]) -> None:

@@ -72,6 +72,8 @@ def open_model(
         for name in also:
             load(root, name)
         imported = set(sys.modules) - before
+        # Before others import beside it: it imports too.
+        _seed()
         with beside.importing(beside.FOR_CAPTURES):
             model = _call(function, root, entry)
         for library in torch.ops.loaded_libraries:
@@ -145,7 +147,6 @@ def load(root: Path, entry: str) -> Any:
 def _call(function: Any, root: Path, entry: str) -> Any:
     import torch
 
-    _seed()
     try:
         with torch.no_grad():
             made = function()
