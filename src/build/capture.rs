@@ -10,10 +10,16 @@ use super::{
     BuildError,
     jobs::{Job, Seat, Shared, Work},
     progress::Event,
-    protocol::{Captured, ModuleRequest, Request, Sampled},
+    protocol::{Captured, CapturedStep, Cut, ModuleRequest, Request, Sampled, Segment},
     task::{Compile, Role, Waiting},
+    ways::Way,
 };
-use crate::{Digest, record::Sizes, spec::Module};
+use crate::{
+    Digest,
+    plan::{Item, Known, State},
+    record::Sizes,
+    spec::Module,
+};
 
 /// How long a capture may take.
 const CAPTURE_LIMIT: Duration = Duration::from_secs(1800);
@@ -114,12 +120,33 @@ impl Shared<'_> {
             out: self.crew.scratch.join(format!("capture-{}", id.short())),
         };
         let task = (Work::Capture, &*name);
+        let cut = |cut| self.cut(job, cut);
         let ((answer, log), seconds) =
-            self.asked::<Captured>(number, seat, task, &request, CAPTURE_LIMIT);
+            self.asked_and_told::<Captured>(number, seat, task, &request, CAPTURE_LIMIT, &cut);
         self.lock().captured_in(seconds);
-        match answer {
+        let done = match answer {
             Ok(captured) => self.captured(job, captured),
             Err(error) => self.fail(job, error, &log),
+        };
+        // Where it failed: what was queued for it alone is not made.
+        self.lock().no_longer_cut(job);
+        done
+    }
+
+    /// Queues what must be compiled for a program that is still being captured: that takes longer than the rest of it.
+    fn cut(&self, job: usize, cut: Cut) {
+        let Job { item, request, .. } = &self.jobs[job];
+        // Whether an earlier choice holds is known at the end.
+        let (Some(known), State::Miss { before: None, .. }, true) =
+            (&self.plan.known, &item.state, item.form.compiled)
+        else {
+            return;
+        };
+        let ways = self.ways(item, &cut.segments, known, request["tuned"] == true);
+        // What can't be read or written now can't be later either, and is said then.
+        if let Ok(compiles) = self.compiles(item, &ways, &cut.segments, &cut.steps, known) {
+            self.lock().cut(job, compiles);
+            self.tell_others();
         }
     }
 
@@ -163,6 +190,43 @@ impl Shared<'_> {
         if let Some((before, way)) = self.chosen_before(&self.jobs[job], &captured, known)? {
             (ways, chosen_by) = (vec![way], Some(before));
         }
+        // First what is known to be under way: it may be over before the store is asked for it.
+        let mut lacked = self.lock().cut_for(job);
+        let compiles = self.compiles(item, &ways, segments, &captured.steps, known)?;
+        let missing = compiles.iter().map(|compile| compile.key).collect();
+        lacked.extend(&missing);
+        let module = &self.options.spec.modules[item.module].name;
+        let artifacts: BTreeSet<&Digest> = ways.iter().flat_map(|way| &way.keys).collect();
+        self.progress.event(&Event::Captured {
+            module,
+            bucket: &item.form.name(),
+            steps: captured.steps.len(),
+            artifacts: artifacts.len(),
+            missing: lacked.len(),
+        });
+        let waiting = Waiting {
+            captured,
+            missing,
+            compiled: lacked.len(),
+            ways,
+            chosen_by,
+        };
+        self.lock().captured(job, waiting, compiles);
+        if item.settings.compile.healthcheck {
+            self.start_judge();
+        }
+        Ok(())
+    }
+
+    /// Returns what the store lacks of a program's artifacts.
+    fn compiles(
+        &self,
+        item: &Item,
+        ways: &[Way],
+        segments: &[Segment],
+        steps: &[CapturedStep],
+        known: &Known,
+    ) -> Result<Vec<Compile>, BuildError> {
         let name = item.name(self.options.spec);
         let mut compiles: Vec<Compile> = Vec::new();
         // What is queued last is compiled first.
@@ -172,7 +236,7 @@ impl Shared<'_> {
                 {
                     continue;
                 }
-                let step = captured.steps.iter().find(|step| step.segment == index);
+                let step = steps.iter().find(|step| step.segment == index);
                 let step = step.map_or("", |step| &step.name);
                 compiles.push(Compile {
                     key: *key,
@@ -183,26 +247,6 @@ impl Shared<'_> {
                 });
             }
         }
-        let module = &self.options.spec.modules[item.module].name;
-        let artifacts: BTreeSet<&Digest> = ways.iter().flat_map(|way| &way.keys).collect();
-        self.progress.event(&Event::Captured {
-            module,
-            bucket: &item.form.name(),
-            steps: captured.steps.len(),
-            artifacts: artifacts.len(),
-            missing: compiles.len(),
-        });
-        let waiting = Waiting {
-            captured,
-            missing: compiles.iter().map(|compile| compile.key).collect(),
-            compiled: compiles.len(),
-            ways,
-            chosen_by,
-        };
-        self.lock().captured(job, waiting, compiles);
-        if item.settings.compile.healthcheck {
-            self.start_judge();
-        }
-        Ok(())
+        Ok(compiles)
     }
 }

@@ -39,7 +39,14 @@ impl Shared<'_> {
                 Ok(())
             }
             Err((error, log)) => {
-                let mut asking = self.lock().failed(&key, &error.to_string()).into_iter();
+                let mut queue = self.lock();
+                // Who asks for it is known when no capture that does is under way.
+                while queue.cuts(&key) && !self.crew.stop.is_set() {
+                    queue = self.changed(queue);
+                }
+                let asking = queue.failed(&key, &error.to_string());
+                drop(queue);
+                let mut asking = asking.into_iter();
                 asking.try_for_each(|job| self.fail_with(job, &error, &log))
             }
         }

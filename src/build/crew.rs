@@ -39,7 +39,7 @@ use super::{
     jobs::Ahead,
     limits::{Limits, Stop, machine_memory},
     progress::{Event, Progress},
-    protocol::{Hello, Prepared, Request},
+    protocol::{Hello, Prepared, Request, Said},
     task::Role,
     worker::Worker,
 };
@@ -195,14 +195,14 @@ impl Crew<'_> {
         let _quiet = self.beside();
         let (mut worker, _) = self.start(number)?;
         worker.role = role;
-        let mut phase = |phase: &str| {
-            self.progress.event(&Event::Phase {
-                worker: number,
-                phase,
-            });
+        let mut heard = |said| {
+            if let Said::Phase(phase) = &said {
+                let worker = number;
+                self.progress.event(&Event::Phase { worker, phase });
+            }
         };
         let prepared = self.shown(number, "prepare", what, || {
-            worker.call::<Prepared>(request, PREPARE_LIMIT, &mut phase)
+            worker.call::<Prepared>(request, PREPARE_LIMIT, &mut heard)
         });
         match prepared {
             // What it could not do, a compile will say better.

@@ -19,7 +19,7 @@ use super::{
     gate,
     pace::Pace,
     progress::{Event, Progress},
-    protocol::{Request, Weights},
+    protocol::{Cut, Request, Said, Weights},
     queue::{Next, Queue},
     task::{Hands, Role, Task},
     weights::{self, StoredWeights},
@@ -213,10 +213,7 @@ impl<'s> Shared<'s> {
                 Next::Do(task) => return Some(task),
                 Next::Done => return None,
                 Next::Wait if !matches!(hands, Hands::Starting(_)) => {
-                    queue = self
-                        .changed
-                        .wait(queue)
-                        .unwrap_or_else(PoisonError::into_inner);
+                    queue = self.changed(queue);
                 }
                 Next::Wait => {
                     let waited = self.changed.wait_timeout(queue, POLL);
@@ -249,6 +246,17 @@ impl<'s> Shared<'s> {
         self.weights.get_or_init(|| stored);
         self.lock().weights_are_there();
         Ok(())
+    }
+
+    /// Has those that have nothing to do look at the queue again.
+    pub(super) fn tell_others(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits until something in the queue has changed.
+    pub(super) fn changed<'q>(&self, queue: MutexGuard<'q, Queue>) -> MutexGuard<'q, Queue> {
+        let changed = self.changed.wait(queue);
+        changed.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the process that judges the next program, where there will be one; unless there is one already.
@@ -362,18 +370,33 @@ impl<'s> Shared<'s> {
         request: &Request,
         limit: Duration,
     ) -> ((Result<T, BuildError>, Vec<u8>), f64) {
+        let task = (work, what);
+        self.asked_and_told(number, seat, task, request, limit, &|_| ())
+    }
+
+    /// Does what [`Self::asked`] does; `cut` gets to know what is to be compiled as soon as the worker says so.
+    pub(super) fn asked_and_told<T: serde::de::DeserializeOwned>(
+        &self,
+        number: usize,
+        seat: &mut Seat<'_>,
+        (work, what): (Work, &str),
+        request: &Request,
+        limit: Duration,
+        cut: &dyn Fn(Cut),
+    ) -> ((Result<T, BuildError>, Vec<u8>), f64) {
         let limit = self.limit(limit);
-        let ask = || self.ask(number, seat, request, limit);
+        let ask = || self.ask(number, seat, request, limit, cut);
         self.tried(number, work, what, ask, |(answer, _)| answer.as_ref().err())
     }
 
     /// Asks this thread's worker, starting it where it isn't there, and returns the answer with what it logged.
-    pub(super) fn ask<T: serde::de::DeserializeOwned>(
+    fn ask<T: serde::de::DeserializeOwned>(
         &self,
         number: usize,
         seat: &mut Seat<'_>,
         request: &Request,
         limit: Duration,
+        cut: &dyn Fn(Cut),
     ) -> (Result<T, BuildError>, Vec<u8>) {
         let live = match self.take_seat(number, seat) {
             Ok(live) => live,
@@ -391,13 +414,14 @@ impl<'s> Shared<'s> {
             return (Err(error), vec![]);
         }
         let start = live.log_len();
-        let mut phase = |phase: &str| {
-            self.progress.event(&Event::Phase {
-                worker: number,
-                phase,
-            })
+        let mut heard = |said| match said {
+            Said::Cut(found) => cut(found),
+            Said::Phase(phase) => {
+                let (worker, phase) = (number, &*phase);
+                self.progress.event(&Event::Phase { worker, phase });
+            }
         };
-        let answer = live.call(request, limit, &mut phase);
+        let answer = live.call(request, limit, &mut heard);
         if matches!(request, Request::Compile { .. }) {
             live.role = Role::Compile;
         }

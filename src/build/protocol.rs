@@ -129,6 +129,29 @@ pub enum Line {
         id: u64,
         phase: String,
     },
+    /// What a capture will answer with, as far as it is to be compiled.
+    Cut {
+        id: u64,
+        #[serde(flatten)]
+        cut: Cut,
+    },
+}
+
+/// What a worker says of a request before it answers.
+#[derive(Debug)]
+pub enum Said {
+    /// The name of what it begins.
+    Phase(String),
+    Cut(Cut),
+}
+
+/// The segments of a program that is still being captured: eager has not answered yet.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Cut {
+    /// [`Captured::segments`].
+    pub segments: Vec<Segment>,
+    /// [`Captured::steps`].
+    pub steps: Vec<CapturedStep>,
 }
 
 /// Why a request failed.

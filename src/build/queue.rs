@@ -1,8 +1,9 @@
 //! What is left to do, and what must be done first.
 //!
-//! A program is captured, its missing artifacts are compiled, and it is gated when the last of them is there. What seems
-//! slower than eager then is measured once more when nothing else is left to do. An artifact that several programs need is
-//! queued once. Longer compiles start first, as far as the size of the graph tells.
+//! A program is captured, its missing artifacts are compiled, and it is gated when the last of them is there. They are
+//! queued as soon as it is known which they are, before eager has answered; if the capture fails after all, what it alone
+//! wanted is taken out again. What seems slower than eager is measured once more when nothing else is left to do. An
+//! artifact that several programs need is queued once. Longer compiles start first, as far as the size of the graph tells.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -45,6 +46,8 @@ pub(super) struct Queue {
     compiles: Vec<Compile>,
     gates: VecDeque<usize>,
     waiting: BTreeMap<usize, Waiting>,
+    /// What captures that are under way have queued.
+    cut: BTreeMap<usize, BTreeSet<Digest>>,
     /// Programs that seemed slower than eager.
     doubts: VecDeque<(usize, Box<Draft>)>,
     /// Artifacts that are queued or being compiled.
@@ -275,19 +278,61 @@ impl Queue {
         }
     }
 
-    /// Queues what a captured program lacks.
-    pub fn captured(&mut self, job: usize, waiting: Waiting, compiles: Vec<Compile>) {
+    /// Queues what a program lacks that is still being captured.
+    pub fn cut(&mut self, job: usize, compiles: Vec<Compile>) {
+        let keys = compiles.iter().map(|compile| compile.key);
+        self.cut.entry(job).or_default().extend(keys);
+        self.brought = self.add(compiles);
+    }
+
+    /// Returns what was queued for a program that is being captured.
+    pub fn cut_for(&self, job: usize) -> BTreeSet<Digest> {
+        self.cut.get(&job).cloned().unwrap_or_default()
+    }
+
+    /// Returns whether a program that is being captured lacks an artifact.
+    pub fn cuts(&self, key: &Digest) -> bool {
+        self.cut.values().any(|keys| keys.contains(key))
+    }
+
+    /// Takes note that the capture of a program is over.
+    pub fn no_longer_cut(&mut self, job: usize) {
+        if self.cut.remove(&job).is_some() {
+            self.forget_unwanted();
+        }
+    }
+
+    /// Queues compiles that are not yet, and returns how many those are.
+    fn add(&mut self, compiles: Vec<Compile>) -> usize {
         let before = self.compiles.len();
         for compile in compiles {
             if self.pending.insert(compile.key) {
                 self.compiles.push(compile);
             }
         }
-        if waiting.ways.iter().any(|way| !way.keys.is_empty()) {
-            self.brought = self.compiles.len() - before;
-        }
         self.compiles
             .sort_by_key(|compile| compile.segment.graph.len());
+        self.compiles.len() - before
+    }
+
+    /// Takes what nobody waits for any more out of the queue.
+    fn forget_unwanted(&mut self) {
+        let (waiting, cut, pending) = (&self.waiting, &self.cut, &mut self.pending);
+        self.compiles.retain(|compile| {
+            let waits = waiting.values().any(|w| w.missing.contains(&compile.key));
+            waits
+                || cut.values().any(|keys| keys.contains(&compile.key))
+                || !pending.remove(&compile.key)
+        });
+    }
+
+    /// Queues what a captured program lacks.
+    pub fn captured(&mut self, job: usize, waiting: Waiting, compiles: Vec<Compile>) {
+        let brought = self.add(compiles);
+        let compiled = waiting.ways.iter().any(|way| !way.keys.is_empty());
+        if compiled && !self.cut.contains_key(&job) {
+            self.brought = brought;
+        }
         if waiting.missing.is_empty() {
             self.gates.push_back(job);
         }
@@ -330,12 +375,7 @@ impl Queue {
         for job in &without {
             self.waiting.remove(job);
         }
-        // What nobody waits for any more is not made.
-        let (waiting, pending) = (&self.waiting, &mut self.pending);
-        self.compiles.retain(|compile| {
-            let wanted = waiting.values().any(|w| w.missing.contains(&compile.key));
-            wanted || !pending.remove(&compile.key)
-        });
+        self.forget_unwanted();
         without
     }
 

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use super::{
     BuildError, Launcher, launcher,
     limits::{Limits, Stop, Watch, ask_for_stack, end_family},
-    protocol::{Hello, Line, Opened, PROTOCOL, Request},
+    protocol::{Hello, Line, Opened, PROTOCOL, Request, Said},
     task::Role,
 };
 
@@ -107,7 +107,7 @@ impl Worker {
         &mut self,
         request: &Request,
         limit: Duration,
-        phase: &mut dyn FnMut(&str),
+        heard: &mut dyn FnMut(Said),
     ) -> Result<T, BuildError> {
         self.next += 1;
         let id = self.next;
@@ -142,10 +142,8 @@ impl Worker {
                 ),
             };
             match serde_json::from_str(&text).map_err(protocol)? {
-                Line::Event {
-                    id: of,
-                    phase: name,
-                } if of == id => phase(&name),
+                Line::Event { id: of, phase } if of == id => heard(Said::Phase(phase)),
+                Line::Cut { id: of, cut } if of == id => heard(Said::Cut(cut)),
                 Line::Result { id: of, value } if of == id => {
                     return serde_json::from_value(value).map_err(protocol);
                 }

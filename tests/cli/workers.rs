@@ -93,6 +93,60 @@ fn captures_run_beside_each_other_from_the_start() {
 }
 
 #[test]
+fn what_is_cut_out_is_compiled_while_eager_answers() {
+    let sandbox = Sandbox::new();
+    sandbox.append(
+        "model.py",
+        "# fake: eager waits batch=4\n# fake: compile waits batch=4",
+    );
+    let built = events(&sandbox, &["-j", "6"]);
+    let at = |event: &str, job: &str| {
+        let is = |e: &Value| (&e["event"], &e["job"]) == (&event.into(), &job.into());
+        let found = built
+            .iter()
+            .position(|e| is(e) && e["what"].as_str().unwrap().starts_with("affine batch=4"));
+        found.unwrap_or_else(|| panic!("{built:?}"))
+    };
+    assert!(at("begin", "compile") < at("end", "capture"), "{built:?}");
+    assert_eq!(done(&built, "compile").len(), 2, "each once: {built:?}");
+    assert_eq!(states(&built), ["built", "built", "skipped"], "{built:?}");
+    let captured = built.iter().filter(|e| e["event"] == "captured");
+    let missing: Vec<_> = captured.map(|e| e["missing"].as_u64().unwrap()).collect();
+    assert_eq!(missing.iter().sum::<u64>(), 2, "{built:?}");
+}
+
+#[test]
+fn what_only_a_failed_capture_wanted_is_not_compiled() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: eager fails batch=4");
+    let built = events(&sandbox, &["-j", "1"]);
+    assert_eq!(states(&built), ["built", "failed", "skipped"], "{built:?}");
+    assert_eq!(done(&built, "compile"), ["affine batch=1"], "{built:?}");
+}
+
+#[test]
+fn a_compile_that_fails_before_the_capture_is_over_fails_once() {
+    let sandbox = Sandbox::new();
+    sandbox.append(
+        "model.py",
+        "# fake: eager is slow batch=4\n# fake: compile fails batch=4",
+    );
+    let built = events(&sandbox, &["-j", "6"]);
+    assert_eq!(states(&built), ["built", "failed", "skipped"], "{built:?}");
+    let tried = done(&built, "compile").into_iter();
+    assert_eq!(
+        tried.filter(|what| what.contains("batch=4")).count(),
+        1,
+        "{built:?}"
+    );
+    let failed = built.iter().find(|event| event["event"] == "failed");
+    assert_eq!(
+        failed.unwrap()["message"],
+        "the C++ compiler failed with exit code 1"
+    );
+}
+
+#[test]
 fn what_memory_is_short_for_is_done_again_alone() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: device is small");

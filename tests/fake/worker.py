@@ -11,6 +11,9 @@ each for one request or, with a bucket, for that bucket:
 
     # fake: capture fails              # fake: capture fails batch=8
     # fake: capture is slow            takes a second
+    # fake: eager fails                when it is known what is to be compiled
+    # fake: eager is slow              takes a second
+    # fake: eager waits                until a compile waits, which it lets go on
     # fake: open fails again           no worker but the first can make the model
     # fake: open hangs again           others make it for ever
     # fake: open eats again            others take memory, and more of it
@@ -62,7 +65,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +92,8 @@ class Failure(Exception):
 
 
 class Worker:
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[Json], None]) -> None:
+        self.say = say
         self.root = Path()
         self.model: Any = None
         self.modules: dict[str, str] = {}
@@ -224,21 +228,6 @@ class Worker:
             raise Failure("bad_input", "a fake module takes inputs of one shape and of a simple dtype")
 
         out.mkdir(parents=True, exist_ok=True)
-        count = math.prod(shape)
-        rng = random.Random(0)
-        values = [[draw(rng, i) for _ in range(count)] for i in inputs]
-        answer = [self.model.SCALE * sum(column) + self.model.OFFSET for column in zip(*values, strict=True)]
-        samples = {f"in.{k}": (i["dtype"], shape, values[k]) for k, i in enumerate(inputs)}
-        samples["out.0"] = ("float32", shape, answer)
-        # Each bucketed dimension one smaller.
-        small = [n - 1 if dim and n > 1 else n for n, dim in zip(shape, inputs[0]["dims"], strict=True)]
-        if small != shape:
-            values = [[draw(rng, i) for _ in range(math.prod(small))] for i in inputs]
-            samples |= {f"smaller.0.in.{k}": (i["dtype"], small, values[k]) for k, i in enumerate(inputs)}
-            sums = [self.model.SCALE * sum(column) + self.model.OFFSET for column in zip(*values, strict=True)]
-            samples["smaller.0.out.0"] = ("float32", small, sums)
-        save(out / "samples.safetensors", samples)
-
         strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
         layout = {"dtype": "float32", "shape": shape, "stride": strides}
         given = [{"dtype": i["dtype"], "shape": i["shape"], "stride": i["stride"]} for i in inputs]
@@ -262,26 +251,53 @@ class Worker:
             r"^# fake: (\S+=\S+) (.*?)\s*$", Path(self.model.__file__).read_text(), re.MULTILINE
         )
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
+        segments = [
+            {
+                "graph": json.dumps(segment, sort_keys=True),
+                "file": str(out / "segment.json"),
+                "inputs": given,
+                "outputs": [layout],
+                "constants": [{"name": "c0", "dtype": "float32", "shape": [1], "stride": [1]}],
+            }
+        ]
+        steps = [
+            {
+                "name": path,
+                "segment": 0,
+                "inputs": list(range(len(inputs))),
+                "outputs": [len(inputs)],
+                "binding": {"c0": "scale"},
+            }
+        ]
+        self.say({"kind": "cut", "id": request["id"], "segments": segments, "steps": steps})
+        if self.told("eager is slow", sizes):
+            time.sleep(1)
+        if self.told("eager waits", sizes):
+            while not (self.root / "waiting").exists():
+                time.sleep(0.01)
+            (self.root / "go").touch()
+        if self.told("eager fails", sizes):
+            raise Failure("bad_input", "the fake model fails on sample inputs", None, "model.py:1")
+
+        count = math.prod(shape)
+        rng = random.Random(0)
+        values = [[draw(rng, i) for _ in range(count)] for i in inputs]
+        answer = [self.model.SCALE * sum(column) + self.model.OFFSET for column in zip(*values, strict=True)]
+        samples = {f"in.{k}": (i["dtype"], shape, values[k]) for k, i in enumerate(inputs)}
+        samples["out.0"] = ("float32", shape, answer)
+        # Each bucketed dimension one smaller.
+        small = [n - 1 if dim and n > 1 else n for n, dim in zip(shape, inputs[0]["dims"], strict=True)]
+        if small != shape:
+            values = [[draw(rng, i) for _ in range(math.prod(small))] for i in inputs]
+            samples |= {f"smaller.0.in.{k}": (i["dtype"], small, values[k]) for k, i in enumerate(inputs)}
+            sums = [self.model.SCALE * sum(column) + self.model.OFFSET for column in zip(*values, strict=True)]
+            samples["smaller.0.out.0"] = ("float32", small, sums)
+        save(out / "samples.safetensors", samples)
+
         follow = [None if dim is None else {"dim": dim, "scale": 1, "offset": 0} for dim in inputs[0]["dims"]]
         answer: Json = {
-            "segments": [
-                {
-                    "graph": json.dumps(segment, sort_keys=True),
-                    "file": str(out / "segment.json"),
-                    "inputs": given,
-                    "outputs": [layout],
-                    "constants": [{"name": "c0", "dtype": "float32", "shape": [1], "stride": [1]}],
-                }
-            ],
-            "steps": [
-                {
-                    "name": path,
-                    "segment": 0,
-                    "inputs": list(range(len(inputs))),
-                    "outputs": [len(inputs)],
-                    "binding": {"c0": "scale"},
-                }
-            ],
+            "segments": segments,
+            "steps": steps,
             "inputs": inputs,
             "outputs": [{"name": "out", **layout, "dims": follow}],
             "results": [len(inputs)],
@@ -392,7 +408,7 @@ def main() -> None:
     # Only the protocol goes to the real stdout; whatever else is printed goes to the log.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    worker = Worker()
+    worker = Worker(lambda line: print(json.dumps(line), file=answers))
     for line in sys.stdin:
         request = json.loads(line)
         answer: Json

@@ -45,9 +45,13 @@ class Quiet:
     def __init__(self) -> None:
         self.id = 1
         self.phases: list[str] = []
+        self.told: list[dict[str, Any]] = []
 
     def event(self, phase: str) -> None:
         self.phases.append(phase)
+
+    def cut(self, segments: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
+        self.told.append({"segments": segments, "steps": steps, "at": len(self.phases)})
 
 
 class Project(unittest.TestCase):
@@ -80,7 +84,8 @@ class Project(unittest.TestCase):
         inputs = [spec(*entry) for entry in request.pop("inputs")]
         sizes = request.pop("sizes", {})
         module = {"name": "m", "path": "", "method": "forward", "regions": [], **request, "inputs": inputs}
-        return part("capture").capture(opened, module, sizes, self.out, Quiet())
+        self.wire = Quiet()
+        return part("capture").capture(opened, module, sizes, self.out, self.wire)
 
     def fails(self, code: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns the failure with this code that a call raises."""
@@ -165,4 +170,4 @@ def talk(lines: list[dict[str, Any] | str], env: dict[str, str] | None = None) -
     )
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    return [answer for answer in answers if answer["kind"] != "event"]
+    return [answer for answer in answers if answer["kind"] in ("result", "error")]

@@ -93,6 +93,15 @@ class RehearsalTest(Project):
         self.assertEqual(graphs[0], graphs[1])
 
 
+class ToldTest(Project):
+    def test_what_is_to_be_compiled_is_told_before_eager_answers(self) -> None:
+        captured = self.capture(self.open(STACK), inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"])
+        (told,) = self.wire.told
+        self.assertEqual(told["segments"], captured["segments"])
+        self.assertEqual(told["steps"], captured["steps"])
+        self.assertEqual(self.wire.phases[told["at"] :], ["eager", "padding", "save"])
+
+
 class RegionsTest(Project):
     def test_equal_blocks_are_one_segment_and_the_whole_is_bit_equal(self) -> None:
         opened = self.open(STACK)

@@ -1,7 +1,7 @@
 """Captures one module at one bucket: sample inputs, eager's answer, the graph, its segments and the steps.
 
 The answer of eager that is written beside the inputs comes from the module itself, never from the captured graph: it
-is what every artifact is measured against.
+is what every artifact is measured against. The segments are told before it: others compile them meanwhile.
 """
 
 from __future__ import annotations
@@ -79,6 +79,12 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
 
+    wire.event("cut")
+    regions = module["regions"] if asked is None else []
+    parts = behind.cut_behind_norms(graph, regions, module["path"]) if regions else cut.cut(graph, [], module["path"])
+    segments, steps, values, numbers = _steps(parts, graph, out, opened, module.get("compiled", True))
+    wire.cut(segments, steps)
+
     wire.event("eager")
     bounds = samples.index_bounds(graph.graph, graph.inputs)
     inputs = [
@@ -101,10 +107,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     if refused is None:
         refused, receipt["padding"] = padding.check(wrapped, specs, smaller, outputs)
 
-    wire.event("cut")
-    regions = module["regions"] if asked is None else []
-    parts = behind.cut_behind_norms(graph, regions, module["path"]) if regions else cut.cut(graph, [], module["path"])
-    segments, steps, values, numbers = _steps(parts, graph, out, opened, module.get("compiled", True))
+    wire.event("save")
     eager, eager_weights = _eager_archive(graph, out, opened)
     answer = {
         "segments": segments,

@@ -46,6 +46,10 @@ class Wire:
         """Says where the current request is."""
         self.send({"kind": "event", "id": self.id, "phase": phase})
 
+    def cut(self, segments: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
+        """Says what is to be compiled of a program that is still being captured."""
+        self.send({"kind": "cut", "id": self.id, "segments": segments, "steps": steps})
+
 
 def take_stdio() -> Wire:
     """Moves the protocol to private descriptors; from then on stdout is stderr and stdin is empty."""
