@@ -116,7 +116,7 @@ pub(super) struct Shared<'a> {
     queue: Mutex<Queue>,
     changed: Condvar,
     /// The process that judges the next program.
-    judge: Mutex<Option<gate::Child>>,
+    pub judge: Mutex<Option<gate::Child>>,
 }
 
 /// Does `jobs`, starting with a worker that holds the model and those that are getting ready. Returns the weight set
@@ -259,25 +259,6 @@ impl<'s> Shared<'s> {
         changed.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the process that judges the next program, where there will be one; unless there is one already.
-    pub(super) fn start_judge(&self) {
-        if self.options.jobs == 1 || !self.lock().will_gate() {
-            return;
-        }
-        let mut judge = self.judge.lock().unwrap_or_else(PoisonError::into_inner);
-        if judge.is_none() {
-            let device = self.options.spec.target.device;
-            // Who needs one and can't start it says so.
-            *judge = gate::Child::start(&self.options.gate, self.options.store.path(), device).ok();
-        }
-    }
-
-    /// Takes the process that was started to judge a program, if it is there.
-    pub(super) fn take_judge(&self) -> Option<gate::Child> {
-        let mut judge = (self.judge.lock().unwrap_or_else(PoisonError::into_inner)).take()?;
-        judge.waits().then_some(judge)
-    }
-
     fn pace(&self) -> MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -330,8 +311,8 @@ impl<'s> Shared<'s> {
         (result, seconds)
     }
 
-    /// Does what [`Self::told`] does, and once more and alone where memory was short that others may have had. `failed` says
-    /// how it failed.
+    /// Does what [`Self::told`] does, and once more and alone where memory was short that others may have had: those of
+    /// this build, what the worker kept, or another process on the device. `failed` says how it failed.
     pub(super) fn tried<T>(
         &self,
         worker: usize,
@@ -341,24 +322,28 @@ impl<'s> Shared<'s> {
         failed: impl Fn(&T) -> Option<&BuildError>,
     ) -> (T, f64) {
         let first = self.told(worker, work, what, false, &mut body);
-        // What may take so much in any company does not do with less.
+        // What may take so much in any company, or had none, does not do with less.
         let more = |error: &&BuildError| match error {
-            BuildError::WorkerGreedy { .. } => self.options.memory.is_none(),
+            BuildError::WorkerGreedy { .. } => {
+                self.options.memory.is_none() && self.options.jobs > 1
+            }
             _ => error.short_of_memory(),
         };
         let Some(error) = failed(&first.0).filter(more) else {
             return first;
         };
-        if self.options.jobs <= 1 {
-            return first;
-        }
         self.progress.event(&Event::Again {
             worker,
             job: work.name(),
             what,
             message: &error.to_string(),
         });
-        self.told(worker, work, what, true, body)
+        self.told(worker, work, what, true, || {
+            if work != Work::Gate {
+                self.end_judge();
+            }
+            body()
+        })
     }
 
     /// Does a task by asking this thread's worker, as [`Self::tried`] does, and returns the answer with what it logged.

@@ -159,7 +159,16 @@ fn judges(sandbox: &Sandbox) -> Vec<String> {
 
 /// Returns a build whose two compiles wait for a file `go`, and one process that waits for what it is to judge.
 fn awaited(sandbox: &Sandbox) -> (std::process::Child, String) {
-    sandbox.append("model.py", "# fake: compile waits");
+    let build = waiting(sandbox, "# fake: compile waits");
+    let [one] = &judges(sandbox)[..] else {
+        panic!("one at a time: {:?}", judges(sandbox));
+    };
+    (build, one.clone())
+}
+
+/// Returns a build that waits in a compile for a file `go`, and has started a process that judges.
+fn waiting(sandbox: &Sandbox, fake: &str) -> std::process::Child {
+    sandbox.append("model.py", fake);
     let script = format!(
         "echo $$ >> {}\nexec {} \"$@\"",
         sandbox.path("judges").display(),
@@ -171,10 +180,7 @@ fn awaited(sandbox: &Sandbox) -> (std::process::Child, String) {
         assert!(started.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(20));
     }
-    let [one] = &judges(sandbox)[..] else {
-        panic!("one at a time: {:?}", judges(sandbox));
-    };
-    (build, one.clone())
+    build
 }
 
 /// Returns how often a program was run when it was judged.
@@ -196,6 +202,20 @@ fn who_judges_is_started_before_there_is_anything_to_judge() {
     let judges = judges(&sandbox);
     assert_eq!(judges.len(), 2, "one for each program: {judges:?}");
     assert!(!judges.iter().any(|judge| alive(judge)), "{judges:?}");
+    assert_eq!(judged(&sandbox), 3);
+}
+
+#[test]
+fn nobody_waits_to_judge_while_work_that_memory_was_short_for_is_done_alone() {
+    let sandbox = Sandbox::new();
+    // It waits when it is done again.
+    let fake = "# fake: compile is short batch=4\n# fake: compile waits batch=4";
+    let mut build = waiting(&sandbox, fake);
+    assert!(sandbox.path("short").exists());
+    let before = judges(&sandbox);
+    assert!(!before.iter().any(|judge| alive(judge)), "{before:?}");
+    sandbox.write("go", "");
+    assert!(build.wait().unwrap().success());
     assert_eq!(judged(&sandbox), 3);
 }
 

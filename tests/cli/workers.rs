@@ -186,12 +186,12 @@ fn what_memory_is_short_for_alone_too_fails_and_is_tried_by_the_next_build() {
     // Which says nothing of the model: it is not left out.
     sandbox.append("precast.toml", "[compile]\nfullgraph = false\n");
     sandbox.write("steer", "# fake: device is full batch=4\n");
-    for (jobs, times) in [("1", 1), ("3", 2)] {
+    for jobs in ["1", "3"] {
         let built = events(&sandbox, &["-j", jobs]);
         let tried = done(&built, "capture").into_iter();
         assert_eq!(
             tried.filter(|what| *what == "affine batch=4").count(),
-            times,
+            2,
             "{built:?}"
         );
         let failed = built.iter().find(|event| event["event"] == "failed");

@@ -26,6 +26,7 @@ each for one request or, with a bucket, for that bucket:
     # fake: compile skips              the library is a line of text: for builds that run nothing
     # fake: compile is slow            takes a second
     # fake: compile waits              no answer until there is a file `go` beside the model; makes a file `waiting`
+    # fake: compile is short           of memory, once: makes a file `short` beside the model
     # fake: answers wrong              the artifact computes something else than eager
     # fake: answers nan
     # fake: answers vary                   a little, every other time
@@ -243,7 +244,7 @@ class Worker:
         for name in module.get("passes") or []:
             file, function = name.split(":")
             getattr(importlib.import_module(file), function)(segment)
-        told = ("fails", "dies", "hangs", "eats", "spawns", "skips", "waits", "is slow")
+        told = ("fails", "dies", "hangs", "eats", "spawns", "skips", "waits", "is slow", "is short")
         behaviour = {what: self.told(f"compile {what}", sizes) for what in told}
         behaviour |= {what: self.told(f"device is {what}", sizes) for what in ("small", "full")}
         behaviour["root"] = str(self.root)
@@ -319,6 +320,9 @@ class Worker:
         sleep = [int(what.removeprefix("takes ")) for what in says if what.startswith("takes ")]
         with self.memory(Path(segment["root"]), segment["small"], segment["full"]):
             pass
+        if segment["is short"] and not (short := Path(segment["root"]) / "short").exists():
+            short.touch()
+            raise Failure("out_of_memory", "CUDA out of memory")
         if "fails" in says:
             raise Failure("compile", "the C++ compiler does not like this option")
         if segment["dies"] or "dies" in says:
@@ -339,7 +343,8 @@ class Worker:
         if segment["waits"]:
             root = Path(segment["root"])
             (root / "waiting").touch()
-            while not (root / "go").exists():
+            # Without the folder the test is over.
+            while root.exists() and not (root / "go").exists():
                 time.sleep(0.01)
         if segment["fails"]:
             print("kernel.cpp:12: error: this line is in the log", file=sys.stderr, flush=True)
