@@ -5,7 +5,10 @@ use std::{
     fs::Permissions,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, RwLock, atomic::AtomicBool},
+    sync::{
+        Arc, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -181,7 +184,7 @@ fn make(
     } = crew;
     let Options { spec, store, .. } = options;
     let (mut first, known) = match open(crew) {
-        Err(error) if in_the_way(&error, &mut ahead) => open(crew)?,
+        Err(error) if in_the_way(crew, &error, &mut ahead, started.elapsed()) => open(crew)?,
         opened => opened?,
     };
     let planned = || plan::plan(spec, Some(store), Some(known.clone()), &options.request);
@@ -232,8 +235,16 @@ pub(super) struct First {
 }
 
 /// Returns whether a model could not be made in the first worker because another made it at the same time: that one could,
-/// or memory was short, or it failed otherwise. It is gone then.
-fn in_the_way(error: &BuildError, ahead: &mut Vec<Ahead<'_>>) -> bool {
+/// or memory was short, or it failed otherwise, or takes longer than the first one `took` to fail. It is gone then.
+fn in_the_way(
+    crew: &Crew<'_>,
+    error: &BuildError,
+    ahead: &mut Vec<Ahead<'_>>,
+    took: Duration,
+) -> bool {
+    /// How much longer the other may take at least.
+    const PATIENCE: Duration = Duration::from_secs(3);
+    const POLL: Duration = Duration::from_millis(20);
     let failed = matches!(
         error,
         BuildError::Model { .. }
@@ -245,7 +256,16 @@ fn in_the_way(error: &BuildError, ahead: &mut Vec<Ahead<'_>>) -> bool {
     let Some(other) = other.filter(|_| failed) else {
         return false;
     };
-    let other = ahead.remove(other).handle.join();
+    let other = ahead.remove(other).handle;
+    let asked = Instant::now();
+    // Where memory was short, what becomes of it says no more.
+    while !other.is_finished() && !error.short_of_memory() && asked.elapsed() < took.max(PATIENCE) {
+        thread::sleep(POLL);
+    }
+    // Nobody else makes the model yet.
+    crew.late.store(true, Ordering::Relaxed);
+    let other = other.join();
+    crew.late.store(false, Ordering::Relaxed);
     error.short_of_memory() || !matches!(other, Ok(Err(same)) if same.code() == error.code())
 }
 

@@ -288,6 +288,12 @@ SCALE"#;
     let built = events(&sandbox, &["-j", "6"]);
     assert_eq!(ahead(&built).len(), 1, "{built:?}");
     assert_eq!(by(&built, "capture"), BTreeSet::from([0]), "{built:?}");
+    // Nor is one waited for that takes for ever.
+    std::fs::remove_file(sandbox.path("mark")).unwrap();
+    sandbox.append("model.py", "# fake: open hangs again");
+    let built = events(&sandbox, &["-j", "6", "--store", "slow"]);
+    assert_eq!(ahead(&built).len(), 1, "{built:?}");
+    assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
     // Alone, it is an error at once.
     std::fs::remove_file(sandbox.path("mark")).unwrap();
     let ran = sandbox.run(&["build", "-j", "1", "--store", "other"]);
