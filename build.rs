@@ -24,6 +24,11 @@ fn main() {
     let lib =
         PathBuf::from(env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys says where libtorch is"));
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
+    // `precast` calls nothing of libtorch, and nor do most tests. Without this, lld, the linker of most builds, keeps what
+    // libtorch could use of their archives, and so libtorch: a quarter of a second at each start.
+    for target in ["bin=precast", "tests"] {
+        println!("cargo:rustc-link-arg-{target}=-Wl,--exclude-libs,ALL");
+    }
     let include = lib.with_file_name("include");
 
     cc::Build::new()
