@@ -6,13 +6,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
-use tch::Tensor;
 
 use super::{
     RuntimeError,
     ffi::{Handle, Interpreter, Weight},
     lane::Handles,
     operators,
+    pad::Buffers,
     pool::Pool,
     program::{With, in_store},
     source::Source,
@@ -38,10 +38,10 @@ pub(super) struct Eager {
     bound: Mutex<Arc<Bound>>,
 }
 
-/// An interpreter, and the bucket-sized inputs that padded calls use, made on first use.
+/// An interpreter, and what padded calls use.
 struct Lane {
     interpreter: Interpreter,
-    buffers: Vec<Option<Tensor>>,
+    buffers: Buffers,
 }
 
 /// A lane that its holder has alone; it goes back on drop.
@@ -138,7 +138,7 @@ impl Eager {
             })?;
         Ok(Lane {
             interpreter: Interpreter::new(file).map_err(|message| self.failed(message))?,
-            buffers: self.program.inputs.iter().map(|_| None).collect(),
+            buffers: Buffers::new(self.program.inputs.len()),
         })
     }
 
@@ -173,7 +173,7 @@ impl Eager {
 
 impl Taken<'_> {
     /// Returns the interpreter and the padding buffers.
-    pub fn parts(&mut self) -> Result<(&mut Interpreter, &mut [Option<Tensor>]), RuntimeError> {
+    pub fn parts(&mut self) -> Result<(&mut Interpreter, &mut Buffers), RuntimeError> {
         // It is there until `drop`; the error is never seen.
         let lane = self.lane.as_mut().ok_or(RuntimeError::Devices)?;
         Ok((&mut lane.interpreter, &mut lane.buffers))

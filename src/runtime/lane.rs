@@ -17,11 +17,11 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tch::Tensor;
 
 use super::{
     RuntimeError,
     ffi::{Container, Handle, Library, Meta, Operators, RawStream, Stolen, Weight},
+    pad::Buffers,
     pool::Pool,
     prepared::Bound,
     weights::Weights,
@@ -66,10 +66,7 @@ pub(super) struct Lane {
     made: Vec<usize>,
     /// Which of [`Lanes`]' swaps they came with.
     swaps: u64,
-    /// Bucket-sized inputs for padded calls, made on first use.
-    pub buffers: Vec<Option<Tensor>>,
-    /// The stream that used `buffers` last.
-    pub last: Option<RawStream>,
+    pub buffers: Buffers,
 }
 
 /// A step's turn with a container that it shares.
@@ -121,8 +118,7 @@ impl Plan {
             weights,
             made: Vec::new(),
             swaps: 0,
-            buffers: self.program.inputs.iter().map(|_| None).collect(),
-            last: None,
+            buffers: Buffers::new(self.program.inputs.len()),
         }
     }
 

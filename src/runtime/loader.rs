@@ -61,8 +61,14 @@ impl Held {
             .map(&digest)
             .map_err(in_store(format!("weight set `{}`", digest.short())))?;
         let weights = Arc::new(Weights::new(digest, &bytes, device, limit)?);
+        held.retain(|_, weights| weights.strong_count() > 0);
         held.insert((digest, device), Arc::downgrade(&weights));
         Ok(weights)
+    }
+
+    #[cfg(test)]
+    pub fn known(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 }
 

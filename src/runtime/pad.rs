@@ -3,13 +3,32 @@
 use tch::{Scalar, TchError, Tensor};
 
 use super::{
-    ffi::{Meta, kind_of},
+    ffi::{Meta, RawStream, kind_of},
     weights::tch_device,
 };
 use crate::{
     Device,
     record::{Input, Layout, Output, Pad},
 };
+
+/// Bucket-sized inputs for padded calls, made on first use. One caller has them at a time.
+#[derive(Default)]
+pub struct Buffers {
+    /// One for each input.
+    pub tensors: Vec<Option<Tensor>>,
+    /// The stream that used them last.
+    pub last: Option<RawStream>,
+}
+
+impl Buffers {
+    /// Starts with none for so many inputs.
+    pub fn new(inputs: usize) -> Self {
+        Self {
+            tensors: (0..inputs).map(|_| None).collect(),
+            last: None,
+        }
+    }
+}
 
 /// Makes a buffer of a bucket's input.
 pub fn buffer(layout: &Layout, device: Device) -> Result<Tensor, TchError> {

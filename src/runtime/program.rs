@@ -11,9 +11,9 @@ use super::{
     error::first_line,
     ffi::{Library, Meta, RawStream, cuda, share},
     graphs::{Graphed, Session, Shared},
-    lane::{Handles, Lane, Lanes, Plan, PlanStep},
+    lane::{Handles, Lanes, Plan, PlanStep},
     operators,
-    pad::{self, Cut},
+    pad::{self, Buffers, Cut},
     source::{Source, SourceError},
     weights::Weights,
     wiring::{check_layouts, last_uses},
@@ -299,7 +299,7 @@ impl Ready {
         let stream = self.stream()?;
         let inputs = match sizes {
             Sizes::Exact | Sizes::Dynamic(_) => inputs,
-            Sizes::Padded(_) => self.padded(lane, inputs, stream)?,
+            Sizes::Padded(_) => self.padded(&mut lane.buffers, inputs, stream)?,
         };
         // Outputs are the caller's: never the memory of an input, a padding buffer or a weight.
         let sources: SmallVec<[usize; 8]> = inputs
@@ -325,7 +325,7 @@ impl Ready {
         let (interpreter, buffers) = taken.parts()?;
         let inputs = match sizes {
             Sizes::Exact | Sizes::Dynamic(_) => inputs,
-            Sizes::Padded(_) => self.fill(buffers, inputs)?,
+            Sizes::Padded(_) => self.padded(buffers, inputs, self.stream()?)?,
         };
         let sources: SmallVec<[usize; 8]> = inputs
             .iter()
@@ -339,20 +339,19 @@ impl Ready {
 
     fn padded(
         &self,
-        lane: &mut Lane,
+        buffers: &mut Buffers,
         inputs: Handles,
         stream: RawStream,
     ) -> Result<Handles, RuntimeError> {
-        if let (Device::Cuda(ordinal), Some(last)) =
-            (self.plan.device, lane.last.filter(|&last| last != stream))
-        {
+        let last = buffers.last.filter(|&last| last != stream);
+        if let (Device::Cuda(ordinal), Some(last)) = (self.plan.device, last) {
             // Another stream may still read the buffers.
             cuda()
                 .and_then(|cuda| cuda.wait(stream, last, ordinal))
                 .map_err(|reason| self.plan.failed("padding", reason))?;
         }
-        lane.last = Some(stream);
-        self.fill(&mut lane.buffers, inputs)
+        buffers.last = Some(stream);
+        self.fill(&mut buffers.tensors, inputs)
     }
 
     /// Puts inputs that are smaller than the bucket into buffers of its size.

@@ -139,6 +139,10 @@ impl Seen {
         if let Some(asked) = seen.get(request) {
             return asked.add(answer);
         }
+        if seen.len() >= Self::LIMIT {
+            // Nobody waits for what is not recorded.
+            return;
+        }
         drop(seen);
         let mut seen = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if seen.len() < Self::LIMIT || seen.contains_key(request) {

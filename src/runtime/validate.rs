@@ -253,8 +253,12 @@ impl Spec {
             .unwrap_or_else(|| strides_of(sizes, &self.order))
     }
 
-    /// Returns whether the strides are those a kernel was made for. An axis of size 1 may have any.
+    /// Returns whether the strides are those a kernel was made for. An axis of size 1 may have any, and so may a tensor
+    /// without elements.
     fn strided(&self, sizes: &[i64], strides: &[i64]) -> bool {
+        if sizes.contains(&0) {
+            return true;
+        }
         if let Some(fixed) = &self.fixed_strides {
             return fixed == strides;
         }
@@ -330,5 +334,47 @@ fn dtype_name(meta: &Meta<'_>) -> String {
             "a dtype no artifact takes (torch's number {})",
             meta.scalar_type()
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Kind, Tensor};
+
+    use super::*;
+    use crate::record::{Layout, Pad};
+
+    #[test]
+    fn an_input_without_elements_lies_any_way() {
+        // What a decoder has of a past when there is none yet.
+        let past = Input {
+            name: "past".to_owned(),
+            layout: Layout {
+                dtype: Dtype::Float32,
+                shape: vec![2, 4, 0, 8],
+                stride: vec![32, 8, 8, 1],
+            },
+            dims: vec![Some("batch".to_owned()), None, None, None],
+            pad: Pad::Int(0),
+            range: None,
+        };
+        let signature = Signature::new(&[past], &["batch".to_owned()]).unwrap();
+        let fit = |tensor: Tensor| {
+            let mut request = [0];
+            let fit = signature.check(0, &Meta::of(&tensor), Device::Cpu, &mut request);
+            fit.map(|fit| (fit, request[0]))
+        };
+        let options = (Kind::Float, tch::Device::Cpu);
+        assert_eq!(
+            fit(Tensor::zeros([2, 4, 0, 8], options)),
+            Ok((Fit::AsIs, 2))
+        );
+        let turned = Tensor::zeros([8, 0, 4, 1], options).permute([3, 2, 1, 0]);
+        assert_eq!(fit(turned), Ok((Fit::AsIs, 1)));
+        let sized = fit(Tensor::zeros([2, 4, 1, 8], options));
+        assert!(
+            matches!(sized, Err(Problem::Size { axis: 2, .. })),
+            "{sized:?}"
+        );
     }
 }

@@ -387,14 +387,15 @@ fn range_of(bytes: &Mapped) -> Range<usize> {
 /// Returns what a tensor without gaps takes.
 pub(super) fn bytes_of(shape: &[i64], dtype: Dtype) -> usize {
     let sizes = shape.iter().map(|&size| usize::try_from(size).unwrap_or(0));
-    sizes.product::<usize>() * dtype.size()
+    sizes.fold(dtype.size(), usize::saturating_mul)
 }
 
 /// Returns row-major strides.
 pub(super) fn contiguous(shape: &[i64]) -> Vec<i64> {
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        // A tensor without elements may have sizes whose product no number holds.
+        strides[axis - 1] = i64::saturating_mul(strides[axis], shape[axis].max(1));
     }
     strides
 }
@@ -431,4 +432,18 @@ fn dtype_of(dtype: StDtype) -> Option<Dtype> {
         StDtype::BOOL => Dtype::Bool,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_no_number_holds_overflow_nothing() {
+        let absurd = [0, 1 << 62, 1 << 62];
+        assert_eq!(contiguous(&absurd), [i64::MAX, 1 << 62, 1]);
+        assert_eq!(bytes_of(&absurd, Dtype::Float32), 0);
+        assert_eq!(bytes_of(&absurd[1..], Dtype::Float32), usize::MAX);
+        assert_eq!(contiguous(&[2, 0, 3]), [3, 3, 1]);
+    }
 }

@@ -1,5 +1,7 @@
 //! Lanes of a program whose three steps are one artifact bound in two ways.
 
+use tch::Tensor;
+
 use super::*;
 use crate::runtime::{
     loader::Held,
@@ -103,4 +105,18 @@ fn a_shared_lane_names_the_constant_that_it_can_not_bind() {
     );
     // What would take a lane at a call is refused when it is loaded.
     assert_eq!(ready.prepare().unwrap_err().to_string(), error.to_string());
+}
+
+#[test]
+fn of_weights_that_nobody_uses_nothing_is_kept() {
+    let mut memory = Memory::default();
+    let sets = [0.0, 1.0, 2.0, 3.0].map(|value| memory.put(fake::weights(&[("scale", &[value])])));
+    let (source, held) = (memory.source(), Held::default());
+    let on = |set: Digest| held.on(&*source, Some(set), Device::Cpu, None).unwrap();
+    let first = on(sets[0]);
+    for set in sets {
+        drop(on(set));
+    }
+    assert!(Arc::ptr_eq(&first, &on(sets[0])));
+    assert_eq!(held.known(), 2, "the first, and the last that was made");
 }
