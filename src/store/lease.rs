@@ -3,12 +3,14 @@
 //! A process that uses a store has one file under `leases/`, locked for as long as it lives, with a line `+ID` for what
 //! it holds and `-ID` for what it let go. Whoever holds takes `Mode::Use` for the moment of writing that line; gc reads
 //! the leases and deletes under `Mode::Delete`. So either gc sees the line, or the holder sees that the thing is gone.
-//! A lease whose file is not locked belongs to a dead process and is removed with its half-written files.
+//! A lease whose file is not locked belongs to a dead process and is removed with its half-written files. One that got
+//! long is written anew, to a locked file that takes its place.
 
 use std::{
     collections::{HashMap, HashSet},
     fs::{self, File, TryLockError},
-    io::{self, BufRead, BufReader, Read},
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -25,8 +27,11 @@ use super::{
 };
 use crate::{Digest, record::Release};
 
-/// When a lease's file gets this long it is written anew.
+/// When a lease's file gets so much longer than what is held needs it is written anew.
 const COMPACT: u64 = 1 << 20;
+
+/// A sign, a digest and the end of the line.
+const LINE: u64 = 66;
 
 /// No lease gets this long: what a process holds is written anew before.
 const LONGEST: u64 = 64 << 20;
@@ -114,9 +119,23 @@ impl Session {
             }
         }
         let _ = state.write(&text);
-        if state.length > COMPACT && state.held.is_empty() && state.file.set_len(0).is_ok() {
-            state.length = 0;
+        let needed = state.held.len() as u64 * LINE;
+        if state.length > needed + COMPACT
+            && let Ok(file) = self.renew(&state.held)
+        {
+            (state.file, state.length) = (file, needed);
         }
+    }
+
+    /// Puts a lease of what is held in the place of the old one, which is locked until then: whoever opened that one
+    /// sees that it lost its name.
+    fn renew(&self, held: &HashMap<Digest, u64>) -> io::Result<File> {
+        let (mut file, path) = tempfile::NamedTempFile::new_in(&self.tmp)?.into_parts();
+        file.lock()?;
+        let text: String = held.keys().map(|id| format!("+{id}\n")).collect();
+        file.write_all(text.as_bytes())?;
+        path.persist(&self.path).map_err(|e| e.error)?;
+        Ok(file)
     }
 }
 
@@ -240,15 +259,20 @@ impl Store {
             if !is_lease(&path) {
                 continue;
             }
-            let file = match open_plain(&path) {
-                Ok(file) => file,
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                Err(e) => return Err(e).at("read", &path),
-            };
-            match file.try_lock() {
-                Ok(()) => dead(&path)?,
-                Err(TryLockError::WouldBlock) => read(&file, &mut held).at("read", &path)?,
-                Err(TryLockError::Error(e)) => return Err(e).at("lock", &path),
+            loop {
+                let file = match open_plain(&path) {
+                    Ok(file) => file,
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => break,
+                    Err(e) => return Err(e).at("read", &path),
+                };
+                match file.try_lock() {
+                    // Its process may have put another one in its place meanwhile.
+                    Ok(()) if !is_named(&file, &path).at("look at", &path)? => continue,
+                    Ok(()) => dead(&path)?,
+                    Err(TryLockError::WouldBlock) => read(&file, &mut held).at("read", &path)?,
+                    Err(TryLockError::Error(e)) => return Err(e).at("lock", &path),
+                }
+                break;
             }
         }
         Ok(held)
@@ -289,6 +313,12 @@ pub(crate) fn is_lease(path: &Path) -> bool {
         .unwrap_or_default();
     let stem = name.strip_suffix(".lease").unwrap_or_default();
     !stem.is_empty() && stem.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
+/// Returns whether a path names this file.
+fn is_named(file: &File, path: &Path) -> io::Result<bool> {
+    let ours = file.metadata()?.ino();
+    Ok(fs::symlink_metadata(path).is_ok_and(|now| now.ino() == ours))
 }
 
 /// Reads the lines of one lease. A line that is cut is of a process that died while writing it.
@@ -333,6 +363,39 @@ mod tests {
         assert_eq!(other.leased().unwrap(), HashSet::from([a]));
         drop(two);
         assert_eq!(other.leased().unwrap(), HashSet::new());
+    }
+
+    #[test]
+    fn a_lease_gets_no_longer_than_what_is_held_needs() {
+        let (_dir, store) = testing::store();
+        let other = Store::open(store.path()).unwrap();
+        let kept: Vec<Digest> = (0..9u8).map(|n| Digest::of(&[n])).collect();
+        let _hold = store.hold(&kept).unwrap();
+        let lease = store.session().unwrap().unwrap();
+        let passing: Vec<Digest> = (0..=255u8).map(|n| Digest::of(&[n, n])).collect();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let longest = std::thread::scope(|scope| {
+            // Whoever looks meanwhile sees what is kept, and takes nobody for dead.
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let held = other.leased().unwrap();
+                    assert!(kept.iter().all(|id| held.contains(id)));
+                }
+            });
+            let mut longest = 0;
+            for _ in 0..200 {
+                drop(store.hold(&passing).unwrap());
+                longest = longest.max(fs::metadata(&lease.path).unwrap().len());
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            longest
+        });
+        assert!(longest < 2 * COMPACT, "{longest} bytes");
+        assert_eq!(other.leased().unwrap(), kept.into_iter().collect());
+        let last = store.hold(&passing).unwrap();
+        assert_eq!(other.leased().unwrap().len(), 9 + 256);
+        drop(last);
+        assert!(other.leased().unwrap().len() == 9 && lease.tmp.exists());
     }
 
     #[test]
