@@ -24,7 +24,7 @@ use super::{
     pad::Buffers,
     pool::Pool,
     prepared::Bound,
-    weights::Weights,
+    weights::{Weights, bytes_of},
 };
 use crate::{
     Device, Digest,
@@ -185,8 +185,7 @@ impl Plan {
                 return bound.prepared(made);
             }
             let layout = bound.layout(&constant.fqn)?;
-            let bytes = layout.shape.iter().product::<i64>() * layout.dtype.size() as i64;
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            let bytes = bytes_of(&layout.shape, layout.dtype);
             // An artifact of the CPU says how much room it would make: the next multiple of 64 (torch's
             // codegen/cpp_wrapper_cpu.py, `_align(data_size)`). What it reads is the tensor's own bytes.
             let fits = [Some(bytes), bytes.checked_next_multiple_of(64)];

@@ -8,6 +8,15 @@ use crate::record::{Layout, Program};
 /// Fails on value numbers out of range, values read before they are written or written twice, and a step that reads
 /// one value twice as its last (it is shared then, not moved).
 pub(super) fn last_uses(program: &Program) -> Result<Vec<Option<usize>>, String> {
+    let outputs = program.steps.iter().map(|step| step.outputs.len());
+    let most = program.inputs.len() + outputs.sum::<usize>();
+    if program.values > most {
+        // Before there is memory for as many as it says.
+        return Err(format!(
+            "it has {} values, and inputs and steps make {most}",
+            program.values
+        ));
+    }
     let mut written = vec![false; program.values];
     if program.inputs.len() > program.values {
         return Err(format!(

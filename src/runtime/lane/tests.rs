@@ -120,3 +120,25 @@ fn of_weights_that_nobody_uses_nothing_is_kept() {
     assert!(Arc::ptr_eq(&first, &on(sets[0])));
     assert_eq!(held.known(), 2, "the first, and the last that was made");
 }
+
+#[test]
+fn a_record_takes_no_memory_for_values_that_nothing_makes() {
+    let (source, program, _) = three_steps();
+    for values in [5, 1 << 50, usize::MAX] {
+        let mut program = program.clone();
+        program.values = values;
+        let with = With {
+            device: Device::Cpu,
+            weights: Arc::new(Weights::none(Device::Cpu)),
+            aliases: Arc::default(),
+            extras: None,
+            instances: 1,
+        };
+        let error = Ready::load(&source, Arc::new(program), with).err().unwrap();
+        let RuntimeError::Malformed { reason, .. } = &error else {
+            panic!("{error}");
+        };
+        let told = format!("it has {values} values, and inputs and steps make 4");
+        assert_eq!(*reason, told);
+    }
+}
