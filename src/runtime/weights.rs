@@ -222,6 +222,10 @@ impl Weights {
             return Ok(weight.clone());
         }
         let (weight, bytes) = make()?;
+        if let Device::Cuda(ordinal) = self.device {
+            // Whoever finds it here may use it on another stream than the one that makes it.
+            cuda().and_then(|cuda| cuda.synchronize(ordinal))?;
+        }
         let weight = Arc::new(weight);
         self.made_bytes.fetch_add(bytes, Relaxed);
         made.insert(key, weight.clone());
