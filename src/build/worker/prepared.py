@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import tensors
+from . import joined, tensors
 from . import torch_private as private
 
 Recipe = dict[str, Any]
@@ -114,6 +114,7 @@ def _worth_packing(product: Any) -> bool:
 
 
 def _fold(module: Any, known: set[str], made: dict[str, Recipe]) -> None:
+    from torch._inductor import config
     from torch._inductor.constant_folding import ConstantFolder, replace_node_with_constant
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -129,6 +130,8 @@ def _fold(module: Any, known: set[str], made: dict[str, Recipe]) -> None:
             name = f"p{len(made)}"
             made[name] = recipe
             replace_node_with_constant(module, node, value, name)
+        if config.cpp.enable_concat_linear:
+            joined.join(graph, _escapes)
         for node in graph.find_nodes(op="get_attr"):
             if not node.users:
                 graph.erase_node(node)
