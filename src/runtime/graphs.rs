@@ -405,8 +405,10 @@ pub struct Session<'a> {
 
 impl Session<'_> {
     /// Returns the static inputs, to write to in place. Their sizes are the bucket's.
-    pub fn inputs(&mut self) -> &mut [Tensor] {
-        &mut self.state.inputs
+    pub fn inputs(&self) -> Vec<Tensor> {
+        // Handles of their own: the graph reads these tensors, so none of them may be put elsewhere or dropped.
+        let inputs = self.state.inputs.iter();
+        inputs.map(Tensor::shallow_clone).collect()
     }
 
     /// Returns how many inputs and outputs a call by [`Model::run`](super::Model::run) copies when nothing is padded, and why
