@@ -77,6 +77,10 @@ fn an_artifact_that_minds_padding_is_for_its_exact_size() {
 /// Has every gate answer with figures of ours for artifact and eager: what it measures while other work may go on, and what it
 /// measures alone. Everything else of its answer is its own. Returns the command to build with.
 fn timed(sandbox: &Sandbox, beside: &Value, alone: &Value) -> Command {
+    timed_by("2", sandbox, beside, alone)
+}
+
+fn timed_by(jobs: &str, sandbox: &Sandbox, beside: &Value, alone: &Value) -> Command {
     let gate = r#"
 import json, subprocess, sys
 asked = sys.stdin.read()
@@ -100,11 +104,11 @@ print(json.dumps(verdict))
         python.display(),
         sandbox.path("gate.py").display()
     );
-    judged_by(sandbox, &script)
+    judged_by(jobs, sandbox, &script)
 }
 
 /// Returns the command to build with where this script is what judges.
-fn judged_by(sandbox: &Sandbox, script: &str) -> Command {
+fn judged_by(jobs: &str, sandbox: &Sandbox, script: &str) -> Command {
     std::fs::create_dir(sandbox.path("bin")).unwrap();
     sandbox.script("bin/precast-torch", script);
     // By a process of its own: while this one has it open for writing, what another test starts may inherit that.
@@ -117,7 +121,7 @@ fn judged_by(sandbox: &Sandbox, script: &str) -> Command {
     assert!(copied.unwrap().success());
     let mut command = Command::new(sandbox.path("bin/precast"));
     command
-        .args(["build", "-j", "2"])
+        .args(["build", "-j", jobs])
         .current_dir(sandbox.path("."))
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -174,7 +178,7 @@ fn waiting(sandbox: &Sandbox, fake: &str) -> std::process::Child {
         sandbox.path("judges").display(),
         env!("CARGO_BIN_EXE_precast-torch"),
     );
-    let build = judged_by(sandbox, &script).arg("-q").spawn().unwrap();
+    let build = judged_by("2", sandbox, &script).arg("-q").spawn().unwrap();
     let started = Instant::now();
     while judges(sandbox).is_empty() || !sandbox.path("waiting").exists() {
         assert!(started.elapsed() < Duration::from_secs(60));
@@ -332,7 +336,8 @@ fn what_is_measured_waits_for_no_model_that_nothing_needs() {
         "# fake: open hangs again\n# fake: capture is slow",
     );
     let (slow, fast) = (took(300.0, 100.0, 20), took(100.0, 300.0, 0));
-    let mut command = timed(&sandbox, &slow, &fast);
+    // So many workers that one has nothing else to do, however slow the compiles.
+    let mut command = timed_by("6", &sandbox, &slow, &fast);
     let ran = sandbox.output(command.arg("-v"));
     assert_eq!(ran.code, 0, "{}", ran.text());
     let at = |start: &str| ran.stderr.find(start);
