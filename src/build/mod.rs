@@ -19,6 +19,7 @@
 //! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
 //! | `limits` | what a process may take, and how it ends |
 //! | `gate` | comparing a candidate with eager |
+//! | `judge` | the process that does so, started ahead |
 //! | `merit` | which of two programs is the faster one |
 //! | `ways` | the option sets that a program can be made with |
 //! | `tune` | gating a program in each way, and keeping the fastest |
@@ -32,6 +33,7 @@ mod engine;
 mod error;
 pub mod gate;
 mod jobs;
+mod judge;
 mod launcher;
 mod limits;
 mod merit;

@@ -11,7 +11,7 @@
 //! is faster by more than [`GAIN`] and in so many rounds that chance would hardly have it so ([`merit`]): anything less is
 //! noise, and a choice that flips from build to build explains nothing. The table goes into the program's receipt as `tuned`.
 
-use std::{cell::Cell, sync::PoisonError};
+use std::cell::Cell;
 
 use serde_json::{Value, json};
 
@@ -133,32 +133,6 @@ impl Shared<'_> {
             report: best.report,
             tuned: rows,
         })
-    }
-
-    /// Starts the process that judges the next program, where there will be one; unless there is one already, or somebody
-    /// is to be alone.
-    pub(super) fn start_judge(&self) {
-        let beside = self.crew.quiet.try_read();
-        if beside.is_err() || self.options.jobs == 1 || !self.lock().will_gate() {
-            return;
-        }
-        let mut judge = self.judge.lock().unwrap_or_else(PoisonError::into_inner);
-        if judge.is_none() {
-            let device = self.options.spec.target.device;
-            // Who needs one and can't start it says so.
-            *judge = gate::Child::start(&self.options.gate, self.options.store.path(), device).ok();
-        }
-    }
-
-    /// Ends the process that waits to judge a program: it holds a context of the device, some hundred MB of it.
-    pub(super) fn end_judge(&self) {
-        drop((self.judge.lock().unwrap_or_else(PoisonError::into_inner)).take());
-    }
-
-    /// Takes the process that was started to judge a program, if it is there.
-    fn take_judge(&self) -> Option<gate::Child> {
-        let mut judge = (self.judge.lock().unwrap_or_else(PoisonError::into_inner)).take()?;
-        judge.waits().then_some(judge)
     }
 
     pub(super) fn gate_one(
