@@ -23,7 +23,7 @@ PACKED = (
 CAUSES: dict[tuple[str, str], str] = {
     ("resnet", ""): "all of them have batch norms folded and filters packed, and nearly all of a call is convolutions. "
     "With one thread an artifact's, which are oneDNN's, took no longer than ONNX Runtime's in a profile; what is left "
-    "is how several threads share each, after which all wait for the last.",
+    "is probably how several threads share each, after which all wait for the last.",
     ("eager", ""): "eager answered, since the gate of the build found it faster than the artifact, as it may on a busy "
     "machine. Building again on a quiet one would change it.",
     ("start", ""): "it does not load libtorch, which registers all its operators when it is loaded: most of a start of "
