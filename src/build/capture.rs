@@ -94,7 +94,7 @@ impl Shared<'_> {
                 let request = self.watch(module, &item.form.sizes);
                 let task = (Work::Inputs, &*name);
                 let ((answer, log), _) =
-                    self.asked::<Sampled>(number, seat, task, &request, CAPTURE_LIMIT);
+                    self.asked::<Sampled>(number, seat, task, &request, CAPTURE_LIMIT, &|_| ());
                 match answer {
                     Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
                     Err(error) => return self.fail(job, error, &log),
@@ -122,7 +122,7 @@ impl Shared<'_> {
         let task = (Work::Capture, &*name);
         let cut = |cut| self.cut(job, cut);
         let ((answer, log), seconds) =
-            self.asked_and_told::<Captured>(number, seat, task, &request, CAPTURE_LIMIT, &cut);
+            self.asked::<Captured>(number, seat, task, &request, CAPTURE_LIMIT, &cut);
         self.lock().captured_in(seconds);
         let done = match answer {
             Ok(captured) => self.captured(job, captured),

@@ -73,7 +73,7 @@ impl Shared<'_> {
         };
         let task = (Work::Compile, &*compile.name);
         let ((answer, log), _) =
-            self.asked::<Compiled>(number, seat, task, &request, COMPILE_LIMIT);
+            self.asked::<Compiled>(number, seat, task, &request, COMPILE_LIMIT, &|_| ());
         match answer {
             Ok(compiled) => {
                 self.keep(compile, compiled, &log)?;

@@ -347,20 +347,8 @@ impl<'s> Shared<'s> {
     }
 
     /// Does a task by asking this thread's worker, as [`Self::tried`] does, and returns the answer with what it logged.
+    /// `cut` gets to know what is to be compiled as soon as a capture says so.
     pub(super) fn asked<T: serde::de::DeserializeOwned>(
-        &self,
-        number: usize,
-        seat: &mut Seat<'_>,
-        (work, what): (Work, &str),
-        request: &Request,
-        limit: Duration,
-    ) -> ((Result<T, BuildError>, Vec<u8>), f64) {
-        let task = (work, what);
-        self.asked_and_told(number, seat, task, request, limit, &|_| ())
-    }
-
-    /// Does what [`Self::asked`] does; `cut` gets to know what is to be compiled as soon as the worker says so.
-    pub(super) fn asked_and_told<T: serde::de::DeserializeOwned>(
         &self,
         number: usize,
         seat: &mut Seat<'_>,
