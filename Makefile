@@ -55,7 +55,7 @@ lint: venv ## formatting, clippy, rustdoc and ruff
 test: export OMP_WAIT_POLICY ?= passive
 test: lint ## lint, then every test that this machine can run
 	$(MAKE) -j 2 test-compiler test-worker
-	$(CARGO) test $(FEATURES)
+	$(CARGO) test --no-fail-fast $(FEATURES)
 
 # Half of the worker's tests compile with one core, which takes as long as all the others.
 WORKER_TESTS := $(sort $(wildcard tests/worker/test_*.py tests/benches/test_*.py))
