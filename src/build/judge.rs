@@ -9,11 +9,12 @@ impl Shared<'_> {
     /// is to be alone.
     pub(super) fn start_judge(&self) {
         let beside = self.crew.quiet.try_read();
-        if beside.is_err() || self.options.jobs == 1 || !self.lock().will_gate() {
+        if beside.is_err() || self.options.jobs == 1 {
             return;
         }
+        // Held while the queue is asked: else who has the last program to judge could start one meanwhile.
         let mut judge = self.judge.lock().unwrap_or_else(PoisonError::into_inner);
-        if judge.is_none() {
+        if judge.is_none() && self.lock().will_gate() {
             let device = self.options.spec.target.device;
             // Who needs one and can't start it says so.
             *judge = gate::Child::start(&self.options.gate, self.options.store.path(), device).ok();

@@ -1,13 +1,10 @@
 //! `build` and `plan`: what is made, what is found, and why.
 
-use std::{
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::sandbox::{Sandbox, assert_run};
+use crate::sandbox::{Sandbox, assert_run, wait_until};
 
 /// Returns what became of each program, by a build's last JSON line.
 fn states(ran: &str) -> Vec<(String, String)> {
@@ -19,14 +16,6 @@ fn states(ran: &str) -> Vec<(String, String)> {
         .iter()
         .map(|p| (text(&p["program"]), text(&p["state"])))
         .collect()
-}
-
-fn wait_for(what: &str, is: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !is() {
-        assert!(started.elapsed() < Duration::from_secs(60), "no {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// Runs a build and returns how many artifacts it compiled.
@@ -268,7 +257,7 @@ fn a_source_that_changes_in_a_build_leaves_nothing_under_a_key_that_lies() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    wait_for("the compile", || sandbox.path("waiting").exists());
+    wait_until("no compile", || sandbox.path("waiting").exists());
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 7.0");
     sandbox.write("go", "");
     let output = child.wait_with_output().unwrap();
@@ -347,15 +336,10 @@ fn an_interrupted_build_keeps_what_is_finished() {
         .spawn()
         .unwrap();
     let pid = child.id();
-    let started = Instant::now();
     // The larger program is compiled and published before the other one hangs.
-    while !sandbox.run(&["ls"]).stdout.contains("batch=4") {
-        assert!(
-            started.elapsed() < Duration::from_secs(60),
-            "nothing was published"
-        );
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    wait_until("nothing was published", || {
+        sandbox.run(&["ls"]).stdout.contains("batch=4")
+    });
     let interrupted = std::process::Command::new("kill")
         .args(["-INT", &pid.to_string()])
         .status()

@@ -1,14 +1,10 @@
 //! What the gate finds, and what becomes of it in receipts and records. Wrong answers, NaN and crashes: see `build`.
 
-use std::{
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{path::Path, process::Command};
 
 use serde_json::Value;
 
-use crate::sandbox::{Sandbox, assert_run};
+use crate::sandbox::{Sandbox, alive, assert_run, wait_until};
 
 /// The program that these tests look at.
 const FOUR: &str = "affine batch=4";
@@ -179,21 +175,15 @@ fn waiting(sandbox: &Sandbox, fake: &str) -> std::process::Child {
         env!("CARGO_BIN_EXE_precast-torch"),
     );
     let build = judged_by("2", sandbox, &script).arg("-q").spawn().unwrap();
-    let started = Instant::now();
-    while judges(sandbox).is_empty() || !sandbox.path("waiting").exists() {
-        assert!(started.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("nobody waits to judge what is compiled", || {
+        !judges(sandbox).is_empty() && sandbox.path("waiting").exists()
+    });
     build
 }
 
 /// Returns how often a program was run when it was judged.
 fn judged(sandbox: &Sandbox) -> Value {
     sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["steps"].clone()
-}
-
-fn alive(pid: &str) -> bool {
-    Path::new("/proc").join(pid).exists()
 }
 
 #[test]
@@ -229,7 +219,7 @@ fn another_one_judges_where_the_first_died_waiting() {
     let (mut build, one) = awaited(&sandbox);
     let killed = Command::new("kill").args(["-9", &one]).status();
     assert!(killed.unwrap().success());
-    std::thread::sleep(Duration::from_millis(200));
+    wait_until("it is not dead", || !alive(&one));
     sandbox.write("go", "");
     assert!(build.wait().unwrap().success());
     assert_eq!(judges(&sandbox).len(), 3);
@@ -481,11 +471,7 @@ fn a_crash_while_a_record_is_replaced_leaves_the_old_one_or_the_new_one() {
         again.args(["--remeasure", "--only", FOUR]);
         again.env("FAKE_EAGER", "another archive");
         let mut child = again.env("PRECAST_SYNC", &sync).spawn().unwrap();
-        let started = std::time::Instant::now();
-        while !sync.join(format!("{point}.here")).exists() {
-            assert!(started.elapsed().as_secs() < 60, "{point} was not reached");
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        wait_until(point, || sync.join(format!("{point}.here")).exists());
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(faster(&sandbox), then, "{point}");

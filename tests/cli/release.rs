@@ -2,7 +2,7 @@
 
 use crate::sandbox::Sandbox;
 #[cfg(feature = "torch")]
-use crate::sandbox::assert_run;
+use crate::sandbox::{assert_run, wait_until};
 
 #[test]
 fn a_named_release_is_whole_or_not_there() {
@@ -112,9 +112,7 @@ fn gc_keeps_what_a_loaded_model_came_from_and_what_a_build_found() {
     let part = ["build", "-q", "--release", "v1", "--only", "affine batch=1"];
     assert_eq!(sandbox.run(&part).code, 1);
     let build = sandbox.command(&part[..4]).spawn().unwrap();
-    while !sandbox.path("waiting").exists() {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_until("no compile", || sandbox.path("waiting").exists());
     let held = sandbox.run(&gc);
     assert!(
         held.stdout.contains("0 programs, 0 artifacts"),

@@ -11,9 +11,10 @@
 use std::{
     collections::BTreeMap,
     fs,
-    os::unix::fs::PermissionsExt,
+    io::Write,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -83,9 +84,21 @@ impl Sandbox {
     }
 
     /// Writes an executable shell script.
+    ///
+    /// By a process of its own: while this one has it open for writing, what another test starts may inherit that, and until
+    /// that one is another program nobody can run the script.
     pub fn script(&self, name: &str, body: &str) {
-        self.write(name, format!("#!/bin/sh\n{body}\n"));
-        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+        let mut writer = Command::new("sh")
+            .args(["-c", "rm -f \"$0\" && cat > \"$0\" && chmod 755 \"$0\""])
+            .arg(self.path(name))
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let text = format!("#!/bin/sh\n{body}\n");
+        // Dropped here, which is the end of the text.
+        let written = writer.stdin.take().unwrap().write_all(text.as_bytes());
+        assert!(writer.wait().unwrap().success());
+        written.unwrap();
     }
 
     /// Replaces `from`, which must be there, by `to`.
@@ -179,6 +192,24 @@ impl Sandbox {
     }
 }
 
+/// Waits until something is so: for minutes, because a machine may have much else to do.
+#[allow(dead_code, reason = "each test target uses a part of it")]
+pub fn wait_until(what: &str, is: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is() {
+        assert!(started.elapsed() < Duration::from_secs(600), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Returns whether a process is there and not a dead one that nobody has asked after.
+#[allow(dead_code, reason = "each test target uses a part of it")]
+pub fn alive(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
 /// What a command did.
 pub struct Ran {
     pub code: i32,
@@ -230,7 +261,10 @@ pub const FILTERS: &[(&str, &str)] = &[
     (r"(?m) +$", ""),
     (r"\b[0-9a-f]{64}\b", "[DIGEST]"),
     (r"\b[0-9a-f]{12}\b", "[ID]"),
-    (r"\b\d+(\.\d+)? ?(ns|µs|us|ms|s|min)\b", "[TIME]"),
+    (
+        r"\b(\d+ min )?\d+(\.\d+)? ?(ns|µs|us|ms|s|min|m|h)\b",
+        "[TIME]",
+    ),
     (r"\b\d+(\.\d+)? ?(B|KiB|MiB|GiB)\b", "[SIZE]"),
     (r"torch211-cxx11-cpu-[\w.-]+", "[TARGET]"),
     (r"features \[.*\]", "features [FEATURES]"),

@@ -11,10 +11,11 @@ use crate::{
 /// The bucket that these tests look at.
 const ONE: &str = "affine batch=1";
 
-/// Returns a sandbox whose default artifact takes a millisecond a run, and what else the model's file says.
+/// Returns a sandbox whose default artifact takes milliseconds a run, and what else the model's file says. What is faster is
+/// so by more than what else the machine does adds to a run.
 fn slow(lines: &[&str]) -> Sandbox {
     let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: mode=default takes 1000");
+    sandbox.append("model.py", "# fake: mode=default takes 4000");
     for line in lines {
         sandbox.append("model.py", &format!("# fake: {line}"));
     }
@@ -217,7 +218,7 @@ fn what_crashes_or_fails_with_one_option_set_leaves_the_others() {
     let sandbox = slow(&[
         "coordinate_descent_tuning=true crashes",
         "epilogue_fusion=false takes 200",
-        "max_autotune=true takes 400",
+        "max_autotune=true takes 4000",
     ]);
     let ran = sandbox.run(&["build", "--tune", "--only", ONE, "--format", "json"]);
     assert_eq!(ran.code, 0, "{}", ran.text());
@@ -249,7 +250,7 @@ fn a_compile_that_dies_or_hangs_with_one_option_set_leaves_the_others_and_the_bu
         "max_autotune=true takes 200",
     ]);
     // Two programs by two workers, each of which loses them twice.
-    let ran = sandbox.run(&["build", "-j", "2", "--tune", "--timeout", "5"]);
+    let ran = sandbox.run(&["build", "-j", "2", "--tune", "--timeout", "15"]);
     assert_eq!(ran.code, 0, "{}", ran.text());
     assert!(
         ran.stderr
@@ -265,7 +266,7 @@ fn a_compile_that_dies_or_hangs_with_one_option_set_leaves_the_others_and_the_bu
         insta::allow_duplicates! { insta::assert_snapshot!(rows(&record).join("\n"), @"
         mode=default: 
         coordinate_descent_tuning=true: the worker ended in the middle of a request (signal: 9 (SIGKILL))
-        epilogue_fusion=false: the worker did not answer within 5 s
+        epilogue_fusion=false: the worker did not answer within 15 s
         max_autotune=true: kept
         freezing=false: 
         ") };
@@ -287,7 +288,7 @@ fn a_program_fails_when_no_option_set_is_left() {
 #[test]
 fn a_mode_that_autotunes_must_beat_the_default() {
     for (takes, kept, artifact_of) in [
-        (1000, "mode=default", "mode=default"),
+        (8000, "mode=default", "mode=default"),
         (200, "mode=max-autotune", "mode=max-autotune"),
     ] {
         let sandbox = slow(&[&format!("mode=max-autotune takes {takes}")]);
@@ -366,6 +367,10 @@ fn a_choice_is_made_again_where_that_is_asked_for() {
         (&first["id"], artifacts(&first))
     );
     assert_eq!(rows(&again), rows(&first));
-    let latency = |record: &Value| record["receipt"]["tuned"][0]["latency"].clone();
-    assert_ne!(latency(&again), latency(&first), "measured anew");
+    // One of them may come out as before.
+    let latencies = |record: &Value| {
+        let rows = record["receipt"]["tuned"].as_array().unwrap().iter();
+        rows.map(|row| row["latency"].clone()).collect::<Vec<_>>()
+    };
+    assert_ne!(latencies(&again), latencies(&first), "measured anew");
 }

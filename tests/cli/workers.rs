@@ -3,23 +3,16 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::{BufRead, BufReader},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::Value;
 
-use crate::sandbox::Sandbox;
-
-fn wait_for(what: &str, is: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !is() {
-        assert!(started.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
+use crate::sandbox::{Sandbox, wait_until};
 
 /// Returns the events of a build that ends well.
 fn events(sandbox: &Sandbox, args: &[&str]) -> Vec<Value> {
@@ -29,6 +22,22 @@ fn events(sandbox: &Sandbox, args: &[&str]) -> Vec<Value> {
     lines
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
+}
+
+/// Returns the events of a build that ends well, in which something waits for a file `go`: it is made as soon as what has
+/// happened is enough.
+fn events_until(sandbox: &Sandbox, args: &[&str], enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+    let mut command = sandbox.command(&[&["build", "--format", "json"], args].concat());
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut events: Vec<Value> = Vec::new();
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        events.push(serde_json::from_str(&line.unwrap()).unwrap());
+        if enough(&events) {
+            sandbox.write("go", "");
+        }
+    }
+    assert!(child.wait().unwrap().success(), "{events:?}");
+    events
 }
 
 /// Returns the numbers of the workers that were started.
@@ -56,8 +65,9 @@ fn states(events: &[Value]) -> Vec<&str> {
 #[test]
 fn as_many_workers_as_there_are_captures_and_compiles_and_no_more() {
     let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: compile is slow");
-    let built = events(&sandbox, &["-j", "16"]);
+    sandbox.append("model.py", "# fake: compile waits");
+    // None is late.
+    let built = events_until(&sandbox, &["-j", "16"], |so_far| workers(so_far).len() == 5);
     assert_eq!(done(&built, "compile").len(), 2);
     assert_eq!(
         workers(&built).len(),
@@ -74,13 +84,15 @@ fn as_many_workers_as_there_are_captures_and_compiles_and_no_more() {
 #[test]
 fn captures_run_beside_each_other_from_the_start() {
     let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: capture is slow");
-    let built = events(&sandbox, &["-j", "6"]);
-    let captures = built.iter().filter(|event| event["job"] == "capture");
-    let order: Vec<&str> = captures
-        .map(|event| event["event"].as_str().unwrap())
-        .collect();
-    assert_eq!(order[..3], ["begin", "begin", "begin"], "{built:?}");
+    sandbox.append("model.py", "# fake: capture waits");
+    let begun = |events: &[Value]| {
+        let captures = events.iter().filter(|event| event["job"] == "capture");
+        let order = captures.map(|event| event["event"].as_str().unwrap().to_owned());
+        order.take(3).collect::<Vec<_>>()
+    };
+    let three = ["begin", "begin", "begin"];
+    let built = events_until(&sandbox, &["-j", "6"], |so_far| begun(so_far) == three);
+    assert_eq!(begun(&built), three, "{built:?}");
     assert_eq!(by(&built, "capture").len(), 3, "{built:?}");
     // What got ready to compile does, and nobody else.
     let prepared = built.iter().filter(|event| {
@@ -217,6 +229,22 @@ fn a_build_waits_for_no_model_that_nothing_needs() {
     assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
 }
 
+/// Has the first worker make the model no sooner than another one does.
+fn made_beside(sandbox: &Sandbox, failing: &str) {
+    let text = r#"
+import os, pathlib, time
+beside = pathlib.Path(__file__).with_name("beside")
+if "worker-0" in os.environ["TMPDIR"]:
+    end = time.monotonic() + 300
+    while not beside.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    FAILING
+else:
+    beside.touch()
+SCALE"#;
+    sandbox.edit("model.py", "SCALE", &text.replace("FAILING", failing));
+}
+
 /// Returns who began to make the model before the first worker had made it.
 fn ahead(events: &[Value]) -> Vec<u64> {
     let before = (events.iter()).take_while(|event| event["event"] != "opened");
@@ -228,13 +256,17 @@ fn ahead(events: &[Value]) -> Vec<u64> {
 #[test]
 fn one_worker_makes_the_model_while_the_first_does() {
     let sandbox = Sandbox::new();
-    sandbox.edit("model.py", "SCALE", "import time\ntime.sleep(1)\nSCALE");
-    sandbox.append("model.py", "# fake: capture is slow");
-    let built = events(&sandbox, &["-j", "6"]);
+    made_beside(&sandbox, "pass");
+    sandbox.append("model.py", "# fake: capture waits");
+    let captures = |events: &[Value]| by(events, "capture");
+    let built = events_until(&sandbox, &["-j", "6"], |so_far| {
+        let one = ahead(so_far).first().copied();
+        one.is_some_and(|one| captures(so_far).contains(&one))
+    });
     let [one] = ahead(&built)[..] else {
         panic!("{built:?}");
     };
-    assert!(by(&built, "capture").contains(&one), "{built:?}");
+    assert!(captures(&built).contains(&one), "{built:?}");
     assert_eq!(
         done(&built, "capture").len(),
         3,
@@ -251,7 +283,7 @@ fn a_model_that_could_not_be_made_ahead_is_nobodys_failure() {
         "finds another source",
     ] {
         let sandbox = Sandbox::new();
-        sandbox.edit("model.py", "SCALE", "import time\ntime.sleep(1)\nSCALE");
+        made_beside(&sandbox, "pass");
         sandbox.append(
             "model.py",
             &format!("# fake: open {what}\n# fake: capture is slow"),
@@ -275,27 +307,24 @@ fn a_model_that_could_not_be_made_ahead_is_nobodys_failure() {
 #[test]
 fn a_model_that_another_worker_was_in_the_way_of_is_made_once_more() {
     let sandbox = Sandbox::new();
-    let text = r#"
-import os, pathlib, time
-if "worker-0" in os.environ["TMPDIR"]:
-    mark = pathlib.Path(__file__).with_name("mark")
+    let failing = r#"mark = pathlib.Path(__file__).with_name("mark")
     if not mark.exists():
         mark.touch()
-        raise RuntimeError("the file is not whole")
-time.sleep(0.5)
-SCALE"#;
-    sandbox.edit("model.py", "SCALE", text);
+        raise RuntimeError("the file is not whole")"#;
+    made_beside(&sandbox, failing);
     let built = events(&sandbox, &["-j", "6"]);
     assert_eq!(ahead(&built).len(), 1, "{built:?}");
     assert_eq!(by(&built, "capture"), BTreeSet::from([0]), "{built:?}");
     // Nor is one waited for that takes for ever.
-    std::fs::remove_file(sandbox.path("mark")).unwrap();
+    for made in ["mark", "beside"] {
+        fs::remove_file(sandbox.path(made)).unwrap();
+    }
     sandbox.append("model.py", "# fake: open hangs again");
     let built = events(&sandbox, &["-j", "6", "--store", "slow"]);
     assert_eq!(ahead(&built).len(), 1, "{built:?}");
     assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
     // Alone, it is an error at once.
-    std::fs::remove_file(sandbox.path("mark")).unwrap();
+    fs::remove_file(sandbox.path("mark")).unwrap();
     let ran = sandbox.run(&["build", "-j", "1", "--store", "other"]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
     assert!(
@@ -342,7 +371,7 @@ fn two_builds_of_one_spec_compile_each_artifact_once() {
         command.stdout(Stdio::piped()).spawn().unwrap()
     };
     let first = start();
-    wait_for("no compile", || sandbox.path("waiting").exists());
+    wait_until("no compile", || sandbox.path("waiting").exists());
     let second = start();
     // It is at its compiles too, or waits for those of the first: in either case nothing ends before this.
     std::thread::sleep(Duration::from_millis(500));
@@ -363,7 +392,7 @@ fn what_workers_write_is_private_and_of_each_alone() {
     sandbox.append("model.py", "# fake: compile waits");
     let mut command = sandbox.command(&["build", "-q", "-j", "3"]);
     let mut child = command.spawn().unwrap();
-    wait_for("no compile", || sandbox.path("waiting").exists());
+    wait_until("no compile", || sandbox.path("waiting").exists());
     let folders = |path: &Path| -> Vec<PathBuf> {
         let entries = fs::read_dir(path).unwrap();
         entries.map(|entry| entry.unwrap().path()).collect()

@@ -11,6 +11,7 @@ each for one request or, with a bucket, for that bucket:
 
     # fake: capture fails              # fake: capture fails batch=8
     # fake: capture is slow            takes a second
+    # fake: capture waits              until there is a file `go` beside the model
     # fake: eager fails                when it is known what is to be compiled
     # fake: eager is slow              takes a second
     # fake: eager waits                until a compile waits, which it lets go on
@@ -32,7 +33,8 @@ each for one request or, with a bucket, for that bucket:
     # fake: answers vary                   a little, every other time
     # fake: padding leaks                  into the answer of the artifact, not of eager
     # fake: run fails
-    # fake: device is small            memory for one capture or compile at a time, which takes half a second
+    # fake: device is small            memory for one capture or compile at a time: the first has it until another is
+                                       refused, which makes a file `refused` beside the model
     # fake: device is full             memory for none
 
 What a comment says of the mode or of an option is for artifacts that are compiled with it; the last line counts:
@@ -90,6 +92,13 @@ class Failure(Exception):
     def __init__(self, code: str, message: str, hint: str | None = None, location: str | None = None) -> None:
         super().__init__(message)
         self.answer = {"code": code, "message": message, "hint": hint, "location": location}
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Waits until something is so; no longer than minutes, so that a test which waits for this one ends too."""
+    end = time.monotonic() + 300
+    while not done() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 class Worker:
@@ -191,10 +200,11 @@ class Worker:
         except FileExistsError:
             full = True
         if full:
+            (root / "refused").touch()
             raise Failure("out_of_memory", "CUDA out of memory")
         try:
             if small:
-                time.sleep(0.5)
+                until((root / "refused").exists)
             yield
         finally:
             if small:
@@ -220,6 +230,8 @@ class Worker:
             raise Failure("capture", "the fake model has no dynamic dimensions")
         if self.told("capture is slow", sizes):
             time.sleep(1)
+        if self.told("capture waits", sizes):
+            until((self.root / "go").exists)
         if self.told("capture fails", sizes):
             raise Failure("capture", "the fake model can't be captured", "make it simpler", "model.py:1")
         with self.memory(self.root, *(self.told(f"device is {what}", sizes) for what in ("small", "full"))):
@@ -274,8 +286,7 @@ class Worker:
         if self.told("eager is slow", sizes):
             time.sleep(1)
         if self.told("eager waits", sizes):
-            while not (self.root / "waiting").exists():
-                time.sleep(0.01)
+            until((self.root / "waiting").exists)
             (self.root / "go").touch()
         if self.told("eager fails", sizes):
             raise Failure("bad_input", "the fake model fails on sample inputs", None, "model.py:1")
@@ -344,8 +355,7 @@ class Worker:
             root = Path(segment["root"])
             (root / "waiting").touch()
             # Without the folder the test is over.
-            while root.exists() and not (root / "go").exists():
-                time.sleep(0.01)
+            until(lambda: not root.exists() or (root / "go").exists())
         if segment["fails"]:
             print("kernel.cpp:12: error: this line is in the log", file=sys.stderr, flush=True)
             raise Failure("compile", "the C++ compiler failed with exit code 1")
