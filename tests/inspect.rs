@@ -15,9 +15,8 @@ fn run(sample: &Sample, args: &[&str], columns: Option<u16>) -> (String, String,
     let mut command = Command::new(env!("CARGO_BIN_EXE_precast"));
     command
         .args(args)
-        .env("PRECAST_STORE", &sample.path)
-        .env_remove("NO_COLOR")
-        .env_remove("COLUMNS");
+        .env_clear()
+        .env("PRECAST_STORE", &sample.path);
     if let Some(columns) = columns {
         command.env("COLUMNS", columns.to_string());
     }
@@ -36,7 +35,7 @@ fn run(sample: &Sample, args: &[&str], columns: Option<u16>) -> (String, String,
 fn filtered(body: impl FnOnce()) {
     let mut settings = insta::Settings::clone_current();
     // Ages, right-aligned in their columns.
-    settings.add_filter(r" +\d{1,3}s\b", " AGE");
+    settings.add_filter(r" +\d{1,2}[smh]\b", " AGE");
     settings.bind(body);
 }
 

@@ -145,7 +145,7 @@ fn in_the_background_one_is_there_at_once_and_the_rest_by_priority() {
     let model = runtime.load("fake").unwrap();
     let patience = Instant::now();
     while model.timings().complete.is_none() {
-        assert!(patience.elapsed() < Duration::from_secs(20));
+        assert!(patience.elapsed() < Duration::from_secs(600));
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(*source.read.lock().unwrap(), wanted);
@@ -371,10 +371,14 @@ fn what_is_measured_while_running_chooses_between_buckets() {
     let model = Watched::new(memory).runtime().load("fake").unwrap();
     let bucket = || model.run("f", &[x(1, 2)]).unwrap().served().bucket()["batch"];
     assert_eq!(bucket(), 2);
-    // Both are measured; the tall one has a sixteenth of the elements.
-    for _ in 0..6000 {
-        drop(model.run("f", &[x(64, 4)]).unwrap());
-        drop(model.run("f", &[x(2, 2048)]).unwrap());
+    // Both are measured; the tall one has a sixteenth of the elements. What is measured while the machine does something else
+    // may say otherwise for a while.
+    let patience = Instant::now();
+    while bucket() != 64 {
+        assert!(patience.elapsed() < Duration::from_secs(600));
+        for _ in 0..500 {
+            drop(model.run("f", &[x(64, 4)]).unwrap());
+            drop(model.run("f", &[x(2, 2048)]).unwrap());
+        }
     }
-    assert_eq!(bucket(), 64);
 }

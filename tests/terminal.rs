@@ -60,7 +60,7 @@ fn looks(sample: &Sample) -> Vec<Vec<String>> {
 fn filtered(body: impl FnOnce()) {
     let mut settings = insta::Settings::clone_current();
     // Ages, right-aligned in their columns.
-    settings.add_filter(r" +\d{1,3}s\b", " AGE");
+    settings.add_filter(r" +\d{1,2}[smh]\b", " AGE");
     settings.add_filter("(  this host has .*|  ‹red›not on this host:.*)", "  HOST");
     settings.bind(body);
 }
@@ -95,14 +95,14 @@ fn colours_are_for_terminals_that_want_them_and_change_nothing_else() {
         let words = text
             .lines()
             .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
-        let seconds = |word: &str| {
-            word.strip_suffix('s')
+        let age = |word: &str| {
+            word.strip_suffix(['s', 'm', 'h'])
                 .is_some_and(|n| n.parse::<u32>().is_ok())
         };
         words
             .map(|line| {
                 line.split(' ')
-                    .map(|w| if seconds(w) { "AGE" } else { w })
+                    .map(|w| if age(w) { "AGE" } else { w })
                     .collect::<Vec<_>>()
                     .join(" ")
             })

@@ -199,8 +199,9 @@ impl Worker {
     /// Asks where it is, and returns the end of its log with the answer.
     fn last_words(&mut self) -> String {
         const ANSWERED: Duration = Duration::from_millis(200);
-        const PATIENCE: Duration = Duration::from_secs(2);
-        let (asked, mut before) = (Instant::now(), self.log_len());
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let (asked, asked_at) = (Instant::now(), self.log_len());
+        let mut before = asked_at;
         ask_for_stack(self.child.id());
         // The answer is written in one go; one that was ended by the question gives none.
         while asked.elapsed() < PATIENCE {
@@ -208,7 +209,7 @@ impl Worker {
             let now = self.log_len();
             if now != before {
                 before = now;
-            } else if asked.elapsed() > ANSWERED * 3 || !matches!(self.child.try_wait(), Ok(None)) {
+            } else if before != asked_at || !matches!(self.child.try_wait(), Ok(None)) {
                 break;
             }
         }

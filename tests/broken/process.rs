@@ -20,7 +20,7 @@ pub fn built() -> &'static BTreeMap<String, Broken> {
         let _ = fs::remove_dir_all(&store);
         let spec = "tests/broken/worker/precast.toml";
         // Long enough for a compile on a busy machine: the module that hangs waits for all of it.
-        let limits = ["--timeout", "60", "--memory", "3GiB"];
+        let limits = ["--timeout", "120", "--memory", "3GiB"];
         let args = [
             &["build", "-f", spec, "-j", "1", "--format", "json"],
             &limits[..],
@@ -89,7 +89,7 @@ fn a_module_that_crashes_the_worker() {
 
 #[test]
 fn a_module_that_hangs() {
-    failed("hangs", "the worker did not answer within 60 s", "hang");
+    failed("hangs", "the worker did not answer within 120 s", "hang");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Other weights on the same artifacts.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
 use precast::{Device, Runtime, runtime::RuntimeError};
 use tch::{Kind, Tensor};
 
@@ -36,7 +38,7 @@ fn a_swap_under_load_fails_nothing_and_mixes_nothing() {
         .unwrap()
         .instances(3);
     let model = runtime.load("fake").unwrap();
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (stop, answers) = (AtomicBool::new(false), AtomicU64::new(0));
     let swaps = 1000;
     std::thread::scope(|scope| {
         let callers: Vec<_> = (0..4)
@@ -44,32 +46,38 @@ fn a_swap_under_load_fails_nothing_and_mixes_nothing() {
                 scope.spawn(|| {
                     let ones = Tensor::ones([4, 4], (Kind::Float, tch::Device::Cpu));
                     let squares: Vec<f32> = (1..=8).map(|i| (i * i) as f32).collect();
-                    let mut answers = 0;
-                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    while !stop.load(Relaxed) {
                         let out = model.run("f", std::slice::from_ref(&ones)).unwrap();
                         let values = flat(&out[0]);
                         assert!(
                             squares.contains(&values[0]) && values.iter().all(|v| *v == values[0]),
                             "{values:?}"
                         );
-                        answers += 1;
+                        answers.fetch_add(1, Relaxed);
                     }
-                    answers
                 })
             })
             .collect();
+        let more = |before: u64| {
+            while answers.load(Relaxed) == before && callers.iter().all(|c| !c.is_finished()) {
+                std::thread::yield_now();
+            }
+        };
         for i in 0..swaps {
+            // Every now and then somebody has to have answered.
+            if i % 100 == 0 {
+                more(answers.load(Relaxed));
+            }
             let set = runtime.weights(Some(sets[i % sets.len()])).unwrap();
             model.swap(&set).unwrap();
             assert_eq!(model.weights(), Some(sets[i % sets.len()]));
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        let answered: usize = callers
+        stop.store(true, Relaxed);
+        callers
             .into_iter()
-            .map(|caller| caller.join().unwrap())
-            .sum();
-        assert!(answered > 0);
+            .for_each(|caller| caller.join().unwrap());
     });
+    assert!(answers.into_inner() >= 10);
     // After a swap has returned, every call sees the new set.
     let last = runtime.weights(Some(sets[4])).unwrap();
     model.swap(&last).unwrap();

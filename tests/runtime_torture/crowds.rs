@@ -18,7 +18,7 @@ use crate::{
 
 /// Runs `work`, which counts its steps; when the count stands still for so long, the process ends: that is a hang.
 pub fn watched<T>(name: &str, work: impl FnOnce(&AtomicU64) -> T) -> T {
-    const STILL: Duration = Duration::from_secs(60);
+    const STILL: Duration = Duration::from_secs(300);
     let (steps, done) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -331,18 +331,19 @@ pub fn swaps(count: u64, threads: u64) -> Swaps {
         ..Swaps::default()
     };
     watched("swaps", |steps| {
-        let stop = AtomicBool::new(false);
+        let (stop, begun) = (AtomicBool::new(false), Barrier::new(threads as usize + 1));
         std::thread::scope(|scope| {
             let callers: Vec<_> = (0..threads)
                 .map(|thread| {
-                    let (model, stop) = (&model, &stop);
+                    let (model, stop, begun) = (&model, &stop, &begun);
                     scope.spawn(move || {
+                        begun.wait();
                         let ones = Tensor::ones(
                             [4 - (thread % 2) as i64, 4],
                             (Kind::Float, tch::Device::Cpu),
                         );
                         let (mut answers, mut bad) = (0, Vec::new());
-                        while !stop.load(Relaxed) {
+                        while answers == 0 && bad.is_empty() || !stop.load(Relaxed) {
                             match model.run("f", std::slice::from_ref(&ones)) {
                                 Ok(out) => {
                                     answers += 1;
@@ -359,6 +360,7 @@ pub fn swaps(count: u64, threads: u64) -> Swaps {
                     })
                 })
                 .collect();
+            begun.wait();
             for i in 0..count {
                 let set = sets[(i % SETS) as usize];
                 let swapped = runtime.weights(Some(set)).and_then(|set| model.swap(&set));

@@ -50,7 +50,7 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Told {
             })
             .collect();
         for (code, child, with) in children {
-            let done = act::finish(child, Duration::from_secs(60));
+            let done = act::finish(child, Duration::from_secs(600));
             told.exits += 1;
             told.late += u64::from(with["preload"].is_string());
             told.real += u64::from(done.printed.contains("real artifacts"));

@@ -13,6 +13,7 @@
 
 use std::{
     env, fs,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Output},
     thread,
@@ -119,6 +120,7 @@ pub fn uploads(rounds: u64) -> Uploads {
         let start = |what: &str, rounds: u64| -> Output {
             let rounds = rounds.to_string();
             let mut command = Command::new(&driver);
+            in_its_place(&mut command);
             command.args([what, &rounds]).output().unwrap()
         };
         let whole = start("all", rounds);
@@ -136,9 +138,11 @@ pub fn uploads(rounds: u64) -> Uploads {
                 .push(format!("{sanitizer}: {status}: {printed}{end}"));
         }
         let seen = |what: &str, word: &str| {
-            // On two cores ten rounds missed the race every other time.
-            let ended = start(what, 100);
-            !ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains(word)
+            // A race shows only where the two threads meet: on two cores ten rounds missed it every other time.
+            (0..30).any(|_| {
+                let ended = start(what, 100);
+                !ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains(word)
+            })
         };
         match sanitizer {
             "thread" => told.seeded_race_seen = seen("early", "data race"),
@@ -149,6 +153,18 @@ pub fn uploads(rounds: u64) -> Uploads {
         told.bad.push("a seeded defect is not seen".to_owned());
     }
     told
+}
+
+/// Has a program lie where it always does, where the machine allows that: kernels that choose among more places choose some
+/// that ThreadSanitizer can't do with.
+fn in_its_place(command: &mut Command) {
+    let fixed = || {
+        // SAFETY: it takes no pointer, and may be called between fork and exec.
+        unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) };
+        Ok(())
+    };
+    // SAFETY: what is called there allocates nothing and takes no lock.
+    unsafe { command.pre_exec(fixed) };
 }
 
 /// Compiles the uploads with one sanitizer, once for their sources.

@@ -124,7 +124,6 @@ pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64)
     let mut random = Random(seed);
     let mut children: Vec<Child> = (0..processes).map(|_| spawn()).collect();
     while !children.is_empty() {
-        thread::sleep(Duration::from_millis(2 + random.below(12) as u64));
         if crowd.kills < kills {
             let victim = random.below(children.len());
             if children[victim].try_wait().unwrap().is_none() {
@@ -147,6 +146,7 @@ pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64)
                 false
             }
         });
+        thread::sleep(Duration::from_millis(2 + random.below(12) as u64));
     }
     crowd.seconds = start.elapsed().as_secs_f64();
     let store = Store::open(&root).unwrap();
@@ -222,7 +222,11 @@ pub fn reader(root: &Path) -> Result<(), StoreError> {
     let mut random = Random(std::process::id().into());
     let (mut missing, mut again, mut done) = (0, 0, 0);
     let store = Store::open(root)?;
-    while done < reads {
+    // As often as asked for, and until there was something for gc to do: it may have got no turn yet.
+    let began = Instant::now();
+    let collected =
+        || root.with_extension("collected").exists() || began.elapsed() > Duration::from_secs(600);
+    while done < reads || !collected() {
         let n = random.below(POOL as usize) as u64;
         let content = pool(n);
         let digest = Digest::of(&content);
@@ -254,6 +258,9 @@ pub fn collector(root: &Path) -> Result<(), StoreError> {
         let (_, done) = store.gc(&Policy::default())?;
         rounds += 1;
         deleted += done.objects;
+        if deleted > 10 {
+            fs::write(root.with_extension("collected"), "").unwrap();
+        }
     }
     println!("gc {rounds} {deleted}");
     Ok(())

@@ -76,7 +76,7 @@ fn against(first: &str, point: &str, second: &str) -> Vec<String> {
     let mut one = spawn(first, &root, &sync);
     let start = Instant::now();
     while !sync.join(format!("{point}.here")).exists() {
-        if start.elapsed() > Duration::from_secs(20) {
+        if start.elapsed() > Duration::from_secs(600) {
             let _ = one.kill();
             let said = one.wait_with_output().unwrap().stderr;
             let said = String::from_utf8_lossy(&said);

@@ -118,7 +118,7 @@ class BesideTest(Project):
         for how in ("statement", "function", "fork", "thread"):
             command = [sys.executable, "-P", "-c", CROSSED, str(SOURCES), str(self.root), how]
             with self.subTest(how):
-                subprocess.run(command, env={**os.environ, "PYTHONWARNINGS": "ignore"}, check=True, timeout=60)
+                subprocess.run(command, env={**os.environ, "PYTHONWARNINGS": "ignore"}, check=True, timeout=300)
 
     def test_all_that_a_capture_imports_is_named(self) -> None:
         code = """

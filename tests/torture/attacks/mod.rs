@@ -21,7 +21,8 @@ use crate::{
 
 type Attack = (&'static str, fn(&Path, &Scene, &Path));
 
-const PATIENCE: Duration = Duration::from_secs(20);
+/// What takes long takes for ever; a busy machine takes a minute where another takes a second.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 fn fifo(path: &Path) {
     let _ = fs::remove_file(path);
