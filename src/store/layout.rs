@@ -303,6 +303,8 @@ mod tests {
             Layout::open(&other),
             Err(StoreError::NotAStore { .. })
         ));
+        // Nobody but root may write it as it is.
+        fs::remove_file(root.join(MARKER)).unwrap();
         fs::write(root.join(MARKER), r#"{"schema":1,"layout":2}"#).unwrap();
         assert!(matches!(Layout::open(&root), Err(StoreError::Newer { .. })));
     }

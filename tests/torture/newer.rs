@@ -34,7 +34,11 @@ fn record_of_99(path: &Path, other_fields: bool) {
 
 #[rustfmt::skip]
 pub const KINDS: &[Kind] = &[
-    ("the layout", |r, _| fs::write(r.join("precast-store.json"), "{\"schema\":2,\"layout\":99}\n").unwrap(), true),
+    ("the layout", |r, _| {
+        // Nobody but root may write it as it is.
+        fs::remove_file(r.join("precast-store.json")).unwrap();
+        fs::write(r.join("precast-store.json"), "{\"schema\":2,\"layout\":99}\n").unwrap();
+    }, true),
     ("the index", |r, _| {
         let index = rusqlite::Connection::open(r.join("index.sqlite")).unwrap();
         index.execute_batch("CREATE TABLE news (x); PRAGMA user_version=99").unwrap();
