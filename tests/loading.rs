@@ -175,7 +175,8 @@ fn a_call_does_not_wait_for_what_it_does_not_need_and_a_model_ends_while_it_load
     assert_eq!(first(&model.run("f", &[x(1, 4)]).unwrap()[0]), 2.0);
     let released = source.clone();
     let release = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(50));
+        // By then the other thread is in the drop below.
+        std::thread::sleep(Duration::from_secs(2));
         released.hold.store(false, Ordering::SeqCst);
     });
     drop(model);
