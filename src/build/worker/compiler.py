@@ -150,6 +150,10 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
             options[key] = value
     if options.setdefault("freezing", False) and device != "cpu":
         raise Failure("compile", "option `freezing` can't be set: it lays out weights for a CPU")
+    if device == "cpu":
+        # Values that a loop must have for each thread before it takes more than one: inductor's 512 take less time
+        # than waking a thread does.
+        options.setdefault("cpp.min_chunk_size", 4096)
     if options["freezing"]:
         # Matrices that multiply the same rows, as those of a query, a key and a value, are laid out as one: one call.
         options.setdefault("cpp.enable_concat_linear", True)

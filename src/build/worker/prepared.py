@@ -5,9 +5,9 @@ in the order that oneDNN's kernels read them. It does so with the values of weig
 Here the same passes run, and beside every tensor they make stands how it is made: a *recipe*, operators of torch on
 constants of the segment. The artifact gets a constant in its place; the runtime follows the recipe for each weight set.
 
-What is not made: anything larger than what it is made of, results of the module, views with gaps, and whatever needs
-more than operators that libtorch itself has. That stays in the code, as without freezing. A program that torch's passes
-can't take at all is compiled without them; its log says so.
+What is not made: anything much larger than what it is made of, results of the module, views with gaps, and whatever
+needs more than operators that libtorch itself has. That stays in the code, as without freezing. A program that torch's
+passes can't take at all is compiled without them; its log says so.
 
 Buckets share what they make alike. So a recipe says no more of its bucket than it must: a matrix is laid out for many
 rows, and a filter for a batch of one where oneDNN chooses the same order for both.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import joined, tensors
+from . import joined, products, tensors
 from . import torch_private as private
 
 Recipe = dict[str, Any]
@@ -58,10 +58,11 @@ def recording(module: Any, isa: str) -> Iterator[dict[str, Recipe]]:
     made: dict[str, Recipe] = {}
     linear, convolution = mkldnn_fusion._is_packable_linear, mkldnn_fusion._is_packable_convolution
     folding = freezing_patterns.binary_folding_pass
-    apply = folding.apply
+    apply, passes = folding.apply, freezing.freezing_passes
     patches: list[tuple[Any, str, Any]] = [
         (freezing, "constant_fold", lambda module, *_, **__: _fold(module, known, made)),
         (folding, "apply", lambda graph: _without_numbers(graph, apply)),
+        (freezing, "freezing_passes", _then_products(passes, known, made)),
         # The first compile registers the patterns, with these checks, for all that follow.
         (mkldnn_fusion, "_is_packable_linear", lambda match: linear(match) and _worth_packing(match.output_node())),
         (mkldnn_fusion, "_is_packable_convolution", lambda match: convolution(match) and _ours(match.output_node())),
@@ -79,6 +80,16 @@ def recording(module: Any, isa: str) -> Iterator[dict[str, Recipe]]:
     finally:
         for place, name, theirs in before:
             setattr(place, name, theirs)
+
+
+def _then_products(passes: Callable[[Any, Any], None], known: set[str], made: dict[str, Recipe]) -> Any:
+    """Returns the passes that lay out weights, and after them the one for products that they leave."""
+
+    def run(module: Any, inputs: Any) -> None:
+        passes(module, inputs)
+        products.take(module.graph, known | made.keys())
+
+    return run
 
 
 def _ours(node: Any) -> bool:
@@ -179,8 +190,8 @@ def _recipe(module: Any, node: Any, value: Any, known: set[str], made: dict[str,
         call = _call(module, node, made, roots, room)
     except _Left:
         return None
-    # A pass of torch's may bring constants of its own.
-    if not roots or not roots.keys() <= known or value.numel() > sum(roots.values()):
+    # A pass of torch's may bring constants of its own; blocks of columns may need some zeros.
+    if not roots or not roots.keys() <= known or 8 * value.numel() > 9 * sum(roots.values()):
         return None
     shape = list(value.shape)
     dtype = tensors.dtype_name(value.dtype)

@@ -1,0 +1,190 @@
+"""Multiplies rows by small matrices in an artifact's own code.
+
+A call of MKL copies the matrix into an order of its own before it multiplies, and one of oneDNN takes 10 to 15 us
+before it does: more than small products take. Inductor has a template for them, into which it fuses what follows, but
+it packs weights into the artifact, and g++ writes the sums of its inner loop to memory in every step. Here the matrix
+is laid out by operators of torch, which make a recipe (prepared.py), and the inner loop has a name for each sum.
+
+Such a product is one thread's: it is over before others have woken.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+from unittest import mock
+
+# Rows by columns by what is added up, which one thread does in 25 us; and elements that stay in its cache.
+_PRODUCTS = 1 << 20
+_ELEMENTS = 1 << 16
+
+# Values in a vector -> how many rows are multiplied at once, each by up to three vectors: of the CPU's registers, three
+# quarters hold sums. Fewer rows take the same columns, so that buckets share what is laid out.
+_ROWS = {16: 8, 8: 4}
+_VECTORS = 3
+
+
+def take(graph: Any, constants: set[str]) -> None:
+    """Puts products of ours for small ones with one of these constants, that torch's passes for weights have left.
+
+    Breaks if: `CppGemmTemplate` asks another function for its inner loop, or takes blocks of columns in another order.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    laid: dict[Any, Any] = {}
+    for node in list(graph.nodes):
+        if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
+            continue
+        *bias, rows, matrix = node.args
+        if matrix.op != "get_attr" or matrix.target not in constants or not _small(rows, matrix):
+            continue
+        columns = matrix.meta["val"].shape[1]
+        block = _columns(columns)
+        if block == 0:
+            continue
+        with graph.inserting_before(node):
+            if matrix not in laid:
+                laid[matrix] = _lay(graph, matrix, block)
+            product = graph.call_function(_operator(), (rows, laid[matrix], bias[0] if bias else None, columns))
+            product.meta = dict(node.meta)
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
+
+
+def _lay(graph: Any, matrix: Any, block: int) -> Any:
+    """Returns the matrix in blocks of columns, each of them dense, the last one filled up with zeros."""
+    import torch
+
+    aten = torch.ops.aten
+    inner, columns = matrix.meta["val"].shape
+
+    def call(operator: Any, of: Any, *args: Any, **named: Any) -> Any:
+        made = graph.call_function(operator, (of, *args), named)
+        made.meta = {"val": operator(of.meta["val"], *args, **named)}
+        return made
+
+    blocks = -(-columns // block)
+    if blocks * block != columns:
+        matrix = call(aten.constant_pad_nd.default, matrix, [0, blocks * block - columns])
+    apart = call(aten.reshape.default, matrix, [inner, blocks, block])
+    return call(aten.clone.default, call(aten.permute.default, apart, [1, 0, 2]), memory_format=torch.contiguous_format)
+
+
+def _small(rows: Any, matrix: Any) -> bool:
+    import torch
+
+    held = [node.meta["val"] for node in (rows, matrix)]
+    if any(value.dtype != torch.float32 or value.device.type != "cpu" for value in held):
+        return False
+    sizes = [*held[0].shape, held[1].shape[1]]
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    return 0 < math.prod(sizes) <= _PRODUCTS and sizes[1] * sizes[2] <= _ELEMENTS
+
+
+def _width() -> int:
+    """Returns how many values a vector has; none where there are none to be used."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    isa = pick_vec_isa()
+    return isa.nelements() if isa and isa.nelements() in _ROWS else 0
+
+
+def _columns(columns: int) -> int:
+    """Returns how many columns are multiplied at once: of what adds the fewest, the most; none if it adds too many."""
+    width = _width()
+    if width == 0:
+        return 0
+    best = min((width * count for count in range(_VECTORS, 0, -1)), key=lambda block: -columns % block)
+    return best if 8 * (-columns % best) <= columns else 0
+
+
+@functools.cache
+def _operator() -> Any:
+    """Returns the operator that stands for a product until it is lowered; it is never called."""
+    import torch
+    from torch._inductor import lowering
+    from torch._inductor.codegen import cpp_gemm_template
+    from torch._inductor.codegen.cpp_utils import GemmBlocking
+    from torch._inductor.ir import ExternKernel, FixedLayout
+    from torch._inductor.kernel.mm_common import realize_inputs
+
+    library = torch.library.Library("precast_worker", "DEF")
+    library.define("product(Tensor rows, Tensor blocks, Tensor? bias, int columns) -> Tensor")
+    library.impl("product", lambda rows, _, __, columns: rows.new_empty(rows.shape[0], columns), "Meta")
+    operator = torch.ops.precast_worker.product.default
+
+    class Template(cpp_gemm_template.CppGemmTemplate):
+        def get_options(self, *args: Any, **kwargs: Any) -> Any:
+            def ours(name: str, *_: Any, **__: Any) -> Any:
+                return _kernel()(name, int(self.m), self.register_blocking)
+
+            with mock.patch.object(cpp_gemm_template, "create_micro_gemm", ours):
+                return super().get_options(*args, **kwargs)
+
+    def lower(rows: Any, blocks: Any, bias: Any, columns: int) -> Any:
+        rows, blocks = realize_inputs(rows, blocks)
+        rows, blocks = ExternKernel.require_stride1(rows), ExternKernel.require_contiguous(blocks)
+        count = int(rows.get_size()[0])
+        layout = FixedLayout(rows.get_device(), torch.float32, [count, columns])
+        added = [] if bias is None else [realize_inputs(lowering.expand(bias, (count, columns)))]
+        blocking = GemmBlocking(min(count, _ROWS[_width()]), int(blocks.get_size()[2]), 1)
+        template = Template([rows, blocks, *added], layout, 1, blocking, has_bias=bool(added), name="product")
+        return template.generate().output_node()
+
+    lowering.register_lowering(operator, type_promotion_kind=None)(lower)
+    operator.library = library
+    return operator
+
+
+@functools.cache
+def _kernel() -> Any:
+    """Returns the class that writes the inner loop."""
+    import torch
+    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm
+
+    class Kernel(CppMicroGemm):
+        def __init__(self, name: str, rows: int, blocking: Any) -> None:
+            super().__init__(name, *[torch.float32] * 4, blocking)
+            self.rows = rows
+
+        def codegen_define(self, kernel: Any) -> str:
+            block, columns, _ = self.register_blocking
+            heights = sorted({block, self.rows % block or block}, reverse=True)
+            loops = [_loop(f"{self.name}_{height}", height, columns, _width()) for height in heights]
+            calls = " else ".join(
+                f"if (M - m {'>=' if height == block else '=='} {height}) "
+                f"{self.name}_{height}<accum>(A + m * lda, B + n, C + m * ldc + n, K, lda, ldb, ldc);"
+                for height in heights
+            )
+            each = f"for (int64_t m = 0; m < M; m += {block}) {{ {calls} }}"
+            body = f"{{ for (int64_t n = 0; n < N; n += {columns}) {each} }}\n"
+            return "".join(loops) + self.get_kernel_declaration() + body
+
+    return Kernel
+
+
+def _loop(name: str, rows: int, columns: int, width: int) -> str:
+    """Returns a function that multiplies so many rows by so many columns; each sum has a name, and so a register."""
+    vectors = range(columns // width)
+    cells = [(row, vector) for row in range(rows) for vector in vectors]
+    at = {(row, vector): f"C + {row} * ldc + {vector * width}" for row, vector in cells}
+    lines = [
+        "template <bool accum>",
+        f"inline void {name}(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C,",
+        "    int64_t K, int64_t lda, int64_t ldb, int64_t ldc) {",
+        "    using V = at::vec::Vectorized<float>;",
+        *[f"    V c{row}_{vector}(0.0f);" for row, vector in cells],
+        "    if constexpr (accum) {",
+        *[f"        c{row}_{vector} = V::loadu({at[row, vector]});" for row, vector in cells],
+        "    }",
+        "    for (int64_t k = 0; k < K; ++k) {",
+        *[f"        V b{vector} = V::loadu(B + k * ldb + {vector * width});" for vector in vectors],
+    ]
+    for row in range(rows):
+        lines.append(f"        V a{row}(A[{row} * lda + k]);")
+        lines += [f"        c{row}_{v} = at::vec::fmadd(a{row}, b{v}, c{row}_{v});" for v in vectors]
+    lines += ["    }", *[f"    c{row}_{vector}.store({at[row, vector]});" for row, vector in cells], "}", ""]
+    return "\n".join(lines)

@@ -1,0 +1,123 @@
+"""Small products with weights are an artifact's own code, with the same results."""
+
+from __future__ import annotations
+
+import unittest
+import unittest.mock
+from pathlib import Path
+from typing import Any
+
+from .artifact import run
+from .support import Project, Quiet, part
+from .test_compile import follow
+from .test_joined import graph_of
+
+MODEL = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(48, 64), nn.Linear(64, 500), nn.Linear(330, 48, bias=False)
+        self.d, self.e = nn.Linear(32, 144), nn.Linear(64, 10)
+
+    def forward(self, x):
+        up = F.gelu(self.a(x))
+        wide = self.b(up)
+        # Rows with gaps between them, what lies across, and what is added to.
+        gaps = self.d(up[:, :32])
+        across = torch.addmm(gaps, self.c.weight[: x.shape[0], :32], self.d.weight.t()) + gaps.relu()
+        return wide, x + self.c(wide[:, :330]), across, self.e(up)
+
+def load():
+    torch.manual_seed(0)
+    return Small().eval()
+"""
+
+
+class ProductsTest(Project):
+    def compiled(self, opened: Any, rows: int, isa: str = "native") -> tuple[str, list[list[int]]]:
+        """Compiles for so many rows, checks what comes out; returns the code and the shapes that were made."""
+        import torch
+
+        captured = self.capture(opened, inputs=[("x", "float32", [rows, 48])])
+        (segment,) = captured["segments"]
+        out = self.out / f"{isa}{rows}"
+        request = {"file": segment["file"], "device": "cpu", "isa": isa, "options": {"freezing": True}}
+        answer = part("compiler").compile_segment(request, out, Quiet())
+        held = self.weights(opened)
+        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        made = {one["name"]: follow(one["call"], weights) for one in answer["prepared"]}
+        samples = part("tensors").read(Path(captured["samples"]))
+        with torch.inference_mode():
+            expected = opened.model(samples["in.0"])
+        given = run(answer["library"], "cpu", weights | made, [samples["in.0"]], 4)
+        given = dict(zip(captured["steps"][0]["outputs"], given, strict=True))
+        results = [given[number] for number in captured["results"]]
+        for result, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
+        code = "".join(file.read_text() for file in out.rglob("*wrapper.cpp"))
+        return code, [made["shape"] for made in answer["prepared"] if len(made["shape"]) == 3]
+
+    def test_small_products_are_own_code_for_any_number_of_rows(self) -> None:
+        opened = self.open(MODEL)
+        for rows in (1, 5, 8, 19):
+            code, shapes = self.compiled(opened, rows)
+            # Of ten columns, a vector would hold more zeros than values.
+            self.assertEqual(code.count("aoti_torch_cpu_addmm_out("), 1, code)
+            self.assertNotIn("aoti_torch_cpu_mm_out(", code)
+            width = part("products")._width()
+            if width == 16:
+                # The columns are taken alike whatever the rows, so that buckets share them.
+                wanted = [[2, 48, 32], [16, 64, 32], [1, 330, 48], [3, 32, 48]]
+                self.assertEqual(sorted(shapes), sorted(wanted), rows)
+
+    def test_a_baseline_has_its_own_vectors_or_none(self) -> None:
+        opened = self.open(MODEL)
+        code, shapes = self.compiled(opened, 6, "x86-64-v3")
+        self.assertEqual(code.count("aoti_torch_cpu_addmm_out("), 1)
+        self.assertEqual({shape[2] % 8 for shape in shapes}, {0})
+        code, shapes = self.compiled(opened, 6, "x86-64-v2")
+        self.assertEqual((code.count("aoti_torch_cpu_addmm_out("), shapes), (6, []))
+
+    def test_columns_are_taken_so_that_few_are_added(self) -> None:
+        products = part("products")
+        for width, wanted in (
+            (16, {48: 48, 144: 48, 64: 32, 500: 32, 16: 16, 15: 16, 14: 0, 10: 0, 1: 0}),
+            (8, {48: 24, 64: 16, 500: 24, 10: 0, 8: 8, 1: 0}),
+            (0, {48: 0}),
+        ):
+            with unittest.mock.patch.object(products, "_width", return_value=width):
+                self.assertEqual({columns: products._columns(columns) for columns in wanted}, wanted)
+
+    def test_what_is_large_or_no_float32_or_no_weight_stays(self) -> None:
+        import torch
+
+        def product(m: Any, x: Any) -> Any:
+            return torch.mm(x, m.w)
+
+        products = part("products")
+        for rows, weight, known, taken in (
+            (8, torch.randn(32, 32), True, True),
+            (8, torch.randn(32, 32), False, False),
+            (8, torch.randn(32, 32).double(), True, False),
+            (8, torch.randn(32, 32).bfloat16(), True, False),
+            (1, torch.randn(256, 256), True, True),
+            (1, torch.randn(256, 288), True, False),
+            (1024, torch.randn(32, 32), True, True),
+            (1025, torch.randn(32, 32), True, False),
+            (0, torch.randn(32, 32), True, False),
+        ):
+            x = torch.randn(rows, weight.shape[0]).to(weight.dtype)
+            with unittest.mock.patch.object(products, "_width", return_value=16):
+                traced = graph_of(product, {"w": weight}, x)
+                constants = {node.target for node in traced.graph.find_nodes(op="get_attr")}
+                products.take(traced.graph, constants if known else set())
+            kept = [node for node in traced.graph.nodes if node.target is torch.ops.aten.mm.default]
+            self.assertEqual(not kept, taken, (rows, weight.shape, weight.dtype))
+
+
+if __name__ == "__main__":
+    unittest.main()
