@@ -28,6 +28,8 @@
 #[cfg(test)]
 extern crate self as precast;
 
+#[cfg(test)]
+mod alone;
 pub mod build;
 pub mod cli;
 pub mod digest;

@@ -239,34 +239,20 @@ fn own_bytes(pid: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, hint::black_box, process::Command, thread};
+    use std::{hint::black_box, thread};
 
     use super::*;
+    use crate::alone::alone;
 
-    const ALONE: &str = "PRECAST_TEST_LIMITS_ALONE";
-
-    /// In a process of its own: other tests of this one take memory and give it back.
     #[test]
     fn what_a_process_may_take_for_now_is_counted_from_what_it_has() {
-        if env::var_os(ALONE).is_some() {
-            return alone();
-        }
-        let name =
-            "build::limits::tests::what_a_process_may_take_for_now_is_counted_from_what_it_has";
-        let test = Command::new(env::current_exe().unwrap())
-            .args(["--exact", name, "--nocapture"])
-            .env(ALONE, "1")
-            .output()
-            .unwrap();
-        let told = String::from_utf8_lossy(&test.stdout);
-        assert!(
-            told.contains("1 passed"),
-            "{told}{}",
-            String::from_utf8_lossy(&test.stderr)
+        alone(
+            "build::limits::tests::what_a_process_may_take_for_now_is_counted_from_what_it_has",
+            measure,
         );
     }
 
-    fn alone() {
+    fn measure() {
         const MIB: u64 = 1 << 20;
         let mut watch = Limits::new(None).watch(std::process::id());
         let mut looked = || {

@@ -54,33 +54,18 @@ fn status(name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, process::Command};
-
     use super::*;
+    use crate::alone::alone;
 
-    const ALONE: &str = "PRECAST_TEST_PEAK_ALONE";
-
-    /// In a process of its own, since the kernel counts what all threads of one take and give back.
     #[test]
     fn a_call_is_told_by_what_it_held_and_not_by_what_it_kept() {
-        if env::var_os(ALONE).is_some() {
-            return alone();
-        }
-        let name = "runtime::peak::tests::a_call_is_told_by_what_it_held_and_not_by_what_it_kept";
-        let test = Command::new(env::current_exe().unwrap())
-            .args(["--exact", name, "--nocapture"])
-            .env(ALONE, "1")
-            .output()
-            .unwrap();
-        let told = String::from_utf8_lossy(&test.stdout);
-        assert!(
-            told.contains("1 passed"),
-            "{told}{}",
-            String::from_utf8_lossy(&test.stderr)
+        alone(
+            "runtime::peak::tests::a_call_is_told_by_what_it_held_and_not_by_what_it_kept",
+            measure,
         );
     }
 
-    fn alone() {
+    fn measure() {
         const MIB: u64 = 1 << 20;
         let hold = || vec![1_u8; usize::try_from(256 * MIB).unwrap()].len();
         // The kernel counts a thread's pages some at a time, so its numbers are off by a little.

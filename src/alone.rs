@@ -1,0 +1,22 @@
+//! Tests that measure their process: each runs in one of its own, where no other test takes memory or gives it back.
+
+use std::{env, process::Command};
+
+const ALONE: &str = "PRECAST_TEST_ALONE";
+
+/// Does `measure` in a process of its own: starts this one's program again, for the test `name` alone.
+pub(crate) fn alone(name: &str, measure: impl FnOnce()) {
+    if env::var_os(ALONE).is_some() {
+        return measure();
+    }
+    let test = Command::new(env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    let [told, wrong] = [&test.stdout, &test.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(
+        test.status.success() && told.contains("1 passed"),
+        "{told}{wrong}"
+    );
+}
