@@ -69,7 +69,7 @@ mod tests {
         const MIB: u64 = 1 << 20;
         let hold = || vec![1_u8; usize::try_from(256 * MIB).unwrap()].len();
         // The kernel counts a thread's pages some at a time, so its numbers are off by a little.
-        let held = |bytes: u64| (240..320).contains(&(bytes / MIB));
+        let held = |bytes: u64| (250..320).contains(&(bytes / MIB));
         let (_, Some(most)) = peak(Device::Cpu, hold) else {
             panic!("this kernel does not say")
         };

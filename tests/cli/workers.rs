@@ -94,14 +94,16 @@ fn captures_run_beside_each_other_from_the_start() {
     let built = events_until(&sandbox, &["-j", "6"], |so_far| begun(so_far) == three);
     assert_eq!(begun(&built), three, "{built:?}");
     assert_eq!(by(&built, "capture").len(), 3, "{built:?}");
-    // What got ready to compile does, and nobody else.
+    // Others get ready to compile meanwhile. Who does which is the queue's business: one may be at another task by then.
     let prepared = built.iter().filter(|event| {
         event["event"] == "begin" && event["job"] == "prepare" && event["what"] == "the compiler"
     });
     let prepared: BTreeSet<u64> = prepared
         .map(|event| event["worker"].as_u64().unwrap())
         .collect();
-    assert_eq!(by(&built, "compile"), prepared, "{built:?}");
+    assert_eq!(prepared.len(), 2, "{built:?}");
+    assert!(prepared.is_disjoint(&by(&built, "capture")), "{built:?}");
+    assert_eq!(done(&built, "compile").len(), 2, "{built:?}");
 }
 
 #[test]

@@ -190,7 +190,7 @@ class CompileTest(Project):
             with torch.inference_mode():
                 expected = opened.model(samples["in.0"])
             for result, wanted, output in zip(results, expected, captured["outputs"], strict=True):
-                torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-6)
                 self.assertEqual(part("tensors").layout(result)["stride"], output["stride"])
         # The same text compiled for a baseline uses nothing beyond it.
         answer = self.compile(captured, "baseline", isa="x86-64-v3")
@@ -198,7 +198,7 @@ class CompileTest(Project):
         self.assertIn("ymm", code)
         self.assertNotIn("zmm", code)
         results = run(answer["library"], "cpu", weights, [samples["in.0"]], 3)
-        torch.testing.assert_close(results[0], expected[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(results[0], expected[0], rtol=1e-5, atol=1e-6)
 
     def test_freezing_says_how_weights_are_made_into_what_kernels_read(self) -> None:
         import torch
@@ -377,7 +377,7 @@ share.begun.result()
             if answer["prepared"]:
                 continue
             (result,) = run(answer["library"], "cpu", weights, [samples["in.0"]], 1)
-            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
     @unittest.skipUnless(cuda(), "skipped: no CUDA device")
     def test_a_device_has_several_kernels_for_attention(self) -> None:

@@ -44,8 +44,8 @@ class DynamicTest(Project):
             results = run(answer["library"], "cpu", bound, list(inputs), 2)
             with torch.inference_mode():
                 wanted = opened.model(*inputs)
-            torch.testing.assert_close(results[order[0]], wanted["logits"], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(results[order[1]], wanted["hidden"], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(results[order[0]], wanted["logits"], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(results[order[1]], wanted["hidden"], rtol=1e-5, atol=1e-5)
 
     def test_texts_do_not_depend_on_what_symbols_are_called(self) -> None:
         one = self.capture(self.open(STACK), inputs=[IDS, MASK], sizes=SIZES, dynamic=BOTH)

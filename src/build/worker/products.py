@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 from typing import Any
-from unittest import mock
 
 # Rows by columns by what is added up, which one thread does in 25 us; and elements that stay in its cache.
 _PRODUCTS = 1 << 20
@@ -121,8 +120,12 @@ def _operator() -> Any:
             def ours(name: str, *_: Any, **__: Any) -> Any:
                 return _kernel()(name, int(self.m), self.register_blocking)
 
-            with mock.patch.object(cpp_gemm_template, "create_micro_gemm", ours):
+            theirs = cpp_gemm_template.create_micro_gemm
+            cpp_gemm_template.create_micro_gemm = ours  # type: ignore[assignment]
+            try:
                 return super().get_options(*args, **kwargs)
+            finally:
+                cpp_gemm_template.create_micro_gemm = theirs
 
     def lower(rows: Any, blocks: Any, bias: Any, columns: int) -> Any:
         rows, blocks = realize_inputs(rows, blocks)
