@@ -97,7 +97,8 @@ impl Queue {
     /// Takes the next task for a thread, which says with [`Self::ended`] when it is over. The first worker, which holds
     /// the model, captures; it is started again where it is needed. So do others that got ready for it, and those that
     /// have nothing else to do if making the model once more is sooner done than waiting for the first. A compile is
-    /// left to a worker that has the compiler at hand, as long as there is one for each.
+    /// left to a worker that has the compiler at hand, as long as there is one for each; such a worker leaves the weights
+    /// and gates to threads that have none.
     pub fn next(&mut self, holds_model: bool, hands: Hands) -> Next {
         let next = self.choose(holds_model, hands);
         if matches!(next, Next::Do(_)) && hands.compile() {
@@ -110,9 +111,12 @@ impl Queue {
         if self.fatal.is_some() {
             return Next::Done;
         }
+        // Threads without a worker do what needs none.
+        let spare = hands.compile() && self.hired < self.most;
         // Writing the weights down takes long too: who can capture leaves that to others.
         let to_capture = !self.captures.is_empty() && hands.may_hold_model();
-        if self.weights == Weights::Todo && (self.alone || !holds_model && !to_capture) {
+        let writes = self.alone || !holds_model && !to_capture && !spare;
+        if self.weights == Weights::Todo && writes {
             self.weights = Weights::Running;
             self.running += 1;
             return Next::Do(Task::Weights);
@@ -139,14 +143,16 @@ impl Queue {
             Weights::There => self.gates.pop_front().map(Task::Gate),
             _ => None,
         };
-        let task = capture.or_else(gate);
         let able = holds_model || matches!(hands, Hands::Ready { .. });
         let left_over = hands.compile() || self.compiles.len() > self.compilers;
         let mut compile = || match able && left_over {
             true => Some(Task::Compile(Box::new(self.compiles.pop()?))),
             false => None,
         };
-        let task = task.or_else(&mut compile);
+        let task = match spare {
+            true => capture.or_else(&mut compile).or_else(gate),
+            false => capture.or_else(gate).or_else(&mut compile),
+        };
         let measure = || match self.running == 0 && self.nothing_waits() {
             true => (self.doubts.pop_front()).map(|(job, draft)| Task::Measure(job, draft)),
             false => None,

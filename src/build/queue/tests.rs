@@ -145,3 +145,24 @@ fn a_compile_is_left_to_one_that_has_the_compiler_at_hand() {
     queue.compiles.push(compile("c"));
     assert!(compiles(queue.next(true, FIRST)));
 }
+
+#[test]
+fn who_has_the_compiler_at_hand_leaves_what_needs_no_worker_to_others() {
+    let weights = |next: Next| matches!(next, Next::Do(Task::Weights));
+    let captures = (0..0).map(|job| (job, true));
+    // Of five threads the last two have no worker.
+    let mut queue = Queue::new(captures, 5, &[Role::Compile; 2], None);
+    queue.running = 1;
+    assert!(matches!(
+        queue.next(false, Hands::Starting(Role::Compile)),
+        Next::Wait
+    ));
+    assert!(weights(queue.next(false, Hands::Empty)));
+    queue.weights_are_there();
+    queue.gates.push_back(0);
+    queue.compiles.push(compile("a"));
+    let next = queue.next(false, ready(Role::Compile));
+    assert!(matches!(next, Next::Do(Task::Compile(_))));
+    let next = queue.next(false, Hands::Empty);
+    assert!(matches!(next, Next::Do(Task::Gate(0))));
+}
