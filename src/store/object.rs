@@ -22,6 +22,10 @@ use crate::{Digest, digest::Hasher};
 
 /// zstd's level: 3 is its own default; higher ones cost more time than the bytes they save are worth here.
 const LEVEL: i32 = 3;
+/// Bytes from which an object is compressed by several threads, as weights are, and how many those are at most. With four,
+/// hashing takes longer.
+const LARGE: u64 = 32 << 20;
+const THREADS: u32 = 4;
 const SEAL: usize = 40;
 const SEAL_HEAD: [u8; 8] = [0x5A, 0x2A, 0x4D, 0x18, 32, 0, 0, 0];
 
@@ -44,6 +48,10 @@ pub(crate) fn encode(
     let mut encoder = zstd::Encoder::new(Tee::new(&mut *out), LEVEL)?;
     encoder.set_pledged_src_size(Some(size))?;
     encoder.include_contentsize(true)?;
+    if size >= LARGE {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        encoder.multithread(u32::try_from(cores).map_or(THREADS, |cores| cores.min(THREADS)))?;
+    }
     let copied = io::copy(&mut tee.by_ref().take(size), &mut encoder)?;
     let more = tee.inner.read(&mut [0])?;
     if copied != size || more != 0 {
@@ -243,6 +251,21 @@ mod tests {
     fn zstd_reads_it_without_us() {
         let good = stored(b"plain content");
         assert_eq!(zstd::decode_all(&good[..]).unwrap(), b"plain content");
+    }
+
+    #[test]
+    fn what_several_threads_compressed_is_an_object_like_any_other() {
+        let count = u32::try_from(LARGE / 4).unwrap() + 1;
+        let content: Vec<u8> = (0..count)
+            .flat_map(|i| (i / 3).wrapping_mul(i).to_le_bytes())
+            .collect();
+        let mut good = stored(&content);
+        assert!(zstd::decode_all(&good[..]).unwrap() == content);
+        let digest = Digest::of(&content);
+        assert!(read(&good, &digest).unwrap() == content);
+        let middle = good.len() / 2;
+        good[middle] ^= 1;
+        assert!(read(&good, &digest).is_err());
     }
 
     #[test]

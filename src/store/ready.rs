@@ -94,8 +94,13 @@ impl Store {
     fn unpack(&self, digest: &Digest, path: &Path) -> Result<File, StoreError> {
         let mut draft = self.draft()?;
         self.read_into(digest, draft.file())?;
-        draft.publish(path)?;
-        // Another process may have been faster: what lies there now is opened and, if it is not ours, hashed.
+        if draft.publish(path)? {
+            // Every byte of it was checked as it was written.
+            let file = bytes::open_plain(path).at("read", path)?;
+            self.remember(digest, &file, path)?;
+            return Ok(file);
+        }
+        // Another process was faster: what lies there is opened and hashed.
         match self.ready(digest, path)? {
             Some(file) => Ok(file),
             None => self.memfd(digest),
