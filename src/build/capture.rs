@@ -97,7 +97,11 @@ impl Shared<'_> {
                     self.asked::<Sampled>(number, seat, task, &request, CAPTURE_LIMIT, &|_| ());
                 match answer {
                     Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
-                    Err(error) => return self.fail(job, error, &log),
+                    Err(error) => {
+                        let done = self.fail(job, error, &log);
+                        self.lock().capture_over(job);
+                        return done;
+                    }
                 }
             }
         };
@@ -129,7 +133,7 @@ impl Shared<'_> {
             Err(error) => self.fail(job, error, &log),
         };
         // Where it failed: what was queued for it alone is not made.
-        self.lock().no_longer_cut(job);
+        self.lock().capture_over(job);
         done
     }
 
@@ -213,7 +217,7 @@ impl Shared<'_> {
         };
         self.lock().captured(job, waiting, compiles);
         if item.settings.compile.healthcheck {
-            self.start_judge();
+            self.start_judges();
         }
         Ok(())
     }

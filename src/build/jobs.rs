@@ -115,8 +115,8 @@ pub(super) struct Shared<'a> {
     pub weights: OnceLock<StoredWeights>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// The process that judges the next program.
-    pub judge: Mutex<Option<gate::Child>>,
+    /// The processes that judge the next programs, the one that was started first in front.
+    pub judges: Mutex<Vec<gate::Child>>,
 }
 
 /// Does `jobs`, starting with a worker that holds the model and those that are getting ready. Returns the weight set
@@ -149,7 +149,7 @@ pub(super) fn run(
         fingerprint: first.fingerprint,
         queue: Mutex::new(queue),
         changed: Condvar::new(),
-        judge: Mutex::default(),
+        judges: Mutex::default(),
     };
     thread::scope(|scope| {
         let mut seats = std::iter::once(Seat::Taken(Box::new(first.worker)))
@@ -340,7 +340,7 @@ impl<'s> Shared<'s> {
         });
         self.told(worker, work, what, true, || {
             if work != Work::Gate {
-                self.end_judge();
+                self.end_judges();
             }
             body()
         })

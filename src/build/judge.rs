@@ -1,34 +1,50 @@
-//! The process that judges the next program, started before there is one: it has libtorch and the device ready then.
+//! The processes that judge the next programs, started before there are any: they have libtorch and the device ready then.
 
 use std::sync::PoisonError;
 
 use super::{gate, jobs::Shared};
 
+/// Workers for each process that waits, and how many of those there are at most: each holds a context of the device, some
+/// hundred MB of it.
+const WORKERS: usize = 4;
+const MOST: usize = 3;
+
 impl Shared<'_> {
-    /// Starts the process that judges the next program, where there will be one; unless there is one already, or somebody
+    /// Starts processes that judge the next programs, where there will be some; unless there are enough already, or somebody
     /// is to be alone.
-    pub(super) fn start_judge(&self) {
+    pub(super) fn start_judges(&self) {
         let beside = self.crew.quiet.try_read();
         if beside.is_err() || self.options.jobs == 1 {
             return;
         }
+        let most = (self.options.jobs / WORKERS).clamp(1, MOST);
         // Held while the queue is asked: else who has the last program to judge could start one meanwhile.
-        let mut judge = self.judge.lock().unwrap_or_else(PoisonError::into_inner);
-        if judge.is_none() && self.lock().will_gate() {
+        let mut judges = self.judges.lock().unwrap_or_else(PoisonError::into_inner);
+        while judges.len() < self.lock().to_gate().min(most) {
             let device = self.options.spec.target.device;
-            // Who needs one and can't start it says so.
-            *judge = gate::Child::start(&self.options.gate, self.options.store.path(), device).ok();
+            match gate::Child::start(&self.options.gate, self.options.store.path(), device) {
+                Ok(judge) => judges.push(judge),
+                // Who needs one and can't start it says so.
+                Err(_) => break,
+            }
         }
     }
 
-    /// Ends the process that waits to judge a program: it holds a context of the device, some hundred MB of it.
-    pub(super) fn end_judge(&self) {
-        drop((self.judge.lock().unwrap_or_else(PoisonError::into_inner)).take());
+    /// Ends the processes that wait to judge a program.
+    pub(super) fn end_judges(&self) {
+        let mut judges = self.judges.lock().unwrap_or_else(PoisonError::into_inner);
+        judges.clear();
     }
 
-    /// Takes the process that was started to judge a program, if it is there.
+    /// Takes a process that was started to judge a program, the first of them that is there.
     pub(super) fn take_judge(&self) -> Option<gate::Child> {
-        let mut judge = (self.judge.lock().unwrap_or_else(PoisonError::into_inner)).take()?;
-        judge.waits().then_some(judge)
+        let mut judges = self.judges.lock().unwrap_or_else(PoisonError::into_inner);
+        while !judges.is_empty() {
+            let mut judge = judges.remove(0);
+            if judge.waits() {
+                return Some(judge);
+            }
+        }
+        None
     }
 }

@@ -46,7 +46,8 @@ pub(super) struct Queue {
     compiles: Vec<Compile>,
     gates: VecDeque<usize>,
     waiting: BTreeMap<usize, Waiting>,
-    /// What captures that are under way have queued.
+    /// Programs that are being captured, and what was queued for them meanwhile.
+    capturing: BTreeSet<usize>,
     cut: BTreeMap<usize, BTreeSet<Digest>>,
     /// Programs that seemed slower than eager.
     doubts: VecDeque<(usize, Box<Draft>)>,
@@ -132,6 +133,9 @@ impl Queue {
             true => self.captures.pop_front().map(|(job, _)| Task::Capture(job)),
             false => None,
         };
+        if let Some(Task::Capture(job)) = capture {
+            self.capturing.insert(job);
+        }
         if let Hands::Ready { role, .. } = hands
             && !captures
             && self.worth_opening(role)
@@ -265,9 +269,9 @@ impl Queue {
         self.captures.is_empty() && self.compiles.is_empty() && self.gates.is_empty()
     }
 
-    /// Returns whether a program beside those that are being gated will be.
-    pub fn will_gate(&self) -> bool {
-        !self.captures.is_empty() || !self.waiting.is_empty()
+    /// Returns how many programs beside those that are being gated will be, if all goes well.
+    pub fn to_gate(&self) -> usize {
+        self.captures.len() + self.capturing.len() + self.waiting.len()
     }
 
     pub fn weights_are_there(&mut self) {
@@ -301,8 +305,9 @@ impl Queue {
         self.cut.values().any(|keys| keys.contains(key))
     }
 
-    /// Takes note that the capture of a program is over.
-    pub fn no_longer_cut(&mut self, job: usize) {
+    /// Takes note that the capture of a program is over, whatever came of it.
+    pub fn capture_over(&mut self, job: usize) {
+        self.capturing.remove(&job);
         if self.cut.remove(&job).is_some() {
             self.forget_unwanted();
         }
@@ -342,6 +347,7 @@ impl Queue {
         if waiting.missing.is_empty() {
             self.gates.push_back(job);
         }
+        self.capturing.remove(&job);
         self.waiting.insert(job, waiting);
     }
 

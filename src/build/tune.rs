@@ -147,7 +147,7 @@ impl Shared<'_> {
         let check = || {
             let judge = self.take_judge();
             if company.take() {
-                self.start_judge();
+                self.start_judges();
             }
             gate::in_child(
                 &self.options.gate,

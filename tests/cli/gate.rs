@@ -168,17 +168,22 @@ fn awaited(sandbox: &Sandbox) -> (std::process::Child, String) {
 
 /// Returns a build that waits in a compile for a file `go`, and has started a process that judges.
 fn waiting(sandbox: &Sandbox, fake: &str) -> std::process::Child {
+    let build = with_judges("2", sandbox, fake);
+    wait_until("nobody waits to judge what is compiled", || {
+        !judges(sandbox).is_empty() && sandbox.path("waiting").exists()
+    });
+    build
+}
+
+/// Returns a build by so many workers that says who is started to judge.
+fn with_judges(jobs: &str, sandbox: &Sandbox, fake: &str) -> std::process::Child {
     sandbox.append("model.py", fake);
     let script = format!(
         "echo $$ >> {}\nexec {} \"$@\"",
         sandbox.path("judges").display(),
         env!("CARGO_BIN_EXE_precast-torch"),
     );
-    let build = judged_by("2", sandbox, &script).arg("-q").spawn().unwrap();
-    wait_until("nobody waits to judge what is compiled", || {
-        !judges(sandbox).is_empty() && sandbox.path("waiting").exists()
-    });
-    build
+    judged_by(jobs, sandbox, &script).arg("-q").spawn().unwrap()
 }
 
 /// Returns how often a program was run when it was judged.
@@ -195,6 +200,19 @@ fn who_judges_is_started_before_there_is_anything_to_judge() {
     assert!(build.wait().unwrap().success());
     let judges = judges(&sandbox);
     assert_eq!(judges.len(), 2, "one for each program: {judges:?}");
+    assert!(!judges.iter().any(|judge| alive(judge)), "{judges:?}");
+    assert_eq!(judged(&sandbox), 3);
+}
+
+#[test]
+fn where_there_are_many_workers_several_wait_to_judge() {
+    let sandbox = Sandbox::new();
+    let mut build = with_judges("8", &sandbox, "# fake: compile waits");
+    wait_until("one waits for each program", || judges(&sandbox).len() == 2);
+    assert!(judges(&sandbox).iter().all(|judge| alive(judge)));
+    sandbox.write("go", "");
+    assert!(build.wait().unwrap().success());
+    let judges = judges(&sandbox);
     assert!(!judges.iter().any(|judge| alive(judge)), "{judges:?}");
     assert_eq!(judged(&sandbox), 3);
 }

@@ -10,8 +10,8 @@
 //! the largest magnitude in eager's output.
 //!
 //! A process takes a while until it has libtorch and the device's context, which is as long as all the rest of judging a
-//! small program. So one is started before there is a candidate, gets ready while others compile, and waits. It judges one
-//! candidate, as every other does: what crashes there has crashed for it alone.
+//! small program. So some are started before there is a candidate, get ready while others compile, and wait. Each judges one
+//! candidate: what crashes there has crashed for it alone.
 //!
 //! Then the same at smaller sizes, which the runtime pads into the bucket: where that does not give what eager gives at its
 //! own size, the program is published for its exact size only.

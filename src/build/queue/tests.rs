@@ -166,3 +166,16 @@ fn who_has_the_compiler_at_hand_leaves_what_needs_no_worker_to_others() {
     let next = queue.next(false, Hands::Empty);
     assert!(matches!(next, Next::Do(Task::Gate(0))));
 }
+
+#[test]
+fn a_program_is_to_be_gated_until_its_gate_begins_or_its_capture_fails() {
+    let mut queue = queue(2, &[], None);
+    assert_eq!(queue.to_gate(), 2);
+    for job in 0..2 {
+        let next = queue.next(true, FIRST);
+        assert!(matches!(next, Next::Do(Task::Capture(it)) if it == job));
+    }
+    assert_eq!(queue.to_gate(), 2);
+    queue.capture_over(0);
+    assert_eq!(queue.to_gate(), 1);
+}
