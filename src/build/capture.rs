@@ -72,9 +72,9 @@ impl Shared<'_> {
     /// entry the first worker says, and one that was too large for another worker leaves the captures to the first.
     fn made_ahead(&self, seat: &mut Seat<'_>) -> bool {
         if let Seat::Starting(ahead) = std::mem::replace(seat, Seat::Empty)
-            && let Ok(Ok(worker)) = ahead.handle.join()
+            && let Some(worker) = ahead.worker()
         {
-            *seat = Seat::Taken(Box::new(worker));
+            *seat = Seat::Taken(worker);
         }
         matches!(seat, Seat::Taken(_))
     }

@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    fs,
     sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering},
     thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
@@ -78,17 +79,45 @@ pub(super) struct Ahead<'s> {
     pub handle: ScopedJoinHandle<'s, Result<Worker, BuildError>>,
 }
 
+impl Ahead<'_> {
+    /// Waits until it is ready, and returns the worker if it could get ready.
+    pub fn worker(self) -> Option<Box<Worker>> {
+        let ready = self.handle.join().ok().and_then(Result::ok);
+        ready.map(Box::new)
+    }
+}
+
 /// The worker of one thread.
 pub(super) enum Seat<'s> {
     Empty,
     Starting(Ahead<'s>),
     Taken(Box<Worker>),
+    /// A worker that nothing is left for.
+    Ending {
+        _worker: Box<Worker>,
+    },
 }
 
 impl Seat<'_> {
+    /// Has the worker end, and does not wait until it has: that takes a while where it holds memory of a device.
+    fn dismiss(&mut self) {
+        let worker = match std::mem::replace(self, Self::Empty) {
+            Self::Taken(worker) => Some(worker),
+            Self::Starting(ahead) if ahead.handle.is_finished() => ahead.worker(),
+            other => {
+                *self = other;
+                return;
+            }
+        };
+        if let Some(mut worker) = worker {
+            worker.kill();
+            *self = Self::Ending { _worker: worker };
+        }
+    }
+
     fn hands(&self) -> Hands {
         match self {
-            Self::Empty => Hands::Empty,
+            Self::Empty | Self::Ending { .. } => Hands::Empty,
             Self::Starting(ahead) if !ahead.handle.is_finished() => Hands::Starting(ahead.role),
             Self::Starting(ahead) => Hands::Ready {
                 role: ahead.role,
@@ -178,7 +207,7 @@ impl<'s> Shared<'s> {
 
     /// Takes tasks until nothing is left that could bring more.
     fn serve(&self, number: usize, mut seat: Seat<'_>) {
-        while let Some(task) = self.next(number, &seat) {
+        while let Some(task) = self.next(number, &mut seat) {
             let opening = matches!(task, Task::Open);
             let result = match task {
                 Task::Weights => self.put_weights(),
@@ -201,7 +230,7 @@ impl<'s> Shared<'s> {
         self.crew.stop.set();
     }
 
-    fn next(&self, number: usize, seat: &Seat<'_>) -> Option<Task> {
+    fn next(&self, number: usize, seat: &mut Seat<'_>) -> Option<Task> {
         const POLL: Duration = Duration::from_millis(20);
         let mut queue = self.lock();
         loop {
@@ -210,8 +239,19 @@ impl<'s> Shared<'s> {
             }
             let hands = seat.hands();
             match queue.next(number == 0, hands) {
-                Next::Do(task) => return Some(task),
+                Next::Do(task) => {
+                    if queue.only_gates() {
+                        drop(queue);
+                        seat.dismiss();
+                    }
+                    return Some(task);
+                }
                 Next::Done => return None,
+                Next::Wait if queue.only_gates() && matches!(hands, Hands::Ready { .. }) => {
+                    drop(queue);
+                    seat.dismiss();
+                    queue = self.lock();
+                }
                 Next::Wait if !matches!(hands, Hands::Starting(_)) => {
                     queue = self.changed(queue);
                 }
@@ -243,6 +283,11 @@ impl<'s> Shared<'s> {
 
     fn put_weights(&self) -> Result<(), BuildError> {
         let stored = weights::put(self.options, &self.given, self.progress)?;
+        let written = self.given.file.as_ref();
+        if let Some(written) = written.filter(|file| file.starts_with(self.crew.scratch)) {
+            // The store has it; if this fails, it goes with the folder that it is in.
+            let _ = fs::remove_file(written);
+        }
         self.weights.get_or_init(|| stored);
         self.lock().weights_are_there();
         Ok(())
@@ -449,8 +494,8 @@ impl<'s> Shared<'s> {
         let started = match std::mem::replace(seat, Seat::Empty) {
             Seat::Taken(worker) => Some(worker),
             // One that could not get ready is replaced.
-            Seat::Starting(ahead) => ahead.handle.join().ok().and_then(Result::ok).map(Box::new),
-            Seat::Empty => None,
+            Seat::Starting(ahead) => ahead.worker(),
+            Seat::Empty | Seat::Ending { .. } => None,
         };
         let worker = match started {
             Some(worker) => worker,

@@ -265,6 +265,11 @@ impl Queue {
         self.captures.is_empty()
     }
 
+    /// Returns whether nothing is left that a worker is for: nothing is captured or compiled any more, or will be.
+    pub fn only_gates(&self) -> bool {
+        self.captures.is_empty() && self.capturing.is_empty() && self.pending.is_empty()
+    }
+
     fn nothing_waits(&self) -> bool {
         self.captures.is_empty() && self.compiles.is_empty() && self.gates.is_empty()
     }

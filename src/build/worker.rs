@@ -230,6 +230,11 @@ impl Worker {
         }
     }
 
+    /// Tells the worker and everything that it started to end. It must not be asked for anything any more.
+    pub fn kill(&mut self) {
+        end_family(self.child.id());
+    }
+
     /// Ends the worker and everything that it started; returns its status the first time.
     fn end(&mut self) -> Option<String> {
         if std::mem::replace(&mut self.ended, true) {

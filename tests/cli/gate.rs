@@ -217,6 +217,40 @@ fn where_there_are_many_workers_several_wait_to_judge() {
     assert_eq!(judged(&sandbox), 3);
 }
 
+/// Returns the processes that this one has started and that run.
+fn children(of: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{of}/task")).unwrap();
+    let of_task = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default()
+    };
+    let all = tasks.map(of_task).collect::<Vec<_>>().concat();
+    all.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn workers_end_where_only_gates_are_left() {
+    let sandbox = Sandbox::new();
+    let script = format!(
+        "echo $$ >> {judges}\nif [ $(wc -l < {judges}) -gt 1 ]; then while [ ! -e {go} ]; do sleep 0.05; done; fi\n\
+        exec {program} \"$@\"",
+        judges = sandbox.path("judges").display(),
+        go = sandbox.path("go").display(),
+        program = env!("CARGO_BIN_EXE_precast-torch"),
+    );
+    // One after the other: nothing is compiled when the second is judged.
+    let mut build = judged_by("1", &sandbox, &script).arg("-q").spawn().unwrap();
+    wait_until("there is a worker beside who judges", || {
+        let judges = judges(&sandbox);
+        let mut others = children(build.id())
+            .into_iter()
+            .filter(|child| alive(child));
+        judges.len() == 2 && others.all(|child| judges.contains(&child))
+    });
+    sandbox.write("go", "");
+    assert!(build.wait().unwrap().success());
+    assert_eq!(judged(&sandbox), 3);
+}
+
 #[test]
 fn nobody_waits_to_judge_while_work_that_memory_was_short_for_is_done_alone() {
     let sandbox = Sandbox::new();
