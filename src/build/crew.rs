@@ -54,6 +54,9 @@ const PREPARE_LIMIT: Duration = Duration::from_secs(600);
 /// What a worker may take beside a model while it makes it, in bytes: for modules, and for the device's driver.
 const BESIDE_MODEL: u64 = 1 << 29;
 
+/// How many workers beside the first make the model before anybody knows its size.
+const OPENERS: usize = 2;
+
 /// What every process of a build is started with.
 pub(super) struct Crew<'a> {
     pub options: &'a Options<'a>,
@@ -88,10 +91,7 @@ impl Crew<'_> {
         let capture = capture.min(more_models(self, spec.model.weights.file()));
         let compile = new.max(usize::from(each > 0)).min(workers - 1 - capture);
         let mut roles = [vec![Role::Capture; capture], vec![Role::Compile; compile]].concat();
-        // It takes all the room that there is for models whose size nobody knows.
-        if capture > 0 {
-            roles[0] = Role::Open;
-        }
+        roles[..capture.min(OPENERS)].fill(Role::Open);
         roles
     }
 
@@ -243,20 +243,21 @@ pub(super) fn more_models(crew: &Crew<'_>, file: Option<&Path>) -> usize {
     bytes.map_or(0, |bytes| models(most, bytes))
 }
 
-/// Returns how many bytes of weights may be in the workers beside the first here, all together.
+/// Returns how many bytes of weights a model may have here that is made in workers beside the first too.
 pub(super) fn most_bytes(device: DeviceKind) -> u64 {
     most(device, machine_memory().unwrap_or(0))
 }
 
-/// Returns how many times so many bytes go into the most there may be.
+/// Returns how many more models of so many bytes there may be where each may have so many at most.
 fn models(most: u64, bytes: u64) -> usize {
-    let times = most.checked_div(bytes);
-    times.map_or(usize::MAX, |times| {
-        usize::try_from(times).unwrap_or(usize::MAX)
-    })
+    let all = most.saturating_mul(OPENERS as u64).checked_div(bytes);
+    match bytes <= most {
+        true => all.map_or(usize::MAX, |all| usize::try_from(all).unwrap_or(usize::MAX)),
+        false => 0,
+    }
 }
 
-/// Returns how many they may be on a machine with so much memory.
+/// Returns how many bytes that is on a machine with so much memory.
 fn most(device: DeviceKind, machine: u64) -> u64 {
     const OF_MACHINE: u64 = 16;
     const ON_DEVICE: u64 = 1 << 30;
@@ -275,9 +276,10 @@ mod tests {
         assert_eq!(most(DeviceKind::Cpu, 64 << 30), 4 << 30);
         assert_eq!(most(DeviceKind::Cuda, 64 << 30), 1 << 30);
         assert_eq!(most(DeviceKind::Cuda, 8 << 30), 1 << 29);
-        // In as many as have it in that memory together.
-        assert_eq!(models(4 << 30, 1 << 30), 4);
-        assert_eq!(models(4 << 30, 3 << 30), 1);
+        // In two if it is as large as that, in more if it is smaller.
+        assert_eq!(models(4 << 30, 1 << 30), 8);
+        assert_eq!(models(4 << 30, 3 << 30), 2);
+        assert_eq!(models(4 << 30, 4 << 30), 2);
         assert_eq!(models(4 << 30, 5 << 30), 0);
         assert_eq!(models(0, 0), usize::MAX);
     }

@@ -234,8 +234,8 @@ pub(super) struct First {
     pub fingerprint: Option<String>,
 }
 
-/// Returns whether a model could not be made in the first worker because another made it at the same time: that one could,
-/// or memory was short, or it failed otherwise, or takes longer than the first one `took` to fail. It is gone then.
+/// Returns whether a model could not be made in the first worker because others made it at the same time: one of them could,
+/// or memory was short, or it failed otherwise, or takes longer than the first one `took` to fail. They are gone then.
 fn in_the_way(
     crew: &Crew<'_>,
     error: &BuildError,
@@ -252,21 +252,27 @@ fn in_the_way(
             | BuildError::WorkerDied { .. }
             | BuildError::WorkerGreedy { .. }
     );
-    let other = ahead.iter().position(|one| one.role == Role::Open);
-    let Some(other) = other.filter(|_| failed) else {
+    if !failed {
         return false;
-    };
-    let other = ahead.remove(other).handle;
+    }
+    let (others, rest): (Vec<_>, Vec<_>) = std::mem::take(ahead)
+        .into_iter()
+        .partition(|one| one.role == Role::Open);
+    *ahead = rest;
     let asked = Instant::now();
-    // Where memory was short, what becomes of it says no more.
-    while !other.is_finished() && !error.short_of_memory() && asked.elapsed() < took.max(PATIENCE) {
+    let made = || others.iter().all(|other| other.handle.is_finished());
+    // Where memory was short, what becomes of them says no more.
+    while !made() && !error.short_of_memory() && asked.elapsed() < took.max(PATIENCE) {
         thread::sleep(POLL);
     }
     // Nobody else makes the model yet.
     crew.late.store(true, Ordering::Relaxed);
-    let other = other.join();
+    let others: Vec<_> = (others.into_iter())
+        .map(|other| other.handle.join())
+        .collect();
     crew.late.store(false, Ordering::Relaxed);
-    error.short_of_memory() || !matches!(other, Ok(Err(same)) if same.code() == error.code())
+    let same = |other: &_| matches!(other, Ok(Err(same)) if BuildError::code(same) == error.code());
+    !others.is_empty() && (error.short_of_memory() || !others.iter().all(same))
 }
 
 /// Starts the worker that holds the model, and learns from it what keys are made of.

@@ -261,7 +261,7 @@ fn one_worker_makes_the_model_while_the_first_does() {
     made_beside(&sandbox, "pass");
     sandbox.append("model.py", "# fake: capture waits");
     let captures = |events: &[Value]| by(events, "capture");
-    let built = events_until(&sandbox, &["-j", "6"], |so_far| {
+    let built = events_until(&sandbox, &["-j", "4"], |so_far| {
         let one = ahead(so_far).first().copied();
         one.is_some_and(|one| captures(so_far).contains(&one))
     });
@@ -274,6 +274,18 @@ fn one_worker_makes_the_model_while_the_first_does() {
         3,
         "each once, with eager's: {built:?}"
     );
+}
+
+#[test]
+fn two_workers_make_the_model_while_the_first_does_where_there_are_workers_enough() {
+    let sandbox = Sandbox::new();
+    made_beside(&sandbox, "pass");
+    sandbox.append("model.py", "# fake: capture waits");
+    let built = events_until(&sandbox, &["-j", "6"], |so_far| {
+        by(so_far, "capture").len() == 3
+    });
+    assert_eq!(by(&built, "open").len(), 2, "{built:?}");
+    assert_eq!(done(&built, "capture").len(), 3, "each once: {built:?}");
 }
 
 #[test]
@@ -290,7 +302,7 @@ fn a_model_that_could_not_be_made_ahead_is_nobodys_failure() {
             "model.py",
             &format!("# fake: open {what}\n# fake: capture is slow"),
         );
-        let ran = sandbox.run(&["build", "--format", "json", "-j", "6", "--memory", "300MiB"]);
+        let ran = sandbox.run(&["build", "--format", "json", "-j", "4", "--memory", "300MiB"]);
         assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{what}");
         let lines = ran.stdout.lines();
         let built: Vec<Value> = lines
@@ -318,7 +330,7 @@ fn a_model_that_another_worker_was_in_the_way_of_is_made_once_more() {
         let starts = events.iter().filter(|event| event["event"] == "worker");
         starts.filter(|event| event["worker"] == 0).count()
     };
-    let built = events(&sandbox, &["-j", "6"]);
+    let built = events(&sandbox, &["-j", "4"]);
     assert_eq!((ahead(&built).len(), first(&built)), (1, 2), "{built:?}");
     assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
     // Nor is one waited for that takes for ever.
@@ -326,7 +338,7 @@ fn a_model_that_another_worker_was_in_the_way_of_is_made_once_more() {
         fs::remove_file(sandbox.path(made)).unwrap();
     }
     sandbox.append("model.py", "# fake: open hangs again");
-    let built = events(&sandbox, &["-j", "6", "--store", "slow"]);
+    let built = events(&sandbox, &["-j", "4", "--store", "slow"]);
     assert_eq!((ahead(&built).len(), first(&built)), (1, 2), "{built:?}");
     assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
     // Alone, it is an error at once.
