@@ -30,7 +30,8 @@ pub(super) fn put(
 ) -> Result<StoredWeights, BuildError> {
     let named = options.spec.model.weights.file();
     let file = named.or(written.file.as_deref());
-    let object = file.map(|file| options.store.put_file(file)).transpose()?;
+    let put = |file| options.store.put_file_unpacked(file);
+    let object = file.map(put).transpose()?;
     if let Some((object, bytes)) = object {
         progress.event(&Event::Weights { object, bytes });
         options.store.map(&object)?;

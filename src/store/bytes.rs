@@ -5,6 +5,7 @@ use std::{
     io::{self, Read, Seek},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    thread,
 };
 
 use super::{
@@ -39,6 +40,19 @@ impl Store {
         file.rewind().at("read", path)?;
         let written = self.publish_object(&mut file, size, path)?;
         Ok((written.digest, written.size))
+    }
+
+    /// As [`Self::put_file`], and unpacks the object at the same time, for who maps it next.
+    pub fn put_file_unpacked(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
+        let (digest, _) = Digest::of_file(path).at("read", path)?;
+        thread::scope(|scope| {
+            let unpacked = scope.spawn(|| self.unpack_from(&digest, path));
+            let put = self.put_file(path)?;
+            match unpacked.join() {
+                Ok(unpacked) => unpacked.map(|()| put),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
     }
 
     /// Returns whether the object is in the store: a look at its file, not at its bytes.
@@ -178,6 +192,34 @@ mod tests {
         assert!(row.size == 6000 && row.stored < 200, "{row:?}");
         let meta = fs::metadata(store.layout().object(&digest)).unwrap();
         assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, row.stored));
+        let tmp = store.layout().tmp();
+        drop(store);
+        assert_eq!(fs::read_dir(tmp).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_is_put_and_unpacked_at_once() {
+        let (dir, store) = testing::store();
+        let source = dir.path().join("weights");
+        fs::write(&source, b"weights".repeat(1000)).unwrap();
+        let (digest, size) = store.put_file_unpacked(&source).unwrap();
+        assert_eq!((digest, size), (Digest::of(&b"weights".repeat(1000)), 7000));
+        assert_eq!(store.read(&digest).unwrap(), b"weights".repeat(1000));
+        let ready = store.layout().ready(&digest);
+        let meta = fs::metadata(&ready).unwrap();
+        assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, 7000));
+        assert_eq!(&store.map(&digest).unwrap()[..], b"weights".repeat(1000));
+        assert_eq!(fs::metadata(&ready).unwrap().ino(), meta.ino());
+        // Again, where either is there already.
+        fs::remove_file(&ready).unwrap();
+        assert_eq!(store.put_file_unpacked(&source).unwrap(), (digest, 7000));
+        assert!(ready.exists());
+        // What is unpacked is what the digest names.
+        fs::remove_file(&ready).unwrap();
+        fs::write(&source, b"others").unwrap();
+        let told = store.unpack_from(&digest, &source);
+        assert!(matches!(told, Err(StoreError::Changed { .. })));
+        assert!(!ready.exists());
         let tmp = store.layout().tmp();
         drop(store);
         assert_eq!(fs::read_dir(tmp).unwrap().count(), 0);

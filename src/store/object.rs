@@ -163,19 +163,24 @@ fn damaged(digest: &Digest, path: &Path, why: &str) -> StoreError {
 }
 
 /// Passes bytes through and hashes them.
-struct Tee<T> {
+pub(super) struct Tee<T> {
     inner: T,
     hasher: Hasher,
     count: u64,
 }
 
 impl<T> Tee<T> {
-    fn new(inner: T) -> Self {
+    pub(super) fn new(inner: T) -> Self {
         Self {
             inner,
             hasher: Hasher::default(),
             count: 0,
         }
+    }
+
+    /// Returns the digest of all that passed.
+    pub(super) fn digest(self) -> Digest {
+        self.hasher.finish()
     }
 }
 
