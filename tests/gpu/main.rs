@@ -7,6 +7,7 @@ use std::{env, io::Write, path::PathBuf};
 use precast::{Device, Runtime, Store};
 use tch::{Kind, Tensor};
 
+mod eager;
 mod faults;
 mod graphs;
 mod in_place;

@@ -18,7 +18,7 @@ cp "$tests" $stage/bin/gpu-tests
 strip $stage/bin/*
 
 cp examples/minilm/*.py examples/minilm/*.toml examples/minilm/sentences.txt $stage/minilm/
-cp examples/blocks/*.py examples/blocks/*.toml tests/gpu/eight.toml $stage/blocks/
+cp examples/blocks/*.py examples/blocks/*.toml tests/gpu/eight.toml tests/gpu/eager.toml $stage/blocks/
 cp tests/numerics/eager.py $stage/numerics.py
 cp tests/gpu/run.sh tests/gpu/compare.py $stage/
 .venv/bin/python tests/gpu/half.py $stage/minilm/weights

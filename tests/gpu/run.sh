@@ -97,7 +97,9 @@ fi
 
 if has tests; then
     # The tests that need a device find the store in PRECAST_STORE. Figures that they print are JSON lines.
-    test "$device" = cpu || step eight-build precast build -f "$here/blocks/eight.toml" --format json
+    for name in eight eager; do
+        test "$device" = cpu || step $name-build precast build -f "$here/blocks/$name.toml" --format json
+    done
     step tests gpu-tests --nocapture --test-threads 1
     grep -v '^{' "$out/tests.json" > "$out/tests.txt" || true
     grep '^{' "$out/tests.json" > "$work/figures" || true

@@ -1,0 +1,52 @@
+//! Eager on a device, with the store of `eager.toml`.
+
+use std::io::Write;
+
+use precast::{Device, Runtime, runtime::Stream};
+use tch::{Kind, Tensor};
+
+use super::store;
+
+#[test]
+fn padded_calls_of_two_streams_do_not_meet() {
+    let test = "padded_calls_of_two_streams_do_not_meet";
+    let Some(store) = store(test) else {
+        return;
+    };
+    let Ok(Some(_)) = store.release("eager-block", None) else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "{test}: skipped: the store has no `eager-block`"
+        );
+        return;
+    };
+    let model = (Runtime::new(&store, Device::Cuda(0)).unwrap())
+        .load("eager-block")
+        .unwrap();
+    let cuda = tch::Device::Cuda(0);
+    let run = |input: &Tensor| model.run("forward", &[input]).unwrap()[0].shallow_clone();
+    let inputs: Vec<Tensor> = (0..8)
+        .map(|at| Tensor::randn([1, 40 + at, 1024], (Kind::BFloat16, cuda)))
+        .collect();
+    let wanted: Vec<Tensor> = inputs.iter().map(run).collect();
+    tch::Cuda::synchronize(0);
+    let (late, soon) = (Stream::new(0).unwrap(), Stream::new(0).unwrap());
+    let big = Tensor::rand([8192, 8192], (Kind::Float, cuda));
+    tch::Cuda::synchronize(0);
+    let mut answers = Vec::new();
+    for round in 0..50 {
+        let (one, other) = (round % 8, (round + 3) % 8);
+        {
+            // What comes behind this on its stream is still to do when the other stream's calls are.
+            let _scope = late.enter().unwrap();
+            drop(big.matmul(&big));
+            answers.push((one, run(&inputs[one])));
+        }
+        let _scope = soon.enter().unwrap();
+        answers.push((other, run(&inputs[other])));
+    }
+    tch::Cuda::synchronize(0);
+    for (round, (at, answer)) in answers.iter().enumerate() {
+        assert!(answer.equal(&wanted[*at]), "call {round}, input {at}");
+    }
+}
