@@ -7,6 +7,8 @@
 //! | `coordinate_descent_tuning=true`, `epilogue_fusion=false`, `max_autotune=true` | by `--tune`, where the settings do not say it already |
 //! | `layout_optimization=false` | by `--tune`, where the graph has convolutions |
 //! | `attention=efficient`, `attention=flash` | by `--tune`, on CUDA, where the graph has attention and the settings do not say it |
+//! | `matmul=split_k triton.enable_pdl=true`, where there is attention with `attention=one_tile` too | by `--tune`, on CUDA, where there are products with weights and an input of at most 64 rows |
+//! | `triton.enable_pdl=true` | by `--tune`, on CUDA |
 //! | `attention=efficient coordinate_descent_tuning=true` | as each of these: what is best where there is little to do, together |
 //! | `freezing=false` | by `--tune`, on a CPU: weights as they are, where they are otherwise laid out for the kernels at load |
 //!
@@ -30,9 +32,10 @@ use super::{
 use crate::{
     Digest,
     plan::{ArtifactKey, Item, Known, State},
+    record::{Dtype, Layout},
     spec::{
         Compile, Mode,
-        compile::{ATTENTION, Options},
+        compile::{ATTENTION, MATMUL, Options},
     },
     target::DeviceKind,
 };
@@ -71,16 +74,37 @@ pub(super) struct Has {
     convolution: bool,
     /// One that torch has several kernels for.
     attention: bool,
+    /// A product with a matrix of weights, on a device, and an input of few rows.
+    few_rows: bool,
+    device: bool,
 }
+
+/// Rows up to which kernels for few of them are worth a try (few_rows.py).
+const FEW_ROWS: i64 = 64;
 
 impl Has {
     fn of(segments: &[Segment], device: DeviceKind) -> Self {
         let any = |operator: &str| segments.iter().any(|s| s.graph.contains(operator));
+        let device = device == DeviceKind::Cuda;
+        let few = |segment: &Segment| segment.inputs.iter().any(few_rows);
         Self {
             convolution: any("convolution"),
-            attention: device == DeviceKind::Cuda && any("scaled_dot_product_attention"),
+            attention: device && any("scaled_dot_product_attention"),
+            few_rows: device && any("aten.linear") && segments.iter().any(few),
+            device,
         }
     }
+}
+
+/// Returns whether a tensor is some rows that a product of few rows could be of.
+fn few_rows(layout: &Layout) -> bool {
+    let rows: Option<i64> = (layout.shape.split_last()).and_then(|(_, rows)| {
+        rows.iter()
+            .try_fold(1, |all: i64, one| all.checked_mul(*one))
+    });
+    matches!(layout.dtype, Dtype::Bfloat16 | Dtype::Float16)
+        && layout.shape.len() > 1
+        && rows.is_some_and(|rows| (1..=FEW_ROWS).contains(&rows))
 }
 
 /// Returns the option sets to compile a program with; the first is kept unless another is faster.
@@ -113,16 +137,22 @@ pub(super) fn sets(settings: &Compile, all: bool, has: Has) -> Vec<Set> {
         true => &["coordinate_descent_tuning", "max_autotune"],
         false => &[],
     };
-    let (descent, attention) = ("coordinate_descent_tuning", ATTENTION);
-    let efficient = (attention, Value::from("efficient"));
+    let descent = ("coordinate_descent_tuning", Value::from(true));
+    let kernel = |name: &str| (ATTENTION, Value::from(name));
+    let split = (MATMUL, Value::from("split_k"));
+    let early = ("triton.enable_pdl", Value::from(true));
+    let both = has.attention && has.few_rows;
     let tried = [
-        (vec![(descent, true.into())], true),
+        (vec![descent.clone()], true),
         (vec![("epilogue_fusion", false.into())], true),
         (vec![("max_autotune", true.into())], true),
         (vec![("layout_optimization", false.into())], has.convolution),
-        (vec![efficient.clone()], has.attention),
-        (vec![(attention, "flash".into())], has.attention),
-        (vec![efficient, (descent, true.into())], has.attention),
+        (vec![kernel("efficient")], has.attention),
+        (vec![kernel("flash")], has.attention),
+        (vec![kernel("efficient"), descent], has.attention),
+        (vec![early.clone()], has.device),
+        (vec![split.clone(), early.clone()], has.few_rows),
+        (vec![kernel("one_tile"), split, early], both),
         (vec![("freezing", false.into())], frozen(settings)),
     ];
     for (added, applies) in tried {
@@ -267,6 +297,8 @@ mod tests {
     const PLAIN: Has = Has {
         convolution: false,
         attention: false,
+        few_rows: false,
+        device: false,
     };
 
     const CONVOLVES: Has = Has {
@@ -338,20 +370,37 @@ mod tests {
 
     #[test]
     fn only_a_device_has_several_kernels_for_attention() {
-        let segment = |graph: &str| Segment {
+        let segment = |graph: &str, rows: i64| Segment {
             graph: graph.to_owned(),
             file: "".into(),
-            inputs: Vec::new(),
+            inputs: vec![Layout {
+                dtype: Dtype::Bfloat16,
+                shape: vec![2, rows, 1024],
+                stride: vec![rows * 1024, 1024, 1],
+            }],
             outputs: Vec::new(),
             constants: Vec::new(),
             libraries: Vec::new(),
         };
         let segments = [
-            segment("aten.add.Tensor"),
-            segment("aten.scaled_dot_product_attention.default"),
+            segment("aten.add.Tensor", 32),
+            segment(
+                "aten.scaled_dot_product_attention.default aten.linear.default",
+                33,
+            ),
         ];
-        assert!(Has::of(&segments, DeviceKind::Cuda).attention);
-        assert!(!Has::of(&segments, DeviceKind::Cpu).attention);
-        assert!(!Has::of(&segments[..1], DeviceKind::Cuda).attention);
+        let has = Has::of(&segments, DeviceKind::Cuda);
+        assert!(has.attention && has.few_rows && has.device);
+        let has = Has::of(&segments, DeviceKind::Cpu);
+        assert!(!has.attention && !has.few_rows && !has.device);
+        let has = Has::of(&segments[..1], DeviceKind::Cuda);
+        assert!(!has.attention && !has.few_rows);
+        assert!(!Has::of(&segments[1..], DeviceKind::Cuda).few_rows);
+        let few = Has {
+            few_rows: true,
+            device: true,
+            ..PLAIN
+        };
+        insta::assert_snapshot!(names(&Compile::default(), true, few).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, triton.enable_pdl=true, matmul=split_k triton.enable_pdl=true");
     }
 }

@@ -11,8 +11,9 @@
 //! The strongest layer that has a key decides it, whole: a list is replaced, not extended. `options` is the exception:
 //! its layers are merged option by option, so that a module can change one option without repeating the others.
 //!
-//! Options are Inductor's, by its own names, but for one: [`ATTENTION`] says which of torch's kernels
-//! `scaled_dot_product_attention` becomes, where the choice is not torch's own.
+//! Options are Inductor's, by its own names, but for two: [`ATTENTION`] says which of torch's kernels
+//! `scaled_dot_product_attention` becomes, where the choice is not torch's own, and [`MATMUL`] how a product of few rows
+//! with a matrix of weights is made on a device.
 
 use std::collections::BTreeMap;
 
@@ -100,17 +101,27 @@ impl Mode {
     }
 }
 
-/// Inductor options by their own dotted names, and [`ATTENTION`].
+/// Inductor options by their own dotted names, [`ATTENTION`] and [`MATMUL`].
 pub type Options = BTreeMap<String, Value>;
 
-/// The option that is not Inductor's.
+/// Which kernel attention becomes.
 pub const ATTENTION: &str = "attention";
 
-/// What leaves attention to torch, as if nothing were said.
+/// How products of few rows are made.
+pub const MATMUL: &str = "matmul";
+
+/// What leaves it to torch, as if nothing were said.
 pub const AUTO: &str = "auto";
 
-/// The values of [`ATTENTION`]: torch's own choice, and what it can be (`torch.nn.attention.SDPBackend`).
-pub const ATTENTIONS: &[&str] = &[AUTO, "flash", "efficient", "cudnn", "math"];
+/// The options that are not Inductor's, with their values: torch's own choice, for attention what that can be
+/// (`torch.nn.attention.SDPBackend`), and kernels of ours.
+pub const WORDS: &[(&str, &[&str])] = &[
+    (
+        ATTENTION,
+        &[AUTO, "flash", "efficient", "cudnn", "math", "one_tile"],
+    ),
+    (MATMUL, &[AUTO, "split_k"]),
+];
 
 macro_rules! settings {
     ($($(#[doc = $doc:literal])* $key:ident: $type:ty = $default:expr;)*) => {
@@ -263,10 +274,12 @@ pub fn effective(layers: &[(Origin, &Overrides)]) -> Effective {
     for (origin, layer) in layers {
         result.apply(origin, layer);
     }
-    let options = &mut result.compile.options;
-    if options.get(ATTENTION).is_some_and(|kernel| kernel == AUTO) {
-        options.remove(ATTENTION);
-        result.origins.remove("options.attention");
+    for (name, _) in WORDS {
+        let options = &mut result.compile.options;
+        if options.get(*name).is_some_and(|word| word == AUTO) {
+            options.remove(*name);
+            result.origins.remove(&*format!("options.{name}"));
+        }
     }
     result
 }

@@ -6,11 +6,12 @@ import json
 import re
 import sys
 import time
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from . import failures, segment
+from . import failures, few_rows, segment
 from . import inductor_private as inductor
 from .wire import Failure, Wire
 
@@ -44,6 +45,9 @@ _ATTENTION = {
     "cudnn": "CUDNN_ATTENTION",
     "math": "MATH",
 }
+# What it can be besides, and the values of the option `matmul`, which is not inductor's either: few_rows.py.
+_ONE_TILE = "one_tile"
+_MATMUL = ("split_k",)
 
 
 def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
@@ -62,7 +66,8 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     wire.event("load")
     module, inputs, root = segment.load(path, device)
     options = _options(request, module, device)
-    attention = _attention(request)
+    attention = _word(request, "attention", [*_ATTENTION, _ONE_TILE])
+    _few_rows(attention, _word(request, "matmul", _MATMUL), module, device)
     clock.seconds["load"] = time.perf_counter() - started
     wire.event("lower")
     answer = None
@@ -107,7 +112,7 @@ def _attending(attention: str | None) -> AbstractContextManager[Any]:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if attention is None:
+    if attention is None or attention == _ONE_TILE:
         return nullcontext()
     return sdpa_kernel(SDPBackend.__members__[_ATTENTION[attention]])
 
@@ -140,13 +145,13 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
     if mode not in modes:
         raise Failure("compile", f"unknown mode `{mode}`", hint=failures.nearest(mode, modes, "modes"))
     options = {key: value for key, value in modes[mode].items() if key != "triton.cudagraphs"}
-    known = inductor.option_names() | {"attention"}
+    known = inductor.option_names() | {"attention", "matmul"}
     for key, value in (request.get("options") or {}).items():
         if key in _REFUSED:
             raise Failure("compile", f"option `{key}` can't be set: {_REFUSED[key]}")
         if key not in known:
             raise Failure("compile", f"unknown option `{key}`", hint=failures.nearest(key, known, "options"))
-        if key != "attention":
+        if key not in ("attention", "matmul"):
             options[key] = value
     if options.setdefault("freezing", False) and device != "cpu":
         raise Failure("compile", "option `freezing` can't be set: it lays out weights for a CPU")
@@ -163,12 +168,31 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
     return {**_threads(options, device), **options, **_FIXED}
 
 
-def _attention(request: dict[str, Any]) -> str | None:
-    name = (request.get("options") or {}).get("attention")
-    if name is not None and str(name) not in _ATTENTION:
-        hint = failures.nearest(str(name), _ATTENTION, "known")
-        raise Failure("compile", f"unknown attention `{name}`", hint=hint)
-    return name
+def _word(request: dict[str, Any], option: str, known: Collection[str]) -> str | None:
+    """Returns what an option says that is one of a few words."""
+    word = (request.get("options") or {}).get(option)
+    if word is not None and word not in known:
+        raise Failure("compile", f"unknown {option} `{word}`", hint=failures.nearest(str(word), known, "known"))
+    return word
+
+
+def _few_rows(attention: str | None, matmul: str | None, module: Any, device: str) -> None:
+    """Has products and attention of few rows made as these options say, where a graph has some."""
+    import torch
+
+    asked = {"attention": _ONE_TILE if attention == _ONE_TILE else None, "matmul": matmul}
+    for option, word in asked.items():
+        if word and device != "cuda":
+            raise Failure("compile", f"option `{option}` can't be `{word}`: that is for CUDA", hint="leave it out")
+    count = 0
+    if attention == _ONE_TILE:
+        count += few_rows.attend(module.graph)
+    if matmul:
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        count += few_rows.split(module.graph, processors)
+    if count:
+        module.graph.lint()
+        module.recompile()
 
 
 def _failure(outer: Exception, root: Path, attention: str | None) -> Failure:

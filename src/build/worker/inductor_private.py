@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,14 @@ def compile_aot(
     patches["aot_inductor.output_path"] = str(out / "artifact.so")
     # Compiling writes into this dictionary; a shared one would carry entries from artifact to artifact.
     patches["aot_inductor.metadata"] = {}
-    with torch.no_grad(), cpp.toolchain(isa, clock), _no_packed_weights(), prepared.recording(module, isa) as made:
+    early = _started_early() if options.get("triton.enable_pdl") else nullcontext()
+    with (
+        torch.no_grad(),
+        cpp.toolchain(isa, clock),
+        early,
+        _no_packed_weights(),
+        prepared.recording(module, isa) as made,
+    ):
         files = compile_fx_aot(module, inputs, config_patches=patches)
     return [str(name) for name in files if isinstance(name, str)], made
 
@@ -113,6 +120,86 @@ def _no_packed_weights() -> Iterator[None]:
     finally:
         for module, name, original in before:
             setattr(module, name, original)
+
+
+# As inductor's `launchKernel`, but started while the kernel before it in the stream ends.
+_LAUNCH_EARLY = """
+            static inline void launchEarly(
+                    CUfunction func,
+                    uint32_t gridX,
+                    uint32_t gridY,
+                    uint32_t gridZ,
+                    uint32_t numWarps,
+                    uint32_t sharedMemBytes,
+                    void* args[],
+                    cudaStream_t stream) {
+                CUlaunchAttribute early{};
+                early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+                early.value.programmaticStreamSerializationAllowed = 1;
+                CUlaunchConfig how{};
+                how.gridDimX = gridX;
+                how.gridDimY = gridY;
+                how.gridDimZ = gridZ;
+                how.blockDimX = 32 * numWarps;
+                how.blockDimY = 1;
+                how.blockDimZ = 1;
+                how.sharedMemBytes = sharedMemBytes;
+                how.hStream = stream;
+                how.attrs = &early;
+                how.numAttrs = 1;
+                CUDA_DRIVER_CHECK(cuLaunchKernelEx(&how, func, args, nullptr));
+            }
+"""
+
+
+@contextmanager
+def _started_early() -> Iterator[None]:
+    """Has kernels launched as `triton.enable_pdl` promises, and wait before they touch anything.
+
+    Inductor's C++ launches all kernels plainly, so that what waits in them is for nothing. Those that wait, inductor's
+    and ours, are launched with the attribute for programmatic dependent launch; a template's do not, and are not.
+    Inductor lets a kernel wait where it reads what the node before it in the schedule writes, which need not be the
+    kernel before it in the stream: here it waits at once. What a kernel with assembly in it writes, as waiting is,
+    inductor can't see: of ours it is told. Breaks if `_filter_pdl` is no longer the last to see a kernel's body, or if
+    the text of a launch changes: then nothing is started early.
+    """
+    from torch._higher_order_ops import triton_kernel_wrap
+    from torch._inductor.codegen.cpp_wrapper_gpu import DeferredTritonCallWrapper
+    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.utils import IndentedBuffer
+
+    driver, order = CUDADeviceOpOverrides.kernel_driver, TritonKernel._filter_pdl
+    launch = DeferredTritonCallWrapper.generate_launch_kernel
+    written = triton_kernel_wrap.identify_mutated_tensors
+    words = (TritonKernel.GDC_LAUNCH, TritonKernel.GDC_WAIT)
+
+    def wait_first(self: Any, code: Any) -> None:
+        if self._enable_pdl_codegen():
+            others = [line for line in code._lines if not (isinstance(line, str) and line.strip() in words)]
+            code._lines = [*words, *others]
+
+    def launch_early(self: Any, prefix: Any, wrapper: Any, name: str, params: Any) -> None:
+        text = IndentedBuffer()
+        launch(self, text, wrapper, name, params)
+        waits = TritonKernel.GDC_WAIT in self.kernel_name_to_body[self.kernel_name]
+        prefix.splice(text.getvalue().replace("launchKernel(", "launchEarly(") if waits else text)
+
+    def told(kernel: Any, *args: Any) -> list[str]:
+        ours = getattr(kernel.fn, "__module__", "").endswith(".few_rows_kernel")
+        return ["out"] if ours else written(kernel, *args)
+
+    try:
+        triton_kernel_wrap.identify_mutated_tensors = told  # type: ignore[assignment]
+        CUDADeviceOpOverrides.kernel_driver = lambda self: driver(self) + _LAUNCH_EARLY  # type: ignore[method-assign]
+        TritonKernel._filter_pdl = wait_first  # type: ignore[method-assign]
+        DeferredTritonCallWrapper.generate_launch_kernel = launch_early  # type: ignore[method-assign]
+        yield
+    finally:
+        triton_kernel_wrap.identify_mutated_tensors = written
+        CUDADeviceOpOverrides.kernel_driver = driver  # type: ignore[method-assign]
+        TritonKernel._filter_pdl = order  # type: ignore[method-assign]
+        DeferredTritonCallWrapper.generate_launch_kernel = launch  # type: ignore[method-assign]
 
 
 def warm_up(device: str, isa: str, options: dict[str, Any], out: Path, clock: Clock, share: int, of: int) -> None:

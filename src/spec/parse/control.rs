@@ -147,15 +147,12 @@ fn one_option<'t>(
         );
         return;
     }
-    let value = match name.as_str() {
-        compile::ATTENTION => {
-            let words: Vec<_> = compile::ATTENTIONS
-                .iter()
-                .map(|word| (*word, *word))
-                .collect();
-            reader.choice(value, "attention", &words).map(Value::from)
+    let value = match compile::WORDS.iter().find(|(own, _)| *own == name) {
+        Some((own, words)) => {
+            let words: Vec<_> = words.iter().map(|word| (*word, *word)).collect();
+            reader.choice(value, own, &words).map(Value::from)
         }
-        _ => reader.json(value),
+        None => reader.json(value),
     };
     if let Some(value) = value
         && read.insert(name.clone(), value).is_some()

@@ -78,7 +78,7 @@ fn wrong_types_and_words() {
        |
     12 | options = { "triton.cudagraphs" = false, attention = "efficent" }
        |                                                      ^^^^^^^^^^
-       = help: did you mean `efficient`? known: `auto`, `flash`, `efficient`, `cudnn`, `math`
+       = help: did you mean `efficient`? known: `auto`, `flash`, `efficient`, `cudnn`, `math`, `one_tile`
     "#);
     insta::assert_snapshot!(broken("epilogue_fusion = true", "attention = true"), @r#"
     error: `attention` in `options` in [compile] must be a string, not a boolean
