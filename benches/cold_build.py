@@ -122,6 +122,7 @@ def plain(args: argparse.Namespace, spec: dict, folder: Path) -> dict:
             command = [sys.executable, "-c", PLAIN, args.spec, index, json.dumps(sizes), here / "model.pt2"]
             _, seconds = run(command, cold(here / "cold"), here / "log")
             taken[f"{module['name']} {name}".strip()] = round(seconds, 2)
+            print(f"plain {module['name']} {name}: {seconds:.2f} s", file=sys.stderr, flush=True)
     return {
         "command": "python -c PLAIN: torch.export.export, then torch._inductor.aoti_compile_and_package",
         "seconds": round(sum(taken.values()), 2),
@@ -167,6 +168,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory(prefix="precast-cold-") as name:
         result["precast"] = precast(args, Path(name))
+        print(f"precast: {result['precast']['seconds']:.2f} s", file=sys.stderr, flush=True)
         if args.plain:
             result["plain"] = plain(args, spec, Path(name))
             result["ratio"] = round(result["precast"]["seconds"] / result["plain"]["seconds"], 3)
