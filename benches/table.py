@@ -31,8 +31,6 @@ CAUSES: dict[tuple[str, str], str] = {
     "libtorch without what no artifact calls, and packed weights that are kept, would change it.",
     ("blocks", "reduce-overhead"): "the kernels are the same; each takes a little longer where a process launches this "
     "graph and nothing else than right after eager ran in it, and why is not known yet.",
-    ("vlm", "onnxruntime"): "its products are small and went to MKL, which copies operands in every call, and small "
-    "loops woke every thread. Since this run an artifact multiplies by itself where that is shorter: see below.",
     ("", "onnxruntime"): PACKED,
     ("", "max-autotune"): PACKED,
 }

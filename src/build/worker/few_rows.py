@@ -4,10 +4,11 @@ Where there are few rows, as when one request is answered, a product is a read o
 depends on how many multiprocessors read. One tile of the result for each of them is too few: 64 rows of 1024 columns
 are 16 tiles of 64 columns where a device has 132. So tiles are narrow, and parts of the sum are made beside each other,
 and added up by who takes the result: the compiler makes one kernel of the additions, the bias and what follows. A
-library's product that is split likewise adds up in a kernel of its own. Where nobody can add up, tiles are narrower yet.
+library's product that is split likewise adds up in a kernel of its own. Where nobody can add up, tiles are narrower
+yet.
 
-Option `matmul`: `split_k` has this done by a kernel of Triton's, which adds up in float32. Option `attention`: `one_tile`
-is for as few keys as one tile holds, and takes queries, keys and values where a product left them.
+Option `matmul`: `split_k` has this done by a kernel of Triton's, which adds up in float32. Option `attention`:
+`one_tile` is for as few keys as one tile holds, and takes queries, keys and values where a product left them.
 
 A library's kernels wait for each other. With `triton.enable_pdl` those here are started before the one in front of them
 is over, and read their weights meanwhile.
@@ -43,7 +44,7 @@ def split(graph: Any, processors: int) -> int:
         if not _few(x.meta["val"], weight.meta["val"]):
             continue
         parts, tile = _parts(weight.meta["val"], processors, _added_by_others(node))
-        columns, depth = weight.meta["val"].shape
+        depth = weight.meta["val"].shape[1]
         rows = x.meta["val"].numel() // depth
         dtype = node.meta["val"].dtype
 
