@@ -4,11 +4,14 @@
 mod bad_input;
 #[cfg(feature = "torch")]
 mod bench;
+mod beside;
 mod build;
 mod control;
 #[cfg(feature = "torch")]
 mod gate;
 mod inspect;
+#[cfg(feature = "torch")]
+mod judges;
 mod layers;
 #[cfg(feature = "torch")]
 mod limits;

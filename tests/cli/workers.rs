@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::sandbox::{Sandbox, wait_until};
 
 /// Returns the events of a build that ends well.
-fn events(sandbox: &Sandbox, args: &[&str]) -> Vec<Value> {
+pub fn events(sandbox: &Sandbox, args: &[&str]) -> Vec<Value> {
     let ran = sandbox.run(&[&["build", "--format", "json"], args].concat());
     assert_eq!(ran.code, 0, "{}", ran.text());
     let lines = ran.stdout.lines();
@@ -26,7 +26,11 @@ fn events(sandbox: &Sandbox, args: &[&str]) -> Vec<Value> {
 
 /// Returns the events of a build that ends well, in which something waits for a file `go`: it is made as soon as what has
 /// happened is enough.
-fn events_until(sandbox: &Sandbox, args: &[&str], enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+pub fn events_until(
+    sandbox: &Sandbox,
+    args: &[&str],
+    enough: impl Fn(&[Value]) -> bool,
+) -> Vec<Value> {
     let mut command = sandbox.command(&[&["build", "--format", "json"], args].concat());
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut events: Vec<Value> = Vec::new();
@@ -49,7 +53,7 @@ fn workers(events: &[Value]) -> BTreeSet<u64> {
 }
 
 /// Returns how often a job was done, and of what.
-fn done<'a>(events: &'a [Value], job: &str) -> Vec<&'a str> {
+pub fn done<'a>(events: &'a [Value], job: &str) -> Vec<&'a str> {
     let ended = events.iter();
     let ended = ended.filter(|event| event["event"] == "end" && event["job"] == job);
     ended.map(|event| event["what"].as_str().unwrap()).collect()
@@ -231,127 +235,6 @@ fn a_build_waits_for_no_model_that_nothing_needs() {
     assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
 }
 
-/// Has the first worker make the model no sooner than another one does.
-fn made_beside(sandbox: &Sandbox, failing: &str) {
-    let text = r#"
-import os, pathlib, time
-beside = pathlib.Path(__file__).with_name("beside")
-if "worker-0" in os.environ["TMPDIR"]:
-    end = time.monotonic() + 300
-    while not beside.exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    FAILING
-else:
-    beside.touch()
-SCALE"#;
-    sandbox.edit("model.py", "SCALE", &text.replace("FAILING", failing));
-}
-
-/// Returns who began to make the model before the first worker had made it.
-fn ahead(events: &[Value]) -> Vec<u64> {
-    let before = (events.iter()).take_while(|event| event["event"] != "opened");
-    let open = before.filter(|event| event["event"] == "begin" && event["job"] == "open");
-    open.map(|event| event["worker"].as_u64().unwrap())
-        .collect()
-}
-
-#[test]
-fn one_worker_makes_the_model_while_the_first_does() {
-    let sandbox = Sandbox::new();
-    made_beside(&sandbox, "pass");
-    sandbox.append("model.py", "# fake: capture waits");
-    let captures = |events: &[Value]| by(events, "capture");
-    let built = events_until(&sandbox, &["-j", "4"], |so_far| {
-        let one = ahead(so_far).first().copied();
-        one.is_some_and(|one| captures(so_far).contains(&one))
-    });
-    let [one] = ahead(&built)[..] else {
-        panic!("{built:?}");
-    };
-    assert!(captures(&built).contains(&one), "{built:?}");
-    assert_eq!(
-        done(&built, "capture").len(),
-        3,
-        "each once, with eager's: {built:?}"
-    );
-}
-
-#[test]
-fn two_workers_make_the_model_while_the_first_does_where_there_are_workers_enough() {
-    let sandbox = Sandbox::new();
-    made_beside(&sandbox, "pass");
-    sandbox.append("model.py", "# fake: capture waits");
-    let built = events_until(&sandbox, &["-j", "6"], |so_far| {
-        by(so_far, "capture").len() == 3
-    });
-    assert_eq!(by(&built, "open").len(), 2, "{built:?}");
-    assert_eq!(done(&built, "capture").len(), 3, "each once: {built:?}");
-}
-
-#[test]
-fn a_model_that_could_not_be_made_ahead_is_nobodys_failure() {
-    for what in [
-        "fails again",
-        "hangs again",
-        "eats again",
-        "finds another source",
-    ] {
-        let sandbox = Sandbox::new();
-        made_beside(&sandbox, "pass");
-        sandbox.append(
-            "model.py",
-            &format!("# fake: open {what}\n# fake: capture is slow"),
-        );
-        let ran = sandbox.run(&["build", "--format", "json", "-j", "4", "--memory", "300MiB"]);
-        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{what}");
-        let lines = ran.stdout.lines();
-        let built: Vec<Value> = lines
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
-        assert_eq!(ahead(&built).len(), 1, "{what}: {built:?}");
-        assert_eq!(
-            by(&built, "capture"),
-            BTreeSet::from([0]),
-            "{what}: {built:?}"
-        );
-        assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
-    }
-}
-
-#[test]
-fn a_model_that_another_worker_was_in_the_way_of_is_made_once_more() {
-    let sandbox = Sandbox::new();
-    let failing = r#"mark = pathlib.Path(__file__).with_name("mark")
-    if not mark.exists():
-        mark.touch()
-        raise RuntimeError("the file is not whole")"#;
-    made_beside(&sandbox, failing);
-    let first = |events: &[Value]| {
-        let starts = events.iter().filter(|event| event["event"] == "worker");
-        starts.filter(|event| event["worker"] == 0).count()
-    };
-    let built = events(&sandbox, &["-j", "4"]);
-    assert_eq!((ahead(&built).len(), first(&built)), (1, 2), "{built:?}");
-    assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
-    // Nor is one waited for that takes for ever.
-    for made in ["mark", "beside"] {
-        fs::remove_file(sandbox.path(made)).unwrap();
-    }
-    sandbox.append("model.py", "# fake: open hangs again");
-    let built = events(&sandbox, &["-j", "4", "--store", "slow"]);
-    assert_eq!((ahead(&built).len(), first(&built)), (1, 2), "{built:?}");
-    assert_eq!(built.last().unwrap()["published"], true, "{built:?}");
-    // Alone, it is an error at once.
-    fs::remove_file(sandbox.path("mark")).unwrap();
-    let ran = sandbox.run(&["build", "-j", "1", "--store", "other"]);
-    assert_eq!(ran.code, 1, "{}", ran.stderr);
-    assert!(
-        ran.stderr.contains("the file is not whole"),
-        "{}",
-        ran.stderr
-    );
-}
-
 #[test]
 fn no_more_workers_than_asked_for() {
     let sandbox = Sandbox::new();
@@ -447,7 +330,7 @@ fn the_largest_is_compiled_first() {
 }
 
 /// Returns the workers that did a job.
-fn by(events: &[Value], job: &str) -> BTreeSet<u64> {
+pub fn by(events: &[Value], job: &str) -> BTreeSet<u64> {
     let began = events.iter();
     let began = began.filter(|event| event["event"] == "begin" && event["job"] == job);
     began
