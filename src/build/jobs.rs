@@ -240,7 +240,8 @@ impl<'s> Shared<'s> {
             let hands = seat.hands();
             match queue.next(number == 0, hands) {
                 Next::Do(task) => {
-                    if queue.only_gates() {
+                    let judged = matches!(task, Task::Gate(_) | Task::Measure(..));
+                    if judged && queue.only_gates() {
                         drop(queue);
                         seat.dismiss();
                     }
