@@ -12,6 +12,7 @@ use super::{
     Store,
     error::{At, StoreError},
     object::{self, Written},
+    ready::no_room,
     records::created,
     rows::ObjectRow,
     sync,
@@ -45,14 +46,23 @@ impl Store {
     /// As [`Self::put_file`], and unpacks the object at the same time, for who maps it next.
     pub fn put_file_unpacked(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
         let (digest, _) = Digest::of_file(path).at("read", path)?;
-        thread::scope(|scope| {
-            let unpacked = scope.spawn(|| self.unpack_from(&digest, path));
-            let put = self.put_file(path)?;
+        let (put, unpacked) = thread::scope(|scope| {
+            let unpacked = scope.spawn(|| self.copy_for_ready(&digest, path));
+            let put = self.put_file(path);
             match unpacked.join() {
-                Ok(unpacked) => unpacked.map(|()| put),
+                Ok(unpacked) => (put, unpacked),
                 Err(panic) => std::panic::resume_unwind(panic),
             }
-        })
+        });
+        let put = put?;
+        // Not before the object is there: without one it would be a defect, also after a crash.
+        if let Some(unpacked) = unpacked? {
+            match self.publish_unpacked(unpacked, &digest, &self.layout().ready(&digest)) {
+                Err(e) if !no_room(&e) => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(put)
     }
 
     /// Returns whether the object is in the store: a look at its file, not at its bytes.
@@ -217,7 +227,7 @@ mod tests {
         // What is unpacked is what the digest names.
         fs::remove_file(&ready).unwrap();
         fs::write(&source, b"others").unwrap();
-        let told = store.unpack_from(&digest, &source);
+        let told = store.copy_for_ready(&digest, &source);
         assert!(matches!(told, Err(StoreError::Changed { .. })));
         assert!(!ready.exists());
         let tmp = store.layout().tmp();

@@ -92,11 +92,16 @@ impl Store {
         Ok(None)
     }
 
-    /// Makes the unpacked file of an object from what it is made from; where there is no room for it, it has none.
-    pub(super) fn unpack_from(&self, digest: &Digest, from: &Path) -> Result<(), StoreError> {
+    /// Returns what will be the unpacked file of an object, as a copy of what the object is made from; none where there is
+    /// one already, or no room for it.
+    pub(super) fn copy_for_ready(
+        &self,
+        digest: &Digest,
+        from: &Path,
+    ) -> Result<Option<Draft>, StoreError> {
         let path = self.layout().ready(digest);
         if self.ready(digest, &path)?.is_some() {
-            return Ok(());
+            return Ok(None);
         }
         let copy = || {
             let mut draft = self.draft()?;
@@ -107,10 +112,10 @@ impl Store {
                     path: from.to_owned(),
                 });
             }
-            self.publish_unpacked(draft, digest, &path).map(drop)
+            Ok(Some(draft))
         };
         match copy() {
-            Err(e) if no_room(&e) => Ok(()),
+            Err(e) if no_room(&e) => Ok(None),
             copied => copied,
         }
     }
@@ -123,7 +128,7 @@ impl Store {
     }
 
     /// Puts in its place what has every byte of an object.
-    fn publish_unpacked(
+    pub(super) fn publish_unpacked(
         &self,
         draft: Draft,
         digest: &Digest,
@@ -174,7 +179,7 @@ fn identity(file: &File) -> io::Result<Vec<u8>> {
         .collect())
 }
 
-fn no_room(error: &StoreError) -> bool {
+pub(super) fn no_room(error: &StoreError) -> bool {
     let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
     matches!(error, StoreError::Io { source, .. } if full.contains(&source.kind()))
 }
