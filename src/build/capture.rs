@@ -85,6 +85,18 @@ impl Shared<'_> {
         seat: &mut Seat<'_>,
         job: usize,
     ) -> Result<(), BuildError> {
+        let done = self.capture_one(number, seat, job);
+        // Where it failed: what was queued for it alone is not made.
+        self.lock().capture_over(job);
+        done
+    }
+
+    fn capture_one(
+        &self,
+        number: usize,
+        seat: &mut Seat<'_>,
+        job: usize,
+    ) -> Result<(), BuildError> {
         let Job { item, id, .. } = &self.jobs[job];
         let module = &self.options.spec.modules[item.module];
         let name = item.name(self.options.spec);
@@ -97,11 +109,7 @@ impl Shared<'_> {
                     self.asked::<Sampled>(number, seat, task, &request, CAPTURE_LIMIT, &|_| ());
                 match answer {
                     Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
-                    Err(error) => {
-                        let done = self.fail(job, error, &log);
-                        self.lock().capture_over(job);
-                        return done;
-                    }
+                    Err(error) => return self.fail(job, error, &log),
                 }
             }
         };
@@ -128,13 +136,10 @@ impl Shared<'_> {
         let ((answer, log), seconds) =
             self.asked::<Captured>(number, seat, task, &request, CAPTURE_LIMIT, &cut);
         self.lock().captured_in(seconds);
-        let done = match answer {
+        match answer {
             Ok(captured) => self.captured(job, captured),
             Err(error) => self.fail(job, error, &log),
-        };
-        // Where it failed: what was queued for it alone is not made.
-        self.lock().capture_over(job);
-        done
+        }
     }
 
     /// Queues what must be compiled for a program that is still being captured: that takes longer than the rest of it.

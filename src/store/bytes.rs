@@ -35,20 +35,16 @@ impl Store {
     pub fn put_file(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
         let mut file = File::open(path).at("read", path)?;
         let (digest, size) = Digest::of_reader(&mut file).at("read", path)?;
-        if self.present(&digest)? {
-            return Ok((digest, size));
-        }
-        file.rewind().at("read", path)?;
-        let written = self.publish_object(&mut file, size, path)?;
-        Ok((written.digest, written.size))
+        self.put_hashed(&mut file, digest, size, path)
     }
 
     /// As [`Self::put_file`], and unpacks the object at the same time, for who maps it next.
     pub fn put_file_unpacked(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
-        let (digest, _) = Digest::of_file(path).at("read", path)?;
+        let mut file = File::open(path).at("read", path)?;
+        let (digest, size) = Digest::of_reader(&mut file).at("read", path)?;
         let (put, unpacked) = thread::scope(|scope| {
             let unpacked = scope.spawn(|| self.copy_for_ready(&digest, path));
-            let put = self.put_file(path);
+            let put = self.put_hashed(&mut file, digest, size, path);
             match unpacked.join() {
                 Ok(unpacked) => (put, unpacked),
                 Err(panic) => std::panic::resume_unwind(panic),
@@ -63,6 +59,22 @@ impl Store {
             }
         }
         Ok(put)
+    }
+
+    /// Keeps the file at `path`, which is `file`, read once to its end for its digest and its size.
+    fn put_hashed(
+        &self,
+        file: &mut File,
+        digest: Digest,
+        size: u64,
+        path: &Path,
+    ) -> Result<(Digest, u64), StoreError> {
+        if self.present(&digest)? {
+            return Ok((digest, size));
+        }
+        file.rewind().at("read", path)?;
+        let written = self.publish_object(file, size, path)?;
+        Ok((written.digest, written.size))
     }
 
     /// Returns whether the object is in the store: a look at its file, not at its bytes.

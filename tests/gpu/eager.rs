@@ -1,23 +1,14 @@
 //! Eager on a device, with the store of `eager.toml`.
 
-use std::io::Write;
-
 use precast::{Device, Runtime, runtime::Stream};
 use tch::{Kind, Tensor};
 
-use super::store;
+use super::store_with;
 
 #[test]
 fn padded_calls_of_two_streams_do_not_meet() {
-    let test = "padded_calls_of_two_streams_do_not_meet";
-    let Some(store) = store(test) else {
-        return;
-    };
-    let Ok(Some(_)) = store.release("eager-block", None) else {
-        let _ = writeln!(
-            std::io::stderr(),
-            "{test}: skipped: the store has no `eager-block`"
-        );
+    let Some((store, _)) = store_with("padded_calls_of_two_streams_do_not_meet", "eager-block")
+    else {
         return;
     };
     let model = (Runtime::new(&store, Device::Cuda(0)).unwrap())

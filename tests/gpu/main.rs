@@ -4,7 +4,7 @@
 
 use std::{env, io::Write, path::PathBuf};
 
-use precast::{Device, Runtime, Store};
+use precast::{Device, Runtime, Store, record::Release};
 use tch::{Kind, Tensor};
 
 mod eager;
@@ -30,6 +30,19 @@ fn store(test: &str) -> Option<Store> {
         }
     };
     let _ = writeln!(std::io::stderr(), "{test}: skipped: {missing}");
+    None
+}
+
+/// As [`store`], and the release of a model that only some stores have.
+fn store_with(test: &str, model: &str) -> Option<(Store, Release)> {
+    let store = store(test)?;
+    if let Some(release) = store.release(model, None).unwrap() {
+        return Some((store, release));
+    }
+    let _ = writeln!(
+        std::io::stderr(),
+        "{test}: skipped: the store has no `{model}`"
+    );
     None
 }
 

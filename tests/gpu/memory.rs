@@ -1,7 +1,5 @@
 //! What eight buckets take together and what they would take apart, with the store's `one-block` model.
 
-use std::io::Write;
-
 use precast::{
     Device, Model, Runtime,
     record::Program,
@@ -10,7 +8,7 @@ use precast::{
 use serde_json::json;
 use tch::{Kind, Tensor};
 
-use super::store;
+use super::store_with;
 
 /// What tensors take, what torch's allocator took from the device, and what the device lacks.
 fn memory() -> [i64; 3] {
@@ -37,14 +35,7 @@ fn run(model: &Model, program: &Program) {
 
 #[test]
 fn figures_of_eight_buckets() {
-    let Some(store) = store("figures_of_eight_buckets") else {
-        return;
-    };
-    let Ok(Some(release)) = store.release("one-block", None) else {
-        let _ = writeln!(
-            std::io::stderr(),
-            "figures_of_eight_buckets: skipped: the store has no `one-block`"
-        );
+    let Some((store, release)) = store_with("figures_of_eight_buckets", "one-block") else {
         return;
     };
     let runtime = || {
