@@ -32,6 +32,7 @@ def main() -> int:
     run.add_argument("--ways", type=names, help="Python contenders, of eager,compile,… [default: all]")
     run.add_argument("--seconds", type=float, default=0.25, help="one contender at one bucket in one round")
     run.add_argument("--prepare", type=float, default=240, help="seconds that contenders may take to get ready")
+    run.add_argument("--together", action="store_true", help="all cases' contenders get ready at once: takes memory")
     run.add_argument("--page-cache", type=names, default=["warm", "cold"], help="how processes start, of warm,cold")
     run.add_argument("--tune", action="store_true", help="part `build` keeps the fastest of several option sets")
     run.add_argument("--minutes", type=float, default=60, help="no part begins a case after these")
@@ -119,6 +120,7 @@ def start(args: argparse.Namespace, work: Path) -> Run:
         seconds=args.seconds,
         prepare=args.prepare,
         tune=args.tune,
+        together=args.together,
         page_caches=args.page_cache,
         deadline=time.time() + 60 * args.minutes,
     )

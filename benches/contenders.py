@@ -1,5 +1,6 @@
 """Contenders as processes: Python peers that are spoken to, and `precast`."""
 
+import importlib.util
 import json
 import os
 import select
@@ -56,6 +57,15 @@ class Host:
             "LD_LIBRARY_PATH": f"{libtorch()}:{os.environ.get('LD_LIBRARY_PATH', '')}",
         }
 
+    def python(self, threads: int | None = None, caches: str = "caches") -> dict[str, str]:
+        """Returns the environment of a contender in Python: from its second start on it finds the bytecode of what it
+        imports, also where torch was installed without."""
+        environment = self.environment(threads, caches)
+        if not has_bytecode():
+            environment.pop("PYTHONDONTWRITEBYTECODE", None)
+            environment["PYTHONPYCACHEPREFIX"] = str(self.work / "bytecode")
+        return environment
+
     def precast(self, *arguments: Any, threads: int | None = None, limit: float = 600) -> tuple[Any, "Ran"]:
         """Runs `precast` and returns its JSON (a list, where it prints one document a line), and what it took."""
         command = [self.binaries / "precast", *arguments, "--store", self.store, "--format", "json"]
@@ -69,9 +79,13 @@ class Host:
             return [json.loads(line) for line in ran.output.splitlines() if line.startswith("{")], ran
 
 
-def libtorch() -> str:
-    import importlib.util
+def has_bytecode() -> bool:
+    """Returns whether torch was installed with bytecode, or an earlier import could leave it beside the sources."""
+    source = Path(libtorch()).parent / "__init__.py"
+    return Path(importlib.util.cache_from_source(str(source))).exists()
 
+
+def libtorch() -> str:
     found = importlib.util.find_spec("torch")
     return str(Path(found.origin).parent / "lib") if found and found.origin else ""
 
@@ -143,7 +157,7 @@ class Peer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=messages,
-                env=host.environment(threads, self.caches),
+                env=host.python(threads, self.caches),
                 bufsize=0,
                 start_new_session=True,
             )

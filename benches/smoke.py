@@ -25,7 +25,7 @@ def check(args: argparse.Namespace, work: Path) -> int:
     rows = [row for row in stored["latency"] if row["case"] in args.cases and "eager" in row["times_precast"]]
     known = {(row["case"], row["bucket"]): row for row in rows}
     args.out, args.ways, args.seconds, args.prepare, args.minutes = work / "smoke.json", ["eager"], 0.2, 120, 20
-    args.page_cache, args.tune = ["warm"], False
+    args.page_cache, args.tune, args.together = ["warm"], False, False
     args.cases = [case for case in args.cases if any(case == known_case for known_case, _ in known)]
     args.rounds = 3
     run = start(args, work)

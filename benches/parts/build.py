@@ -25,7 +25,7 @@ def measure(run: Run) -> None:
             for _ in range(run.rounds):
                 warm.append(run.host.precast("build", "-f", spec, *tune)[1].seconds)
                 command = [sys.executable, "-c", "import torch"]
-                imports.append(once(command, run.host.environment(), run.host.logs / "import.log", 60).seconds)
+                imports.append(once(command, run.host.python(), run.host.logs / "import.log", 60).seconds)
         except Failed as error:
             run.skip(f"build {case.name}", error)
             continue

@@ -7,69 +7,101 @@ from ..cases import Case, label
 from ..contenders import Failed, Peer, Precast
 from ..run import Run, main_kind, ratio, spread
 
+MEASURING = ("max-autotune",)
+"""Ways that choose between kernels by measuring them: what else runs would mislead them."""
+
 Times = dict[str, dict[str, list[dict[str, float]]]]
 """Contender -> bucket -> one measurement a round."""
 
 
 def measure(run: Run) -> None:
+    cases = []
     for case in run.chosen("latency"):
-        buckets = case.measured(run.host.device)
-        if not run.ready(case):
+        if run.ready(case):
+            cases.append(case)
+        else:
             run.skip(f"latency {case.name}", "it was not built")
-            continue
-        peers, facts = prepare(run, case)
-        try:
-            times = rounds(run, case, peers)
-        finally:
-            memory = {}
-            for peer in peers:
-                try:
-                    memory[peer.name] = peer.ask("memory", 30) if isinstance(peer, Peer) else peer.memory
-                except Failed:
-                    memory[peer.name] = None
-                peer.end()
-        facts["rungs"] = {peer.name: peer.rungs for peer in peers if isinstance(peer, Precast)}
-        for sizes in buckets:
-            rows = {name: taken[label(sizes)] for name, taken in times.items() if taken.get(label(sizes))}
-            if "precast" in rows:
-                run.add("latency", row(run, case, label(sizes), rows, facts))
-        run.add("process-memory", {"case": case.name, "buckets": len(buckets), "peak_bytes": memory})
+    for group in [cases] if run.together else [[case] for case in cases]:
+        made = prepare(run, group)
+        for case in group:
+            compare(run, case, *made[case.name])
 
 
-def prepare(run: Run, case: Case) -> tuple[list[Any], dict[str, Any]]:
-    """Starts all contenders and gets them ready at once; those that can't are skipped, and said so."""
-    host, buckets = run.host, case.measured(run.host.device)
-    limit = min(run.prepare, max(1.0, run.left))
-    run.say(f"latency {case.name}: {', '.join(run.ways)} get ready (at most {limit:.0f} s)")
-    deadline, began = time.time() + limit, time.time()
-    started = [Peer(host, case, way) for way in run.ways]
-    for peer in started:
-        for sizes in buckets:
-            peer.send("prepare", sizes=sizes)
-    peers: list[Any] = []
-    wanted: dict[str, list[float]] = {}
-    facts: dict[str, Any] = {"work": {}, "disagree": {}}
-    for peer in started:
-        try:
-            peer.receive(deadline)
-            for sizes in buckets:
-                answer = peer.receive(deadline)
-                sample = answer["sample"]
-                want = wanted.setdefault(label(sizes), sample)
-                if error := difference(sample, want):
-                    facts["disagree"][f"{peer.name} {label(sizes)}"] = error
-            if peer.name == "eager":
-                for sizes in buckets:
-                    facts["work"][label(sizes)] = peer.ask("work", 120, sizes=sizes)
-            peers.append(peer)
-        except Failed as error:
+def compare(run: Run, case: Case, peers: list[Any], facts: dict[str, Any]) -> None:
+    """Measures one case's contenders in turns, and ends them."""
+    buckets = case.measured(run.host.device)
+    try:
+        times = rounds(run, case, peers)
+    finally:
+        memory = {}
+        for peer in peers:
+            try:
+                memory[peer.name] = peer.ask("memory", 30) if isinstance(peer, Peer) else peer.memory
+            except Failed:
+                memory[peer.name] = None
             peer.end()
-            run.skip(f"latency {case.name} {peer.name}", error)
-    peers.append(Precast(host, case, "always" if host.device == "cuda" else "as-built"))
-    if host.device == "cuda":
-        peers.append(Precast(host, case, "never"))
-    run.say(f"latency {case.name}: {len(peers)} contenders ready after {time.time() - began:.0f} s")
-    return peers, facts
+    facts["rungs"] = {peer.name: peer.rungs for peer in peers if isinstance(peer, Precast)}
+    for sizes in buckets:
+        rows = {name: taken[label(sizes)] for name, taken in times.items() if taken.get(label(sizes))}
+        if "precast" in rows:
+            run.add("latency", row(run, case, label(sizes), rows, facts))
+    run.add("process-memory", {"case": case.name, "buckets": len(buckets), "peak_bytes": memory})
+
+
+Made = dict[str, tuple[list[Any], dict[str, Any]]]
+"""Case -> its contenders that are ready, and what is known of them."""
+
+
+def prepare(run: Run, cases: list[Case]) -> Made:
+    """Gets all contenders of some cases ready at once, those that choose by measuring afterwards, one at a time; those
+    that can't are skipped, and said so."""
+    host, began = run.host, time.time()
+    made: Made = {}
+    limit = min(run.prepare, max(1.0, run.left))
+    run.say(f"latency: {', '.join(run.ways)} get ready (at most {limit:.0f} s): {', '.join(c.name for c in cases)}")
+    together = [way for way in run.ways if way not in MEASURING]
+    started = [(case, begin(run, case, way)) for case in cases for way in together]
+    for case in cases:
+        made[case.name] = [], {"work": {}, "disagree": {}, "wanted": {}}
+    for case, peer in started:
+        finish(run, case, peer, began + limit, *made[case.name])
+    for way in run.ways:
+        for case in cases:
+            if way in MEASURING:
+                until = time.time() + min(run.prepare, max(1.0, run.left))
+                finish(run, case, begin(run, case, way), until, *made[case.name])
+    for case in cases:
+        peers, _ = made[case.name]
+        peers.append(Precast(host, case, "always" if host.device == "cuda" else "as-built"))
+        if host.device == "cuda":
+            peers.append(Precast(host, case, "never"))
+        run.say(f"latency {case.name}: {len(peers)} contenders ready after {time.time() - began:.0f} s")
+    return made
+
+
+def begin(run: Run, case: Case, way: str) -> Peer:
+    peer = Peer(run.host, case, way)
+    for sizes in case.measured(run.host.device):
+        peer.send("prepare", sizes=sizes)
+    return peer
+
+
+def finish(run: Run, case: Case, peer: Peer, deadline: float, peers: list[Any], facts: dict[str, Any]) -> None:
+    """Waits for a contender, compares its answers with eager's, and adds it to those of its case that are ready."""
+    try:
+        peer.receive(deadline)
+        for sizes in case.measured(run.host.device):
+            sample = peer.receive(deadline)["sample"]
+            want = facts["wanted"].setdefault(label(sizes), sample)
+            if error := difference(sample, want):
+                facts["disagree"][f"{peer.name} {label(sizes)}"] = error
+        if peer.name == "eager":
+            for sizes in case.measured(run.host.device):
+                facts["work"][label(sizes)] = peer.ask("work", 120, sizes=sizes)
+        peers.append(peer)
+    except Failed as error:
+        peer.end()
+        run.skip(f"latency {case.name} {peer.name}", error)
 
 
 def difference(sample: list[float], want: list[float]) -> float | None:

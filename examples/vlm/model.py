@@ -112,3 +112,8 @@ class VisionLanguage(nn.Module):
 def load() -> nn.Module:
     torch.manual_seed(0)
     return VisionLanguage().eval()
+
+
+def load_half() -> nn.Module:
+    """The same in float16, for a GPU."""
+    return load().half()
