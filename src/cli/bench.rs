@@ -19,8 +19,7 @@ use super::{
     Context,
     exit::Usage,
     printer::note,
-    run::{model, place, split},
-    served::{Against, BenchArgs, GraphChoice},
+    served::{Against, BenchArgs, GraphChoice, model, place, split},
     table::{self, Column},
 };
 use crate::{

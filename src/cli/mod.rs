@@ -240,7 +240,7 @@ pub fn main() -> ExitCode {
 /// Runs the command line of this process, with libtorch in it.
 #[cfg(feature = "torch")]
 pub fn main_with_torch() -> ExitCode {
-    run(
+    let code = run(
         std::env::args_os().collect(),
         |command, context| match command {
             Command::Run(args) => run::run(args, context),
@@ -248,8 +248,15 @@ pub fn main_with_torch() -> ExitCode {
             Command::Gate(args) => internal::gate(args, context),
             other => dispatch(other, context, internal::hand_over),
         },
-    )
+    );
+    crate::runtime::ahead::finish();
+    code
 }
+
+/// What `precast-torch` does before libtorch is initialised.
+#[cfg(feature = "torch")]
+#[doc(hidden)]
+pub use crate::runtime::ahead::before_main;
 
 fn run(args: Vec<OsString>, torch: WithTorch) -> ExitCode {
     // Help and mistakes are told before the arguments are known.

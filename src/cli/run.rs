@@ -7,65 +7,18 @@ use serde_json::json;
 
 use super::{
     Context,
-    exit::{Missing, Usage, warning},
+    exit::{Usage, warning},
     phases::Phases,
     printer::note,
     progress::seconds,
-    served::RunArgs,
+    served::{RunArgs, model, place},
 };
 use crate::{
-    Device, Runtime,
+    Runtime,
     inspect::stats::{self, Counts},
     record::bucket_name,
     runtime::{Loading, Rung, tensors},
-    store::Store,
-    target::DeviceKind,
 };
-
-/// Returns the model that was named, or the only one.
-pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
-    if let Some(name) = named {
-        return Ok(name.to_owned());
-    }
-    let models = store.models()?;
-    match models.as_slice() {
-        [only] => Ok(only.clone()),
-        [] => Err(Missing {
-            message: format!("the store `{}` has no model", store.path().display()),
-            hint: "`precast build` makes one".to_owned(),
-        }
-        .into()),
-        several => Err(Usage {
-            message: format!(
-                "the store has {} models: name one with `--model`",
-                several.len()
-            ),
-            hint: format!("it has {}", several.join(", ")),
-        }
-        .into()),
-    }
-}
-
-/// Splits `model@release`.
-pub(super) fn split(model: &str) -> (&str, Option<&str>) {
-    let parts = model.split_once('@');
-    parts.map_or((model, None), |(name, release)| (name, Some(release)))
-}
-
-/// Returns the device that was named, or the first one of the kind that `model` was built for.
-pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result<Device> {
-    if let Some(device) = named {
-        return Ok(device);
-    }
-    let (name, release) = split(model);
-    let release = store.release(name, release)?;
-    let first = release.and_then(|release| release.programs.first().copied());
-    let program = first.map(|id| store.program(&id)).transpose()?.flatten();
-    Ok(match program.map(|program| program.target.device) {
-        Some(DeviceKind::Cuda) => Device::Cuda(0),
-        _ => Device::Cpu,
-    })
-}
 
 /// Adds counts to those of a file.
 fn count(path: &Path, mut counts: Counts) -> Result<()> {

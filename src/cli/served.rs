@@ -1,9 +1,12 @@
-//! The arguments of the commands that run artifacts. Known without libtorch, so that `precast` can parse them, explain
-//! them and hand over.
+//! What the commands that run artifacts are told, and which model and device that means. Known without libtorch, so that
+//! `precast` can parse it, explain it and hand over.
 
 use std::path::PathBuf;
 
-use crate::{Device, record::Sizes};
+use anyhow::Result;
+
+use super::exit::{Missing, Usage};
+use crate::{Device, Store, record::Sizes, target::DeviceKind};
 
 #[derive(clap::Args)]
 pub(super) struct RunArgs {
@@ -70,6 +73,51 @@ pub(super) enum GraphChoice {
     AsBuilt,
     Always,
     Never,
+}
+
+/// Returns the model that was named, or the only one.
+pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
+    if let Some(name) = named {
+        return Ok(name.to_owned());
+    }
+    let models = store.models()?;
+    match models.as_slice() {
+        [only] => Ok(only.clone()),
+        [] => Err(Missing {
+            message: format!("the store `{}` has no model", store.path().display()),
+            hint: "`precast build` makes one".to_owned(),
+        }
+        .into()),
+        several => Err(Usage {
+            message: format!(
+                "the store has {} models: name one with `--model`",
+                several.len()
+            ),
+            hint: format!("it has {}", several.join(", ")),
+        }
+        .into()),
+    }
+}
+
+/// Splits `model@release`.
+pub(super) fn split(model: &str) -> (&str, Option<&str>) {
+    let parts = model.split_once('@');
+    parts.map_or((model, None), |(name, release)| (name, Some(release)))
+}
+
+/// Returns the device that was named, or the first one of the kind that `model` was built for.
+pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result<Device> {
+    if let Some(device) = named {
+        return Ok(device);
+    }
+    let (name, release) = split(model);
+    let release = store.release(name, release)?;
+    let first = release.and_then(|release| release.programs.first().copied());
+    let program = first.map(|id| store.program(&id)).transpose()?.flatten();
+    Ok(match program.map(|program| program.target.device) {
+        Some(DeviceKind::Cuda) => Device::Cuda(0),
+        _ => Device::Cpu,
+    })
 }
 
 /// Parses `batch=3,seq=20`.

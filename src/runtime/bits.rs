@@ -1,6 +1,9 @@
-//! Whether tensors hold the same bits, found out where they are: a NaN is as good as any other number, and -0 is not 0.
+//! Whether tensors hold the same bits: a NaN is as good as any other number, and -0 is not 0.
+//!
+//! On a device the first comparison loads libtorch's kernels for it, which takes tens of milliseconds: more than bringing
+//! tensors of usual sizes here.
 
-use tch::{Kind, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::ffi::Handle;
 
@@ -10,12 +13,30 @@ pub(super) fn same(a: &[Handle], b: &[Handle]) -> Result<bool, TchError> {
         return Ok(false);
     }
     for (a, b) in a.iter().zip(b) {
-        let (a, b) = (a.share().into_tensor(), b.share().into_tensor());
+        let (a, b) = (
+            near(&a.share().into_tensor())?,
+            near(&b.share().into_tensor())?,
+        );
         if !whole(&a)?.f_equal(&whole(&b)?)? {
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Returns whether what is done once with a tensor is better done on the CPU.
+pub(super) fn is_small(tensor: &Tensor) -> bool {
+    /// Copied in a few milliseconds.
+    const MOST: usize = 16 << 20;
+    tensor.numel() * tensor.kind().elt_size_in_bytes() <= MOST
+}
+
+/// Returns a tensor, brought to the CPU if it is small.
+fn near(tensor: &Tensor) -> Result<Tensor, TchError> {
+    match is_small(tensor) {
+        true => tensor.f_to_device(Device::Cpu),
+        false => Ok(tensor.shallow_clone()),
+    }
 }
 
 /// Returns a view of a tensor as whole numbers.

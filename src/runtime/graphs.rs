@@ -26,7 +26,7 @@ use tch::Tensor;
 
 use super::{
     RuntimeError,
-    bits::same,
+    bits::{is_small, same},
     error::first_line,
     ffi::{self, Graph, Pool, RawStream, Stream, cuda, share},
     host,
@@ -191,7 +191,7 @@ impl State {
         let (ins, outs) = moves.split_at(self.inputs.len());
         let write = |inputs: &mut [Tensor], seed: u32| {
             for (input, _) in inputs.iter_mut().zip(ins).filter(|(_, moves)| **moves) {
-                input.f_copy_(&pattern(input, seed)?)?;
+                set(input, &pattern(input, seed)?)?;
             }
             Ok(())
         };
@@ -214,7 +214,8 @@ impl State {
         for (output, &moves) in self.outputs.iter().zip(outs) {
             if moves {
                 let mut output = output.share().into_tensor();
-                let _ = output.f_fill_(1).map_err(text)?;
+                let one = Tensor::f_ones([], (output.kind(), tch::Device::Cpu)).map_err(text)?;
+                set(&mut output, &one).map_err(text)?;
             }
             let copy = moves.then(|| copy(output));
             own.push(copy.transpose().map_err(text)?);
@@ -229,7 +230,19 @@ impl State {
     }
 }
 
-/// Returns a row of numbers in (0, 1) for all rows of a tensor, on its device.
+/// Writes `value`, which lies on the CPU, to all of a tensor. To a small one by a plain copy: a kernel of libtorch's takes
+/// tens of milliseconds to load, for the first that needs it.
+fn set(tensor: &mut Tensor, value: &Tensor) -> Result<(), tch::TchError> {
+    if !is_small(tensor) {
+        let value = value.f_to_device(tensor.device())?;
+        return tensor.f_copy_(&value);
+    }
+    let mut here = tensor.f_to_device(tch::Device::Cpu)?;
+    here.f_copy_(value)?;
+    tensor.f_copy_(&here)
+}
+
+/// Returns a row of numbers in (0, 1) for all rows of a tensor, on the CPU.
 fn pattern(like: &Tensor, seed: u32) -> Result<Tensor, tch::TchError> {
     let row: Vec<f32> = (1..=like.size().last().copied().unwrap_or(1))
         .map(|i| (i as f32 * 0.618 * seed as f32).fract())
@@ -238,7 +251,7 @@ fn pattern(like: &Tensor, seed: u32) -> Result<Tensor, tch::TchError> {
         true => Tensor::from(row[0]),
         false => Tensor::f_from_slice(&row)?,
     };
-    row.f_to_kind(like.kind())?.f_to_device(like.device())
+    row.f_to_kind(like.kind())
 }
 
 /// Returns whether a call's input can take a static one's place: where it starts and how it lies is what kernels were

@@ -41,6 +41,7 @@ mod dispatch;
 mod eager;
 mod error;
 mod ffi;
+pub(crate) use ffi::ahead;
 mod graphs;
 mod host;
 mod lane;

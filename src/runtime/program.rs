@@ -216,6 +216,7 @@ impl Ready {
             let mut buffer = pad::buffer(&input.layout, self.plan.device)
                 .map_err(|error| self.tensor(&error))?;
             pad::blank(&mut buffer, input).map_err(|error| self.tensor(&error))?;
+            pad::rehearse(&mut buffer, input).map_err(|error| self.tensor(&error))?;
             inputs.push(buffer.into());
         }
         self.run(inputs, Sizes::Exact)?;

@@ -9,7 +9,7 @@ use std::{
 use super::{
     RuntimeError,
     ffi::{
-        cuda,
+        cuda, cuda_for,
         ending::{self, Entered},
         keep,
     },
@@ -94,8 +94,13 @@ impl Runtime {
         if devices.is_empty() || twice {
             return Err(RuntimeError::Devices);
         }
+        let ordinals = devices.iter().filter_map(|device| match device {
+            Device::Cpu => None,
+            Device::Cuda(ordinal) => Some(*ordinal),
+        });
+        let ordinals: Vec<_> = ordinals.collect();
         for &device in &devices {
-            check(device)?;
+            check(device, &ordinals)?;
         }
         keep();
         let hosts = devices
@@ -473,12 +478,13 @@ impl From<Vec<Device>> for Devices {
     }
 }
 
-fn check(device: Device) -> Result<(), RuntimeError> {
+/// Fails where the device is not there. `ordinals` are those of all CUDA devices that are asked for.
+fn check(device: Device, ordinals: &[usize]) -> Result<(), RuntimeError> {
     let Device::Cuda(ordinal) = device else {
         return Ok(());
     };
     let no = |reason| RuntimeError::NoDevice { device, reason };
-    let cuda = cuda().map_err(no)?;
+    let cuda = cuda_for(ordinals).map_err(no)?;
     let devices = cuda.devices();
     match ordinal < devices {
         true => cuda.context(ordinal).map_err(no),

@@ -38,7 +38,7 @@ use super::{
 use crate::{
     Digest,
     record::{Dtype, Program, Step},
-    target::DeviceKind,
+    target::{CUDA_AHEAD, DeviceKind},
 };
 
 /// How long a candidate may run.
@@ -110,6 +110,7 @@ impl Child {
             .arg("--store")
             .arg(store)
             .args((device == DeviceKind::Cuda).then_some("--cuda"))
+            .envs((device == DeviceKind::Cuda).then_some((CUDA_AHEAD, "0")))
             .env("OMP_WAIT_POLICY", WAIT_POLICY)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

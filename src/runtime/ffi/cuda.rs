@@ -13,7 +13,7 @@ use std::{
 
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
-use super::{library::open_verified, shim};
+use super::{ahead, library::open_verified, shim};
 use crate::runtime::source::sealed;
 
 /// The CUDA half of the shim; empty when the crate was built without the headers.
@@ -82,13 +82,24 @@ pub(super) struct Piece {
 
 /// Loads libtorch's CUDA half on first use; the reason when there is none.
 pub fn cuda() -> Result<&'static Cuda, String> {
+    cuda_for(&[])
+}
+
+/// As [`cuda`], with the contexts of some devices made meanwhile.
+pub fn cuda_for(devices: &[usize]) -> Result<&'static Cuda, String> {
     static CUDA: OnceLock<Result<Cuda, String>> = OnceLock::new();
-    CUDA.get_or_init(Cuda::load).as_ref().map_err(Clone::clone)
+    let load = || {
+        let _span = tracing::info_span!("libtorch_cuda").entered();
+        ahead::begin(devices);
+        let loaded = Cuda::load();
+        ahead::finish();
+        loaded
+    };
+    CUDA.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
 impl Cuda {
     fn load() -> Result<Self, String> {
-        let _span = tracing::info_span!("libtorch_cuda").entered();
         let path = libtorch_folder()
             .unwrap_or_default()
             .join("libtorch_cuda.so");

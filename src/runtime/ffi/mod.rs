@@ -21,6 +21,7 @@
 //! through `extern "C"`. The shim catches it, and takes the text off `std::cerr` for the calling thread only.
 #![allow(unsafe_code)]
 
+pub mod ahead;
 mod container;
 mod cuda;
 pub mod ending;
@@ -36,7 +37,7 @@ mod upload;
 mod weight;
 
 pub use container::{Constant, Container};
-pub use cuda::{DeviceMemory, RawStream, cuda, libtorch_folder};
+pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for, libtorch_folder};
 pub use graph::{Graph, Pool};
 pub use heap::{give_back, keep};
 pub use interpreter::Interpreter;

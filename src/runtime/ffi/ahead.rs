@@ -1,0 +1,161 @@
+//! CUDA contexts that are made while libraries load.
+//!
+//! A process needs libtorch and a context before its first call on a device. Each takes about as long as the other, and
+//! neither needs the other, but both need the dynamic loader, which has one lock: held while a library's initialisers
+//! run, and wanted by `cuInit` and by the making of a context at their beginnings. So one that begins while libtorch loads waits
+//! until that is done, and one that began a little earlier runs beside it. [`begin`] therefore returns when `cuInit` is
+//! done and a context has had its beginning; what is loaded after it delays nothing.
+//!
+//! Loading libtorch at the start of a process has the same initialisers, but not the lock: [`before_main`] begins before
+//! the first of them, and by `main` most of a context is there.
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_void},
+    ptr,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
+
+use crate::target::CUDA_AHEAD;
+
+/// How long a context takes to its last need of the loader, with a margin.
+const BEGINNING: Duration = Duration::from_millis(5);
+
+/// The thread that makes contexts; one in the life of a process.
+static THREAD: Mutex<Thread> = Mutex::new(Thread::None);
+
+enum Thread {
+    None,
+    Working(libc::pthread_t),
+    Done,
+}
+
+/// Whether `cuInit` has returned.
+static INITIALISED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Begins to make the contexts of these devices, unless the process has begun with some already.
+///
+/// Says nothing of a device that is not there, or of a machine without CUDA: whoever asks libtorch for it is told.
+pub fn begin(devices: &[usize]) {
+    if start(devices.to_vec()) {
+        let (initialised, changed) = &INITIALISED;
+        let waiting = |initialised: &mut bool| !*initialised;
+        drop(changed.wait_while(lock(initialised), waiting));
+        thread::sleep(BEGINNING);
+    }
+}
+
+/// Waits until what was begun is done, so that no exit of the process meets it.
+pub fn finish() {
+    let mut thread = lock(&THREAD);
+    if let Thread::Working(working) = *thread {
+        *thread = Thread::Done;
+        // SAFETY: it was made joinable and is joined here alone, as the state says from now on.
+        unsafe { libc::pthread_join(working, ptr::null_mut()) };
+    }
+}
+
+/// Begins a context if the environment asks for one, by [`CUDA_AHEAD`]. To be called from an executable's `.preinit_array`.
+///
+/// # Safety
+///
+/// `environment` is what the loader gives such a function: NUL-terminated texts up to a null pointer.
+pub unsafe extern "C" fn before_main(
+    _: c_int,
+    _: *const *const c_char,
+    environment: *const *const c_char,
+) {
+    let mut at = environment;
+    // SAFETY: so says the caller.
+    while let Some(text) = unsafe { (*at).as_ref() } {
+        // SAFETY: likewise.
+        let text = unsafe { CStr::from_ptr(text) }.to_bytes();
+        let value =
+            (text.strip_prefix(CUDA_AHEAD.as_bytes())).and_then(|rest| rest.strip_prefix(b"="));
+        if let Some(Ok(device)) = value.map(|value| str::from_utf8(value).unwrap_or("").parse()) {
+            start(vec![device]);
+        }
+        // SAFETY: not the null pointer, so there is another.
+        at = unsafe { at.add(1) };
+    }
+}
+
+/// Returns whether this call began.
+fn start(devices: Vec<usize>) -> bool {
+    let mut thread = lock(&THREAD);
+    if devices.is_empty() || !matches!(*thread, Thread::None) {
+        return false;
+    }
+    let devices = Box::into_raw(Box::new(devices));
+    let mut made: libc::pthread_t = 0;
+    // Not one of std's, which promises nothing before `main`.
+    // SAFETY: `made` is a valid out pointer, and `work` takes the box.
+    let failed = unsafe { libc::pthread_create(&mut made, ptr::null(), work, devices.cast()) };
+    match failed {
+        0 => *thread = Thread::Working(made),
+        // SAFETY: nobody took it.
+        _ => drop(unsafe { Box::from_raw(devices) }),
+    }
+    failed == 0
+}
+
+extern "C" fn work(devices: *mut c_void) -> *mut c_void {
+    // SAFETY: `start` made it of this type and left it to this function.
+    let devices = unsafe { Box::from_raw(devices.cast::<Vec<usize>>()) };
+    let driver = Driver::ready();
+    let (initialised, changed) = &INITIALISED;
+    *lock(initialised) = true;
+    changed.notify_all();
+    if let Some(driver) = driver {
+        devices.iter().for_each(|&device| driver.context(device));
+    }
+    ptr::null_mut()
+}
+
+/// The driver's own library, for as long as the process lives.
+struct Driver {
+    device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+    retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int,
+}
+
+impl Driver {
+    /// Loads and initialises it; none where there is no driver or no device.
+    fn ready() -> Option<Self> {
+        // SAFETY: it is the driver, whose initialisers libtorch's CUDA half would run as well.
+        let library = unsafe { Loaded::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }.ok()?;
+        // SAFETY: the signatures of cuda.h, where a `CUdevice` and a `CUresult` are an `int`.
+        let (init, device, retain) = unsafe {
+            let init: unsafe extern "C" fn(u32) -> c_int = *library.get(b"cuInit\0").ok()?;
+            let device = *library.get(b"cuDeviceGet\0").ok()?;
+            (
+                init,
+                device,
+                *library.get(b"cuDevicePrimaryCtxRetain\0").ok()?,
+            )
+        };
+        std::mem::forget(library);
+        // SAFETY: it may be called at any time and from any thread.
+        (unsafe { init(0) } == 0).then_some(Self { device, retain })
+    }
+
+    /// Makes the context that libtorch will use, and keeps it. No thread's current context changes.
+    fn context(&self, ordinal: usize) {
+        let (mut device, mut context) = (0, ptr::null_mut());
+        let Ok(ordinal) = c_int::try_from(ordinal) else {
+            return;
+        };
+        // SAFETY: valid out pointers, and the second gets a device only if the first found it.
+        unsafe {
+            if (self.device)(&mut device, ordinal) == 0 {
+                (self.retain)(&mut context, device);
+            }
+        }
+    }
+}

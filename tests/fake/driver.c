@@ -1,0 +1,22 @@
+// A CUDA driver that writes down what it is asked, one line a call, into the file that FAKE_DRIVER_LOG names.
+#include <stdio.h>
+#include <stdlib.h>
+
+static int told(const char *what, int value) {
+  FILE *log = fopen(getenv("FAKE_DRIVER_LOG"), "a");
+  fprintf(log, "%s %d\n", what, value);
+  fclose(log);
+  return 0;
+}
+
+int cuInit(unsigned flags) { return told("init", (int)flags); }
+
+int cuDeviceGet(int *device, int ordinal) {
+  *device = 100 + ordinal;
+  return told("device", ordinal);
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+  *context = NULL;
+  return told("context", device);
+}
