@@ -18,9 +18,10 @@ def measure(run: Run) -> None:
         try:
             events, ran = run.host.precast("build", "-f", spec, *tune, limit=limit)
             finished = next(event for event in events if event["event"] == "finished")
-            lost = [p["program"] for p in finished["programs"] if p["state"] not in ("built", "hit")]
+            lost = [program for program in finished["programs"] if program["state"] not in ("built", "hit")]
             if lost:
-                run.skip(f"build {case.name}", f"not built: {', '.join(lost)}; see `precast log`")
+                whys = dict.fromkeys(program.get("message") or program.get("why") for program in lost)
+                raise Failed(f"not built: {', '.join(program['program'] for program in lost)}: {'; '.join(whys)}")
             warm, imports = [], []
             for _ in range(run.rounds):
                 warm.append(run.host.precast("build", "-f", spec, *tune)[1].seconds)

@@ -17,7 +17,8 @@ def measure(run: Run) -> None:
     command = [str(tests), "figures_of_an_upload", "--nocapture", "--test-threads", "1"]
     try:
         ran = once(command, environment, log, min(120.0, max(1.0, run.left)))
-        figures = [json.loads(line) for line in ran.output.splitlines() if line.startswith("{")]
+        # The first of them stands behind the name of its test.
+        figures = [json.loads("{" + line.partition("{")[2]) for line in ran.output.splitlines() if '{"figure"' in line]
         if ran.code != 0 or not figures:
             raise Failed(f"exit code {ran.code}: {tail(log)}")
     except Failed as error:

@@ -86,8 +86,7 @@ fn figures_of_eight_buckets() {
             "apart": { "allocated": separate[0], "reserved": separate[1], "device": separate[2] },
         })
     );
-    assert!(
-        separate[0] > shared[0] + 6 * weights,
-        "eight copies of the weights, and no pool that all share"
-    );
+    // Beside the weights there are static tensors and cuBLAS's workspaces, one for each of torch's streams that had none.
+    assert!(separate[0] > 8 * weights, "eight copies of the weights");
+    assert!(2 * shared[0] < separate[0], "one copy, and one pool");
 }

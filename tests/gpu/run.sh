@@ -101,6 +101,8 @@ if has tests; then
         test "$device" = cpu || step $name-build precast build -f "$here/blocks/$name.toml" --format json
     done
     step tests gpu-tests --nocapture --test-threads 1
+    # The first figure of a test stands behind its name.
+    sed -i 's/^\(test [^{]*\)\({"figure"\)/\1\n\2/' "$out/tests.json"
     grep -v '^{' "$out/tests.json" > "$out/tests.txt" || true
     grep '^{' "$out/tests.json" > "$work/figures" || true
     mv "$work/figures" "$out/tests.json"
