@@ -1,7 +1,7 @@
 #!/bin/sh
 # The benchmarks on a GPU machine, from what pack.sh packed. Usage: gpu.sh OUT [option of `python -m benches run`…]
 #
-#   gpu.sh OUT                                     everything, about half an hour
+#   gpu.sh OUT                                     everything, as for the README: an hour or more
 #   gpu.sh OUT --cases minilm,mlp --minutes 9      as much as fits: what was not measured is listed under `skipped`
 #   WORK=DIR gpu.sh OUT …                          keeps stores and compilers' caches for the next call
 #   DEVICE=cpu gpu.sh OUT …                        the same on the CPU, to try it
@@ -13,6 +13,7 @@ shift
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 root=$(cd "$(dirname "$0")/.." && pwd)
+[ $# -gt 0 ] || set -- --tune --together --minutes 90
 chmod +x "$root"/bin/*
 cd "$root"
 PYTHONPATH=$root PYTHONUNBUFFERED=1 exec "${PYTHON:-python3}" -m benches run --device "${DEVICE:-cuda}" \
