@@ -213,7 +213,7 @@ class Peer:
 
 
 def frozen(case: Case, device: str, way: str) -> bool:
-    return device in case.freezing and way in ("compile", "max-autotune", "aoti")
+    return device in case.freezing and way in ("compile", "reduce-overhead", "max-autotune", "aoti")
 
 
 class Precast:

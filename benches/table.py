@@ -42,11 +42,7 @@ CAUSES: dict[str, dict[tuple[str, str], str]] = {
     },
     "cuda": {
         ("eager", ""): EAGER,
-        ("resnet", ""): (
-            "it has batch norms folded into filters, which an artifact has on a CPU only. Folding them for a GPU too, "
-            "once for each weight set, would change it; no profile has shown yet how much of the difference that is."
-        ),
-        ("llama", "reduce-overhead"): (
+        ("llama, not tuned", "reduce-overhead"): (
             "it was built without `--tune`, which tries kernels for few rows: they took the stack of blocks at 64 rows "
             "from level with reduce-overhead to 1.4 times as fast."
         ),
@@ -149,9 +145,10 @@ def losses(result: Row) -> list[str]:
         if "times_precast" in row and row["times_precast"]["median"] < AHEAD:
             where = f"start of {row['case']}, {row['page_cache']} page cache"
             found.append(("start", where, row["contender"], row["times_precast"]["median"]))
+    tuned = {row["case"] for row in result.get("build", []) if "--tune" in row["command"]}
     said: dict[str, dict[str, list[str]]] = {}
     for case, where, peer, ratio in found:
-        said.setdefault(cause(result["device"], case, peer), {}).setdefault(where, []).append(
+        said.setdefault(cause(result["device"], case, peer, case in tuned), {}).setdefault(where, []).append(
             f"{named(peer)} {ratio:.2f} x"
         )
     if not said:
@@ -163,8 +160,9 @@ def losses(result: Row) -> list[str]:
     return lines
 
 
-def cause(device: str, case: str, peer: str) -> str:
-    for key in ((case, peer), (case, ""), ("", peer)):
+def cause(device: str, case: str, peer: str, tuned: bool) -> str:
+    own = (case if tuned else f"{case}, not tuned", peer)
+    for key in (own, (case, peer), (case, ""), ("", peer)):
         if key in CAUSES[device]:
             return CAUSES[device][key]
     return "the cause is not known yet."

@@ -1,5 +1,6 @@
 """What a call takes, per bucket and contender, in turns."""
 
+import contextlib
 import time
 from typing import Any
 
@@ -22,9 +23,15 @@ def measure(run: Run) -> None:
         else:
             run.skip(f"latency {case.name}", "it was not built")
     for group in [cases] if run.together else [[case] for case in cases]:
-        made = prepare(run, group)
-        for case in group:
-            compare(run, case, *made[case.name])
+        made: Made = {case.name: ([], {"work": {}, "disagree": {}, "wanted": {}}) for case in group}
+        try:
+            prepare(run, group, made)
+            for case in group:
+                compare(run, case, *made[case.name])
+        finally:
+            for peers, _ in made.values():
+                for peer in peers:
+                    peer.end()
 
 
 def compare(run: Run, case: Case, peers: list[Any], facts: dict[str, Any]) -> None:
@@ -52,42 +59,43 @@ Made = dict[str, tuple[list[Any], dict[str, Any]]]
 """Case -> its contenders that are ready, and what is known of them."""
 
 
-def prepare(run: Run, cases: list[Case]) -> Made:
+def prepare(run: Run, cases: list[Case], made: Made) -> None:
     """Gets all contenders of some cases ready at once, those that choose by measuring afterwards, one at a time; those
     that can't are skipped, and said so."""
     host, began = run.host, time.time()
-    made: Made = {}
     limit = min(run.prepare, max(1.0, run.left))
     run.say(f"latency: {', '.join(run.ways)} get ready (at most {limit:.0f} s): {', '.join(c.name for c in cases)}")
     together = [way for way in run.ways if way not in MEASURING]
-    started = [(case, begin(run, case, way)) for case in cases for way in together]
-    for case in cases:
-        made[case.name] = [], {"work": {}, "disagree": {}, "wanted": {}}
+    started = [(case, Peer(host, case, way)) for case in cases for way in together]
+    for case, peer in started:
+        ask(run, case, peer)
     for case, peer in started:
         finish(run, case, peer, began + limit, *made[case.name])
     for way in run.ways:
         for case in cases:
             if way in MEASURING:
                 until = time.time() + min(run.prepare, max(1.0, run.left))
-                finish(run, case, begin(run, case, way), until, *made[case.name])
+                peer = Peer(host, case, way)
+                ask(run, case, peer)
+                finish(run, case, peer, until, *made[case.name])
     for case in cases:
         peers, _ = made[case.name]
         peers.append(Precast(host, case, "always" if host.device == "cuda" else "as-built"))
         if host.device == "cuda":
             peers.append(Precast(host, case, "never"))
         run.say(f"latency {case.name}: {len(peers)} contenders ready after {time.time() - began:.0f} s")
-    return made
 
 
-def begin(run: Run, case: Case, way: str) -> Peer:
-    peer = Peer(run.host, case, way)
-    for sizes in case.measured(run.host.device):
-        peer.send("prepare", sizes=sizes)
-    return peer
+def ask(run: Run, case: Case, peer: Peer) -> None:
+    """Lets a contender begin to get ready. One that has ended already says so when it is waited for."""
+    with contextlib.suppress(Failed):
+        for sizes in case.measured(run.host.device):
+            peer.send("prepare", sizes=sizes)
 
 
 def finish(run: Run, case: Case, peer: Peer, deadline: float, peers: list[Any], facts: dict[str, Any]) -> None:
-    """Waits for a contender, compares its answers with eager's, and adds it to those of its case that are ready."""
+    """Waits for a contender, compares its answers with those of the first that is ready, which is eager where there is
+    one, and adds it to those of its case."""
     try:
         peer.receive(deadline)
         for sizes in case.measured(run.host.device):

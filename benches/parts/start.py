@@ -103,15 +103,18 @@ def starts(run: Run, case: Case) -> None:
         what = f"{way}, {cache} cache"
         if cache == "cold":
             shutil.rmtree(host.work / folder, ignore_errors=True)
+        if run.left <= 0:
+            run.skip(f"start {case.name} {what}", "no time was left")
+            continue
+        if cache == "warm" and not (host.work / folder).exists():
+            run.skip(f"start {case.name} {what}", "the start that would fill it failed")
+            continue
         try:
-            if run.left <= 0:
-                raise Failed("no time was left")
-            if cache == "warm" and not (host.work / folder).exists():
-                raise Failed("the start that would fill it failed")
             report(run, case, "warm", {what: [peer(way, folder)]}, found["precast"])
         except Failed as error:
             run.skip(f"start {case.name} {what}", error)
-            shutil.rmtree(host.work / folder, ignore_errors=True)
+            if cache == "cold":  # it may have left half of it
+                shutil.rmtree(host.work / folder, ignore_errors=True)
 
 
 def told(ran: Ran, seconds: float, phases: dict[str, float]) -> dict[str, Any]:

@@ -56,9 +56,10 @@ fn ahead(command: &Command, context: &Context) -> Option<usize> {
 pub(super) fn hand_over(asked: &Command, context: &Context) -> Result<u8> {
     let program = with_torch()?;
     let mut command = process::Command::new(&program);
-    if let Some(ordinal) = ahead(asked, context) {
-        command.env(CUDA_AHEAD, ordinal.to_string());
-    }
+    match ahead(asked, context) {
+        Some(ordinal) => command.env(CUDA_AHEAD, ordinal.to_string()),
+        None => command.env_remove(CUDA_AHEAD),
+    };
     if env::var_os(LOG_LEVEL.0).is_none() && context.verbose == 0 {
         command.env(LOG_LEVEL.0, LOG_LEVEL.1);
     }

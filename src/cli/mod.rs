@@ -240,7 +240,15 @@ pub fn main() -> ExitCode {
 /// Runs the command line of this process, with libtorch in it.
 #[cfg(feature = "torch")]
 pub fn main_with_torch() -> ExitCode {
-    let code = run(
+    /// Also where a panic ends it: no exit may meet the thread that makes a context.
+    struct Finish;
+    impl Drop for Finish {
+        fn drop(&mut self) {
+            crate::runtime::ahead::finish();
+        }
+    }
+    let _finish = Finish;
+    run(
         std::env::args_os().collect(),
         |command, context| match command {
             Command::Run(args) => run::run(args, context),
@@ -248,9 +256,7 @@ pub fn main_with_torch() -> ExitCode {
             Command::Gate(args) => internal::gate(args, context),
             other => dispatch(other, context, internal::hand_over),
         },
-    );
-    crate::runtime::ahead::finish();
-    code
+    )
 }
 
 /// What `precast-torch` does before libtorch is initialised.

@@ -237,7 +237,11 @@ fn set(tensor: &mut Tensor, value: &Tensor) -> Result<(), tch::TchError> {
         let value = value.f_to_device(tensor.device())?;
         return tensor.f_copy_(&value);
     }
-    let mut here = tensor.f_to_device(tch::Device::Cpu)?;
+    let mut here = Tensor::f_empty_strided(
+        tensor.size(),
+        tensor.stride(),
+        (tensor.kind(), tch::Device::Cpu),
+    )?;
     here.f_copy_(value)?;
     tensor.f_copy_(&here)
 }

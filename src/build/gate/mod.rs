@@ -110,6 +110,7 @@ impl Child {
             .arg("--store")
             .arg(store)
             .args((device == DeviceKind::Cuda).then_some("--cuda"))
+            .env_remove(CUDA_AHEAD)
             .envs((device == DeviceKind::Cuda).then_some((CUDA_AHEAD, "0")))
             .env("OMP_WAIT_POLICY", WAIT_POLICY)
             .stdin(Stdio::piped())

@@ -7,7 +7,8 @@
 //! done and a context has had its beginning; what is loaded after it delays nothing.
 //!
 //! Loading libtorch at the start of a process has the same initialisers, but not the lock: [`before_main`] begins before
-//! the first of them, and by `main` most of a context is there.
+//! the first of them, and by `main` most of a context is there. It is told by the environment, which nothing else in the
+//! library reads: it runs before anybody could tell it anything.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -33,8 +34,20 @@ enum Thread {
     Done,
 }
 
-/// Whether `cuInit` has returned.
-static INITIALISED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+/// Whether the driver is initialised; nothing while that is under way.
+static INITIALISED: (Mutex<Option<bool>>, Condvar) = (Mutex::new(None), Condvar::new());
+
+unsafe extern "C" {
+    /// libc's own, which `getenv` reads.
+    static environ: *const *const c_char;
+}
+
+/// What the thread is to do.
+struct Work {
+    devices: Vec<usize>,
+    /// Whether libc may not be initialised yet.
+    early: bool,
+}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -44,10 +57,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// Says nothing of a device that is not there, or of a machine without CUDA: whoever asks libtorch for it is told.
 pub fn begin(devices: &[usize]) {
-    if start(devices.to_vec()) {
-        let (initialised, changed) = &INITIALISED;
-        let waiting = |initialised: &mut bool| !*initialised;
-        drop(changed.wait_while(lock(initialised), waiting));
+    if !start(devices.to_vec(), false) {
+        return;
+    }
+    let (initialised, changed) = &INITIALISED;
+    let initialised = changed.wait_while(lock(initialised), |initialised| initialised.is_none());
+    if *initialised.unwrap_or_else(PoisonError::into_inner) == Some(true) {
         thread::sleep(BEGINNING);
     }
 }
@@ -62,7 +77,7 @@ pub fn finish() {
     }
 }
 
-/// Begins a context if the environment asks for one, by [`CUDA_AHEAD`]. To be called from an executable's `.preinit_array`.
+/// Begins a context if `PRECAST_CUDA_AHEAD` asks for one. To be called from an executable's `.preinit_array`.
 ///
 /// # Safety
 ///
@@ -80,7 +95,7 @@ pub unsafe extern "C" fn before_main(
         let value =
             (text.strip_prefix(CUDA_AHEAD.as_bytes())).and_then(|rest| rest.strip_prefix(b"="));
         if let Some(Ok(device)) = value.map(|value| str::from_utf8(value).unwrap_or("").parse()) {
-            start(vec![device]);
+            start(vec![device], true);
         }
         // SAFETY: not the null pointer, so there is another.
         at = unsafe { at.add(1) };
@@ -88,35 +103,50 @@ pub unsafe extern "C" fn before_main(
 }
 
 /// Returns whether this call began.
-fn start(devices: Vec<usize>) -> bool {
+fn start(devices: Vec<usize>, early: bool) -> bool {
     let mut thread = lock(&THREAD);
     if devices.is_empty() || !matches!(*thread, Thread::None) {
         return false;
     }
-    let devices = Box::into_raw(Box::new(devices));
+    let asked = Box::into_raw(Box::new(Work { devices, early }));
     let mut made: libc::pthread_t = 0;
     // Not one of std's, which promises nothing before `main`.
     // SAFETY: `made` is a valid out pointer, and `work` takes the box.
-    let failed = unsafe { libc::pthread_create(&mut made, ptr::null(), work, devices.cast()) };
+    let failed = unsafe { libc::pthread_create(&mut made, ptr::null(), work, asked.cast()) };
     match failed {
         0 => *thread = Thread::Working(made),
         // SAFETY: nobody took it.
-        _ => drop(unsafe { Box::from_raw(devices) }),
+        _ => drop(unsafe { Box::from_raw(asked) }),
     }
     failed == 0
 }
 
-extern "C" fn work(devices: *mut c_void) -> *mut c_void {
+extern "C" fn work(asked: *mut c_void) -> *mut c_void {
     // SAFETY: `start` made it of this type and left it to this function.
-    let devices = unsafe { Box::from_raw(devices.cast::<Vec<usize>>()) };
-    let driver = Driver::ready();
+    let Work { devices, early } = *unsafe { Box::from_raw(asked.cast::<Work>()) };
+    let ready = !early || libc_is_there();
+    let driver = ready.then(Driver::ready).flatten();
     let (initialised, changed) = &INITIALISED;
-    *lock(initialised) = true;
+    *lock(initialised) = Some(driver.is_some());
     changed.notify_all();
     if let Some(driver) = driver {
         devices.iter().for_each(|&device| driver.context(device));
     }
     ptr::null_mut()
+}
+
+/// Waits until libc is initialised, which the main thread does next; returns whether it is.
+///
+/// Loading a library before that would initialise libc from here, without the environment, for the whole process.
+fn libc_is_there() -> bool {
+    for _ in 0..1000 {
+        // SAFETY: a pointer that libc writes once, as its initialisation; read anew each time, and not followed.
+        if !unsafe { ptr::read_volatile(&raw const environ) }.is_null() {
+            return true;
+        }
+        thread::sleep(Duration::from_micros(50));
+    }
+    false
 }
 
 /// The driver's own library, for as long as the process lives.
@@ -141,7 +171,7 @@ impl Driver {
             )
         };
         std::mem::forget(library);
-        // SAFETY: it may be called at any time and from any thread.
+        // SAFETY: it may be called from any thread.
         (unsafe { init(0) } == 0).then_some(Self { device, retain })
     }
 

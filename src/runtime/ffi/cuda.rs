@@ -13,7 +13,7 @@ use std::{
 
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
-use super::{ahead, library::open_verified, shim};
+use super::{ahead, ending, library::open_verified, shim};
 use crate::runtime::source::sealed;
 
 /// The CUDA half of the shim; empty when the crate was built without the headers.
@@ -90,6 +90,8 @@ pub fn cuda_for(devices: &[usize]) -> Result<&'static Cuda, String> {
     static CUDA: OnceLock<Result<Cuda, String>> = OnceLock::new();
     let load = || {
         let _span = tracing::info_span!("libtorch_cuda").entered();
+        // An exit of the process waits for it.
+        let _work = ending::work();
         ahead::begin(devices);
         let loaded = Cuda::load();
         ahead::finish();
