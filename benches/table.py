@@ -148,9 +148,8 @@ def losses(result: Row) -> list[str]:
     tuned = {row["case"] for row in result.get("build", []) if "--tune" in row["command"]}
     said: dict[str, dict[str, list[str]]] = {}
     for case, where, peer, ratio in found:
-        said.setdefault(cause(result["device"], case, peer, case in tuned), {}).setdefault(where, []).append(
-            f"{named(peer)} {ratio:.2f} x"
-        )
+        why = cause(result["device"], case, peer, case in tuned)
+        said.setdefault(why, {}).setdefault(where, []).append(f"{named(peer)} {ratio:.2f} x")
     if not said:
         return [f"No peer is ahead by more than {1 - AHEAD:.0%} in any row."]
     lines = ["Where a peer is ahead (its time in Precast's):", ""]

@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int};
 /// A function of the loader's, with the arguments of `main`.
 type Before = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char);
 
-/// Runs before the initialisers of libtorch, so that a CUDA context is made beside them. Only an executable can have it, so
-/// this is the one place outside of `runtime/ffi` that asks for trust.
+/// Runs before the initialisers of libtorch, so that a CUDA context is made beside them. Only an executable can have it:
+/// hence not in `runtime/ffi`, where the function is.
 // SAFETY: the loader calls what is in this section with the arguments of `main`, which is what the function asks for.
 #[used]
 #[unsafe(link_section = ".preinit_array")]

@@ -175,8 +175,8 @@ fn together(
     Ok(())
 }
 
-/// Returns how long a launch of the graph alone takes, on the same inputs: a device computes with zeros up to a tenth faster,
-/// as that takes less power. None without a graph.
+/// Returns how long a launch of the graph alone takes, on the same inputs: blank ones, which it has otherwise, take a device
+/// less power, and may take it less time. None without a graph.
 fn launches(
     model: &Model,
     module: &str,
