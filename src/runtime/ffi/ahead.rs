@@ -137,9 +137,10 @@ extern "C" fn work(asked: *mut c_void) -> *mut c_void {
 
 /// Waits until libc is initialised, which the main thread does next; returns whether it is.
 ///
-/// Loading a library before that would initialise libc from here, without the environment, for the whole process.
+/// Loading a library before that would initialise libc from here, without the environment, for the whole process. It takes
+/// microseconds, or longer where the main thread has to wait for a core; a second is more than that.
 fn libc_is_there() -> bool {
-    for _ in 0..1000 {
+    for _ in 0..20_000 {
         // SAFETY: a pointer that libc writes once, as its initialisation; read anew each time, and not followed.
         if !unsafe { ptr::read_volatile(&raw const environ) }.is_null() {
             return true;
