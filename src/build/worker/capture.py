@@ -19,6 +19,7 @@ from . import (
     failures,
     flat,
     follow,
+    masks,
     measure,
     operators,
     padding,
@@ -74,6 +75,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")
         passes.run(name, graph, opened.root)
+    masks.as_numbers(graph)
     operators.check(graph.graph.nodes, opened.device, opened.root)
     flat.own_outputs(graph)
     if not graph.outputs:

@@ -157,7 +157,7 @@ def propagate(graph: Any) -> None:
     """Runs a graph on fake tensors and keeps every value, so that shared memory shows as a shared storage."""
     import torch
 
-    mode = _mode_of(graph)
+    mode = mode_of(graph)
     env: dict[Any, Any] = {}
     with mode, torch.no_grad(), _symbolic(graph):
         for node in graph.nodes:
@@ -174,7 +174,7 @@ def propagate_node(node: Any) -> None:
     import torch
 
     env = {value: value.meta["val"] for value in node.all_input_nodes}
-    with _mode_of(node.graph), torch.no_grad(), _symbolic(node.graph):
+    with mode_of(node.graph), torch.no_grad(), _symbolic(node.graph):
         node.meta["val"] = _run(node, env)
 
 
@@ -203,7 +203,7 @@ def _run(node: Any, env: dict[Any, Any]) -> Any:
     return node.target(*args, **kwargs)
 
 
-def _mode_of(graph: Any) -> Any:
+def mode_of(graph: Any) -> Any:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     for node in graph.nodes:
@@ -386,7 +386,7 @@ def specialisations(program: Any) -> list[tuple[str, int]]:
 
     Breaks if: `ShapeEnv.replacements_slocs` moves; errors then lack the place.
     """
-    mode = _mode_of(program.graph)
+    mode = mode_of(program.graph)
     slocs = getattr(mode.shape_env, "replacements_slocs", {}) if mode.shape_env is not None else {}
     found = []
     for sloc in slocs.values():

@@ -1,0 +1,97 @@
+"""Turns a boolean mask that several attentions share into numbers once, before the graph is cut.
+
+Torch's kernels for attention add a mask to the scores, so a boolean one becomes numbers first: a kernel of its own on a
+device. Where a graph is compiled whole, attentions of one mask share it; where each layer is a segment, each has one.
+What the numbers are depends on the kernel that torch chooses for the device, so torch is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import torch_private as private
+from .flat import Flat
+
+# What torch makes numbers of a mask with, the last of them at the end.
+_NUMBERS = {"logical_not", "scalar_tensor", "full", "where"}
+
+
+def as_numbers(flat: Flat) -> int:
+    """Converts the masks that more than one attention has; returns how many."""
+    import torch
+
+    shared: dict[Any, list[Any]] = {}
+    operator = torch.ops.aten.scaled_dot_product_attention.default
+    for node in flat.graph.find_nodes(op="call_function", target=operator):
+        mask = _mask(node)
+        if mask is not None and mask.meta["val"].dtype == torch.bool:
+            query = node.args[0].meta["val"]
+            shared.setdefault((_seen(mask), query.dtype), []).append(node)
+    count = 0
+    for (mask, dtype), attentions in shared.items():
+        if len(attentions) > 1 and _static(attentions):
+            converted = _converted(mask, attentions[0], dtype)
+            if converted is None:
+                continue
+            for node in attentions:
+                node.replace_input_with(_mask(node), converted)
+            count += 1
+    flat.graph.eliminate_dead_code()
+    flat.graph.lint()
+    return count
+
+
+def _mask(attention: Any) -> Any:
+    return attention.args[3] if len(attention.args) > 3 else attention.kwargs.get("attn_mask")
+
+
+def _seen(mask: Any) -> Any:
+    """Returns what a mask is a view of, where that looks the same: a slice that leaves nothing out."""
+    while mask.op == "call_function" and mask.all_input_nodes and private.is_view(mask):
+        base, held = mask.all_input_nodes[0].meta["val"], mask.meta["val"]
+        if (base.shape, base.stride(), base.storage_offset()) != (held.shape, held.stride(), held.storage_offset()):
+            break
+        mask = mask.all_input_nodes[0]
+    return mask
+
+
+def _static(attentions: list[Any]) -> bool:
+    return all(
+        isinstance(size, int)
+        for node in attentions
+        for given in node.all_input_nodes
+        for size in given.meta["val"].shape
+    )
+
+
+def _converted(mask: Any, attention: Any, dtype: Any) -> Any:
+    """Returns a mask as torch hands it to the kernel that it chooses for an attention; none if that is no other."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    given = attention.all_input_nodes
+    values = {node: node.meta["val"] for node in given}
+    args, kwargs = attention.args, attention.kwargs
+
+    def call(*tensors: Any) -> Any:
+        at = dict(zip(given, tensors, strict=True))
+        return attention.target(*torch.fx.map_arg(args, at.get), **torch.fx.map_arg(kwargs, at.get))
+
+    with private.mode_of(attention.graph), torch.no_grad():
+        traced = make_fx(call)(*values.values()).graph
+    placeholders = traced.find_nodes(op="placeholder")
+    copies = {placeholders[given.index(_mask(attention))]: mask}
+    # What comes of the mask alone, up to the numbers; behind them it may be padded for the kernel.
+    for node in traced.nodes:
+        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        if name not in _NUMBERS or any(one not in copies for one in node.all_input_nodes):
+            continue
+        before = list(copies.values())[-1]
+        with attention.graph.inserting_after(before):
+            copy = attention.graph.node_copy(node, lambda value: copies[value])
+        copy.meta = {**mask.meta, "val": node.meta["val"]}
+        copies[node] = copy
+        if name == "where":
+            held = copy.meta["val"]
+            return copy if held.dtype == dtype and held.shape == mask.meta["val"].shape else None
+    return None
