@@ -19,6 +19,7 @@ use crate::{
     },
     record::{Artifact, Input, Layout, Output, Padding, Prepared, Program, Step},
     store::{Store, StoreError},
+    target::DeviceKind,
 };
 
 /// The artifacts of a program that the store has.
@@ -60,7 +61,8 @@ pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Resul
     section(context, "provenance", &program.provenance)
 }
 
-/// Returns the bytes that are made of weights when a process loads the program first; views among them take none.
+/// Returns the bytes that are made of weights when a process loads the program first; views among them take none, and so
+/// do matrices that are joined on a device.
 fn made_at_load(program: &Program, artifacts: &Artifacts) -> u64 {
     let steps: BTreeSet<_> = program
         .steps
@@ -68,7 +70,9 @@ fn made_at_load(program: &Program, artifacts: &Artifacts) -> u64 {
         .map(|step| (step.artifact, &step.binding))
         .collect();
     let artifacts = steps.iter().filter_map(|(id, _)| artifacts.get(id));
+    let device = program.target.device == DeviceKind::Cuda;
     let made = artifacts.flat_map(|artifact| &artifact.prepared);
+    let made = made.filter(|made| !(device && made.call.joined().is_some()));
     made.map(Prepared::bytes).sum()
 }
 

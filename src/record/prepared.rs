@@ -38,6 +38,21 @@ pub struct Recipe {
     pub arguments: Vec<(String, Operand)>,
 }
 
+impl Recipe {
+    /// Returns the constants that it joins along their first axis; none where it is another. On a device they lie one behind
+    /// the other, so that what is made of them is there already.
+    pub fn joined(&self) -> Option<Vec<&str>> {
+        let [(_, Operand::Tensors(parts)), (_, Operand::Int(0))] = &self.arguments[..] else {
+            return None;
+        };
+        let names = parts.iter().map(|part| match part {
+            Operand::Constant(name) if self.operator == "aten::cat" => Some(name.as_str()),
+            _ => None,
+        });
+        names.collect()
+    }
+}
+
 /// One argument of a [`Recipe`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

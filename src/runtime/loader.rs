@@ -17,6 +17,7 @@ use super::{
     runtime::Graphs,
     source::Source,
     stats::Counters,
+    together::Together,
     watch::Quarantined,
     weights::Weights,
 };
@@ -41,13 +42,14 @@ pub enum Loading {
 pub(super) struct Held(Mutex<HashMap<(Digest, Device), Weak<Weights>>>);
 
 impl Held {
-    /// Returns a weight set on a device; one that is there is shared.
+    /// Returns a weight set on a device; one that is there is shared, however its tensors lie.
     pub fn on(
         &self,
         source: &dyn Source,
         digest: Option<Digest>,
         device: Device,
         limit: Option<u64>,
+        together: &Together,
     ) -> Result<Arc<Weights>, RuntimeError> {
         let Some(digest) = digest else {
             return Ok(Arc::new(Weights::none(device)));
@@ -60,7 +62,7 @@ impl Held {
         let bytes = source
             .map(&digest)
             .map_err(in_store(format!("weight set `{}`", digest.short())))?;
-        let weights = Arc::new(Weights::new(digest, &bytes, device, limit)?);
+        let weights = Arc::new(Weights::new(digest, &bytes, device, limit, together)?);
         held.retain(|_, weights| weights.strong_count() > 0);
         held.insert((digest, device), Arc::downgrade(&weights));
         Ok(weights)
@@ -204,8 +206,9 @@ impl Loader {
             .source
             .artifact(key)
             .map_err(in_store(format!("artifact `{}`", key.short())))?;
+        let (object, alone) = (Some(record.object), Together::default());
         self.held
-            .on(&*self.source, Some(record.object), self.device, self.limit)
+            .on(&*self.source, object, self.device, self.limit, &alone)
     }
 
     /// Returns a program as its exported graph, where it has one. For a program that was compiled it must be allowed.

@@ -62,6 +62,7 @@ mod source;
 mod stats;
 mod swap;
 pub mod tensors;
+mod together;
 mod validate;
 mod variant;
 mod watch;

@@ -12,12 +12,14 @@
 //! A recipe calls only operators of torch itself that write nothing: what it is made of is mapped for reading.
 //!
 //! The tensors it was made of stay where they are. On the CPU that is the mapped object, whose pages nobody reads
-//! any more, so that the system may take them back.
+//! any more, so that the system may take them back. On a device, matrices that are taken as one are so already
+//! ([`super::together`]); filters are there twice.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     ffi::{Call, Handle, Meta, Operators, Value, Weight},
+    together,
     weights::{Weights, bytes_of, same_strides},
 };
 use crate::record::{Artifact, Layout, Operand, Prepared, Recipe};
@@ -150,6 +152,9 @@ impl Bound<'_> {
                 Operand::MemoryFormat(number) => Value::MemoryFormat(*number),
             };
             arguments.push((name.clone(), value));
+        }
+        if let Some(view) = together::as_one(call, &tensors) {
+            return Ok(view);
         }
         let (name, overload) = call
             .operator

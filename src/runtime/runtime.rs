@@ -19,6 +19,7 @@ use super::{
     program::in_store,
     replica::Replica,
     source::Source,
+    together::Together,
     variant::Variant,
     weights::{WeightSet, Weights},
 };
@@ -172,7 +173,7 @@ impl Runtime {
         let started = Instant::now();
         let (name, release, hold) = self.release(model)?;
         let programs = self.programs(&release)?;
-        let weights = self.weights(release.weights)?;
+        let weights = self.weights_for(release.weights, &programs)?;
         let model = self.load_with(
             started,
             name,
@@ -192,8 +193,8 @@ impl Runtime {
         aliases: BTreeMap<String, String>,
     ) -> Result<Model, RuntimeError> {
         let started = Instant::now();
-        let weights = self.weights(weights)?;
         let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
+        let weights = self.weights_for(weights, &programs)?;
         self.load_with(started, model, &programs, &weights, &Arc::new(aliases))
     }
 
@@ -216,16 +217,36 @@ impl Runtime {
     /// Brings the weights of a model's newest release, or of a named one, to every device, for [`Model::swap`].
     pub fn weights_of(&self, model: &str) -> Result<WeightSet, RuntimeError> {
         let (_, release, _hold) = self.release(model)?;
-        self.weights(release.weights)
+        self.weights_for(release.weights, &self.programs(&release)?)
     }
 
     /// Brings a weight set to every device. One that a loaded model has already is shared.
+    ///
+    /// Matrices that a model's artifacts take as one are copied when it is loaded with it; [`Self::weights_of`] knows them
+    /// and puts them one behind the other.
     pub fn weights(&self, digest: Option<Digest>) -> Result<WeightSet, RuntimeError> {
+        self.weights_for(digest, &[])
+    }
+
+    /// Brings a weight set to every device, for these programs first of all.
+    fn weights_for(
+        &self,
+        digest: Option<Digest>,
+        programs: &[Arc<Program>],
+    ) -> Result<WeightSet, RuntimeError> {
         let _work = self.work()?;
+        let mut together = Together::default();
+        if self
+            .devices
+            .iter()
+            .any(|device| matches!(device, Device::Cuda(_)))
+        {
+            together = Together::of(&*self.source, programs.iter().map(|program| &**program));
+        }
         let on = self
             .devices
             .iter()
-            .map(|&device| Ok((device, self.weights_on(digest, device)?)));
+            .map(|&device| Ok((device, self.weights_on(digest, device, &together)?)));
         Ok(WeightSet::new(
             digest,
             on.collect::<Result<_, RuntimeError>>()?,
@@ -406,8 +427,10 @@ impl Runtime {
         &self,
         digest: Option<Digest>,
         device: Device,
+        together: &Together,
     ) -> Result<Arc<Weights>, RuntimeError> {
-        self.held.on(&*self.source, digest, device, self.limit)
+        self.held
+            .on(&*self.source, digest, device, self.limit, together)
     }
 }
 

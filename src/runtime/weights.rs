@@ -21,6 +21,7 @@ use super::{
     RuntimeError,
     error::first_line,
     ffi::{self, Meta, Weight, can_upload, cuda, kind_of},
+    together::Together,
 };
 use crate::{
     Device, Digest, Mapped,
@@ -107,16 +108,15 @@ struct Entry {
     weight: Arc<Weight>,
 }
 
-/// Where uploaded tensors start, as CUDA's own allocator would put them.
-const ALIGNMENT: usize = 256;
-
 impl Weights {
-    /// Makes the tensors of a mapped safetensors object usable on `device`. `limit` throttles an upload, in bytes a second.
+    /// Makes the tensors of a mapped safetensors object usable on `device`, where those that are taken as one lie
+    /// `together`. `limit` throttles an upload, in bytes a second.
     pub fn new(
         digest: Digest,
         bytes: &Mapped,
         device: Device,
         limit: Option<u64>,
+        together: &Together,
     ) -> Result<Self, RuntimeError> {
         let bad = |reason: String| RuntimeError::BadWeights {
             weights: digest,
@@ -142,11 +142,11 @@ impl Weights {
                 start..start + view.data().len(),
             ));
         }
-        // In file order, so that an upload reads the map from front to back.
+        // In file order, so that an upload reads the map from front to back, but for what lies together.
         views.sort_by_key(|(.., range)| range.start);
         let (tensors, memory, took) = match device {
             Device::Cpu => (over(bytes, views).map_err(bad)?, range_of(bytes), None),
-            Device::Cuda(ordinal) => upload(bytes, views, ordinal, limit)
+            Device::Cuda(ordinal) => upload(bytes, views, ordinal, limit, together)
                 .map_err(|reason| RuntimeError::Upload { device, reason })?,
         };
         Ok(Self {
@@ -222,7 +222,8 @@ impl Weights {
             return Ok(weight.clone());
         }
         let (weight, bytes) = make()?;
-        if let Device::Cuda(ordinal) = self.device {
+        // A view is there already.
+        if let (Device::Cuda(ordinal), 1..) = (self.device, bytes) {
             // Whoever finds it here may use it on another stream than the one that makes it.
             cuda().and_then(|cuda| cuda.synchronize(ordinal))?;
         }
@@ -320,26 +321,20 @@ fn upload(
     views: Views,
     ordinal: usize,
     limit: Option<u64>,
+    together: &Together,
 ) -> Result<Uploaded, String> {
     let _span = tracing::info_span!("upload", device = ordinal, bytes = bytes.len()).entered();
     let text = |error: tch::TchError| first_line(&error);
     let device = tch::Device::Cuda(ordinal);
-    let mut total = 0;
-    let offsets: Vec<usize> = views
-        .iter()
-        .map(|(.., range)| {
-            let at = total;
-            total += range.len().next_multiple_of(ALIGNMENT);
-            at
-        })
+    let named: Vec<_> = (views.iter())
+        .map(|(name, .., range)| (name.as_str(), range.len()))
         .collect();
+    let (offsets, total) = together.places(&named);
     let signed = |n: usize| i64::try_from(n).map_err(|error| error.to_string());
     let mut block = Tensor::f_empty([signed(total)?], (Kind::Uint8, device)).map_err(text)?;
-    let parts: Vec<_> = offsets
-        .iter()
-        .copied()
-        .zip(views.iter().map(|(.., range)| range.clone()))
-        .collect();
+    let ranges = views.iter().map(|(.., range)| range.clone());
+    let mut parts: Vec<_> = offsets.iter().copied().zip(ranges).collect();
+    parts.sort_by_key(|(to, _)| *to);
     let begin = Instant::now();
     match can_upload() {
         true => ffi::upload(&mut block, bytes, &parts, limit)?,

@@ -193,11 +193,9 @@ impl Spec {
             (Origin::Module, &module.compile),
             (Origin::CommandLine, command_line),
         ]);
-        // On a CPU, weights in the order that the kernels read them are worth a copy; elsewhere nothing reads them so.
-        if self.target.device == DeviceKind::Cpu {
-            let freezing = settings.compile.options.entry("freezing".to_owned());
-            freezing.or_insert(true.into());
-        }
+        // Weights as the kernels want them are worth a copy; on a device most need none.
+        let freezing = settings.compile.options.entry("freezing".to_owned());
+        freezing.or_insert(true.into());
         settings
     }
 }

@@ -4,7 +4,10 @@
 
 use std::{env, io::Write, path::PathBuf};
 
-use precast::{Device, Runtime, Store, record::Release};
+use precast::{
+    Device, Runtime, Store,
+    record::{Prepared, Release},
+};
 use tch::{Kind, Tensor};
 
 mod eager;
@@ -114,6 +117,17 @@ fn one_copy_of_the_weights_serves_every_bucket() {
         last - first < weights,
         "three more buckets added a second copy of the weights"
     );
+    // Of each layer, a query, a key and a value are one matrix, and lie so.
+    let (_, release) = store_with("one_copy_of_the_weights", "minilm").unwrap();
+    let programs = release
+        .programs
+        .iter()
+        .map(|id| store.program(id).unwrap().unwrap());
+    let steps = programs.flat_map(|program| program.steps);
+    let mut artifacts = steps.map(|step| store.artifact(&step.artifact).unwrap().unwrap());
+    let joined = |made: &Prepared| made.call.joined().is_some();
+    assert!(artifacts.any(|artifact| artifact.prepared.iter().any(joined)));
+    assert_eq!(runtime.weights_of("minilm").unwrap().prepared_bytes(), 0);
 }
 
 #[test]

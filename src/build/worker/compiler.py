@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import failures, few_rows, segment
+from . import failures, few_rows, laid_out, segment
 from . import inductor_private as inductor
 from .wire import Failure, Wire
 
@@ -67,13 +68,17 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     module, inputs, root = segment.load(path, device)
     options = _options(request, module, device)
     attention = _word(request, "attention", [*_ATTENTION, _ONE_TILE])
-    _few_rows(attention, _word(request, "matmul", _MATMUL), module, device)
+    matmul = _word(request, "matmul", _MATMUL)
+    for option, word in (("attention", attention if attention == _ONE_TILE else None), ("matmul", matmul)):
+        if word and device != "cuda":
+            raise Failure("compile", f"option `{option}` can't be `{word}`: that is for CUDA", hint="leave it out")
+    how = _How(device, options, attention, matmul, request["isa"], out)
     clock.seconds["load"] = time.perf_counter() - started
     wire.event("lower")
     answer = None
     if options["freezing"]:
         try:
-            answer = _compile(module, inputs, options, attention, request["isa"], out, clock)
+            answer = _compile(module, inputs, how, clock)
         except Exception as error:
             if failures.short_of_memory(error):
                 raise _failure(error, root, attention) from error
@@ -82,7 +87,7 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
             options["freezing"] = False
             module, inputs, _ = segment.load(path, device)
     try:
-        answer = answer or _compile(module, inputs, options, attention, request["isa"], out, clock)
+        answer = answer or _compile(module, inputs, how, clock)
     except Exception as error:
         raise _failure(error, root, attention) from error
     total = time.perf_counter() - started
@@ -91,18 +96,31 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     return answer
 
 
-def _compile(
-    module: Any,
-    inputs: list[Any],
-    options: dict[str, Any],
-    attention: str | None,
-    isa: str,
-    out: Path,
-    clock: inductor.Clock,
-) -> dict[str, Any]:
-    with _attending(attention):
-        files, made = inductor.compile_aot(module, inputs, options, isa, out, clock)
-    return _files(files, out) | {"prepared": _constants(files, module, made)}
+@dataclass
+class _How:
+    """What a segment is compiled for, and with."""
+
+    device: str
+    options: dict[str, Any]
+    attention: str | None
+    matmul: str | None
+    isa: str
+    out: Path
+
+
+def _compile(module: Any, inputs: list[Any], how: _How, clock: inductor.Clock) -> dict[str, Any]:
+    options, made = how.options, {}
+    if how.device == "cuda":
+        if options["freezing"]:
+            known = {name for name, _ in module.named_buffers()}
+            made = laid_out.join(module)
+            options = options | {"post_grad_custom_post_pass": laid_out.channels_last(known, made)}
+        # Inductor's own would pack values of weights.
+        options = options | {"freezing": False}
+        _few_rows(how.attention, how.matmul, module)
+    with _attending(how.attention):
+        files, frozen = inductor.compile_aot(module, inputs, options, how.isa, how.out, clock)
+    return _files(files, how.out) | {"prepared": _constants(files, module, made | frozen)}
 
 
 def _attending(attention: str | None) -> AbstractContextManager[Any]:
@@ -153,13 +171,12 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
             raise Failure("compile", f"unknown option `{key}`", hint=failures.nearest(key, known, "options"))
         if key not in ("attention", "matmul"):
             options[key] = value
-    if options.setdefault("freezing", False) and device != "cpu":
-        raise Failure("compile", "option `freezing` can't be set: it lays out weights for a CPU")
+    options.setdefault("freezing", False)
     if device == "cpu":
         # Values that a loop must have for each thread before it takes more than one: inductor's 512 take less time
         # than waking a thread does.
         options.setdefault("cpp.min_chunk_size", 4096)
-    if options["freezing"]:
+    if options["freezing"] and device == "cpu":
         # Matrices that multiply the same rows, as those of a query, a key and a value, are laid out as one: one call.
         options.setdefault("cpp.enable_concat_linear", True)
     # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
@@ -176,14 +193,10 @@ def _word(request: dict[str, Any], option: str, known: Collection[str]) -> str |
     return word
 
 
-def _few_rows(attention: str | None, matmul: str | None, module: Any, device: str) -> None:
+def _few_rows(attention: str | None, matmul: str | None, module: Any) -> None:
     """Has products and attention of few rows made as these options say, where a graph has some."""
     import torch
 
-    asked = {"attention": _ONE_TILE if attention == _ONE_TILE else None, "matmul": matmul}
-    for option, word in asked.items():
-        if word and device != "cuda":
-            raise Failure("compile", f"option `{option}` can't be `{word}`: that is for CUDA", hint="leave it out")
     count = 0
     if attention == _ONE_TILE:
         count += few_rows.attend(module.graph)

@@ -151,6 +151,30 @@ def _fold(module: Any, known: set[str], made: dict[str, Recipe]) -> None:
         module.recompile()
 
 
+def constant(module: Any, node: Any, known: set[str], made: dict[str, Recipe]) -> Any:
+    """Puts a constant of its own in the place of a new node, made of the segment's; returns none, and takes the node
+    away, if no recipe can say how."""
+    import torch
+    from torch._inductor.constant_folding import replace_node_with_constant
+
+    def run(value_of: Any) -> Any:
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), value_of)
+        with torch.no_grad():
+            return node.target(*args, **kwargs)
+
+    value = run(lambda of: getattr(module, of.target))
+    recipe = _recipe(module, node, value, known, made)
+    if recipe is None:
+        module.graph.erase_node(node)
+        return None
+    node.meta = {"val": run(lambda of: of.meta["val"])}
+    name = f"p{len(made)}"
+    made[name] = recipe
+    before = node.prev
+    replace_node_with_constant(module, node, value, name)
+    return before.next
+
+
 def _generalise(module: Any) -> None:
     """Makes buckets ask for the same layout where that costs nothing."""
     import torch

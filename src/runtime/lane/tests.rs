@@ -7,6 +7,7 @@ use crate::runtime::{
     loader::Held,
     program::{Ready, With},
     source::Source,
+    together::Together,
 };
 use fake::{Fake, Memory};
 
@@ -59,7 +60,10 @@ fn answer(plan: &Plan, lane: &mut Lane, x: f32) -> Vec<f32> {
 fn steps_that_share_a_container_have_their_own_weights() {
     let (source, program, sets) = three_steps();
     let held = Held::default();
-    let weights = sets.map(|set| held.on(&*source, Some(set), Device::Cpu, None).unwrap());
+    let weights = sets.map(|set| {
+        held.on(&*source, Some(set), Device::Cpu, None, &Together::default())
+            .unwrap()
+    });
     let with = With {
         device: Device::Cpu,
         weights: weights[0].clone(),
@@ -88,7 +92,13 @@ fn a_shared_lane_names_the_constant_that_it_can_not_bind() {
         .binding
         .insert("scale".to_owned(), "b.gone".to_owned());
     let weights = Held::default()
-        .on(&*source, Some(sets[0]), Device::Cpu, None)
+        .on(
+            &*source,
+            Some(sets[0]),
+            Device::Cpu,
+            None,
+            &Together::default(),
+        )
         .unwrap();
     let with = With {
         device: Device::Cpu,
@@ -112,7 +122,10 @@ fn of_weights_that_nobody_uses_nothing_is_kept() {
     let mut memory = Memory::default();
     let sets = [0.0, 1.0, 2.0, 3.0].map(|value| memory.put(fake::weights(&[("scale", &[value])])));
     let (source, held) = (memory.source(), Held::default());
-    let on = |set: Digest| held.on(&*source, Some(set), Device::Cpu, None).unwrap();
+    let on = |set: Digest| {
+        held.on(&*source, Some(set), Device::Cpu, None, &Together::default())
+            .unwrap()
+    };
     let first = on(sets[0]);
     for set in sets {
         drop(on(set));
