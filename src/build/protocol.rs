@@ -21,7 +21,8 @@ use crate::{
     spec::Bounds,
 };
 
-/// Part of every key, so that a change in how the worker captures or compiles makes every old artifact miss.
+/// Part of every key, so that a change in how the worker captures or compiles makes every old artifact miss. What only makes
+/// new artifacts faster leaves it as it is.
 pub const PROTOCOL: u32 = 1;
 
 /// What a worker is asked to do.

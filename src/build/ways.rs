@@ -10,7 +10,7 @@
 //! | `matmul=split_k triton.enable_pdl=true`, where there is attention with `attention=one_tile` too | by `--tune`, on CUDA, where there are products with weights and an input of at most 64 rows |
 //! | `triton.enable_pdl=true` | by `--tune`, on CUDA |
 //! | `attention=efficient coordinate_descent_tuning=true` | as each of these: what is best where there is little to do, together |
-//! | `freezing=false` | by `--tune`, on a CPU: weights as they are, where they are otherwise laid out for the kernels at load; on a device that takes no time in a call |
+//! | `freezing=false` | by `--tune`, on a CPU: weights as they are, where they are otherwise laid out for the kernels at load (on a device they always are, unless the settings say otherwise) |
 //!
 //! Which of torch's attention kernels is the fastest depends on sizes: on an H200 torch's own choice is cuDNN's, which is
 //! best where there is much to do and not where there is little. `attention=cudnn` is not tried: torch prefers it by itself

@@ -4,7 +4,10 @@
 //! other [`super::prepared`] constant that would be a copy, and such matrices are most of a transformer. Where the parts
 //! lie without a gap, it is a view of them, and costs nothing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, HashMap},
+};
 
 use super::{
     ffi::{Handle, Meta},
@@ -50,19 +53,21 @@ impl Together {
     }
 
     /// Returns where each of these tensors starts, given their names and bytes, and what all take. A tensor that is in two
-    /// lists lies as the first wants it; so do those of a list in which one is no multiple of the alignment long.
+    /// lists lies as the larger wants it. A list in which one is no multiple of the alignment long is passed over.
     pub fn places(&self, tensors: &[(&str, usize)]) -> (Vec<usize>, usize) {
         let index: HashMap<&str, usize> = (tensors.iter().enumerate())
             .map(|(i, (name, _))| (*name, i))
             .collect();
         let mut list_of: HashMap<usize, Vec<usize>> = HashMap::new();
         let mut taken = BTreeSet::new();
-        for list in &self.0 {
-            let list: Option<Vec<usize>> = list
-                .iter()
+        let known = |list: &Vec<String>| -> Option<Vec<usize>> {
+            (list.iter())
                 .map(|name| index.get(name.as_str()).copied())
-                .collect();
-            let Some(list) = list else { continue };
+                .collect()
+        };
+        let mut lists: Vec<Vec<usize>> = self.0.iter().filter_map(known).collect();
+        lists.sort_by_key(|list| Reverse(list.iter().map(|&i| tensors[i].1).sum::<usize>()));
+        for list in lists {
             let distinct: BTreeSet<usize> = list.iter().copied().collect();
             let aligned = list.iter().all(|&i| tensors[i].1.is_multiple_of(ALIGNMENT));
             if aligned && distinct.len() == list.len() && distinct.is_disjoint(&taken) {
@@ -151,11 +156,10 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_lies_as_the_first_list_wants_it_and_unknown_ones_are_passed_over() {
+    fn a_tensor_lies_as_the_largest_list_wants_it_and_unknown_ones_are_passed_over() {
         let tensors = [("a", 256), ("b", 256), ("c", 256)];
-        let (places, total) =
-            lists(&[&["b", "a"], &["b", "c"], &["c", "gone"], &["c", "c"]]).places(&tensors);
-        assert_eq!((places, total), (vec![256, 0, 512], 768));
+        let some = lists(&[&["a", "c"], &["c", "gone"], &["c", "c"], &["c", "b", "a"]]);
+        assert_eq!(some.places(&tensors), (vec![512, 256, 0], 768));
     }
 
     #[test]

@@ -52,6 +52,27 @@ def load():
 """
 
 
+def graph_of(model: Any, x: Any) -> Any:
+    """Returns a model's graph with its weights as buffers, as a segment has them."""
+    import torch
+
+    program = torch.export.export(model, (x,))
+    graph = torch.fx.Graph()
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    new: dict[Any, Any] = {}
+    weights = program.graph_signature.inputs_to_parameters
+    for node in program.graph.nodes:
+        if node.name in weights:
+            name = f"c{len(new)}"
+            module.register_buffer(name, program.state_dict[weights[node.name]].detach())
+            new[node] = graph.get_attr(name)
+        else:
+            new[node] = graph.node_copy(node, lambda value: new[value])
+        new[node].meta = dict(node.meta)
+    module.recompile()
+    return module
+
+
 class LaidOutTest(Project):
     def segment(self, text: str, shape: list[int]) -> tuple[Any, dict[str, Any], list[Any]]:
         """Returns the one segment of a model, loaded, with the model's own weights by constant."""
@@ -81,6 +102,43 @@ class LaidOutTest(Project):
         for got, want in zip(module(x), wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         self.assertEqual(part("laid_out").join(module), {})
+
+    def test_what_must_lie_as_it_was_is_left_apart(self) -> None:
+        import torch
+
+        functional = torch.nn.functional
+        reads = {
+            "a result": lambda x, a, b: (functional.linear(x, a), functional.linear(x, b)),
+            "a view of a result": lambda x, a, b: [
+                functional.dropout(functional.linear(x, w).view(2, 3, 2, 4).transpose(1, 2), training=False)
+                for w in (a, b)
+            ],
+            "memory": lambda x, a, b: [functional.linear(x, w).as_strided((2, 3), (24, 8)) + 1 for w in (a, b)],
+            "a slice": lambda x, a, b: [one + 1 for w in (a, b) for one in functional.linear(x, w).split(4, -1)],
+            "a row": lambda x, a, b: [functional.linear(x, w).unsqueeze(0).view(6, 8) + 1 for w in (a, b)],
+            "the same": lambda x, a, _: [functional.linear(x, a) * 2, functional.linear(x, a) * 3],
+            "a vector": lambda x, a, b: [functional.linear(x, w[0]) + 1 for w in (a, b)],
+            "much later": lambda x, a, b: (functional.linear(x, a).cos().exp(), functional.linear(x + 0, b).sin()),
+        }
+        joined = {"a slice": 1, "a row": 1}
+        for name, read in reads.items():
+            with self.subTest(name):
+
+                class Model(torch.nn.Module):
+                    def __init__(self) -> None:
+                        super().__init__()
+                        self.a, self.b = (torch.nn.Parameter(torch.randn(8, 8)) for _ in range(2))
+
+                    def forward(self, x: Any, read: Any = read) -> Any:
+                        return read(x, self.a, self.b)
+
+                module = graph_of(Model(), torch.randn(2, 3, 8))
+                x = torch.randn(2, 3, 8)
+                wanted = module(x)
+                self.assertEqual(len(part("laid_out").join(module)), joined.get(name, 0))
+                for got, want in zip(module(x), wanted, strict=True):
+                    torch.testing.assert_close(got, want)
+                    self.assertEqual(got.stride(), want.stride())
 
     def test_filters_are_laid_out_once_where_the_compiler_works_channels_last(self) -> None:
         import torch

@@ -75,18 +75,23 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     how = _How(device, options, attention, matmul, request["isa"], out)
     clock.seconds["load"] = time.perf_counter() - started
     wire.event("lower")
-    answer = None
+    answer, left = None, False
     if options["freezing"]:
         try:
             answer = _compile(module, inputs, how, clock)
         except Exception as error:
-            if failures.short_of_memory(error):
+            # On a device the passes for weights take memory of it themselves.
+            if failures.short_of_memory(error) and device == "cpu":
                 raise _failure(error, root, attention) from error
             # The passes for weights know fewer programs than the compiler does.
             print(f"weights are left as they are: {_failure(error, root, attention).message}", file=sys.stderr)
-            options["freezing"] = False
-            module, inputs, _ = segment.load(path, device)
+            options["freezing"], left = False, True
     try:
+        if left:
+            del module, inputs
+            if device == "cuda":
+                torch.cuda.empty_cache()
+            module, inputs, _ = segment.load(path, device)
         answer = answer or _compile(module, inputs, how, clock)
     except Exception as error:
         raise _failure(error, root, attention) from error

@@ -11,10 +11,14 @@ lets matrices that are joined lie one behind the other on a device, so that to j
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 from . import prepared
+
+# Operations that may lie between two products that are joined: what comes of the first is kept until the last is read.
+_NEAR = 16
 
 
 def join(module: Any) -> dict[str, prepared.Recipe]:
@@ -23,32 +27,75 @@ def join(module: Any) -> dict[str, prepared.Recipe]:
 
     aten = torch.ops.aten
     known = {name for name, _ in module.named_buffers()}
-    alike: dict[Any, list[Any]] = {}
+    alike: dict[Any, list[list[Any]]] = {}
+    places = {node: place for place, node in enumerate(module.graph.nodes)}
     for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
-        rows, matrix, bias = (*node.args, None)[:3]
-        weights = [matrix] if bias is None else [matrix, bias]
-        if node.kwargs or not all(_is_weight(value) for value in weights):
+        if node.kwargs or not _joinable(node):
             continue
-        dtypes = tuple(value.meta["val"].dtype for value in weights)
-        alike.setdefault((rows, matrix.meta["val"].shape[1], dtypes), []).append(node)
+        rows, *weights = node.args
+        kinds = tuple(value.meta["val"].dtype for value in weights)
+        runs = alike.setdefault((rows, weights[0].meta["val"].shape[1], kinds), [])
+        if runs and places[node] - places[runs[-1][-1]] <= _NEAR:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
     made: dict[str, prepared.Recipe] = {}
-    for (rows, *_), products in alike.items():
+    for products in (run for runs in alike.values() for run in runs):
         if len(products) > 1:
-            _join(module, rows, products, known, made)
+            _join(module, products, known, made)
     module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
+    # What was joined is there twice otherwise.
+    used = {node.target for node in module.graph.find_nodes(op="get_attr")}
+    for name in known - used if made else ():
+        delattr(module, name)
     return made
 
 
-def _is_weight(node: Any) -> bool:
-    return getattr(node, "op", "") == "get_attr" and node.meta["val"].is_contiguous()
+def _joinable(product: Any) -> bool:
+    """Returns whether a product is one with weights whose result may have gaps between its rows."""
+    _, *weights = product.args
+    return (
+        all(getattr(value, "op", "") == "get_attr" for value in weights)
+        and [value.meta["val"].dim() for value in weights] in ([2], [2, 1])
+        and all(value.meta["val"].is_contiguous() for value in weights)
+        and _may_have_gaps(product)
+    )
 
 
-def _join(module: Any, rows: Any, products: list[Any], known: set[str], made: dict[str, prepared.Recipe]) -> None:
+def _may_have_gaps(node: Any) -> bool:
+    """Returns whether whoever reads a value, or views of it, takes it with gaps between its rows.
+
+    A result of the segment is laid out as its record says; `as_strided` and operators of others read memory as it was.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    for user in node.users:
+        if _views(user):
+            if user.target in (aten.as_strided.default, aten._unsafe_view.default) or not _may_have_gaps(user):
+                return False
+        elif user.op != "call_function" or getattr(user.target, "namespace", "") not in ("aten", "prims"):
+            return False
+    return True
+
+
+def _views(node: Any) -> bool:
+    """Returns whether a node's result may share memory with what it is given; dropout that is off hands that on."""
+    if node.target is operator.getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    return schema.name == "aten::dropout" or any(made.alias_info is not None for made in schema.returns)
+
+
+def _join(module: Any, products: list[Any], known: set[str], made: dict[str, prepared.Recipe]) -> None:
     import torch
 
     aten, graph = torch.ops.aten, module.graph
+    rows = products[0].args[0]
     with graph.inserting_before(products[0]):
         columns = zip(*(node.args[1:] for node in products), strict=True)
         weights = [_beside(module, list(column), known, made) for column in columns]
@@ -62,14 +109,22 @@ def _join(module: Any, rows: Any, products: list[Any], known: set[str], made: di
             part = graph.call_function(aten.slice.Tensor, (whole, held.dim() - 1, start, end))
             part.meta = dict(node.meta)
             start = end
-            for user in list(node.users):
-                # A part has gaps between its rows.
-                if user.target is aten.view.default:
-                    user.target = aten.reshape.default
+            _reshape(node)
             node.replace_all_uses_with(part)
     whole.meta = {**products[0].meta, "val": torch.cat([node.meta["val"] for node in products], -1)}
     for node in products:
         graph.erase_node(node)
+
+
+def _reshape(node: Any) -> None:
+    """Lets views of a value be copies where it has gaps that they can't have."""
+    import torch
+
+    for user in node.users:
+        if _views(user):
+            _reshape(user)
+            if user.target is torch.ops.aten.view.default:
+                user.target = torch.ops.aten.reshape.default
 
 
 def _beside(module: Any, weights: list[Any], known: set[str], made: dict[str, prepared.Recipe]) -> Any:

@@ -24,13 +24,16 @@ def as_numbers(flat: Flat) -> int:
     operator = torch.ops.aten.scaled_dot_product_attention.default
     for node in flat.graph.find_nodes(op="call_function", target=operator):
         mask = _mask(node)
-        if mask is not None and mask.meta["val"].dtype == torch.bool:
-            query = node.args[0].meta["val"]
-            shared.setdefault((_seen(mask), query.dtype), []).append(node)
+        given = [one.meta.get("val") for one in node.all_input_nodes]
+        if mask is None or mask.meta["val"].dtype != torch.bool or not all(map(_static, given)):
+            continue
+        # For others torch may choose another kernel.
+        alike = tuple((value.dtype, value.shape, value.stride()) for value in given)
+        shared.setdefault((_seen(mask), alike), []).append(node)
     count = 0
-    for (mask, dtype), attentions in shared.items():
-        if len(attentions) > 1 and _static(attentions):
-            converted = _converted(mask, attentions[0], dtype)
+    for (mask, _), attentions in shared.items():
+        if len(attentions) > 1:
+            converted = _converted(mask, attentions[0])
             if converted is None:
                 continue
             for node in attentions:
@@ -49,22 +52,23 @@ def _seen(mask: Any) -> Any:
     """Returns what a mask is a view of, where that looks the same: a slice that leaves nothing out."""
     while mask.op == "call_function" and mask.all_input_nodes and private.is_view(mask):
         base, held = mask.all_input_nodes[0].meta["val"], mask.meta["val"]
-        if (base.shape, base.stride(), base.storage_offset()) != (held.shape, held.stride(), held.storage_offset()):
+        if not _static(base) or _layout(base) != _layout(held):
             break
         mask = mask.all_input_nodes[0]
     return mask
 
 
-def _static(attentions: list[Any]) -> bool:
-    return all(
-        isinstance(size, int)
-        for node in attentions
-        for given in node.all_input_nodes
-        for size in given.meta["val"].shape
-    )
+def _layout(held: Any) -> tuple[Any, ...]:
+    return held.dtype, held.shape, held.stride(), held.storage_offset()
 
 
-def _converted(mask: Any, attention: Any, dtype: Any) -> Any:
+def _static(held: Any) -> bool:
+    import torch
+
+    return isinstance(held, torch.Tensor) and all(isinstance(size, int) for size in held.shape)
+
+
+def _converted(mask: Any, attention: Any) -> Any:
     """Returns a mask as torch hands it to the kernel that it chooses for an attention; none if that is no other."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -77,8 +81,12 @@ def _converted(mask: Any, attention: Any, dtype: Any) -> Any:
         at = dict(zip(given, tensors, strict=True))
         return attention.target(*torch.fx.map_arg(args, at.get), **torch.fx.map_arg(kwargs, at.get))
 
-    with private.mode_of(attention.graph), torch.no_grad():
-        traced = make_fx(call)(*values.values()).graph
+    try:
+        with private.mode_of(attention.graph), torch.no_grad():
+            traced = make_fx(call)(*values.values()).graph
+    except Exception:  # the compiler will say what is wrong, or take it
+        return None
+    dtype = attention.args[0].meta["val"].dtype
     placeholders = traced.find_nodes(op="placeholder")
     copies = {placeholders[given.index(_mask(attention))]: mask}
     # What comes of the mask alone, up to the numbers; behind them it may be padded for the kernel.
