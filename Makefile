@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test test-compiler test-worker lint torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare lint-torch torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -43,19 +43,32 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 # The same for all: each other set compiles the C++ shim again.
 FEATURES := --features sync-points,ndarray
 
-lint: venv ## formatting, clippy, rustdoc and ruff
+lint: lint-bare lint-torch ## formatting, clippy, rustdoc and ruff
+
+# What needs no libtorch.
+lint-bare:
 	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
 	$(CARGO) clippy --all-targets --no-default-features -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib --examples $(FEATURES)
+
+lint-torch: venv
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib --examples $(FEATURES)
+
+# Two at a time: alone, most leave one of two cores idle. Their lines come between each other, and one that fails stops no other
+# of its line.
+BESIDE = $(MAKE) --no-print-directory --keep-going -j 2
 
 # Threads that spin while they wait make tests that run beside each other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
-test: lint ## lint, then every test that this machine can run
-	$(MAKE) -j 2 test-compiler test-worker
-	$(CARGO) test --no-fail-fast $(FEATURES)
+test: ## lint, then every test that this machine can run
+	$(BESIDE) venv lint-bare
+	$(BESIDE) test-build test-compiler test-worker
+	$(BESIDE) test-long test-short test-doc
+
+test-build: lint-torch
+	$(CARGO) test --no-run $(FEATURES)
 
 # Half of the worker's tests compile with one core, which takes as long as all the others.
 WORKER_TESTS := $(sort $(wildcard tests/worker/test_*.py tests/benches/test_*.py))
@@ -66,6 +79,20 @@ test-compiler: venv
 
 test-worker: venv
 	$(PY) -m unittest $(filter-out $(COMPILER_TESTS),$(WORKER_TESTS))
+
+# Three quarters of the time. Cargo keeps the order: the runtime is tortured with artifacts that `numerics` has left.
+LONG_TESTS := cli numerics runtime_torture
+RUST_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
+
+test-long: venv
+	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(LONG_TESTS))
+
+test-short: venv
+	$(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out $(LONG_TESTS),$(RUST_TESTS)))
+
+# Without make's own flags, which rustdoc would warn about.
+test-doc: venv
+	env -u MAKEFLAGS $(CARGO) test --no-fail-fast $(FEATURES) --doc
 
 torture: venv ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_JOBS=$(or $(JOBS),$(shell nproc)) PRECAST_TORTURE_ONLY="$(ONLY)" \
