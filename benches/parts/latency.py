@@ -63,7 +63,7 @@ def prepare(run: Run, cases: list[Case], made: Made) -> None:
     """Gets all contenders of some cases ready at once, those that choose by measuring afterwards, one at a time; those
     that can't are skipped, and said so."""
     host, began = run.host, time.time()
-    limit = min(run.prepare, max(1.0, run.left))
+    limit = patience(run, cases)
     run.say(f"latency: {', '.join(run.ways)} get ready (at most {limit:.0f} s): {', '.join(c.name for c in cases)}")
     together = [way for way in run.ways if way not in MEASURING]
     started = [(case, Peer(host, case, way)) for case in cases for way in together]
@@ -74,7 +74,7 @@ def prepare(run: Run, cases: list[Case], made: Made) -> None:
     for way in run.ways:
         for case in cases:
             if way in MEASURING:
-                until = time.time() + min(run.prepare, max(1.0, run.left))
+                until = time.time() + patience(run, cases)
                 peer = Peer(host, case, way)
                 ask(run, case, peer)
                 finish(run, case, peer, until, *made[case.name])
@@ -84,6 +84,15 @@ def prepare(run: Run, cases: list[Case], made: Made) -> None:
         if host.device == "cuda":
             peers.append(Precast(host, case, "never"))
         run.say(f"latency {case.name}: {len(peers)} contenders ready after {time.time() - began:.0f} s")
+
+
+def patience(run: Run, cases: list[Case]) -> float:
+    """Returns for how many seconds contenders may still get ready, so that who is ready can be measured."""
+    contenders = len(run.ways) + 2
+    buckets = sum(len(case.measured(run.host.device)) for case in cases)
+    # Pipelined and synchronous, and a second for what is around them.
+    rounds = run.rounds * contenders * buckets * (2 * run.seconds + 1)
+    return max(1.0, min(run.prepare, run.left - rounds))
 
 
 def ask(run: Run, case: Case, peer: Peer) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from benches.cases import CASES, Spec, label, variant
 from benches.contenders import Failed, Peer
+from benches.parts import latency
 from benches.parts.padding import requests
 from benches.parts.rates import better
 from benches.run import merged, ratio
@@ -97,6 +98,15 @@ class Harness(unittest.TestCase):
         made = list(requests(lengths, grouped=True))
         self.assertEqual(sum(tokens for _, tokens in made), sum(lengths))
         self.assertEqual([sizes["batch"] for sizes, _ in made][:4], [1, 2, 3, 4])
+
+    def test_who_is_ready_is_measured_in_the_time_there_is(self) -> None:
+        host = type("Host", (), {"device": "cpu"})()
+        fields = {"host": host, "ways": ["eager"], "rounds": 2, "seconds": 1.0, "prepare": 100.0}
+        buckets = len(CASES["mlp"].measured("cpu"))
+        rounds = 2 * 3 * buckets * 3
+        for left, wanted in ((1000.0, 100.0), (rounds + 60.0, 60.0), (5.0, 1.0)):
+            run = type("Run", (), {**fields, "left": left})()
+            self.assertEqual(latency.patience(run, [CASES["mlp"]]), wanted)
 
     def test_ratios_are_taken_round_by_round(self) -> None:
         self.assertEqual(ratio([2.0, 9.0, 4.0], [1.0, 3.0, 1.0]), {"median": 3.0, "low": 2.0, "high": 4.0, "rounds": 3})
