@@ -16,14 +16,16 @@ class Layer(torch.nn.Module):
         return made.transpose(1, 2).reshape(x.shape)
 
 class Model(torch.nn.Module):
-    def __init__(self, layers):
+    def __init__(self, layers, alternates=False):
         super().__init__()
+        self.alternates = alternates
         self.layers = torch.nn.ModuleList(Layer() for _ in range(layers))
 
     def forward(self, x, real):
         mask = real[:, None, None, :] & torch.ones(5, 5, dtype=torch.bool).tril()
-        for layer in self.layers:
-            x = layer(x, mask)
+        near = mask & torch.ones(5, 5, dtype=torch.bool).triu(-2)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, near if self.alternates and index % 2 else mask)
         return x
 
 def load():
@@ -31,6 +33,9 @@ def load():
 
 def single():
     return Model(1)
+
+def alternating():
+    return Model(3, alternates=True)
 
 def half():
     return Model(3).half()
@@ -52,6 +57,11 @@ class MasksTest(Project):
             self.assertEqual([made["shape"] for made in glue["outputs"]], [[2, 1, 5, 5]])
             self.assertIn("aten.where", glue["graph"])
             self.assertNotIn("aten.where", layer["graph"])
+
+    def test_layers_of_different_masks_stay_one_segment(self) -> None:
+        glue, layer = self.captured("alternating", "float32")
+        self.assertEqual([made["dtype"] for made in layer["inputs"]], ["float32", "float32"])
+        self.assertEqual(len(glue["outputs"]), 2)
 
     def test_a_mask_of_one_attention_is_left_to_the_compiler(self) -> None:
         for segment in self.captured("single", "float32"):

@@ -1,4 +1,4 @@
-"""Turns a boolean mask that several attentions share into numbers once, before the graph is cut.
+"""Turns the boolean masks of several attentions into numbers once each, before the graph is cut.
 
 Torch's kernels for attention add a mask to the scores, so a boolean one becomes numbers first: a kernel of its own on a
 device. Where a graph is compiled whole, attentions of one mask share it; where each layer is a segment, each has one.
@@ -17,10 +17,13 @@ _NUMBERS = {"logical_not", "scalar_tensor", "full", "where"}
 
 
 def as_numbers(flat: Flat) -> int:
-    """Converts the masks that more than one attention has; returns how many."""
+    """Converts the masks of attentions that are alike, where there is more than one; returns how many masks.
+
+    Also a mask that one alone has: layers that differ in their mask only, as every other one of Gemma 2, stay alike.
+    """
     import torch
 
-    shared: dict[Any, list[Any]] = {}
+    kinds: dict[Any, dict[Any, list[Any]]] = {}
     operator = torch.ops.aten.scaled_dot_product_attention.default
     for node in flat.graph.find_nodes(op="call_function", target=operator):
         mask = _mask(node)
@@ -29,10 +32,12 @@ def as_numbers(flat: Flat) -> int:
             continue
         # For others torch may choose another kernel.
         alike = tuple((value.dtype, value.shape, value.stride()) for value in given)
-        shared.setdefault((_seen(mask), alike), []).append(node)
+        kinds.setdefault(alike, {}).setdefault(_seen(mask), []).append(node)
     count = 0
-    for (mask, _), attentions in shared.items():
-        if len(attentions) > 1:
+    for masks in kinds.values():
+        if sum(map(len, masks.values())) == 1:
+            continue
+        for mask, attentions in masks.items():
             converted = _converted(mask, attentions[0])
             if converted is None:
                 continue
