@@ -42,14 +42,15 @@ pub enum Loading {
 pub(super) struct Held(Mutex<HashMap<(Digest, Device), Weak<Weights>>>);
 
 impl Held {
-    /// Returns a weight set on a device; one that is there is shared, however its tensors lie.
+    /// Returns a weight set on a device; one that is there is shared, however its tensors lie. `together` is asked only
+    /// for one that is uploaded.
     pub fn on(
         &self,
         source: &dyn Source,
         digest: Option<Digest>,
         device: Device,
         limit: Option<u64>,
-        together: &Together,
+        together: &dyn Fn() -> Together,
     ) -> Result<Arc<Weights>, RuntimeError> {
         let Some(digest) = digest else {
             return Ok(Arc::new(Weights::none(device)));
@@ -62,7 +63,12 @@ impl Held {
         let bytes = source
             .map(&digest)
             .map_err(in_store(format!("weight set `{}`", digest.short())))?;
-        let weights = Arc::new(Weights::new(digest, &bytes, device, limit, together)?);
+        // On the CPU tensors lie as the file has them.
+        let together = match device {
+            Device::Cpu => Together::default(),
+            Device::Cuda(_) => together(),
+        };
+        let weights = Arc::new(Weights::new(digest, &bytes, device, limit, &together)?);
         held.retain(|_, weights| weights.strong_count() > 0);
         held.insert((digest, device), Arc::downgrade(&weights));
         Ok(weights)
@@ -206,7 +212,7 @@ impl Loader {
             .source
             .artifact(key)
             .map_err(in_store(format!("artifact `{}`", key.short())))?;
-        let (object, alone) = (Some(record.object), Together::default());
+        let (object, alone) = (Some(record.object), Together::default);
         self.held
             .on(&*self.source, object, self.device, self.limit, &alone)
     }

@@ -173,7 +173,7 @@ impl Runtime {
         let started = Instant::now();
         let (name, release, hold) = self.release(model)?;
         let programs = self.programs(&release)?;
-        let weights = self.weights_for(release.weights, &programs)?;
+        let weights = self.weights_for(release.weights, &|| self.together(&programs))?;
         let model = self.load_with(
             started,
             name,
@@ -194,7 +194,7 @@ impl Runtime {
     ) -> Result<Model, RuntimeError> {
         let started = Instant::now();
         let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
-        let weights = self.weights_for(weights, &programs)?;
+        let weights = self.weights_for(weights, &|| self.together(&programs))?;
         self.load_with(started, model, &programs, &weights, &Arc::new(aliases))
     }
 
@@ -217,7 +217,12 @@ impl Runtime {
     /// Brings the weights of a model's newest release, or of a named one, to every device, for [`Model::swap`].
     pub fn weights_of(&self, model: &str) -> Result<WeightSet, RuntimeError> {
         let (_, release, _hold) = self.release(model)?;
-        self.weights_for(release.weights, &self.programs(&release)?)
+        // Without its programs the set is the same, only its matrices are copied where they are taken as one.
+        let together = || {
+            let programs = self.programs(&release);
+            programs.map_or_else(|_| Together::default(), |programs| self.together(&programs))
+        };
+        self.weights_for(release.weights, &together)
     }
 
     /// Brings a weight set to every device. One that a loaded model has already is shared.
@@ -225,28 +230,25 @@ impl Runtime {
     /// Matrices that a model's artifacts take as one are copied when it is loaded with it; [`Self::weights_of`] knows them
     /// and puts them one behind the other.
     pub fn weights(&self, digest: Option<Digest>) -> Result<WeightSet, RuntimeError> {
-        self.weights_for(digest, &[])
+        self.weights_for(digest, &Together::default)
     }
 
-    /// Brings a weight set to every device, for these programs first of all.
+    /// Returns what programs take as one.
+    fn together(&self, programs: &[Arc<Program>]) -> Together {
+        Together::of(&*self.source, programs.iter().map(|program| &**program))
+    }
+
+    /// Brings a weight set to every device, its tensors where programs take them as one.
     fn weights_for(
         &self,
         digest: Option<Digest>,
-        programs: &[Arc<Program>],
+        together: &dyn Fn() -> Together,
     ) -> Result<WeightSet, RuntimeError> {
         let _work = self.work()?;
-        let mut together = Together::default();
-        if self
-            .devices
-            .iter()
-            .any(|device| matches!(device, Device::Cuda(_)))
-        {
-            together = Together::of(&*self.source, programs.iter().map(|program| &**program));
-        }
         let on = self
             .devices
             .iter()
-            .map(|&device| Ok((device, self.weights_on(digest, device, &together)?)));
+            .map(|&device| Ok((device, self.weights_on(digest, device, together)?)));
         Ok(WeightSet::new(
             digest,
             on.collect::<Result<_, RuntimeError>>()?,
@@ -427,7 +429,7 @@ impl Runtime {
         &self,
         digest: Option<Digest>,
         device: Device,
-        together: &Together,
+        together: &dyn Fn() -> Together,
     ) -> Result<Arc<Weights>, RuntimeError> {
         self.held
             .on(&*self.source, digest, device, self.limit, together)

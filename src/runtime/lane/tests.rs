@@ -61,7 +61,7 @@ fn steps_that_share_a_container_have_their_own_weights() {
     let (source, program, sets) = three_steps();
     let held = Held::default();
     let weights = sets.map(|set| {
-        held.on(&*source, Some(set), Device::Cpu, None, &Together::default())
+        held.on(&*source, Some(set), Device::Cpu, None, &Together::default)
             .unwrap()
     });
     let with = With {
@@ -97,7 +97,7 @@ fn a_shared_lane_names_the_constant_that_it_can_not_bind() {
             Some(sets[0]),
             Device::Cpu,
             None,
-            &Together::default(),
+            &Together::default,
         )
         .unwrap();
     let with = With {
@@ -123,7 +123,7 @@ fn of_weights_that_nobody_uses_nothing_is_kept() {
     let sets = [0.0, 1.0, 2.0, 3.0].map(|value| memory.put(fake::weights(&[("scale", &[value])])));
     let (source, held) = (memory.source(), Held::default());
     let on = |set: Digest| {
-        held.on(&*source, Some(set), Device::Cpu, None, &Together::default())
+        held.on(&*source, Some(set), Device::Cpu, None, &Together::default)
             .unwrap()
     };
     let first = on(sets[0]);
