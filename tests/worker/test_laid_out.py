@@ -107,6 +107,12 @@ class LaidOutTest(Project):
         import torch
 
         functional = torch.nn.functional
+
+        def later(x: Any, operations: int) -> Any:
+            for _ in range(operations):
+                x = x.cos()
+            return x
+
         reads = {
             "a result": lambda x, a, b: (functional.linear(x, a), functional.linear(x, b)),
             "a view of a result": lambda x, a, b: [
@@ -118,9 +124,11 @@ class LaidOutTest(Project):
             "a row": lambda x, a, b: [functional.linear(x, w).unsqueeze(0).view(6, 8) + 1 for w in (a, b)],
             "the same": lambda x, a, _: [functional.linear(x, a) * 2, functional.linear(x, a) * 3],
             "a vector": lambda x, a, b: [functional.linear(x, w[0]) + 1 for w in (a, b)],
-            "much later": lambda x, a, b: (functional.linear(x, a).cos().exp(), functional.linear(x + 0, b).sin()),
+            "near": lambda x, a, b: (later(functional.linear(x, a), 4), functional.linear(x, b).sin()),
+            "much later": lambda x, a, b: (later(functional.linear(x, a), 40), functional.linear(x, b).sin()),
+            "other rows": lambda x, a, b: (functional.linear(x, a).cos(), functional.linear(x + 0, b).sin()),
         }
-        joined = {"a slice": 1, "a row": 1}
+        joined = {"a slice": 1, "a row": 1, "near": 1}
         for name, read in reads.items():
             with self.subTest(name):
 

@@ -1,4 +1,4 @@
-"""A boolean mask that several attentions share is made into numbers once."""
+"""The boolean masks of several attentions are made into numbers once each."""
 
 from __future__ import annotations
 
