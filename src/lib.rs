@@ -36,6 +36,7 @@ pub mod digest;
 pub mod inspect;
 mod mapped;
 pub mod plan;
+mod prelude;
 pub mod record;
 #[cfg(feature = "torch")]
 pub mod runtime;

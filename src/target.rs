@@ -29,9 +29,6 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// In the environment of `precast-torch`: the CUDA device, as `0`, whose context it makes while libtorch loads.
-pub(crate) const CUDA_AHEAD: &str = "PRECAST_CUDA_AHEAD";
-
 /// One device of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Device {

@@ -24,14 +24,17 @@ fn spans_say_what_a_call_did() {
     });
     insta::assert_snapshot!(spans.made.lock().unwrap().join("\n"), @r#"
     weights
+    map
     load module="f"
     artifact
+    container
+    bind
     run module="f" bucket="batch=2 seq=2" rung="exact"
     run module="f" bucket="batch=2 seq=2" rung="padded"
     pad module="f"
     run module="f"
     "#);
-    assert_eq!(spans.entered.lock().unwrap().len(), 7);
+    assert_eq!(spans.entered.lock().unwrap().len(), 10);
 }
 
 #[test]
@@ -50,6 +53,7 @@ fn eager_has_a_span_within_the_call_that_it_answers() {
     });
     insta::assert_snapshot!(spans.made.lock().unwrap().join("\n"), @r#"
     weights
+    map
     load module="f"
     artifact
     run module="f" bucket="batch=4 seq=4" rung="eager"

@@ -10,10 +10,7 @@
 //! | 70 | a bug |
 //! | 130 | interrupted; what was finished is kept |
 
-use std::{
-    io::{self, ErrorKind},
-    process::ExitCode,
-};
+use std::io::{self, ErrorKind};
 
 use anyhow::Error;
 use owo_colors::OwoColorize;
@@ -57,22 +54,22 @@ pub(super) struct Missing {
 }
 
 /// Prints what clap has to say and returns its code: 0 for `--help`, 2 for a mistake.
-pub(super) fn usage(error: &clap::Error) -> ExitCode {
+pub(super) fn usage(error: &clap::Error) -> u8 {
     let _ = error.print();
     match error.use_stderr() {
-        true => USAGE.into(),
-        false => ExitCode::SUCCESS,
+        true => USAGE,
+        false => 0,
     }
 }
 
 /// Prints an error with its causes and its hint, and returns its exit code.
-pub(super) fn report(error: &Error) -> ExitCode {
+pub(super) fn report(error: &Error) -> u8 {
     if closed_pipe(error) {
-        return ExitCode::SUCCESS;
+        return 0;
     }
     if let Some(errors) = error.downcast_ref::<SpecError>() {
         note(errors.render());
-        return USAGE.into();
+        return USAGE;
     }
     let (code, hint) = judge(error);
     note(format_args!("{} {error}", "error:".red().bold()));
@@ -98,7 +95,7 @@ pub(super) fn report(error: &Error) -> ExitCode {
             "      `precast log {log}` prints the Python stack"
         ));
     }
-    code.into()
+    code
 }
 
 /// Prints what to do.

@@ -9,7 +9,7 @@ use super::{
     exit::Usage,
     served::{model, place},
 };
-use crate::{Device, target::CUDA_AHEAD};
+use crate::{Device, prelude};
 
 pub(super) const GATE: &str = "__gate";
 
@@ -33,9 +33,9 @@ pub(super) fn with_torch() -> Result<PathBuf> {
 /// What libtorch's C++ has to say: its warnings are about its own insides.
 const LOG_LEVEL: (&str, &str) = ("TORCH_CPP_LOG_LEVEL", "ERROR");
 
-/// Returns the CUDA device that a command will run on, as far as that is known: what is wrong with its arguments is
-/// told by who runs it.
-fn ahead(command: &Command, context: &Context) -> Option<usize> {
+/// Returns the device that a command will run on, as far as that is known: what is wrong with its arguments is told by who
+/// runs it.
+fn ahead(command: &Command, context: &Context) -> Option<Device> {
     let (named, device) = match command {
         Command::Run(args) => (&args.model, args.device),
         Command::Bench(args) => (&args.model, args.device),
@@ -46,20 +46,14 @@ fn ahead(command: &Command, context: &Context) -> Option<usize> {
         let name = model(&store, named.as_deref()).ok()?;
         place(&store, &name, None).ok()
     };
-    match device.or_else(of_model)? {
-        Device::Cpu => None,
-        Device::Cuda(ordinal) => Some(ordinal),
-    }
+    device.or_else(of_model)
 }
 
 /// Becomes the program that has libtorch, with the arguments of this one.
 pub(super) fn hand_over(asked: &Command, context: &Context) -> Result<u8> {
     let program = with_torch()?;
     let mut command = process::Command::new(&program);
-    match ahead(asked, context) {
-        Some(ordinal) => command.env(CUDA_AHEAD, ordinal.to_string()),
-        None => command.env_remove(CUDA_AHEAD),
-    };
+    prelude::prepare(&mut command, ahead(asked, context));
     if env::var_os(LOG_LEVEL.0).is_none() && context.verbose == 0 {
         command.env(LOG_LEVEL.0, LOG_LEVEL.1);
     }

@@ -234,10 +234,11 @@ type WithTorch = fn(&Command, &Context) -> Result<u8>;
 /// `make` builds this program without the `torch` feature: then a command that does not need libtorch does not wait for
 /// it to load.
 pub fn main() -> ExitCode {
-    run(std::env::args_os().collect(), internal::hand_over)
+    run(std::env::args_os().collect(), internal::hand_over).into()
 }
 
-/// Runs the command line of this process, with libtorch in it.
+/// Runs the command line of this process, with libtorch in it. Ends the process, unless a profiler looks at it from
+/// within.
 #[cfg(feature = "torch")]
 pub fn main_with_torch() -> ExitCode {
     /// Also where a panic ends it: no exit may meet the thread that makes a context.
@@ -247,8 +248,8 @@ pub fn main_with_torch() -> ExitCode {
             crate::runtime::ahead::finish();
         }
     }
-    let _finish = Finish;
-    run(
+    let finish = Finish;
+    let code = run(
         std::env::args_os().collect(),
         |command, context| match command {
             Command::Run(args) => run::run(args, context),
@@ -256,7 +257,10 @@ pub fn main_with_torch() -> ExitCode {
             Command::Gate(args) => internal::gate(args, context),
             other => dispatch(other, context, internal::hand_over),
         },
-    )
+    );
+    drop(finish);
+    crate::runtime::leave(code);
+    code.into()
 }
 
 /// What `precast-torch` does before libtorch is initialised.
@@ -264,7 +268,7 @@ pub fn main_with_torch() -> ExitCode {
 #[doc(hidden)]
 pub use crate::runtime::ahead::before_main;
 
-fn run(args: Vec<OsString>, torch: WithTorch) -> ExitCode {
+fn run(args: Vec<OsString>, torch: WithTorch) -> u8 {
     // Help and mistakes are told before the arguments are known.
     let color = color(&args).unwrap_or(Color::Auto);
     let cli = help::command()
@@ -304,8 +308,8 @@ fn run(args: Vec<OsString>, torch: WithTorch) -> ExitCode {
         damaged: AtomicBool::new(false),
     };
     match dispatch(&cli.command, &context, torch) {
-        Ok(0) if context.damaged.load(Ordering::Relaxed) => exit::FAILED.into(),
-        Ok(code) => code.into(),
+        Ok(0) if context.damaged.load(Ordering::Relaxed) => exit::FAILED,
+        Ok(code) => code,
         Err(error) => exit::report(&error),
     }
 }

@@ -1,11 +1,12 @@
-//! Whether tensors hold the same bits: a NaN is as good as any other number, and -0 is not 0.
+//! Tensors' bits, written and compared before a program serves: a NaN is as good as any other number, and -0 is not 0.
 //!
-//! On a device the first comparison loads libtorch's kernels for it, which takes tens of milliseconds: more than bringing
-//! tensors of usual sizes here.
+//! For the first of each kind of operation on a device, libtorch loads a kernel, which takes tens of milliseconds, and
+//! for the first larger one on the CPU it starts a thread for each core. A program that is one graph may need neither, so
+//! what is done once here takes plain copies and this thread.
 
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::ffi::Handle;
+use super::ffi::{Handle, overwrite};
 
 /// Returns whether two lists of tensors of the same dtypes and sizes hold the same.
 pub(super) fn same(a: &[Handle], b: &[Handle]) -> Result<bool, TchError> {
@@ -13,30 +14,44 @@ pub(super) fn same(a: &[Handle], b: &[Handle]) -> Result<bool, TchError> {
         return Ok(false);
     }
     for (a, b) in a.iter().zip(b) {
-        let (a, b) = (
-            near(&a.share().into_tensor())?,
-            near(&b.share().into_tensor())?,
-        );
-        if !whole(&a)?.f_equal(&whole(&b)?)? {
+        let (a, b) = (a.share().into_tensor(), b.share().into_tensor());
+        let alike = match is_small(&a) {
+            true => bytes(&a)? == bytes(&b)?,
+            false => whole(&a)?.f_equal(&whole(&b)?)?,
+        };
+        if !alike {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
+/// Writes `row`, which lies on the CPU, to all rows of a tensor on a device.
+pub(super) fn spread(tensor: &mut Tensor, row: &Tensor) -> Result<(), TchError> {
+    if !is_small(tensor) || !tensor.is_contiguous() {
+        return tensor.f_copy_(&row.f_to_device(tensor.device())?);
+    }
+    let row = bytes(row)?;
+    let elements = tensor.numel() * tensor.kind().elt_size_in_bytes();
+    let all: Vec<u8> = row.iter().copied().cycle().take(elements).collect();
+    overwrite(tensor, &all)
+}
+
 /// Returns whether what is done once with a tensor is better done on the CPU.
-pub(super) fn is_small(tensor: &Tensor) -> bool {
+fn is_small(tensor: &Tensor) -> bool {
     /// Copied in a few milliseconds.
     const MOST: usize = 16 << 20;
     tensor.numel() * tensor.kind().elt_size_in_bytes() <= MOST
 }
 
-/// Returns a tensor, brought to the CPU if it is small.
-fn near(tensor: &Tensor) -> Result<Tensor, TchError> {
-    match is_small(tensor) {
-        true => tensor.f_to_device(Device::Cpu),
-        false => Ok(tensor.shallow_clone()),
-    }
+/// Returns a tensor's elements, row by row.
+fn bytes(tensor: &Tensor) -> Result<Vec<u8>, TchError> {
+    let here = tensor.f_to_device(Device::Cpu)?;
+    let elements = here.numel();
+    let mut bytes = vec![0; elements * here.kind().elt_size_in_bytes()];
+    // Of its kind's size whatever the name says.
+    here.f_copy_data_u8(&mut bytes, elements)?;
+    Ok(bytes)
 }
 
 /// Returns a view of a tensor as whole numbers.
@@ -95,5 +110,22 @@ mod tests {
             &Tensor::from(5_f32)
         ));
         assert!(!is_same(&rows, &(columns + 1)));
+    }
+
+    #[test]
+    fn a_row_is_written_to_all_rows() {
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Int64, Kind::Bool] {
+            let row = Tensor::from_slice(&[1_i64, 0, 2]).to_kind(kind);
+            let mut whole = Tensor::zeros([4, 3], (kind, Device::Cpu));
+            spread(&mut whole, &row).unwrap();
+            assert!(is_same(&whole, &row.expand([4, 3], false)), "{kind:?}");
+            let mut columns = Tensor::zeros([3, 4], (kind, Device::Cpu)).transpose(0, 1);
+            spread(&mut columns, &row).unwrap();
+            assert!(is_same(&columns, &whole), "{kind:?}");
+            let one = Tensor::full([], 1, (kind, Device::Cpu));
+            spread(&mut whole, &one).unwrap();
+            assert!(is_same(&whole, &whole.ones_like()), "{kind:?}");
+            spread(&mut Tensor::empty([0, 3], (kind, Device::Cpu)), &row).unwrap();
+        }
     }
 }

@@ -26,7 +26,7 @@ use tch::Tensor;
 
 use super::{
     RuntimeError,
-    bits::{is_small, same},
+    bits::{same, spread},
     error::first_line,
     ffi::{self, Graph, Pool, RawStream, Stream, cuda, share},
     host,
@@ -109,7 +109,7 @@ impl State {
         let mut inputs = Vec::new();
         for input in &plan.program.inputs {
             let mut buffer = pad::buffer(&input.layout, plan.device).map_err(text)?;
-            pad::blank(&mut buffer, input).map_err(text)?;
+            spread(&mut buffer, &pad::one(input).map_err(text)?).map_err(text)?;
             inputs.push(buffer);
         }
         let run = |lane: &mut Lane| {
@@ -180,7 +180,8 @@ impl State {
         self.moves = moves;
         self.copied = copied;
         for (buffer, input) in self.inputs.iter_mut().zip(&plan.program.inputs) {
-            pad::blank(buffer, input).map_err(|error| first_line(&error))?;
+            let blank = pad::one(input).and_then(|one| spread(buffer, &one));
+            blank.map_err(|error| first_line(&error))?;
         }
         Ok(())
     }
@@ -191,7 +192,7 @@ impl State {
         let (ins, outs) = moves.split_at(self.inputs.len());
         let write = |inputs: &mut [Tensor], seed: u32| {
             for (input, _) in inputs.iter_mut().zip(ins).filter(|(_, moves)| **moves) {
-                set(input, &pattern(input, seed)?)?;
+                spread(input, &pattern(input, seed)?)?;
             }
             Ok(())
         };
@@ -215,7 +216,7 @@ impl State {
             if moves {
                 let mut output = output.share().into_tensor();
                 let one = Tensor::f_ones([], (output.kind(), tch::Device::Cpu)).map_err(text)?;
-                set(&mut output, &one).map_err(text)?;
+                spread(&mut output, &one).map_err(text)?;
             }
             let copy = moves.then(|| copy(output));
             own.push(copy.transpose().map_err(text)?);
@@ -228,22 +229,6 @@ impl State {
             .collect();
         same(&answered, &wanted).map_err(text)
     }
-}
-
-/// Writes `value`, which lies on the CPU, to all of a tensor. To a small one by a plain copy: a kernel of libtorch's takes
-/// tens of milliseconds to load, for the first that needs it.
-fn set(tensor: &mut Tensor, value: &Tensor) -> Result<(), tch::TchError> {
-    if !is_small(tensor) {
-        let value = value.f_to_device(tensor.device())?;
-        return tensor.f_copy_(&value);
-    }
-    let mut here = Tensor::f_empty_strided(
-        tensor.size(),
-        tensor.stride(),
-        (tensor.kind(), tch::Device::Cpu),
-    )?;
-    here.f_copy_(value)?;
-    tensor.f_copy_(&here)
 }
 
 /// Returns a row of numbers in (0, 1) for all rows of a tensor, on the CPU.
@@ -294,7 +279,7 @@ impl Shared {
     pub fn new(device: usize) -> Result<Self, String> {
         Ok(Self {
             pool: Pool::new()?,
-            stream: Stream::new(device)?,
+            stream: Stream::apart(device)?,
             device,
             turns: Mutex::default(),
         })

@@ -124,6 +124,7 @@ impl Plan {
 
     fn container(&self, step: &PlanStep) -> Result<Container, RuntimeError> {
         let artifact = &step.artifact;
+        let _span = tracing::info_span!("container", object = %artifact.object.short()).entered();
         let container = Container::new(&step.library, step.operators.clone(), self.device);
         let container = container.map_err(|reason| self.no_container(artifact, reason))?;
         let count = |what, expected, got| match expected == got {
@@ -172,6 +173,7 @@ impl Plan {
         container: &Container,
         weights: &Weights,
     ) -> Result<Vec<Arc<Weight>>, RuntimeError> {
+        let _span = tracing::info_span!("bind", object = %artifact.object.short()).entered();
         let bound = Bound {
             weights,
             extras: self.extras.as_deref(),

@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak},
+    thread,
 };
 
 use super::{
@@ -21,7 +22,7 @@ use super::{
     watch::Quarantined,
     weights::Weights,
 };
-use crate::{Device, Digest, record::Program};
+use crate::{Device, Digest, Mapped, record::Program};
 
 /// When programs are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,15 +61,24 @@ impl Held {
             return Ok(weights);
         }
         let _span = tracing::info_span!("weights", %digest, %device).entered();
-        let bytes = source
-            .map(&digest)
-            .map_err(in_store(format!("weight set `{}`", digest.short())))?;
+        let bytes = {
+            let _span = tracing::info_span!("map").entered();
+            source
+                .map(&digest)
+                .map_err(in_store(format!("weight set `{}`", digest.short())))?
+        };
         // On the CPU tensors lie as the file has them.
         let together = match device {
             Device::Cpu => Together::default(),
-            Device::Cuda(_) => together(),
+            Device::Cuda(_) => {
+                let _span = tracing::info_span!("records").entered();
+                together()
+            }
         };
         let weights = Arc::new(Weights::new(digest, &bytes, device, limit, &together)?);
+        if device != Device::Cpu {
+            unmap(bytes);
+        }
         held.retain(|_, weights| weights.strong_count() > 0);
         held.insert((digest, device), Arc::downgrade(&weights));
         Ok(weights)
@@ -78,6 +88,11 @@ impl Held {
     pub fn known(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
+}
+
+/// Gives up a map that was read, in a thread of its own: that takes milliseconds for each GB.
+fn unmap(bytes: Mapped) {
+    let _ = thread::Builder::new().spawn(move || drop(bytes));
 }
 
 /// Everything that a program of one model is loaded with on one device.

@@ -29,8 +29,8 @@
 //!
 //! **Watching it.** [`Model::stats`] has counters by module, bucket and device, [`Model::counts`] what was asked for, both
 //! to be read at any time and written as JSON; [`Model::timings`] says how long loading took. Spans of the crate
-//! `tracing`, at the level info: `libtorch_cuda`, `context`, `weights` and in it `upload`, `load` and in it `artifact`, `graph`
-//! and `warm_up`. At the level trace: `run` with its bucket and rung, and within it `pad` and `eager`. They cost nothing
+//! `tracing`, at the level info: `libtorch_cuda`, `context`, `weights` and in it `map`, `records` and `upload`, `load` and in it `artifact`, `container`, `bind`
+//! and `graph`, and in that `warm_up` and `in_place`. At the level trace: `run` with its bucket and rung, and within it `pad` and `eager`. They cost nothing
 //! that can be measured while nobody subscribes.
 
 mod arrays;
@@ -41,7 +41,7 @@ mod dispatch;
 mod eager;
 mod error;
 mod ffi;
-pub(crate) use ffi::ahead;
+pub(crate) use ffi::{ahead, leave};
 mod graphs;
 mod host;
 mod lane;

@@ -121,6 +121,11 @@ fn the_context_is_begun_before_the_command_line_is_read() {
         assert_eq!(asked, ONCE, "{text}");
         assert!(text.contains("exit code 2"), "{text}");
     }
+    // Whatever is loaded into a process to watch it sees an ordinary end.
+    let mut watched = driver.torch(&["nonsense"]);
+    watched.envs([("PRECAST_CUDA_AHEAD", "3"), ("LD_PRELOAD", "libm.so.6")]);
+    let (asked, text) = driver.asked(&mut watched);
+    assert_eq!(asked, format!("{ONCE}end 0\n"), "{text}");
     for wrong in ["", "x", "-1", "99999999999999999999"] {
         let mut version = driver.torch(&["--version"]);
         let (asked, text) = driver.asked(version.env("PRECAST_CUDA_AHEAD", wrong));

@@ -147,15 +147,27 @@ fn loading_and_uploading_have_spans() {
     let made = spans.made.lock().unwrap();
     let at = |name: &str| made.iter().position(|span| span.starts_with(name));
     // What the process has already it does not load again: `libtorch_cuda`, and an artifact that another test used.
-    let order = ["context", "weights", "upload", "load", "graph", "warm_up"].map(at);
+    let order = [
+        "context",
+        "weights",
+        "map",
+        "records",
+        "upload",
+        "load",
+        "container",
+        "bind",
+        "graph",
+        "warm_up",
+        "in_place",
+    ];
+    let order = order.map(at);
     assert!(
         order.iter().all(Option::is_some) && order.is_sorted(),
         "{made:?}"
     );
-    let (weights, upload) = (order[1].unwrap(), order[2].unwrap());
     assert_eq!(
-        upload,
-        weights + 1,
+        order[4].unwrap(),
+        order[1].unwrap() + 3,
         "an upload is a part of `weights`: {made:?}"
     );
 }

@@ -31,6 +31,7 @@ int32_t precast_cuda_memory(int32_t, uint64_t*, uint64_t*, uint64_t*, uint64_t*,
 int32_t precast_cuda_reset_peak(int32_t);
 int32_t precast_cuda_release_cached();
 int32_t precast_cuda_stream_new(int32_t, void**);
+int32_t precast_cuda_stream_apart(int32_t, void**);
 int32_t precast_cuda_stream_current(int32_t, void**);
 int32_t precast_cuda_stream_current_raw(int32_t, void**);
 int32_t precast_cuda_stream_external(int32_t, void*, void**);
@@ -345,8 +346,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t) { never(); }
 cudaError_t cudaHostAlloc(void**, size_t, unsigned int) { never(); }
 cudaError_t cudaHostRegister(void*, size_t, unsigned int) { never(); }
 cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) { never(); }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned int) { never(); }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { never(); }
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned int) {
+  *made = reinterpret_cast<cudaStream_t>(7);
+  return code();
+}
 }
 
 namespace {
@@ -396,8 +401,10 @@ bool graph() {
 }
 
 bool streams() {
-  void *made = nullptr, *now = nullptr, *external = nullptr, *scope = nullptr, *raw = nullptr;
+  void *made = nullptr, *apart = nullptr, *now = nullptr, *external = nullptr, *scope = nullptr, *raw = nullptr;
   bool all = good(precast_cuda_stream_new(0, &made));
+  all = all && good(precast_cuda_stream_apart(0, &apart));
+  if (all) MUST(precast_cuda_stream_raw(apart) == reinterpret_cast<void*>(7));
   all = all && good(precast_cuda_stream_current(0, &now));
   all = all && good(precast_cuda_stream_current_raw(0, &raw));
   all = all && good(precast_cuda_stream_external(0, reinterpret_cast<void*>(3), &external));
@@ -410,7 +417,7 @@ bool streams() {
   all = all && good(precast_cuda_stream_sync(made));
   if (scope) precast_cuda_scope_leave(scope);
   MUST(current == 0 && events == 0);
-  for (void* one : {made, now, external}) precast_cuda_stream_delete(one);
+  for (void* one : {made, apart, now, external}) precast_cuda_stream_delete(one);
   return all;
 }
 

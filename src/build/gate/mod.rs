@@ -36,9 +36,9 @@ use super::{
     limits::{Limits, Stop, end_family},
 };
 use crate::{
-    Digest,
+    Device, Digest, prelude,
     record::{Dtype, Program, Step},
-    target::{CUDA_AHEAD, DeviceKind},
+    target::DeviceKind,
 };
 
 /// How long a candidate may run.
@@ -105,13 +105,19 @@ impl Child {
         store: &Path,
         device: DeviceKind,
     ) -> Result<Self, BuildError> {
-        let child = Command::new(&launcher.program)
+        let mut command = Command::new(&launcher.program);
+        prelude::prepare(
+            &mut command,
+            Some(match device {
+                DeviceKind::Cpu => Device::Cpu,
+                DeviceKind::Cuda => Device::Cuda(0),
+            }),
+        );
+        let child = command
             .args(&launcher.args)
             .arg("--store")
             .arg(store)
             .args((device == DeviceKind::Cuda).then_some("--cuda"))
-            .env_remove(CUDA_AHEAD)
-            .envs((device == DeviceKind::Cuda).then_some((CUDA_AHEAD, "0")))
             .env("OMP_WAIT_POLICY", WAIT_POLICY)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -20,7 +20,7 @@ use std::{
 
 use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
-use crate::target::CUDA_AHEAD;
+use crate::prelude::CUDA_AHEAD;
 
 /// How long a context takes to its last need of the loader, with a margin.
 const BEGINNING: Duration = Duration::from_millis(5);

@@ -52,6 +52,7 @@ functions! {
     memory: "precast_cuda_memory" = unsafe extern "C" fn(i32, *mut u64, *mut u64, *mut u64, *mut u64, *mut u64) -> i32;
     reset_peak: "precast_cuda_reset_peak" = unsafe extern "C" fn(i32) -> i32;
     release_cached: "precast_cuda_release_cached" = unsafe extern "C" fn() -> i32;
+    stream_apart: "precast_cuda_stream_apart" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
     stream_new: "precast_cuda_stream_new" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
     stream_current: "precast_cuda_stream_current" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
     stream_current_raw: "precast_cuda_stream_current_raw" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;

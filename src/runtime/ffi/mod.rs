@@ -38,12 +38,13 @@ mod weight;
 
 pub use container::{Constant, Container};
 pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for, libtorch_folder};
+pub use ending::leave;
 pub use graph::{Graph, Pool};
 pub use heap::{give_back, keep};
 pub use interpreter::Interpreter;
 pub use library::Library;
 pub use operators::{Call, Loading, Operators, Value, registered};
 pub use stream::{Scope, Stream};
-pub use tensor::{Handle, Meta, Stolen, kind_of, share};
+pub use tensor::{Handle, Meta, Stolen, kind_of, overwrite, share};
 pub use upload::{can_upload, upload};
 pub use weight::Weight;

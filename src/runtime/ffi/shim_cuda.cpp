@@ -209,10 +209,21 @@ EXPORT int32_t precast_cuda_release_cached() {
   return guarded([] { allocator::emptyCache(); });
 }
 
-// Streams. A handle is a copy of torch's own stream object; pool streams live as long as the process.
+// Streams. A handle is a copy of torch's own stream object; streams of its pool and those made here live as long as the
+// process, since allocators may remember them.
 
 EXPORT int32_t precast_cuda_stream_new(int32_t device, void** made) {
   return guarded([&] { *made = new Stream(c10::cuda::getStreamFromPool(false, static_cast<Index>(device))); });
+}
+// One that is not of torch's pool, which makes some hundred streams for the first that is taken.
+EXPORT int32_t precast_cuda_stream_apart(int32_t device, void** made) {
+  return guarded([&] {
+    const auto index = static_cast<Index>(device);
+    c10::cuda::CUDAGuard guard(index);
+    cudaStream_t raw = nullptr;
+    C10_CUDA_CHECK(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking));
+    *made = new Stream(c10::cuda::getStreamFromExternal(raw, index));
+  });
 }
 EXPORT int32_t precast_cuda_stream_current(int32_t device, void** made) {
   return guarded([&] { *made = new Stream(c10::cuda::getCurrentCUDAStream(static_cast<Index>(device))); });

@@ -1,6 +1,11 @@
 //! CUDA streams as torch has them, and the thread's current one as a scope.
 
-use std::{ffi::c_void, marker::PhantomData, ptr::NonNull};
+use std::{
+    ffi::c_void,
+    marker::PhantomData,
+    ptr::NonNull,
+    sync::{Mutex, PoisonError},
+};
 
 use tch::Tensor;
 
@@ -14,7 +19,12 @@ pub struct Stream {
     handle: NonNull<c_void>,
     functions: &'static Functions,
     device: usize,
+    /// Whether it goes on living in [`SPARE`].
+    apart: bool,
 }
+
+/// Streams apart from torch's pool that nobody has at present. They are never destroyed: allocators may remember them.
+static SPARE: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
 // SAFETY: the handle is a heap copy of c10's CUDAStream, a plain value that only names a stream; CUDA's runtime API
 // takes streams from any thread.
@@ -30,6 +40,26 @@ impl Stream {
         // SAFETY: the shim's own function, with a valid out pointer.
         let code = unsafe { (functions.stream_new)(ordinal(device)?, &mut handle) };
         Self::made(functions, code, handle, device)
+    }
+
+    /// Takes a stream that nobody else has, until it is dropped. It is not of torch's pool, which makes all its streams for
+    /// the first that is taken: some hundred, in as many tenths of a millisecond.
+    pub(in crate::runtime) fn apart(device: usize) -> Result<Self, String> {
+        let spare = {
+            let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = spare.iter().position(|stream| stream.device == device);
+            at.map(|at| spare.swap_remove(at))
+        };
+        if let Some(stream) = spare {
+            return Ok(stream);
+        }
+        let functions = cuda()?.functions()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the shim's own function, with a valid out pointer.
+        let code = unsafe { (functions.stream_apart)(ordinal(device)?, &mut handle) };
+        let mut stream = Self::made(functions, code, handle, device)?;
+        stream.apart = true;
+        Ok(stream)
     }
 
     /// Returns the stream that is current on this thread.
@@ -66,6 +96,7 @@ impl Stream {
             handle,
             functions,
             device,
+            apart: false,
         })
     }
 
@@ -114,6 +145,11 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if self.apart {
+            let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+            spare.push(Self { ..*self });
+            return;
+        }
         // SAFETY: `self` owns the handle. The stream it names goes on living.
         unsafe { (self.functions.stream_delete)(self.handle.as_ptr()) }
     }
