@@ -59,8 +59,8 @@ class Host:
 
     def python(self, threads: int | None = None, caches: str = "caches") -> dict[str, str]:
         """Returns the environment of a contender in Python: from its second start on it finds the bytecode of what it
-        imports, also where torch was installed without, and its heap asks for huge pages, as that of `precast` does."""
-        environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **self.environment(threads, caches)}
+        imports, also where torch was installed without."""
+        environment = self.environment(threads, caches)
         if not has_bytecode():
             environment.pop("PYTHONDONTWRITEBYTECODE", None)
             environment["PYTHONPYCACHEPREFIX"] = str(self.work / "bytecode")

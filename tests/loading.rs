@@ -16,7 +16,7 @@ use fake::{Fake, Memory};
 use precast::{
     Device, Digest, Mapped, Model, Runtime,
     record::{Artifact, ArtifactKind, Eager, Program, Release},
-    runtime::{Loading, Rung, RuntimeError, Source, SourceError},
+    runtime::{Loading, Prefetched, Rung, RuntimeError, Source, SourceError},
 };
 use serde_json::json;
 use tch::{Kind, Tensor};
@@ -126,6 +126,86 @@ fn on_demand_loads_what_a_request_needs_and_nothing_else() {
             .iter()
             .all(|(_, runner)| *runner == "artifact")
     );
+}
+
+fn prefetched(source: &Arc<Watched>) -> Runtime {
+    let ahead = Prefetched::new(source.clone(), "fake");
+    Runtime::over(Arc::new(ahead), Device::Cpu).unwrap()
+}
+
+fn wait(until: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !until() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_was_read_ahead_is_not_read_again() {
+    let source = Watched::new(Memory::with(&[salted(120, 2), salted(121, 4)]));
+    let runtime = prefetched(&source);
+    wait(|| source.reads() == 2);
+    let model = runtime.load("fake").unwrap();
+    for rows in [2, 4] {
+        assert_eq!(first(&model.run("f", &[x(rows, 4)]).unwrap()[0]), 2.0);
+    }
+    assert_eq!(source.reads(), 2);
+}
+
+#[test]
+fn a_request_waits_for_what_is_being_read_and_ends_reading_ahead_with_what_is_not() {
+    let memory = Memory::with(&[
+        salted(123, 2),
+        salted(124, 4),
+        salted(125, 8),
+        salted(126, 16),
+    ]);
+    let source = Watched::new(memory);
+    source.hold.store(true, Ordering::SeqCst);
+    let model = prefetched(&source)
+        .loading(Loading::OnDemand)
+        .load("fake")
+        .unwrap();
+    // The smallest is there, and the next one takes its time.
+    wait(|| source.reads() == 2);
+    assert_eq!(first(&model.run("f", &[x(2, 4)]).unwrap()[0]), 2.0);
+    assert_eq!(source.reads(), 2);
+    let run = |rows| first(&model.run("f", &[x(rows, 4)]).unwrap()[0]);
+    std::thread::scope(|scope| {
+        // The third is nobody's yet.
+        let third = scope.spawn(move || run(8));
+        wait(|| third.is_finished() || source.reads() == 3);
+        source.hold.store(false, Ordering::SeqCst);
+        assert_eq!(third.join().unwrap(), 2.0);
+    });
+    assert_eq!(run(4), 2.0);
+    assert_eq!(source.reads(), 3, "each once, and the fourth not at all");
+    let loaded = [
+        (2, "artifact"),
+        (4, "artifact"),
+        (8, "artifact"),
+        (16, "not loaded"),
+    ];
+    assert_eq!(runners(&model), loaded);
+}
+
+#[test]
+fn what_can_not_be_read_ahead_is_an_error_when_it_is_needed() {
+    let mut memory = Memory::with(&[salted(127, 2), salted(128, 4)]);
+    memory.objects.clear();
+    let source = Watched::new(memory);
+    let told = |runtime: Runtime| {
+        let error = match runtime.loading(Loading::OnDemand).load("fake") {
+            Ok(model) => model.run("f", &[x(2, 4)]).unwrap_err(),
+            Err(error) => error,
+        };
+        error.to_string()
+    };
+    assert_eq!(told(prefetched(&source)), told(source.runtime()));
+    // Nor is a model that is not there one before it is asked for.
+    let ahead = Prefetched::new(Memory::default().source(), "none@none");
+    assert!(Runtime::over(Arc::new(ahead), Device::Cpu).is_ok());
 }
 
 #[test]

@@ -44,7 +44,9 @@ def starts(run: Run, case: Case) -> None:
 
     def call(command: list[str], caches: str = "caches") -> dict[str, Any]:
         log = host.logs / "start.log"
-        ran = once(command, host.python(caches=caches), log, min(300.0, max(1.0, run.left)))
+        # As `precast run` has for itself.
+        environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **host.python(caches=caches)}
+        ran = once(command, environment, log, min(300.0, max(1.0, run.left)))
         if ran.code != 0:
             raise Failed(tail(log))
         document = json.loads(ran.output)

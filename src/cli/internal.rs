@@ -9,7 +9,10 @@ use super::{
     exit::Usage,
     served::{model, place},
 };
-use crate::{Device, prelude};
+use crate::{
+    Device,
+    prelude::{self, CUDA_AHEAD},
+};
 
 pub(super) const GATE: &str = "__gate";
 
@@ -53,7 +56,14 @@ fn ahead(command: &Command, context: &Context) -> Option<Device> {
 pub(super) fn hand_over(asked: &Command, context: &Context) -> Result<u8> {
     let program = with_torch()?;
     let mut command = process::Command::new(&program);
-    prelude::prepare(&mut command, ahead(asked, context));
+    match ahead(asked, context) {
+        Some(Device::Cuda(ordinal)) => command.env(CUDA_AHEAD, ordinal.to_string()),
+        _ => command.env_remove(CUDA_AHEAD),
+    };
+    // Not where times are measured: a service has what its own environment says.
+    if let Command::Run(_) = asked {
+        prelude::huge_pages(&mut command);
+    }
     if env::var_os(LOG_LEVEL.0).is_none() && context.verbose == 0 {
         command.env(LOG_LEVEL.0, LOG_LEVEL.1);
     }

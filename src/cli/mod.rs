@@ -237,8 +237,8 @@ pub fn main() -> ExitCode {
     run(std::env::args_os().collect(), internal::hand_over).into()
 }
 
-/// Runs the command line of this process, with libtorch in it. Ends the process, unless a profiler looks at it from
-/// within.
+/// Runs the command line of this process, with libtorch in it. Ends the process, unless a profiler looks at it from within
+/// or it is a gate, which is to see what the end of a service would.
 #[cfg(feature = "torch")]
 pub fn main_with_torch() -> ExitCode {
     /// Also where a panic ends it: no exit may meet the thread that makes a context.
@@ -249,17 +249,18 @@ pub fn main_with_torch() -> ExitCode {
         }
     }
     let finish = Finish;
-    let code = run(
-        std::env::args_os().collect(),
-        |command, context| match command {
-            Command::Run(args) => run::run(args, context),
-            Command::Bench(args) => bench::run(args, context),
-            Command::Gate(args) => internal::gate(args, context),
-            other => dispatch(other, context, internal::hand_over),
-        },
-    );
+    let args: Vec<_> = std::env::args_os().collect();
+    let gate = args.get(1).is_some_and(|arg| arg == internal::GATE);
+    let code = run(args, |command, context| match command {
+        Command::Run(args) => run::run(args, context),
+        Command::Bench(args) => bench::run(args, context),
+        Command::Gate(args) => internal::gate(args, context),
+        other => dispatch(other, context, internal::hand_over),
+    });
     drop(finish);
-    crate::runtime::leave(code);
+    if !gate {
+        crate::runtime::leave(code);
+    }
     code.into()
 }
 

@@ -1,6 +1,6 @@
 //! `precast run`: one module on saved inputs.
 
-use std::{fs::Permissions, os::unix::fs::PermissionsExt, path::Path, time::Instant};
+use std::{fs::Permissions, os::unix::fs::PermissionsExt, path::Path, sync::Arc, time::Instant};
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
@@ -14,10 +14,10 @@ use super::{
     served::{RunArgs, model, place},
 };
 use crate::{
-    Runtime,
+    Device, Runtime,
     inspect::stats::{self, Counts},
     record::bucket_name,
-    runtime::{Loading, Rung, tensors},
+    runtime::{Loading, Prefetched, Rung, tensors},
 };
 
 /// Adds counts to those of a file.
@@ -61,8 +61,16 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let phases = Phases::default();
     let started = Instant::now();
     let model = phases.during(|| {
+        let runtime = match device {
+            Device::Cpu => Runtime::new(&store, device),
+            // Beside libtorch's CUDA half.
+            Device::Cuda(_) => {
+                let source = Prefetched::new(Arc::new(store.clone()), &name);
+                Runtime::over(Arc::new(source), device)
+            }
+        };
         // One request is answered: what it does not need is not loaded.
-        Runtime::new(&store, device)?
+        runtime?
             .loading(Loading::OnDemand)
             .eager_fallback(!args.compiled)
             .load(&name)

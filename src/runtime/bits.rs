@@ -28,13 +28,22 @@ pub(super) fn same(a: &[Handle], b: &[Handle]) -> Result<bool, TchError> {
 
 /// Writes `row`, which lies on the CPU, to all rows of a tensor on a device.
 pub(super) fn spread(tensor: &mut Tensor, row: &Tensor) -> Result<(), TchError> {
-    if !is_small(tensor) || !tensor.is_contiguous() {
+    if !is_small(tensor) {
         return tensor.f_copy_(&row.f_to_device(tensor.device())?);
     }
+    if !tensor.is_contiguous() {
+        // The same gaps and order here, so that it is a plain copy too.
+        let (size, stride) = (tensor.size(), tensor.stride());
+        let mut here = Tensor::f_empty_strided(&size, &stride, (tensor.kind(), Device::Cpu))?;
+        here.f_copy_(row)?;
+        return tensor.f_copy_(&here);
+    }
     let row = bytes(row)?;
-    let elements = tensor.numel() * tensor.kind().elt_size_in_bytes();
-    let all: Vec<u8> = row.iter().copied().cycle().take(elements).collect();
-    overwrite(tensor, &all)
+    let whole = tensor.numel() * tensor.kind().elt_size_in_bytes();
+    overwrite(
+        tensor,
+        &row.repeat(whole.checked_div(row.len()).unwrap_or(0)),
+    )
 }
 
 /// Returns whether what is done once with a tensor is better done on the CPU.

@@ -272,6 +272,13 @@ impl Drop for State {
     }
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The next owner of the stream may be given memory that a replay on another one still reads.
+        let _ = cuda().and_then(|cuda| cuda.synchronize(self.device));
+    }
+}
+
 /// The right to replay on a device, with the thread's current stream in order behind the last replay.
 pub(super) struct Turn<'a>(MutexGuard<'a, Turns>);
 

@@ -475,7 +475,7 @@ pub(super) fn volume(program: &Program) -> i64 {
 }
 
 /// Splits `model@release`.
-fn split(model: &str) -> (&str, Option<&str>) {
+pub(super) fn split(model: &str) -> (&str, Option<&str>) {
     match model.split_once('@') {
         Some((name, release)) => (name, Some(release)),
         None => (model, None),

@@ -36,7 +36,8 @@ use super::{
     limits::{Limits, Stop, end_family},
 };
 use crate::{
-    Device, Digest, prelude,
+    Digest,
+    prelude::CUDA_AHEAD,
     record::{Dtype, Program, Step},
     target::DeviceKind,
 };
@@ -105,19 +106,13 @@ impl Child {
         store: &Path,
         device: DeviceKind,
     ) -> Result<Self, BuildError> {
-        let mut command = Command::new(&launcher.program);
-        prelude::prepare(
-            &mut command,
-            Some(match device {
-                DeviceKind::Cpu => Device::Cpu,
-                DeviceKind::Cuda => Device::Cuda(0),
-            }),
-        );
-        let child = command
+        let child = Command::new(&launcher.program)
             .args(&launcher.args)
             .arg("--store")
             .arg(store)
             .args((device == DeviceKind::Cuda).then_some("--cuda"))
+            .env_remove(CUDA_AHEAD)
+            .envs((device == DeviceKind::Cuda).then_some((CUDA_AHEAD, "0")))
             .env("OMP_WAIT_POLICY", WAIT_POLICY)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -75,14 +75,17 @@ pub fn watch() {
 
 /// Ends the process without destructors: libtorch's take as long as its initialisers, to free what is about to be gone.
 ///
-/// Returns where something may wait for an ordinary end to write what it saw: a profiler or a checker that was loaded into
-/// the process.
+/// Returns where something may wait for an ordinary end to write what it saw: a profiler or a checker that the environment
+/// had loaded into the process.
 pub fn leave(code: u8) {
     let watches = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
-    if ["LD_PRELOAD", "CUDA_INJECTION64_PATH"]
-        .into_iter()
-        .any(watches)
-    {
+    const WATCHERS: [&str; 4] = [
+        "LD_PRELOAD",
+        "LD_AUDIT",
+        "CUDA_INJECTION64_PATH",
+        "NVTX_INJECTION64_PATH",
+    ];
+    if WATCHERS.into_iter().any(watches) {
         return;
     }
     let _ = io::stdout().flush();
