@@ -149,27 +149,34 @@ def fold(module: Any, made: dict[str, prepared.Recipe]) -> None:
 
     known = {name for name, _ in module.named_buffers()} - made.keys()
     folded = False
-    for norm in module.graph.find_nodes(op="call_function", target=torch.ops.aten.batch_norm.default):
-        folded |= _fold(module, norm, known, made)
+    aten = torch.ops.aten
+    for norm in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
+        if len(norm.args) == 9 and not norm.args[5]:
+            folded |= _fold(module, norm, norm, known, made)
+    # What it is in a program that was made functional; its other results are for training.
+    for norm in module.graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_no_training.default):
+        results = [user for user in norm.users if user.users]
+        if len(norm.args) == 7 and len(results) == 1 and results[0].args == (norm, 0):
+            folded |= _fold(module, norm, results[0], known, made)
     if folded:
         _tidy(module, known)
 
 
-def _fold(module: Any, norm: Any, known: set[str], made: dict[str, prepared.Recipe]) -> bool:
+def _fold(module: Any, norm: Any, result: Any, known: set[str], made: dict[str, prepared.Recipe]) -> bool:
     import torch
 
     aten, graph = torch.ops.aten, module.graph
-    if norm.kwargs or len(norm.args) != 9 or norm.args[5]:
+    if norm.kwargs:
         return False
-    convolution, *held, _, _, epsilon, _ = norm.args
+    convolution, scale, shift, mean, variance = norm.args[:5]
+    epsilon = norm.args[-2] if result is norm else norm.args[-1]
     plain = {aten.conv1d.default: 1, aten.conv2d.default: 2, aten.conv3d.default: 3}
     dims = plain.get(convolution.target)
     if dims is None or convolution.kwargs or len(convolution.users) > 1:
         return False
     rows, weight, *rest = convolution.args
     bias = rest[0] if rest else None
-    scale, shift, mean, variance = held
-    dtype = norm.meta["val"].dtype
+    dtype = result.meta["val"].dtype
     needed, optional = (weight, mean, variance), (bias, scale, shift)
     constants = [*needed, *(value for value in optional if value is not None)]
     if any(getattr(value, "target", None) not in known for value in constants) or weight.meta["val"].dtype != dtype:
@@ -201,8 +208,7 @@ def _fold(module: Any, norm: Any, known: set[str], made: dict[str, prepared.Reci
     if filters is None or offset is None:
         return False
     convolution.args = (rows, filters, offset, *rest[1:])
-    norm.replace_all_uses_with(convolution)
-    graph.erase_node(norm)
+    result.replace_all_uses_with(convolution)
     return True
 
 
