@@ -43,9 +43,9 @@ CAUSES: dict[str, dict[tuple[str, str], str]] = {
     "cuda": {
         ("eager", ""): EAGER,
         ("resnet, not tuned", "reduce-overhead"): (
-            "in that run 17 filters were turned channels last in every call, 55 us of kernels. They are turned once "
-            "since: the call took 399 us instead of 449, on another host and beside no peer "
-            "([h200-laid-out.json](benchmarks/h200-laid-out.json))."
+            "not known. Without its `freezing`, its kernels were no faster "
+            "([h200-laid-out.json](benchmarks/h200-laid-out.json)); that multiplies batch norms into filters, which "
+            "Precast does on a CPU only."
         ),
     },
 }
