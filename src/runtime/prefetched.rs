@@ -21,7 +21,8 @@ use crate::{
 ///
 /// To be made before the [`Runtime`](super::Runtime): on a GPU that loads libtorch's CUDA half, which takes longer than
 /// artifacts take to be read, unpacked and hashed. The thread begins with the smallest programs, and ends with the first
-/// request for what it has not come to. What it could not read is read again when it is needed, and is an error then.
+/// request for what it has not come to. What it could not read is read again when it is needed, and is an error then. What
+/// nobody asks for stays in memory as long as the runtime and its models.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/example.rs"));
@@ -92,15 +93,26 @@ fn read(source: &dyn Source, objects: &Objects, model: &str) -> Result<(), Sourc
             }
             state.read.insert(object, None);
         }
-        let file = source.memfd(&object);
-        let mut state = objects.lock();
-        match file {
-            Ok(file) => state.read.insert(object, Some(file)),
-            Err(_) => state.read.remove(&object),
-        };
-        objects.changed.notify_all();
+        let _begun = Begun(objects, object);
+        if let Ok(file) = source.memfd(&object) {
+            objects.lock().read.insert(object, Some(file));
+        }
     }
     Ok(())
+}
+
+/// An object that is being read. Nobody waits for it any longer when this is dropped, also by a panic.
+struct Begun<'a>(&'a Objects, Digest);
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        let Self(objects, object) = self;
+        let mut state = objects.lock();
+        if let Some(None) = state.read.get(object) {
+            state.read.remove(object);
+        }
+        objects.changed.notify_all();
+    }
 }
 
 impl Objects {
