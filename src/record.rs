@@ -123,6 +123,12 @@ pub type Dynamic = BTreeMap<String, Bounds>;
 /// One point of a module's shape grid: dimension name -> size.
 pub type Sizes = BTreeMap<String, i64>;
 
+/// Splits `model@release`.
+pub(crate) fn split_model(model: &str) -> (&str, Option<&str>) {
+    let parts = model.split_once('@');
+    parts.map_or((model, None), |(name, release)| (name, Some(release)))
+}
+
 /// Returns `batch=8 seq=128`, or `fixed` for a module without bucketed dimensions.
 pub fn bucket_name(sizes: &Sizes) -> String {
     if sizes.is_empty() {

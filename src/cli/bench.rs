@@ -19,12 +19,12 @@ use super::{
     Context,
     exit::Usage,
     printer::note,
-    served::{Against, BenchArgs, GraphChoice, model, place, split},
+    served::{Against, BenchArgs, GraphChoice, model, place},
     table::{self, Column},
 };
 use crate::{
     Digest, Model, Runtime, Store,
-    record::{Program, Sizes, bucket_name},
+    record::{Program, Sizes, bucket_name, split_model},
     runtime::{Graphs, Rung, Served},
 };
 
@@ -203,7 +203,7 @@ fn eager(
         note("no eager figures: no program of the module has an exported graph");
         return Ok(None);
     }
-    let (name, release) = split(model);
+    let (name, release) = split_model(model);
     let release = store.release(name, release)?;
     let release = release.with_context(|| format!("the release of `{model}` is gone"))?;
     let loaded = runtime.load_programs(name, exported, release.weights, release.aliases)?;

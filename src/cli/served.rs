@@ -6,7 +6,11 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use super::exit::{Missing, Usage};
-use crate::{Device, Store, record::Sizes, target::DeviceKind};
+use crate::{
+    Device, Store,
+    record::{Sizes, split_model},
+    target::DeviceKind,
+};
 
 #[derive(clap::Args)]
 pub(super) struct RunArgs {
@@ -99,18 +103,12 @@ pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
     }
 }
 
-/// Splits `model@release`.
-pub(super) fn split(model: &str) -> (&str, Option<&str>) {
-    let parts = model.split_once('@');
-    parts.map_or((model, None), |(name, release)| (name, Some(release)))
-}
-
 /// Returns the device that was named, or the first one of the kind that `model` was built for.
 pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result<Device> {
     if let Some(device) = named {
         return Ok(device);
     }
-    let (name, release) = split(model);
+    let (name, release) = split_model(model);
     let release = store.release(name, release)?;
     let first = release.and_then(|release| release.programs.first().copied());
     let program = first.map(|id| store.program(&id)).transpose()?.flatten();

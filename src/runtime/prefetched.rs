@@ -8,12 +8,12 @@ use std::{
 };
 
 use super::{
-    runtime::{split, volume},
+    runtime::volume,
     source::{Source, SourceError},
 };
 use crate::{
     Digest, Mapped,
-    record::{Artifact, Program, Release},
+    record::{Artifact, Program, Release, split_model},
     store::Hold,
 };
 
@@ -72,7 +72,7 @@ impl Prefetched {
 
 /// Reads what can be, until it is over.
 fn read(source: &dyn Source, objects: &Objects, model: &str) -> Result<(), SourceError> {
-    let (name, release) = split(model);
+    let (name, release) = split_model(model);
     let release = source.release(name, release)?;
     let programs = release.programs.iter().map(|id| source.program(id));
     let mut programs: Vec<_> = programs.collect::<Result<_, _>>()?;

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     Device, Digest, Store, Target,
-    record::{Program, Release, bucket_name},
+    record::{Program, Release, bucket_name, split_model},
     store::Hold,
 };
 
@@ -288,7 +288,7 @@ impl Runtime {
         &self,
         model: &'a str,
     ) -> Result<(&'a str, Release, Option<Hold>), RuntimeError> {
-        let (name, release) = split(model);
+        let (name, release) = split_model(model);
         let release = self
             .source
             .release(name, release)
@@ -472,14 +472,6 @@ pub(super) fn volume(program: &Program) -> i64 {
         .iter()
         .map(|input| elements(&input.layout.shape))
         .fold(0, i64::saturating_add)
-}
-
-/// Splits `model@release`.
-pub(super) fn split(model: &str) -> (&str, Option<&str>) {
-    match model.split_once('@') {
-        Some((name, release)) => (name, Some(release)),
-        None => (model, None),
-    }
 }
 
 /// One or more devices.
