@@ -215,7 +215,7 @@ EXPORT int32_t precast_cuda_release_cached() {
 EXPORT int32_t precast_cuda_stream_new(int32_t device, void** made) {
   return guarded([&] { *made = new Stream(c10::cuda::getStreamFromPool(false, static_cast<Index>(device))); });
 }
-// One that is not of torch's pool, which makes some hundred streams for the first that is taken.
+// One that is not of torch's pool, which makes all of its streams for the first that is taken.
 EXPORT int32_t precast_cuda_stream_apart(int32_t device, void** made) {
   return guarded([&] {
     const auto index = static_cast<Index>(device);

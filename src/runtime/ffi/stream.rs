@@ -43,7 +43,7 @@ impl Stream {
     }
 
     /// Takes a stream that nobody else has, until it is dropped. It is not of torch's pool, which makes all its streams for
-    /// the first that is taken: some hundred, in as many tenths of a millisecond.
+    /// the first that is taken.
     pub(in crate::runtime) fn apart(device: usize) -> Result<Self, String> {
         let spare = {
             let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
