@@ -52,6 +52,35 @@ def load():
 """
 
 
+NORMS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), torch.nn.BatchNorm2d(8)
+        self.second = torch.nn.Conv2d(8, 8, 3, groups=2)
+        self.plain = torch.nn.BatchNorm2d(8, affine=False, eps=0.1)
+        self.twice, self.late = torch.nn.Conv2d(8, 4, 1), torch.nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        made = self.plain(self.second(torch.relu(self.norm(self.first(x)))))
+        twice = self.twice(torch.relu(made))
+        return self.late(twice) + twice
+
+def load():
+    torch.manual_seed(0)
+    net = Net()
+    for norm in (net.norm, net.plain, net.late):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+        if norm.affine:
+            torch.nn.init.normal_(norm.weight)
+            torch.nn.init.normal_(norm.bias)
+    return net.eval()
+"""
+
+
 def graph_of(model: Any, x: Any) -> Any:
     """Returns a model's graph with its weights as buffers, as a segment has them."""
     import torch
@@ -147,6 +176,52 @@ class LaidOutTest(Project):
                 for got, want in zip(module(x), wanted, strict=True):
                     torch.testing.assert_close(got, want)
                     self.assertEqual(got.stride(), want.stride())
+
+    def test_batch_norms_are_multiplied_into_the_filters_before_them(self) -> None:
+        for name, text in {
+            "as written": NORMS,
+            "made functional": NORMS.replace("torch.relu(", "torch.relu_("),
+        }.items():
+            with self.subTest(name):
+                self.fold(text)
+
+    def fold(self, text: str) -> None:
+        import torch
+
+        module, weights, _ = self.segment(text, [2, 3, 9, 9])
+        x = torch.randn(2, 3, 9, 9)
+        wanted = module(x)
+        made = part("laid_out").join(module)
+        part("laid_out").fold(module, made)
+        # One after a convolution that something else reads too stays.
+        norms = [node for node in module.graph.nodes if "batch_norm" in str(node.target)]
+        self.assertEqual(len(norms), 1)
+        self.assertEqual([recipe["shape"] for recipe in made.values()], [[8, 3, 3, 3], [8], [8, 4, 3, 3], [8]])
+        held = dict(module.named_buffers())
+        for name, recipe in made.items():
+            self.assertTrue(torch.equal(follow(recipe["call"], weights), held[name]))
+        for got, want in zip(module(x), wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+    def test_folded_filters_are_laid_out_too(self) -> None:
+        module, weights, inputs = self.segment(NORMS, [2, 3, 9, 9])
+        inputs[0].normal_()
+        wanted = module(*inputs)
+        known = set(weights)
+        made: dict[str, Any] = {}
+        part("laid_out").fold(module, made)
+        self.assertEqual(len(made), 4)
+        inductor, compiler = part("inductor_private"), part("compiler")
+        options = dict(compiler._FIXED) | {"freezing": False, "compile_threads": 1}
+        options["post_grad_custom_post_pass"] = part("laid_out").channels_last(known, made)
+        files, _ = inductor.compile_aot(module, inputs, options, "native", self.out, inductor.Clock(Quiet().event))
+        constants = compiler._constants(files, module, made)
+        self.assertIn(([8, 3, 3, 3], [27, 1, 9, 3]), [(one["shape"], one["stride"]) for one in constants])
+        for one in constants:
+            weights[one["name"]] = follow(one["call"], weights)
+        library = compiler._files(files, self.out)["library"]
+        for got, want in zip(run(library, "cpu", weights, inputs, 1), wanted, strict=True):
+            self.assertTrue(got.allclose(want, rtol=1e-4, atol=1e-5))
 
     def test_filters_are_laid_out_once_where_the_compiler_works_channels_last(self) -> None:
         import torch

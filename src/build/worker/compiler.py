@@ -119,6 +119,7 @@ def _compile(module: Any, inputs: list[Any], how: _How, clock: inductor.Clock) -
         if options["freezing"]:
             known = {name for name, _ in module.named_buffers()}
             made = laid_out.join(module)
+            laid_out.fold(module, made)
             options = options | {"post_grad_custom_post_pass": laid_out.channels_last(known, made)}
         # Inductor's own would pack values of weights.
         options = options | {"freezing": False}

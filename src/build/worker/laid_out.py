@@ -1,9 +1,11 @@
-"""Weights as a device's kernels want them: one matrix for products of the same rows, and filters channels last.
+"""Weights as a device's kernels want them: one matrix for products of the same rows, filters with the batch norm after
+them multiplied in, and channels last.
 
 The query, the key and the value of attention, or both halves of a gated layer, are products of the same rows. Apart,
-each is a kernel that is over before it has filled the device; as one they read the rows once. Filters that a model
-holds in torch's usual order are turned before every convolution, where the compiler works channels last; that is a
-kernel for each as well.
+each is a kernel that is over before it has filled the device; as one they read the rows once. A batch norm takes a root
+and a division for every element; multiplied into the filter before it, there is nothing left of it but a bias. Filters
+that a model holds in torch's usual order are turned before every convolution, where the compiler works channels last;
+that is a kernel for each as well.
 
 What is made of weights has a recipe, as on a CPU (prepared.py), and the runtime makes it once for each weight set. It
 lets matrices that are joined lie one behind the other on a device, so that to join them costs no memory.
@@ -43,14 +45,19 @@ def join(module: Any) -> dict[str, prepared.Recipe]:
     for products in (run for runs in alike.values() for run in runs):
         if len(products) > 1:
             _join(module, products, known, made)
+    if made:
+        _tidy(module, known)
+    return made
+
+
+def _tidy(module: Any, known: set[str]) -> None:
+    """Takes weights from a module that its graph does not read any more: what was made of them is there too."""
     module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
-    # What was joined is there twice otherwise.
     used = {node.target for node in module.graph.find_nodes(op="get_attr")}
-    for name in known - used if made else ():
+    for name in known - used:
         delattr(module, name)
-    return made
 
 
 def _joinable(product: Any) -> bool:
@@ -136,6 +143,75 @@ def _beside(module: Any, weights: list[Any], known: set[str], made: dict[str, pr
     return prepared.constant(module, made_of, known, made)
 
 
+def fold(module: Any, made: dict[str, prepared.Recipe]) -> None:
+    """Multiplies batch norms into the filters before them; `made` gets what these are made of."""
+    import torch
+
+    known = {name for name, _ in module.named_buffers()} - made.keys()
+    folded = False
+    aten = torch.ops.aten
+    for norm in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
+        if len(norm.args) == 9 and not norm.args[5]:
+            folded |= _fold(module, norm, norm, known, made)
+    # What it is in a program that was made functional; its other results are for training.
+    for norm in module.graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_no_training.default):
+        results = [user for user in norm.users if user.users]
+        if len(norm.args) == 7 and len(results) == 1 and results[0].args == (norm, 0):
+            folded |= _fold(module, norm, results[0], known, made)
+    if folded:
+        _tidy(module, known)
+
+
+def _fold(module: Any, norm: Any, result: Any, known: set[str], made: dict[str, prepared.Recipe]) -> bool:
+    import torch
+
+    aten, graph = torch.ops.aten, module.graph
+    if norm.kwargs:
+        return False
+    convolution, scale, shift, mean, variance = norm.args[:5]
+    epsilon = norm.args[-2] if result is norm else norm.args[-1]
+    plain = {aten.conv1d.default: 1, aten.conv2d.default: 2, aten.conv3d.default: 3}
+    dims = plain.get(convolution.target)
+    if dims is None or convolution.kwargs or len(convolution.users) > 1:
+        return False
+    rows, weight, *rest = convolution.args
+    bias = rest[0] if rest else None
+    dtype = result.meta["val"].dtype
+    needed, optional = (weight, mean, variance), (bias, scale, shift)
+    constants = [*needed, *(value for value in optional if value is not None)]
+    if any(getattr(value, "target", None) not in known for value in constants) or weight.meta["val"].dtype != dtype:
+        return False
+    exact = torch.promote_types(dtype, torch.float32)
+    with graph.inserting_before(convolution):
+
+        def call(target: Any, *args: Any, **kwargs: Any) -> Any:
+            made = graph.call_function(target, args, kwargs)
+            made.meta = {"val": target(*torch.fx.map_arg(args, lambda of: of.meta["val"]), **kwargs)}
+            return made
+
+        def constant(value: Any) -> Any:
+            whole = call(aten._to_copy.default, value, dtype=dtype)
+            return prepared.constant(module, whole, known, made)
+
+        def factor() -> Any:
+            root = call(aten.rsqrt.default, call(aten.add.Tensor, copy(variance), epsilon))
+            return root if scale is None else call(aten.mul.Tensor, root, copy(scale))
+
+        def copy(value: Any) -> Any:
+            return call(aten._to_copy.default, graph.node_copy(value), dtype=exact)
+
+        turned = call(aten.view.default, factor(), [-1, *[1] * (dims + 1)])
+        filters = constant(call(aten.mul.Tensor, copy(weight), turned))
+        away = copy(mean) if bias is None else call(aten.sub.Tensor, copy(mean), copy(bias))
+        moved = call(aten.neg.default, call(aten.mul.Tensor, away, factor()))
+        offset = constant(moved if shift is None else call(aten.add.Tensor, moved, copy(shift)))
+    if filters is None or offset is None:
+        return False
+    convolution.args = (rows, filters, offset, *rest[1:])
+    result.replace_all_uses_with(convolution)
+    return True
+
+
 def channels_last(known: set[str], made: dict[str, prepared.Recipe]) -> Callable[[Any], None]:
     """Returns a pass over the graph that is lowered, which has filters laid out once where the compiler works channels
     last; `made` gets what they are made of.
@@ -159,7 +235,7 @@ def _turn_filters(module: Any, known: set[str], made: dict[str, prepared.Recipe]
     aten, graph = torch.ops.aten, module.graph
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         weight = node.args[1]
-        if weight.op != "get_attr" or weight.target not in known:
+        if weight.op != "get_attr" or weight.target not in known | made.keys():
             continue
         held = weight.meta["val"]
         if held.dim() != 4 or held.is_contiguous(memory_format=torch.channels_last):

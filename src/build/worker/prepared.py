@@ -152,22 +152,25 @@ def _fold(module: Any, known: set[str], made: dict[str, Recipe]) -> None:
 
 
 def constant(module: Any, node: Any, known: set[str], made: dict[str, Recipe]) -> Any:
-    """Puts a constant of its own in the place of a new node, made of the segment's; returns none, and takes the node
-    away, if no recipe can say how."""
+    """Puts a constant of its own in the place of a new node, made of the segment's or of other new nodes of these;
+    returns none, and takes the node away, if no recipe can say how."""
     import torch
     from torch._inductor.constant_folding import replace_node_with_constant
 
-    def run(value_of: Any) -> Any:
-        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), value_of)
+    def run(node: Any, value_of: Any) -> Any:
+        def part(of: Any) -> Any:
+            return value_of(of) if of.op == "get_attr" else run(of, value_of)
+
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), part)
         with torch.no_grad():
             return node.target(*args, **kwargs)
 
-    value = run(lambda of: getattr(module, of.target))
+    value = run(node, lambda of: getattr(module, of.target))
     recipe = _recipe(module, node, value, known, made)
     if recipe is None:
         module.graph.erase_node(node)
         return None
-    node.meta = {"val": run(lambda of: of.meta["val"])}
+    node.meta = {"val": run(node, lambda of: of.meta["val"])}
     name = f"p{len(made)}"
     made[name] = recipe
     before = node.prev
