@@ -17,7 +17,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from . import prepared
+from . import epilogues, prepared
 
 # Operations that may lie between two products that are joined: what comes of the first is kept until the last is read.
 _NEAR = 16
@@ -225,6 +225,7 @@ def channels_last(known: set[str], made: dict[str, prepared.Recipe]) -> Callable
         module = graph.owning_module
         if GraphLowering.decide_layout_opt(module, is_inference=True):
             _turn_filters(module, known, made)
+            epilogues.take(module, known, made)
 
     return run
 

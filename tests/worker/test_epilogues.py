@@ -1,0 +1,124 @@
+"""Convolutions that add their bias, what is added to them, and the ReLU after it, in one kernel."""
+
+from __future__ import annotations
+
+import copy
+import json
+import unittest
+from pathlib import Path
+from typing import Any
+
+from .support import Project, Quiet, part
+from .test_compile import follow
+
+RESIDUAL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        conv = torch.nn.Conv2d
+        self.first, self.norm = conv(3, 8, 3, stride=2, padding=1, bias=False), torch.nn.BatchNorm2d(8)
+        self.second, self.third, self.aside = conv(8, 16, 3, padding=1), conv(16, 24, 1), conv(8, 24, 1)
+        self.fourth, self.bare = conv(24, 24, 3, padding=2, dilation=2), conv(24, 24, 1, bias=False)
+        self.groups, self.few, self.twice = conv(24, 24, 1, groups=2), conv(24, 4, 1), conv(24, 8, 1)
+
+    def forward(self, x):
+        relu = torch.nn.functional.relu
+        made = relu(self.norm(self.first(x)))
+        made = relu(self.third(relu(self.second(made))) + self.aside(made))
+        made = relu(made + self.fourth(made))
+        # None of these: no bias, groups, four channels, a result that is read twice, a row added to all, a ReLU at 6.
+        made = relu(self.groups(relu(self.bare(made))))
+        few, twice = relu(self.few(made)), self.twice(made)
+        return few, relu(twice) * twice, relu(self.fourth(made) + made[:, :, :1]), self.twice(made).clamp(0, 6)
+
+def load():
+    torch.manual_seed(0)
+    net = Net().half()
+    for one in net.modules():
+        if isinstance(one, torch.nn.Conv2d) and one.bias is not None:
+            one.bias.data.normal_()
+    net.norm.running_mean.normal_()
+    return net.eval()
+"""
+
+
+def reference(rows: Any, filters: Any, bias: Any, *where: Any) -> Any:
+    import torch
+
+    stride, padding, dilation, groups = where
+    return torch.conv2d(rows, filters, bias, stride, padding, dilation, groups).relu()
+
+
+def reference_added(rows: Any, filters: Any, added: Any, alpha: Any, bias: Any, *where: Any) -> Any:
+    import torch
+
+    assert alpha is None
+    stride, padding, dilation, groups = where
+    return (torch.conv2d(rows, filters, bias, stride, padding, dilation, groups) + added).relu()
+
+
+class EpiloguesTest(Project):
+    def test_a_relu_and_what_is_added_before_it_are_the_convolutions_own(self) -> None:
+        import torch
+
+        shape = [2, 3, 16, 16]
+        opened = self.open(RESIDUAL)
+        captured = self.capture(opened, inputs=[("x", "float16", shape)])
+        module, inputs, _ = part("segment").load(Path(captured["segments"][0]["file"]), "cpu")
+        held = self.weights(opened)
+        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        for name, buffer in module.named_buffers():
+            buffer.copy_(weights[name])
+        inputs[0].normal_()
+        wanted = module(*inputs)
+        known, made, seen = set(weights), {}, []
+        part("laid_out").fold(module, made)
+        lay_out = part("laid_out").channels_last(known, made)
+
+        def passes(graph: Any) -> None:
+            lay_out(graph)
+            seen.append(copy.deepcopy(graph.owning_module))
+
+        inductor, compiler = part("inductor_private"), part("compiler")
+        options = dict(compiler._FIXED) | {"freezing": False, "compile_threads": 1}
+        options["post_grad_custom_post_pass"] = passes
+        files, _ = inductor.compile_aot(module, inputs, options, "native", self.out, inductor.Clock(Quiet().event))
+
+        (lowered,) = seen
+        aten = torch.ops.aten
+        count = {
+            target: len(lowered.graph.find_nodes(op="call_function", target=target))
+            for target in (aten.cudnn_convolution_relu.default, aten.cudnn_convolution_add_relu.default)
+        }
+        self.assertEqual(list(count.values()), [2, 2])
+        # The convolution that is added to the third has lost its bias to it.
+        (first, second) = lowered.graph.find_nodes(op="call_function", target=aten.cudnn_convolution_add_relu.default)
+        added = first.args[2]
+        self.assertIs(added.target, aten.convolution.default)
+        self.assertIsNone(added.args[2])
+        self.assertIs(second.args[2], first)
+        sums = [name for name, one in made.items() if one["call"]["operator"] == "aten::add.Tensor"]
+        self.assertEqual(sums, [first.args[4].target])
+        for name in made:
+            weights[name] = follow(made[name]["call"], weights)
+            self.assertTrue(torch.equal(weights[name], getattr(lowered, name, weights[name])))
+
+        # These operators are CUDA's; the artifact calls them by name.
+        library = torch.library.Library("aten", "IMPL", "CPU")
+        self.addCleanup(library._destroy)
+        library.impl("cudnn_convolution_relu", reference)
+        library.impl("cudnn_convolution_add_relu", reference_added)
+        with torch.no_grad():
+            answers = torch.fx.Interpreter(lowered).run(*inputs)
+        for got, want in zip(answers, wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+        called = json.loads(Path(compiler._files(files, self.out)["proxy"]).read_text())["nodes"]
+        targets = [node["node"]["target"].split("::")[1].split(".")[0] for node in called]
+        self.assertEqual(targets.count("cudnn_convolution_relu"), 2)
+        self.assertEqual(targets.count("cudnn_convolution_add_relu"), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
