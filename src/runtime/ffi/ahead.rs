@@ -7,8 +7,9 @@
 //! done and a context has had its beginning; what is loaded after it delays nothing.
 //!
 //! Loading libtorch at the start of a process has the same initialisers, but not the lock: [`before_main`] begins before
-//! the first of them, and by `main` most of a context is there. It is told by the environment, which nothing else in the
-//! library reads: it runs before anybody could tell it anything.
+//! the first of them, and by `main` most of a context is there, and of the CUDA half of libtorch what needs nothing of
+//! the rest. It is told by the environment, which nothing else in the library reads: it runs before anybody could tell it
+//! anything.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -20,6 +21,7 @@ use std::{
 
 use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
+use super::apart;
 use crate::prelude::CUDA_AHEAD;
 
 /// How long a context takes to its last need of the loader, with a margin.
@@ -109,16 +111,24 @@ fn start(devices: Vec<usize>, early: bool) -> bool {
         return false;
     }
     let asked = Box::into_raw(Box::new(Work { devices, early }));
-    let mut made: libc::pthread_t = 0;
-    // Not one of std's, which promises nothing before `main`.
-    // SAFETY: `made` is a valid out pointer, and `work` takes the box.
-    let failed = unsafe { libc::pthread_create(&mut made, ptr::null(), work, asked.cast()) };
-    match failed {
-        0 => *thread = Thread::Working(made),
+    let begun = spawn(work, asked.cast());
+    match begun {
+        Some(made) => *thread = Thread::Working(made),
         // SAFETY: nobody took it.
-        _ => drop(unsafe { Box::from_raw(asked) }),
+        None => drop(unsafe { Box::from_raw(asked) }),
     }
-    failed == 0
+    begun.is_some()
+}
+
+/// Begins a thread; not one of std's, which promises nothing before `main`.
+fn spawn(
+    work: extern "C" fn(*mut c_void) -> *mut c_void,
+    with: *mut c_void,
+) -> Option<libc::pthread_t> {
+    let mut made: libc::pthread_t = 0;
+    // SAFETY: `made` is a valid out pointer, and `work` knows what it is given.
+    let failed = unsafe { libc::pthread_create(&mut made, ptr::null(), work, with) };
+    (failed == 0).then_some(made)
 }
 
 extern "C" fn work(asked: *mut c_void) -> *mut c_void {
@@ -130,8 +140,20 @@ extern "C" fn work(asked: *mut c_void) -> *mut c_void {
     *lock(initialised) = Some(driver.is_some());
     changed.notify_all();
     if let Some(driver) = driver {
+        // Whoever begins later is about to load all of it.
+        let beside = early.then(|| spawn(libraries, ptr::null_mut())).flatten();
         devices.iter().for_each(|&device| driver.context(device));
+        if let Some(beside) = beside {
+            // SAFETY: it was made joinable and is joined here alone.
+            unsafe { libc::pthread_join(beside, ptr::null_mut()) };
+        }
     }
+    ptr::null_mut()
+}
+
+extern "C" fn libraries(_: *mut c_void) -> *mut c_void {
+    thread::sleep(BEGINNING);
+    apart::load();
     ptr::null_mut()
 }
 

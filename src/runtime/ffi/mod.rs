@@ -22,6 +22,7 @@
 #![allow(unsafe_code)]
 
 pub mod ahead;
+mod apart;
 mod container;
 mod cuda;
 pub mod ending;

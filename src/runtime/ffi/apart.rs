@@ -1,0 +1,192 @@
+//! Libraries that libtorch's CUDA half needs and that need nothing of libtorch: NVIDIA's for matrices, mostly.
+//!
+//! They are more than half of what loading the CUDA half costs, libcublasLt alone with 350 000 relocations and 6 000
+//! initialisers. As they need nothing but the C library and each other, they can be loaded beside libtorch's own
+//! initialisers. Which they are, and where, is read off the files, as the loader would.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
+use object::{
+    Endianness,
+    elf::{self, FileHeader64},
+    read::{
+        ReadCache, StringTable,
+        elf::{Dyn, FileHeader, ProgramHeader},
+    },
+};
+
+use super::libtorch_folder;
+
+/// What is initialised a moment after the C library is.
+const OF_THE_C_LIBRARY: [&str; 7] = [
+    "ld-linux-x86-64.so.2",
+    "libc.so.6",
+    "libdl.so.2",
+    "libgcc_s.so.1",
+    "libm.so.6",
+    "libpthread.so.0",
+    "librt.so.1",
+];
+
+/// Loads them, the largest first, and keeps them. Says nothing of what can't be loaded: who needs it will.
+pub(super) fn load() {
+    let Some(folder) = libtorch_folder() else {
+        return;
+    };
+    for path in independent(&folder.join("libtorch_cuda.so")) {
+        // SAFETY: the loader would load this file for libtorch's CUDA half, and run the same initialisers.
+        if let Ok(library) = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
+            std::mem::forget(library);
+        }
+    }
+}
+
+/// Returns the paths of what a library needs that needs nothing but the C library, and others of these.
+fn independent(library: &Path) -> Vec<PathBuf> {
+    let Some(needs) = Needs::read(library) else {
+        return vec![];
+    };
+    let mut search = Search {
+        folders: &needs.folders,
+        known: HashMap::new(),
+    };
+    let mut found: Vec<(u64, PathBuf)> = (needs.names.iter())
+        .filter_map(|name| search.independent(name))
+        .filter_map(|path| Some((path.metadata().ok()?.len(), path)))
+        .collect();
+    found.sort_by_key(|(size, _)| std::cmp::Reverse(*size));
+    found.into_iter().map(|(_, path)| path).collect()
+}
+
+struct Search<'a> {
+    folders: &'a [PathBuf],
+    /// By name; none for what needs something else, and while that is not known.
+    known: HashMap<String, Option<PathBuf>>,
+}
+
+impl Search<'_> {
+    fn independent(&mut self, name: &str) -> Option<PathBuf> {
+        if let Some(known) = self.known.get(name) {
+            return known.clone();
+        }
+        self.known.insert(name.to_owned(), None);
+        let path = (self.folders.iter().map(|folder| folder.join(name))).find(|at| at.is_file())?;
+        let needs = Needs::read(&path)?;
+        let alone = (needs.names.iter()).all(|name| {
+            OF_THE_C_LIBRARY.contains(&name.as_str()) || self.independent(name).is_some()
+        });
+        let found = alone.then_some(path);
+        self.known.insert(name.to_owned(), found.clone());
+        found
+    }
+}
+
+/// What the loader reads in a shared object before it loads others for it.
+#[derive(Default)]
+struct Needs {
+    names: Vec<String>,
+    /// Where these are looked for before anywhere else, whatever the environment says (`DT_RPATH`).
+    folders: Vec<PathBuf>,
+}
+
+impl Needs {
+    fn read(path: &Path) -> Option<Self> {
+        let cache = ReadCache::new(File::open(path).ok()?);
+        let data = &cache;
+        let header = FileHeader64::<Endianness>::parse(data).ok()?;
+        let endian = header.endian().ok()?;
+        let segments = header.program_headers(endian, data).ok()?;
+        let entries = (segments.iter()).find_map(|one| one.dynamic(endian, data).ok().flatten())?;
+        let value = |tag| {
+            let entry = entries.iter().find(|entry| entry.d_tag(endian) == tag)?;
+            Some(entry.d_val(endian))
+        };
+        // The table's address in memory; where in the file that is, its segment says.
+        let address = value(elf::DT_STRTAB)?;
+        let start = segments.iter().find_map(|one| {
+            let within = address.checked_sub(one.p_vaddr(endian))?;
+            let holds = one.p_type(endian) == elf::PT_LOAD && within < one.p_filesz(endian);
+            holds.then(|| one.p_offset(endian).checked_add(within))?
+        })?;
+        let end = start.checked_add(value(elf::DT_STRSZ)?)?;
+        let strings = StringTable::new(data, start, end);
+        let text = |offset: u64| {
+            let bytes = strings.get(u32::try_from(offset).ok()?).ok()?;
+            Some(str::from_utf8(bytes).ok()?.to_owned())
+        };
+        let mut needs = Self::default();
+        let named = entries
+            .iter()
+            .filter(|entry| entry.d_tag(endian) == elf::DT_NEEDED);
+        for entry in named {
+            needs.names.push(text(entry.d_val(endian))?);
+        }
+        // With both, the loader passes over this one.
+        if let (Some(at), None) = (value(elf::DT_RPATH), value(elf::DT_RUNPATH)) {
+            let origin = path.parent()?.to_str()?;
+            let folders = text(at)?.replace("$ORIGIN", origin);
+            needs.folders = folders.split(':').map(PathBuf::from).collect();
+        }
+        Some(needs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mathematics_needs_nothing_of_libtorch() {
+        let folder = libtorch_folder().unwrap();
+        let found = independent(&folder.join("libtorch_cuda.so"));
+        let has = |name: &str| {
+            let is = |path: &PathBuf| {
+                path.file_name()
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .starts_with(name)
+            };
+            found.iter().any(is)
+        };
+        if !has("libcublasLt.so.") {
+            eprintln!(
+                "mathematics_needs_nothing_of_libtorch: skipped: this libtorch has no CUDA half, or one that the loader finds by other rules"
+            );
+            return;
+        }
+        assert!(
+            has("libcublas.so.") && has("libcusparse.so.") && has("libcufft.so."),
+            "{found:?}"
+        );
+        // Through libstdc++, or libtorch.
+        assert!(
+            !has("libnccl.so.") && !has("libcudnn.so.") && !has("libtorch"),
+            "{found:?}"
+        );
+        assert!(!has("libc10") && !has("libc.so"), "{found:?}");
+        assert!(
+            independent(&folder.join("libtorch_cpu.so"))
+                .iter()
+                .all(|path| path.is_file())
+        );
+    }
+
+    #[test]
+    fn what_is_no_library_has_none() {
+        assert!(independent(Path::new("Cargo.toml")).is_empty());
+        assert!(independent(Path::new("missing.so")).is_empty());
+        let folder = tempfile::tempdir().unwrap();
+        let cut = folder.path().join("cut.so");
+        let whole = std::fs::read(libtorch_folder().unwrap().join("libc10.so")).unwrap();
+        for length in [0, 16, 64, 100, 4096, 100_000] {
+            std::fs::write(&cut, &whole[..length]).unwrap();
+            assert!(independent(&cut).is_empty());
+        }
+    }
+}
