@@ -28,7 +28,7 @@ class Net(torch.nn.Module):
         made = relu(self.norm(self.first(x)))
         made = relu(self.third(relu(self.second(made))) + self.aside(made))
         made = relu(made + self.fourth(made))
-        # Of these only that of four channels: no bias, groups, a result that is read twice, a row added to all, no ReLU.
+        # Of these only that of four channels: no bias, groups, a result read twice, a row added to all, no ReLU.
         made = relu(self.groups(relu(self.bare(made))))
         few, twice = relu(self.few(made)), self.twice(made)
         return few, relu(twice) * twice, relu(self.fourth(made) + made[:, :, :1]), self.twice(made).clamp(0, 6)
