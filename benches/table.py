@@ -42,11 +42,6 @@ CAUSES: dict[str, dict[tuple[str, str], str]] = {
     },
     "cuda": {
         ("eager", ""): EAGER,
-        ("resnet, not tuned", "reduce-overhead"): (
-            "not known. Without its `freezing`, its kernels were no faster "
-            "([h200-laid-out.json](benchmarks/h200-laid-out.json)); that multiplies batch norms into filters, which "
-            "Precast does on a CPU only."
-        ),
     },
 }
 
@@ -141,10 +136,9 @@ def losses(result: Row) -> list[str]:
         if "times_precast" in row and row["times_precast"]["median"] < AHEAD:
             where = f"start of {row['case']}, {row['page_cache']} page cache"
             found.append(("start", where, row["contender"], row["times_precast"]["median"]))
-    tuned = {row["case"] for row in result.get("build", []) if "--tune" in row["command"]}
     said: dict[str, dict[str, list[str]]] = {}
     for case, where, peer, ratio in found:
-        why = cause(result["device"], case, peer, case in tuned)
+        why = cause(result["device"], case, peer)
         said.setdefault(why, {}).setdefault(where, []).append(f"{named(peer)} {ratio:.2f} x")
     if not said:
         return [f"No peer is ahead by more than {1 - AHEAD:.0%} in any row."]
@@ -155,9 +149,8 @@ def losses(result: Row) -> list[str]:
     return lines
 
 
-def cause(device: str, case: str, peer: str, tuned: bool) -> str:
-    own = (case if tuned else f"{case}, not tuned", peer)
-    for key in (own, (case, peer), (case, ""), ("", peer)):
+def cause(device: str, case: str, peer: str) -> str:
+    for key in ((case, peer), (case, ""), ("", peer)):
         if key in CAUSES[device]:
             return CAUSES[device][key]
     return "the cause is not known yet."
