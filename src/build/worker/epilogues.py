@@ -1,9 +1,9 @@
 """Convolutions on CUDA that add their bias, what is added to them, and the ReLU after it, in their own kernel.
 
 The compiler calls cuDNN for a convolution and makes a kernel of its own for the rest, which reads and writes every
-element once more. With cuDNN's fused kernels ResNet-50 takes 54 kernels instead of 105: on an H200 332 us instead of 384
-at a batch of one, and 1.05 ms instead of 1.30 at 32 (benchmarks/h200-epilogues.json). AOTInductor has no C entry point
-for these operators of ATen: an artifact calls them by name, as it does custom ones.
+element once more. With cuDNN's fused kernels ResNet-50 takes 54 kernels instead of 105: on an H200 332 us instead of
+384 at a batch of one, and 1.05 ms instead of 1.30 at 32 (benchmarks/h200-epilogues.json). AOTInductor has no C entry
+point for these operators of ATen: an artifact calls them by name, as it does custom ones.
 """
 
 from __future__ import annotations
