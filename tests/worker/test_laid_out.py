@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import unittest
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,26 @@ class LaidOutTest(Project):
             self.assertTrue(torch.equal(follow(recipe["call"], weights), held[name]))
         for got, want in zip(module(x), wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+    def test_a_norm_along_another_axis_is_no_channels(self) -> None:
+        text = """
+            import torch
+
+            class Net(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.first, self.norm = torch.nn.Conv2d(3, 6, 3), torch.nn.BatchNorm1d(6)
+
+                def forward(self, x):
+                    return self.norm(self.first(x))
+
+            def load():
+                return Net().eval()
+        """
+        module, _, _ = self.segment(textwrap.dedent(text), [3, 8, 8])
+        made: dict[str, Any] = {}
+        part("laid_out").fold(module, made)
+        self.assertEqual(made, {})
 
     def test_folded_filters_are_laid_out_too(self) -> None:
         module, weights, inputs = self.segment(NORMS, [2, 3, 9, 9])

@@ -177,6 +177,9 @@ def _fold(module: Any, norm: Any, result: Any, known: set[str], made: dict[str, 
     rows, weight, *rest = convolution.args
     bias = rest[0] if rest else None
     dtype = result.meta["val"].dtype
+    # What has no batch is normalised along another axis.
+    if rows.meta["val"].dim() != dims + 2:
+        return False
     needed, optional = (weight, mean, variance), (bias, scale, shift)
     constants = [*needed, *(value for value in optional if value is not None)]
     if any(getattr(value, "target", None) not in known for value in constants) or weight.meta["val"].dtype != dtype:

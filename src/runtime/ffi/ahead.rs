@@ -14,7 +14,10 @@
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     ptr,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -38,6 +41,9 @@ enum Thread {
 
 /// Whether the driver is initialised; nothing while that is under way.
 static INITIALISED: (Mutex<Option<bool>>, Condvar) = (Mutex::new(None), Condvar::new());
+
+/// Whether somebody waits for the threads to end.
+static ENDING: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" {
     /// libc's own, which `getenv` reads.
@@ -72,6 +78,7 @@ pub fn begin(devices: &[usize]) {
 /// Waits until what was begun is done, so that no exit of the process meets it.
 pub fn finish() {
     let mut thread = lock(&THREAD);
+    ENDING.store(true, Ordering::Relaxed);
     if let Thread::Working(working) = *thread {
         *thread = Thread::Done;
         // SAFETY: it was made joinable and is joined here alone, as the state says from now on.
@@ -153,7 +160,7 @@ extern "C" fn work(asked: *mut c_void) -> *mut c_void {
 
 extern "C" fn libraries(_: *mut c_void) -> *mut c_void {
     thread::sleep(BEGINNING);
-    apart::load();
+    apart::load(|| ENDING.load(Ordering::Relaxed));
     ptr::null_mut()
 }
 

@@ -33,12 +33,16 @@ const OF_THE_C_LIBRARY: [&str; 7] = [
     "librt.so.1",
 ];
 
-/// Loads them, the largest first, and keeps them. Says nothing of what can't be loaded: who needs it will.
-pub(super) fn load() {
+/// Loads them, the largest first, and keeps them, until `stop` says that nobody will need them. Says nothing of what can't
+/// be loaded: who needs it will.
+pub(super) fn load(stop: impl Fn() -> bool) {
     let Some(folder) = libtorch_folder() else {
         return;
     };
     for path in independent(&folder.join("libtorch_cuda.so")) {
+        if stop() {
+            return;
+        }
         // SAFETY: the loader would load this file for libtorch's CUDA half, and run the same initialisers.
         if let Ok(library) = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
             std::mem::forget(library);
@@ -46,43 +50,83 @@ pub(super) fn load() {
     }
 }
 
-/// Returns the paths of what a library needs that needs nothing but the C library, and others of these.
+/// Returns the paths of what a library of libtorch's needs that needs nothing but the C library, and others of these.
+/// Each comes after those it needs, as these are looked for where the first one says.
 fn independent(library: &Path) -> Vec<PathBuf> {
     let Some(needs) = Needs::read(library) else {
         return vec![];
     };
+    // What the process has from its start is about to be initialised, by the main thread.
+    let at_start = Needs::read(&library.with_file_name("libtorch_cpu.so")).unwrap_or_default();
     let mut search = Search {
         folders: &needs.folders,
-        known: HashMap::new(),
+        known: at_start
+            .names
+            .into_iter()
+            .map(|name| (name, None))
+            .collect(),
     };
-    let mut found: Vec<(u64, PathBuf)> = (needs.names.iter())
-        .filter_map(|name| search.independent(name))
-        .filter_map(|path| Some((path.metadata().ok()?.len(), path)))
-        .collect();
+    let mut found = Vec::new();
+    for name in &needs.names {
+        if search.independent(name) {
+            let size = search.path(name).and_then(|path| path.metadata().ok());
+            found.push((size.map_or(0, |data| data.len()), name));
+        }
+    }
     found.sort_by_key(|(size, _)| std::cmp::Reverse(*size));
-    found.into_iter().map(|(_, path)| path).collect()
+    let mut ordered = Vec::new();
+    for (_, name) in found {
+        search.after_its_own(name, &mut ordered);
+    }
+    ordered
 }
 
 struct Search<'a> {
     folders: &'a [PathBuf],
     /// By name; none for what needs something else, and while that is not known.
-    known: HashMap<String, Option<PathBuf>>,
+    known: HashMap<String, Option<(PathBuf, Needs)>>,
 }
 
 impl Search<'_> {
-    fn independent(&mut self, name: &str) -> Option<PathBuf> {
+    fn path(&self, name: &str) -> Option<&Path> {
+        self.known
+            .get(name)?
+            .as_ref()
+            .map(|(path, _)| path.as_path())
+    }
+
+    fn independent(&mut self, name: &str) -> bool {
         if let Some(known) = self.known.get(name) {
-            return known.clone();
+            return known.is_some();
         }
         self.known.insert(name.to_owned(), None);
-        let path = (self.folders.iter().map(|folder| folder.join(name))).find(|at| at.is_file())?;
-        let needs = Needs::read(&path)?;
-        let alone = (needs.names.iter()).all(|name| {
-            OF_THE_C_LIBRARY.contains(&name.as_str()) || self.independent(name).is_some()
-        });
-        let found = alone.then_some(path);
-        self.known.insert(name.to_owned(), found.clone());
-        found
+        let mut found = None;
+        if let Some(path) =
+            (self.folders.iter().map(|folder| folder.join(name))).find(|at| at.is_file())
+        {
+            found = Needs::read(&path)
+                .map(|needs| (path, needs))
+                .filter(|(_, needs)| {
+                    (needs.names.iter()).all(|name| {
+                        OF_THE_C_LIBRARY.contains(&name.as_str()) || self.independent(name)
+                    })
+                });
+        }
+        let is = found.is_some();
+        self.known.insert(name.to_owned(), found);
+        is
+    }
+
+    fn after_its_own(&self, name: &str, ordered: &mut Vec<PathBuf>) {
+        let Some(Some((path, needs))) = self.known.get(name) else {
+            return;
+        };
+        for needed in &needs.names {
+            self.after_its_own(needed, ordered);
+        }
+        if !ordered.contains(path) {
+            ordered.push(path.clone());
+        }
     }
 }
 
@@ -143,8 +187,28 @@ mod tests {
     #[test]
     fn mathematics_needs_nothing_of_libtorch() {
         let folder = libtorch_folder().unwrap();
-        let found = independent(&folder.join("libtorch_cuda.so"));
-        let has = |name: &str| {
+        let c10 = Needs::read(&folder.join("libc10.so")).unwrap();
+        assert!(
+            c10.names.iter().any(|name| name == "libstdc++.so.6"),
+            "{:?}",
+            c10.names
+        );
+        let half = folder.join("libtorch_cuda.so");
+        if !half.is_file() {
+            eprintln!(
+                "mathematics_needs_nothing_of_libtorch: skipped: libtorch has no CUDA half here"
+            );
+            return;
+        }
+        let needs = Needs::read(&half).unwrap();
+        if needs.folders.is_empty() {
+            eprintln!(
+                "mathematics_needs_nothing_of_libtorch: skipped: the loader finds what this libtorch needs by other rules"
+            );
+            return;
+        }
+        let found = independent(&half);
+        let at = |name: &str| {
             let is = |path: &PathBuf| {
                 path.file_name()
                     .unwrap()
@@ -152,29 +216,28 @@ mod tests {
                     .unwrap()
                     .starts_with(name)
             };
-            found.iter().any(is)
+            found.iter().position(is)
         };
-        if !has("libcublasLt.so.") {
-            eprintln!(
-                "mathematics_needs_nothing_of_libtorch: skipped: this libtorch has no CUDA half, or one that the loader finds by other rules"
-            );
-            return;
+        assert!(
+            at("libcublasLt.so.").unwrap() < at("libcublas.so.").unwrap(),
+            "{found:?}"
+        );
+        assert!(
+            at("libnvJitLink.so.").unwrap() < at("libcusparse.so.").unwrap(),
+            "{found:?}"
+        );
+        // Those that need libstdc++ or libtorch, and what the process has from its start.
+        for name in [
+            "libnccl.",
+            "libcudnn.",
+            "libcufile.",
+            "libtorch",
+            "libc10",
+            "libc.",
+            "libcudart.",
+        ] {
+            assert_eq!(at(name), None, "{name}: {found:?}");
         }
-        assert!(
-            has("libcublas.so.") && has("libcusparse.so.") && has("libcufft.so."),
-            "{found:?}"
-        );
-        // Through libstdc++, or libtorch.
-        assert!(
-            !has("libnccl.so.") && !has("libcudnn.so.") && !has("libtorch"),
-            "{found:?}"
-        );
-        assert!(!has("libc10") && !has("libc.so"), "{found:?}");
-        assert!(
-            independent(&folder.join("libtorch_cpu.so"))
-                .iter()
-                .all(|path| path.is_file())
-        );
     }
 
     #[test]
