@@ -101,6 +101,17 @@ class Project(unittest.TestCase):
         answer = part("weights").write(opened, self.out)
         return part("tensors").read(Path(answer["file"])) if answer["file"] else {}
 
+    def segment(self, text: str, shape: list[int], dtype: str = "float32") -> tuple[Any, dict[str, Any], list[Any]]:
+        """Returns the one segment of a model with one input, loaded, with the model's own weights by constant."""
+        opened = self.open(text)
+        captured = self.capture(opened, inputs=[("x", dtype, shape)])
+        module, inputs, _ = part("segment").load(Path(captured["segments"][0]["file"]), "cpu")
+        held = self.weights(opened)
+        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        for name, buffer in module.named_buffers():
+            buffer.copy_(weights[name])
+        return module, weights, inputs
+
     def composed(self, captured: dict[str, Any], weights: dict[str, Any]) -> list[Any]:
         """Runs the captured steps one after the other, uncompiled, on the sample inputs."""
         import torch

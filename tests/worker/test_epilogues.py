@@ -63,14 +63,7 @@ class EpiloguesTest(Project):
     def test_a_relu_and_what_is_added_before_it_are_the_convolutions_own(self) -> None:
         import torch
 
-        shape = [2, 3, 16, 16]
-        opened = self.open(RESIDUAL)
-        captured = self.capture(opened, inputs=[("x", "float16", shape)])
-        module, inputs, _ = part("segment").load(Path(captured["segments"][0]["file"]), "cpu")
-        held = self.weights(opened)
-        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
-        for name, buffer in module.named_buffers():
-            buffer.copy_(weights[name])
+        module, weights, inputs = self.segment(RESIDUAL, [2, 3, 16, 16], "float16")
         inputs[0].normal_()
         wanted = module(*inputs)
         known, made, seen = set(weights), {}, []

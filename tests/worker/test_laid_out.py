@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 import unittest
-from pathlib import Path
 from typing import Any
 
 from .artifact import run
@@ -104,17 +103,6 @@ def graph_of(model: Any, x: Any) -> Any:
 
 
 class LaidOutTest(Project):
-    def segment(self, text: str, shape: list[int]) -> tuple[Any, dict[str, Any], list[Any]]:
-        """Returns the one segment of a model, loaded, with the model's own weights by constant."""
-        opened = self.open(text)
-        captured = self.capture(opened, inputs=[("x", "float32", shape)])
-        module, inputs, _ = part("segment").load(Path(captured["segments"][0]["file"]), "cpu")
-        held = self.weights(opened)
-        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
-        for name, buffer in module.named_buffers():
-            buffer.copy_(weights[name])
-        return module, weights, inputs
-
     def test_products_of_the_same_rows_are_one(self) -> None:
         import torch
 
