@@ -101,7 +101,9 @@ class Project(unittest.TestCase):
         answer = part("weights").write(opened, self.out)
         return part("tensors").read(Path(answer["file"])) if answer["file"] else {}
 
-    def segment(self, text: str, shape: list[int], dtype: str = "float32") -> tuple[Any, dict[str, Any], list[Any]]:
+    def load_segment(
+        self, text: str, shape: list[int], dtype: str = "float32"
+    ) -> tuple[Any, dict[str, Any], list[Any]]:
         """Returns the one segment of a model with one input, loaded, with the model's own weights by constant."""
         opened = self.open(text)
         captured = self.capture(opened, inputs=[("x", dtype, shape)])

@@ -63,7 +63,7 @@ class EpiloguesTest(Project):
     def test_a_relu_and_what_is_added_before_it_are_the_convolutions_own(self) -> None:
         import torch
 
-        module, weights, inputs = self.segment(RESIDUAL, [2, 3, 16, 16], "float16")
+        module, weights, inputs = self.load_segment(RESIDUAL, [2, 3, 16, 16], "float16")
         inputs[0].normal_()
         wanted = module(*inputs)
         known, made, seen = set(weights), {}, []

@@ -106,7 +106,7 @@ class LaidOutTest(Project):
     def test_products_of_the_same_rows_are_one(self) -> None:
         import torch
 
-        module, weights, _ = self.segment(PRODUCTS, [2, 5, 16])
+        module, weights, _ = self.load_segment(PRODUCTS, [2, 5, 16])
         x = torch.randn(2, 5, 16)
         wanted = module(x)
         made = part("laid_out").join(module)
@@ -177,7 +177,7 @@ class LaidOutTest(Project):
     def fold(self, text: str) -> None:
         import torch
 
-        module, weights, _ = self.segment(text, [2, 3, 9, 9])
+        module, weights, _ = self.load_segment(text, [2, 3, 9, 9])
         x = torch.randn(2, 3, 9, 9)
         wanted = module(x)
         made = part("laid_out").join(module)
@@ -207,13 +207,13 @@ class LaidOutTest(Project):
             def load():
                 return Net().eval()
         """
-        module, _, _ = self.segment(textwrap.dedent(text), [3, 8, 8])
+        module, _, _ = self.load_segment(textwrap.dedent(text), [3, 8, 8])
         made: dict[str, Any] = {}
         part("laid_out").fold(module, made)
         self.assertEqual(made, {})
 
     def test_folded_filters_are_laid_out_too(self) -> None:
-        module, weights, inputs = self.segment(NORMS, [2, 3, 9, 9])
+        module, weights, inputs = self.load_segment(NORMS, [2, 3, 9, 9])
         inputs[0].normal_()
         wanted = module(*inputs)
         known = set(weights)
@@ -235,7 +235,7 @@ class LaidOutTest(Project):
     def test_filters_are_laid_out_once_where_the_compiler_works_channels_last(self) -> None:
         import torch
 
-        module, weights, inputs = self.segment(FILTERS, [2, 3, 9, 9])
+        module, weights, inputs = self.load_segment(FILTERS, [2, 3, 9, 9])
         inputs[0].copy_(torch.randn(2, 3, 9, 9))
         wanted = module(*inputs)
         made: dict[str, Any] = {}
