@@ -115,7 +115,7 @@ fn a_context_is_made_once() {
 fn the_context_is_begun_before_the_command_line_is_read() {
     let driver = Driver::new();
     // Some times: where the thread is before the main one, which has libc still to initialise.
-    for _ in 0..10 {
+    for _ in 0..25 {
         let mut nonsense = driver.torch(&["nonsense"]);
         let (asked, text) = driver.asked(nonsense.env("PRECAST_CUDA_AHEAD", "3"));
         assert_eq!(asked, ONCE, "{text}");

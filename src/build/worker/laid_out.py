@@ -216,8 +216,8 @@ def _fold(module: Any, norm: Any, result: Any, known: set[str], made: dict[str, 
 
 
 def channels_last(known: set[str], made: dict[str, prepared.Recipe]) -> Callable[[Any], None]:
-    """Returns a pass over the graph that is lowered, which has filters laid out once where the compiler works channels
-    last; `made` gets what they are made of.
+    """Returns a pass over the graph that is lowered: where the compiler works channels last, filters are laid out once,
+    and convolutions do what follows them (epilogues.py). `made` gets what constants are made of.
 
     Breaks if: `GraphLowering.decide_layout_opt` is no longer what decides.
     """
