@@ -10,7 +10,12 @@ use rustix::fs::{SealFlags, fcntl_get_seals};
 
 /// The bytes of a verified object, page-aligned. Cloning shares them.
 #[derive(Clone)]
-pub struct Mapped(Arc<Mmap>);
+pub struct Mapped(Arc<Inner>);
+
+struct Inner {
+    map: Mmap,
+    file: File,
+}
 
 impl Mapped {
     /// Maps `file` from its begin to its end.
@@ -22,7 +27,8 @@ impl Mapped {
         // 0444, is only ever unlinked (which leaves the pages of a map alone) and lies in a folder that others can't
         // write (`store::ground`); a memfd is sealed against writing, growing and shrinking before it comes here.
         let map = unsafe { MmapOptions::new().map(file) }?;
-        Ok(Self(Arc::new(map)))
+        let file = file.try_clone()?;
+        Ok(Self(Arc::new(Inner { map, file })))
     }
 
     /// Maps a file in memory that is sealed against every change. Fails when it is not.
@@ -36,11 +42,17 @@ impl Mapped {
         }
     }
 
+    /// Returns the file that is mapped, to read it without touching the map.
+    #[cfg(feature = "torch")]
+    pub(crate) fn file(&self) -> &File {
+        &self.0.file
+    }
+
     /// Asks the system to bring what is not in memory yet, in large pieces. It waits for no more than room for the requests.
     #[cfg(feature = "torch")]
     pub(crate) fn read_ahead(&self) {
         // A hint: without it every first look at a page reads a little.
-        let _ = self.0.advise(memmap2::Advice::WillNeed);
+        let _ = self.0.map.advise(memmap2::Advice::WillNeed);
     }
 }
 
@@ -48,7 +60,7 @@ impl Deref for Mapped {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
+        &self.0.map
     }
 }
 

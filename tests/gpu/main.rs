@@ -10,6 +10,7 @@ use precast::{
 };
 use tch::{Kind, Tensor};
 
+mod convolutions;
 mod eager;
 mod faults;
 mod graphs;

@@ -97,8 +97,8 @@ fi
 
 if has tests; then
     # The tests that need a device find the store in PRECAST_STORE. Figures that they print are JSON lines.
-    for name in eight eager; do
-        test "$device" = cpu || step $name-build precast build -f "$here/blocks/$name.toml" --format json
+    for name in blocks/eight blocks/eager residual/precast residual/eager; do
+        test "$device" = cpu || step "$(echo "$name" | tr / -)-build" precast build -f "$here/$name.toml" --format json
     done
     step tests gpu-tests --nocapture --test-threads 1
     # The first figure of a test stands behind its name.

@@ -4,7 +4,7 @@
 //! controls show that a leak, a use after free and a read past an end would be seen.
 //!
 //! `uploads.cpp` uploads with the CUDA half's own source to a device that is a thread, also under ThreadSanitizer. Its
-//! controls are a race with the device and a read past the end of a piece.
+//! controls are a race with the device and a write past the end of a block.
 //!
 //! `places.cpp` finds and moves addresses in graphs that are plain memory, with CUDA's own headers and functions of its own.
 //!

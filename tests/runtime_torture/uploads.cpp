@@ -1,8 +1,8 @@
 // Uploads to a device that is a thread (cudart/cuda_runtime_api.h), for the sanitizers: pieces of odd lengths at odd places,
-// through rings that go round many times, with calls of CUDA that fail.
+// through rings that go round many times, with calls of CUDA that fail and files that end too early.
 //
 //   uploads all|early|overflow ROUNDS       `early` and `overflow` are controls: a device that says too early that it has
-//                                           copied, and a piece that ends after its memory
+//                                           copied, and a block that ends before what is copied to it
 
 #include "must.h"
 #include "upload.h"
@@ -11,19 +11,40 @@
 #include <random>
 #include <string>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 namespace {
 
-std::atomic<uint64_t> calls{0}, failures{0};
+std::atomic<uint64_t> calls{0}, failures{0}, endings{0};
 
 using Random = std::mt19937_64;
 
 uint64_t below(Random& random, uint64_t end) { return random() % end; }
 
+// A file of these bytes.
+class File {
+ public:
+  explicit File(const std::vector<uint8_t>& bytes) : file(memfd_create("upload", MFD_CLOEXEC)) {
+    MUST(file >= 0);
+    for (size_t at = 0; at < bytes.size();) {
+      const ssize_t done = write(file, bytes.data() + at, bytes.size() - at);
+      MUST(done > 0);
+      at += static_cast<size_t>(done);
+    }
+  }
+  ~File() { close(file); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  const int file;
+};
+
 // Kept, as in the shim: threads sleep in it.
-uploads::Staging& staging(uploads::Copy copy, bool small) {
+uploads::Staging& staging(uploads::Copy around, bool small) {
   auto* made = new uploads::Staging;
-  if (small) made->sizes = {64 << 10, 4 << 10, 16 << 10, 8 << 10};
-  made->copy = copy;
+  if (small) made->sizes = {64 << 10, 4 << 10, 16 << 10, 8 << 10, 16 << 10, 3};
+  made->around = around;
   static auto* all = new std::vector<uploads::Staging*>;
   static std::mutex lock;
   std::lock_guard<std::mutex> held(lock);
@@ -36,31 +57,38 @@ void once(uploads::Staging& with, Random& random, uint64_t most, bool may_fail) 
   const uint64_t bytes = below(random, most);
   const uint64_t longest = below(random, 2) ? most : 3000;
   std::vector<uploads::Piece> pieces;
-  std::vector<std::vector<uint8_t>> sources;
+  std::vector<uint8_t> source;
   for (uint64_t at = below(random, 100); at < bytes;) {
     const uint64_t length = std::min(bytes - at, below(random, longest));
-    const uint64_t odd = below(random, 70);
-    std::vector<uint8_t> source(odd + length);
-    for (size_t i = 0; i < source.size(); i++) source[i] = static_cast<uint8_t>(random() >> 7);
-    pieces.push_back({at, source.data() + odd, length});
-    sources.push_back(std::move(source));
+    // Between the pieces there is something else in the file, too.
+    const uint64_t from = source.size() + (length ? below(random, 70) : 0);
+    source.resize(from + length);
+    for (uint64_t i = 0; i < length; i += sizeof(uint64_t)) {
+      const uint64_t word = random();
+      std::memcpy(source.data() + from + i, &word, std::min<uint64_t>(sizeof(word), length - i));
+    }
+    pieces.push_back({at, from, length});
     at += length + (below(random, 2) ? 0 : below(random, 300));
   }
+  const File file(source);
+  const bool ends = may_fail && !source.empty() && below(random, 8) == 0;
+  if (ends) MUST(ftruncate(file.file, static_cast<off_t>(below(random, source.size()))) == 0);
   std::vector<uint8_t> block(bytes);
   const uint64_t limit = below(random, 16) == 0 ? 1 << 26 : 0;
-  const bool fails = may_fail && below(random, 4) == 0;
+  const bool fails = may_fail && !ends && below(random, 4) == 0;
   if (fails) fake::fails = static_cast<int64_t>(below(random, 60));
-  const cudaError_t code = uploads::upload(
-      with, nullptr, block.data(), bytes, pieces.data(), pieces.size(), below(random, 12), limit);
+  const uploads::Outcome outcome = uploads::upload(
+      with, nullptr, block.data(), bytes, file.file, pieces.data(), pieces.size(), below(random, 12), limit);
   const bool reached = fails && fake::fails < 0;
   fake::fails = -1;
   calls += 1;
-  MUST((code != cudaSuccess) == reached);
-  if (reached) {
-    failures += 1;
-    return;
-  }
-  for (const auto& piece : pieces) MUST(std::memcmp(block.data() + piece.to, piece.from, piece.bytes) == 0);
+  MUST((outcome.cuda != cudaSuccess) == reached);
+  MUST(outcome.file == (ends ? ENODATA : 0));
+  if (ends) endings += 1;
+  if (reached) failures += 1;
+  if (ends || reached) return;
+  for (const auto& piece : pieces)
+    MUST(piece.bytes == 0 || std::memcmp(block.data() + piece.to, source.data() + piece.from, piece.bytes) == 0);
 }
 
 }  // namespace
@@ -72,22 +100,23 @@ int main(int argc, char** argv) {
   Random random(20261121);
   if (what == "early" || what == "overflow") {
     fake::early = what == "early";
-    auto& with = staging(uploads::copy_plain, true);
+    auto& with = staging(nullptr, true);
+    const File file(std::vector<uint8_t>(200'001));
     for (uint64_t i = 0; i < rounds; i++) {
-      std::vector<uint8_t> from(200'001 - (what == "overflow")), block(200'001);
-      const uploads::Piece piece{0, from.data(), 200'001};
-      uploads::upload(with, nullptr, block.data(), block.size(), &piece, 1, 3, 0);
+      std::vector<uint8_t> block(200'001 - (what == "overflow"));
+      const uploads::Piece piece{0, 0, 200'001};
+      uploads::upload(with, nullptr, block.data(), 200'001, file.file, &piece, 1, 3, 0);
     }
     return 0;
   }
   std::vector<std::thread> threads;
-  auto& shared = staging(uploads::best_copy(), true);
+  auto& shared = staging(uploads::around_caches(), true);
   for (int t = 0; t < 3; t++)
     threads.emplace_back([&, t] {
       Random own(static_cast<uint64_t>(t));
       fake::no_register = t == 1;
-      auto& plain = staging(uploads::copy_plain, true);
-      auto& best = staging(uploads::best_copy(), true);
+      auto& plain = staging(nullptr, true);
+      auto& best = staging(uploads::around_caches(), true);
       for (uint64_t i = 0; i < rounds; i++) {
         once(plain, own, 600'000, true);
         once(best, own, 600'000, true);
@@ -95,10 +124,11 @@ int main(int argc, char** argv) {
       }
     });
   for (auto& thread : threads) thread.join();
-  // The sizes that are used.
-  auto& real = staging(uploads::best_copy(), false);
-  for (uint64_t i = 0; i < 4; i++) once(real, random, 80'000'000, false);
-  MUST(failures > 0);
+  // The sizes that are used, but that a shorter upload is a long one.
+  auto& real = staging(uploads::around_caches(), false);
+  real.sizes.rounds = 2;
+  for (uint64_t i = 0; i < 4; i++) once(real, random, 130'000'000, false);
+  MUST(failures > 0 && endings > 0);
   std::printf("calls: %llu\n", static_cast<unsigned long long>(calls.load()));
   return 0;
 }

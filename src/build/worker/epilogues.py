@@ -5,8 +5,7 @@ element once more. With cuDNN's fused kernels ResNet-50 takes 54 kernels instead
 384 at a batch of one, and 1.05 ms instead of 1.30 at 32 (benchmarks/h200-epilogues.json). AOTInductor has no C entry
 point for these operators of ATen: an artifact calls them by name, as it does custom ones.
 
-Which kernels there are depends on the device, so each is called once before it is taken. A NaN may come out of their
-ReLU as a zero.
+Which kernels there are depends on the device, so each is called once before it is taken.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 //! their symbols from it.
 
 use std::{
-    ffi::{CStr, c_char, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
     path::{Path, PathBuf},
     sync::OnceLock,
 };
@@ -70,14 +70,14 @@ functions! {
     graph_find: "precast_cuda_graph_find" = unsafe extern "C" fn(Ptr, *const Ptr, usize, usize, *mut bool) -> i32;
     graph_replay: "precast_cuda_graph_replay" = unsafe extern "C" fn(Ptr, *const Ptr) -> i32;
     graph_delete: "precast_cuda_graph_delete" = unsafe extern "C" fn(Ptr);
-    upload: "precast_cuda_upload" = unsafe extern "C" fn(i32, *mut u8, u64, *const Piece, usize, usize, u64) -> i32;
+    upload: "precast_cuda_upload" = unsafe extern "C" fn(i32, *mut u8, u64, c_int, *const Piece, usize, usize, u64) -> i32;
 }
 
-/// A part of host memory and where it goes in a device block.
+/// A part of a file and where it goes in a device block.
 #[repr(C)]
 pub(super) struct Piece {
     pub to: u64,
-    pub from: *const u8,
+    pub from: u64,
     pub bytes: u64,
 }
 

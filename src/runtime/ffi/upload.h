@@ -1,12 +1,16 @@
-// Pieces of host memory into a block of device memory, through pinned memory that several threads fill.
+// Pieces of a file into a block of device memory, through pinned memory that several threads fill.
 //
-// The bus is the limit, and three things keep it waiting:
+// The file is read, not mapped: a map's page faults take as long as the copies. The bus should be the limit, and three
+// things keep it waiting:
 //
 // - The start. One small copy begins as soon as its bytes are there; what follows grows to what the bus likes best: on an
 //   H200, 4 MiB at a time reach 96 % of one copy of everything. A thread takes as long to start as copying a few MB does,
 //   and pinning memory takes longer than copying it: both are kept.
-// - The caches. The device reads bytes that lie dirty in a core's cache at half the speed of bytes in memory. So they are
-//   written around the caches, where the processor can.
+// - The caches. The device reads bytes that lie dirty in a core's own cache at half the speed. So they are written around
+//   the caches, where the processor can. That is two more passes through memory, which limit a long upload: so after the
+//   first round of the ring threads read straight into it, and what they read is sent when they are some MiB further,
+//   which is when it has left their own caches and not yet the one they share. On a machine of 16 cores with an H200,
+//   604 MB reach 88 % of one pinned copy that way, and 75 % around the caches.
 // - CUDA's locks, which make calls slower when more threads make them, and a second stream, which halves the speed. So
 //   one thread sends, on one stream, and the others never call CUDA.
 //
@@ -18,6 +22,7 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -37,16 +42,20 @@
 
 namespace uploads {
 
-// A part of host memory and where it goes in the block.
+// A part of the file and where it goes in the block.
 struct Piece {
   uint64_t to;
-  const uint8_t* from;
+  uint64_t from;
   uint64_t bytes;
 };
 
-using Copy = void (*)(uint8_t* to, const uint8_t* from, uint64_t bytes);
+// What ended an upload early: an error of CUDA's, or one of reading the file, as errno has it. None: all is there.
+struct Outcome {
+  cudaError_t cuda = cudaSuccess;
+  int file = 0;
+};
 
-inline void copy_plain(uint8_t* to, const uint8_t* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
+using Copy = void (*)(uint8_t* to, const uint8_t* from, uint64_t bytes);
 
 #if defined(__x86_64__)
 __attribute__((target("avx2"))) inline void copy_around_caches(uint8_t* to, const uint8_t* from, uint64_t bytes) {
@@ -70,11 +79,12 @@ __attribute__((target("avx2"))) inline void copy_around_caches(uint8_t* to, cons
 }
 #endif
 
-inline Copy best_copy() {
+// Returns how this processor writes around its caches; null where it can't.
+inline Copy around_caches() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) return copy_around_caches;
 #endif
-  return copy_plain;
+  return nullptr;
 }
 
 // Lets a moment pass, without the chance that another thread has this core for milliseconds.
@@ -155,6 +165,8 @@ struct Sizes {
   uint64_t slice = 128 << 10;  // what a thread fills at a time
   uint64_t most = 4 << 20;     // what is copied to the device at a time
   uint64_t least = 2 << 20;    // the same while the device has little to do; the first copies are smaller
+  uint64_t lag = 8 << 20;      // how much more is read before what went through the caches is sent
+  uint64_t rounds = 4;         // of the ring, before an upload is a long one
 };
 
 // What uploads to one device use, one at a time. It is never destroyed: its threads sleep in it.
@@ -163,7 +175,7 @@ struct Staging {
 
   std::mutex busy;
   Sizes sizes;
-  Copy copy = best_copy();
+  Copy around = around_caches();
   Helpers helpers;
   uint8_t* memory = nullptr;
   cudaStream_t stream = nullptr;
@@ -218,11 +230,13 @@ struct Staging {
 // One upload, counted in slices: slice i of the block passes through place i % ring of the pinned memory.
 class Upload {
  public:
-  Upload(Staging& with, uint8_t* block, uint64_t bytes, const Piece* pieces, size_t n, uint64_t limit)
-      : with_(with), block_(block), bytes_(bytes), pieces_(pieces), n_(n), limit_(limit), slice_(with.sizes.slice),
-        slices_((bytes + slice_ - 1) / slice_), ring_(with.sizes.ring / slice_), filled_(slices_) {}
+  Upload(
+      Staging& with, uint8_t* block, uint64_t bytes, int file, const Piece* pieces, size_t n, uint64_t limit)
+      : with_(with), block_(block), bytes_(bytes), file_(file), pieces_(pieces), n_(n), limit_(limit),
+        slice_(with.sizes.slice), slices_((bytes + slice_ - 1) / slice_), ring_(with.sizes.ring / slice_),
+        cached_(with.around && !limit && slices_ >= with.sizes.rounds * ring_ ? ring_ : slices_), filled_(slices_) {}
 
-  cudaError_t run(size_t threads) noexcept {
+  Outcome run(size_t threads) noexcept {
     const std::function<void()> help = [this] {
       helped_.store(true);
       while (next_.load() < slices_ && !stop_.load())
@@ -233,21 +247,21 @@ class Upload {
     // Also after a failure: what was sent must have left the staging memory.
     const cudaError_t arrived = cudaStreamSynchronize(with_.stream);
     with_.helpers.close();
-    return sent == cudaSuccess ? arrived : sent;
+    return {sent == cudaSuccess ? arrived : sent, failed_.load()};
   }
 
  private:
   static constexpr size_t kMany = 8;
 
-  // Sends what is filled. Fills too until somebody helps, so that the start waits for no thread to wake, and where so few
-  // help that the bus would wait for them.
+  // Sends what is filled, until all is or a thread could not read. Fills too until somebody helps, so that the start waits
+  // for no thread to wake, and where so few help that the bus would wait for them.
   cudaError_t send(size_t helpers) noexcept {
-    const uint64_t most = with_.sizes.most / slice_;
+    const uint64_t most = with_.sizes.most / slice_, lag = with_.sizes.lag / slice_;
     uint64_t least = 1;
     uint64_t ready = 0, sent = 0;
     uint64_t arrived = 0, copies = 0;  // copies between them are under way
     uint64_t ends[Staging::kCopies];
-    while (sent < slices_) {
+    while (sent < slices_ && !failed_.load()) {
       while (arrived < copies) {
         const cudaError_t code = cudaEventQuery(with_.sent[arrived % Staging::kCopies]);
         if (code == cudaErrorNotReady) {
@@ -261,7 +275,9 @@ class Upload {
       const uint64_t until = std::min({sent + most, round, slices_});
       while (ready < until && filled_[ready].load(std::memory_order_acquire)) ready++;
       const bool idle = copies - arrived < 2;
-      if (copies - arrived < Staging::kCopies && (ready == until || (idle && ready - sent >= least))) {
+      const bool enough = ready == until || (idle && ready - sent >= least);
+      const bool old = sent < cached_ || next_.load() >= std::min(ready + lag, slices_);
+      if (copies - arrived < Staging::kCopies && enough && old) {
         const uint64_t at = sent * slice_;
         const uint64_t bytes = std::min(ready * slice_, bytes_) - at;
         const uint8_t* from = with_.memory + sent % ring_ * slice_;
@@ -296,41 +312,65 @@ class Upload {
         pieces_, pieces_ + n_, start, [](uint64_t at, const Piece& p) { return at < p.to + p.bytes; });
     for (; piece != pieces_ + n_ && piece->to < end; ++piece) {
       const uint64_t from = std::max(start, piece->to), until = std::min(end, piece->to + piece->bytes);
-      with_.copy(to + (from - start), piece->from + (from - piece->to), until - from);
+      const Copy around = slice < cached_ ? with_.around : nullptr;
+      if (!read(to + (from - start), piece->from + (from - piece->to), until - from, around)) return false;
     }
     filled_[slice].store(1, std::memory_order_release);
+    return true;
+  }
+
+  // Reads a part of the file, by way of memory that stays in this core's cache if it is to go around the caches.
+  bool read(uint8_t* to, uint64_t from, uint64_t bytes, Copy around) noexcept {
+    alignas(64) uint8_t own[64 << 10];
+    while (bytes != 0) {
+      const uint64_t most = around ? std::min<uint64_t>(bytes, sizeof(own)) : bytes;
+      const ssize_t got = pread(file_, around ? own : to, most, static_cast<off_t>(from));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) {
+        failed_.store(got < 0 ? errno : ENODATA);
+        stop_.store(true);
+        return false;
+      }
+      const auto length = static_cast<uint64_t>(got);
+      if (around) around(to, own, length);
+      to += length, from += length, bytes -= length;
+    }
     return true;
   }
 
   Staging& with_;
   uint8_t* const block_;
   const uint64_t bytes_;
+  const int file_;
   const Piece* const pieces_;
   const size_t n_;
   const uint64_t limit_;
   const uint64_t slice_;
   const uint64_t slices_;
   const uint64_t ring_;
+  const uint64_t cached_;  // the first slice that goes through the caches and is sent late
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::vector<std::atomic<uint8_t>> filled_;
   std::atomic<bool> helped_{false};
   std::atomic<bool> stop_{false};
+  std::atomic<int> failed_{0};  // why a thread could not read
   // What everybody writes, and what the sender writes, on cache lines of their own.
   alignas(64) std::atomic<uint64_t> next_{0};
   alignas(64) std::atomic<uint64_t> freed_{0};
 };
 
-// Copies `pieces`, which are sorted and do not overlap, into a block on the current device; done when it returns. What
-// `after` has until now is done before the first byte arrives. `threads` help; with a `limit` in bytes a second nobody does.
-inline cudaError_t upload(
-    Staging& with, cudaStream_t after, uint8_t* block, uint64_t bytes, const Piece* pieces, size_t n, size_t threads,
-    uint64_t limit) {
+// Copies `pieces` of a file, which are sorted and do not overlap, into a block on the current device; done when it returns.
+// What `after` has until now is done before the first byte arrives. `threads` help; with a `limit` in bytes a second nobody
+// does.
+inline Outcome upload(
+    Staging& with, cudaStream_t after, uint8_t* block, uint64_t bytes, int file, const Piece* pieces, size_t n,
+    size_t threads, uint64_t limit) {
   std::lock_guard<std::mutex> lock(with.busy);
   cudaError_t code = with.prepare(threads);
   if (code == cudaSuccess) code = cudaEventRecord(with.sent[0], after);
   if (code == cudaSuccess) code = cudaStreamWaitEvent(with.stream, with.sent[0], 0);
-  if (code != cudaSuccess) return code;
-  return Upload(with, block, bytes, pieces, n, limit).run(limit ? 0 : threads);
+  if (code != cudaSuccess) return {code, 0};
+  return Upload(with, block, bytes, file, pieces, n, limit).run(limit ? 0 : threads);
 }
 
 }  // namespace uploads

@@ -1,6 +1,6 @@
-//! Host memory to a device block through pinned memory that several threads fill; `upload.h` says how.
+//! A file to a device block through pinned memory that several threads fill; `upload.h` says how.
 
-use std::{ops::Range, sync::LazyLock, thread::available_parallelism};
+use std::{ops::Range, os::fd::AsRawFd, sync::LazyLock, thread::available_parallelism};
 
 use tch::Tensor;
 
@@ -10,13 +10,14 @@ use super::{
 };
 use crate::{Device, Mapped, record::Dtype};
 
-/// Copies parts of mapped memory into a uint8 block on a CUDA device; done when it returns.
+/// Copies parts of a mapped file into a uint8 block on a CUDA device; done when it returns. They are read from the file: the
+/// map's pages stay untouched.
 ///
-/// `parts` are where each goes in the block and what it is in the map, ascending and apart. With a `limit` in bytes a
+/// `parts` are where each goes in the block and what it is in the file, ascending and apart. With a `limit` in bytes a
 /// second it takes that long, so that calls being served keep their share of the bus.
 pub fn upload(
     block: &mut Tensor,
-    memory: &Mapped,
+    file: &Mapped,
     parts: &[(usize, Range<usize>)],
     limit: Option<u64>,
 ) -> Result<(), String> {
@@ -30,29 +31,30 @@ pub fn upload(
     let mut end = 0;
     let mut pieces = Vec::with_capacity(parts.len());
     for (to, range) in parts {
-        let from = memory
+        let from = file
             .get(range.clone())
-            .ok_or("a part reaches past the end of the map")?;
+            .ok_or("a part reaches past the end of the file")?;
         if *to < end || to.checked_add(from.len()).is_none_or(|end| end > bytes) {
             return Err("parts overlap or reach past the end of the block".to_owned());
         }
         end = to + from.len();
         pieces.push(Piece {
             to: *to as u64,
-            from: from.as_ptr(),
+            from: range.start as u64,
             bytes: from.len() as u64,
         });
     }
     let functions = cuda()?.functions()?;
     let address = meta.address() as *mut u8;
     let limit = limit.unwrap_or(0);
-    // SAFETY: the block is a contiguous tensor that is borrowed mutably, the pieces lie in
-    // the map and in the block (checked above), and the call waits for its copies.
+    // SAFETY: the block is a contiguous tensor that is borrowed mutably, the pieces lie in the block (checked above), the
+    // file is open as long as its map, and the call waits for its copies.
     let code = unsafe {
         (functions.upload)(
             ordinal(device)?,
             address,
             bytes as u64,
+            file.file().as_raw_fd(),
             pieces.as_ptr(),
             pieces.len(),
             helpers(),
