@@ -237,6 +237,8 @@ class Upload {
         cached_(with.around && !limit && slices_ >= with.sizes.rounds * ring_ ? ring_ : slices_), filled_(slices_) {}
 
   Outcome run(size_t threads) noexcept {
+    // More don't write faster around the caches in so short a time, and are in the way of the thread that sends.
+    if (cached_ == slices_) threads = std::min(threads, kShort);
     const std::function<void()> help = [this] {
       helped_.store(true);
       while (next_.load() < slices_ && !stop_.load())
@@ -251,7 +253,7 @@ class Upload {
   }
 
  private:
-  static constexpr size_t kMany = 8;
+  static constexpr size_t kMany = 8, kShort = 10;
 
   // Sends what is filled, until all is or a thread could not read. Fills too until somebody helps, so that the start waits
   // for no thread to wake, and where so few help that the bus would wait for them.
