@@ -71,13 +71,16 @@ fn is_clippy(wrapper: OsString) -> bool {
 fn worker_files() -> String {
     let folder = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"))
         .join("src/build/worker");
-    println!("cargo:rerun-if-changed={}", folder.display());
     let entries = fs::read_dir(&folder).expect("the worker's folder is there");
     let mut paths: Vec<PathBuf> = entries
         .map(|entry| entry.expect("the worker's folder can be read").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "py"))
         .collect();
     paths.sort();
+    // Not the folder: Python's caches come and go in it. A new file is imported by one that changes.
+    for path in &paths {
+        println!("cargo:rerun-if-changed={}", path.display());
+    }
     let files: Vec<String> = paths
         .iter()
         .map(|path| {
