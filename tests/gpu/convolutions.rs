@@ -15,7 +15,8 @@ fn convolutions_with_what_stands_behind_them_answer_as_eager_does() {
     ) else {
         return;
     };
-    // In both buckets all but the one that is added to another. Eager has the sizes between them.
+    // In both buckets all but the one that is added to another, and the last, whose kernel hides a NaN. Eager has the sizes
+    // between them.
     for id in &release.programs {
         let program = store.program(id).unwrap().unwrap();
         if program.dynamic.is_some() {
@@ -34,7 +35,7 @@ fn convolutions_with_what_stands_behind_them_answer_as_eager_does() {
                 .filter(|target| target.split(['.', ':']).any(|part| part == operator))
                 .count()
         };
-        assert_eq!(count("cudnn_convolution_relu"), 4, "{calls}");
+        assert_eq!(count("cudnn_convolution_relu"), 3, "{calls}");
         assert_eq!(count("cudnn_convolution_add_relu"), 3, "{calls}");
     }
     let load = |model: &str, graphs| {

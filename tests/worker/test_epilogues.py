@@ -150,10 +150,15 @@ class EpiloguesTest(Project):
         def unwritten(*args: Any) -> Any:
             return reference(*args) * torch.nan
 
-        answers = iter([reference, unwritten])
+        def hides(*args: Any) -> Any:
+            return reference(*args).nan_to_num()
+
+        answers = iter([reference, reference, unwritten, reference, hides])
         library.impl("cudnn_convolution_relu", lambda *args: next(answers)(*args))
         self.assertEqual(lowered([8, 3, 3, 3]), taken)
         self.assertEqual(lowered([8, 3, 3, 3]), left)
+        self.assertEqual(lowered([8, 3, 3, 3]), left)
+        self.assertIsNone(next(answers, None))
 
 
 if __name__ == "__main__":

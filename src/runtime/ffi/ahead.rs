@@ -8,7 +8,7 @@
 //!
 //! Loading libtorch at the start of a process has the same initialisers, but not the lock: [`before_main`] begins before
 //! the first of them, and by `main` most of a context is there, and of the CUDA half of libtorch what needs nothing of
-//! the rest. It is told by the environment, which nothing else in the library reads: it runs before anybody could tell it
+//! the rest. The latter is loaded beside `cuInit`, which takes 100 ms on an H200, as long as the context after it. It is told by the environment, which nothing else in the library reads: it runs before anybody could tell it
 //! anything.
 
 use std::{
@@ -142,25 +142,35 @@ extern "C" fn work(asked: *mut c_void) -> *mut c_void {
     // SAFETY: `start` made it of this type and left it to this function.
     let Work { devices, early } = *unsafe { Box::from_raw(asked.cast::<Work>()) };
     let ready = !early || libc_is_there();
+    // Whoever begins later is about to load all of it.
+    let beside = (ready && early).then(|| spawn(libraries, ptr::null_mut()));
     let driver = ready.then(Driver::ready).flatten();
     let (initialised, changed) = &INITIALISED;
     *lock(initialised) = Some(driver.is_some());
     changed.notify_all();
     if let Some(driver) = driver {
-        // Whoever begins later is about to load all of it.
-        let beside = early.then(|| spawn(libraries, ptr::null_mut())).flatten();
         devices.iter().for_each(|&device| driver.context(device));
-        if let Some(beside) = beside {
-            // SAFETY: it was made joinable and is joined here alone.
-            unsafe { libc::pthread_join(beside, ptr::null_mut()) };
-        }
+    }
+    if let Some(beside) = beside.flatten() {
+        // SAFETY: it was made joinable and is joined here alone.
+        unsafe { libc::pthread_join(beside, ptr::null_mut()) };
     }
     ptr::null_mut()
 }
 
 extern "C" fn libraries(_: *mut c_void) -> *mut c_void {
+    // The driver's initialisation and then the context want the loader's lock first.
     thread::sleep(BEGINNING);
-    apart::load(|| ENDING.load(Ordering::Relaxed));
+    let mut initialised = None;
+    apart::load(|| {
+        if initialised.is_none() {
+            initialised = *lock(&INITIALISED.0);
+            if initialised == Some(true) {
+                thread::sleep(BEGINNING);
+            }
+        }
+        initialised == Some(false) || ENDING.load(Ordering::Relaxed)
+    });
     ptr::null_mut()
 }
 

@@ -33,9 +33,9 @@ const OF_THE_C_LIBRARY: [&str; 7] = [
     "librt.so.1",
 ];
 
-/// Loads them, the largest first, and keeps them, until `stop` says that nobody will need them. Says nothing of what can't
-/// be loaded: who needs it will.
-pub(super) fn load(stop: impl Fn() -> bool) {
+/// Loads them, the largest first, and keeps them, until `stop`, asked before each, says that nobody will need them. Says
+/// nothing of what can't be loaded: who needs it will.
+pub(super) fn load(mut stop: impl FnMut() -> bool) {
     let Some(folder) = libtorch_folder() else {
         return;
     };
