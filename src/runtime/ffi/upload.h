@@ -10,7 +10,7 @@
 //   the caches, where the processor can. That is two more passes through memory, which limit a long upload: so after the
 //   first round of the ring threads read straight into it, and what they read is sent when they are some MiB further,
 //   which is when it has left their own caches and not yet the one they share. On a machine of 16 cores with an H200,
-//   604 MB reach 88 % of one pinned copy that way, and 75 % around the caches.
+//   604 MB reach 88 % of one pinned copy that way, and 75 % around the caches (benchmarks/h200-upload.json).
 // - CUDA's locks, which make calls slower when more threads make them, and a second stream, which halves the speed. So
 //   one thread sends, on one stream, and the others never call CUDA.
 //
