@@ -8,12 +8,14 @@ use std::{fs::File, io, ops::Deref, sync::Arc};
 use memmap2::{Mmap, MmapOptions};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
-/// The bytes of a verified object, page-aligned. Cloning shares them.
+/// The bytes of a verified object, page-aligned, and its open file. Cloning shares them.
 #[derive(Clone)]
 pub struct Mapped(Arc<Inner>);
 
 struct Inner {
     map: Mmap,
+    /// For uploads to a device, which read it.
+    #[cfg(feature = "torch")]
     file: File,
 }
 
@@ -27,8 +29,11 @@ impl Mapped {
         // 0444, is only ever unlinked (which leaves the pages of a map alone) and lies in a folder that others can't
         // write (`store::ground`); a memfd is sealed against writing, growing and shrinking before it comes here.
         let map = unsafe { MmapOptions::new().map(file) }?;
-        let file = file.try_clone()?;
-        Ok(Self(Arc::new(Inner { map, file })))
+        Ok(Self(Arc::new(Inner {
+            map,
+            #[cfg(feature = "torch")]
+            file: file.try_clone()?,
+        })))
     }
 
     /// Maps a file in memory that is sealed against every change. Fails when it is not.

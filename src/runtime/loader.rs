@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak},
+    thread,
 };
 
 use super::{
@@ -21,7 +22,7 @@ use super::{
     watch::Quarantined,
     weights::Weights,
 };
-use crate::{Device, Digest, record::Program};
+use crate::{Device, Digest, Mapped, record::Program};
 
 /// When programs are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +76,9 @@ impl Held {
             }
         };
         let weights = Arc::new(Weights::new(digest, &bytes, device, limit, &together)?);
+        if device != Device::Cpu {
+            unmap(bytes);
+        }
         held.retain(|_, weights| weights.strong_count() > 0);
         held.insert((digest, device), Arc::downgrade(&weights));
         Ok(weights)
@@ -84,6 +88,12 @@ impl Held {
     pub fn known(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
+}
+
+/// Gives up a map that was read, in a thread of its own: where it is all of a file in memory, that takes milliseconds for
+/// each GB.
+fn unmap(bytes: Mapped) {
+    let _ = thread::Builder::new().spawn(move || drop(bytes));
 }
 
 /// Everything that a program of one model is loaded with on one device.

@@ -20,7 +20,8 @@ use tch::{Kind, Tensor};
 use super::{
     RuntimeError,
     error::first_line,
-    ffi::{self, Meta, Weight, can_upload, cuda, kind_of},
+    ffi::{self, Meta, UploadError, Weight, can_upload, cuda, kind_of},
+    program::in_store,
     together::Together,
 };
 use crate::{
@@ -60,7 +61,7 @@ impl WeightSet {
             .map_or(0, |(_, weights)| weights.made_bytes.load(Relaxed))
     }
 
-    /// Returns how long the copies from the map to the devices took in all; none where nothing was copied, as on the CPU.
+    /// Returns how long the copies from the file to the devices took in all; none where nothing was copied, as on the CPU.
     pub fn upload_time(&self) -> Option<Duration> {
         let took = self.on.iter().map(|(_, weights)| weights.took);
         took.flatten().reduce(|a, b| a + b)
@@ -142,12 +143,18 @@ impl Weights {
                 start..start + view.data().len(),
             ));
         }
-        // In file order, so that an upload reads the map from front to back, but for what lies together.
+        // In file order, so that an upload reads the file from front to back, but for what lies together.
         views.sort_by_key(|(.., range)| range.start);
         let (tensors, memory, took) = match device {
             Device::Cpu => (over(bytes, views).map_err(bad)?, range_of(bytes), None),
-            Device::Cuda(ordinal) => upload(bytes, views, ordinal, limit, together)
-                .map_err(|reason| RuntimeError::Upload { device, reason })?,
+            Device::Cuda(ordinal) => {
+                upload(bytes, views, ordinal, limit, together).map_err(|error| match error {
+                    UploadError::Device(reason) => RuntimeError::Upload { device, reason },
+                    UploadError::File(error) => {
+                        in_store(format!("weight set `{}`", digest.short()))(error.into())
+                    }
+                })?
+            }
         };
         Ok(Self {
             device,
@@ -322,7 +329,7 @@ fn upload(
     ordinal: usize,
     limit: Option<u64>,
     together: &Together,
-) -> Result<Uploaded, String> {
+) -> Result<Uploaded, UploadError> {
     let _span = tracing::info_span!("upload", device = ordinal, bytes = bytes.len()).entered();
     let text = |error: tch::TchError| first_line(&error);
     let device = tch::Device::Cuda(ordinal);

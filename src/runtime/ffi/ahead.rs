@@ -27,7 +27,7 @@ use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 use super::apart;
 use crate::prelude::CUDA_AHEAD;
 
-/// How long a context takes to its last need of the loader, with a margin.
+/// How long the driver's initialisation, and a context, take to their last need of the loader, with a margin.
 const BEGINNING: Duration = Duration::from_millis(5);
 
 /// The thread that makes contexts; one in the life of a process.
@@ -142,16 +142,19 @@ extern "C" fn work(asked: *mut c_void) -> *mut c_void {
     // SAFETY: `start` made it of this type and left it to this function.
     let Work { devices, early } = *unsafe { Box::from_raw(asked.cast::<Work>()) };
     let ready = !early || libc_is_there();
+    let driver = ready.then(Driver::load).flatten();
     // Whoever begins later is about to load all of it.
-    let beside = (ready && early).then(|| spawn(libraries, ptr::null_mut()));
-    let driver = ready.then(Driver::ready).flatten();
+    let beside = (driver.is_some() && early)
+        .then(|| spawn(libraries, ptr::null_mut()))
+        .flatten();
+    let driver = driver.filter(Driver::initialise);
     let (initialised, changed) = &INITIALISED;
     *lock(initialised) = Some(driver.is_some());
     changed.notify_all();
     if let Some(driver) = driver {
         devices.iter().for_each(|&device| driver.context(device));
     }
-    if let Some(beside) = beside.flatten() {
+    if let Some(beside) = beside {
         // SAFETY: it was made joinable and is joined here alone.
         unsafe { libc::pthread_join(beside, ptr::null_mut()) };
     }
@@ -159,7 +162,7 @@ extern "C" fn work(asked: *mut c_void) -> *mut c_void {
 }
 
 extern "C" fn libraries(_: *mut c_void) -> *mut c_void {
-    // The driver's initialisation and then the context want the loader's lock first.
+    // The driver's initialisation, and the context after it, want the loader's lock first.
     thread::sleep(BEGINNING);
     let mut initialised = None;
     apart::load(|| {
@@ -191,28 +194,36 @@ fn libc_is_there() -> bool {
 
 /// The driver's own library, for as long as the process lives.
 struct Driver {
+    init: unsafe extern "C" fn(u32) -> c_int,
     device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
     retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int,
 }
 
 impl Driver {
-    /// Loads and initialises it; none where there is no driver or no device.
-    fn ready() -> Option<Self> {
+    /// Loads it; none where there is no driver.
+    fn load() -> Option<Self> {
         // SAFETY: it is the driver, whose initialisers libtorch's CUDA half would run as well.
         let library = unsafe { Loaded::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }.ok()?;
         // SAFETY: the signatures of cuda.h, where a `CUdevice` and a `CUresult` are an `int`.
         let (init, device, retain) = unsafe {
-            let init: unsafe extern "C" fn(u32) -> c_int = *library.get(b"cuInit\0").ok()?;
-            let device = *library.get(b"cuDeviceGet\0").ok()?;
             (
-                init,
-                device,
+                *library.get(b"cuInit\0").ok()?,
+                *library.get(b"cuDeviceGet\0").ok()?,
                 *library.get(b"cuDevicePrimaryCtxRetain\0").ok()?,
             )
         };
         std::mem::forget(library);
-        // SAFETY: it may be called from any thread.
-        (unsafe { init(0) } == 0).then_some(Self { device, retain })
+        Some(Self {
+            init,
+            device,
+            retain,
+        })
+    }
+
+    /// Initialises it; returns whether there is a device.
+    fn initialise(&self) -> bool {
+        // SAFETY: it may be called from any thread, and again.
+        unsafe { (self.init)(0) == 0 }
     }
 
     /// Makes the context that libtorch will use, and keeps it. No thread's current context changes.

@@ -47,5 +47,5 @@ pub use library::Library;
 pub use operators::{Call, Loading, Operators, Value, registered};
 pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Meta, Stolen, kind_of, overwrite, share};
-pub use upload::{can_upload, upload};
+pub use upload::{UploadError, can_upload, upload};
 pub use weight::Weight;

@@ -13,13 +13,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -357,20 +355,21 @@ EXPORT void precast_cuda_graph_delete(void* graph) {
 }
 
 // Copies pieces of an open file into a device block of `bytes`; done when it returns. `pieces` are sorted and do not overlap.
-// Up to `threads` help. `limit` is in bytes a second; 0 is none.
+// Up to `threads` help. `limit` is in bytes a second; 0 is none. Returns an error of reading the file as errno, negated.
 EXPORT int32_t precast_cuda_upload(
     int32_t device, uint8_t* block, uint64_t bytes, int file, const uploads::Piece* pieces, size_t n, size_t threads,
     uint64_t limit) {
-  return guarded([&] {
+  int unread = 0;
+  const int32_t failed = guarded([&] {
     c10::cuda::CUDAGuard guard(static_cast<Index>(device));
     // What torch put on its stream may still use memory the allocator has just given to `block`.
     const cudaStream_t after = c10::cuda::getCurrentCUDAStream(static_cast<Index>(device)).stream();
     const uploads::Outcome outcome =
         uploads::upload(staging(device), after, block, bytes, file, pieces, n, threads, limit);
     C10_CUDA_CHECK(outcome.cuda);
-    if (outcome.file != 0)
-      throw std::runtime_error(std::string("the file can't be read: ") + std::strerror(outcome.file));
+    unread = outcome.file;
   });
+  return failed ? failed : -unread;
 }
 
 }  // extern "C"

@@ -234,10 +234,10 @@ class Upload {
       Staging& with, uint8_t* block, uint64_t bytes, int file, const Piece* pieces, size_t n, uint64_t limit)
       : with_(with), block_(block), bytes_(bytes), file_(file), pieces_(pieces), n_(n), limit_(limit),
         slice_(with.sizes.slice), slices_((bytes + slice_ - 1) / slice_), ring_(with.sizes.ring / slice_),
-        cached_(with.around && !limit && slices_ >= with.sizes.rounds * ring_ ? ring_ : slices_), filled_(slices_) {}
+        cached_(!limit && slices_ >= with.sizes.rounds * ring_ ? ring_ : slices_), filled_(slices_) {}
 
   Outcome run(size_t threads) noexcept {
-    // More don't write faster around the caches in so short a time, and are in the way of the thread that sends.
+    // In so short a time more are not faster, and in the way of the thread that sends.
     if (cached_ == slices_) threads = std::min(threads, kShort);
     const std::function<void()> help = [this] {
       helped_.store(true);

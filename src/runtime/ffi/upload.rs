@@ -1,6 +1,6 @@
 //! A file to a device block through pinned memory that several threads fill; `upload.h` says how.
 
-use std::{ops::Range, os::fd::AsRawFd, sync::LazyLock, thread::available_parallelism};
+use std::{io, ops::Range, os::fd::AsRawFd, sync::LazyLock, thread::available_parallelism};
 
 use tch::Tensor;
 
@@ -9,6 +9,18 @@ use super::{
     cuda::{Piece, cuda, ordinal},
 };
 use crate::{Device, Mapped, record::Dtype};
+
+/// Why bytes did not get to a device.
+pub enum UploadError {
+    File(io::Error),
+    Device(String),
+}
+
+impl From<String> for UploadError {
+    fn from(reason: String) -> Self {
+        Self::Device(reason)
+    }
+}
 
 /// Copies parts of a mapped file into a uint8 block on a CUDA device; done when it returns. They are read from the file: the
 /// map's pages stay untouched.
@@ -20,12 +32,14 @@ pub fn upload(
     file: &Mapped,
     parts: &[(usize, Range<usize>)],
     limit: Option<u64>,
-) -> Result<(), String> {
+) -> Result<(), UploadError> {
     let meta = Meta::of(block);
     let (Some(Device::Cuda(device)), Some(Dtype::Uint8), &[bytes], &[1]) =
         (meta.device(), meta.dtype(), meta.sizes(), meta.strides())
     else {
-        return Err("the block is not a row of bytes on a CUDA device".to_owned());
+        return Err("the block is not a row of bytes on a CUDA device"
+            .to_owned()
+            .into());
     };
     let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
     let mut end = 0;
@@ -33,9 +47,11 @@ pub fn upload(
     for (to, range) in parts {
         let from = file
             .get(range.clone())
-            .ok_or("a part reaches past the end of the file")?;
+            .ok_or_else(|| "a part reaches past the end of the file".to_owned())?;
         if *to < end || to.checked_add(from.len()).is_none_or(|end| end > bytes) {
-            return Err("parts overlap or reach past the end of the block".to_owned());
+            return Err("parts overlap or reach past the end of the block"
+                .to_owned()
+                .into());
         }
         end = to + from.len();
         pieces.push(Piece {
@@ -61,7 +77,10 @@ pub fn upload(
             limit,
         )
     };
-    functions.check(code)
+    match code {
+        ..0 => Err(UploadError::File(io::Error::from_raw_os_error(-code))),
+        _ => Ok(functions.check(code)?),
+    }
 }
 
 /// Returns how many threads may help with an upload: one for each core there is beside the caller's.
