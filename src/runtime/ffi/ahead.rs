@@ -8,8 +8,8 @@
 //!
 //! Loading libtorch at the start of a process has the same initialisers, but not the lock: [`before_main`] begins before
 //! the first of them, and by `main` most of a context is there, and of the CUDA half of libtorch what needs nothing of
-//! the rest. The latter is loaded beside `cuInit`, which takes 100 ms on an H200, as long as the context after it. It is told by the environment, which nothing else in the library reads: it runs before anybody could tell it
-//! anything.
+//! the rest. The latter is loaded beside `cuInit`, which takes 100 ms on an H200, about as long as the context after it.
+//! It is told by the environment, which nothing else in the library reads: it runs before anybody could tell it anything.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},

@@ -1,7 +1,7 @@
 // Pieces of a file into a block of device memory, through pinned memory that several threads fill.
 //
-// The file is read, not mapped: a map's page faults take as long as the copies. The bus should be the limit, and three
-// things keep it waiting:
+// The file is read, not mapped: a map's page faults make copying it take half as long again. The bus should be the limit,
+// and three things keep it waiting:
 //
 // - The start. One small copy begins as soon as its bytes are there; what follows grows to what the bus likes best: on an
 //   H200, 4 MiB at a time reach 96 % of one copy of everything. A thread takes as long to start as copying a few MB does,
@@ -9,8 +9,9 @@
 // - The caches. The device reads bytes that lie dirty in a core's own cache at half the speed. So they are written around
 //   the caches, where the processor can. That is two more passes through memory, which limit a long upload: so after the
 //   first round of the ring threads read straight into it, and what they read is sent when they are some MiB further,
-//   which is when it has left their own caches and not yet the one they share. On a machine of 16 cores with an H200,
-//   604 MB reach 88 % of one pinned copy that way, and 75 % around the caches (benchmarks/h200-upload.json).
+//   when it has left their own caches, and hardly the one they share. On a machine of 16 cores with an H200, 604 MB reach
+//   88 % of one pinned copy that way, sent at once with eight threads 37 %, and 75 % around the caches
+//   (benchmarks/h200-upload.json).
 // - CUDA's locks, which make calls slower when more threads make them, and a second stream, which halves the speed. So
 //   one thread sends, on one stream, and the others never call CUDA.
 //
