@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare lint-torch torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -43,15 +43,13 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 # The same for all: each other set compiles the C++ shim again.
 FEATURES := --features sync-points,ndarray
 
-lint: lint-torch ## formatting, clippy, rustdoc and ruff
-
 # What needs no libtorch.
 lint-bare:
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets --no-default-features -- -D warnings
 
 # Behind the other: cargo does one thing at a time.
-lint-torch: venv lint-bare
+lint: venv lint-bare ## formatting, clippy, rustdoc and ruff
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
@@ -63,7 +61,7 @@ test: export OMP_WAIT_POLICY ?= passive
 test: ## lint, then every test that this machine can run
 	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-short test-doc test-compiler test-worker
 
-test-build: lint-torch
+test-build: lint
 	$(CARGO) test --no-run $(FEATURES)
 
 # Half of the worker's tests compile with one core, which takes as long as all the others.

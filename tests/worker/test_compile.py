@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -279,15 +280,26 @@ class CompileTest(Project):
         opened = self.open(MODEL)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
         own = {"PRECAST_HEADER_DIR": str(self.out / "own")}
+        part("cpp_private")._header.cache_clear()
+        with unittest.mock.patch.dict("os.environ", own):
+            # The last one does not wait for the first: it includes what that one compiles.
+            for share in (2, 1, 0):
+                part("compiler").prepare(
+                    {"device": "cpu", "isa": "native", "share": share, "of": 3}, self.out / str(share), Quiet()
+                )
+            made = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
+            self.assertEqual(sorted({Path(name).suffix for name in made}), [".cpp", ".gch", ".h", ".lock", ".o"])
+            seconds = self.compile(captured, "shared")["seconds"]
+            after = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
+        self.assertEqual(after, made, "the compile made nothing anew")
+        self.assertNotIn("headers", seconds)
+        part("cpp_private")._header.cache_clear()
 
-        def made() -> dict[str, int]:
-            return {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
-
-        def prepare(share: int, of: int) -> None:
-            request = {"device": "cpu", "isa": "native", "share": share, "of": of}
-            part("compiler").prepare(request, self.out / f"{share}-{of}", Quiet())
-
-        # The first one begins before it has imported the rest of the compiler.
+    def test_headers_are_begun_before_the_rest_of_the_compiler_is_imported(self) -> None:
+        opened = self.open(MODEL)
+        captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
+        own = {"PRECAST_HEADER_DIR": str(self.out / "own")}
+        request = {"device": "cpu", "isa": "native", "share": 0, "of": 1}
         code = """
 import json, os, sys
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
@@ -295,26 +307,23 @@ import torch, importlib
 worker = os.path.basename(sys.argv[1])
 cpp = importlib.import_module(worker + ".cpp_private")
 compiler = importlib.import_module(worker + ".compiler")
-share = cpp.Share(0, 3)
+share = cpp.Share(0, 1)
 cpp.begin("native", "cpu", {**compiler._FIXED, **compiler._threads({}, "cpu")}, cpp.Path(sys.argv[2]), share)
 print(json.dumps([name for name in ("compile_fx", "graph", "lowering") if "torch._inductor." + name in sys.modules]))
 share.begun.result()
 """
         worker = Path(part("compiler").__file__).parent
         command = [sys.executable, "-P", "-c", code, str(worker), str(self.out)]
+        done = subprocess.run(command, env={**os.environ, **own}, stdout=subprocess.PIPE, check=True)
+        self.assertEqual(json.loads(done.stdout), [])
         part("cpp_private")._header.cache_clear()
         with unittest.mock.patch.dict("os.environ", own):
-            # The last one does not wait for the first: it includes what that one compiles.
-            for share in (2, 1):
-                prepare(share, 3)
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-            self.assertEqual(json.loads(done.stdout), [])
-            begun = made()
-            self.assertEqual(sorted({Path(name).suffix for name in begun}), [".cpp", ".gch", ".h", ".lock", ".o"])
-            prepare(0, 1)
-            seconds = self.compile(captured, "shared")["seconds"]
-            self.assertEqual(made(), begun, "what was begun is what a compile needs, and all of it")
-        self.assertNotIn("headers", seconds)
+            made = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
+            self.assertEqual([sum(name.endswith(end) for name in made) for end in (".gch", ".o")], [2, 1])
+            part("compiler").prepare(request, self.out / "0", Quiet())
+            self.compile(captured, "begun")
+            after = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
+        self.assertEqual(after, made, "what was begun is what a compile needs, and all of it")
         part("cpp_private")._header.cache_clear()
 
     def test_shares_cover_every_header_once(self) -> None:
