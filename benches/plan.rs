@@ -91,6 +91,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             inputs: inputs.unwrap_or_default(),
             outputs: vec![],
             results: vec![],
+            checks: vec![],
             values: 2,
             steps: vec![],
             eager: None,

@@ -151,9 +151,14 @@ pub struct Input {
     pub dims: Vec<Option<String>>,
     /// What fills the rest of a bucket that is larger than the request.
     pub pad: Pad,
-    /// Integer samples lie in `range[0]..range[1]`, where the spec says so (token ids, positions).
+    /// The values that it may have, `range[0]..range[1]`, where the spec says so (token ids, positions). Samples are drawn
+    /// from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[i64; 2]>,
+    /// The lowest value and one past the highest that its elements may have: what the graph allows and `range` says. A call
+    /// with another value is refused. None for floats, for integers of any value, and in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bounds: Option<[i64; 2]>,
 }
 
 /// A padding value: exact for integers beyond 2^53 too.
@@ -198,6 +203,18 @@ pub struct Step {
     pub binding: BTreeMap<String, String>,
 }
 
+/// One check of values that a program makes while it runs, and whose outcome comes back behind its results.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// Value number of the outcome: a bool or uint8 tensor, true (not 0) where the check failed.
+    pub value: usize,
+    /// The condition in words, as `index in 0..30522 of aten.embedding`.
+    pub text: String,
+    /// The model's line that asks for it, as `model.py:12`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
+}
+
 /// Whether a request smaller than the bucket may be padded into it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "padding", rename_all = "kebab-case")]
@@ -236,6 +253,9 @@ pub struct Program {
     pub outputs: Vec<Output>,
     /// Value numbers of the outputs.
     pub results: Vec<usize>,
+    /// What is checked while it runs, beyond the inputs' bounds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checks: Vec<Check>,
     /// How many values there are.
     pub values: usize,
     /// None in a program that only eager runs.

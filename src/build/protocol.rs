@@ -23,7 +23,7 @@ use crate::{
 
 /// Part of every key, so that a change in how the worker captures or compiles makes every old artifact miss. What only makes
 /// new artifacts faster leaves it as it is.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// What a worker is asked to do.
 #[derive(Clone, Debug, Serialize)]
@@ -273,6 +273,9 @@ pub struct Captured {
     pub outputs: Vec<Output>,
     /// Value numbers of the outputs.
     pub results: Vec<usize>,
+    /// What is checked while it runs; the values are outputs of steps.
+    #[serde(default)]
+    pub checks: Vec<record::Check>,
     /// How many values there are.
     pub values: usize,
     pub call_spec: Value,

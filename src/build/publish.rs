@@ -224,6 +224,7 @@ impl Shared<'_> {
             inputs: captured.inputs,
             outputs: captured.outputs,
             results: captured.results,
+            checks: captured.checks,
             values: captured.values,
             steps: ways.first().map(|way| steps(&way.keys)).unwrap_or_default(),
             eager,

@@ -157,6 +157,15 @@ pub enum RuntimeError {
         step: String,
         message: String,
     },
+    /// A value that the program computed failed a check of the model's, as an index beyond a table. The answer is dropped,
+    /// the inputs are untouched and the model goes on answering.
+    #[error("module `{module}` at {bucket}: the check `{check}` failed")]
+    CheckFailed {
+        module: Arc<str>,
+        bucket: String,
+        /// The condition in words, and where the model asks for it, as far as that is known.
+        check: String,
+    },
     /// An artifact answered with another shape, dtype or device than its record says. The answer is dropped.
     #[error("module `{module}` at {bucket}: output {output} is {got}, its record says {expected}")]
     BadOutput {
@@ -301,6 +310,9 @@ impl RuntimeError {
             | Self::Malformed { .. }
             | Self::Failed { .. }
             | Self::BadOutput { .. } => REBUILD,
+            Self::CheckFailed { .. } => {
+                "the model refuses these inputs in eager mode too: look at the values they have"
+            }
             Self::BadWeights { .. } | Self::Unbound { .. } => {
                 "a weight set has every constant of the artifacts, with their dtypes and shapes: build the model again"
             }

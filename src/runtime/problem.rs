@@ -41,6 +41,14 @@ pub enum Problem {
     Alignment { needed: usize, address: usize },
     /// The tensor reaches past the end of its storage; in bytes.
     Storage { needed: i64, got: i64 },
+    /// An element is not among the values that the module takes, as an index beyond a table.
+    Value {
+        /// The first such element: its index on each axis. None where only the device has seen it.
+        position: Option<Vec<i64>>,
+        value: Option<i64>,
+        /// The lowest value that is taken, and one past the highest.
+        bounds: [i64; 2],
+    },
 }
 
 impl fmt::Display for Problem {
@@ -87,6 +95,22 @@ impl fmt::Display for Problem {
             Self::Storage { needed, got } => {
                 write!(f, "the tensor covers {needed} bytes, its storage has {got}")
             }
+            Self::Value {
+                position,
+                value,
+                bounds: [low, past],
+            } => {
+                let highest = i128::from(*past) - 1;
+                write!(f, "expected values from {low} to {highest}, got ")?;
+                match value {
+                    Some(value) => write!(f, "{value}")?,
+                    None => f.write_str("another one")?,
+                }
+                match position {
+                    Some(position) => write!(f, " at {position:?}"),
+                    None => Ok(()),
+                }
+            }
         }
     }
 }
@@ -113,6 +137,9 @@ impl Problem {
                 "pass `.contiguous()`, or load the model with `Inputs::MayCopy`"
             }
             Self::Storage { .. } => "its storage was resized under it: make the tensor again",
+            Self::Value { .. } => {
+                "the model has no row for another one, or the `range` of its spec leaves it out: check what makes the input"
+            }
         };
         text.to_owned()
     }

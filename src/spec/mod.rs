@@ -126,7 +126,7 @@ pub struct InputSpec {
     pub shape: Vec<Dim>,
     /// Fits `dtype`: a boolean for bool, an integer in range for integers, a finite float for floats.
     pub pad: Pad,
-    /// Integer samples lie in `range[0]..range[1]`.
+    /// The values that it may have, `range[0]..range[1]`. Samples are drawn from it.
     pub range: Option<[i64; 2]>,
 }
 
@@ -232,6 +232,7 @@ impl InputSpec {
             dims: self.shape.iter().map(Dim::name).collect(),
             pad: self.pad,
             range: self.range,
+            bounds: None,
         }
     }
 }

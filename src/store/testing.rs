@@ -110,9 +110,11 @@ pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
             dims: vec![Some("batch".into()), None],
             pad: Pad::Int(0),
             range: None,
+            bounds: None,
         }],
         outputs: vec![],
         results: vec![1],
+        checks: vec![],
         values: 2,
         steps: artifacts
             .iter()

@@ -153,6 +153,7 @@ impl Fake {
             dims: vec![Some("batch".to_owned()), Some("seq".to_owned())],
             pad: Pad::Int(0),
             range: None,
+            bounds: None,
         });
         let dims = [vec![follow("batch"), follow("seq")], vec![follow("batch")]];
         let outputs =
@@ -179,6 +180,7 @@ impl Fake {
             inputs: inputs.collect(),
             outputs: outputs.collect(),
             results: (self.inputs..self.inputs + self.outputs).collect(),
+            checks: vec![],
             values: self.inputs + self.outputs,
             steps: vec![Step {
                 name: "whole".to_owned(),

@@ -116,7 +116,7 @@ class Worker:
         version: Json = {}
         exec((CHECKOUT / ".venv/libtorch/version.py").read_text(), version)
         return {
-            "protocol": 1,
+            "protocol": 2,
             "python": ".".join(map(str, sys.version_info[:3])),
             "site_packages": [str((CHECKOUT / ".venv/libtorch").resolve().parent)],
             "torch": claimed or version["__version__"],

@@ -146,6 +146,7 @@ fn program(store: &Store, batch: i64, seq: i64, source: &str, place: usize) -> P
             dims: vec![Some("batch".into()), Some("seq".into())],
             pad: Pad::Int(0),
             range: Some([0, 30_522]),
+            bounds: None,
         }],
         outputs: vec![Output {
             name: "output".into(),
@@ -160,6 +161,7 @@ fn program(store: &Store, batch: i64, seq: i64, source: &str, place: usize) -> P
             ],
         }],
         results: vec![7],
+        checks: vec![],
         values: 8,
         steps,
         eager: None,

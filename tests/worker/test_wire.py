@@ -44,7 +44,7 @@ class WireTest(unittest.TestCase):
                 ]
             )
         self.assertEqual([answer["id"] for answer in answers], [1, 2, 3, 4, 0, 6])
-        self.assertEqual(answers[0]["value"]["protocol"], 1)
+        self.assertEqual(answers[0]["value"]["protocol"], 2)
         self.assertEqual(answers[1]["value"]["modules"], {"": "Linear"})
         self.assertEqual(answers[2]["error"]["code"], "entry_call")
         self.assertEqual(answers[2]["error"]["location"], "noisy.py:16")

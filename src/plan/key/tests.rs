@@ -459,15 +459,15 @@ fn a_tuned_program_has_a_name_of_its_own_and_says_so() {
 fn the_bytes_of_a_few_keys_are_pinned() {
     assert_eq!(
         (canon::FORMAT, PROTOCOL),
-        (1, 1),
+        (1, 2),
         "pin the keys of the new version below"
     );
-    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"24cd03fcb51a998e8b1f7f9fc511cf2a302f62ddecb5ace2893c236ffb707d5b");
-    insta::assert_snapshot!(artifact(|_| ()).0.hex(), @"c0b3b043de4d5b1958186d4bd372af509ea2723a5c5de1fd678d78b7d4cbcdf0");
-    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"2ac3193e5ea649e17063bd062e5e92d3db2e4874b3c3534d7eaa96cfdacd03e9");
+    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"a610636adc25eec0aba4a3baed2739a35e77b89f84d44fd6b60078777203a8a2");
+    insta::assert_snapshot!(artifact(|_| ()).0.hex(), @"ff0fa929c013ac5817e3fa01e7c59a104b7b4c9131c636e874bd66b8cee27978");
+    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"4e3ae583e181241e1c0a8b645a97ea5c514059e4efe65e44944963efc8ee924d");
 }
 
 #[test]
 fn an_explained_key_shows_what_was_hashed() {
-    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":1,"protocol":1,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true}},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"freezing":true,"triton.x":1},"passes":["passes:fold"]}"#);
+    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":1,"protocol":2,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true}},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"freezing":true,"triton.x":1},"passes":["passes:fold"]}"#);
 }

@@ -55,6 +55,16 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             address: 8,
         },
         Problem::Storage { needed: 8, got: 4 },
+        Problem::Value {
+            position: Some(vec![0, 17]),
+            value: Some(30522),
+            bounds: [0, 30522],
+        },
+        Problem::Value {
+            position: None,
+            value: None,
+            bounds: [0, 30522],
+        },
     ];
     let bad_input = |problem| E::BadInput {
         module: module.clone(),
@@ -196,6 +206,11 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             bucket: "batch=8".into(),
             step: "main".into(),
             message: "CUDA driver error: out of memory".into(),
+        },
+        E::CheckFailed {
+            module: module.clone(),
+            bucket: "batch=8".into(),
+            check: "index in 0..30522 of aten.embedding (model.py:12)".into(),
         },
         E::BadOutput {
             module: module.clone(),
