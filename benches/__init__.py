@@ -2,7 +2,7 @@
 
     make bench                            the CPU's figures, into benchmarks/cpu.json
     benches/gpu.sh OUT                    a GPU machine's, from what benches/pack.sh packed
-    python -m benches draw FILE…          pictures and the README's tables from those files
+    python -m benches draw FILE           pictures and a page's table from that file
     make bench-build                      what builds cost: warm.py, regions.py and cold_build.py
     make bench-smoke                      few, short measurements against the stored ratios, by hand before a release
 

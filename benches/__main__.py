@@ -47,9 +47,9 @@ def main() -> int:
         command.add_argument("--work", type=Path, help="keeps stores and caches here, for the next run")
     merge = commands.add_parser("merge", help="one result of several runs on one machine, to stdout")
     merge.add_argument("results", type=Path, nargs="+")
-    pictures = commands.add_parser("draw", help="draw results as SVG, light and dark, and fill the README's tables")
-    pictures.add_argument("results", type=Path, nargs="+")
-    pictures.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    pictures = commands.add_parser("draw", help="draw a result as SVG, light and dark, and fill a page's table")
+    pictures.add_argument("result", type=Path)
+    pictures.add_argument("--page", type=Path, help="[default: docs/src/benchmarks/NAME.md, by the result's name]")
     args = parser.parse_args()
 
     if args.command == "merge":
@@ -57,8 +57,7 @@ def main() -> int:
         print()
         return 0
     if args.command == "draw":
-        for result in args.results:
-            table.draw(result, args.readme)
+        table.draw(args.result, args.page or ROOT / f"docs/src/benchmarks/{args.result.stem}.md")
         return 0
     if unknown := set(args.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The benchmarks on a GPU machine, from what pack.sh packed. Usage: gpu.sh OUT [option of `python -m benches run`…]
 #
-#   gpu.sh OUT                                     everything, as for the README: an hour or more
+#   gpu.sh OUT                                     everything, as for the book: an hour or more
 #   gpu.sh OUT --cases minilm,mlp --minutes 9      as much as fits: what was not measured is listed under `skipped`
 #   WORK=DIR gpu.sh OUT …                          keeps stores and compilers' caches for the next call
 #   DEVICE=cpu gpu.sh OUT …                        the same on the CPU, to try it

@@ -1,5 +1,5 @@
-"""The README's table of a result, between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`: what each peer takes, what
-else was measured, and where Precast is not ahead. Nothing is written there by hand but the causes, below.
+"""The table of a result in a page of the book, between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`: what each peer
+takes, what else was measured, and where Precast is not ahead. Nothing is written there by hand but the causes, below.
 """
 
 import json
@@ -46,29 +46,30 @@ CAUSES: dict[str, dict[tuple[str, str], str]] = {
 }
 
 
-def draw(file: Path, readme: Path) -> None:
-    """Writes a result's pictures beside it, and its table into the README."""
+def draw(file: Path, page: Path) -> None:
+    """Writes a result's table into a page, between the marks of the page's name, and its pictures beside the page."""
     result = json.loads(file.read_text())
     if "latency" not in result or "intra_op_threads" not in result:
         raise SystemExit(f"error: `{file}` is no result of `python -m benches run`")
-    for name, document in pictures(result).items():
-        file.with_name(f"{file.stem}-{name}.svg").write_text(document)
-    text = readme.read_text()
-    begin, end = f"<!-- bench:{file.stem} -->", f"<!-- /bench:{file.stem} -->"
+    name = page.stem
+    for kind, document in pictures(result).items():
+        page.with_name(f"{name}-{kind}.svg").write_text(document)
+    text = page.read_text()
+    begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
     if begin not in text or end not in text:
-        raise SystemExit(f"error: `{readme}` has no `{begin}` with a `{end}` after it")
-    folder = file.resolve().parent.relative_to(readme.resolve().parent)
-    made = f"{begin}\n{section(result, (folder / file.stem).as_posix())}\n{end}"
-    readme.write_text(re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: made, text, flags=re.S))
+        raise SystemExit(f"error: `{page}` has no `{begin}` with a `{end}` after it")
+    made = f"{begin}\n{section(result, name, f'{file.parent.name}/{file.name}')}\n{end}"
+    page.write_text(re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: made, text, flags=re.S))
 
 
-def section(result: Row, stem: str) -> str:
+def section(result: Row, stem: str, figures: str) -> str:
+    """Returns the table with its pictures, which are named after `stem`; `figures` is where all figures are."""
     by = main_kind(result["device"])
     calls = "pipelined calls" if by == "pipelined" else "single calls"
     about = (
         f"Medians of {calls}: Precast's time, and what the others take as multiples of it, in **bold** where they are "
         f"ahead by more than {1 - AHEAD:.0%}; the floor is what the machine's measured rates of multiplying and "
-        f"copying allow. All figures, with their spread: [{stem}.json]({stem}.json)."
+        f"copying allow. All figures, with their spread: `{figures}`."
     )
     pieces = [
         f"{under(result)}.",

@@ -125,28 +125,29 @@ class Harness(unittest.TestCase):
         joined = better({"flops": {"float32": 2.0}, "bytes": 5.0}, {"flops": {"float32": 3.0}, "bytes": 4.0})
         self.assertEqual(joined, {"flops": {"float32": 3.0}, "bytes": 5.0})
 
-    def test_a_readme_gets_the_table_and_names_who_is_ahead(self) -> None:
+    def test_a_page_gets_the_table_and_names_who_is_ahead(self) -> None:
         with tempfile.TemporaryDirectory() as name:
-            file, readme = Path(name) / "benchmarks/cpu.json", Path(name) / "README.md"
+            file, page = Path(name) / "results/cpu.json", Path(name) / "cpu.md"
             file.parent.mkdir()
             file.write_text(json.dumps(result()))
-            readme.write_text("before\n<!-- bench:cpu -->\nstale\n<!-- /bench:cpu -->\nafter\n")
+            page.write_text("before\n<!-- bench:cpu -->\nstale\n<!-- /bench:cpu -->\nafter\n")
             for _ in range(2):
-                draw(file, readme)
-                text = readme.read_text()
+                draw(file, page)
+                text = page.read_text()
                 self.assertIn("| minilm | B=1 T=32 | 4 ms | 2.00 x | **0.50 x** | 2.0 |", text)
                 self.assertIn("- minilm B=1 T=32: ONNX Runtime 0.50 x. ", text)
-                self.assertIn("benchmarks/cpu-latency-dark.svg", text)
+                self.assertIn('"cpu-latency-dark.svg"', text)
+                self.assertIn("`results/cpu.json`", text)
                 self.assertNotIn("stale", text)
                 self.assertEqual((text[:7], text[-6:]), ("before\n", "after\n"))
-            self.assertTrue((file.parent / "cpu-latency-light.svg").read_text().startswith("<svg"))
+            self.assertTrue((page.parent / "cpu-latency-light.svg").read_text().startswith("<svg"))
 
     def test_what_is_no_result_is_not_drawn(self) -> None:
         with tempfile.TemporaryDirectory() as name:
             file = Path(name) / "torture.json"
             file.write_text('{"schema": 1}')
             with self.assertRaisesRegex(SystemExit, "no result"):
-                draw(file, Path(name) / "README.md")
+                draw(file, Path(name) / "page.md")
 
 
 if __name__ == "__main__":
