@@ -102,19 +102,19 @@ book: $(BOOK)/mdbook ## the documentation as a book, target/book/index.html, wit
 		$(BOOK)/linkchecker --config docs/linkchecker.ini --ignore-url '/print.html' $$copy/index.html; \
 		code=$$?; rm -rf $$copy; exit $$code
 
-torture: venv ## try to break the store at full size, into benchmarks/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)
+torture: venv ## try to break the store at full size, into benches/results/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_JOBS=$(or $(JOBS),$(shell nproc)) PRECAST_TORTURE_ONLY="$(ONLY)" \
 		$(CARGO) test --release --no-default-features --test torture -- --ignored --exact full --nocapture
 	$(CARGO) test --release --no-default-features --features sync-points --test torture two_processes
 
-torture-runtime: venv ## try to break the runtime, into benchmarks/torture-runtime.json (SCALE=0.1 for a tenth)
+torture-runtime: venv ## try to break the runtime, into benches/results/torture-runtime.json (SCALE=0.1 for a tenth)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) $(CARGO) test --release --test runtime_torture -- --ignored --exact full --nocapture
 
-bench-overhead: venv ## what a call adds to the artifact's own, and what a refused one costs, into benchmarks/overhead-cpu.json
-	PRECAST_FIGURES=$(CURDIR)/benchmarks/overhead-cpu.json CRITERION_HOME=$(CURDIR)/target/criterion \
+bench-overhead: venv ## what a call adds to the artifact's own, and what a refused one costs, into benches/results/overhead-cpu.json
+	PRECAST_FIGURES=$(CURDIR)/benches/results/overhead-cpu.json CRITERION_HOME=$(CURDIR)/target/criterion \
 		$(CARGO) bench --bench overhead
 
-bench-store: ## how fast the store is, into benchmarks/store.json
+bench-store: ## how fast the store is, into benches/results/store-cpu.json
 	$(CARGO) test --release --no-default-features --test torture -- --ignored --exact speed --nocapture
 
 BENCH := .venv-bench/bin/python
@@ -125,16 +125,16 @@ $(BENCH): benches/requirements.txt $(STAMP)
 	$(BENCH) -m pip install --no-deps --disable-pip-version-check -r benches/requirements.txt
 	@touch $@
 
-bench: build $(BENCH) ## side by side with eager, torch.compile, ONNX Runtime, into benchmarks/cpu.json (ARGS="--cases minilm")
-	$(BENCH) -m benches run --out benchmarks/cpu.json $(ARGS)
-	$(BENCH) -m benches draw benchmarks/cpu.json
+bench: build $(BENCH) ## side by side with eager, torch.compile, ONNX Runtime, into benches/results/cpu.json (ARGS="--cases minilm")
+	$(BENCH) -m benches run --out benches/results/cpu.json $(ARGS)
+	$(BENCH) -m benches draw benches/results/cpu.json
 
-bench-build: build ## what builds cost, into benchmarks/{warm,regions,first-compile,cold-build}-cpu.json
-	for name in warm regions first_compile "cold_build --plain"; do set -- $$name; to=$$(echo $$1 | tr _ -)-cpu.json; \
-		$(PY) benches/$$1.py $$2 > target/$$to && mv target/$$to benchmarks/$$to || exit 1; done
+bench-build: build ## what builds cost, into benches/results/build-cpu.json
+	for name in warm regions first_compile "cold_build --plain"; do set -- $$name; \
+		$(PY) benches/$$1.py $$2 > target/$$1.json && $(PY) -m benches.results build-cpu.json $$1 < target/$$1.json || exit 1; done
 
-bench-waiting: build ## what OpenMP's threads cost beside other work, into benchmarks/waiting-cpu.json; after `make demo`
-	$(PY) -m benches.waiting --store $(STORE) > target/waiting-cpu.json && mv target/waiting-cpu.json benchmarks/waiting-cpu.json
+bench-waiting: build ## what OpenMP's threads cost beside other work, into benches/results/waiting-cpu.json; after `make demo`
+	$(PY) -m benches.waiting --store $(STORE) > target/waiting-cpu.json && mv target/waiting-cpu.json benches/results/waiting-cpu.json
 
 bench-smoke: build $(BENCH) ## whether a short run is slower than the stored ratios, by hand before a release
 	$(BENCH) -m benches smoke $(ARGS)

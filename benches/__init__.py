@@ -1,6 +1,6 @@
 """Side by side with what people use today: every number is a ratio within one run.
 
-    make bench                            the CPU's figures, into benchmarks/cpu.json
+    make bench                            the CPU's figures, into benches/results/cpu.json
     benches/gpu.sh OUT                    a GPU machine's, from what benches/pack.sh packed
     python -m benches draw FILE           pictures and a page's table from that file
     make bench-build                      what builds cost: warm.py, regions.py and cold_build.py

@@ -37,7 +37,7 @@ def main() -> int:
     run.add_argument("--tune", action="store_true", help="part `build` keeps the fastest of several option sets")
     run.add_argument("--minutes", type=float, default=60, help="no part begins a case after these")
     check = commands.add_parser("smoke", help="few, short measurements against the stored ratios")
-    check.add_argument("--stored", type=Path, help="[default: benchmarks/DEVICE.json]")
+    check.add_argument("--stored", type=Path, help="[default: benches/results/DEVICE.json]")
     for command, cases in ((run, list(CASES)), (check, smoke.CASES)):
         command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
         command.add_argument("--cases", type=names, default=cases, help=f"of {','.join(CASES)}")

@@ -1,7 +1,7 @@
 """What a first build costs: `precast build` against the plain script, both with nothing cached, in one run.
 
     .venv/bin/python benches/cold_build.py [--precast PATH] [--spec PATH] [--plain] [-j N] [--trace FILE]
-                                           > benchmarks/cold-build-cpu.json
+                                           | python -m benches.results build-cpu.json cold_build
 
 Needs Python 3.11 with torch, and a C++ compiler; of this project only the two binaries and the spec with its model.
 `precast` gets a new store and a new cache folder. The plain script is what people do without it: for each bucket a

@@ -1,6 +1,6 @@
 """Where the first compile of a process goes: torch as it is, and Precast's worker.
 
-    .venv/bin/python benches/first_compile.py > benchmarks/first-compile-cpu.json
+    .venv/bin/python benches/first_compile.py | python -m benches.results build-cpu.json first_compile
 
 A layer is compiled, and then a larger one, in each of three fresh processes with nothing cached: by
 `aoti_compile_and_package`, by the worker's own functions with an empty folder for headers (the first build of a

@@ -1,7 +1,7 @@
 """What regions save: builds examples/blocks with its layers cut out, and whole, in one run, into new stores.
 
     .venv/bin/python benches/regions.py [--precast target/release/precast] [--spec examples/blocks/precast.toml]
-                                        [--plain] > benchmarks/regions-cpu.json
+                                        [--plain] | python -m benches.results build-cpu.json regions
 
 Both builds use one worker, one after the other; headers are compiled before. `--plain` adds what people do
 without Precast: for each bucket a fresh process that exports the model and compiles it whole.

@@ -1,6 +1,6 @@
 """How long a small call takes on a host that does other work too, by how many threads OpenMP has and how they wait.
 
-    .venv/bin/python -m benches.waiting [--store artifacts] [--rounds 3] > benchmarks/waiting-cpu.json
+    .venv/bin/python -m benches.waiting [--store artifacts] [--rounds 3] > benches/results/waiting-cpu.json
 
 The call is MiniLM's encoder at batch=1 seq=32, of a store that `make demo` leaves: a few milliseconds, of which an
 operator has a part of one, so that threads wait for each other all the time. `precast bench` makes it again and again

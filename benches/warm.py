@@ -1,7 +1,7 @@
 """How long a build takes that has nothing to do: the whole process, from the shell's point of view.
 
     .venv/bin/python benches/warm.py [--precast target/release/precast] [--programs 100 1000 10000] \
-        > benchmarks/warm-cpu.json
+        | python -m benches.results build-cpu.json warm
 
 The programs are made once by the fake worker of the tests, from a project of 40 source files; then the same
 `precast build` runs again and again. `--precast` is to be the release binary without libtorch:

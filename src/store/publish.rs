@@ -3,7 +3,7 @@
 //! temp file in the same file system → write → mode 0444 → fsync → rename that refuses to replace → fsync of the folder.
 //! A crash before the rename leaves a temp file; a crash after it leaves the whole file.
 //!
-//! Where the time goes is in `benchmarks/store.json` (`make bench-store`): zstd for what is large, and for what is small the
+//! Where the time goes is in `benches/results/store-cpu.json` (`make bench-store`): zstd for what is large, and for what is small the
 //! syncs, of which the commit of the row has most (20 of 32 ms for 3 KB on the disk of that run).
 
 use std::{

@@ -1,4 +1,4 @@
-//! The whole figures of PROMISES 15 to 25, written to `benchmarks/torture-runtime.json`. `make torture-runtime` runs this.
+//! The whole figures of PROMISES 15 to 25, written to `benches/results/torture-runtime.json`. `make torture-runtime` runs this.
 //!
 //! `PRECAST_TORTURE_SCALE` (1 by default) scales every count; the file says which it was.
 
@@ -55,7 +55,7 @@ impl Report {
     fn save(&self) {
         let path = concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/benchmarks/torture-runtime.json"
+            "/benches/results/torture-runtime.json"
         );
         let document = json!({
             "schema": 1,
@@ -183,5 +183,5 @@ pub fn run() {
     report.part("uploads under sanitizers", None, || {
         told!(shim::uploads(count))
     });
-    assert_eq!(report.bad, 0, "see benchmarks/torture-runtime.json");
+    assert_eq!(report.bad, 0, "see benches/results/torture-runtime.json");
 }

@@ -1,4 +1,4 @@
-//! The whole figures of PROMISES 1 to 9, written to `benchmarks/torture.json`. `make torture` runs this.
+//! The whole figures of PROMISES 1 to 9, written to `benches/results/torture.json`. `make torture` runs this.
 //!
 //! `PRECAST_TORTURE_SCALE` (1 by default) scales every count; the file says which it was, and on which machine.
 
@@ -23,7 +23,7 @@ use crate::{
 /// Where every generator begins.
 const SEED: u64 = 20_261_120;
 
-const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benchmarks/torture.json");
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results/torture.json");
 
 struct Report {
     scale: f64,
@@ -164,7 +164,7 @@ pub fn run() {
             part(&mut report);
         }
     }
-    assert_eq!(report.sum("bad"), 0, "see benchmarks/torture.json");
+    assert_eq!(report.sum("bad"), 0, "see benches/results/torture.json");
 }
 
 /// Promise 1: SIGKILL before every write-class call, and in the middle of every write.

@@ -1,4 +1,4 @@
-//! How fast the store is, written to `benchmarks/store.json`. `make bench-store` runs this.
+//! How fast the store is, written to `benches/results/store-cpu.json`. `make bench-store` runs this.
 
 use std::{
     fs::{self, File},
@@ -43,7 +43,7 @@ pub fn run() {
     });
     let text = serde_json::to_string_pretty(&document).unwrap();
     println!("{text}");
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/benchmarks/store.json");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results/store-cpu.json");
     fs::write(path, format!("{text}\n")).unwrap();
 }
 

@@ -2,7 +2,7 @@
 
 The compiler calls cuDNN for a convolution and makes a kernel of its own for the rest, which reads and writes every
 element once more. With cuDNN's fused kernels ResNet-50 takes 54 kernels instead of 105: on an H200 332 us instead of
-384 at a batch of one, and 1.05 ms instead of 1.30 at 32 (benchmarks/h200-epilogues.json). AOTInductor has no C entry
+384 at a batch of one, and 1.05 ms instead of 1.30 at 32 (benches/results/kernels-h200.json). AOTInductor has no C entry
 point for these operators of ATen: an artifact calls them by name, as it does custom ones.
 
 Which kernels there are depends on the device, and some make a zero of a NaN (on an H200 that for seven channels): so

@@ -11,7 +11,7 @@
 //   first round of the ring threads read straight into it, and what they read is sent when they are some MiB further,
 //   when it has left their own caches, and hardly the one they share. On a machine of 16 cores with an H200, 604 MB reach
 //   88 % of one pinned copy that way, sent at once with eight threads 37 %, and 75 % around the caches
-//   (benchmarks/h200-upload.json).
+//   (benches/results/load-h200.json).
 // - CUDA's locks, which make calls slower when more threads make them, and a second stream, which halves the speed. So
 //   one thread sends, on one stream, and the others never call CUDA.
 //
