@@ -1,6 +1,6 @@
 """Puts one benchmark's result, from stdin, under its name into a file of `benches/results` that holds several.
 
-    python -m benches.results build-cpu.json warm < RESULT
+python -m benches.results build-cpu.json warm < RESULT
 """
 
 import json

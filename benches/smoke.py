@@ -20,7 +20,7 @@ def check(args: argparse.Namespace, work: Path) -> int:
     from .__main__ import start
     from .parts import PARTS
 
-    name = "h200-bench.json" if args.device == "cuda" else "cpu.json"
+    name = "h200.json" if args.device == "cuda" else "cpu.json"
     stored = json.loads((args.stored or ROOT / "benches/results" / name).read_text())
     rows = [row for row in stored["latency"] if row["case"] in args.cases and "eager" in row["times_precast"]]
     known = {(row["case"], row["bucket"]): row for row in rows}
