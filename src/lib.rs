@@ -40,6 +40,7 @@ mod prelude;
 pub mod record;
 #[cfg(feature = "torch")]
 pub mod runtime;
+mod segments;
 mod shortage;
 pub mod spec;
 pub mod store;

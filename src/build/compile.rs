@@ -75,10 +75,11 @@ impl Shared<'_> {
         let ((answer, log), _) =
             self.asked::<Compiled>(number, seat, task, &request, COMPILE_LIMIT, &|_| ());
         match answer {
-            Ok(compiled) => {
-                self.keep(compile, compiled, &log)?;
-                Ok(Ok(true))
-            }
+            Ok(compiled) => match self.keep(compile, compiled, &log) {
+                Ok(()) => Ok(Ok(true)),
+                Err(error) if error.ends_build() => Err(error),
+                Err(error) => Ok(Err((error, log))),
+            },
             Err(error) if error.ends_build() => Err(error),
             Err(error) => Ok(Err((error, log))),
         }

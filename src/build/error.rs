@@ -45,6 +45,9 @@ pub enum BuildError {
     Scratch { path: PathBuf, source: io::Error },
     #[error("the artifact failed its gate: {message}")]
     Gate { message: String, log: String },
+    /// Its shared object asks the loader for what no artifact needs.
+    #[error("the artifact's shared object is refused: {what}")]
+    UnsafeObject { what: String },
     #[error("the weights in `{}` don't fit the model: {message}", path.display())]
     Weights { path: PathBuf, message: String },
     #[error("`{path}` changed while it was being compiled")]
@@ -94,6 +97,9 @@ impl BuildError {
             Self::Gate { .. } => {
                 "if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager"
             }
+            Self::UnsafeObject { .. } => {
+                "look for linker flags in `LDFLAGS`, `CXX` and the options of `[module.compile]`"
+            }
             Self::Weights { .. } => {
                 "export the file again from the model that `entry` makes, or give that model another `name`"
             }
@@ -141,6 +147,7 @@ impl BuildError {
             Self::WorkerHung { .. } => "worker_hung",
             Self::WorkerGreedy { .. } => "worker_greedy",
             Self::Gate { .. } => "gate",
+            Self::UnsafeObject { .. } => "unsafe_object",
             Self::SourceChanged { .. } => "source_changed",
             _ => "build",
         }

@@ -25,6 +25,7 @@ use crate::{
     Digest,
     plan::{HeldKey, Known},
     record::{Artifact, ArtifactKind, Eager, Failure, Layout, Padding, Program, SCHEMA, Step},
+    segments,
     spec::FailPolicy,
     store::StoreError,
 };
@@ -45,6 +46,23 @@ pub(super) struct Draft {
     compiled: usize,
     /// What the gate was given; none where there was none.
     candidate: Option<Candidate>,
+}
+
+/// Refuses a shared object that asks the loader for what no artifact needs. What is no object can't be loaded: the gate
+/// says so.
+fn harmless(bytes: &[u8]) -> Result<(), BuildError> {
+    if !bytes.starts_with(b"\x7fELF") {
+        return Ok(());
+    }
+    let what = match segments::hazards(bytes) {
+        Ok(hazards) if hazards.is_empty() => return Ok(()),
+        Ok(hazards) => {
+            let all: Vec<String> = hazards.iter().map(ToString::to_string).collect();
+            all.join(", ")
+        }
+        Err(error) => format!("it can't be read: {error}"),
+    };
+    Err(BuildError::UnsafeObject { what })
 }
 
 impl Shared<'_> {
@@ -110,6 +128,7 @@ impl Shared<'_> {
             });
         };
         let (object, size) = store.put_file(&compiled.library)?;
+        harmless(&store.read(&object)?)?;
         let proxy = match &compiled.proxy {
             Some(path) => Some(store.put_file(path)?.0),
             None => None,

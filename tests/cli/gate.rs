@@ -38,6 +38,18 @@ fn a_receipt_says_whether_two_runs_are_equal() {
 }
 
 #[test]
+fn an_object_that_asks_for_an_executable_stack_is_not_published() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: link -Wl,-z,execstack");
+    sandbox.append("model.py", "# fake: link -Wl,-rpath,/elsewhere");
+    let ran = sandbox.run(&["build", "--only", FOUR]);
+    let line = "failed affine batch=4: the artifact's shared object is refused: it asks for an executable stack, it says \
+        where libraries are looked for (RPATH or RUNPATH)\n";
+    assert!(ran.text().contains(line), "{}", ran.text());
+    assert_eq!(sandbox.json(&["ls"])["programs"][0]["state"], "failed");
+}
+
+#[test]
 fn an_artifact_that_minds_padding_is_for_its_exact_size() {
     let (_, record) = built(&[], &[]);
     assert_eq!(record["padding"], "allowed");

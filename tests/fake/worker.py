@@ -24,6 +24,7 @@ each for one request or, with a bucket, for that bucket:
     # fake: compile hangs              no answer, ever
     # fake: compile eats               memory, and more of it
     # fake: compile spawns             a process in a session of its own (its number goes to `spawned`); then it hangs
+    # fake: link -Wl,-z,execstack      the library is linked with this flag too
     # fake: compile skips              the library is a line of text: for builds that run nothing
     # fake: compile is slow            takes a second
     # fake: compile waits              no answer until there is a file `go` beside the model; makes a file `waiting`
@@ -263,6 +264,8 @@ class Worker:
         behaviour["by_option"] = re.findall(
             r"^# fake: (\S+=\S+) (.*?)\s*$", Path(self.model.__file__).read_text(), re.MULTILINE
         )
+        text = Path(self.model.__file__).read_text()
+        behaviour["link"] = re.findall(r"^# fake: link (\S+)$", text, re.MULTILINE)
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
         segments = [
             {
@@ -379,7 +382,8 @@ class Worker:
             return {"library": str(library), "metadata": {"AOTI_DEVICE_KEY": "cpu"}, "seconds": {}}
         lines = [f"#define {name} {value}" for name, value in defines.items()]
         source.write_text("\n".join([*lines, f'#include "{HERE / "artifact.c"}"', ""]))
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-lm"], check=True)
+        flags = segment["link"]
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", *flags, "-o", library, source, "-lm"], check=True)
         return {
             "library": str(library),
             "metadata": {"AOTI_DEVICE_KEY": "cpu"},

@@ -112,6 +112,16 @@ def load():
     return Model().eval()
 """
 
+# Loads a library where no memory may become executable; 75 where the kernel can't forbid it.
+UNDER_MDWE = """
+import ctypes, sys, torch
+
+process = ctypes.CDLL(None)
+if process.prctl(65, 1, 0, 0, 0) != 0:
+    sys.exit(75)
+ctypes.CDLL(sys.argv[1])
+"""
+
 ATTENTION_INPUTS = """
 import torch
 
@@ -175,6 +185,7 @@ class CompileTest(Project):
         self.assertEqual(answer["metadata"]["AOTI_DEVICE_KEY"], "cpu")
         self.assertIsNone(answer["proxy"])
         self.assertLess({"load", "lower", "cpp", "link"} - set(answer["seconds"]), {"headers"})
+        self.check_what_it_asks_of_the_loader(answer["library"])
         binding = captured["steps"][0]["binding"]
         samples = part("tensors").read(Path(captured["samples"]))
         held = self.weights(opened)
@@ -199,6 +210,19 @@ class CompileTest(Project):
         self.assertNotIn("zmm", code)
         results = run(answer["library"], "cpu", weights, [samples["in.0"]], 3)
         torch.testing.assert_close(results[0], expected[0], rtol=1e-5, atol=1e-6)
+
+    def check_what_it_asks_of_the_loader(self, library: str) -> None:
+        """No executable stack, and nothing else that a process under `PR_SET_MDWE` can't load."""
+        headers = subprocess.run(["readelf", "-lW", library], capture_output=True, text=True, check=True).stdout
+        flags = {line.split()[-2] for line in headers.splitlines() if line.split()[:1] == ["GNU_STACK"]}
+        self.assertEqual(flags, {"RW"})
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", UNDER_MDWE, library], capture_output=True, text=True, check=False
+        )
+        if done.returncode == 75:
+            print("skipped: this kernel has no PR_SET_MDWE", file=sys.stderr)
+            return
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_freezing_says_how_weights_are_made_into_what_kernels_read(self) -> None:
         import torch

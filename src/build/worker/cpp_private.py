@@ -365,10 +365,12 @@ def _only_needed(command: str) -> str:
 
     Inductor names `libtorch.so`, which holds nothing but copies of C++ templates and brings the whole CUDA half of
     libtorch into a CPU process, and the place of torch here. Whoever loads the object has libtorch loaded already.
+
+    The constants are assembled from a file that does not say that it needs no executable stack, so the link says it.
     """
     program, rest = command.split(" ", 1)
     rest = re.sub(r" (-Wl,-rpath[=,]\S+|-Wl,--no-as-needed|-ltorch)(?= |$)", "", rest)
-    return f"{program} -Wl,--as-needed {rest}"
+    return f"{program} -Wl,--as-needed -Wl,-z,noexecstack {rest}"
 
 
 def _compiler_knows(vector: Any, code: str) -> bool:

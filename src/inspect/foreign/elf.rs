@@ -19,6 +19,7 @@ use super::{
     Trouble,
     cuda::{self, Kernel},
 };
+use crate::segments::{self, Hazard};
 
 /// The functions of an artifact that precast's runtime calls, by their names in torch 2.11's
 /// `torch/csrc/inductor/aoti_runtime/interface.h`.
@@ -74,6 +75,9 @@ pub struct SharedObject {
     pub kernels: Vec<Kernel>,
     /// Files with device code that it wants to find on the host at run time.
     pub kernel_files: Vec<String>,
+    /// What it asks of the loader that no artifact needs; the warnings say it.
+    #[serde(skip)]
+    hazards: Vec<Hazard>,
 }
 
 /// A section of a shared object.
@@ -146,6 +150,7 @@ pub(super) fn shared_object(mut reader: impl Read + Seek + Clone) -> Result<Shar
         weights: 0,
         kernels: vec![],
         kernel_files: vec![],
+        hazards: segments::hazards(data)?,
     };
     found.read_dynamic(&sections, endian, data)?;
     found.read_exports(&sections, endian, data)?;
@@ -277,6 +282,9 @@ impl SharedObject {
                 "{} bytes of weights are inside: each copy of the artifact carries its own",
                 self.weights
             ));
+        }
+        if self.aotinductor.is_some() {
+            told.extend(self.hazards.iter().map(ToString::to_string));
         }
         if !self.kernel_files.is_empty() {
             told.push(format!(

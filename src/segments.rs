@@ -1,0 +1,144 @@
+//! What a shared object asks of the loader that an artifact never needs.
+//!
+//! | asked for | what it does to the process that loads the object |
+//! |---|---|
+//! | an executable stack (`GNU_STACK` with `E`, or no `GNU_STACK`) | all thread stacks become executable, or the load fails |
+//! | a segment that is writable and executable | memory that can be changed and then run |
+//! | text relocations (`DT_TEXTREL`) | code is made writable while it is loaded |
+//! | `DT_RPATH`, `DT_RUNPATH` | libraries are looked for in folders that the builder's machine had |
+//!
+//! A process under `PR_SET_MDWE` (systemd: `MemoryDenyWriteExecute=`) can load nothing that asks for one of the first
+//! three; glibc 2.41 refuses the first everywhere. A build refuses all four, by name. Objects of an earlier build are loaded
+//! as before: what was verified is what was built.
+
+use std::fmt;
+
+use object::{
+    Endianness,
+    elf::{self, FileHeader64},
+    read::{
+        ReadRef,
+        elf::{Dyn, FileHeader, ProgramHeader},
+    },
+};
+
+/// Something that an artifact may not ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Hazard {
+    ExecutableStack,
+    WritableCode,
+    TextRelocations,
+    LibraryPath,
+}
+
+impl fmt::Display for Hazard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ExecutableStack => "it asks for an executable stack",
+            Self::WritableCode => "it has a segment that is writable and executable",
+            Self::TextRelocations => "it has text relocations",
+            Self::LibraryPath => "it says where libraries are looked for (RPATH or RUNPATH)",
+        })
+    }
+}
+
+/// Returns the hazards of a shared object, each once, sorted. What the loader reads is read: no section.
+pub(crate) fn hazards<'d, R: ReadRef<'d>>(data: R) -> Result<Vec<Hazard>, object::Error> {
+    let header = FileHeader64::<Endianness>::parse(data)?;
+    let endian = header.endian()?;
+    let mut found = Vec::new();
+    let mut plain_stack = false;
+    for segment in header.program_headers(endian, data)? {
+        let flags = segment.p_flags(endian).0;
+        let executable = flags & elf::PF_X.0 != 0;
+        match segment.p_type(endian) {
+            elf::PT_GNU_STACK => plain_stack = !executable,
+            elf::PT_LOAD if executable && flags & elf::PF_W.0 != 0 => {
+                found.push(Hazard::WritableCode);
+            }
+            _ => {}
+        }
+        for entry in segment.dynamic(endian, data)?.unwrap_or_default() {
+            match entry.tag(endian) {
+                elf::DT_RPATH | elf::DT_RUNPATH => found.push(Hazard::LibraryPath),
+                elf::DT_TEXTREL => found.push(Hazard::TextRelocations),
+                elf::DT_FLAGS if entry.val(endian) & u64::from(elf::DF_TEXTREL.0) != 0 => {
+                    found.push(Hazard::TextRelocations);
+                }
+                elf::DT_NULL => break,
+                _ => {}
+            }
+        }
+    }
+    // The kernel and the loader take an object that says nothing for one that wants it.
+    if !plain_stack {
+        found.push(Hazard::ExecutableStack);
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path, process::Command};
+
+    use super::*;
+
+    /// Links a shared object that has a pointer in a section of these flags. In one that is not written when it is run, that
+    /// is a text relocation.
+    fn linked(folder: &Path, section: &str, flags: &[&str]) -> Vec<u8> {
+        let (source, object) = (folder.join("a.s"), folder.join("a.so"));
+        let text = format!(
+            "\t.data\nheld:\t.quad 1\n\t.section .table,\"{section}\",@progbits\n\t.quad held\n\
+            \t.section .note.GNU-stack,\"\",@progbits\n"
+        );
+        fs::write(&source, text).unwrap();
+        let done = Command::new("gcc")
+            .args(["-shared", "-nostdlib", "-o"])
+            .args([&object, &source])
+            .args(flags)
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "{done:?}");
+        fs::read(object).unwrap()
+    }
+
+    #[test]
+    fn what_no_artifact_needs_is_found_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = |section, flags: &[&str]| linked(folder.path(), section, flags);
+        let found = |flags: &[&str]| hazards(&*made("aw", flags)).unwrap();
+        assert_eq!(found(&[]), []);
+        assert_eq!(found(&["-Wl,-z,execstack"]), [Hazard::ExecutableStack]);
+        let old = ["-Wl,--disable-new-dtags", "-Wl,-rpath,/somewhere"];
+        assert_eq!(found(&old), [Hazard::LibraryPath]);
+        let new = ["-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN"];
+        assert_eq!(found(&new), [Hazard::LibraryPath]);
+        let [text, both] = ["ax", "awx"].map(|section| made(section, &["-Wl,-z,notext"]));
+        assert_eq!(hazards(&*text).unwrap(), [Hazard::TextRelocations]);
+        assert_eq!(hazards(&*both).unwrap(), [Hazard::WritableCode]);
+        let two = made("ax", &["-Wl,-z,notext", "-Wl,-z,execstack"]);
+        let two = hazards(&*two).unwrap();
+        assert_eq!(two, [Hazard::ExecutableStack, Hazard::TextRelocations]);
+    }
+
+    #[test]
+    fn an_object_that_says_nothing_of_its_stack_asks_for_an_executable_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut bytes = linked(folder.path(), "aw", &[]);
+        let table = u64::from_le_bytes(bytes[32..40].try_into().unwrap()) as usize;
+        let stack = elf::PT_GNU_STACK.0.to_le_bytes();
+        let at = (table..).step_by(56).find(|at| bytes[*at..][..4] == stack);
+        bytes[at.unwrap()..][..4].fill(0);
+        assert_eq!(hazards(&*bytes).unwrap(), [Hazard::ExecutableStack]);
+    }
+
+    #[test]
+    fn this_program_asks_for_none_of_memory() {
+        let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+        let found = hazards(&*own).unwrap();
+        // Where libtorch was when it was built is in it.
+        assert!(found.iter().all(|hazard| *hazard == Hazard::LibraryPath));
+    }
+}
