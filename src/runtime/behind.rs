@@ -5,8 +5,8 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::JoinHandle,
-    time::Duration,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use super::{Model, RuntimeError, ffi::ending, program::Ready, variant::Variant};
@@ -23,6 +23,9 @@ pub struct Timings {
     pub complete: Option<Duration>,
 }
 
+/// How long the end of a model waits for the program that is being loaded.
+const LONGEST: Duration = Duration::from_secs(5);
+
 /// The thread that loads behind a model; it ends with the model, after the program it is at.
 pub(super) struct Behind {
     stop: Arc<AtomicBool>,
@@ -32,8 +35,15 @@ pub(super) struct Behind {
 impl Drop for Behind {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        // What it is at may hang: it has what it needs to itself, and is left behind then.
+        let begun = Instant::now();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            while !thread.is_finished() && begun.elapsed() < LONGEST {
+                thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
         }
     }
 }
@@ -73,7 +83,7 @@ impl Model {
             }
             let _ = complete.set(started.elapsed());
         };
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("precast-load".to_owned())
             .spawn(work);
         match thread {

@@ -13,7 +13,7 @@ use super::{
     lane::Handles,
     operators,
     pad::Buffers,
-    pool::Pool,
+    pool::{Held, Pool, Wait},
     program::{With, in_store},
     source::Source,
     weights::Weights,
@@ -45,10 +45,7 @@ struct Lane {
 }
 
 /// A lane that its holder has alone; it goes back on drop.
-pub(super) struct Taken<'a> {
-    eager: &'a Eager,
-    lane: Option<Lane>,
-}
+pub(super) struct Taken<'a>(Held<'a, Lane>);
 
 struct Bound {
     weights: Arc<Weights>,
@@ -85,7 +82,7 @@ impl Eager {
             aliases,
             extras,
             source: source.clone(),
-            pool: Pool::new(None, with.instances),
+            pool: Pool::new(with.instances),
             bound: Mutex::new(bound),
         })
     }
@@ -113,18 +110,17 @@ impl Eager {
     }
 
     /// Takes an interpreter, loading it if there is none idle; waits while all are taken.
-    pub fn take(&self) -> Result<Taken<'_>, RuntimeError> {
-        let lane = match self.pool.take() {
-            Some(lane) => Ok(lane),
-            None => self.load(),
-        };
-        if lane.is_err() {
-            self.pool.lose();
+    pub fn take(&self, wait: Wait) -> Result<Taken<'_>, RuntimeError> {
+        let held = self.pool.take(wait);
+        let mut held = held.ok_or_else(|| RuntimeError::Busy {
+            module: self.module.clone(),
+            bucket: self.program.bucket(),
+            contexts: self.pool.limit(),
+        })?;
+        if held.get().is_none() {
+            held.put(self.load()?);
         }
-        lane.map(|lane| Taken {
-            eager: self,
-            lane: Some(lane),
-        })
+        Ok(Taken(held))
     }
 
     fn load(&self) -> Result<Lane, RuntimeError> {
@@ -175,16 +171,8 @@ impl Taken<'_> {
     /// Returns the interpreter and the padding buffers.
     pub fn parts(&mut self) -> Result<(&mut Interpreter, &mut Buffers), RuntimeError> {
         // It is there until `drop`; the error is never seen.
-        let lane = self.lane.as_mut().ok_or(RuntimeError::Devices)?;
+        let lane = self.0.get().ok_or(RuntimeError::Devices)?;
         Ok((&mut lane.interpreter, &mut lane.buffers))
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        if let Some(lane) = self.lane.take() {
-            self.eager.pool.give(lane);
-        }
     }
 }
 

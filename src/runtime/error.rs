@@ -149,6 +149,15 @@ pub enum RuntimeError {
         nearest: Option<Sizes>,
         why: NoFit,
     },
+    /// Every execution context that could answer was in use for longer than the call was to wait. Nothing ran.
+    #[error(
+        "module `{module}` at {bucket}: all {contexts} execution contexts are in use, and the call was to wait no longer"
+    )]
+    Busy {
+        module: Arc<str>,
+        bucket: String,
+        contexts: usize,
+    },
     /// A step failed or threw; the message is its own. The inputs are untouched and the model goes on answering.
     #[error("module `{module}` at {bucket}, step `{step}`: {message}")]
     Failed {
@@ -323,6 +332,9 @@ impl RuntimeError {
                 None if known.is_empty() => "`precast ls` lists the modules",
                 None => return format!("it has {}", known.join(", ")),
             },
+            Self::Busy { .. } => {
+                "try again later, wait longer, or load the model with more `Runtime::instances`"
+            }
             Self::BadInput { problem, .. } => return problem.hint(),
             Self::InputCount { names, .. } => {
                 return format!("pass {} in this order", names.join(", "));

@@ -32,6 +32,7 @@ use super::{
     host,
     lane::{Handles, Lane, Plan},
     pad,
+    pool::{self, Wait},
     weights::Weights,
 };
 
@@ -341,11 +342,12 @@ impl Graphed {
         plan: &Plan,
         inputs: &Handles,
         padded: bool,
+        wait: Wait,
     ) -> Result<Handles, RuntimeError> {
         let failed = |message: String| plan.failed("graph", message);
         let text = |error: tch::TchError| failed(first_line(&error));
         // In this order everywhere: the program, then the device.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = pool::lock(&self.state, wait).ok_or_else(|| plan.busy(1))?;
         let state = &mut *state;
         let turn = self.shared.turn().map_err(failed)?;
         let mut outputs = Handles::new();

@@ -22,7 +22,7 @@ use super::{
     RuntimeError,
     ffi::{Container, Handle, Library, Meta, Operators, RawStream, Stolen, Weight},
     pad::Buffers,
-    pool::Pool,
+    pool::{Held, Pool, Wait},
     prepared::Bound,
     weights::{Weights, bytes_of},
 };
@@ -293,6 +293,15 @@ impl Plan {
         }
     }
 
+    /// Returns what is answered when all `contexts` are taken for longer than the caller waits.
+    pub fn busy(&self, contexts: usize) -> RuntimeError {
+        RuntimeError::Busy {
+            module: self.module.clone(),
+            bucket: self.bucket(),
+            contexts,
+        }
+    }
+
     pub fn failed(&self, step: &str, message: String) -> RuntimeError {
         RuntimeError::Failed {
             module: self.module.clone(),
@@ -330,10 +339,7 @@ pub(super) struct Lanes {
 }
 
 /// A lane that its holder has alone; it goes back on drop, also when a run fails.
-pub(super) struct Taken<'a> {
-    lanes: &'a Lanes,
-    lane: Option<Lane>,
-}
+pub(super) struct Taken<'a>(Held<'a, Lane>);
 
 impl Lanes {
     /// Starts with none.
@@ -341,26 +347,22 @@ impl Lanes {
         Self {
             weights: Mutex::new(weights),
             swaps: AtomicU64::new(0),
-            pool: Pool::new(None, limit),
+            pool: Pool::new(limit),
         }
     }
 
     /// Takes a lane that is bound to the newest weights; waits while all are taken.
-    pub fn take(&self, plan: &Plan) -> Result<Taken<'_>, RuntimeError> {
-        let lane = self.pool.take();
+    pub fn take(&self, plan: &Plan, wait: Wait) -> Result<Taken<'_>, RuntimeError> {
+        let held = self.pool.take(wait);
+        let mut held = held.ok_or_else(|| plan.busy(self.pool.limit()))?;
         // Read after the lane is the caller's: a swap that was over before the call is seen.
         let swaps = self.swaps.load(Ordering::Acquire);
-        let lane = match lane {
-            Some(lane) if lane.swaps == swaps => Ok(lane),
-            other => self.bound(plan, other),
+        let lane = match held.take() {
+            Some(lane) if lane.swaps == swaps => lane,
+            other => self.bound(plan, other)?,
         };
-        if lane.is_err() {
-            self.pool.lose();
-        }
-        lane.map(|lane| Taken {
-            lanes: self,
-            lane: Some(lane),
-        })
+        held.put(lane);
+        Ok(Taken(held))
     }
 
     /// Makes a lane, or binds an earlier one, to the newest weights.
@@ -392,15 +394,7 @@ impl Taken<'_> {
     /// Returns the lane.
     pub fn lane(&mut self) -> Result<&mut Lane, RuntimeError> {
         // It is there until `drop`; the error is never seen.
-        self.lane.as_mut().ok_or(RuntimeError::Devices)
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        if let Some(lane) = self.lane.take() {
-            self.lanes.pool.give(lane);
-        }
+        self.0.get().ok_or(RuntimeError::Devices)
     }
 }
 

@@ -14,6 +14,7 @@ use super::{
     RuntimeError,
     graphs::Shared,
     host::make_room,
+    pool::{self, Wait},
     program::{Ready, With, in_store},
     runtime::Graphs,
     source::Source,
@@ -307,10 +308,19 @@ impl Slot {
 
     /// Loads it if nobody has. An error that is not its artifact's leaves it as it was.
     pub fn load(&self, loader: &Loader) -> Result<(), RuntimeError> {
+        self.load_in(loader, Wait::Forever)
+    }
+
+    /// As [`Self::load`], and waits so long for another caller that loads it.
+    pub fn load_in(&self, loader: &Loader, wait: Wait) -> Result<(), RuntimeError> {
         if self.settled() {
             return Ok(());
         }
-        let _alone = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = pool::lock(&self.loading, wait).ok_or_else(|| RuntimeError::Busy {
+            module: self.program.module.as_str().into(),
+            bucket: self.program.bucket(),
+            contexts: 1,
+        })?;
         if !self.settled() {
             // Held until it is there: a swap finds it, or it is loaded with what was swapped in.
             let weights = loader

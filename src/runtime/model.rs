@@ -20,6 +20,7 @@ use super::{
     graphs::Session,
     loader::Slot,
     outputs::Outputs,
+    pool::Wait,
     replica::{self, Replica},
     variant::Variant,
     weights::WeightSet,
@@ -39,6 +40,13 @@ pub enum Inputs {
     MayCopy,
 }
 
+/// How one call is to be answered.
+#[derive(Clone, Copy)]
+pub(super) struct Call {
+    pub inputs: Inputs,
+    pub wait: Wait,
+}
+
 /// A model of one release, ready on one or more devices.
 ///
 /// `Send + Sync`, and every method takes `&self`: share it between threads. A call takes one of the program's lanes for
@@ -49,6 +57,8 @@ pub struct Model {
     known: Arc<[String]>,
     pub(super) replicas: Arc<Vec<Replica>>,
     policy: Inputs,
+    /// How long a call waits for an execution context.
+    limit: Option<Duration>,
     /// Counts calls where there are several replicas: of equally busy ones the next has its turn.
     turn: AtomicUsize,
     /// When it was loaded, in seconds since 1970.
@@ -71,6 +81,7 @@ impl Model {
         name: String,
         replicas: Vec<Replica>,
         policy: Inputs,
+        limit: Option<Duration>,
         weights: WeightSet,
         started: Instant,
     ) -> Self {
@@ -87,6 +98,7 @@ impl Model {
             known: known.into(),
             replicas: Arc::new(replicas),
             policy,
+            limit,
             turn: AtomicUsize::new(0),
             since: now(),
             started,
@@ -137,6 +149,12 @@ impl Model {
     /// outputs are new tensors on the model's device, cut to the request's sizes where a larger bucket was padded. On
     /// CUDA they are handed out when the work is in the stream of the calling thread, before it is done.
     ///
+    /// # Inputs that change
+    ///
+    /// Another thread may give a clone of an input other sizes or another storage during the call: the call uses what it
+    /// checked. It must not write to the input's memory, or make its storage larger: torch frees the memory of a storage that
+    /// grows, whoever reads it, here as in eager.
+    ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/example.rs"));
     /// # use precast::{Device, Runtime, Store, Value};
@@ -154,7 +172,45 @@ impl Model {
     /// # Ok(()) }
     /// ```
     pub fn run<A: Argument>(&self, module: &str, inputs: &[A]) -> Result<Outputs, RuntimeError> {
-        let policy = self.policy(inputs);
+        self.run_in(module, inputs, self.wait())
+    }
+
+    /// Runs a module as [`Self::run`] does, and fails with [`RuntimeError::Busy`] instead of waiting for another call to end.
+    pub fn try_run<A: Argument>(
+        &self,
+        module: &str,
+        inputs: &[A],
+    ) -> Result<Outputs, RuntimeError> {
+        self.run_in(module, inputs, Wait::no())
+    }
+
+    /// Runs a module as [`Self::run`] does, and fails with [`RuntimeError::Busy`] when no execution context is free before
+    /// `deadline`.
+    ///
+    /// What runs can't be cancelled: a call that got its context before the deadline is answered when it is done.
+    pub fn run_until<A: Argument>(
+        &self,
+        module: &str,
+        inputs: &[A],
+        deadline: Instant,
+    ) -> Result<Outputs, RuntimeError> {
+        self.run_in(module, inputs, Wait::Until(deadline))
+    }
+
+    fn wait(&self) -> Wait {
+        self.limit.map_or(Wait::Forever, Wait::up_to)
+    }
+
+    fn run_in<A: Argument>(
+        &self,
+        module: &str,
+        inputs: &[A],
+        wait: Wait,
+    ) -> Result<Outputs, RuntimeError> {
+        let call = Call {
+            inputs: self.policy(inputs),
+            wait,
+        };
         let inputs: SmallVec<[&Tensor; 8]> = inputs.iter().map(arrays::tensor).collect();
         let replica = self.replica(&inputs)?;
         let variants = self.variants(replica, module)?;
@@ -169,7 +225,7 @@ impl Model {
                 names: variants[0].names.clone(),
             });
         };
-        self.answer(replica, variant, &inputs, policy)
+        self.answer(replica, variant, &inputs, call)
     }
 
     /// Runs a module on inputs by name, in any order. Of a module with several variants, the names pick one.
@@ -194,7 +250,10 @@ impl Model {
         module: &str,
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
-        let policy = self.policy(inputs.iter().map(|(_, input)| input));
+        let call = Call {
+            inputs: self.policy(inputs.iter().map(|(_, input)| input)),
+            wait: self.wait(),
+        };
         let tensors: SmallVec<[&Tensor; 8]> = inputs
             .iter()
             .map(|(_, input)| arrays::tensor(input))
@@ -216,7 +275,7 @@ impl Model {
             .iter()
             .find_map(|variant| order(variant).map(|ordered| (variant, ordered)))
         {
-            Some((variant, ordered)) => self.answer(replica, variant, &ordered, policy),
+            Some((variant, ordered)) => self.answer(replica, variant, &ordered, call),
             None => Err(RuntimeError::InputNames {
                 module: variants[0].module.clone(),
                 given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
@@ -268,9 +327,9 @@ impl Model {
         replica: &Replica,
         variant: &Variant,
         inputs: &[&Tensor],
-        policy: Inputs,
+        call: Call,
     ) -> Result<Outputs, RuntimeError> {
-        let result = replica.answer(variant, inputs, policy);
+        let result = replica.answer(variant, inputs, call);
         if result.is_ok() && self.first_answer.get().is_none() {
             let _ = self.first_answer.set(self.started.elapsed());
             ending::watch();

@@ -1,6 +1,63 @@
-//! A few of one thing for any number of callers: each has one alone, and callers beyond the limit wait.
+//! A few of one thing for any number of callers: each has one alone, and callers beyond the limit wait, for as long as they
+//! say.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a caller waits for what another one has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Wait {
+    #[default]
+    Forever,
+    /// Until then; not at all when that is over.
+    Until(Instant),
+}
+
+impl Wait {
+    /// Returns the wait that ends after `limit`; without end where no clock goes so far.
+    pub fn up_to(limit: Duration) -> Self {
+        let end = Instant::now().checked_add(limit);
+        end.map_or(Self::Forever, Self::Until)
+    }
+
+    /// Returns the wait for nothing.
+    pub fn no() -> Self {
+        Self::Until(Instant::now())
+    }
+
+    /// Returns what is left of it; none without end.
+    fn left(self) -> Option<Duration> {
+        match self {
+            Self::Forever => None,
+            Self::Until(end) => Some(end.saturating_duration_since(Instant::now())),
+        }
+    }
+}
+
+/// Locks `mutex`; none when the wait was over first.
+///
+/// A mutex has no wait with an end, so one is asked for again and again: these are held for a long time by what hangs only.
+pub(super) fn lock<T>(mutex: &Mutex<T>, wait: Wait) -> Option<MutexGuard<'_, T>> {
+    const FIRST: Duration = Duration::from_micros(20);
+    const LONGEST: Duration = Duration::from_millis(2);
+    if wait == Wait::Forever {
+        return Some(mutex.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+    let mut pause = FIRST;
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        let left = wait.left().filter(|left| !left.is_zero())?;
+        thread::sleep(pause.min(left));
+        pause = (pause * 2).min(LONGEST);
+    }
+}
 
 /// What is idle now, and how many there are in all.
 pub(super) struct Pool<T> {
@@ -15,17 +72,23 @@ struct State<T> {
     waiting: usize,
 }
 
+/// One of a pool that its holder has alone, or the right to make it.
+///
+/// On drop it goes back; without one, as after an error, another may be made in its place. So it is when its holder panics:
+/// what that left may be half done.
+pub(super) struct Held<'a, T> {
+    pool: &'a Pool<T>,
+    item: Option<T>,
+}
+
 impl<T> Pool<T> {
-    /// Starts with `first`, or with none.
-    pub fn new(first: Option<T>, limit: usize) -> Self {
+    /// Starts with none.
+    pub fn new(limit: usize) -> Self {
         let limit = limit.max(1);
-        let mut idle = Vec::with_capacity(limit);
-        idle.extend(first);
-        let made = idle.len();
         Self {
             state: Mutex::new(State {
-                idle,
-                made,
+                idle: Vec::with_capacity(limit.min(64)),
+                made: 0,
                 waiting: 0,
             }),
             returned: Condvar::new(),
@@ -33,38 +96,34 @@ impl<T> Pool<T> {
         }
     }
 
-    /// Takes one; none when the caller is to make it. Either is owed to [`Self::give`] or [`Self::lose`].
-    pub fn take(&self) -> Option<T> {
+    /// Returns how many callers may have one at once.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Takes one, or the right to make it; none when the wait was over first.
+    pub fn take(&self, wait: Wait) -> Option<Held<'_, T>> {
         let mut state = self.lock();
         loop {
-            if let Some(item) = state.idle.pop() {
-                return Some(item);
+            let item = state.idle.pop();
+            if item.is_some() || state.made < self.limit {
+                state.made += usize::from(item.is_none());
+                return Some(Held { pool: self, item });
             }
-            if state.made < self.limit {
-                state.made += 1;
+            let left = wait.left();
+            if left.is_some_and(|left| left.is_zero()) {
                 return None;
             }
             state.waiting += 1;
-            state = self
-                .returned
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = match left {
+                None => (self.returned.wait(state)).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => {
+                    let waited = self.returned.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
             state.waiting -= 1;
         }
-    }
-
-    /// Puts one back.
-    pub fn give(&self, item: T) {
-        let mut state = self.lock();
-        state.idle.push(item);
-        self.wake(state);
-    }
-
-    /// Says that one is gone: another may be made in its place.
-    pub fn lose(&self) {
-        let mut state = self.lock();
-        state.made -= 1;
-        self.wake(state);
     }
 
     /// A notification is a system call, so it is made only when somebody waits.
@@ -81,9 +140,40 @@ impl<T> Pool<T> {
     }
 }
 
+impl<T> Held<'_, T> {
+    /// Returns it, where there is one.
+    pub fn get(&mut self) -> Option<&mut T> {
+        self.item.as_mut()
+    }
+
+    /// Takes it out, to look at it or to make it anew: it is owed to [`Self::put`].
+    pub fn take(&mut self) -> Option<T> {
+        self.item.take()
+    }
+
+    /// Puts in what was made.
+    pub fn put(&mut self, item: T) {
+        self.item = Some(item);
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    fn drop(&mut self) {
+        // Before the lock: it may take long to free.
+        let item = self.item.take().filter(|_| !thread::panicking());
+        let mut state = self.pool.lock();
+        match item {
+            Some(item) => state.idle.push(item),
+            None => state.made -= 1,
+        }
+        self.pool.wake(state);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
         sync::{
             Arc,
             atomic::{AtomicUsize, Ordering},
@@ -93,13 +183,21 @@ mod tests {
 
     use super::*;
 
+    /// Takes one, and makes it where there is none.
+    fn taken(pool: &Pool<usize>, wait: Wait) -> Option<Held<'_, usize>> {
+        let mut held = pool.take(wait)?;
+        let item = held.take().unwrap_or(7);
+        held.put(item);
+        Some(held)
+    }
+
     #[test]
     fn never_more_than_the_limit_and_nobody_waits_for_ever() {
-        let pool = Arc::new(Pool::new(Some(0), 3));
+        let pool = Arc::new(Pool::new(3));
         let (using, most, made) = (
             Arc::new(AtomicUsize::new(0)),
             Arc::new(AtomicUsize::new(0)),
-            Arc::new(AtomicUsize::new(1)),
+            Arc::new(AtomicUsize::new(0)),
         );
         let threads: Vec<_> = (0..16)
             .map(|number| {
@@ -107,16 +205,15 @@ mod tests {
                 let (most, made) = (most.clone(), made.clone());
                 thread::spawn(move || {
                     for call in 0..2000 {
-                        let item = pool
-                            .take()
-                            .unwrap_or_else(|| made.fetch_add(1, Ordering::SeqCst));
+                        let mut held = pool.take(Wait::Forever).unwrap();
+                        let item = held.take();
+                        let item = item.unwrap_or_else(|| made.fetch_add(1, Ordering::SeqCst));
                         most.fetch_max(using.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                         thread::yield_now();
                         using.fetch_sub(1, Ordering::SeqCst);
                         // Some are broken and thrown away.
-                        match (call + number) % 97 {
-                            0 => pool.lose(),
-                            _ => pool.give(item),
+                        if (call + number) % 97 != 0 {
+                            held.put(item);
                         }
                     }
                 })
@@ -129,5 +226,64 @@ mod tests {
         let state = pool.lock();
         assert_eq!((state.waiting, state.idle.len()), (0, state.made));
         assert!(made.load(Ordering::SeqCst) > 3, "lost ones are made again");
+    }
+
+    #[test]
+    fn a_panic_loses_nothing_but_the_one_it_met() {
+        let pool = Pool::new(2);
+        let panics = |work: &dyn Fn()| {
+            let caught = catch_unwind(AssertUnwindSafe(work));
+            assert!(caught.is_err());
+        };
+        for _ in 0..8 {
+            // While it is made, and while it is used.
+            panics(&|| {
+                let _held = pool.take(Wait::no()).unwrap();
+                panic!("as meant");
+            });
+            panics(&|| {
+                let _held = taken(&pool, Wait::no()).unwrap();
+                panic!("as meant");
+            });
+        }
+        let first = taken(&pool, Wait::no());
+        let second = taken(&pool, Wait::no());
+        assert!(first.is_some() && second.is_some());
+        drop((first, second));
+        let state = pool.lock();
+        assert_eq!((state.made, state.idle.len()), (2, 2));
+    }
+
+    #[test]
+    fn a_wait_ends_when_it_is_to() {
+        let pool = Pool::new(1);
+        let held = taken(&pool, Wait::Forever).unwrap();
+        assert!(pool.take(Wait::no()).is_none());
+        let begun = Instant::now();
+        assert!(pool.take(Wait::up_to(Duration::from_millis(50))).is_none());
+        assert!(begun.elapsed() >= Duration::from_millis(50));
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| pool.take(Wait::up_to(Duration::from_secs(60))).is_some());
+            thread::sleep(Duration::from_millis(20));
+            drop(held);
+            assert!(waits.join().unwrap());
+        });
+        assert_eq!(Wait::up_to(Duration::MAX), Wait::Forever);
+    }
+
+    #[test]
+    fn a_lock_is_waited_for_as_long_as_is_said() {
+        let mutex = Mutex::new(());
+        let guard = lock(&mutex, Wait::no()).unwrap();
+        thread::scope(|scope| {
+            let short =
+                scope.spawn(|| lock(&mutex, Wait::up_to(Duration::from_millis(20))).is_none());
+            assert!(short.join().unwrap());
+            let long = scope.spawn(|| lock(&mutex, Wait::up_to(Duration::from_secs(60))).is_some());
+            thread::sleep(Duration::from_millis(10));
+            drop(guard);
+            assert!(long.join().unwrap());
+        });
+        assert!(lock(&mutex, Wait::Forever).is_some());
     }
 }

@@ -14,6 +14,7 @@ use super::{
     lane::{Handles, Lanes, Plan, PlanStep},
     operators,
     pad::{self, Buffers, Cut},
+    pool::Wait,
     source::{Source, SourceError},
     weights::Weights,
     wiring::{check_layouts, last_uses},
@@ -141,7 +142,7 @@ impl Ready {
     /// call. A program that runs as a graph needs none: its containers would load all code once more, for nobody.
     pub fn prepare(&self) -> Result<(), RuntimeError> {
         match (&self.runner, &self.graph) {
-            (Runner::Artifacts(lanes), None) => lanes.take(&self.plan).map(drop),
+            (Runner::Artifacts(lanes), None) => lanes.take(&self.plan, Wait::Forever).map(drop),
             _ => Ok(()),
         }
     }
@@ -219,7 +220,7 @@ impl Ready {
             pad::rehearse(&mut buffer, input).map_err(|error| self.tensor(&error))?;
             inputs.push(buffer.into());
         }
-        self.run(inputs, Sizes::Exact)?;
+        self.run(inputs, Sizes::Exact, Wait::Forever)?;
         if let Device::Cuda(ordinal) = self.plan.device {
             cuda()
                 .and_then(|cuda| cuda.synchronize(ordinal))
@@ -240,7 +241,7 @@ impl Ready {
     /// Loads the interpreter of a program that runs as its exported graph, and says whether it can.
     pub fn interpret(&self) -> Result<(), RuntimeError> {
         match &self.runner {
-            Runner::Eager(eager) => eager.take().map(drop),
+            Runner::Eager(eager) => eager.take(Wait::Forever).map(drop),
             Runner::Artifacts(_) => Ok(()),
         }
     }
@@ -286,16 +287,18 @@ impl Ready {
         &self,
         inputs: Handles,
         sizes: Sizes<'_>,
+        wait: Wait,
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
         if let Some(graph) = &self.graph {
-            let outputs = graph.run(&self.plan, &inputs, matches!(sizes, Sizes::Padded(_)))?;
+            let padded = matches!(sizes, Sizes::Padded(_));
+            let outputs = graph.run(&self.plan, &inputs, padded, wait)?;
             return self.finish(outputs, sizes, |_| false);
         }
         let lanes = match &self.runner {
             Runner::Artifacts(lanes) => lanes,
-            Runner::Eager(eager) => return self.run_eager(eager, inputs, sizes),
+            Runner::Eager(eager) => return self.run_eager(eager, inputs, sizes, wait),
         };
-        let mut taken = lanes.take(&self.plan)?;
+        let mut taken = lanes.take(&self.plan, wait)?;
         let lane = taken.lane()?;
         let stream = self.stream()?;
         let inputs = match sizes {
@@ -320,9 +323,10 @@ impl Ready {
         eager: &Eager,
         inputs: Handles,
         sizes: Sizes<'_>,
+        wait: Wait,
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
         let _span = tracing::trace_span!("eager", module = &*self.plan.module).entered();
-        let mut taken = eager.take()?;
+        let mut taken = eager.take(wait)?;
         let (interpreter, buffers) = taken.parts()?;
         let inputs = match sizes {
             Sizes::Exact | Sizes::Dynamic(_) => inputs,

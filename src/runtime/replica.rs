@@ -8,13 +8,14 @@ use std::{
 use tch::Tensor;
 
 use super::{
-    Inputs, RuntimeError,
+    RuntimeError,
     ffi::{
         cuda,
         ending::{self, Count},
     },
     host::make_room,
     loader::{Loader, Slot},
+    model::Call,
     outputs::Outputs,
     program::Ready,
     variant::Variant,
@@ -67,7 +68,7 @@ impl Replica {
         &self,
         variant: &Variant,
         inputs: &[&Tensor],
-        policy: Inputs,
+        call: Call,
     ) -> Result<Outputs, RuntimeError> {
         if let Some(reason) = self.broken.get() {
             let (device, reason) = (self.device, reason.clone());
@@ -76,7 +77,7 @@ impl Replica {
         let Some(entered) = ending::enter(&self.running) else {
             return Err(RuntimeError::ending(self.device));
         };
-        let result = variant.answer(inputs, policy);
+        let result = variant.answer(inputs, call);
         drop(entered);
         if let (Err(error), Device::Cuda(ordinal)) = (&result, self.device) {
             self.after(error, ordinal);

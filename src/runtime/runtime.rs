@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, OnceLock, RwLock},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -57,6 +57,7 @@ pub struct Runtime {
     hosts: Vec<Target>,
     instances: usize,
     inputs: Inputs,
+    wait: Option<Duration>,
     graphs: Graphs,
     limit: Option<u64>,
     eager: bool,
@@ -114,6 +115,7 @@ impl Runtime {
             hosts,
             instances: 4,
             inputs: Inputs::default(),
+            wait: None,
             graphs: Graphs::default(),
             limit: None,
             eager: true,
@@ -132,6 +134,16 @@ impl Runtime {
     /// Sets whether inputs may be copied to fit.
     pub fn inputs(mut self, inputs: Inputs) -> Self {
         self.inputs = inputs;
+        self
+    }
+
+    /// Sets how long a call waits for an execution context, while others have all of them: then it fails with
+    /// [`RuntimeError::Busy`]. Without end, unless set.
+    ///
+    /// A call that hangs inside an artifact keeps its context for ever. With a limit, the callers behind it are told so, and
+    /// other programs answer.
+    pub fn wait_limit(mut self, limit: Duration) -> Self {
+        self.wait = Some(limit);
         self
     }
 
@@ -357,6 +369,7 @@ impl Runtime {
             model.to_owned(),
             replicas,
             self.inputs,
+            self.wait,
             weights.clone(),
             started,
         );

@@ -2,7 +2,7 @@
 //!
 //! An artifact checks nothing: a wrong dtype or stride gives wrong numbers, a short tensor reads past its end. So
 //! everything is checked here, in safe Rust, on metadata the shim reads in one call per tensor; a good call allocates
-//! nothing. The same walk reads the request's sizes off the inputs and checks that they agree with each other.
+//! nothing, but for an alias of each input that has clones: another thread may resize those meanwhile. The same walk reads the request's sizes off the inputs and checks that they agree with each other.
 
 use std::sync::Arc;
 

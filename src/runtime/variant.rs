@@ -14,10 +14,12 @@ use super::{
     cost::costs,
     dispatch::{Bucket, Route, Table},
     error::{NoFit, first_line},
-    ffi::{Handle, Meta, share},
+    ffi::{Handle, own},
     lane::Handles,
     loader::{Loader, Slot},
+    model::Call,
     outputs::{Outputs, Rung, Served},
+    pool::Wait,
     program::{Ready, Sizes as Fill},
     stats::{ModuleStats, Seen},
     validate::{Fit, Request, Signature},
@@ -135,7 +137,7 @@ impl Variant {
     }
 
     /// Checks inputs, picks a bucket, runs it.
-    pub fn answer(&self, inputs: &[&Tensor], policy: Inputs) -> Result<Outputs, RuntimeError> {
+    pub fn answer(&self, inputs: &[&Tensor], call: Call) -> Result<Outputs, RuntimeError> {
         let span = tracing::trace_span!(
             "run",
             module = &*self.module,
@@ -145,18 +147,18 @@ impl Variant {
         );
         let _span = span.enter();
         let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
-        let (mut handles, copies) = self.check(inputs, policy, &mut request)?;
+        let (mut handles, copies) = self.check(inputs, call.inputs, &mut request)?;
         if self.calls.fetch_add(1, Relaxed) % REFINE == REFINE - 1 {
             self.reprice();
         }
-        let (slot, ready, rung) = self.pick(&request)?;
+        let (slot, ready, rung) = self.pick(&request, call.wait)?;
         if !span.is_disabled() {
             span.record("bucket", slot.program.bucket());
             span.record("rung", rung.name());
         }
         // Not before something answers requests of these sizes: a view of a few bytes can be larger than any memory.
         for input in copies {
-            handles[input] = self.copied(input, inputs[input])?;
+            handles[input] = self.copied(input, &handles[input])?;
         }
         let sizes = match ready.plan.program.dynamic.is_some() {
             true => Fill::Dynamic(&request),
@@ -165,7 +167,7 @@ impl Variant {
         };
         let timed = self.device == Device::Cpu && slot.counters.due();
         let begin = timed.then(Instant::now);
-        let result = ready.run(handles, sizes);
+        let result = ready.run(handles, sizes, call.wait);
         let took = begin.map(|begin| begin.elapsed());
         match (&result, sizes) {
             (Err(_), _) => slot.counters.failed(),
@@ -192,7 +194,7 @@ impl Variant {
 
     /// Returns what answers a request, loading it if need be. A program that does not load is passed over: the ladder
     /// has another.
-    fn pick(&self, request: &Request) -> Result<(&Slot, &Ready, Rung), RuntimeError> {
+    fn pick(&self, request: &Request, wait: Wait) -> Result<(&Slot, &Ready, Rung), RuntimeError> {
         loop {
             let choice = self.choose(request);
             let Some((index, rung)) = choice else {
@@ -205,7 +207,7 @@ impl Variant {
                 return Ok((slot, ready, rung));
             }
             // Each turn settles one program, so this ends.
-            slot.load(&self.loader)?;
+            slot.load_in(&self.loader, wait)?;
             self.refine();
         }
     }
@@ -241,7 +243,9 @@ impl Variant {
     ) -> Result<(Handles, SmallVec<[usize; 8]>), RuntimeError> {
         let (mut handles, mut copies) = (Handles::new(), SmallVec::new());
         for (i, (tensor, spec)) in inputs.iter().zip(&self.signature.inputs).enumerate() {
-            let meta = Meta::of(tensor);
+            // Checked and used are one and the same: nobody can change it in between.
+            let handle = own(tensor);
+            let meta = handle.meta();
             let bad = |problem| RuntimeError::BadInput {
                 module: self.module.clone(),
                 input: spec.name.clone(),
@@ -255,7 +259,7 @@ impl Variant {
                 }
                 Fit::NeedsCopy => copies.push(i),
             }
-            handles.push(share(tensor));
+            handles.push(handle);
         }
         Ok((handles, copies))
     }
@@ -315,7 +319,8 @@ impl Variant {
             .collect()
     }
 
-    fn copied(&self, input: usize, tensor: &Tensor) -> Result<Handle, RuntimeError> {
+    fn copied(&self, input: usize, given: &Handle) -> Result<Handle, RuntimeError> {
+        let tensor = &given.share().into_tensor();
         let text = |error: tch::TchError| RuntimeError::Tensor {
             module: self.module.clone(),
             message: first_line(&error),

@@ -4,9 +4,11 @@
 mod calls;
 #[path = "../fake/mod.rs"]
 mod fake;
+mod hooked;
 mod ladder;
 mod load;
 mod swap;
+mod waits;
 
 use fake::{Fake, Memory};
 use precast::{Device, Model, Runtime, runtime::RuntimeError};

@@ -46,6 +46,6 @@ pub use interpreter::Interpreter;
 pub use library::Library;
 pub use operators::{Call, Loading, Operators, Value, registered};
 pub use stream::{Scope, Stream};
-pub use tensor::{Handle, Meta, Stolen, kind_of, overwrite, share};
+pub use tensor::{Handle, Meta, Stolen, kind_of, overwrite, own, share};
 pub use upload::{UploadError, can_upload, upload};
 pub use weight::Weight;

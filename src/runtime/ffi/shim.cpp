@@ -179,6 +179,38 @@ void* precast_tensor_share(const void* handle) {
   }
 }
 
+// A handle that only the caller's own thread can change: its sizes, strides, offset and storage stay what they are.
+//
+// A tensor that other handles share gets a TensorImpl of its own over the same storage. Everything that is derived from
+// sizes and strides is computed again, because another thread may write to the original while it is copied.
+void* precast_tensor_own(const void* handle) {
+  const at::Tensor& t = tensor(handle);
+  try {
+    // The checks refuse what is not plain, whatever its sizes are.
+    if (t.use_count() <= 1 || t.layout() != c10::kStrided || !t.has_storage()) return new at::Tensor(t);
+    auto* impl = t.unsafeGetTensorImpl();
+    if (impl->has_symbolic_sizes_strides()) return new at::Tensor(t);
+    c10::intrusive_ptr<c10::TensorImpl> own;
+    try {
+      const auto version = impl->is_inference() ? c10::VariableVersion() : impl->version_counter();
+      own = impl->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/true);
+    } catch (const c10::Error&) {
+      return new at::Tensor(t);
+    }
+    const c10::SmallVector<int64_t, 8> sizes(own->sizes().begin(), own->sizes().end());
+    const c10::SmallVector<int64_t, 8> strides(own->strides().begin(), own->strides().end());
+    try {
+      own->set_sizes_and_strides(sizes, strides, own->storage_offset());
+    } catch (const c10::Error&) {
+      // Half of them were copied before a write and half after it, and no tensor has them.
+      return new at::Tensor();
+    }
+    return new at::Tensor(std::move(own));
+  } catch (...) {
+    return nullptr;
+  }
+}
+
 void precast_tensor_delete(void* handle) { delete static_cast<at::Tensor*>(handle); }
 
 using Create = int32_t (*)(void**, size_t, const char*, const char*);

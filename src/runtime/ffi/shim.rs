@@ -77,6 +77,7 @@ unsafe extern "C" {
     pub fn precast_last_error() -> *const c_char;
     pub fn precast_tensor_meta(tensor: *const c_void, out: *mut RawMeta) -> i32;
     pub fn precast_tensor_share(tensor: *const c_void) -> RawTensor;
+    pub fn precast_tensor_own(tensor: *const c_void) -> RawTensor;
     pub fn precast_tensor_delete(tensor: RawTensor);
     pub fn precast_create(
         f: Create,

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 use tch::Tensor;
 
 use super::shim::{
-    RawMeta, RawTensor, precast_tensor_delete, precast_tensor_meta, precast_tensor_share,
+    RawMeta, RawTensor, precast_tensor_delete, precast_tensor_meta, precast_tensor_own,
+    precast_tensor_share,
 };
 use crate::{Device, record::Dtype, runtime::error::first_line};
 
@@ -82,6 +83,19 @@ fn share_raw(raw: RawTensor) -> Handle {
 pub fn share(tensor: &Tensor) -> Handle {
     // SAFETY: `as_ptr` is a live `at::Tensor*` for as long as `tensor` is borrowed.
     share_raw(unsafe { precast_tensor_share(tensor.as_ptr().cast()) })
+}
+
+/// Returns a handle of a caller's tensor whose sizes, strides and storage no other thread can change.
+///
+/// Clones of a `Tensor` are handles of one `TensorImpl`: a `resize_` through one of them changes all, also while a call
+/// checks it. So a tensor that has clones gets an alias of its own over the same memory, and the call checks and uses only
+/// that. A tensor without clones is borrowed for the call, so nobody can change it, and it costs no alias.
+///
+/// The alias keeps the storage, not its size: torch frees a storage's memory when another thread makes it larger, and nothing
+/// can prevent that. See "Inputs that change" in the documentation of [`Model::run`](crate::Model::run).
+pub fn own(tensor: &Tensor) -> Handle {
+    // SAFETY: `as_ptr` is a live `at::Tensor*` for as long as `tensor` is borrowed.
+    share_raw(unsafe { precast_tensor_own(tensor.as_ptr().cast()) })
 }
 
 /// What a tensor says about itself, read in one foreign call and without an allocation.
@@ -289,5 +303,58 @@ pub fn kind_of(dtype: Dtype) -> tch::Kind {
         Dtype::Int8 => tch::Kind::Int8,
         Dtype::Uint8 => tch::Kind::Uint8,
         Dtype::Bool => tch::Kind::Bool,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    fn impl_of(handle: &Handle) -> usize {
+        // SAFETY: an `at::Tensor` is one pointer to its `TensorImpl`.
+        unsafe { *handle.raw().cast::<usize>() }
+    }
+
+    #[test]
+    fn a_tensor_that_has_clones_is_used_through_an_alias_that_they_can_not_change() {
+        let x = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]);
+        let mut clone = x.shallow_clone();
+        let own = own(&x);
+        let memory = (own.meta().storage(), own.meta().address());
+        let _ = clone.resize_([1, 6]);
+        assert_eq!(x.size(), [1, 6], "both are one tensor");
+        let meta = own.meta();
+        assert_eq!((meta.sizes(), meta.strides()), (&[2, 3][..], &[3, 1][..]));
+        // Another storage in place of its own.
+        let mut other = Tensor::zeros([64], (Kind::Float, Device::Cpu));
+        let _ = clone.set_source_tensor(&other);
+        let _ = other.fill_(7.0);
+        let meta = own.meta();
+        assert_eq!((meta.storage(), meta.address()), memory);
+        let alias = own.into_tensor();
+        assert_eq!((alias.numel(), alias.is_contiguous()), (6, true));
+        assert_eq!(
+            Vec::<f32>::try_from(alias.view(-1)).unwrap(),
+            [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        );
+    }
+
+    #[test]
+    fn a_tensor_that_nobody_else_has_needs_no_alias() {
+        let x = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
+        let same = |x: &Tensor| impl_of(&own(x)) == impl_of(&share(x));
+        assert!(same(&x));
+        let clone = x.shallow_clone();
+        assert!(!same(&x));
+        drop(clone);
+        assert!(same(&x));
+        // What the checks refuse is left as it is.
+        let sparse = x.to_sparse(None, None::<i64>, None::<i64>);
+        let _clone = sparse.shallow_clone();
+        assert!(same(&sparse));
+        let none = Tensor::new();
+        assert!(!own(&none).meta().defined());
     }
 }

@@ -1,0 +1,131 @@
+//! Calls that wait for others, and calls that others meddle with.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use precast::{Device, Runtime, runtime::RuntimeError};
+use tch::{Kind, Tensor};
+
+use crate::{
+    fake::{Fake, Memory},
+    flat,
+    hooked::Hooked,
+    ok, x,
+};
+
+#[test]
+fn a_clone_that_is_resized_meanwhile_changes_no_call() {
+    let model = ok(&[Fake::sized(8, 4)]);
+    // There is memory for both sizes, so that nothing is moved.
+    let input = Tensor::ones([8, 4], (Kind::Float, tch::Device::Cpu));
+    let mut clone = input.shallow_clone();
+    let over = Arc::new(AtomicBool::new(false));
+    let stop = over.clone();
+    let meddler = thread::spawn(move || {
+        while !stop.load(Ordering::Relaxed) {
+            let _ = clone.resize_([3, 3]);
+            let _ = clone.resize_([8, 4]);
+        }
+    });
+    for _ in 0..20_000 {
+        match model.run("f", std::slice::from_ref(&input)) {
+            Ok(out) => {
+                let size = out[0].size();
+                assert!(
+                    (3..=8).contains(&size[0]) && (3..=4).contains(&size[1]),
+                    "{size:?}"
+                );
+                assert!(flat(&out[0]).iter().all(|&y| y == 2.0), "{size:?}");
+            }
+            // Half of the sizes are those before a resize, half those after it.
+            Err(RuntimeError::BadInput { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    over.store(true, Ordering::Relaxed);
+    meddler.join().unwrap();
+}
+
+#[test]
+fn a_caller_waits_for_a_context_as_long_as_it_says() {
+    let mut memory = Memory::with(&[Fake {
+        behaviour: "HANGS",
+        ..Fake::sized(2, 2)
+    }]);
+    memory.add("g", &Fake::sized(2, 2));
+    let source = memory.source();
+    let load = |limit: Option<Duration>| {
+        let runtime = Runtime::over(source.clone(), Device::Cpu).unwrap();
+        let runtime = match limit {
+            Some(limit) => runtime.wait_limit(limit),
+            None => runtime,
+        };
+        Arc::new(runtime.instances(1).load("fake").unwrap())
+    };
+    let (model, limited) = (load(None), load(Some(Duration::from_millis(30))));
+    for model in [&model, &limited] {
+        let (of_thread, hangs) = (model.clone(), x(2, 2) - 1.0);
+        let hung = thread::spawn(move || of_thread.run("f", &[hangs]).is_ok());
+        // It is in the artifact when nobody else gets its context.
+        while model.try_run("f", &[x(2, 2)]).is_ok() {
+            thread::yield_now();
+        }
+        let told = match Arc::ptr_eq(model, &limited) {
+            true => model.run("f", &[x(2, 2)]),
+            false => {
+                let begun = Instant::now();
+                let deadline = begun + Duration::from_millis(30);
+                let told = model.run_until("f", &[x(2, 2)], deadline);
+                assert!(begun.elapsed() >= Duration::from_millis(30));
+                told
+            }
+        };
+        let error = told.unwrap_err();
+        assert!(
+            matches!(error, RuntimeError::Busy { contexts: 1, .. }),
+            "{error}"
+        );
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(error, @"module `f` at batch=2 seq=2: all 1 execution contexts are in use, and the call was to wait no longer");
+        }
+        // Other programs answer meanwhile, and this one afterwards.
+        let out = model.try_run("g", &[x(2, 2)]).unwrap();
+        assert_eq!(flat(&out[0]), flat(&(x(2, 2) * 2)));
+        assert!(!hung.is_finished(), "this took too long to show anything");
+        assert!(hung.join().unwrap());
+        let far = Instant::now() + Duration::from_secs(60);
+        assert!(model.run_until("f", &[x(2, 2)], far).is_ok());
+    }
+}
+
+#[test]
+fn a_panic_where_a_context_is_made_loses_none() {
+    let mut memory = Memory::default();
+    memory.add_with_archive(&Fake {
+        outputs: 2,
+        behaviour: "NO_SYMBOL",
+        ..Fake::sized(4, 4)
+    });
+    let program = memory.programs.values().next().unwrap();
+    let archive = memory.artifacts[&program.eager.as_ref().unwrap().artifact].object;
+    let asked = AtomicUsize::new(0);
+    let source = Hooked::over(memory, move |object| {
+        let first = *object == archive && asked.fetch_add(1, Ordering::Relaxed) < 3;
+        assert!(!first, "as meant");
+        Ok(())
+    });
+    let runtime = Runtime::over(source, Device::Cpu).unwrap();
+    let model = runtime.instances(1).load("fake").unwrap();
+    for _ in 0..3 {
+        let run = || model.try_run("f", &[x(4, 4)]);
+        assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+    }
+    assert!(model.try_run("f", &[x(4, 4)]).is_ok());
+}
