@@ -20,15 +20,19 @@ struct Inner {
 }
 
 impl Mapped {
-    /// Maps `file` from its begin to its end.
+    /// Maps the first `size` bytes of `file`, which has as many.
     ///
     /// The store passes files of two kinds only: published under `ready/` with mode 0444 and never opened for writing
     /// again, or a sealed memfd.
-    pub(crate) fn new(file: &File) -> io::Result<Self> {
+    pub(crate) fn new(file: &File, size: u64) -> io::Result<Self> {
+        let size = usize::try_from(size).map_err(io::Error::other)?;
+        if file.metadata()?.len() < size as u64 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         // SAFETY: the bytes must not change while they are mapped. The store upholds it: a file under `ready/` has mode
         // 0444, is only ever unlinked (which leaves the pages of a map alone) and lies in a folder that others can't
         // write (`store::ground`); a memfd is sealed against writing, growing and shrinking before it comes here.
-        let map = unsafe { MmapOptions::new().map(file) }?;
+        let map = unsafe { MmapOptions::new().len(size).map(file) }?;
         Ok(Self(Arc::new(Inner {
             map,
             #[cfg(feature = "torch")]
@@ -40,7 +44,7 @@ impl Mapped {
     pub fn sealed(file: &File) -> io::Result<Self> {
         let seals = fcntl_get_seals(file)?;
         match seals.contains(SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK) {
-            true => Self::new(file),
+            true => Self::new(file, file.metadata()?.len()),
             false => Err(io::Error::other(
                 "the file is not sealed against writing, growing and shrinking",
             )),

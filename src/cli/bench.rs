@@ -66,7 +66,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         }
         .into());
     }
-    let store = context.open()?;
+    let store = context.open_with(args.weights.unpacked())?;
     let name = model(&store, args.model.as_deref())?;
     let device = place(&store, &name, args.device)?;
     let graphs = match args.graphs {

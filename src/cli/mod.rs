@@ -49,6 +49,8 @@ use anyhow::Result;
 use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use self::printer::Printer;
+#[cfg(feature = "torch")]
+use crate::store::Unpacked;
 use crate::store::{Options, Store, StoreError};
 
 /// Ahead-of-time compiled PyTorch artifacts: build once, keep by content, run without Python
@@ -190,6 +192,16 @@ impl Context {
     /// Opens the store, and says when it has to wait for another process.
     fn open(&self) -> Result<Store, StoreError> {
         self.ready(Store::open_with(&self.store, self.options())?)
+    }
+
+    /// Opens the store, and says what is done with unpacked weights.
+    #[cfg(feature = "torch")]
+    fn open_with(&self, unpacked: Unpacked) -> Result<Store, StoreError> {
+        let options = Options {
+            unpacked,
+            ..self.options()
+        };
+        self.ready(Store::open_with(&self.store, options)?)
     }
 
     /// Opens the store, and makes it when there is none.

@@ -51,7 +51,7 @@ fn count(path: &Path, mut counts: Counts) -> Result<()> {
 }
 
 pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
-    let store = context.open()?;
+    let store = context.open_with(args.weights.unpacked())?;
     let name = model(&store, args.model.as_deref())?;
     let device = place(&store, &name, args.device)?;
     let bytes = std::fs::read(&args.inputs)

@@ -9,6 +9,7 @@ use super::exit::{Missing, Usage};
 use crate::{
     Device, Store,
     record::{Sizes, split_model},
+    store::Unpacked,
     target::DeviceKind,
 };
 
@@ -34,6 +35,8 @@ pub(super) struct RunArgs {
     /// Where to run: `cpu` or `cuda:0` [default: what the model was built for]
     #[arg(long, value_parser = device)]
     pub(super) device: Option<Device>,
+    #[command(flatten)]
+    pub(super) weights: WeightArgs,
 }
 
 #[derive(clap::Args)]
@@ -64,6 +67,29 @@ pub(super) struct BenchArgs {
     /// Where to run: `cpu` or `cuda:0` [default: what the model was built for]
     #[arg(long, value_parser = device)]
     pub(super) device: Option<Device>,
+    #[command(flatten)]
+    pub(super) weights: WeightArgs,
+}
+
+/// What is done with the unpacked weights before they are used.
+#[derive(clap::Args)]
+pub(super) struct WeightArgs {
+    /// Map weights without hashing them first: what changed on the disk is not noticed
+    #[arg(long, conflicts_with = "copy_weights")]
+    trust_unpacked: bool,
+    /// Copy weights to memory of this process, out of the reach of what happens to their file
+    #[arg(long)]
+    copy_weights: bool,
+}
+
+impl WeightArgs {
+    pub(super) fn unpacked(&self) -> Unpacked {
+        match (self.trust_unpacked, self.copy_weights) {
+            (true, _) => Unpacked::Trust,
+            (_, true) => Unpacked::Copy,
+            _ => Unpacked::Check,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -12,7 +12,7 @@ use super::{
     exit::{FAILED, MISSING, tell_hint},
     text::bytes,
 };
-use crate::store::{Defect, Needs, Options, Store};
+use crate::store::{Defect, Needs, Store};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -25,11 +25,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    let options = Options {
-        shared: context.shared,
-        ..Options::default()
-    };
-    let store = Store::open_for_repair(&context.store, options)?;
+    let store = Store::open_for_repair(&context.store, context.options())?;
     if args.reindex {
         store.reindex()?;
         if context.out.json() {

@@ -23,7 +23,7 @@ use super::{
     watch::Quarantined,
     weights::Weights,
 };
-use crate::{Device, Digest, Mapped, record::Program};
+use crate::{Device, Digest, Mapped, record::Program, store::Checking};
 
 /// When programs are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,12 +62,16 @@ impl Held {
             return Ok(weights);
         }
         let _span = tracing::info_span!("weights", %digest, %device).entered();
-        let bytes = {
+        let map = |checked: bool| {
             let _span = tracing::info_span!("map").entered();
-            source
-                .map(&digest)
-                .map_err(in_store(format!("weight set `{}`", digest.short())))?
+            match (device, checked) {
+                // An upload takes as long as looking at the bytes.
+                (Device::Cuda(_), false) => source.map_checking(&digest),
+                _ => source.map(&digest).map(|bytes| (bytes, Checking::done())),
+            }
+            .map_err(in_store(format!("weight set `{}`", digest.short())))
         };
+        let (bytes, checking) = map(false)?;
         // On the CPU tensors lie as the file has them.
         let together = match device {
             Device::Cpu => Together::default(),
@@ -76,7 +80,15 @@ impl Held {
                 together()
             }
         };
-        let weights = Arc::new(Weights::new(digest, &bytes, device, limit, &together)?);
+        let new = |bytes: &Mapped| Weights::new(digest, bytes, device, limit, &together);
+        let mut weights = new(&bytes);
+        if !checking.wait() {
+            // Unpacked again, from the object.
+            let (bytes, _) = map(true)?;
+            drop(weights);
+            weights = new(&bytes);
+        }
+        let weights = Arc::new(weights?);
         if device != Device::Cpu {
             unmap(bytes);
         }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Digest, Mapped,
     record::{Artifact, Program, Release, split_model},
-    store::Hold,
+    store::{Checking, Hold},
 };
 
 /// Another source, and what a thread has read of one model's artifacts since this was made.
@@ -162,5 +162,9 @@ impl Source for Prefetched {
 
     fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
         self.source.map(object)
+    }
+
+    fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
+        self.source.map_checking(object)
     }
 }

@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use crate::{
     Digest, Mapped, Store,
     record::{Artifact, Program, Release},
-    store::Hold,
+    store::{Checking, Hold},
 };
 
 /// What a source answers when it can't.
@@ -41,6 +41,12 @@ pub trait Source: Send + Sync {
 
     /// Returns an object's bytes mapped, so that several processes can share them.
     fn map(&self, object: &Digest) -> Result<Mapped, SourceError>;
+
+    /// As [`Self::map`], where the bytes may still be looked at while they are taken to a device: nothing is answered with
+    /// them before [`Checking::wait`] says that they are right.
+    fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
+        Ok((self.map(object)?, Checking::done()))
+    }
 }
 
 impl Source for Store {
@@ -67,6 +73,10 @@ impl Source for Store {
 
     fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
         Ok(Store::map(self, object)?)
+    }
+
+    fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
+        Ok(Store::map_checking(self, object)?)
     }
 }
 

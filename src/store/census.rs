@@ -5,7 +5,7 @@ use std::path::Path;
 use rusqlite::OptionalExtension;
 
 use super::{
-    Store,
+    Options, Store,
     error::StoreError,
     find::{PAGE, Pages},
     index::Index,
@@ -28,7 +28,11 @@ impl Store {
     pub fn open_without_index(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         let layout = Layout::open(path.as_ref())?;
         let index = Index::in_memory(&layout)?;
-        Ok(Self::with_index(layout, index, true))
+        let options = Options {
+            read_only: true,
+            ..Options::default()
+        };
+        Ok(Self::with_index(layout, index, options))
     }
 
     /// Returns why the store's own index can't be used, if it can't: a read-only store then works with one in memory.

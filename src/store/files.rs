@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Store, bytes,
+    Store, bytes, chunks,
     defect::Defect,
     error::{At, StoreError},
     layout::{Kind, Layout},
@@ -253,15 +253,15 @@ impl<'a> Walk<'a> {
     }
 
     fn ready(&mut self, path: &Path, digest: &Digest, hash: bool) {
-        let found = bytes::open_plain(path).and_then(|mut file| match hash {
-            true => Ok(Digest::of_reader(&mut file)?.0),
-            false => Ok(*digest),
+        let sound = bytes::open_plain(path).and_then(|file| match hash {
+            true => chunks::check_whole(&file, digest),
+            false => Ok(true),
         });
-        let why = match found {
+        let why = match sound {
             Err(e) => e.to_string(),
-            Ok(found) if found != *digest => "its content has another digest".into(),
-            Ok(_) if !self.sound.contains_key(digest) => "its object is gone".into(),
-            Ok(_) => return,
+            Ok(false) => "its content has another digest".into(),
+            Ok(true) if !self.sound.contains_key(digest) => "its object is gone".into(),
+            Ok(true) => return,
         };
         self.defects.push(Defect::Ready {
             path: self.inside(path),

@@ -11,7 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::error::{At, StoreError};
+use super::{
+    error::{At, StoreError},
+    ready::Unpacked,
+};
 
 /// How to open a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub struct Options {
     pub read_only: bool,
     /// The store belongs to a group whose members trust each other: what the group can write is accepted.
     pub shared: bool,
+    /// What is done with unpacked files before they are used.
+    pub unpacked: Unpacked,
 }
 
 /// The user that stands for every user a container does not know; nobody can act as it.

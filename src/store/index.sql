@@ -84,7 +84,7 @@ CREATE TABLE uses (
     sum INTEGER NOT NULL
 ) WITHOUT ROWID, STRICT;
 
--- Unpacked files under `ready/` and the identity they had when they were checked whole.
+-- Not used any more; there so that the index has the same version.
 CREATE TABLE ready (
     digest   BLOB PRIMARY KEY,
     identity BLOB NOT NULL

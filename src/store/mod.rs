@@ -48,6 +48,7 @@
 
 mod bytes;
 mod census;
+mod chunks;
 mod claim;
 mod defect;
 mod error;
@@ -91,6 +92,7 @@ pub use gc::{GcPlan, OldRelease, Policy, Reason, Victim};
 pub use ground::Options;
 pub use lease::Hold;
 pub use lock::Waiting;
+pub use ready::{Checking, Unpacked};
 pub use repair::Repaired;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};
 pub use sharing::{GroupBy, Need, Sharing};
@@ -112,7 +114,8 @@ pub struct Store(Arc<Inner>);
 struct Inner {
     layout: Layout,
     index: Index,
-    read_only: bool,
+    /// As it was opened; `read_only` also where it can't be written.
+    options: Options,
     /// When things were used, in seconds since 1970: written once, at the end.
     uses: Mutex<BTreeMap<Digest, i64>>,
     /// The lease of this process, once it needs one.
@@ -162,12 +165,12 @@ impl Store {
         for folder in Layout::FOLDERS {
             ground::inner(&layout.root, folder, options)?;
         }
-        let read_only = options.read_only || !layout.is_writable();
-        Self::at(layout, read_only)
+        Self::at(layout, options)
     }
 
-    fn at(layout: Layout, read_only: bool) -> Result<Self, StoreError> {
-        let index = match read_only {
+    fn at(layout: Layout, mut options: Options) -> Result<Self, StoreError> {
+        options.read_only |= !layout.is_writable();
+        let index = match options.read_only {
             false => Index::open(&layout)?,
             true => match Index::open_read_only(&layout) {
                 // What can't be read and can't be mended is made again in memory.
@@ -175,29 +178,32 @@ impl Store {
                 other => other?,
             },
         };
-        Ok(Self::with_index(layout, index, read_only))
+        Ok(Self::with_index(layout, index, options))
     }
 
     /// Opens a store whose index or inner folders may be unusable, to look at it and to mend it.
-    pub fn open_for_repair(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
+    pub fn open_for_repair(
+        path: impl AsRef<Path>,
+        mut options: Options,
+    ) -> Result<Self, StoreError> {
         let layout = Layout::open(path.as_ref())?;
         ground::check(&layout.root, options)?;
-        let read_only = options.read_only || !layout.is_writable();
-        match Self::at(layout.clone(), read_only) {
+        match Self::at(layout.clone(), options) {
             Err(error) if error.is_index() || matches!(error, StoreError::Unsafe { .. }) => {
                 // In memory, until its own is made again.
                 let index = Index::until_rebuilt(&layout)?;
-                Ok(Self::with_index(layout, index, read_only))
+                options.read_only |= !layout.is_writable();
+                Ok(Self::with_index(layout, index, options))
             }
             other => other,
         }
     }
 
-    fn with_index(layout: Layout, index: Index, read_only: bool) -> Self {
+    fn with_index(layout: Layout, index: Index, options: Options) -> Self {
         Self(Arc::new(Inner {
             layout,
             index,
-            read_only,
+            options,
             uses: Mutex::default(),
             session: Mutex::default(),
             waiting: OnceLock::new(),
@@ -211,7 +217,7 @@ impl Store {
 
     /// Returns whether nothing can be added to this store.
     pub fn is_read_only(&self) -> bool {
-        self.0.read_only
+        self.0.options.read_only
     }
 
     /// Has `tell` called whenever this store waits for another process. The first call counts.
@@ -255,7 +261,7 @@ impl Store {
     }
 
     fn writable(&self, what: &'static str) -> Result<(), StoreError> {
-        match self.0.read_only {
+        match self.0.options.read_only {
             false => Ok(()),
             true => Err(StoreError::ReadOnly {
                 what,
@@ -284,7 +290,7 @@ impl Store {
 
     /// Remembers that `id` was used now.
     fn used(&self, id: &Digest) {
-        if !self.0.read_only {
+        if !self.0.options.read_only {
             let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
             uses.insert(*id, now());
         }

@@ -1,6 +1,6 @@
 //! `run`: dispatch of saved inputs, what is refused, and what a damaged store does.
 
-use std::{fs, io::Write};
+use std::{fs, io::Write, os::unix::fs::PermissionsExt};
 
 use crate::sandbox::{Sandbox, assert_run};
 
@@ -279,4 +279,35 @@ fn runs_add_up_in_a_file_of_counts() {
     let ran = sandbox.run(&[&RUN[..], &["--counts", "counts.json"]].concat());
     assert_eq!(ran.code, 2, "{}", ran.text());
     assert!(ran.stderr.contains("`counts.json` counts calls of `other`"));
+}
+
+#[test]
+fn a_bit_of_the_unpacked_weights_that_changed_on_the_disk_is_noticed_unless_they_are_trusted() {
+    let sandbox = Sandbox::built();
+    rows(&sandbox, 1);
+    assert_eq!(sandbox.run(&RUN).code, 0);
+    let answer = |more: &[&str]| {
+        let ran = sandbox.run(&[&RUN[..], more].concat());
+        assert_eq!(ran.code, 0, "{}", ran.text());
+        sandbox.tensor("y.safetensors").1
+    };
+    let flip = || {
+        let mut shards = fs::read_dir(sandbox.path("artifacts/ready")).unwrap();
+        let shard = shards.next().unwrap().unwrap().path();
+        let file = fs::read_dir(shard).unwrap().next().unwrap().unwrap().path();
+        let mut bytes = fs::read(&file).unwrap();
+        // The sign of the last tensor's last number.
+        *bytes.last_mut().unwrap() ^= 0x80;
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(&file, bytes).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
+    };
+    let right = [1.0, 3.0, 5.0];
+    for _ in 0..2 {
+        flip();
+        assert_ne!(answer(&["--trust-unpacked"]), right);
+        assert_eq!(answer(&["--copy-weights"]), right);
+        assert_eq!(answer(&[]), right);
+        assert_eq!(answer(&["--trust-unpacked"]), right);
+    }
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use precast::Store;
 
 use crate::{
-    attacks, build, crash, many, mutate, newer, readonly, replay,
+    attacks, build, crash, many, mapped, mutate, newer, readonly, replay,
     scene::{self, Random},
     seeds, sound, spread,
 };
@@ -138,6 +138,7 @@ const PARTS: &[Part] = &[
     ("7", immutable),
     ("8", read_only),
     ("9", newer_stores),
+    ("26", mapped_weights),
     ("hostile", hostile),
 ];
 
@@ -236,6 +237,19 @@ fn mutations(report: &mut Report) {
     let bad = swept.bad.clone();
     report.add(
         "2 changes of the index",
+        start.elapsed().as_secs_f64(),
+        &bad,
+        &swept,
+    );
+}
+
+/// Promise 26.
+fn mapped_weights(report: &mut Report) {
+    let start = Instant::now();
+    let swept = mapped::spread(SEED, report.count(20_000), report.count(6_000));
+    let bad = swept.bad.clone();
+    report.add(
+        "26 mapped weights",
         start.elapsed().as_secs_f64(),
         &bad,
         &swept,

@@ -6,6 +6,7 @@ mod build;
 mod crash;
 mod full;
 mod many;
+mod mapped;
 mod mutate;
 mod newer;
 #[cfg(feature = "sync-points")]
@@ -59,6 +60,13 @@ fn changed_bytes_of_objects_and_records_are_refused() {
     let swept = mutate::files(&path, &scene, 1, 8_000);
     assert_eq!(swept.bad, [] as [String; 0]);
     assert_eq!(swept.refused, swept.mutations);
+}
+
+#[test]
+fn changed_weights_are_never_mapped() {
+    let swept = mapped::sweep(1, 250, 120);
+    assert_eq!(swept.bad, [] as [String; 0]);
+    assert_eq!((swept.mutations, swept.during), (250, 120));
 }
 
 #[test]

@@ -237,6 +237,14 @@ fn load(root: &Path) -> Value {
         start.elapsed()
     });
     let first = median(first.collect());
+    let with = |unpacked| {
+        let options = Options {
+            unpacked,
+            ..Options::default()
+        };
+        Store::open_with(root, options).unwrap()
+    };
+    let (trusting, copying) = (with(Unpacked::Trust), with(Unpacked::Copy));
     json!({
         "bytes": content.len(),
         "stored": packed.len(),
@@ -244,6 +252,8 @@ fn load(root: &Path) -> Value {
         "read_checked_ms": time(&|| drop(black_box(store.read(&digest).unwrap()))),
         "map_first_ms": first,
         "map_next_ms": time(&|| drop(black_box(store.map(&digest).unwrap()))),
+        "map_trusted_ms": time(&|| drop(black_box(trusting.map(&digest).unwrap()))),
+        "map_copied_ms": time(&|| drop(black_box(copying.map(&digest).unwrap()))),
         "hash_whole_ms": time(&|| _ = black_box(Digest::of_reader(&mut File::open(&ready).unwrap()).unwrap())),
         "in_memory_ms": time(&|| drop(black_box(store.memfd(&digest).unwrap()))),
     })

@@ -1,0 +1,255 @@
+//! Changes unpacked weights between and during starts. No start may see a byte that is not what the digest names.
+
+use std::{
+    fs::{self, File, Permissions},
+    os::unix::fs::{FileExt, PermissionsExt},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+};
+
+use precast::{
+    Digest, Store,
+    store::{Options, Unpacked},
+};
+
+use crate::{
+    scene::{self, Random},
+    spread,
+};
+
+/// What a sweep did.
+#[derive(Default, Debug, serde::Serialize)]
+pub struct Sweep {
+    /// Changes between two starts.
+    pub mutations: u64,
+    /// Starts beside which a file was changed.
+    pub during: u64,
+    /// Starts that were refused; all others had every byte right.
+    pub refused: u64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// One chunk, and a few, the last not whole.
+const SIZES: [usize; 3] = [6000, (2 << 20) + 77, 3 << 20];
+
+struct Weights {
+    digest: Digest,
+    content: Vec<u8>,
+    path: PathBuf,
+    /// The unpacked file as it should be.
+    sound: Vec<u8>,
+}
+
+fn weights(store: &Store) -> Vec<Weights> {
+    let of = |size: &usize| {
+        let content = scene::content(*size as u64, *size);
+        let digest = store.put_bytes(&content).unwrap();
+        drop(store.map(&digest).unwrap());
+        let hex = digest.hex();
+        let path = store.path().join("ready").join(&hex[..2]).join(&hex);
+        let sound = fs::read(&path).unwrap();
+        assert_eq!(sound.len() > size + 96, *size > 1 << 20, "a tail");
+        Weights {
+            digest,
+            content,
+            path,
+            sound,
+        }
+    };
+    SIZES.iter().map(of).collect()
+}
+
+/// Changes a file in place; returns what was done.
+fn change(file: &File, random: &mut Random, sound: &[u8], other: &[u8]) -> String {
+    let length = sound.len();
+    let at = random.below(length);
+    match random.below(8) {
+        0 => {
+            file.set_len(at as u64).unwrap();
+            format!("cut to {at}")
+        }
+        1 => {
+            let more = random.draw().to_le_bytes();
+            file.write_all_at(&more, length as u64).unwrap();
+            "extended".to_owned()
+        }
+        2 => {
+            let most = 1 + random.below(4096);
+            let zeros: Vec<u8> = sound[at..]
+                .iter()
+                .take(most)
+                .map(|byte| byte ^ 0x5A)
+                .collect();
+            file.write_all_at(&zeros, at as u64).unwrap();
+            format!("{} bytes from {at}", zeros.len())
+        }
+        3 => {
+            file.set_len(0).unwrap();
+            file.write_all_at(other, 0).unwrap();
+            "swapped with another".to_owned()
+        }
+        4 => {
+            // Where the digests of chunks are.
+            let at = length - 1 - random.below(length.min(300));
+            file.write_all_at(&[sound[at] ^ (1 << random.below(8))], at as u64)
+                .unwrap();
+            format!("a bit of byte {at}")
+        }
+        _ => {
+            file.write_all_at(&[sound[at] ^ (1 << random.below(8))], at as u64)
+                .unwrap();
+            format!("a bit of byte {at}")
+        }
+    }
+}
+
+fn writable(path: &Path) -> File {
+    fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+    let file = File::options().write(true).open(path).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o444)).unwrap();
+    file
+}
+
+fn restore(file: &File, sound: &[u8]) {
+    file.write_all_at(sound, 0).unwrap();
+    file.set_len(sound.len() as u64).unwrap();
+}
+
+/// Starts with this store; returns what was wrong.
+fn start(store: &Store, of: &Weights, sweep: &mut Sweep) -> Option<String> {
+    match store.map(&of.digest) {
+        Ok(map) if map[..] == of.content[..] => None,
+        Ok(map) => Some(format!("{} bytes, and other ones", map.len())),
+        Err(_) => {
+            sweep.refused += 1;
+            None
+        }
+    }
+}
+
+/// Makes `count` seeded changes between starts, and `during` starts beside changes.
+pub fn sweep(seed: u64, count: u64, during: u64) -> Sweep {
+    let dir = scene::scratch();
+    let store = Store::create(dir.path().join("store")).unwrap();
+    let all = weights(&store);
+    let with = |unpacked, read_only| {
+        let options = Options {
+            unpacked,
+            read_only,
+            ..Options::default()
+        };
+        Store::open_with(store.path(), options).unwrap()
+    };
+    let checking = with(Unpacked::Check, true);
+    let copying = with(Unpacked::Copy, true);
+    let mut random = Random(seed);
+    let mut sweep = Sweep::default();
+    for n in 0..count {
+        // The small one more often: it costs less.
+        let which = [0, 0, 0, 1, 2][random.below(5)];
+        let of = &all[which];
+        let file = writable(&of.path);
+        let what = change(&file, &mut random, &of.sound, &all[(which + 1) % 3].sound);
+        sweep.mutations += 1;
+        let (early, checked) = checking.map_checking(&of.digest).unwrap();
+        let wrong = match checked.wait() {
+            true if early[..] != of.content[..] => Some("said to be right".to_owned()),
+            _ => None,
+        };
+        let used = if n % 2 == 0 { &checking } else { &copying };
+        let wrong = wrong.or_else(|| start(used, of, &mut sweep));
+        restore(&file, &of.sound);
+        // One that may write unpacks it again, and sets the other aside.
+        let wrong = wrong.or_else(|| {
+            if n % 50 != 0 {
+                return None;
+            }
+            change(&file, &mut random, &of.sound, &all[(which + 1) % 3].sound);
+            let wrong = start(&store, of, &mut sweep);
+            for aside in scene::files(&store.path().join("quarantine")) {
+                fs::remove_file(aside).unwrap();
+            }
+            let again = fs::read(&of.path).unwrap() == of.sound;
+            wrong.or((!again).then(|| "it was not unpacked again".to_owned()))
+        });
+        if let Some(wrong) = wrong {
+            let size = of.content.len();
+            sweep.bad.push(format!(
+                "seed {seed} step {n}: {size} bytes, {what}: {wrong}"
+            ));
+        }
+    }
+    beside(&all, &checking, &copying, seed, during, &mut sweep);
+    sweep
+}
+
+/// Starts while another thread changes the file: what is copied in place, what is mapped by putting others in its place
+/// (a change of bytes that are mapped already is out of reach).
+fn beside(
+    all: &[Weights],
+    checking: &Store,
+    copying: &Store,
+    seed: u64,
+    count: u64,
+    sweep: &mut Sweep,
+) {
+    for (of, other) in all.iter().zip(all.iter().cycle().skip(1)) {
+        for (store, in_place) in [(copying, true), (checking, false)] {
+            let over = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut random = Random(seed);
+                    while !over.load(Relaxed) {
+                        if !in_place {
+                            let new = of.path.with_extension("new");
+                            fs::write(&new, &of.sound).unwrap();
+                            fs::rename(new, &of.path).unwrap();
+                        }
+                        let file = writable(&of.path);
+                        if in_place {
+                            change(&file, &mut random, &of.sound, &other.sound);
+                            restore(&file, &of.sound);
+                        } else {
+                            let new = of.path.with_extension("new");
+                            fs::write(&new, &of.sound).unwrap();
+                            let file = File::options().write(true).open(&new).unwrap();
+                            change(&file, &mut random, &of.sound, &other.sound);
+                            fs::rename(new, &of.path).unwrap();
+                        }
+                    }
+                    fs::write(of.path.with_extension("new"), &of.sound).unwrap();
+                    fs::rename(of.path.with_extension("new"), &of.path).unwrap();
+                });
+                for n in 0..count / 6 {
+                    sweep.during += 1;
+                    if let Some(wrong) = start(store, of, sweep) {
+                        let how = if in_place { "copied" } else { "mapped" };
+                        sweep
+                            .bad
+                            .push(format!("seed {seed} start {n}, {how}: {wrong}"));
+                    }
+                }
+                over.store(true, Relaxed);
+            });
+        }
+    }
+}
+
+/// As [`sweep`], in as many threads as there are jobs.
+pub fn spread(seed: u64, count: u64, during: u64) -> Sweep {
+    let jobs = spread::jobs() as u64;
+    let shares: Vec<u64> = (0..jobs).collect();
+    let all = std::sync::Mutex::new(Sweep::default());
+    spread::each(&shares, |job| {
+        let mut one = sweep(seed + job, (count + job) / jobs, (during + job) / jobs);
+        let mut all = all.lock().unwrap();
+        all.mutations += one.mutations;
+        all.during += one.during;
+        all.refused += one.refused;
+        all.bad.append(&mut one.bad);
+        Ok(())
+    });
+    all.into_inner().unwrap()
+}
