@@ -27,7 +27,7 @@
 //! | question | answered in |
 //! |---|---|
 //! | what does an object file look like, and how is it checked? | `object`, `sealed` for records |
-//! | how do bytes become a mapped file, and when is that trusted? | `ready` |
+//! | how do bytes become a mapped file, and how is it checked? | `ready`, by several threads: `chunks` |
 //! | who waits for whom? | `lock`; one compile per key: `claim` |
 //! | what keeps gc from what is in use? | `lease`; what it may delete: `gc`; how it deletes: `sweep` |
 //! | what can be wrong, and what then? | `defect`, `verify`, `repair` |

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use precast::{Digest, Store, store::Policy};
+use precast::{
+    Digest, Store,
+    store::{Options, Policy, Unpacked},
+};
 use serde_json::{Value, json};
 
 #[path = "../sample/ran.rs"]
@@ -43,7 +46,10 @@ pub fn run() {
     });
     let text = serde_json::to_string_pretty(&document).unwrap();
     println!("{text}");
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results/store-cpu.json");
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/benches/results/store-cpu.json"
+    );
     fs::write(path, format!("{text}\n")).unwrap();
 }
 
