@@ -135,6 +135,34 @@ fn an_upload_is_exact_and_as_slow_as_it_is_asked_to_be() {
 }
 
 #[test]
+fn a_bit_that_changed_on_the_disk_is_on_no_device() {
+    if store("a_bit_that_changed_on_the_disk_is_on_no_device").is_none() {
+        return;
+    }
+    let (_dir, store, digest) = random_set(9, 1_000_008);
+    let sound = store.map(&digest).unwrap().to_vec();
+    let hex = digest.hex();
+    let path = store.path().join("ready").join(&hex[..2]).join(&hex);
+    for at in [sound.len() - 1, sound.len() / 2] {
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[at] ^= 1;
+        let new = path.with_extension("new");
+        std::fs::write(&new, bytes).unwrap();
+        std::fs::rename(new, &path).unwrap();
+        let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
+        let set = runtime.weights(Some(digest)).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&sound).unwrap();
+        for (name, view) in file.tensors() {
+            let there = Vec::<u8>::try_from(set.read(&name).unwrap()).unwrap();
+            assert!(
+                there == view.data(),
+                "`{name}` is not what the object holds"
+            );
+        }
+    }
+}
+
+#[test]
 fn loading_and_uploading_have_spans() {
     let Some(store) = store("loading_and_uploading_have_spans") else {
         return;
