@@ -36,7 +36,6 @@ pub mod digest;
 pub mod inspect;
 mod mapped;
 pub mod plan;
-mod prelude;
 pub mod record;
 #[cfg(feature = "torch")]
 pub mod runtime;

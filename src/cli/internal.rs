@@ -4,16 +4,7 @@ use std::{env, os::unix::process::CommandExt, path::PathBuf, process};
 
 use anyhow::{Context as _, Result};
 
-use super::{
-    Command, Context,
-    exit::Usage,
-    served::{model, place},
-};
-use crate::{
-    Device,
-    prelude::{self, CUDA_AHEAD},
-};
-
+use super::{Command, Context, exit::Usage};
 pub(super) const GATE: &str = "__gate";
 
 /// The program that has libtorch.
@@ -36,34 +27,10 @@ pub(super) fn with_torch() -> Result<PathBuf> {
 /// What libtorch's C++ has to say: its warnings are about its own insides.
 const LOG_LEVEL: (&str, &str) = ("TORCH_CPP_LOG_LEVEL", "ERROR");
 
-/// Returns the device that a command will run on, as far as that is known: what is wrong with its arguments is told by who
-/// runs it.
-fn ahead(command: &Command, context: &Context) -> Option<Device> {
-    let (named, device) = match command {
-        Command::Run(args) => (&args.model, args.device),
-        Command::Bench(args) => (&args.model, args.device),
-        _ => return None,
-    };
-    let of_model = || {
-        let store = context.open().ok()?;
-        let name = model(&store, named.as_deref()).ok()?;
-        place(&store, &name, None).ok()
-    };
-    device.or_else(of_model)
-}
-
 /// Becomes the program that has libtorch, with the arguments of this one.
-pub(super) fn hand_over(asked: &Command, context: &Context) -> Result<u8> {
+pub(super) fn hand_over(_: &Command, context: &Context) -> Result<u8> {
     let program = with_torch()?;
     let mut command = process::Command::new(&program);
-    match ahead(asked, context) {
-        Some(Device::Cuda(ordinal)) => command.env(CUDA_AHEAD, ordinal.to_string()),
-        _ => command.env_remove(CUDA_AHEAD),
-    };
-    // Not where times are measured: a service has what its own environment says.
-    if let Command::Run(_) = asked {
-        prelude::huge_pages(&mut command);
-    }
     if env::var_os(LOG_LEVEL.0).is_none() && context.verbose == 0 {
         command.env(LOG_LEVEL.0, LOG_LEVEL.1);
     }

@@ -249,37 +249,20 @@ pub fn main() -> ExitCode {
     run(std::env::args_os().collect(), internal::hand_over).into()
 }
 
-/// Runs the command line of this process, with libtorch in it. Ends the process, unless a profiler looks at it from within
-/// or it is a gate, which is to see what the end of a service would.
+/// Runs the command line of this process, with libtorch in it.
 #[cfg(feature = "torch")]
 pub fn main_with_torch() -> ExitCode {
-    /// Also where a panic ends it: no exit may meet the thread that makes a context.
-    struct Finish;
-    impl Drop for Finish {
-        fn drop(&mut self) {
-            crate::runtime::ahead::finish();
-        }
-    }
-    let finish = Finish;
-    let args: Vec<_> = std::env::args_os().collect();
-    let gate = args.get(1).is_some_and(|arg| arg == internal::GATE);
-    let code = run(args, |command, context| match command {
+    let torch: WithTorch = |command, context| match command {
         Command::Run(args) => run::run(args, context),
         Command::Bench(args) => bench::run(args, context),
         Command::Gate(args) => internal::gate(args, context),
         other => dispatch(other, context, internal::hand_over),
-    });
-    drop(finish);
-    if !gate {
-        crate::runtime::leave(code);
-    }
+    };
+    let code = run(std::env::args_os().collect(), torch);
+    // Programs may still be loaded in the background.
+    crate::runtime::shut_down();
     code.into()
 }
-
-/// What `precast-torch` does before libtorch is initialised.
-#[cfg(feature = "torch")]
-#[doc(hidden)]
-pub use crate::runtime::ahead::before_main;
 
 fn run(args: Vec<OsString>, torch: WithTorch) -> u8 {
     // Help and mistakes are told before the arguments are known.

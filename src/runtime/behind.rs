@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Model, RuntimeError, ffi::ending, program::Ready, variant::Variant};
+use super::{Model, RuntimeError, ending, program::Ready, variant::Variant};
 use crate::{Digest, record::Program};
 
 /// How long it took from the beginning of a load until a model was of use.

@@ -20,8 +20,8 @@
 //! **Failure.** What can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request goes to the next
 //! rung of the ladder: a covering bucket, a dynamic artifact, eager.
 //!
-//! **Ending.** When the process exits in mid-work, no call begins any more and those under way are waited for, five seconds
-//! at most, before libtorch's destructors run.
+//! **Ending.** libtorch's destructors must not meet a call. A process that exits while its threads are in calls first calls
+//! [`shut_down`].
 //!
 //! **Trust.** What is executed was hashed in the memory it is executed from, and its target was compared with this
 //! host before. Inputs are checked completely before a foreign call. This is no sandbox: an artifact that was built
@@ -39,9 +39,9 @@ mod bits;
 mod cost;
 mod dispatch;
 mod eager;
+mod ending;
 mod error;
 mod ffi;
-pub(crate) use ffi::{ahead, leave};
 mod graphs;
 mod host;
 mod lane;
@@ -72,6 +72,7 @@ mod wiring;
 
 pub use arrays::{Argument, Array, Element, Value};
 pub use behind::Timings;
+pub use ending::shut_down;
 pub use error::{NoFit, RuntimeError};
 pub use ffi::{DeviceMemory, Scope, Stream};
 pub use graphs::Session;

@@ -9,10 +9,8 @@ use tch::Tensor;
 
 use super::{
     RuntimeError,
-    ffi::{
-        cuda,
-        ending::{self, Count},
-    },
+    ending::{self, Count},
+    ffi::cuda,
     host::make_room,
     loader::{Loader, Slot},
     model::Call,

@@ -8,11 +8,8 @@ use std::{
 
 use super::{
     RuntimeError,
-    ffi::{
-        cuda, cuda_for,
-        ending::{self, Entered},
-        keep,
-    },
+    ending::{self, Entered},
+    ffi::{cuda, cuda_for},
     host::host,
     loader::{Held, Loader, Loading, Slot},
     model::{Inputs, Model},
@@ -104,7 +101,6 @@ impl Runtime {
         for &device in &devices {
             check(device, &ordinals)?;
         }
-        keep();
         let hosts = devices
             .iter()
             .map(|&device| host(device))
@@ -361,8 +357,6 @@ impl Runtime {
             self.load_before(&replica)?;
             replicas.push(replica);
         }
-        // After libtorch's CUDA half and the artifacts.
-        ending::watch();
         let behind = self.loading == Loading::Background;
         let order = behind.then(|| self.priority.clone());
         let model = Model::new(

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use super::{Model, RuntimeError, ffi::ending, weights::WeightSet};
+use super::{Model, RuntimeError, ending, weights::WeightSet};
 use crate::{Device, Digest};
 
 impl Model {

@@ -1,13 +1,13 @@
 //! The command line, driven in a sandbox: a fake worker and fake artifacts, so that everything but numerics runs in
 //! seconds. Snapshots hold exit code, stdout and stderr.
 
-#[cfg(feature = "torch")]
-mod ahead;
 mod bad_input;
 #[cfg(feature = "torch")]
 mod bench;
 mod beside;
 mod build;
+#[cfg(feature = "torch")]
+mod context;
 mod control;
 #[cfg(feature = "torch")]
 mod gate;

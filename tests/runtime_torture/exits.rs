@@ -1,4 +1,4 @@
-//! Processes that end while their threads are in the middle of calls, loads and swaps.
+//! Processes that end while their threads are in the middle of calls, loads and swaps: they call `shut_down` first.
 
 use std::{
     os::unix::process::ExitStatusExt,
@@ -161,6 +161,7 @@ pub fn child(with: &Value) -> Value {
     let begin = Instant::now();
     let end = move || -> ! {
         std::thread::sleep(after.saturating_sub(begin.elapsed()));
+        precast::runtime::shut_down();
         exit(code)
     };
     if with["from_worker"] == json!(true) {

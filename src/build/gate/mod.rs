@@ -37,7 +37,6 @@ use super::{
 };
 use crate::{
     Digest,
-    prelude::CUDA_AHEAD,
     record::{Dtype, Program, Step},
     target::DeviceKind,
 };
@@ -111,8 +110,6 @@ impl Child {
             .arg("--store")
             .arg(store)
             .args((device == DeviceKind::Cuda).then_some("--cuda"))
-            .env_remove(CUDA_AHEAD)
-            .envs((device == DeviceKind::Cuda).then_some((CUDA_AHEAD, "0")))
             .env("OMP_WAIT_POLICY", WAIT_POLICY)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -245,7 +245,7 @@ impl Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
-        if super::ending::ended() {
+        if crate::runtime::ending::ended() {
             // Its code may be gone already, and all of its memory is about to be.
             return;
         }

@@ -13,8 +13,8 @@ use std::{
 
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
-use super::{ahead, ending, library::open_verified, shim};
-use crate::runtime::source::sealed;
+use super::{context, library::open_verified, shim};
+use crate::runtime::{ending, source::sealed};
 
 /// The CUDA half of the shim; empty when the crate was built without the headers.
 const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim_cuda.so"));
@@ -93,10 +93,8 @@ pub fn cuda_for(devices: &[usize]) -> Result<&'static Cuda, String> {
         let _span = tracing::info_span!("libtorch_cuda").entered();
         // An exit of the process waits for it.
         let _work = ending::work();
-        ahead::begin(devices);
-        let loaded = Cuda::load();
-        ahead::finish();
-        loaded
+        let _contexts = context::preload(devices);
+        Cuda::load()
     };
     CUDA.get_or_init(load).as_ref().map_err(Clone::clone)
 }

@@ -21,31 +21,28 @@
 //! through `extern "C"`. The shim catches it, and takes the text off `std::cerr` for the calling thread only.
 #![allow(unsafe_code)]
 
-pub mod ahead;
-mod apart;
 mod container;
+mod context;
 mod cuda;
-pub mod ending;
 mod graph;
-mod heap;
 mod interpreter;
 mod library;
 mod operators;
 mod shim;
 mod stream;
 mod tensor;
+mod trim;
 mod upload;
 mod weight;
 
 pub use container::{Constant, Container};
 pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for, libtorch_folder};
-pub use ending::leave;
 pub use graph::{Graph, Pool};
-pub use heap::{give_back, keep};
 pub use interpreter::Interpreter;
 pub use library::Library;
 pub use operators::{Call, Loading, Operators, Value, registered};
 pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Meta, Stolen, kind_of, overwrite, own, share};
+pub use trim::give_back;
 pub use upload::{UploadError, can_upload, upload};
 pub use weight::Weight;

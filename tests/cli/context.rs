@@ -1,0 +1,71 @@
+//! A CUDA context that is made while libtorch's CUDA half is loaded, with a driver that says what it was asked.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::sandbox::Sandbox;
+
+struct Driver {
+    sandbox: Sandbox,
+    log: PathBuf,
+}
+
+impl Driver {
+    fn new() -> Self {
+        let sandbox = Sandbox::built();
+        sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[0.0; 12])]);
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake/driver.c");
+        let library = sandbox.path("libcuda.so.1");
+        let built = (Command::new("g++").args(["-x", "c", "-shared", "-fPIC", "-o"]))
+            .args([&library, &source])
+            .status()
+            .expect("g++ is installed");
+        assert!(built.success(), "g++ compiles the fake driver");
+        let log = sandbox.path("driver.log");
+        Self { sandbox, log }
+    }
+
+    /// Runs a command where this is the driver; returns what the driver was asked, and what the command printed.
+    fn asked(&self, command: &mut Command) -> (String, String) {
+        let _ = fs::remove_file(&self.log);
+        command
+            .env("FAKE_DRIVER_LOG", &self.log)
+            .env("LD_LIBRARY_PATH", self.sandbox.path(""));
+        let ran = self.sandbox.output(command);
+        (
+            fs::read_to_string(&self.log).unwrap_or_default(),
+            ran.text(),
+        )
+    }
+}
+
+const RUN: [&str; 4] = ["run", "affine", "--inputs", "x.safetensors"];
+const ONCE: &str = "init 0\ndevice 3\ncontext 103\n";
+
+#[test]
+fn what_runs_on_the_cpu_asks_no_driver() {
+    let driver = Driver::new();
+    let (asked, text) = driver.asked(&mut driver.sandbox.command(&RUN));
+    assert_eq!(asked, "", "{text}");
+}
+
+#[test]
+fn a_context_is_made_once() {
+    if Path::new("/dev/nvidiactl").exists() {
+        let skipped = "a_context_is_made_once: skipped: libtorch would meet a driver that can do no more than this";
+        let _ = writeln!(std::io::stderr(), "{skipped}");
+        return;
+    }
+    let driver = Driver::new();
+    let run = [&RUN[..], &["--device", "cuda:3"]].concat();
+    let (asked, text) = driver.asked(&mut driver.sandbox.command(&run));
+    assert_eq!(asked, ONCE, "{text}");
+    assert!(
+        text.contains("exit code 4") && text.contains("`cuda:3`"),
+        "{text}"
+    );
+}
