@@ -8,6 +8,8 @@
 #include "upload.h"
 
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <random>
 #include <string>
 
@@ -40,11 +42,10 @@ class File {
   const int file;
 };
 
-// Kept, as in the shim: threads sleep in it.
-uploads::Staging& staging(uploads::Copy around, bool small) {
+// Kept, as in the shim.
+uploads::Staging& staging(uint64_t buffer) {
   auto* made = new uploads::Staging;
-  if (small) made->sizes = {64 << 10, 4 << 10, 16 << 10, 8 << 10, 16 << 10, 3};
-  made->around = around;
+  if (buffer) made->buffer = buffer;
   static auto* all = new std::vector<uploads::Staging*>;
   static std::mutex lock;
   std::lock_guard<std::mutex> held(lock);
@@ -100,7 +101,7 @@ int main(int argc, char** argv) {
   Random random(20261121);
   if (what == "early" || what == "overflow") {
     fake::early = what == "early";
-    auto& with = staging(nullptr, true);
+    auto& with = staging(4 << 10);
     const File file(std::vector<uint8_t>(200'001));
     for (uint64_t i = 0; i < rounds; i++) {
       std::vector<uint8_t> block(200'001 - (what == "overflow"));
@@ -110,23 +111,21 @@ int main(int argc, char** argv) {
     return 0;
   }
   std::vector<std::thread> threads;
-  auto& shared = staging(uploads::around_caches(), true);
+  auto& shared = staging(4 << 10);
   for (int t = 0; t < 3; t++)
     threads.emplace_back([&, t] {
       Random own(static_cast<uint64_t>(t));
-      fake::no_register = t == 1;
-      auto& plain = staging(nullptr, true);
-      auto& best = staging(uploads::around_caches(), true);
+      auto& large = staging(16 << 10);
+      auto& odd = staging(5003);
       for (uint64_t i = 0; i < rounds; i++) {
-        once(plain, own, 600'000, true);
-        once(best, own, 600'000, true);
+        once(large, own, 600'000, true);
+        once(odd, own, 600'000, true);
         once(shared, own, 100'000, true);
       }
     });
   for (auto& thread : threads) thread.join();
-  // The sizes that are used, but that a shorter upload is a long one.
-  auto& real = staging(uploads::around_caches(), false);
-  real.sizes.rounds = 2;
+  // The size that is used.
+  auto& real = staging(0);
   for (uint64_t i = 0; i < 4; i++) once(real, random, 130'000'000, false);
   MUST(failures > 0 && endings > 0);
   std::printf("calls: %llu\n", static_cast<unsigned long long>(calls.load()));

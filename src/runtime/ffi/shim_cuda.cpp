@@ -355,7 +355,7 @@ EXPORT void precast_cuda_graph_delete(void* graph) {
 }
 
 // Copies pieces of an open file into a device block of `bytes`; done when it returns. `pieces` are sorted and do not overlap.
-// Up to `threads` help. `limit` is in bytes a second; 0 is none. Returns an error of reading the file as errno, negated.
+// Up to `threads` read the file. `limit` is in bytes a second; 0 is none. Returns an error of reading the file as errno, negated.
 EXPORT int32_t precast_cuda_upload(
     int32_t device, uint8_t* block, uint64_t bytes, int file, const uploads::Piece* pieces, size_t n, size_t threads,
     uint64_t limit) {

@@ -1,4 +1,4 @@
-//! A file to a device block through pinned memory that several threads fill; `upload.h` says how.
+//! A file to a device block through a ring of pinned buffers that a few threads fill; `upload.h` says how.
 
 use std::{io, ops::Range, os::fd::AsRawFd, sync::LazyLock, thread::available_parallelism};
 
@@ -73,7 +73,7 @@ pub fn upload(
             file.file().as_raw_fd(),
             pieces.as_ptr(),
             pieces.len(),
-            helpers(),
+            readers(),
             limit,
         )
     };
@@ -83,11 +83,11 @@ pub fn upload(
     }
 }
 
-/// Returns how many threads may help with an upload: one for each core there is beside the caller's.
-fn helpers() -> usize {
-    static HELPERS: LazyLock<usize> =
+/// Returns how many threads may read the file: one for each core beside the caller's.
+fn readers() -> usize {
+    static READERS: LazyLock<usize> =
         LazyLock::new(|| available_parallelism().map_or(0, |cores| cores.get() - 1));
-    *HELPERS
+    *READERS
 }
 
 /// Returns whether [`upload`] can work here.

@@ -13,17 +13,15 @@
 #include <mutex>
 #include <thread>
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600, cudaErrorUnknown = 999 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorUnknown = 999 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1 };
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
-constexpr unsigned cudaHostAllocPortable = 1, cudaHostRegisterPortable = 1;
+constexpr unsigned cudaHostAllocPortable = 1;
 
 namespace fake {
 
 // The call that fails next, counted down by the calling thread; none below zero.
 inline thread_local int64_t fails = -1;
-// Whether pinning what the caller made fails.
-inline thread_local bool no_register = false;
 // Events say that they are done before they are: a defect of the device.
 inline std::atomic<bool> early{false};
 
@@ -70,7 +68,6 @@ struct Stream {
 using cudaStream_t = fake::Stream*;
 using cudaEvent_t = fake::Event*;
 
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 // Streams and events are never destroyed, as in what is tested.
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned) {
   if (fake::failed()) return cudaErrorUnknown;
@@ -81,9 +78,6 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* made, unsigned) {
   if (fake::failed()) return cudaErrorUnknown;
   *made = new fake::Event;
   return cudaSuccess;
-}
-inline cudaError_t cudaHostRegister(void*, size_t, unsigned) {
-  return fake::no_register ? cudaErrorUnknown : cudaSuccess;
 }
 inline cudaError_t cudaHostAlloc(void** made, size_t bytes, unsigned) {
   if (fake::failed()) return cudaErrorMemoryAllocation;
@@ -100,10 +94,11 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   }
   return cudaSuccess;
 }
-inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (fake::failed()) return cudaErrorUnknown;
   if (fake::early) return cudaSuccess;
-  return event->done.load(std::memory_order_acquire) >= event->recorded ? cudaSuccess : cudaErrorNotReady;
+  while (event->done.load(std::memory_order_acquire) < event->recorded) std::this_thread::yield();
+  return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
   return fake::failed() ? cudaErrorUnknown : cudaSuccess;
