@@ -1,6 +1,6 @@
 //! Read-only memory maps of files that nobody writes.
 //!
-//! The one place outside `runtime/ffi` with `unsafe`: mapping a file is only sound while its bytes stay as they are.
+//! One of the few places outside `runtime/ffi` with `unsafe`: mapping a file is only sound while its bytes stay as they are.
 #![allow(unsafe_code)]
 
 use std::{fs::File, io, ops::Deref, sync::Arc};

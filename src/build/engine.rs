@@ -2,8 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::Permissions,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::{
         Arc, RwLock,
@@ -23,6 +21,7 @@ use super::{
     limits::{Limits, Stop},
     progress::{Event, Progress},
     protocol::{Opened, Request, Weights},
+    scratch::{Scratch, sweep},
     task::Role,
     weights::{self, StoredWeights},
     worker::Worker,
@@ -147,14 +146,8 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
             total: plan.wanted(),
         });
     }
-    let scratch = tempfile::Builder::new()
-        .prefix("precast-build-")
-        .permissions(Permissions::from_mode(0o700))
-        .tempdir_in(&options.scratch)
-        .map_err(|source| BuildError::Scratch {
-            path: options.scratch.clone(),
-            source,
-        })?;
+    sweep(&options.scratch, false);
+    let scratch = Scratch::new(&options.scratch)?;
 
     let crew = Crew {
         options,

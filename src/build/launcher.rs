@@ -3,12 +3,14 @@
 use std::{
     ffi::OsString,
     fs::File,
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
-use super::BuildError;
+use super::{
+    BuildError,
+    lifeline::{self, Lifeline},
+};
 
 /// The worker's program, written out where Python can run it.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/worker.rs"));
@@ -56,7 +58,7 @@ impl Launcher {
     }
 
     /// Starts a worker whose private files lie in `private`, in a process group of its own.
-    pub(super) fn spawn(&self, private: &Path) -> Result<Child, BuildError> {
+    pub(super) fn spawn(&self, private: &Path) -> Result<(Child, Lifeline), BuildError> {
         let scratch_error = |source| BuildError::Scratch {
             path: private.to_owned(),
             source,
@@ -77,13 +79,11 @@ impl Launcher {
             .env("OMP_WAIT_POLICY", WAIT_POLICY)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(stderr)
-            .process_group(0)
-            .spawn()
-            .map_err(|source| BuildError::NoPython {
-                program: self.program.clone(),
-                source,
-            })
+            .stderr(stderr);
+        lifeline::spawn(&mut command).map_err(|source| BuildError::NoPython {
+            program: self.program.clone(),
+            source,
+        })
     }
 
     fn command(&self, private: &Path) -> Result<Command, BuildError> {
@@ -133,10 +133,10 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let launcher = Launcher::python("true");
         let [first, second] = ["worker-1", "worker-2"].map(|name| scratch.path().join(name));
-        launcher.spawn(&first).unwrap().wait().unwrap();
+        launcher.spawn(&first).unwrap().0.wait().unwrap();
         let mine = first.join("precast_worker").join(FILES[0].0);
         std::fs::write(&mine, "as it was").unwrap();
-        launcher.spawn(&second).unwrap().wait().unwrap();
+        launcher.spawn(&second).unwrap().0.wait().unwrap();
         assert_eq!(std::fs::read_to_string(mine).unwrap(), "as it was");
         assert!(second.join("precast_worker").join(FILES[0].0).exists());
     }

@@ -18,6 +18,8 @@
 //! | `publish` | what goes into the store |
 //! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
 //! | `limits` | what a process may take, and how it ends |
+//! | `lifeline` | how it ends with a build that is killed |
+//! | `scratch` | a build's private folder, and what killed builds left |
 //! | `gate` | comparing a candidate with eager |
 //! | `judge` | the process that does so, started ahead |
 //! | `merit` | which of two programs is the faster one |
@@ -35,6 +37,7 @@ pub mod gate;
 mod jobs;
 mod judge;
 mod launcher;
+mod lifeline;
 mod limits;
 mod merit;
 mod pace;
@@ -42,6 +45,7 @@ pub mod progress;
 pub mod protocol;
 mod publish;
 mod queue;
+mod scratch;
 mod task;
 mod tune;
 mod ways;
@@ -53,6 +57,7 @@ pub use self::{
     error::BuildError,
     launcher::Launcher,
     limits::machine_memory,
+    scratch::sweep,
 };
 
 /// The torch that this binary is made for.

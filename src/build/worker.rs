@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 
 use super::{
     BuildError, Launcher, launcher,
+    lifeline::Lifeline,
     limits::{Limits, Stop, Watch, ask_for_stack, end_family},
     protocol::{Hello, Line, Opened, PROTOCOL, Request, Said},
     task::Role,
@@ -34,6 +35,7 @@ const HELLO_LIMIT: Duration = Duration::from_secs(600);
 /// A live worker.
 pub struct Worker {
     child: Child,
+    _lifeline: Lifeline,
     stdin: ChildStdin,
     lines: Receiver<std::io::Result<String>>,
     log: PathBuf,
@@ -63,7 +65,7 @@ impl Worker {
         stop: &Stop,
     ) -> Result<Self, BuildError> {
         let private = scratch.join(name);
-        let mut child = launcher.spawn(&private)?;
+        let (mut child, lifeline) = launcher.spawn(&private)?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             unreachable!("both were asked for as pipes");
         };
@@ -78,6 +80,7 @@ impl Worker {
         Ok(Self {
             watch: limits.watch(child.id()),
             child,
+            _lifeline: lifeline,
             stdin,
             lines,
             log: launcher::log(&private),

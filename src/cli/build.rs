@@ -164,6 +164,17 @@ fn cache_folder(what: &str) -> Option<PathBuf> {
     Some(cache.join("precast").join(what))
 }
 
+/// Removes what killed builds left in the folder for temporary files, and says so; or says what there is.
+pub(super) fn note_swept(context: &Context, dry_run: bool) {
+    let swept = build::sweep(&std::env::temp_dir(), dry_run);
+    if swept.is_empty() || context.quiet {
+        return;
+    }
+    let folders = text::count(swept.len() as u64, "folder");
+    let what = if dry_run { "would remove" } else { "removed" };
+    note(format_args!("{what} {folders} of builds that were killed"));
+}
+
 fn default_jobs() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     jobs_for(cores, build::machine_memory())

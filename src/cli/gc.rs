@@ -52,6 +52,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     } else {
         print(&plan, done.as_ref(), context)?;
     }
+    super::build::note_swept(context, args.dry_run);
     let over = plan.over_limit();
     if over > 0 && !context.quiet {
         note(format_args!(
@@ -81,17 +82,25 @@ fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<(
         .join(", ")
     };
     match done {
-        None => context.out.line(format_args!(
-            "would delete {}: {} of {}",
-            counts(
-                plan.releases.len(),
-                plan.programs.len(),
-                plan.artifacts.len(),
-                plan.objects.len()
-            ),
-            human(freed),
-            human(plan.before)
-        )),
+        None => {
+            if !plan.quarantine.is_empty() {
+                let files = count(plan.quarantine.len() as u64, "damaged file");
+                context
+                    .out
+                    .line(format_args!("would delete {files} of `quarantine/`"))?;
+            }
+            context.out.line(format_args!(
+                "would delete {}: {} of {}",
+                counts(
+                    plan.releases.len(),
+                    plan.programs.len(),
+                    plan.artifacts.len(),
+                    plan.objects.len()
+                ),
+                human(freed),
+                human(plan.before)
+            ))
+        }
         Some(done) => {
             context.out.line(format_args!(
                 "deleted {}: {} of {}",
@@ -99,6 +108,12 @@ fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<(
                 human(done.bytes),
                 human(plan.before)
             ))?;
+            if done.damaged > 0 {
+                let files = count(done.damaged as u64, "damaged file");
+                context
+                    .out
+                    .line(format_args!("deleted {files} of `quarantine/`"))?;
+            }
             if done.skipped > 0 {
                 context.out.line(format_args!(
                     "{} were taken into use meanwhile and stay",

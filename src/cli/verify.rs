@@ -74,6 +74,7 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
 
 fn repair(store: &Store, context: &Context) -> Result<u8> {
     let done = store.repair()?;
+    super::build::note_swept(context, false);
     let person = done.left.iter().any(|d| d.needs() != Needs::Rebuild);
     let code = match (done.left.is_empty(), person, done.lost()) {
         (_, true, _) => FAILED,

@@ -22,7 +22,9 @@ use super::{
     Store,
     error::StoreError,
     graph::{Graph, Unit},
-    now, reindex,
+    now,
+    quarantine::Damaged,
+    reindex,
 };
 use crate::Digest;
 
@@ -110,6 +112,9 @@ pub struct GcPlan {
     pub artifacts: Vec<Victim>,
     pub objects: Vec<Victim>,
     pub failures: Vec<Victim>,
+    /// What goes of `quarantine/`; its bytes are not in `before`.
+    #[serde(default)]
+    pub quarantine: Vec<Damaged>,
     /// Bytes of all objects and unpacked files now.
     pub before: u64,
     /// The same after it.
@@ -119,7 +124,9 @@ pub struct GcPlan {
 impl GcPlan {
     /// Returns whether there is nothing to delete.
     pub fn is_empty(&self) -> bool {
-        self.releases.is_empty() && self.victims().all(|list| list.is_empty())
+        self.releases.is_empty()
+            && self.quarantine.is_empty()
+            && self.victims().all(|list| list.is_empty())
     }
 
     fn victims(&self) -> impl Iterator<Item = &Vec<Victim>> {
@@ -158,6 +165,9 @@ impl fmt::Display for GcPlan {
                 writeln!(f, "  {}", victim.reason)?;
             }
         }
+        for one in &self.quarantine {
+            writeln!(f, "damaged   {}  {}", one.name.escape_debug(), one.reason)?;
+        }
         let freed = self.before - self.after;
         write!(f, "{freed} of {} bytes would be freed", self.before)
     }
@@ -179,7 +189,9 @@ impl Store {
         } else {
             self.peek_leases()?
         };
-        Ok(Planner::new(&graph, policy, leased).plan(now()))
+        let mut plan = Planner::new(&graph, policy, leased).plan(now());
+        plan.quarantine = self.old_damage(now())?;
+        Ok(plan)
     }
 }
 
@@ -209,6 +221,7 @@ impl<'a> Planner<'a> {
                 artifacts: Vec::new(),
                 objects: Vec::new(),
                 failures: Vec::new(),
+                quarantine: Vec::new(),
                 before,
                 after: before,
             },

@@ -17,7 +17,7 @@
 //! ├── cache/                    what the plan can find out again: digests of sources by their file status
 //! ├── tmp/                      files that are being written
 //! ├── locks/  leases/           who is doing what; empty when nobody is
-//! └── quarantine/               what was found damaged, set aside and never used
+//! └── quarantine/               what was found damaged, set aside and never used; gc removes what is old
 //! ```
 //!
 //! A file becomes visible in one step (`publish`): temp file → fsync → rename that never replaces → fsync of the
@@ -30,7 +30,7 @@
 //! | how do bytes become a mapped file, and how is it checked? | `ready`, by several threads: `chunks` |
 //! | who waits for whom? | `lock`; one compile per key: `claim` |
 //! | what keeps gc from what is in use? | `lease`; what it may delete: `gc`; how it deletes: `sweep` |
-//! | what can be wrong, and what then? | `defect`, `verify`, `repair` |
+//! | what can be wrong, and what then? | `defect`, `verify`, `repair`; when what was set aside goes: `quarantine` |
 //! | who could change a store behind our back? | `ground` |
 //! | which versions are there, and what becomes of another one? | below; `index` |
 //!
@@ -63,6 +63,7 @@ mod lease;
 mod lock;
 mod object;
 mod publish;
+mod quarantine;
 mod ready;
 mod records;
 mod reindex;
@@ -92,6 +93,7 @@ pub use gc::{GcPlan, OldRelease, Policy, Reason, Victim};
 pub use ground::Options;
 pub use lease::Hold;
 pub use lock::Waiting;
+pub use quarantine::Damaged;
 pub use ready::{Checking, Unpacked};
 pub use repair::Repaired;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};

@@ -38,6 +38,9 @@ pub struct Collected {
     pub artifacts: usize,
     pub objects: usize,
     pub failures: usize,
+    /// Files removed from `quarantine/`.
+    #[serde(default)]
+    pub damaged: usize,
     /// Bytes freed on disk.
     pub bytes: u64,
     /// What was planned and is held or needed by now.
@@ -98,6 +101,9 @@ impl Store {
         done.artifacts = self.batches(&ARTIFACTS, &plan.artifacts, &mut done)?;
         done.failures = self.batches(&FAILURES, &plan.failures, &mut done)?;
         done.objects = self.batches(&OBJECTS, &plan.objects, &mut done)?;
+        let (damaged, bytes) = self.drop_damage(&plan.quarantine)?;
+        done.damaged = damaged;
+        done.bytes += bytes;
         self.forget_uses()?;
         Ok(done)
     }

@@ -71,6 +71,69 @@ fn what_a_worker_started_ends_with_the_build() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Returns the processes that this one started, and those that they did.
+fn descendants(of: &str) -> Vec<String> {
+    let mut found = vec![of.to_owned()];
+    let mut at = 0;
+    while let Some(next) = found.get(at).cloned() {
+        at += 1;
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let pid = entry.file_name().to_string_lossy().into_owned();
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let parent = stat
+                .rsplit_once(") ")
+                .and_then(|(_, rest)| rest.split(' ').nth(1));
+            if parent == Some(&next) {
+                found.push(pid);
+            }
+        }
+    }
+    found.split_off(1)
+}
+
+#[test]
+fn a_killed_build_leaves_no_process_and_its_folder_goes_with_the_next_command() {
+    let sandbox = Sandbox::new();
+    // Several workers, one in the middle of a compile, and processes that wait to judge.
+    sandbox.append("model.py", "# fake: compile waits");
+    let kill = || {
+        let waiting = sandbox.path("waiting");
+        let _ = std::fs::remove_file(&waiting);
+        let mut child = sandbox
+            .command(&["build", "-q", "-j", "4"])
+            .spawn()
+            .unwrap();
+        wait_until("nothing was compiled", || waiting.exists());
+        let family = descendants(&child.id().to_string());
+        assert!(family.len() > 1, "{family:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        wait_until("a worker outlived the build", || {
+            !family.iter().any(|pid| alive(pid))
+        });
+        let left = std::fs::read_dir(sandbox.path("tmp")).unwrap().count();
+        assert_eq!(left, 1);
+    };
+    let gone = || assert_eq!(sandbox.files("tmp").len(), 0, "{:?}", sandbox.files("tmp"));
+
+    kill();
+    let ran = sandbox.run(&["gc", "--dry-run"]);
+    let told = "would remove 1 folder of builds that were killed\n";
+    assert!(ran.stderr.contains(told), "{}", ran.text());
+    assert!(!sandbox.files("tmp").is_empty());
+    let ran = sandbox.run(&["gc"]);
+    let told = "removed 1 folder of builds that were killed\n";
+    assert!(ran.stderr.contains(told), "{}", ran.text());
+    gone();
+    kill();
+    assert_eq!(sandbox.run(&["verify", "--repair"]).code, 0);
+    gone();
+    kill();
+    sandbox.write("go", "");
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    gone();
+}
+
 #[test]
 fn a_trace_has_a_lane_for_each_worker() {
     let sandbox = Sandbox::new();

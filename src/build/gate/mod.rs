@@ -20,7 +20,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     io::{Read, Write},
-    os::unix::process::{CommandExt, ExitStatusExt},
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{self, Command, Stdio},
     thread,
@@ -33,6 +33,7 @@ use serde_json::Value;
 use super::{
     BuildError,
     launcher::WAIT_POLICY,
+    lifeline::{self, Lifeline},
     limits::{Limits, Stop, end_family},
 };
 use crate::{
@@ -96,7 +97,10 @@ pub fn tolerance(dtype: Dtype) -> (f64, f64) {
 }
 
 /// A process that was started and waits for its candidate.
-pub(super) struct Child(Option<process::Child>);
+pub(super) struct Child {
+    process: Option<process::Child>,
+    _lifeline: Lifeline,
+}
 
 impl Child {
     /// Starts one, which gets ready for this store and device.
@@ -105,7 +109,8 @@ impl Child {
         store: &Path,
         device: DeviceKind,
     ) -> Result<Self, BuildError> {
-        let child = Command::new(&launcher.program)
+        let mut command = Command::new(&launcher.program);
+        command
             .args(&launcher.args)
             .arg("--store")
             .arg(store)
@@ -113,26 +118,28 @@ impl Child {
             .env("OMP_WAIT_POLICY", WAIT_POLICY)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn();
-        let child = child.map_err(|source| BuildError::NoPython {
+            .stderr(Stdio::piped());
+        let started = lifeline::spawn(&mut command);
+        let (process, lifeline) = started.map_err(|source| BuildError::NoPython {
             program: launcher.program.clone(),
             source,
         })?;
-        Ok(Self(Some(child)))
+        Ok(Self {
+            process: Some(process),
+            _lifeline: lifeline,
+        })
     }
 
     /// Returns whether it still waits.
     pub fn waits(&mut self) -> bool {
-        let child = self.0.as_mut();
+        let child = self.process.as_mut();
         child.is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 }
 
 impl Drop for Child {
     fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
+        if let Some(mut child) = self.process.take() {
             end_family(child.id());
             let _ = child.wait();
         }
@@ -159,7 +166,7 @@ pub(super) fn in_child(
             Child::start(launcher, &candidate.store, device)?
         }
     };
-    let Some(mut child) = ready.0.take() else {
+    let Some(mut child) = ready.process.take() else {
         unreachable!("nobody else takes it");
     };
     let request = serde_json::to_vec(candidate).map_err(|e| BuildError::Protocol {

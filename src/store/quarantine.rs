@@ -1,0 +1,163 @@
+//! The end of `quarantine/`: what was set aside goes when it is old, or when there is much of it.
+//!
+//! A damaged file is kept so that a person can look at what happened; a month is enough for that, and a disk that damages
+//! file after file must not be filled with them. `precast gc` removes what was set aside [`DAYS`] ago, then the oldest until
+//! [`BYTES`] are left. `plan_gc` lists it; nothing else removes anything here.
+
+use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
+
+use serde::{Deserialize, Serialize};
+use walkdir::WalkDir;
+
+use super::{
+    Store,
+    error::{At, StoreError},
+    gc::Reason,
+    sweep::remove_all,
+};
+
+/// How many days a damaged file is kept.
+const DAYS: i64 = 30;
+/// How many bytes of them are kept.
+const BYTES: u64 = 1 << 30;
+
+/// A damaged file that goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damaged {
+    /// Its name in `quarantine/`.
+    pub name: String,
+    /// Bytes on disk.
+    pub bytes: u64,
+    pub reason: Reason,
+}
+
+impl Store {
+    /// Returns what is to be removed from `quarantine/`, oldest first.
+    pub(super) fn old_damage(&self, now: i64) -> Result<Vec<Damaged>, StoreError> {
+        let folder = self.path().join("quarantine");
+        let entries = match fs::read_dir(&folder) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+            other => other.at("list", &folder)?,
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let entry = entry.at("list", &folder)?;
+            // A name that is no text is none of ours.
+            if let Ok(name) = entry.file_name().into_string() {
+                let at = set_aside_at(&name, &entry.path());
+                all.push((at, name, size(&entry.path())));
+            }
+        }
+        all.sort();
+        let mut left: u64 = all.iter().map(|(_, _, bytes)| bytes).sum();
+        let mut old = Vec::new();
+        for (at, name, bytes) in all {
+            let days = (now - at) / (24 * 60 * 60);
+            let reason = match days >= DAYS {
+                true => Reason::Age { days },
+                false if left > BYTES => Reason::Size,
+                false => break,
+            };
+            left -= bytes;
+            old.push(Damaged {
+                name,
+                bytes,
+                reason,
+            });
+        }
+        Ok(old)
+    }
+
+    /// Removes these files; returns how many were there, and their bytes.
+    pub(super) fn drop_damage(&self, damaged: &[Damaged]) -> Result<(usize, u64), StoreError> {
+        let mut done = (0, 0);
+        for one in damaged {
+            let path = self.path().join("quarantine").join(&one.name);
+            // A plan may come from elsewhere: it names files of this folder only.
+            if Path::new(&one.name).file_name() != Some(one.name.as_ref())
+                || fs::symlink_metadata(&path).is_err()
+            {
+                continue;
+            }
+            remove_all(&path)?;
+            done = (done.0 + 1, done.1 + one.bytes);
+        }
+        Ok(done)
+    }
+}
+
+/// Returns when something was set aside: its name ends with the second and a number (`Store::set_aside`); what was put there
+/// otherwise, when it was.
+fn set_aside_at(name: &str, path: &Path) -> i64 {
+    let mut parts = name.rsplit('.');
+    let number = parts.next().and_then(|part| part.parse::<u32>().ok());
+    let second = parts.next().and_then(|part| part.parse().ok());
+    match (number, second) {
+        (Some(_), Some(second)) => second,
+        _ => fs::symlink_metadata(path).map_or(0, |meta| meta.ctime()),
+    }
+}
+
+/// Returns the bytes of a file, or of all files in a folder.
+fn size(path: &Path) -> u64 {
+    let files = WalkDir::new(path).into_iter().flatten();
+    let sizes = files.filter_map(|file| Some(file.metadata().ok()?.len()));
+    sizes.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::{
+        super::{Policy, now, testing},
+        *,
+    };
+
+    #[test]
+    fn what_was_set_aside_goes_with_age_and_by_size_oldest_first() {
+        let (_dir, store) = testing::store();
+        let folder = store.path().join("quarantine");
+        let days = |days: i64| now() - days * 24 * 60 * 60;
+        let put = |name: String, bytes: u64| {
+            // A hole: no disk is filled.
+            let file = File::create(folder.join(&name)).unwrap();
+            file.set_len(bytes).unwrap();
+            name
+        };
+        let old = put(format!("a.zst.{}.0", days(31)), 5);
+        let whole = format!("b.{}.1", days(40));
+        fs::create_dir(folder.join(&whole)).unwrap();
+        fs::write(folder.join(&whole).join("x"), "1234").unwrap();
+        let large = put(format!("c.zst.{}.0", days(3)), BYTES);
+        put(format!("d.zst.{}.0", days(2)), 7);
+        put("put here by hand".to_owned(), 7);
+
+        let plan = store.plan_gc(&Policy::default()).unwrap();
+        let names: Vec<&str> = plan.quarantine.iter().map(|one| &*one.name).collect();
+        assert_eq!(names, [&whole, &old, &large]);
+        assert_eq!(plan.quarantine[1].reason, Reason::Age { days: 31 });
+        assert_eq!(plan.quarantine[2].reason, Reason::Size);
+        assert!(!plan.is_empty());
+        let line = format!("damaged   {old}  not used for 31 days\n");
+        assert!(plan.to_string().contains(&line), "{plan}");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 5);
+
+        let (_, done) = store.gc(&Policy::default()).unwrap();
+        assert_eq!(done.damaged, 3);
+        assert!(done.bytes >= BYTES + 9);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_plan_names_nothing_outside() {
+        let (_dir, store) = testing::store();
+        let outside = Damaged {
+            name: "../precast-store.json".to_owned(),
+            bytes: 1,
+            reason: Reason::Size,
+        };
+        assert_eq!(store.drop_damage(&[outside]).unwrap(), (0, 0));
+        assert!(store.path().join("precast-store.json").exists());
+    }
+}
