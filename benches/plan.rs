@@ -110,6 +110,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
         seq: 0,
         name: None,
         programs: ids,
+        lacks: vec![],
         weights: None,
         aliases: BTreeMap::new(),
         entry,

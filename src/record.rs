@@ -5,7 +5,7 @@
 //! bindings. A **release** is a complete set of programs of one model with one weight set, visible as a whole.
 //! No record holds weight values; a program names weights, a release says which weight set.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -451,6 +451,10 @@ pub struct Release {
     pub name: Option<String>,
     /// Request keys of the programs.
     pub programs: Vec<Digest>,
+    /// Names of programs that the spec asked for and that a narrowed build left out: it is a partial release then, which
+    /// nobody gets who does not name it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
     /// Digest of the weight set, a safetensors object; none for a model without parameters and buffers.
     pub weights: Option<Digest>,
     /// Names of tied tensors -> the name under which the weight set holds them.
@@ -458,6 +462,21 @@ pub struct Release {
     pub aliases: BTreeMap<String, String>,
     pub entry: Entry,
     pub provenance: Value,
+}
+
+impl Release {
+    /// Returns whether it is less than the spec asked for.
+    pub fn is_partial(&self) -> bool {
+        !self.lacks.is_empty()
+    }
+
+    /// Returns whether both give a caller the same: programs, weights, and the names of tied tensors.
+    pub fn same_content(&self, other: &Self) -> bool {
+        let programs = |of: &Self| of.programs.iter().copied().collect::<BTreeSet<_>>();
+        self.weights == other.weights
+            && self.aliases == other.aliases
+            && programs(self) == programs(other)
+    }
 }
 
 /// Why something could not be built: kept until the next attempt, so that `precast log` can show it.

@@ -28,10 +28,10 @@ use super::{
 };
 use crate::{
     Digest, Target,
-    plan::{self, Item, Known, Plan, State},
+    plan::{self, Item, Known, Plan, Reason, State},
     record::{Entry, Release, SCHEMA},
     spec::Spec,
-    store::{Store, StoreError},
+    store::{Store, StoreError, releases::check_release_name},
     target::Torch,
 };
 
@@ -58,6 +58,8 @@ pub struct Options<'a> {
     pub locked: bool,
     /// Publish the result under this name, or not at all.
     pub release: Option<String>,
+    /// Modules that a release may be without, where nothing answers them.
+    pub without: Vec<String>,
     /// Set from outside to end the build early.
     pub cancel: Arc<AtomicBool>,
 }
@@ -84,6 +86,17 @@ pub enum Outcome {
     Skipped { why: String },
 }
 
+impl Outcome {
+    /// Returns the program that is there, if one is.
+    pub fn id(&self) -> Option<Digest> {
+        match self {
+            Self::Hit(id) | Self::Failed { kept: Some(id), .. } => Some(*id),
+            Self::Built(built) => Some(built.id),
+            Self::Failed { .. } | Self::Skipped { .. } => None,
+        }
+    }
+}
+
 /// A program that this build made.
 #[derive(Clone, Debug)]
 pub struct Built {
@@ -105,6 +118,14 @@ pub struct Summary {
     pub release: Option<Release>,
     /// Whether that release was published by this build.
     pub published: bool,
+    /// The number of the newest release before this build.
+    pub before: Option<u64>,
+    /// What that one answers and the one that was published does not.
+    pub lost: Vec<String>,
+    /// Modules that nothing answers: no release was published, for it would be without them.
+    pub unanswered: Vec<String>,
+    /// The same, where the caller has said that the release may be without them.
+    pub without: Vec<String>,
     pub seconds: f64,
 }
 
@@ -126,6 +147,9 @@ impl Summary {
 pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
     let started = Instant::now();
     let Options { spec, store, .. } = options;
+    if let Some(name) = &options.release {
+        check_release_name(name)?;
+    }
     let known = plan::known(spec, store)?;
     let plan = plan::plan(spec, Some(store), known, &options.request)?;
     let missing = plan.missing().count();
@@ -134,7 +158,7 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         missing,
     });
     if missing == 0
-        && let Some(same) = same_entry(store, &plan)?
+        && let Some(same) = same_entry(store, &plan, &spec.model.name)?
     {
         let weights = weights::kept(options, &same)?;
         let done = jobs::Done::default();
@@ -352,21 +376,12 @@ pub(super) fn reopen(
     Ok(opened)
 }
 
-/// Returns the newest release of a model that was made by what makes it now: its weights are those of now.
-fn same_entry(store: &Store, plan: &Plan) -> Result<Option<Release>, StoreError> {
-    let (Some(known), Some(last)) = (&plan.known, &plan.release) else {
-        return Ok(None);
-    };
-    if last.entry == known.entry {
-        return Ok(Some(last.clone()));
+/// Returns the last release of a model that was made by what makes it now: its weights are those of now.
+fn same_entry(store: &Store, plan: &Plan, model: &str) -> Result<Option<Release>, StoreError> {
+    match &plan.known {
+        Some(known) => store.find_release(model, |release| release.entry == known.entry),
+        None => Ok(None),
     }
-    for seq in (1..last.seq).rev() {
-        let older = store.release_at(&last.model, seq)?;
-        if let Some(older) = older.filter(|older| older.entry == known.entry) {
-            return Ok(Some(older));
-        }
-    }
-    Ok(None)
 }
 
 /// Publishes the release, where there is something new to publish, and says what became of every item.
@@ -392,12 +407,96 @@ fn summarise(
         compiled: done.compiled,
         release: plan.release.clone(),
         published: false,
+        before: None,
+        lost: vec![],
+        unanswered: vec![],
+        without: vec![],
         seconds: started.elapsed().as_secs_f64(),
     };
     if let (Some(weights), Some(known)) = (weights, &plan.known) {
         publish(options, plan, known, weights, &mut summary)?;
     }
     Ok(summary)
+}
+
+/// A program that the spec asks for, and what a release would have of it.
+struct Wanted<'a> {
+    item: &'a Item,
+    id: Option<Digest>,
+    /// Whether a narrowed build left it out: it is not there, and nobody tried to make it as it is now.
+    left_out: bool,
+    /// Whether the module can do without it.
+    skipped: bool,
+}
+
+/// Returns every program that the spec asks for, also those beyond a narrowed build.
+fn wanted<'a>(narrowed: bool, whole: &'a Plan, spec: &Spec, summary: &Summary) -> Vec<Wanted<'a>> {
+    let own: BTreeMap<&String, &Outcome> = (summary.programs.iter())
+        .map(|(name, outcome)| (name, outcome))
+        .collect();
+    let all = whole.items.iter().map(|item| {
+        let outcome = own.get(&item.name(spec)).copied();
+        let (id, left_out) = match (outcome, &item.state) {
+            (Some(outcome), _) => (outcome.id(), false),
+            (None, State::Hit { id }) => (Some(*id), false),
+            (
+                None,
+                State::Miss {
+                    reasons, before, ..
+                },
+            ) => {
+                let failed = matches!(reasons[..], [Reason::FailedBefore { .. }]);
+                let needless = item.form.optional() && before.is_none();
+                (None, narrowed && !failed && !needless)
+            }
+            (None, State::Skipped { .. }) => (None, false),
+        };
+        let skipped = match outcome {
+            Some(outcome) => matches!(outcome, Outcome::Skipped { .. }),
+            None => matches!(item.state, State::Skipped { .. }),
+        };
+        Wanted {
+            item,
+            id,
+            left_out,
+            skipped,
+        }
+    });
+    all.collect()
+}
+
+/// Returns the modules that nothing of a release would answer, though everything was tried.
+fn unanswered(wanted: &[Wanted<'_>], spec: &Spec) -> Vec<usize> {
+    let none = |module: &usize| {
+        let own = wanted
+            .iter()
+            .filter(|program| program.item.module == *module);
+        own.clone().all(|program| program.id.is_none())
+            && !own.clone().any(|program| program.left_out)
+    };
+    (0..spec.modules.len()).filter(none).collect()
+}
+
+/// Returns whether the spec leaves a module out that can't be captured, and that is all that went wrong.
+fn leaves_out(wanted: &[Wanted<'_>], module: usize) -> bool {
+    let mut own = wanted
+        .iter()
+        .filter(|program| program.item.module == module);
+    own.all(|program| program.skipped && !program.item.settings.compile.fullgraph)
+}
+
+/// Returns whether the newest release answers a module.
+fn had(store: &Store, plan: &Plan, spec: &Spec, module: usize) -> Result<bool, StoreError> {
+    let (name, title) = (&spec.modules[module].name, spec.title(module));
+    for id in plan.release.iter().flat_map(|release| &release.programs) {
+        if let Some(program) = store.program(id)?
+            && program.module == *name
+            && (title == *name || title == program.title())
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn publish(
@@ -407,86 +506,81 @@ fn publish(
     weights: StoredWeights,
     summary: &mut Summary,
 ) -> Result<(), BuildError> {
-    let id = |(_, outcome): &(String, Outcome)| match outcome {
-        Outcome::Hit(id) | Outcome::Failed { kept: Some(id), .. } => Some(*id),
-        Outcome::Built(built) => Some(built.id),
-        _ => None,
-    };
-    let mut programs: Vec<Digest> = summary.programs.iter().filter_map(id).collect();
-    let (mut missing, _) = summary.failed();
-    let mut wanted = plan.wanted();
-    if options.request.only.is_some() {
+    let (spec, store) = (options.spec, options.store);
+    let narrowed = options.request.only.is_some();
+    let beyond;
+    let whole = match narrowed {
+        false => plan,
         // A narrowed build keeps what the spec asks for beyond it and the store has.
-        let whole = plan::plan(
-            options.spec,
-            Some(options.store),
-            Some(known.clone()),
-            &plan::Request {
+        true => {
+            let request = plan::Request {
                 only: None,
                 // What is not tuned yet is kept as it is.
                 tune: false,
                 remeasure: false,
                 ..options.request.clone()
-            },
-        )?;
-        let own: BTreeMap<&String, Digest> = (summary.programs.iter())
-            .filter_map(|program| Some((&program.0, id(program)?)))
-            .collect();
-        let kept = |item: &Item| match item.state {
-            State::Hit { id } => Some(id),
-            _ => None,
-        };
-        let ids = whole.items.iter().map(|item| {
-            let own = own.get(&item.name(options.spec)).copied();
-            (item, own.or_else(|| kept(item)))
-        });
-        let (there, not): (Vec<_>, Vec<_>) = ids.partition(|(_, id)| id.is_some());
-        programs = there.into_iter().filter_map(|(_, id)| id).collect();
-        let lacks = |(item, _): &&(&Item, _)| {
-            matches!(item.state, State::Miss { .. }) && !item.form.optional()
-        };
-        missing = not.iter().filter(lacks).count();
-        wanted = whole.wanted();
+            };
+            beyond = plan::plan(spec, Some(store), Some(known.clone()), &request)?;
+            &beyond
+        }
+    };
+    let wanted = wanted(narrowed, whole, spec, summary);
+    let lacks = wanted.iter().filter(|program| program.left_out);
+    let lacks: Vec<String> = lacks.map(|program| program.item.name(spec)).collect();
+    for module in unanswered(&wanted, spec) {
+        let title = spec.title(module);
+        if leaves_out(&wanted, module) && !had(store, plan, spec, module)? {
+            continue;
+        }
+        let told = |name: &String| *name == title || *name == spec.modules[module].name;
+        match options.without.iter().any(told) {
+            true => summary.without.push(title),
+            false => summary.unanswered.push(title),
+        }
     }
-    if let Some(name) = &options.release
-        && missing > 0
-    {
-        return Err(BuildError::Incomplete {
-            name: name.clone(),
-            missing,
-            total: wanted,
-        });
+    if let Some(name) = &options.release {
+        let missing = match narrowed {
+            false => summary.failed().0,
+            true => {
+                let missing = |program: &&Wanted<'_>| {
+                    let item = program.item;
+                    program.id.is_none()
+                        && matches!(item.state, State::Miss { .. })
+                        && (program.left_out || !item.form.optional())
+                };
+                wanted.iter().filter(missing).count()
+            }
+        };
+        if missing > 0 {
+            return Err(BuildError::Incomplete {
+                name: name.clone(),
+                missing,
+                total: whole.wanted(),
+            });
+        }
     }
-    if programs.is_empty() {
+    let programs: Vec<Digest> = wanted.iter().filter_map(|program| program.id).collect();
+    if programs.is_empty() || !summary.unanswered.is_empty() {
         return Ok(());
     }
-    let release = Release {
+    let (release, new) = store.put_release(&Release {
         schema: SCHEMA,
-        model: options.spec.model.name.clone(),
+        model: spec.model.name.clone(),
         seq: 0,
         name: options.release.clone(),
         programs,
+        lacks,
         weights: weights.object,
         aliases: weights.aliases,
         entry: known.entry.clone(),
         provenance: provenance(),
-    };
-    // A build that asks for no name is content with a release that has one.
-    let same = plan.release.as_ref().is_some_and(|last| {
-        Release {
-            seq: 0,
-            name: options.release.as_ref().and(last.name.clone()),
-            provenance: Value::Null,
-            ..last.clone()
-        } == Release {
-            provenance: Value::Null,
-            ..release.clone()
-        }
-    });
-    if !same {
-        summary.release = Some(options.store.put_release(&release)?);
-        summary.published = true;
+    })?;
+    if let (true, false, Some(before)) = (new, release.is_partial(), &plan.release) {
+        summary.lost = store.lost(before, &release)?;
     }
+    summary.before = plan.release.as_ref().map(|before| before.seq);
+    summary.release = Some(release);
+    summary.published = new;
     Ok(())
 }
 

@@ -60,6 +60,8 @@ pub enum BuildError {
         missing: usize,
         total: usize,
     },
+    #[error("nothing answers {}: no release was published", listed(modules))]
+    Unanswered { modules: Vec<String> },
     #[error("{failed} of {total} programs failed")]
     Failed { failed: usize, total: usize },
     #[error("interrupted")]
@@ -109,6 +111,16 @@ impl BuildError {
             }
             Self::Incomplete { .. } => {
                 "nothing was published: mend what failed and build again, or build without `--release`"
+            }
+            Self::Unanswered { modules } => {
+                let without = modules
+                    .iter()
+                    .map(|module| format!(" --without '{module}'"));
+                return format!(
+                    "the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that \
+                     has nothing for it: `precast build{}`",
+                    without.collect::<String>()
+                );
             }
             Self::Failed { .. } => "`precast log ID` prints the log of a failed program",
             Self::Interrupted => "what a build finished is kept: run it again to go on",
@@ -175,6 +187,12 @@ impl BuildError {
             _ => "",
         }
     }
+}
+
+/// Returns names in backticks.
+fn listed(names: &[String]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    names.join(", ")
 }
 
 /// Returns the innermost line of a project in the last stack that Python's faulthandler wrote to a log.

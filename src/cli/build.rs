@@ -7,7 +7,9 @@ use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
 use super::{
-    Context, internal,
+    Context,
+    exit::Usage,
+    internal,
     printer::note,
     progress::{self, seconds},
     text, trace,
@@ -52,6 +54,9 @@ pub(super) struct Args {
     /// Publish the result under this name, complete or not at all
     #[arg(long, value_name = "NAME")]
     release: Option<String>,
+    /// Publish a release even if nothing answers this module; may be repeated
+    #[arg(long, value_name = "MODULE")]
+    without: Vec<String>,
     /// A program to start instead of Python with the built-in worker
     #[arg(long, env = "PRECAST_WORKER", value_name = "PROGRAM", hide = true)]
     worker: Option<PathBuf>,
@@ -95,6 +100,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         return super::plan::show(&args.spec, context);
     }
     let spec = Spec::load(&args.spec.file)?;
+    known_modules(&args.without, &spec)?;
     let store = context.create()?;
     let options = build::Options {
         launcher: Launcher {
@@ -113,6 +119,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         timeout: args.timeout.map(Duration::from_secs),
         locked: args.locked,
         release: args.release.clone(),
+        without: args.without.clone(),
         cancel: Arc::clone(&context.cancel),
         spec: &spec,
         store: &store,
@@ -126,6 +133,10 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     }
     let summary = result?;
     tell(&summary, context)?;
+    if !summary.unanswered.is_empty() {
+        let modules = summary.unanswered.clone();
+        return Err(BuildError::Unanswered { modules }.into());
+    }
     let (failed, raised) = summary.failed();
     match raised {
         0 => Ok(0),
@@ -134,6 +145,23 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
             total: summary.programs.len(),
         }
         .into()),
+    }
+}
+
+/// Refuses names of modules that the spec does not have.
+fn known_modules(names: &[String], spec: &Spec) -> Result<(), Usage> {
+    let titles: Vec<String> = (0..spec.modules.len())
+        .map(|index| spec.title(index))
+        .collect();
+    let known = |name: &&String| {
+        titles.contains(name) || spec.modules.iter().any(|module| module.name == **name)
+    };
+    match names.iter().find(|name| !known(name)) {
+        Some(name) => Err(Usage {
+            message: format!("the spec has no module `{name}`"),
+            hint: format!("it has {}", titles.join(", ")),
+        }),
+        None => Ok(()),
     }
 }
 
@@ -231,13 +259,11 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
         }
     }
     for (why, names) in left_out(summary) {
-        let names = match &names[..] {
-            [first, second, third, rest @ ..] if !rest.is_empty() => {
-                format!("{first}, {second}, {third} and {} more", rest.len())
-            }
-            few => few.join(", "),
-        };
-        note(format_args!("{} {names}: {why}", "left out".yellow()));
+        note(format_args!(
+            "{} {}: {why}",
+            "left out".yellow(),
+            few(&names)
+        ));
     }
     let time = seconds(summary.seconds);
     let total = summary.programs.len();
@@ -264,13 +290,54 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
             .map(|name| format!(" `{name}`"))
             .unwrap_or_default();
         note(format_args!(
-            "{} {} release {}{name}",
+            "{} {} release {}{name}{}",
             "published".green().bold(),
             release.model,
-            release.seq
+            release.seq,
+            if release.is_partial() {
+                ", a partial one"
+            } else {
+                ""
+            }
+        ));
+        if release.is_partial() {
+            note(format_args!(
+                "        it lacks {}: only `{}@{}` loads it, {}",
+                few(&release.lacks),
+                release.model,
+                release.seq,
+                match summary.before {
+                    Some(before) => format!("release {before} stays the newest"),
+                    None => "until `precast build` makes the rest".to_owned(),
+                }
+            ));
+        }
+    }
+    if let (false, Some(before)) = (summary.lost.is_empty(), summary.before) {
+        note(format_args!(
+            "{} {}: release {before} has it, the new one does not",
+            "lost".yellow().bold(),
+            few(&summary.lost)
+        ));
+    }
+    if !summary.without.is_empty() {
+        note(format_args!(
+            "{} {}: nothing answers it",
+            "without".yellow().bold(),
+            few(&summary.without)
         ));
     }
     Ok(())
+}
+
+/// Returns some names, and how many more there are.
+fn few<T: AsRef<str>>(names: &[T]) -> String {
+    const SOME: usize = 3;
+    let some: Vec<&str> = names.iter().take(SOME).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(SOME) {
+        0 => some.join(", "),
+        more => format!("{} and {more} more", some.join(", ")),
+    }
 }
 
 /// Returns the programs that a model does without, by the reason why.
@@ -300,8 +367,13 @@ fn document(summary: &Summary) -> Value {
         "event": "finished",
         "programs": programs.collect::<Vec<_>>(),
         "compiled": summary.compiled,
-        "release": summary.release.as_ref().map(|release| json!({ "seq": release.seq, "name": release.name })),
+        "release": summary.release.as_ref().map(|release| json!({
+            "seq": release.seq, "name": release.name, "lacks": release.lacks,
+        })),
         "published": summary.published,
+        "lost": summary.lost,
+        "unanswered": summary.unanswered,
+        "without": summary.without,
         "seconds": summary.seconds,
     })
 }

@@ -86,15 +86,7 @@ fn side(text: &str, context: &Context) -> Result<Side> {
         None => (text, None),
     };
     if which.is_some() || store.models()?.iter().any(|known| known == model) {
-        let release = match which.map(|which| (which, which.parse::<u64>())) {
-            Some((_, Ok(seq))) => store.release_at(model, seq)?,
-            Some((name, Err(_))) => store.release(model, Some(name))?,
-            None => store.release(model, None)?,
-        };
-        let release = release.ok_or_else(|| Missing {
-            message: format!("there is no release `{text}`"),
-            hint: "`precast release ls` lists them".to_owned(),
-        })?;
+        let release = name::release(&store, text)?;
         let programs = diff::of_release(&store, &release)?;
         return Ok(Side::Release(Box::new(release), programs));
     }

@@ -241,7 +241,10 @@ fn store(error: &StoreError) -> u8 {
         StoreError::NotAStore { .. } | StoreError::NotEmpty { .. } | StoreError::Newer { .. } => {
             USAGE
         }
-        StoreError::BadPrefix(_) | StoreError::Ambiguous { .. } | StoreError::BadName(_) => USAGE,
+        StoreError::BadPrefix(_)
+        | StoreError::Ambiguous { .. }
+        | StoreError::BadName(_)
+        | StoreError::NumberName(_) => USAGE,
         _ => FAILED,
     }
 }

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::{
     Context,
     exit::{self, Usage},
+    name,
     printer::note,
     table::{self, Column},
     text::{ago, bytes, duration, now},
@@ -21,7 +22,7 @@ pub(super) struct Args {
     /// Only modules that match, as `encode` or `vision.*`
     #[arg(value_name = "GLOB")]
     glob: Option<String>,
-    /// Only programs of this model
+    /// Only programs of this model, or of the release that `MODEL@NUMBER` or `MODEL@NAME` says
     #[arg(long)]
     model: Option<String>,
     /// Only buckets that match, as `batch=8 *`
@@ -30,7 +31,8 @@ pub(super) struct Args {
     /// Only programs for this kind of device: cpu or cuda
     #[arg(long, value_parser = ["cpu", "cuda"])]
     device: Option<String>,
-    /// Only programs that are live (in the newest release), old (only in older ones), loose (in none) or failed
+    /// Only programs that are live (in the newest release), old (only in older ones), partial (only in a partial
+    /// one), loose (in none) or failed
     #[arg(long, value_parser = state)]
     state: Option<State>,
     /// Only what was built at least this long ago, as `30d` or `12h`
@@ -55,7 +57,7 @@ pub(super) struct Args {
 
 fn state(text: &str) -> Result<State, String> {
     let found = State::ALL.into_iter().find(|state| state.name() == text);
-    found.ok_or_else(|| "expected live, old, loose or failed".to_owned())
+    found.ok_or_else(|| "expected live, old, partial, loose or failed".to_owned())
 }
 
 fn sort(text: &str) -> Result<(list::Column, bool), String> {
@@ -96,9 +98,17 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
 
 fn programs(args: &Args, store: &Store, context: &Context) -> Result<u8> {
     let now = now();
+    let (model, programs) = match &args.model {
+        Some(model) => {
+            let (model, programs) = name::programs_of(store, model)?;
+            (Some(model), programs)
+        }
+        None => (None, None),
+    };
     let query = Query {
         module: pattern(&args.glob)?,
-        model: args.model.clone(),
+        model,
+        programs,
         bucket: pattern(&args.bucket)?,
         device: args.device.clone(),
         state: args.state,

@@ -1,9 +1,15 @@
 //! What people call a thing: the first digits of its ID, or a program by name, as `ls` prints it.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 
 use super::exit::{Missing, Usage};
-use crate::store::{Filter, Found, ProgramRow, Store, StoreError};
+use crate::{
+    Digest,
+    record::{Release, split_model},
+    store::{Filter, Found, ProgramRow, Store, StoreError},
+};
 
 /// How many programs a hint lists.
 const SOME: usize = 4;
@@ -11,7 +17,7 @@ const SOME: usize = 4;
 /// A thing of the store, in as many words as its name has.
 #[derive(clap::Args)]
 pub(super) struct Named {
-    /// The first digits of an ID, or a program as `MODULE [BUCKET]`
+    /// The first digits of an ID, or a program as `MODULE [BUCKET]`, with `MODEL@NUMBER` in front for that of a release
     #[arg(required = true, value_name = "ID-or-NAME")]
     words: Vec<String>,
 }
@@ -29,8 +35,27 @@ pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
         Err(StoreError::BadPrefix(_) | StoreError::Unknown(_)) => {}
         other => return Ok(other?),
     }
+    let (release, text) = match text.split_once(' ') {
+        Some((model, rest)) if model.contains('@') => {
+            let (model, programs) = programs_of(store, model)?;
+            (programs, format!("{model} {rest}"))
+        }
+        _ if text.contains('@') || store.models()?.iter().any(|model| model == text) => {
+            release(store, text)?;
+            return Err(Usage {
+                message: format!("`{text}` is a release of many programs"),
+                hint: format!("name one of them, as `{text} MODULE BUCKET`; `precast ls --model {text}` lists them"),
+            }
+            .into());
+        }
+        _ => (None, text.to_owned()),
+    };
+    let text = text.as_str();
     let filters = filters(text);
-    let mut found = live_or_all(store, &filters)?;
+    let mut found = match &release {
+        None => live_or_all(store, &filters)?,
+        Some(programs) => of_programs(store, &filters, programs)?,
+    };
     found.sort_by(|a, b| (name(a), b.created).cmp(&(name(b), a.created)));
     match &found[..] {
         [] => {}
@@ -73,6 +98,62 @@ pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
     .into())
 }
 
+/// Returns the release that `MODEL`, `MODEL@7` or `MODEL@NAME` stands for.
+pub(super) fn release(store: &Store, text: &str) -> Result<Release> {
+    let (model, which) = split_model(text);
+    if let Some(found) = store.release(model, which)? {
+        return Ok(found);
+    }
+    let hint = match which {
+        None => store.last_release(model)?,
+        Some(_) => None,
+    };
+    Err(Missing {
+        message: match (which, &hint) {
+            (Some(_), _) => format!("there is no release `{text}`"),
+            (None, Some(_)) => format!("`{model}` has only partial releases"),
+            (None, None) => format!("there is no model `{model}`"),
+        },
+        hint: match hint {
+            Some(last) => format!(
+                "`precast build` makes the rest; `{model}@{}` names the last one",
+                last.seq
+            ),
+            None => "`precast release ls` lists models and releases".to_owned(),
+        },
+    }
+    .into())
+}
+
+/// Splits `MODEL@7` or `MODEL@NAME` into the model and the number of the release, which `option` can say too.
+pub(super) fn release_number(
+    store: &Store,
+    text: &str,
+    seq: Option<u64>,
+    option: &str,
+) -> Result<(String, Option<u64>)> {
+    let (model, which) = split_model(text);
+    match (which, seq) {
+        (None, seq) => Ok((model.to_owned(), seq)),
+        (Some(_), None) => Ok((model.to_owned(), Some(release(store, text)?.seq))),
+        (Some(_), Some(_)) => Err(Usage {
+            message: format!("`{text}` and `{option}` both name a release"),
+            hint: "leave one of them out".to_owned(),
+        }
+        .into()),
+    }
+}
+
+/// Splits `MODEL@7` or `MODEL@NAME` into the model and the programs of that release; none where it names no release.
+pub(super) fn programs_of(store: &Store, text: &str) -> Result<(String, Option<BTreeSet<Digest>>)> {
+    let (model, which) = split_model(text);
+    let programs = match which {
+        Some(_) => Some(release(store, text)?.programs.into_iter().collect()),
+        None => None,
+    };
+    Ok((model.to_owned(), programs))
+}
+
 /// Returns the programs of the newest releases that a filter lets through, or all of them where no such release has one.
 pub(super) fn live_or_all(
     store: &Store,
@@ -91,6 +172,21 @@ pub(super) fn live_or_all(
         }
     }
     Ok(if live.is_empty() { others } else { live })
+}
+
+/// Returns those of some programs that a filter lets through.
+pub(super) fn of_programs(
+    store: &Store,
+    filters: &[Filter],
+    programs: &BTreeSet<Digest>,
+) -> Result<Vec<ProgramRow>, StoreError> {
+    let all = filters
+        .iter()
+        .flat_map(|filter| store.programs(filter.clone()));
+    let own = |row: &Result<ProgramRow, StoreError>| {
+        row.as_ref().map_or(true, |row| programs.contains(&row.id))
+    };
+    all.filter(own).collect()
 }
 
 fn name(row: &ProgramRow) -> (&str, &str, &str) {

@@ -32,7 +32,10 @@ pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Resul
     let name = format!("{} {} {}", program.model, program.module, program.bucket());
     let release = match store.released(&program.id)? {
         Some(seq) => format!("release {seq}"),
-        None => "in no release".to_owned(),
+        None => match store.partly_released(&program.id)? {
+            Some(seq) => format!("release {seq}, a partial one"),
+            None => "in no release".to_owned(),
+        },
     };
     out.line(format_args!("{name}, {release}"))?;
     let measured = Receipt::of(program);

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{
-    Context,
+    Context, name,
     table::{self, Column},
     text::{ago, count, now},
 };
@@ -20,13 +20,14 @@ pub(super) struct Args {
 enum Command {
     /// List releases, the newest first: that is what a plain load gets
     Ls {
-        /// Only releases of this model
+        /// Only releases of this model, or the one that `MODEL@NUMBER` or `MODEL@NAME` says
         model: Option<String>,
     },
     /// Make an earlier release the newest one again
     Rollback {
+        /// The model, with `@NUMBER` or `@NAME` for the release to go back to
         model: String,
-        /// The number of the release to go back to [default: the one before the newest]
+        /// The number of the release to go back to [default: the last one before the newest that has other content]
         #[arg(long, value_name = "SEQ")]
         to: Option<u64>,
     },
@@ -37,13 +38,17 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     match &args.command {
         Command::Ls { model } => list(&store, model.as_deref(), context)?,
         Command::Rollback { model, to } => {
-            let release = store.rollback(model, *to)?;
+            let (model, seq) = name::release_number(&store, model, *to, "--to")?;
+            let (release, new) = store.rollback(&model, seq)?;
             if context.out.json() {
-                context.out.document(json!({ "release": release }))?;
+                context
+                    .out
+                    .document(json!({ "release": release, "published": new }))?;
             } else {
                 context.out.line(format_args!(
-                    "release {} of {model} is the newest now: {}{}",
+                    "release {} of {model} is the newest {}: {}{}",
                     release.seq,
+                    if new { "now" } else { "already" },
                     count(release.programs.len() as u64, "program"),
                     release
                         .name
@@ -57,13 +62,15 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
 }
 
 fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
-    let models = match model {
-        Some(model) => vec![model.to_owned()],
-        None => store.models()?,
-    };
     let mut all: Vec<Release> = Vec::new();
-    for model in models {
-        all.extend(store.releases(&model)?.into_iter().rev());
+    match model {
+        Some(one) if one.contains('@') => all.push(name::release(store, one)?),
+        Some(model) => all.extend(store.releases(model)?.into_iter().rev()),
+        None => {
+            for model in store.models()? {
+                all.extend(store.releases(&model)?.into_iter().rev());
+            }
+        }
     }
     if context.out.json() {
         return context.out.document(json!({ "releases": all }));
@@ -75,6 +82,10 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
             release.seq.to_string(),
             release.name.unwrap_or_default(),
             release.programs.len().to_string(),
+            match release.lacks.len() {
+                0 => String::new(),
+                lacks => format!("partial: lacks {lacks}"),
+            },
             release
                 .weights
                 .map(|weights| weights.short())
@@ -84,11 +95,12 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
                 .map_or_else(String::new, |made| ago(now, made)),
         ])
     });
-    const COLUMNS: [Column; 6] = [
+    const COLUMNS: [Column; 7] = [
         Column::left("MODEL", 0),
         Column::right("SEQ", 0),
         Column::left("NAME", 1),
         Column::right("PROGRAMS", 2),
+        Column::left("", 1),
         Column::left("WEIGHTS", 3),
         Column::right("AGE", 0),
     ];

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use super::{
     Context,
     exit::{self, Missing, Usage},
+    name,
     printer::note,
     stats,
     text::{bytes, now},
@@ -18,7 +19,7 @@ pub(super) struct Args {
     /// The file to write
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     output: PathBuf,
-    /// Only this model
+    /// Only this model; with `@NUMBER` or `@NAME` that release of it instead of the newest one
     #[arg(long)]
     model: Option<String>,
     /// The release of this number instead of the newest one
@@ -31,14 +32,20 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.look()?;
-    if let Some(model) = &args.model {
-        let there = match args.release {
+    let (named, release) = match &args.model {
+        Some(model) => {
+            let (model, release) = name::release_number(&store, model, args.release, "--release")?;
+            (Some(model), release)
+        }
+        None => (None, None),
+    };
+    if let Some(model) = &named {
+        let there = match release {
             Some(seq) => store.release_at(model, seq)?.is_some(),
             None => store.models()?.contains(model),
         };
         if !there {
-            let release = args
-                .release
+            let release = release
                 .map(|seq| format!("release {seq} of "))
                 .unwrap_or_default();
             return Err(Missing {
@@ -49,8 +56,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         }
     }
     let choice = Choice {
-        model: args.model.clone(),
-        release: args.release,
+        model: named,
+        release,
         counts: stats::read(&args.counts)?,
     };
     let page = Page::read(&store, &choice, now())?;

@@ -29,7 +29,7 @@ pub(super) struct RunArgs {
     /// Never let eager answer in place of a compiled program, be it faster or all that loads
     #[arg(long)]
     pub(super) compiled: bool,
-    /// The model, with `@NAME` for a named release [default: the only one in the store]
+    /// The model, with `@NUMBER` or `@NAME` for a release of it [default: the only one in the store]
     #[arg(long)]
     pub(super) model: Option<String>,
     /// Where to run: `cpu` or `cuda:0` [default: what the model was built for]
@@ -61,7 +61,7 @@ pub(super) struct BenchArgs {
     /// Whether programs run as CUDA graphs: as built, always or never
     #[arg(long, value_enum, default_value_t = GraphChoice::AsBuilt)]
     pub(super) graphs: GraphChoice,
-    /// The model, with `@NAME` for a named release [default: the only one in the store]
+    /// The model, with `@NUMBER` or `@NAME` for a release of it [default: the only one in the store]
     #[arg(long)]
     pub(super) model: Option<String>,
     /// Where to run: `cpu` or `cuda:0` [default: what the model was built for]
@@ -108,11 +108,15 @@ pub(super) enum GraphChoice {
 /// Returns the model that was named, or the only one.
 pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
     if let Some(name) = named {
+        super::name::release(store, name)?;
         return Ok(name.to_owned());
     }
     let models = store.models()?;
     match models.as_slice() {
-        [only] => Ok(only.clone()),
+        [only] => {
+            super::name::release(store, only)?;
+            Ok(only.clone())
+        }
         [] => Err(Missing {
             message: format!("the store `{}` has no model", store.path().display()),
             hint: "`precast build` makes one".to_owned(),

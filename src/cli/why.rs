@@ -18,8 +18,9 @@ use crate::{
         words::date,
     },
     plan::Reason,
+    record::split_model,
     spec::Spec,
-    store::{Filter, Found, Store, StoreError},
+    store::{Filter, Found, Store},
 };
 
 /// How many files without effect are named.
@@ -29,7 +30,7 @@ const FILES: usize = 8;
 pub(super) struct Args {
     #[command(flatten)]
     what: Named,
-    /// Only programs of this model
+    /// Only programs of this model, or of the release that `MODEL@NUMBER` or `MODEL@NAME` says
     #[arg(long)]
     model: Option<String>,
     /// The spec of the module, to tell which files beside it had no effect
@@ -88,7 +89,7 @@ fn without_effect(args: &Args, store: &Store) -> Result<Vec<Reason>> {
     let model = args
         .model
         .as_ref()
-        .is_none_or(|model| *model == spec.model.name);
+        .is_none_or(|model| split_model(model).0 == spec.model.name);
     let what = args.what.text();
     match model && spec.modules.iter().any(|module| module.name == what) {
         true => Ok(why::without_effect(&spec, store, &what, FILES)?),
@@ -131,14 +132,25 @@ fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {
 }
 
 /// Returns the answers for the programs of a module in the newest releases, or for all where no release has one.
-fn of_module(args: &Args, what: &str, store: &Store) -> Result<Vec<Why>, StoreError> {
+fn of_module(args: &Args, what: &str, store: &Store) -> Result<Vec<Why>> {
+    let (model, release) = match &args.model {
+        Some(model) => {
+            let (model, release) = name::programs_of(store, model)?;
+            (Some(model), release)
+        }
+        None => (None, None),
+    };
     let filter = Filter {
-        model: args.model.clone(),
+        model,
         module: Some(what.to_owned()),
         ..Filter::default()
     };
+    let rows = match &release {
+        Some(programs) => name::of_programs(store, &[filter], programs)?,
+        None => name::live_or_all(store, &[filter])?,
+    };
     let mut answers = Vec::new();
-    for row in name::live_or_all(store, &[filter])? {
+    for row in rows {
         if let Some(program) = store.program(&row.id)? {
             answers.push(why::program(store, &program)?);
         }

@@ -232,10 +232,12 @@ mod tests {
         let (is, new) = (put(4, "two"), put(8, "two"));
         let first = store
             .put_release(&testing::release("m", None, &[same, gone, was]))
-            .unwrap();
+            .unwrap()
+            .0;
         let second = store
             .put_release(&testing::release("m", None, &[same, is, new]))
-            .unwrap();
+            .unwrap()
+            .0;
         let (first, second) = (
             of_release(&store, &first).unwrap(),
             of_release(&store, &second).unwrap(),

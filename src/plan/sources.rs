@@ -119,7 +119,7 @@ fn nanoseconds(time: SystemTime) -> i128 {
 /// Returns what keys are made of, as far as it can be told without Python: none when the model was never built from
 /// this entry, or when its torch or the GPU is not to be found.
 pub fn known(spec: &Spec, store: &Store) -> Result<Option<Known>, PlanError> {
-    let release = store.release(&spec.model.name, None)?;
+    let release = store.last_release(&spec.model.name)?;
     let Some(entry) = release
         .map(|release| release.entry)
         .filter(|entry| entry.entry == spec.model.entry)

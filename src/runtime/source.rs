@@ -51,8 +51,17 @@ pub trait Source: Send + Sync {
 
 impl Source for Store {
     fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
-        let found = Store::release(self, model, name)?;
-        found.ok_or_else(|| "there is no such release".into())
+        if let Some(found) = Store::release(self, model, name)? {
+            return Ok(found);
+        }
+        Err(match (name, self.last_release(model)?) {
+            (None, Some(last)) => format!(
+                "it has only partial releases, of which `{model}@{}` is the last one",
+                last.seq
+            )
+            .into(),
+            _ => "there is no such release".into(),
+        })
     }
 
     fn hold(&self, release: &Release) -> Option<Hold> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rusqlite::OptionalExtension;
+use rusqlite::{OptionalExtension, params};
 
 use super::{
     Options, Store,
@@ -74,19 +74,38 @@ impl Store {
         })
     }
 
-    /// Returns the number of the newest release that has this program; none when no release has it.
+    /// Returns the number of the newest release that has this program; none when no whole release has it.
     pub fn released(&self, program: &Digest) -> Result<Option<u64>, StoreError> {
+        self.last_with(program, false)
+    }
+
+    /// Returns the number of the newest partial release that has this program; none when no such release has it.
+    pub fn partly_released(&self, program: &Digest) -> Result<Option<u64>, StoreError> {
+        self.last_with(program, true)
+    }
+
+    fn last_with(&self, program: &Digest, partial: bool) -> Result<Option<u64>, StoreError> {
         self.index().with(|index| {
             index
-                .prepare_cached("SELECT max(seq) FROM release_programs WHERE program=?")?
-                .query_row([program.as_bytes()], |row| row.get::<_, Option<i64>>(0))
+                .prepare_cached(
+                    "SELECT max(r.seq) FROM release_programs p JOIN releases r ON r.model=p.model AND r.seq=p.seq \
+                     WHERE p.program=? AND r.partial=?",
+                )?
+                .query_row(params![program.as_bytes(), partial], |row| {
+                    row.get::<_, Option<i64>>(0)
+                })
                 .map(|seq| seq.map(|seq| seq as u64))
         })
     }
 
-    /// Returns the number of a model's newest release.
+    /// Returns the number of a model's newest release, of which a partial one is none.
     pub fn newest_release(&self, model: &str) -> Result<Option<u64>, StoreError> {
-        Ok(self.sequences(model)?.last().copied())
+        self.index().with(|index| {
+            index
+                .prepare_cached("SELECT max(seq) FROM releases WHERE model=? AND NOT partial")?
+                .query_row([model], |row| row.get::<_, Option<i64>>(0))
+                .map(|seq| seq.map(|seq| seq as u64))
+        })
     }
 
     /// Lists what failed and was not built since, with the time of the failure in seconds since 1970. A record that

@@ -77,6 +77,16 @@ pub enum StoreError {
     },
     #[error("`{model}` has no {}", if *seq == 0 { "earlier release".to_owned() } else { format!("release {seq}") })]
     NoRelease { model: String, seq: u64 },
+    #[error(
+        "release {seq} of `{model}` is a partial one: it lacks {lacks} of the programs that the spec asked for"
+    )]
+    Partial {
+        model: String,
+        seq: u64,
+        lacks: usize,
+    },
+    #[error("`{0}` can't name a release: releases have numbers already")]
+    NumberName(String),
     #[error("`{0}` can't name a model or a release: expected 1 to 100 printable characters")]
     BadName(String),
     #[error("`{}` changed while it was read", path.display())]
@@ -110,6 +120,10 @@ impl StoreError {
             Self::Unknown(_) => "`precast ls` lists programs, `precast ls --artifacts` artifacts",
             Self::Ambiguous { .. } => "give more digits",
             Self::NoRelease { .. } => "`precast release ls` lists the releases",
+            Self::Partial { .. } => {
+                "`precast release ls` shows which ones are whole; `MODEL@NUMBER` loads a partial one"
+            }
+            Self::NumberName(_) => "put a letter in it, as `v7`",
             Self::BadName(_) => "letters, digits, `-`, `_` and `.` always do",
             Self::Changed { .. } => "something else writes to it: run the command again",
         }

@@ -2,7 +2,8 @@
 //!
 //! | root | why it stays |
 //! |---|---|
-//! | the newest N releases of each model | someone may load or roll back to them |
+//! | the newest releases of each model, down to the N-th other content | someone may load or roll back to them |
+//! | a partial release, where it is newer than every other one | who makes it goes on with it |
 //! | everything that a live process holds (`lease`) | it is being read or built |
 //! | programs and artifacts that the policy does not name | they are young, or there is room |
 //! | logs of failures | until the failure is forgotten |
@@ -11,7 +12,7 @@
 //! A policy with nothing in it deletes only what nothing refers to.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     fmt, fs,
 };
 
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Store,
     error::StoreError,
-    graph::{Graph, Unit},
+    graph::{Graph, Releases, Unit},
     now,
     quarantine::Damaged,
     reindex,
@@ -39,7 +40,7 @@ pub struct Policy {
     pub max_size: Option<u64>,
     /// Deletes what is not in any release.
     pub unreleased: bool,
-    /// How many releases of each model stay; at least one does.
+    /// How many releases of each model stay, of which those with equal content count once; at least one does.
     pub keep_releases: usize,
 }
 
@@ -255,13 +256,10 @@ impl<'a> Planner<'a> {
 
     /// Keeps the newest releases of each model, and all they need.
     fn releases(&mut self) {
-        let mut models: BTreeMap<&str, usize> = BTreeMap::new();
-        for (model, seq) in self.graph.releases.keys().rev() {
-            let count = models.entry(model).or_default();
-            *count += 1;
-            if *count <= self.policy.keep_releases.max(1) {
-                let release = &self.graph.releases[&(model.clone(), *seq)];
-                self.rooted.extend(release);
+        let kept = kept(&self.graph.releases, self.policy.keep_releases);
+        for ((model, seq), release) in &self.graph.releases {
+            if kept.contains(&(model.clone(), *seq)) {
+                self.rooted.extend(&release.needs);
             } else {
                 self.plan.releases.push(OldRelease {
                     model: model.clone(),
@@ -270,7 +268,6 @@ impl<'a> Planner<'a> {
                 });
             }
         }
-        self.plan.releases.reverse();
         // A program protects its artifacts, an artifact its objects, whether a release or a lease protects it.
         for units in [&self.graph.programs, &self.graph.artifacts] {
             let below: Vec<Digest> = units
@@ -399,6 +396,31 @@ impl<'a> Planner<'a> {
             reason: Reason::Unreferenced,
         });
     }
+}
+
+/// Returns the releases that stay where so many of each model do: the newest ones down to the last that has one of so many
+/// contents, and the newest partial one where nothing whole is newer.
+pub(crate) fn kept(releases: &Releases, keep: usize) -> BTreeSet<(String, u64)> {
+    let mut kept = BTreeSet::new();
+    // What the model at hand has whole so far, and whether it has a partial one.
+    let (mut at, mut contents, mut partial) = (None, HashSet::new(), false);
+    for (place, release) in releases.iter().rev() {
+        if at != Some(&place.0) {
+            at = Some(&place.0);
+            contents.clear();
+            partial = false;
+        }
+        let stays = if release.partial {
+            !std::mem::replace(&mut partial, true) && contents.is_empty()
+        } else {
+            contents.insert(&release.needs);
+            contents.len() <= keep.max(1)
+        };
+        if stays {
+            kept.insert(place.clone());
+        }
+    }
+    kept
 }
 
 /// Returns the bytes of the unpacked file of an object.

@@ -22,14 +22,23 @@ pub(crate) struct Unit {
     pub links: Vec<Digest>,
 }
 
+/// Releases by model and number.
+pub(crate) type Releases = BTreeMap<(String, u64), Contents>;
+
+/// What a release has.
+pub(crate) struct Contents {
+    /// Its programs, sorted, then its weights.
+    pub needs: Vec<Digest>,
+    pub partial: bool,
+}
+
 /// All rows of an index.
 pub(crate) struct Graph {
     pub programs: HashMap<Digest, Unit>,
     pub artifacts: HashMap<Digest, Unit>,
     /// Bytes on disk of each object, with its unpacked file.
     pub objects: HashMap<Digest, u64>,
-    /// Programs and weights of each release.
-    pub releases: BTreeMap<(String, u64), Vec<Digest>>,
+    pub releases: Releases,
     /// Log and time of each failure.
     pub failures: HashMap<Digest, (Option<Digest>, i64)>,
 }
@@ -118,9 +127,10 @@ fn objects(from: &Connection) -> rusqlite::Result<HashMap<Digest, u64>> {
         .collect()
 }
 
-fn releases(from: &Connection) -> rusqlite::Result<BTreeMap<(String, u64), Vec<Digest>>> {
+/// Reads the releases, checked.
+pub(crate) fn releases(from: &Connection) -> rusqlite::Result<Releases> {
     let mut query =
-        from.prepare("SELECT model,seq,name,seal,weights,created,links,sum FROM releases")?;
+        from.prepare("SELECT model,seq,name,seal,weights,created,links,sum,partial FROM releases")?;
     let mut below = from
         .prepare("SELECT program FROM release_programs WHERE model=? AND seq=? ORDER BY program")?;
     let mut rows = query.query([])?;
@@ -132,7 +142,7 @@ fn releases(from: &Connection) -> rusqlite::Result<BTreeMap<(String, u64), Vec<D
         let programs = below
             .query_map((&model, seq), |row| rows::digest(row, 0))?
             .collect::<rusqlite::Result<Vec<_>>>()?;
-        let links = row.get(6)?;
+        let (links, partial) = (row.get(6)?, row.get(8)?);
         let seal = rows::digest(row, 3)?;
         let sum = rows::release_sum(
             &model,
@@ -142,13 +152,14 @@ fn releases(from: &Connection) -> rusqlite::Result<BTreeMap<(String, u64), Vec<D
             weights.as_ref(),
             row.get(5)?,
             links,
+            partial,
         );
         if sum != row.get::<_, i64>(7)? {
             return Err(bad_sum("releases"));
         }
         let mut needs = checked(Some(programs), links, "releases")?;
         needs.extend(weights);
-        all.insert((model, seq as u64), needs);
+        all.insert((model, seq as u64), Contents { needs, partial });
     }
     Ok(all)
 }

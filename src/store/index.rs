@@ -20,7 +20,7 @@ use crate::digest::Hasher;
 const SQLITE: (i32, &str) = (3_051_003, "3.51.3");
 
 /// Each entry takes the index from the version of its position to the next.
-const MIGRATIONS: [&str; 1] = [include_str!("index.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("index.sql"), include_str!("partial.sql")];
 
 const KNOWN: i64 = MIGRATIONS.len() as i64;
 
@@ -429,12 +429,29 @@ mod tests {
     }
 
     #[test]
+    fn an_index_of_the_first_version_is_taken_on_with_its_rows() {
+        let (_dir, store, _, program) = testing::filled();
+        store
+            .put_release(&testing::release("m", None, &[program.id]))
+            .unwrap();
+        let first = "ALTER TABLE releases DROP COLUMN partial; PRAGMA user_version=1";
+        let index = Connection::open(store.layout().index()).unwrap();
+        index.execute_batch(first).unwrap();
+        // What only the index has shows that it was not made again.
+        rows::insert_use(&index, &program.id, 7).unwrap();
+        drop(index);
+        let store = Store::open(store.path()).unwrap();
+        assert_eq!(store.newest_release("m").unwrap(), Some(1));
+        assert_eq!(store.verify().unwrap().defects, []);
+    }
+
+    #[test]
     fn an_index_with_other_tables_under_our_version_is_refused_and_reindexed() {
         let (_dir, store) = testing::store();
         let one = store.put_bytes(b"one").unwrap();
         let path = replaced(
             &store,
-            "CREATE TABLE objects (digest); PRAGMA user_version=1",
+            &format!("CREATE TABLE objects (digest); PRAGMA user_version={KNOWN}"),
         );
         let told = Store::open(store.path()).unwrap_err();
         assert!(matches!(told, StoreError::Schema { .. }), "{told}");

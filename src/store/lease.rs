@@ -415,7 +415,8 @@ mod tests {
         let (_dir, store, artifact, program) = testing::filled();
         let release = store
             .put_release(&testing::release("m", None, &[program.id]))
-            .unwrap();
+            .unwrap()
+            .0;
         let path = store.path().to_owned();
         drop(store);
         let (reader, other) = (Store::open(&path).unwrap(), Store::open(&path).unwrap());

@@ -67,7 +67,7 @@ mod quarantine;
 mod ready;
 mod records;
 mod reindex;
-mod releases;
+pub(crate) mod releases;
 mod repair;
 mod rows;
 mod sealed;

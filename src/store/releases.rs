@@ -2,9 +2,13 @@
 //!
 //! A release is one file, published last, so there is no moment at which a part of it can be seen. Its number says its
 //! place: the highest one is what a plain load gets. Nothing is ever taken back; going back to an earlier release puts
-//! it once more, as the newest.
+//! it once more, as the newest. Putting what the newest one has already puts nothing.
+//!
+//! A build that is narrowed can leave programs out that the spec asks for. What it makes is a **partial release**: it has
+//! a number like any other, by which it can be loaded, and is never the newest one, so that nobody gets it who does not
+//! name it, nothing goes back to it, and gc does not count it.
 
-use std::fs;
+use std::{collections::BTreeSet, fs};
 
 use super::{
     Store,
@@ -12,7 +16,8 @@ use super::{
     layout::check_name,
     publish,
     records::{created, dangling, known_schema},
-    rows, sealed, sync,
+    rows::{self, ProgramRow},
+    sealed, sync,
 };
 use crate::record::Release;
 
@@ -20,12 +25,14 @@ use crate::record::Release;
 const LAST: u64 = 1 << 53;
 
 impl Store {
-    /// Keeps a release as the newest one of its model, whatever `seq` it was given; returns it with the one it got.
+    /// Keeps a release as the newest one of its model, whatever `seq` it was given; returns it with the one it got, and
+    /// whether it is a new one. Where the newest one has the same content and entry, and the name that is asked for, it is
+    /// that one and nothing is put.
     ///
     /// Everything it needs must be in the store: a release is visible whole or not at all.
-    pub fn put_release(&self, release: &Release) -> Result<Release, StoreError> {
+    pub fn put_release(&self, release: &Release) -> Result<(Release, bool), StoreError> {
         if let Some(name) = &release.name {
-            check_name(name)?;
+            check_release_name(name)?;
         }
         let held = [&release.programs[..], release.weights.as_slice()].concat();
         let _adding = self.adding(&held)?;
@@ -39,10 +46,12 @@ impl Store {
         }
         self.need_objects(&what, release.weights.as_slice())?;
         loop {
-            release.seq = self
-                .sequences(&release.model)?
-                .last()
-                .map_or(1, |last| last + 1);
+            let last = self.sequences(&release.model)?.last().copied();
+            // What is looked at here is still the newest when the next number is free.
+            if let Some(same) = self.same(&release, last) {
+                return Ok((same, false));
+            }
+            release.seq = last.map_or(1, |last| last + 1);
             let path = self.layout().release(&release.model, release.seq)?;
             let (text, seal) = sealed::encode(&release, &path)?;
             if publish::bytes(self.draft()?, &path, &text)? {
@@ -50,42 +59,117 @@ impl Store {
                 let created = created(&path)?;
                 self.index()
                     .write(|tx| rows::insert_release(tx, &release, &seal, created))?;
-                return Ok(release);
+                return Ok((release, true));
             }
         }
     }
 
-    /// Makes an earlier release the newest one again: the one with number `seq`, or the one before the newest.
-    ///
-    /// Fails, and changes nothing, when something that it needs is gone.
-    pub fn rollback(&self, model: &str, seq: Option<u64>) -> Result<Release, StoreError> {
-        let all = self.sequences(model)?;
-        let back = |seq: &u64| StoreError::NoRelease {
-            model: model.to_owned(),
-            seq: *seq,
+    /// Returns the newest release, or for a partial one the last, where it is what `release` would be.
+    fn same(&self, release: &Release, last: Option<u64>) -> Option<Release> {
+        // One that can't be read is no reason to put nothing: what is put takes its place.
+        let now = match release.is_partial() {
+            true => self.release_at(&release.model, last?),
+            false => self.release(&release.model, None),
         };
-        let seq = match seq {
-            Some(seq) => seq,
-            None => match all[..] {
-                [.., before, _] => before,
-                _ => return Err(back(&0)),
-            },
-        };
-        let earlier = self.release_at(model, seq)?.ok_or_else(|| back(&seq))?;
-        self.put_release(&earlier)
+        now.ok().flatten().filter(|now| {
+            // Who asks for no name is content with any.
+            let name = release.name.is_none() || release.name == now.name;
+            let lacks = release.lacks == now.lacks;
+            name && lacks && release.entry == now.entry && release.same_content(now)
+        })
     }
 
-    /// Returns the newest release of `model`, or the newest one that has this name.
-    pub fn release(&self, model: &str, name: Option<&str>) -> Result<Option<Release>, StoreError> {
+    /// Makes an earlier release the newest one again: the one with number `seq`, or the last one before the newest that
+    /// has other content. Returns it, and whether it was not the newest already.
+    ///
+    /// Fails, and changes nothing, when something that it needs is gone.
+    pub fn rollback(&self, model: &str, seq: Option<u64>) -> Result<(Release, bool), StoreError> {
+        let none = |seq| StoreError::NoRelease {
+            model: model.to_owned(),
+            seq,
+        };
+        let earlier = match seq {
+            Some(seq) => self.release_at(model, seq)?.ok_or_else(|| none(seq))?,
+            None => self.before_newest(model)?.ok_or_else(|| none(0))?,
+        };
+        match earlier.is_partial() {
+            true => Err(StoreError::Partial {
+                model: model.to_owned(),
+                seq: earlier.seq,
+                lacks: earlier.lacks.len(),
+            }),
+            false => self.put_release(&earlier),
+        }
+    }
+
+    /// Returns the last whole release before the newest one that has other content.
+    fn before_newest(&self, model: &str) -> Result<Option<Release>, StoreError> {
+        let mut newest: Option<Release> = None;
         for seq in self.sequences(model)?.into_iter().rev() {
-            let found = self.release_at(model, seq)?;
-            if let Some(release) = found
-                && (name.is_none() || release.name.as_deref() == name)
-            {
-                return Ok(Some(release));
+            let whole = |release: &Release| !release.is_partial();
+            let Some(release) = self.release_at(model, seq)?.filter(whole) else {
+                continue;
+            };
+            match &newest {
+                None => newest = Some(release),
+                Some(newest) if newest.same_content(&release) => {}
+                Some(_) => return Ok(Some(release)),
             }
         }
         Ok(None)
+    }
+
+    /// Returns the newest release of `model`; or the one that `which` says, by its number or as the newest of that name. A
+    /// partial one is only found by its number.
+    pub fn release(&self, model: &str, which: Option<&str>) -> Result<Option<Release>, StoreError> {
+        if let Some(seq) = which.and_then(|which| which.parse().ok()) {
+            return self.release_at(model, seq);
+        }
+        self.find_release(model, |release| {
+            !release.is_partial() && (which.is_none() || release.name.as_deref() == which)
+        })
+    }
+
+    /// Returns the last release of `model`, be it a partial one.
+    pub fn last_release(&self, model: &str) -> Result<Option<Release>, StoreError> {
+        self.find_release(model, |_| true)
+    }
+
+    /// Returns the newest release of `model` that `is` says.
+    pub(crate) fn find_release(
+        &self,
+        model: &str,
+        is: impl Fn(&Release) -> bool,
+    ) -> Result<Option<Release>, StoreError> {
+        for seq in self.sequences(model)?.into_iter().rev() {
+            let found = self.release_at(model, seq)?.filter(&is);
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the names of the programs that `before` has and `after` has nothing in the place of.
+    pub fn lost(&self, before: &Release, after: &Release) -> Result<Vec<String>, StoreError> {
+        let names = |release: &Release| -> Result<BTreeSet<(String, String)>, StoreError> {
+            let rows = release.programs.iter().map(|id| self.program_row(id));
+            let names = rows.filter_map(|row| {
+                let name = |row: ProgramRow| (format!("{} {}", row.module, row.bucket), row.device);
+                row.map(|row| row.map(name)).transpose()
+            });
+            names.collect()
+        };
+        let after = names(after)?;
+        let lost = names(before)?
+            .into_iter()
+            .filter(|name| !after.contains(name));
+        let name = |(name, device): (String, String)| match after.iter().any(|(n, _)| *n == name) {
+            // It is there, but for another device.
+            true => format!("{name} on {device}"),
+            false => name,
+        };
+        Ok(lost.map(name).collect())
     }
 
     /// Returns the release of `model` with this number.
@@ -131,6 +215,15 @@ impl Store {
     }
 }
 
+/// Refuses a name that could not be told from a number: `model@7` is release 7.
+pub(crate) fn check_release_name(name: &str) -> Result<(), StoreError> {
+    check_name(name)?;
+    match name.parse::<u64>() {
+        Ok(_) => Err(StoreError::NumberName(name.to_owned())),
+        Err(_) => Ok(()),
+    }
+}
+
 /// Returns the number that a release's file name says, if it is one that this code writes.
 fn sequence(name: &str) -> Option<u64> {
     let seq: u64 = name.strip_suffix(".json")?.parse().ok()?;
@@ -140,21 +233,113 @@ fn sequence(name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::{super::testing, *};
+    use crate::Digest;
+
+    /// Puts programs of one artifact.
+    fn programs<const N: usize>(store: &Store) -> [Digest; N] {
+        let artifact = store.put_artifact(&testing::artifact(store, "block"));
+        let artifact = artifact.unwrap().id;
+        std::array::from_fn(|batch| {
+            let program = testing::program("m", batch as i64, &[artifact]);
+            store.put_program(&program).unwrap().id
+        })
+    }
 
     #[test]
-    fn releases_count_up_and_have_names() {
-        let (_dir, store, _, program) = testing::filled();
-        for (seq, name) in [(1, Some("v1")), (2, None), (3, Some("v1"))] {
-            let put = store
-                .put_release(&testing::release("m", name, &[program.id]))
+    fn releases_count_up_and_have_names_and_numbers() {
+        let (_dir, store) = testing::store();
+        let [one, two] = programs(&store);
+        for (seq, name, program) in [(1, Some("v1"), one), (2, None, two), (3, Some("v1"), one)] {
+            let (put, new) = store
+                .put_release(&testing::release("m", name, &[program]))
                 .unwrap();
-            assert_eq!(put.seq, seq);
+            assert_eq!((put.seq, new), (seq, true));
         }
-        assert_eq!(store.release("m", None).unwrap().unwrap().seq, 3);
-        assert_eq!(store.release("m", Some("v1")).unwrap().unwrap().seq, 3);
-        assert_eq!(store.release("m", Some("v9")).unwrap(), None);
+        let seq = |which| store.release("m", which).unwrap().map(|found| found.seq);
+        let found = [None, Some("v1"), Some("2"), Some("v9"), Some("9")].map(seq);
+        assert_eq!(found, [Some(3), Some(3), Some(2), None, None]);
         assert_eq!(store.releases("m").unwrap().len(), 3);
         assert_eq!(store.models().unwrap(), ["m"]);
+        let told = store.put_release(&testing::release("m", Some("7"), &[one]));
+        assert!(matches!(told, Err(StoreError::NumberName(_))), "{told:?}");
+    }
+
+    #[test]
+    fn what_the_newest_one_has_already_is_not_put_again() {
+        let (_dir, store) = testing::store();
+        let [one, two] = programs(&store);
+        let put = |name: Option<&str>, of: &[Digest]| {
+            let (put, new) = store.put_release(&testing::release("m", name, of)).unwrap();
+            (put.seq, new)
+        };
+        assert_eq!(put(None, &[one, two]), (1, true));
+        assert_eq!(put(None, &[two, one]), (1, false), "in another order");
+        assert_eq!(put(Some("v1"), &[one, two]), (2, true), "it has no name");
+        assert_eq!(put(None, &[one, two]), (2, false), "any name will do");
+        assert_eq!(put(Some("v2"), &[one, two]), (3, true));
+        let mut other = testing::release("m", None, &[one, two]);
+        other.weights = Some(store.put_bytes(b"other weights").unwrap());
+        assert!(store.put_release(&other).unwrap().1);
+        // Builders that publish the same at the same time make one release of it.
+        other.programs = vec![one];
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let store = Store::open(store.path()).unwrap();
+                    assert_eq!(store.put_release(&other).unwrap().0.seq, 5);
+                });
+            }
+        });
+        // What went before with other content is what one goes back to.
+        assert_eq!(store.rollback("m", None).unwrap().0.programs.len(), 2);
+        let (same, new) = store.rollback("m", Some(4)).unwrap();
+        assert_eq!((same.seq, new), (6, false));
+    }
+
+    #[test]
+    fn a_partial_release_is_nobodys_newest() {
+        let (_dir, store) = testing::store();
+        let [one, two, three] = programs(&store);
+        let put = |lacks: &[&str], of: &[Digest]| {
+            let mut release = testing::release("m", None, of);
+            release.lacks = lacks.iter().map(ToString::to_string).collect();
+            let (put, new) = store.put_release(&release).unwrap();
+            (put.seq, new)
+        };
+        let newest = || store.release("m", None).unwrap().map(|newest| newest.seq);
+        assert_eq!(put(&["encode batch=1"], &[one]), (1, true));
+        assert_eq!((newest(), store.newest_release("m").unwrap()), (None, None));
+        assert_eq!(put(&[], &[one, two]), (2, true));
+        assert_eq!(put(&["encode batch=1"], &[three]), (3, true));
+        assert_eq!(put(&["encode batch=1"], &[three]), (3, false));
+        assert_eq!(
+            (newest(), store.newest_release("m").unwrap()),
+            (Some(2), Some(2))
+        );
+        assert_eq!(store.release("m", Some("3")).unwrap().unwrap().seq, 3);
+        assert_eq!(store.last_release("m").unwrap().unwrap().seq, 3);
+        assert_eq!(store.released(&three).unwrap(), None);
+        assert_eq!(store.partly_released(&three).unwrap(), Some(3));
+        assert_eq!(put(&[], &[one, two]), (2, false), "it is the newest still");
+        let told = store.rollback("m", Some(3)).unwrap_err();
+        assert!(
+            matches!(told, StoreError::Partial { lacks: 1, .. }),
+            "{told}"
+        );
+        let told = store.rollback("m", None).unwrap_err();
+        assert!(matches!(told, StoreError::NoRelease { .. }), "{told}");
+        assert_eq!(store.verify().unwrap().defects, []);
+    }
+
+    #[test]
+    fn what_a_newer_release_does_not_answer_has_a_name() {
+        let (_dir, store) = testing::store();
+        let [one, two, three] = programs(&store);
+        let release = |of: &[Digest]| testing::release("m", None, of);
+        let lost = store.lost(&release(&[one, two]), &release(&[two, three]));
+        assert_eq!(lost.unwrap(), ["encode batch=0"]);
+        let lost = store.lost(&release(&[two]), &release(&[two, three]));
+        assert_eq!(lost.unwrap(), [""; 0]);
     }
 
     #[test]
@@ -179,13 +364,13 @@ mod tests {
                 .put_release(&testing::release("m", Some(name), &[program]))
                 .unwrap();
         }
-        let back = store.rollback("m", None).unwrap();
+        let back = store.rollback("m", None).unwrap().0;
         assert_eq!(
             (back.seq, back.name.as_deref(), &back.programs[..]),
             (3, Some("v1"), &[one][..])
         );
         assert_eq!(store.release("m", None).unwrap(), Some(back));
-        assert_eq!(store.rollback("m", Some(2)).unwrap().programs, [two]);
+        assert_eq!(store.rollback("m", Some(2)).unwrap().0.programs, [two]);
         let told = store.rollback("m", Some(9)).unwrap_err();
         assert_eq!(told.to_string(), "`m` has no release 9");
         fs::remove_file(

@@ -389,9 +389,10 @@ pub(crate) fn insert_release(
         release.weights.as_ref(),
         created,
         links,
+        release.is_partial(),
     );
     let seq = release.seq as i64;
-    to.prepare_cached("INSERT OR REPLACE INTO releases VALUES (?,?,?,?,?,?,?,?)")?
+    to.prepare_cached("INSERT OR REPLACE INTO releases VALUES (?,?,?,?,?,?,?,?,?)")?
         .execute(params![
             release.model,
             seq,
@@ -400,7 +401,8 @@ pub(crate) fn insert_release(
             release.weights.as_ref().map(Digest::as_bytes),
             created,
             links,
-            sum
+            sum,
+            release.is_partial(),
         ])?;
     let mut link = to.prepare_cached("INSERT OR IGNORE INTO release_programs VALUES (?,?,?)")?;
     for program in &programs {
@@ -410,6 +412,7 @@ pub(crate) fn insert_release(
 }
 
 /// Returns the check sum of a release's row.
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn release_sum(
     model: &str,
     seq: u64,
@@ -418,8 +421,9 @@ pub(crate) fn release_sum(
     weights: Option<&Digest>,
     created: i64,
     links: i64,
+    partial: bool,
 ) -> i64 {
-    Sum::new("releases")
+    let sum = Sum::new("releases")
         .text(model)
         .int(seq as i64)
         .int(name.is_some().into())
@@ -427,8 +431,12 @@ pub(crate) fn release_sum(
         .field(seal.as_bytes())
         .field(weights.map_or(&[][..], |w| w.as_bytes()))
         .int(created)
-        .int(links)
-        .finish()
+        .int(links);
+    // A whole release has the sum that it had before there were others.
+    match partial {
+        true => sum.int(1).finish(),
+        false => sum.finish(),
+    }
 }
 
 /// Inserts the row of a failure.

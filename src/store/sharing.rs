@@ -2,14 +2,15 @@
 //! that a store of any size is added up in the memory of a small one. What gc deletes follows its own plan (`gc`).
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs,
 };
 
 use super::{
     Store,
     error::StoreError,
-    gc::Policy,
+    gc::{self, Policy},
+    graph,
     reindex::{self, files},
     rows,
 };
@@ -39,8 +40,8 @@ pub struct Sharing {
     query: String,
     /// The groups that need an object as their weights.
     weights: HashMap<Digest, BTreeMap<String, u64>>,
-    /// The number of the oldest release of each model that gc keeps.
-    oldest: HashMap<String, u64>,
+    /// The releases that gc keeps.
+    kept: BTreeSet<(String, u64)>,
     /// What stays by itself: what is leased, logs of failures, weights of the releases that gc keeps. None where gc
     /// refuses to delete anything.
     held: Option<HashSet<Digest>>,
@@ -66,18 +67,15 @@ impl Store {
             store: self.clone(),
             query,
             weights: HashMap::new(),
-            oldest: HashMap::new(),
+            kept: BTreeSet::new(),
             held: None,
         };
         let mut held = match self.is_read_only() {
             true => HashSet::new(),
             false => self.peek_leases()?,
         };
-        for model in self.models()? {
-            let releases = self.sequences(&model)?.into_iter().rev();
-            let oldest = releases.take(Policy::default().keep_releases).next_back();
-            sharing.oldest.extend(oldest.map(|oldest| (model, oldest)));
-        }
+        let releases = self.index().with(graph::releases)?;
+        sharing.kept = gc::kept(&releases, Policy::default().keep_releases);
         self.index().with(|index| {
             let mut logs = index.prepare("SELECT log FROM failures WHERE log IS NOT NULL")?;
             for log in logs.query_map([], |row| rows::digest(row, 0))? {
@@ -118,8 +116,7 @@ impl Store {
 
 impl Sharing {
     fn keeps(&self, model: &str, seq: i64) -> bool {
-        let oldest = self.oldest.get(model);
-        oldest.is_some_and(|oldest| seq as u64 >= *oldest)
+        self.kept.contains(&(model.to_owned(), seq as u64))
     }
 
     /// Returns which groups need an object, sorted by name.

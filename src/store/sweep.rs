@@ -112,8 +112,8 @@ impl Store {
         for release in &plan.releases {
             let _deleting = self.lock(Mode::Delete)?;
             let path = self.layout().release(&release.model, release.seq)?;
-            let newest = self.sequences(&release.model)?.last() == Some(&release.seq);
-            if newest {
+            let last = self.sequences(&release.model)?.last() == Some(&release.seq);
+            if last || self.newest_release(&release.model)? == Some(release.seq) {
                 done.skipped += 1;
                 continue;
             }

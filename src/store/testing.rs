@@ -143,6 +143,7 @@ pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release 
         seq: 0,
         name: name.map(Into::into),
         programs: programs.into(),
+        lacks: vec![],
         weights: None,
         aliases: BTreeMap::new(),
         entry: Entry {

@@ -299,7 +299,7 @@ fn what_answers_wrong_is_not_published() {
     sandbox.append("model.py", "# fake: answers wrong batch=1");
     sandbox.append("model.py", "# fake: answers nan batch=4");
     assert_run!(sandbox, ["build", "-j", "1"], @"
-    exit code 0
+    exit code 1
     ----- stderr
     plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
@@ -322,6 +322,8 @@ fn what_answers_wrong_is_not_published() {
            `precast log [ID]` prints the whole log
     left out affine eager: the fake model has no dynamic dimensions
     built 0 programs, 2 artifacts compiled, 0 there already ([TIME]), 2 failed
+    error: nothing answers `affine`: no release was published
+    hint: the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'affine'`
     ");
 }
 

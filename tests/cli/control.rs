@@ -158,7 +158,8 @@ fn rungs_of_the_ladder() {
         "fail_policy = \"raise\"",
     );
     assert_eq!(code(policy), [1, 1]);
-    assert_eq!(code("fail_policy = \"fallback_eager\""), [0, 0]);
+    // Eager can't be captured either, and then nothing answers.
+    assert_eq!(code("fail_policy = \"fallback_eager\""), [1, 1]);
 }
 
 #[test]
@@ -250,8 +251,8 @@ fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
     assert_run!(sandbox, ["build", "-q"], @"
     exit code 1
     ----- stderr
-    error: 2 of 2 programs failed
-    hint: `precast log ID` prints the log of a failed program
+    error: nothing answers `first`, `second`: no release was published
+    hint: the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'first' --without 'second'`
     ");
     let name = "name = \"first\"\n";
     sandbox.edit("precast.toml", name, &format!("{name}fullgraph = false\n"));
@@ -305,6 +306,11 @@ fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
     left out first batch=2, second batch=2: the fake model can't be captured
     fresh 1 of 3 programs are in the store, nothing to compile ([TIME])
     ");
+    // What was answered before is not left out without a word.
+    sandbox.edit("model.py", "capture fails batch=2", "capture fails");
+    let (ran, _) = built(&sandbox);
+    assert_eq!(ran.code, 1, "{}", ran.text());
+    sandbox.edit("model.py", "capture fails", "capture fails batch=2");
     // Anything but the capture is an error as before.
     sandbox.append("model.py", "# fake: answers wrong batch=5");
     assert_eq!(built(&sandbox).0.code, 1);

@@ -67,7 +67,7 @@ fn an_artifact_that_minds_padding_is_for_its_exact_size() {
         "{line}"
     );
     sandbox.tensors("x.safetensors", &[("x", &[3, 3], &[1.0; 9])]);
-    assert_run!(sandbox, ["run", "affine", "--inputs", "x.safetensors"], @"
+    assert_run!(sandbox, ["run", "affine", "--model", "fake@1", "--inputs", "x.safetensors"], @"
     exit code 3
     ----- stderr
     error: module `affine` has no bucket for batch=3; it has batch=4
@@ -76,7 +76,14 @@ fn an_artifact_that_minds_padding_is_for_its_exact_size() {
     sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[1.0; 12])]);
     assert_eq!(
         sandbox
-            .run(&["run", "affine", "--inputs", "x.safetensors"])
+            .run(&[
+                "run",
+                "affine",
+                "--model",
+                "fake@1",
+                "--inputs",
+                "x.safetensors"
+            ])
             .code,
         0
     );

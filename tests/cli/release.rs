@@ -1,8 +1,8 @@
 //! Releases from the command line: whole or not at all, loaded by name, and back in one command.
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, assert_run};
 #[cfg(feature = "torch")]
-use crate::sandbox::{assert_run, wait_until};
+use crate::sandbox::{assert_ran, wait_until};
 
 #[test]
 fn a_named_release_is_whole_or_not_there() {
@@ -78,6 +78,354 @@ fn an_earlier_release_is_loaded_by_name_and_rolled_back_to() {
     assert_eq!(answers(&[]), [1.0, 3.0, 5.0]);
 }
 
+/// Returns the last line that `build` prints as JSON, and its exit code.
+fn finished(sandbox: &Sandbox, args: &[&str]) -> (i32, serde_json::Value) {
+    let ran = sandbox.run(&[&["build", "--format", "json"], args].concat());
+    let last = ran.stdout.lines().last().unwrap_or_default();
+    let last = serde_json::from_str(last).unwrap_or_else(|_| panic!("{}", ran.text()));
+    crate::schemas::check("build", &last);
+    (ran.code, last)
+}
+
+#[test]
+fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newest() {
+    let sandbox = Sandbox::built();
+    let newest = || {
+        let listed = sandbox.json(&["ls", "--state", "live"]);
+        listed["programs"].as_array().unwrap().len()
+    };
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    assert_run!(sandbox, ["build", "-j", "1", "--only", "affine batch=4"], @"
+    exit code 0
+    ----- stderr
+    plan: 1 of 1 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source file, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=4 ([TIME])
+    compile: affine batch=4 ([TIME])
+    gate: affine batch=4 ([TIME])
+    published: affine batch=4 [ID]
+    built 1 program, 1 artifact compiled, 0 there already ([TIME])
+    published fake release 2, a partial one
+            it lacks affine batch=1: only `fake@2` loads it, release 1 stays the newest
+    ");
+    assert_eq!(newest(), 2, "the newest release is as it was");
+    assert_run!(sandbox, ["release", "ls"], @"
+    exit code 0
+    ----- stdout
+    MODEL  SEQ  NAME  PROGRAMS  WEIGHTS  AGE
+    fake  2  1  partial: lacks 1  [ID]  [TIME]
+    fake  1  2  [ID]  [TIME]
+    ");
+    assert_run!(sandbox, ["ls"], @"
+    exit code 0
+    ----- stdout
+    ID  MODEL  MODULE  BUCKET  STATE  TARGET  STEPS  SIZE  AGE  USED
+    [ID]  fake  affine  batch=1  live  [TARGET]  1  [SIZE]  [TIME]  [TIME]
+    [ID]  fake  affine  batch=4  partial  [TARGET]  1  [SIZE]  [TIME]  [TIME]
+    [ID]  fake  affine  batch=4  live  [TARGET]  1  [SIZE]  [TIME]  [TIME]
+    [ID]  fake  affine  eager  failed  [TIME]
+    ");
+    crate::schemas::check("ls", &sandbox.json(&["ls"]));
+    crate::schemas::check("release", &sandbox.json(&["release", "ls"]));
+    // The same once more, without Python.
+    let worker = std::fs::read_to_string(sandbox.path("worker")).unwrap();
+    sandbox.script("worker", "exit 1");
+    let (code, again) = finished(&sandbox, &["--only", "affine batch=4"]);
+    assert_eq!((code, &again["published"]), (0, &false.into()), "{again}");
+    sandbox.script("worker", worker.trim_start_matches("#!/bin/sh\n"));
+    // Nothing goes back to it, and gc does not count it.
+    assert_run!(sandbox, ["release", "rollback", "fake"], @"
+    exit code 3
+    ----- stderr
+    error: `fake` has no earlier release
+    hint: `precast release ls` lists the releases
+    ");
+    assert_run!(sandbox, ["release", "rollback", "fake@2"], @"
+    exit code 1
+    ----- stderr
+    error: release 2 of `fake` is a partial one: it lacks 1 of the programs that the spec asked for
+    hint: `precast release ls` shows which ones are whole; `MODEL@NUMBER` loads a partial one
+    ");
+    let gc = sandbox.run(&["gc", "--keep-days", "0", "--keep-releases", "1"]);
+    assert!(
+        gc.stdout.starts_with("deleted 0 releases, 0 programs"),
+        "{}",
+        gc.text()
+    );
+    // The rest makes a whole release, which carries over what the partial one had.
+    let (code, rest) = finished(&sandbox, &["--only", "affine batch=1"]);
+    assert_eq!((code, &rest["release"]["seq"]), (0, &3.into()), "{rest}");
+    assert_eq!(
+        (&rest["release"]["lacks"], &rest["lost"]),
+        (&serde_json::json!([]), &serde_json::json!([]))
+    );
+    assert_eq!(newest(), 2);
+    let back = sandbox.json(&["release", "rollback", "fake"]);
+    assert_eq!(
+        (&back["release"]["seq"], &back["published"]),
+        (&4.into(), &true.into())
+    );
+    assert_eq!(back["release"]["programs"].as_array().unwrap().len(), 2);
+    assert_eq!(sandbox.run(&["verify"]).code, 0);
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn a_partial_release_is_loaded_by_its_number_alone() {
+    let sandbox = Sandbox::new();
+    sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[0.0; 12])]);
+    let run = |model: &[&str]| {
+        let args = [
+            "run",
+            "affine",
+            "--inputs",
+            "x.safetensors",
+            "--outputs",
+            "y.safetensors",
+            "-q",
+        ];
+        sandbox.run(&[&args, model].concat())
+    };
+    let part = ["build", "-q", "--only", "affine batch=4"];
+    assert_eq!(sandbox.run(&part).code, 0);
+    assert_ran!(run(&[]), @"
+    exit code 3
+    ----- stderr
+    error: `fake` has only partial releases
+    hint: `precast build` makes the rest; `fake@1` names the last one
+    ");
+    assert_eq!(run(&["--model", "fake@1"]).code, 0);
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    assert_eq!(sandbox.run(&part).code, 0);
+    for (model, answer) in [
+        (&[][..], 1.0),
+        (&["--model", "fake@3"], 3.0),
+        (&["--model", "fake@2"], 1.0),
+    ] {
+        let ran = run(model);
+        assert_eq!(ran.code, 0, "{model:?}: {}", ran.text());
+        assert_eq!(sandbox.tensor("y.safetensors").1[0], answer, "{model:?}");
+    }
+}
+
+#[test]
+fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
+    let sandbox = Sandbox::new();
+    sandbox.append(
+        "precast.toml",
+        "\n[[module]]\nname = \"second\"\npath = \"encoder\"\n[module.inputs]\n\
+        x = { dtype = \"float32\", shape = [\"rows\", 3] }\n[module.buckets]\nrows = [2]",
+    );
+    let first = sandbox.run(&["build", "-q"]);
+    assert_eq!(first.code, 0, "{}", first.text());
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    sandbox.append("model.py", "# fake: capture fails rows=2");
+    assert_run!(sandbox, ["build", "-j", "1"], @"
+    exit code 1
+    ----- stderr
+    plan: 5 of 5 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source file, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    capture: affine batch=4 ([TIME])
+    capture: affine eager ([TIME])
+    capture: second rows=2 ([TIME])
+    failed: second rows=2: the fake model can't be captured
+    capture: second eager ([TIME])
+    compile: affine batch=4 ([TIME])
+    gate: affine batch=4 ([TIME])
+    published: affine batch=4 [ID]
+    compile: affine batch=1 ([TIME])
+    gate: affine batch=1 ([TIME])
+    published: affine batch=1 [ID]
+    failed second rows=2: model.py:1: the fake model can't be captured
+           hint: make it simpler
+           `precast log [ID]` prints the whole log
+    left out affine eager, second eager: the fake model has no dynamic dimensions
+    built 2 programs, 2 artifacts compiled, 0 there already ([TIME]), 1 failed
+    error: nothing answers `second`: no release was published
+    hint: the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'second'`
+    ");
+    let (code, told) = finished(&sandbox, &[]);
+    assert_eq!(
+        (code, &told["unanswered"]),
+        (1, &serde_json::json!(["second"])),
+        "{told}"
+    );
+    assert_eq!(told["release"]["seq"], 1, "{told}");
+    let releases = || {
+        sandbox.json(&["release", "ls"])["releases"]
+            .as_array()
+            .unwrap()
+            .len()
+    };
+    assert_eq!(releases(), 1);
+    // Another one that answers is no reason to go without it.
+    let (code, told) = finished(&sandbox, &["--only", "affine*"]);
+    assert_eq!((code, releases()), (1, 1), "{told}");
+    assert_run!(sandbox, ["build", "--without", "other"], @"
+    exit code 2
+    ----- stderr
+    error: the spec has no module `other`
+    hint: it has affine, second
+    ");
+    assert_run!(sandbox, ["build", "--without", "second"], @"
+    exit code 0
+    ----- stderr
+    plan: 1 of 3 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source file, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: second rows=2 ([TIME])
+    failed: second rows=2: the fake model can't be captured
+    failed second rows=2: model.py:1: the fake model can't be captured
+           hint: make it simpler
+           `precast log [ID]` prints the whole log
+    left out affine eager, second eager: the fake model has no dynamic dimensions
+    built 0 programs, 0 artifacts compiled, 2 there already ([TIME]), 1 failed
+    published fake release 2
+    lost second rows=2: release 1 has it, the new one does not
+    without second: nothing answers it
+    ");
+    assert_eq!(releases(), 2);
+    let (code, told) = finished(&sandbox, &["--without", "second"]);
+    assert_eq!(
+        (code, &told["without"]),
+        (0, &serde_json::json!(["second"])),
+        "{told}"
+    );
+}
+
+#[test]
+fn builders_of_one_change_publish_it_once() {
+    let sandbox = Sandbox::built();
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    sandbox.append("model.py", "# fake: compile waits");
+    let build = || {
+        sandbox
+            .command(&["build", "-q", "-j", "1"])
+            .spawn()
+            .unwrap()
+    };
+    let builders = [(); 4].map(|()| build());
+    crate::sandbox::wait_until("no compile", || sandbox.path("waiting").exists());
+    sandbox.write("go", "");
+    for mut builder in builders {
+        assert!(builder.wait().unwrap().success());
+    }
+    let listed = sandbox.json(&["release", "ls"]);
+    let seqs: Vec<_> = listed["releases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["seq"].clone())
+        .collect();
+    assert_eq!(seqs, [2, 1]);
+    let gc = sandbox.run(&["gc", "--keep-days", "0"]);
+    assert!(
+        gc.stdout.starts_with("deleted 0 releases, 0 programs"),
+        "{}",
+        gc.text()
+    );
+    // Back and forth in content, and the same once more.
+    for (seq, new) in [(3, true), (4, true)] {
+        let back = sandbox.json(&["release", "rollback", "fake"]);
+        assert_eq!(
+            (&back["release"]["seq"], &back["published"]),
+            (&seq.into(), &new.into())
+        );
+    }
+    assert_run!(sandbox, ["release", "rollback", "fake", "--to", "2"], @"
+    exit code 0
+    ----- stdout
+    release 4 of fake is the newest already: 2 programs
+    ");
+}
+
+#[test]
+fn a_release_is_named_by_its_number_wherever_a_model_is() {
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.run(&["build", "-q", "--release", "v1"]).code, 0);
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    let id = |args: &[&str]| sandbox.json(args)["id"].as_str().unwrap().to_owned();
+    let old = id(&["show", "fake@1", "affine", "batch=4"]);
+    assert_eq!(old, id(&["show", "fake@v1 affine batch=4"]));
+    let new = id(&["show", "affine", "batch=4"]);
+    assert_eq!(new, id(&["show", "fake@2", "affine", "batch=4"]));
+    assert_ne!(old, new);
+    let listed = |model: &str| {
+        let listed = sandbox.json(&["ls", "--model", model, "--bucket", "batch=4"]);
+        listed["programs"][0]["id"].as_str().unwrap().to_owned()
+    };
+    assert_eq!([listed("fake@1"), listed("fake@2")], [old.clone(), new]);
+    let why = sandbox.json(&["why", "affine", "--model", "fake@v1"]);
+    assert_eq!(why["why"].as_array().unwrap().len(), 2, "{why}");
+    assert_eq!(why["why"][1]["id"], old, "{why}");
+    let report = sandbox.json(&["report", "--model", "fake@1"]);
+    assert_eq!(report["models"][0]["release"], 1, "{report}");
+    let all = sandbox.json(&["release", "ls", "fake@1"]);
+    assert_eq!(all["releases"].as_array().unwrap().len(), 1);
+    assert_eq!(sandbox.run(&["diff", "fake@1", "fake@2"]).code, 0);
+    let log = sandbox.run(&["log", "fake@1 affine batch=4"]);
+    assert_eq!(log.code, 0, "{}", log.text());
+    assert_run!(sandbox, ["show", "fake@1"], @"
+    exit code 2
+    ----- stderr
+    error: `fake@1` is a release of many programs
+    hint: name one of them, as `fake@1 MODULE BUCKET`; `precast ls --model fake@1` lists them
+    ");
+    assert_run!(sandbox, ["ls", "--model", "fake@9"], @"
+    exit code 3
+    ----- stderr
+    error: there is no release `fake@9`
+    hint: `precast release ls` lists models and releases
+    ");
+    assert_run!(sandbox, ["report", "--model", "fake@1", "--release", "2"], @"
+    exit code 2
+    ----- stderr
+    error: `fake@1` and `--release` both name a release
+    hint: leave one of them out
+    ");
+    assert_run!(sandbox, ["build", "--release", "7"], @"
+    exit code 2
+    ----- stderr
+    error: `7` can't name a release: releases have numbers already
+    hint: put a letter in it, as `v7`
+    ");
+    let back = sandbox.json(&["release", "rollback", "fake@1"]);
+    assert_eq!(back["release"]["seq"], 3, "{back}");
+    #[cfg(feature = "torch")]
+    {
+        sandbox.tensors("x.safetensors", &[("x", &[1, 3], &[0.0, 1.0, 2.0])]);
+        for (model, answer) in [("fake@1", 1.0), ("fake@2", 3.0), ("fake", 1.0)] {
+            let args = [
+                "run",
+                "affine",
+                "--inputs",
+                "x.safetensors",
+                "--outputs",
+                "y.safetensors",
+            ];
+            let ran = sandbox.run(&[&args[..], &["--model", model]].concat());
+            assert_eq!(ran.code, 0, "{}", ran.text());
+            assert_eq!(sandbox.tensor("y.safetensors").1[0], answer, "{model}");
+            let bench = ["bench", "affine", "--seconds", "0.01", "--model", model];
+            assert_eq!(sandbox.run(&bench).code, 0, "{model}");
+        }
+        assert_run!(sandbox, ["run", "affine", "--inputs", "x.safetensors", "--model", "fake@9"], @"
+    exit code 3
+    ----- stderr
+    error: there is no release `fake@9`
+    hint: `precast release ls` lists models and releases
+    ");
+    }
+}
+
 #[cfg(feature = "torch")]
 #[test]
 fn gc_keeps_what_a_loaded_model_came_from_and_what_a_build_found() {
@@ -134,8 +482,8 @@ fn an_index_of_an_older_version_is_made_again_by_whatever_opens_it() {
         (0, &["verify"]),
         (0, &["build", "-q"]),
         // Other tables under the version of today are no older index: they are refused, but for mending.
-        (1, &["verify", "--reindex"]),
-        (1, &["verify", "--repair"]),
+        (2, &["verify", "--reindex"]),
+        (2, &["verify", "--repair"]),
     ] {
         std::fs::remove_file(&index).unwrap();
         let old = rusqlite::Connection::open(&index).unwrap();

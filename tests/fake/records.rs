@@ -342,6 +342,7 @@ impl Source for Memory {
             seq: 1,
             name: name.map(str::to_owned),
             programs: self.programs.keys().copied().collect(),
+            lacks: vec![],
             weights: self.weights,
             aliases: self.aliases.clone(),
             entry: Entry {

@@ -247,6 +247,7 @@ fn release(programs: Vec<Digest>, weights: Digest) -> Release {
         seq: 0,
         name: None,
         programs,
+        lacks: vec![],
         weights: Some(weights),
         aliases: BTreeMap::new(),
         entry: Entry {

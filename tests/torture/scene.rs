@@ -127,6 +127,7 @@ pub fn release(model: &str, programs: &[Digest], weights: Option<Digest>) -> Rel
         seq: 0,
         name: Some("v1".into()),
         programs: programs.into(),
+        lacks: vec![],
         weights,
         aliases: BTreeMap::new(),
         entry: Entry {
@@ -209,7 +210,7 @@ pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, Store
         .is_none_or(|newest| newest.programs != ids)
     {
         let put = store.put_release(&release("m", &ids, Some(weights)))?;
-        tell(format!("release m {}", put.seq));
+        tell(format!("release m {}", put.0.seq));
     }
     Ok(Scene {
         artifacts,

@@ -6,7 +6,7 @@
 mod order;
 mod rows;
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,8 @@ pub enum State {
     Live,
     /// Only in older releases.
     Old,
+    /// Only in a partial release, which nobody gets who does not name it.
+    Partial,
     /// In no release.
     Loose,
     /// The last attempt to build it failed, and it is not there.
@@ -33,13 +35,20 @@ pub enum State {
 }
 
 impl State {
-    pub const ALL: [Self; 4] = [Self::Live, Self::Old, Self::Loose, Self::Failed];
+    pub const ALL: [Self; 5] = [
+        Self::Live,
+        Self::Old,
+        Self::Partial,
+        Self::Loose,
+        Self::Failed,
+    ];
 
     /// Returns the word that is printed and accepted.
     pub fn name(self) -> &'static str {
         match self {
             Self::Live => "live",
             Self::Old => "old",
+            Self::Partial => "partial",
             Self::Loose => "loose",
             Self::Failed => "failed",
         }
@@ -79,6 +88,8 @@ pub struct Row {
 pub struct Query {
     pub module: Option<Pattern>,
     pub model: Option<String>,
+    /// Only these.
+    pub programs: Option<BTreeSet<Digest>>,
     /// As `batch=8 *`.
     pub bucket: Option<Pattern>,
     pub device: Option<String>,
@@ -114,7 +125,9 @@ impl Query {
         let fits = |pattern: &Option<Pattern>, text: &str| {
             pattern.as_ref().is_none_or(|p| p.matches(text))
         };
-        is(&self.model, &row.model)
+        let those = |programs: &BTreeSet<Digest>| programs.contains(&row.id);
+        self.programs.as_ref().is_none_or(those)
+            && is(&self.model, &row.model)
             && is(&self.device, &row.device)
             && fits(&self.module, &row.module)
             && fits(&self.bucket, &row.bucket)

@@ -121,7 +121,10 @@ impl Reader {
             }
         };
         let state = match self.store.released(&row.id)? {
-            None => State::Loose,
+            None => match self.store.partly_released(&row.id)? {
+                Some(_) => State::Partial,
+                None => State::Loose,
+            },
             released if released == newest => State::Live,
             Some(_) => State::Old,
         };

@@ -103,6 +103,12 @@ fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
                 (None, _) => { ", not released" }
             }
         }
+        @if !part.lacks.is_empty() {
+            p { "A partial release, which only its number loads: it lacks " (part.lacks.join(", ")) "." }
+        }
+        @if !part.lost.is_empty() {
+            p { "The release before it also answers " (part.lost.join(", ")) "." }
+        }
         p.soft { @for target in &part.targets { code { (target) } " " } }
         div.tiles {
             (tile(&programs.to_string(), "programs", false))

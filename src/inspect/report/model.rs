@@ -11,7 +11,7 @@ use crate::{
         list::bucket_order,
         receipt::{self, Receipt},
     },
-    record::{Failure, Program, Sizes},
+    record::{Failure, Program, Release, Sizes},
     store::{Filter, Store, StoreError},
 };
 
@@ -21,6 +21,12 @@ pub struct ModelPart {
     pub model: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub release: Option<u64>,
+    /// Programs that a narrowed build left out of it: with any it is a partial release.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
+    /// Programs that the whole release before it has, and it has nothing in the place of.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Names of the targets.
@@ -142,6 +148,8 @@ impl ModelPart {
         let mut part = Self {
             model: model.to_owned(),
             release: release.as_ref().map(|release| release.seq),
+            lacks: release.iter().flat_map(|r| r.lacks.clone()).collect(),
+            lost: vec![],
             name: release.as_ref().and_then(|release| release.name.clone()),
             targets: vec![],
             weights: None,
@@ -149,6 +157,18 @@ impl ModelPart {
             artifacts: vec![],
             calls: 0,
         };
+        if let Some(release) = &release {
+            let whole = |before: &Release| before.seq < release.seq && !before.is_partial();
+            let lost = match store.find_release(model, whole) {
+                Ok(Some(before)) => store.lost(&before, release),
+                Ok(None) => Ok(vec![]),
+                Err(error) => Err(error),
+            };
+            part.lost = lost.unwrap_or_else(|error| {
+                damage.push(error.to_string());
+                vec![]
+            });
+        }
         if let Some(weights) = release.and_then(|release| release.weights) {
             part.weights = store.object(&weights)?.map(|object| object.size);
         }

@@ -37,6 +37,7 @@ fn scene() -> Scene {
             store
                 .put_release(&testing::release("m", None, &[program.id]))
                 .unwrap()
+                .0
         })
         .collect();
     let loose = store.put_bytes(b"loose").unwrap();
@@ -86,6 +87,45 @@ fn an_older_release_goes_and_what_the_newer_one_needs_stays() {
     assert!(store.has_artifact(&scene.artifacts[1].id).unwrap());
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<GcPlan>(&json).unwrap(), plan);
+}
+
+#[test]
+fn releases_are_counted_by_content_and_partial_ones_not_at_all() {
+    let (_dir, store) = testing::store();
+    let put = |batch, name: Option<&str>, lacks: &[&str]| {
+        let program = store.put_program(&testing::program("m", batch, &[]));
+        let mut release = testing::release("m", name, &[program.unwrap().id]);
+        release.lacks = lacks.iter().map(ToString::to_string).collect();
+        store.put_release(&release).unwrap().0.seq
+    };
+    // As four builders left it that did not know of each other: names stand for other releases of the same content.
+    put(1, None, &[]);
+    for name in ["a", "b", "c", "d"] {
+        put(2, Some(name), &[]);
+    }
+    put(3, None, &["encode batch=9"]);
+    assert_eq!(put(4, None, &["encode batch=9"]), 7);
+    let gone = |keep_releases| {
+        let policy = Policy {
+            keep_days: Some(0),
+            keep_releases,
+            ..Policy::default()
+        };
+        let plan = store.plan_gc(&policy).unwrap();
+        plan.releases.iter().map(|old| old.seq).collect::<Vec<_>>()
+    };
+    assert_eq!(gone(2), [6]);
+    assert_eq!(gone(1), [1, 6]);
+    // What is whole and newer has what the partial one had, or other things.
+    assert_eq!(put(5, None, &[]), 8);
+    assert_eq!(gone(3), [6, 7]);
+    assert_eq!(gone(1), [1, 2, 3, 4, 5, 6, 7]);
+    let policy = Policy {
+        keep_releases: 1,
+        ..Policy::default()
+    };
+    store.gc(&policy).unwrap();
+    assert_eq!(store.releases("m").unwrap().len(), 1);
 }
 
 #[test]

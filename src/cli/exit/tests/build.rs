@@ -124,6 +124,9 @@ pub(super) fn build_errors() -> Vec<BuildError> {
             missing: 1,
             total: 2,
         },
+        BuildError::Unanswered {
+            modules: vec!["encode".into(), "decode(ids, image)".into()],
+        },
         BuildError::Failed {
             failed: 1,
             total: 2,

@@ -84,6 +84,12 @@ pub(super) fn store_errors() -> Vec<StoreError> {
             model: "m".into(),
             seq: 3,
         },
+        StoreError::Partial {
+            model: "m".into(),
+            seq: 3,
+            lacks: 2,
+        },
+        StoreError::NumberName("7".into()),
         StoreError::BadName("\n".into()),
         StoreError::Changed { path: path() },
     ]
