@@ -3,7 +3,7 @@
 //! | code | means |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | a check failed, or a build had failures under `raise` |
+//! | 1 | a check failed, or a build had failures under `raise` or left a module that nothing answers |
 //! | 2 | the command line or the spec is wrong |
 //! | 3 | not in the store |
 //! | 4 | wrong target |

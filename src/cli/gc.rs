@@ -23,7 +23,7 @@ pub(super) struct Args {
     /// Delete what is not in any release
     #[arg(long)]
     unreleased: bool,
-    /// How many releases of each model stay, with all that they need
+    /// How many releases of each model stay, with all that they need; those of equal content count once
     #[arg(long, value_name = "N", default_value_t = 3)]
     keep_releases: usize,
     /// Say what would be deleted, and delete nothing
