@@ -13,6 +13,7 @@ from typing import Any
 from . import (
     behind,
     call,
+    checks,
     cut,
     dynamic,
     entry,
@@ -77,6 +78,8 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         passes.run(name, graph, opened.root)
     masks.as_numbers(graph)
     operators.check(graph.graph.nodes, opened.device, opened.root)
+    if opened.device in checks.DEVICES:
+        checks.add(graph, {}, opened.root)
     flat.own_outputs(graph)
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
@@ -117,6 +120,9 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "inputs": [{**spec, "stride": _dense(spec["shape"])} for spec in specs],
         "outputs": outputs,
         "results": [numbers[node] for node in graph.outputs],
+        "checks": [
+            {"value": numbers[check.outcome], "text": check.text, "location": check.location} for check in graph.checks
+        ],
         "values": values,
         "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
@@ -320,7 +326,7 @@ def _eager_archive(graph: flat.Flat, out: Path, opened: Any) -> tuple[Path, list
     (whole,) = cut.cut(graph, [], "")
     # Every input of the module, used or not, and its outputs in their own order: a caller needs no other table.
     whole.inputs = list(graph.inputs)
-    whole.outputs = list(graph.outputs)
+    whole.outputs = [*graph.outputs, *(check.outcome for check in graph.checks)]
     built = segment.build(whole, graph)
     built.values = {}
     # No compiler will ask which line an operation came from, and that is most of the archive.

@@ -68,6 +68,7 @@ def connect(parts: list[Part], flat: Flat) -> list[Part]:
     for part in parts:
         _imports(part, flat, home)
     wanted = {node for part in parts for node in part.inputs} | set(flat.outputs)
+    wanted |= {check.outcome for check in flat.checks}
     for part in parts:
         part.outputs = [node for node in part.nodes if node in wanted]
     return [part for part in parts if part.outputs]

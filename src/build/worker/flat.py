@@ -28,6 +28,15 @@ _INLINE = 16
 
 
 @dataclass
+class Check:
+    """What a program finds out about values while it runs: its outcome is true where they are not as they must be."""
+
+    outcome: Any
+    text: str
+    location: str | None
+
+
+@dataclass
 class Flat:
     """A graph whose nodes all have `meta["val"]`, fake tensors that share memory as the real ones will."""
 
@@ -36,6 +45,8 @@ class Flat:
     # Placeholder -> name in the weight set.
     weights: dict[Any, str]
     outputs: list[Any]
+    # Further outputs, for the runtime alone.
+    checks: list[Check] = field(default_factory=list)
     # Tensors of this program that have no name in the model, by content.
     extra: dict[str, Any] = field(default_factory=dict)
     tensors: dict[Any, Any] = field(default_factory=dict)
@@ -254,4 +265,4 @@ def own_outputs(flat: Flat) -> None:
         taken.add(private.storage(value.meta["val"]))
         outputs.append(value)
     flat.outputs = outputs
-    end.args = (tuple(outputs),)
+    end.args = (tuple([*outputs, *(check.outcome for check in flat.checks)]),)

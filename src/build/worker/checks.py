@@ -1,0 +1,427 @@
+"""Makes indices that a program computes safe on a device, and has it say which were out of bounds.
+
+On CUDA an index out of bounds stops the kernel that uses it, and with it the context of the whole process. So an index
+that is not known to be in bounds is clamped, and whether that changed it becomes a further output of the program, which
+the runtime reads where it reads the answer. An assertion about values becomes such an output too.
+
+Known to be in bounds is what does not depend on the values of an input (a buffer of positions), what follows from the
+bounds of the inputs, which the runtime keeps, and what an operation gives by its nature (the index of a maximum). What
+is inside a branch of `torch.cond`, the offsets of `embedding_bag`, and what a custom operator does with an index is not
+seen.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import failures, tensors
+from . import torch_private as private
+from .flat import Check, Flat
+
+# On others a check is an error of the call and of nothing else.
+DEVICES = ("cuda",)
+
+# The lowest and the highest value, both included.
+Range = tuple[int, int]
+
+# Operation -> the argument with its index; the axis is the argument `dim`, as torch's schemas call it.
+_ALONG = dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), "index")
+_ALONG |= dict.fromkeys(("index_select", "index_add", "index_copy", "index_fill", "index_reduce"), "index")
+_ALONG |= {"take_along_dim": "indices"}
+_ROWS = {"embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"}
+_FLAT = {"take", "put"}
+_LISTS = {"index", "_unsafe_index", "index_put", "_index_put_impl", "_unsafe_index_put"}
+_PLANES = {"max_unpool2d", "max_unpool3d"}
+_CLASSES = {"nll_loss", "nll_loss_nd", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss"}
+
+# Operation -> how many axes its second result, an index of these, runs over.
+_OVER = {"max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "adaptive_max_pool2d": 2, "adaptive_max_pool3d": 3}
+
+# Operations whose values are values of their first argument.
+_PASSING = {"view", "reshape", "unsqueeze", "squeeze", "slice", "expand", "contiguous", "clone", "alias", "detach"}
+_PASSING |= {"flatten", "transpose", "permute", "select", "index_select", "gather", "index", "unflatten", "narrow", "t"}
+_PASSING |= {"flip", "roll", "repeat", "tile", "view_as", "expand_as", "broadcast_to", "movedim", "split", "chunk"}
+_PASSING |= {"unbind", "split_with_sizes", "unfold", "take_along_dim", "amax", "amin"}
+_CASTS = {"to", "_to_copy", "type_as"}
+# Operations whose result depends on what shape an argument has, not on its values.
+_SHAPES = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
+_SHAPES |= {"sym_size", "sym_stride", "sym_numel", "rand_like", "randn_like"}
+# Operations whose result, or second result, is an index of the axis `dim`.
+_POSITION = {"argmax", "argmin", "argsort"}
+_WITH_POSITION = {"max", "min", "topk", "sort", "kthvalue", "median", "mode", "cummax", "cummin"}
+
+
+@dataclass
+class _Site:
+    """One use of an index: how the node takes it, and what it must be."""
+
+    index: Any
+    # The argument that it is, and which of the indices where that is a list.
+    argument: str
+    item: int | None
+    # The tensor and the axis it chooses from; no axis for all elements. Or how many classes there are.
+    table: Any
+    axis: int | None
+    size: Any
+    # Whether a negative one counts from the end.
+    wraps: bool = False
+    ignored: int | None = None
+
+
+def add(flat: Flat, bounds: dict[Any, Range], root: Path) -> int:
+    """Clamps indices that may be out of bounds; returns how many. `bounds` are those of inputs, both included.
+
+    The outcomes are in `flat.checks`, to become outputs.
+    """
+    known = _Known(flat, bounds)
+    before = len(flat.checks)
+    for node in list(flat.graph.nodes):
+        if node.op != "call_function":
+            continue
+        known.learn(node)
+        for site in _sites(node):
+            if site.index in known.varying and not known.within(site):
+                _guard(flat, node, site, known, root)
+        if _name(node) == "_assert_async" and node.args[0] in known.varying:
+            _assertion(flat, node, root)
+    flat.graph.lint()
+    return len(flat.checks) - before
+
+
+def _name(node: Any) -> str:
+    return getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")
+
+
+def _given(node: Any, name: str) -> Any:
+    """Returns an argument of an operation, however it was passed; none without one of this name."""
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name:
+            passed = node.args[place] if place < len(node.args) else node.kwargs.get(name)
+            return argument.default_value if passed is None else passed
+    return None
+
+
+def _held(node: Any) -> Any:
+    return getattr(node, "meta", {}).get("val")
+
+
+def _is_index(node: Any) -> bool:
+    import torch
+
+    held = _held(node)
+    return isinstance(held, torch.Tensor) and tensors.dtype_name(held.dtype) in ("int64", "int32", "int16", "int8")
+
+
+def _sites(node: Any) -> list[_Site]:
+    """Returns the indices that an operation reads or writes by."""
+    import torch
+
+    found: list[_Site] = []
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return found
+    name, table = _name(node), node.args[0] if node.args else None
+
+    def site(argument: str, axis: int | None, wraps: bool = False, ignored: int | None = None) -> None:
+        index, held = _given(node, argument), _held(table)
+        if not _is_index(index):
+            return
+        if axis is None:
+            size: Any = held.numel()
+        elif held.dim():
+            axis %= held.dim()
+            size = held.shape[axis]
+        else:
+            axis, size = None, 1
+        found.append(_Site(index, argument, None, table, axis, size, wraps, ignored))
+
+    if name in _ROWS:
+        site("indices", 0)
+    elif name in _ALONG:
+        site(_ALONG[name], _given(node, "dim"), wraps=name == "index_fill")
+    elif name in _FLAT:
+        site("index", None, wraps=True)
+    elif name in _LISTS:
+        axis = 0
+        for item, index in enumerate(_given(node, "indices")):
+            if index is not None and _is_index(index):
+                found.append(_Site(index, "indices", item, table, axis, _held(table).shape[axis], wraps=True))
+            masked = index is not None and _held(index).dtype in (torch.bool, torch.uint8)
+            axis += _held(index).dim() if masked else 1
+    elif name == "one_hot":
+        classes = _given(node, "num_classes")
+        if _is_index(table) and isinstance(classes, int) and classes > 0:
+            found.append(_Site(table, "self", None, None, None, classes))
+    elif name in _PLANES:
+        sizes = _given(node, "output_size")
+        if all(isinstance(size, int) for size in sizes):
+            found.append(_Site(node.args[1], "indices", None, None, None, math.prod(sizes)))
+    elif name in _CLASSES:
+        site("target", 1 if _held(table).dim() > 1 else 0, ignored=_given(node, "ignore_index"))
+    return found
+
+
+class _Known:
+    """What is known of the values of a graph's integers."""
+
+    def __init__(self, flat: Flat, bounds: dict[Any, Range]) -> None:
+        self.flat = flat
+        # What depends on the values of an input.
+        self.varying: set[Any] = set(flat.inputs)
+        self.ranges: dict[Any, Range] = dict(bounds)
+        for node in flat.weights:
+            held = flat.tensors.get(node)
+            if held is not None and not held.dtype.is_floating_point and not held.dtype.is_complex and held.numel():
+                self.ranges[node] = (int(held.min()), int(held.max()))
+
+    def learn(self, node: Any) -> None:
+        """Finds out about a node, whose arguments are known."""
+        if _name(node) not in _SHAPES and any(given in self.varying for given in node.all_input_nodes):
+            self.varying.add(node)
+        found = self._range(node)
+        if found is not None and self._fits(node, found):
+            self.ranges[node] = found
+
+    def within(self, site: _Site) -> bool:
+        """Returns whether an index is in bounds whatever the inputs."""
+        least, _ = self.size(site.size)
+        low = -least if site.wraps else 0
+        found = self.ranges.get(site.index)
+        return found is not None and low <= found[0] and found[1] < least
+
+    def size(self, size: Any) -> Range:
+        """Returns what a size is between."""
+        from torch.utils._sympy.value_ranges import bound_sympy
+
+        if isinstance(size, int):
+            return size, size
+        fixed = private.fixed(size)
+        if fixed is not None:
+            return fixed, fixed
+        held = bound_sympy(size.node.expr, self.flat.ranges)
+        return tuple(int(end) if end.is_number and end.is_finite else limit for end, limit in _ends(held))  # type: ignore[return-value]
+
+    @staticmethod
+    def _fits(node: Any, found: Range) -> bool:
+        import torch
+
+        held = _held(node)
+        if not isinstance(held, torch.Tensor) or held.dtype.is_floating_point or held.dtype.is_complex:
+            return isinstance(held, (list, tuple))
+        if held.dtype == torch.bool:
+            return True
+        limits = torch.iinfo(held.dtype)
+        return limits.min <= found[0] and found[1] <= limits.max
+
+    def _of(self, value: Any) -> Range | None:
+        """Returns the range of an argument: a number, a size, a tensor."""
+        import torch
+
+        if isinstance(value, bool | int):
+            return int(value), int(value)
+        held = _held(value)
+        if isinstance(held, int | torch.SymInt):
+            return self.size(held)
+        return self.ranges.get(value) if isinstance(value, torch.fx.Node) else None
+
+    def _range(self, node: Any) -> Range | None:
+        """Returns the range of a node's values, none where it is not known."""
+        import torch
+
+        held, name = _held(node), _name(node)
+        if isinstance(held, torch.Tensor) and held.dtype == torch.bool:
+            return 0, 1
+        if node.target is operator.getitem:
+            return self._item(node)
+        given = [self._of(value) for value in node.args]
+        first = given[0] if given else None
+        if name in _POSITION:
+            return self._position(node)
+        if name in _PASSING:
+            return first
+        if name in _CASTS:
+            source = _held(node.args[0]).dtype
+            return None if source.is_floating_point or source.is_complex else first
+        if name in ("cat", "stack") and node.args:
+            return _union([self._of(value) for value in node.args[0]])
+        if name == "where" and len(given) == 3:
+            return _union(given[1:])
+        if name == "masked_fill" and len(given) == 3:
+            return _union([given[0], given[2]])
+        if name in ("zeros", "zeros_like", "new_zeros"):
+            return 0, 0
+        if name in ("ones", "ones_like", "new_ones"):
+            return 1, 1
+        if name in ("full", "full_like") and len(given) > 1:
+            return given[1]
+        if name in ("new_full", "scalar_tensor"):
+            return given[-1] if given else None
+        if name in ("tril", "triu"):
+            return _union([first, (0, 0)])
+        if name == "arange":
+            return _arange(given)
+        if name in ("cumsum", "sum") and first is not None:
+            return self._sum(node, name, first)
+        if name in ("bucketize", "searchsorted") and len(node.args) > 1:
+            table = _held(node.args[1 if name == "bucketize" else 0])
+            return 0, self.size(table.shape[-1])[1]
+        if name in ("clamp", "clamp_min", "clamp_max"):
+            return _clamped(first, self._of(_given(node, "min")), self._of(_given(node, "max")))
+        if name in ("minimum", "maximum") and len(given) == 2:
+            return _clamped(first, given[1] if name == "maximum" else None, given[1] if name == "minimum" else None)
+        return _arithmetic(name, node, given)
+
+    def _item(self, node: Any) -> Range | None:
+        source, at = node.args[0], node.args[1]
+        if _name(source) in _OVER:
+            sizes = _held(source.args[0]).shape[-_OVER[_name(source)] :]
+            return (0, math.prod(self.size(size)[1] for size in sizes) - 1) if at == 1 else None
+        if _name(source) not in _WITH_POSITION:
+            return self.ranges.get(source)
+        return self._position(source) if at == 1 else None
+
+    def _position(self, node: Any) -> Range:
+        """Returns the range of an index of the axis that a node looks along; of all elements where it names none."""
+        held, axis = _held(node.args[0]), _given(node, "dim")
+        sizes = held.shape if axis is None or not held.dim() else [held.shape[axis]]
+        return 0, max(math.prod(self.size(size)[1] for size in sizes) - 1, 0)
+
+    def _sum(self, node: Any, name: str, one: Range) -> Range:
+        held, axes = _held(node.args[0]), _given(node, "dim")
+        axes = [axes] if isinstance(axes, int) else axes
+        sizes = [held.shape[axis] for axis in axes] if axes else held.shape
+        most = math.prod(self.size(size)[1] for size in sizes) if held.dim() else 1
+        ends = [end * count for end in one for count in ((1, most) if name == "cumsum" else (0, most))]
+        return min(ends), max(ends)
+
+
+def _ends(held: Any) -> list[tuple[Any, int]]:
+    return [(held.lower, 0), (held.upper, 2**63 - 1)]
+
+
+def _union(ranges: list[Range | None]) -> Range | None:
+    if not ranges or any(one is None for one in ranges):
+        return None
+    return min(one[0] for one in ranges if one), max(one[1] for one in ranges if one)
+
+
+def _arange(given: list[Range | None]) -> Range | None:
+    ends = given[:2] if len(given) > 1 else [(0, 0), *given]
+    if len(given) > 2 and given[2] is not None and given[2][0] <= 0:
+        return None
+    start, end = ends
+    return None if start is None or end is None else (start[0], max(end[1] - 1, start[1]))
+
+
+def _arithmetic(name: str, node: Any, given: list[Range | None]) -> Range | None:
+    """Returns the range of what is computed of ranges."""
+    if name == "remainder" and len(given) > 1 and given[1] is not None and given[1][0] > 0:
+        return 0, given[1][1] - 1
+    if not given or given[0] is None:
+        return None
+    first = given[0]
+    if name == "neg":
+        return -first[1], -first[0]
+    if name == "abs":
+        ends = [abs(first[0]), abs(first[1])]
+        return (0 if first[0] <= 0 <= first[1] else min(ends)), max(ends)
+    if len(given) < 2 or given[1] is None:
+        return None
+    second, scale = given[1], node.kwargs.get("alpha", 1)
+    if name in ("add", "sub", "rsub") and isinstance(scale, int):
+        if name == "rsub":
+            first, second = second, first
+        step = scale if name == "add" else -scale
+        ends = [step * end for end in second]
+        return first[0] + min(ends), first[1] + max(ends)
+    if name == "mul":
+        ends = [a * b for a in first for b in second]
+        return min(ends), max(ends)
+    floors = name == "floor_divide" or (name == "div" and node.kwargs.get("rounding_mode") == "floor")
+    if floors and second[0] > 0:
+        ends = [a // b for a in first for b in second]
+        return min(ends), max(ends)
+    return None
+
+
+def _clamped(given: Range | None, least: Range | None, most: Range | None) -> Range | None:
+    """Returns the range of values between others; one that is not known is the widest."""
+    low, high = given or (-(2**63), 2**63 - 1)
+    if given is None and least is None and most is None:
+        return None
+    if least is not None:
+        low, high = max(low, least[0]), max(high, least[1])
+    if most is not None:
+        low, high = min(low, most[0]), min(high, most[1])
+    return low, high
+
+
+def _guard(flat: Flat, node: Any, site: _Site, known: _Known, root: Path) -> None:
+    """Has a node use an index that is in bounds, and the program say whether the one it had was not."""
+    import torch
+
+    aten = torch.ops.aten
+    with flat.graph.inserting_before(node):
+
+        def new(target: Any, *args: Any) -> Any:
+            made = flat.graph.call_function(target, args)
+            made.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
+            private.propagate_node(made)
+            known.learn(made)
+            return made
+
+        size = private.fixed(site.size)
+        limits = torch.iinfo(_held(site.index).dtype)
+        if size is not None:
+            if size == 0:
+                return
+            low: Any = max(-size, limits.min) if site.wraps else 0
+            high: Any = min(size - 1, limits.max)
+        else:
+            number = (
+                new(aten.sym_numel.default, site.table)
+                if site.axis is None
+                else new(aten.sym_size.int, site.table, site.axis)
+            )
+            low = new(operator.neg, number) if site.wraps else 0
+            high = new(operator.sub, number, 1)
+        safe = new(aten.clamp.default, site.index, low, high)
+        differs = new(aten.ne.Tensor, safe, site.index)
+        if site.ignored is not None:
+            differs = new(aten.logical_and.default, differs, new(aten.ne.Scalar, site.index, site.ignored))
+            safe = new(aten.where.self, differs, safe, site.index)
+        outcome = new(aten.any.default, differs)
+    _give(node, site, safe)
+    text = f"index in {'-n' if site.wraps and size is None else low}..{'n' if size is None else size}"
+    text = f"{text} of {node.target.namespace}.{_name(node)}"
+    flat.checks.append(Check(outcome, text, failures.from_stack_trace(node.meta.get("stack_trace"), root)))
+
+
+def _give(node: Any, site: _Site, safe: Any) -> None:
+    """Hands a node another index in place of its own."""
+    place = [argument.name for argument in node.target._schema.arguments].index(site.argument)
+    made = safe
+    if site.item is not None:
+        made = [safe if at == site.item else one for at, one in enumerate(_given(node, site.argument))]
+    if place < len(node.args):
+        node.update_arg(place, made)
+    else:
+        node.update_kwarg(site.argument, made)
+
+
+def _assertion(flat: Flat, node: Any, root: Path) -> None:
+    """Has the program say that an assertion about a value does not hold, instead of stopping."""
+    import torch
+
+    aten = torch.ops.aten
+    with flat.graph.inserting_before(node):
+        failed = flat.graph.call_function(aten.logical_not.default, (node.args[0],))
+        failed.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
+        private.propagate_node(failed)
+    said = node.args[1] if len(node.args) > 1 and node.args[1] else "an assertion of the model"
+    location = failures.from_stack_trace(node.meta.get("stack_trace"), root)
+    flat.checks.append(Check(failed, str(said).splitlines()[0], location))
+    flat.graph.erase_node(node)
