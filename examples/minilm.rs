@@ -143,6 +143,8 @@ fn embed(model: &Model, tokenizer: &Tokenizer, device: tch::Device, text: &str) 
     // Taking the answer off the device waits for it.
     let tokens = answer[0].to_device(tch::Device::Cpu);
     let ms = started.elapsed().as_secs_f64() * 1e3;
+    // On a device ids that the model has no row for are found there.
+    answer.check()?;
 
     let mean = tokens.mean_dim([1_i64].as_slice(), false, Kind::Float);
     let unit = &mean / mean.norm();

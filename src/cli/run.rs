@@ -91,6 +91,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         count(path, model.counts())?;
     }
     let answer = answer?;
+    answer.check()?;
     let outputs: Vec<_> = answer
         .named()
         .map(|(name, tensor)| (name.to_owned(), tensor.to_device(tch::Device::Cpu)))

@@ -109,8 +109,8 @@ impl Outputs {
     /// Copies an output into the host's memory; `output` counts from 0 in the module's order.
     ///
     /// On CUDA it waits until the output is there. Fails with [`RuntimeError::NoOutput`] when there are fewer outputs,
-    /// with [`RuntimeError::OutputDtype`] when it has other elements, and with [`RuntimeError::Array`] when libtorch
-    /// can't copy it.
+    /// with [`RuntimeError::OutputDtype`] when it has other elements, with what [`Self::check`] finds, and with
+    /// [`RuntimeError::Array`] when libtorch can't copy it.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/example.rs"));
@@ -132,7 +132,7 @@ impl Outputs {
             return Err(self.no_output(output.to_string()));
         };
         match tensors::dtype(tensor.kind()) {
-            Some(dtype) if dtype == T::DTYPE => Array::of(tensor),
+            Some(dtype) if dtype == T::DTYPE => self.check().and_then(|()| Array::of(tensor)),
             _ => Err(RuntimeError::OutputDtype {
                 module: program.module.as_str().into(),
                 output: record.name.clone(),

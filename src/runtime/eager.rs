@@ -138,7 +138,8 @@ impl Eager {
         })
     }
 
-    /// Runs it on inputs of the bucket's sizes. Returns the outputs and the weights they were made with.
+    /// Runs it on inputs of the bucket's sizes. Returns the outputs, behind them the outcomes of the checks, and the weights
+    /// they were made with.
     pub fn run(
         &self,
         interpreter: &mut Interpreter,
@@ -152,7 +153,10 @@ impl Eager {
         let weights = bound.tensors.iter().map(|weight| weight.handle());
         let flat: SmallVec<[&Handle; 32]> = inputs.iter().chain(weights).collect();
         let outputs = interpreter
-            .run(&flat, self.program.outputs.len())
+            .run(
+                &flat,
+                self.program.outputs.len() + self.program.checks.len(),
+            )
             .map_err(|message| self.failed(message))?;
         Ok((outputs, bound.weights.clone()))
     }

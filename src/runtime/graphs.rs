@@ -11,6 +11,8 @@
 //! replay may write over; an output that stays is copied out for the same reason. A graph that fails, as one without a
 //! reproducible answer does, copies all. What is not tried is that no number among the arguments only looks like an address.
 //!
+//! What is wrong with values is noted by the graph itself: see flags.rs.
+//!
 //! All graphs of a device share one memory pool: what one frees while it is captured the next one uses, so activations
 //! take as much as the largest bucket needs, when that one is captured first. It follows that replays of one device
 //! must not overlap. [`Shared`] orders them: callers enqueue one after the other, and a stream that is not the last
@@ -29,11 +31,12 @@ use super::{
     bits::{same, spread},
     error::first_line,
     ffi::{self, Graph, Pool, RawStream, Stream, cuda, share},
+    flags::{Flags, Watch},
     host,
     lane::{Handles, Lane, Plan},
     pad,
     pool::{self, Wait},
-    weights::Weights,
+    weights::{Weights, tch_device},
 };
 
 /// Runs before the capture.
@@ -74,6 +77,8 @@ struct State {
     graph: Graph,
     inputs: Vec<Tensor>,
     outputs: Handles,
+    /// What the graph notes of its static inputs, and of what it computes.
+    flags: Option<Flags>,
     /// Of each input, then of each output: whether a call's own takes its place.
     moves: Vec<bool>,
     /// Why others are copied.
@@ -113,10 +118,16 @@ impl State {
             spread(&mut buffer, &pad::one(input).map_err(text)?).map_err(text)?;
             inputs.push(buffer);
         }
+        let device = tch_device(plan.device);
+        let watch = Watch::new(&plan.program, &plan.module, plan.device, true);
         let run = |lane: &mut Lane| {
-            let handles: Handles = inputs.iter().map(share).collect();
-            plan.execute(lane, handles, raw)
-                .map_err(|error| error.to_string())
+            let mut handles: Handles = inputs.iter().map(share).collect();
+            let mut flags = watch.clamp(&mut handles, device).map_err(text)?;
+            let made = plan.execute(lane, handles, raw).and_then(|mut made| {
+                watch.outcomes(&mut made, flags.as_mut())?;
+                Ok(made)
+            });
+            Ok((made.map_err(|error| error.to_string())?, flags))
         };
         {
             let _span = tracing::info_span!("warm_up").entered();
@@ -125,11 +136,13 @@ impl State {
             }
             shared.stream.synchronize()?;
         }
-        let (graph, outputs) = Graph::capture(shared.pool, shared.device, || run(&mut lane))?;
+        let (graph, (outputs, flags)) =
+            Graph::capture(shared.pool, shared.device, || run(&mut lane))?;
         let mut state = Self {
             graph,
             inputs,
             outputs,
+            flags,
             moves: Vec::new(),
             copied: String::new(),
             shared: shared.clone(),
@@ -343,7 +356,7 @@ impl Graphed {
         inputs: &Handles,
         padded: bool,
         wait: Wait,
-    ) -> Result<Handles, RuntimeError> {
+    ) -> Result<(Handles, Option<Flags>), RuntimeError> {
         let failed = |message: String| plan.failed("graph", message);
         let text = |error: tch::TchError| failed(first_line(&error));
         // In this order everywhere: the program, then the device.
@@ -393,7 +406,8 @@ impl Graphed {
                 .map_err(text)?
                 .into();
         }
-        Ok(outputs)
+        let flags = state.flags.as_ref().map(|flags| flags.of_call(inputs));
+        Ok((outputs, flags.transpose().map_err(text)?))
     }
 
     /// Gives a caller the static tensors and the launch, with no copies.
@@ -434,6 +448,12 @@ impl Session<'_> {
     pub fn replay(&mut self) -> Result<(), String> {
         let _turn = self.graphed.shared.turn()?;
         self.state.graph.replay()
+    }
+
+    /// Waits for the last replay on the thread's current stream, and fails with what was wrong with the values that it read,
+    /// as [`Outputs::check`](super::Outputs::check) does: then the outputs are no answer.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        self.state.flags.as_ref().map_or(Ok(()), Flags::read)
     }
 
     /// Returns the static outputs. The next replay on the device writes over them.

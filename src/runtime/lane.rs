@@ -215,7 +215,7 @@ impl Plan {
             .collect()
     }
 
-    /// Runs the steps on one lane and returns the program's results, in order.
+    /// Runs the steps on one lane and returns the program's results in order, and behind them the outcomes of its checks.
     ///
     /// Every value is dropped after the last step that reads it.
     pub fn execute(
@@ -252,9 +252,12 @@ impl Plan {
             }
         }
         let mut results = Handles::new();
-        for (i, &value) in self.program.results.iter().enumerate() {
+        let checks = self.program.checks.iter().map(|check| check.value);
+        let wanted: SmallVec<[usize; 8]> =
+            self.program.results.iter().copied().chain(checks).collect();
+        for (i, &value) in wanted.iter().enumerate() {
             // A value may be given back twice; then both are handles of one tensor, as in eager.
-            let handle = match self.program.results[i + 1..].contains(&value) {
+            let handle = match wanted[i + 1..].contains(&value) {
                 true => values[value].as_ref().map(Handle::share),
                 false => values[value].take(),
             };

@@ -42,6 +42,7 @@ mod eager;
 mod ending;
 mod error;
 mod ffi;
+mod flags;
 mod graphs;
 mod host;
 mod lane;

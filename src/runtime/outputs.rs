@@ -5,7 +5,7 @@ use std::{ops::Deref, sync::Arc};
 use smallvec::SmallVec;
 use tch::Tensor;
 
-use super::validate::Request;
+use super::{RuntimeError, flags::Flags, validate::Request};
 use crate::{
     Device,
     record::{Program, Sizes},
@@ -80,9 +80,15 @@ impl Served {
 }
 
 /// The outputs of one call, in the module's order. They belong to the caller.
+///
+/// On CUDA a call is answered before the device has seen the values of inputs that were there already. Where one of them
+/// is out of bounds, these are no answer: [`Self::array`] fails, and [`Self::check`] says so to callers who take the
+/// tensors.
 #[derive(Debug)]
 pub struct Outputs {
     pub(super) tensors: SmallVec<[Tensor; 4]>,
+    /// What the device finds wrong with the call.
+    pub(super) flags: Option<Flags>,
     pub(super) served: Served,
 }
 
@@ -92,13 +98,24 @@ impl Outputs {
         &self.served
     }
 
+    /// Waits until the device has seen the values of the call's inputs, where it is to look at them, and fails with what was
+    /// wrong with them: [`RuntimeError::BadInput`] for a value out of bounds, [`RuntimeError::CheckFailed`] for an index that
+    /// the program computed. Then the outputs are to be thrown away; the model goes on answering.
+    ///
+    /// There is something to wait for only on CUDA, where inputs with bounds were on the device when the call began or the
+    /// program computes indices. It reads on the stream that is current on this thread, which must have the call before it.
+    /// [`Self::array`] does the same first; who uses the tensors themselves, or hands them on, calls this.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        self.flags.as_ref().map_or(Ok(()), Flags::check)
+    }
+
     /// Returns name and tensor of each output.
     pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         let names = self.served.program.outputs.iter();
         names.map(|output| output.name.as_str()).zip(&self.tensors)
     }
 
-    /// Returns the tensors.
+    /// Returns the tensors; [`Self::check`] comes before.
     pub fn into_vec(self) -> Vec<Tensor> {
         self.tensors.into_vec()
     }

@@ -10,13 +10,14 @@ use super::{
     eager::Eager,
     error::first_line,
     ffi::{Library, Meta, RawStream, cuda, share},
+    flags::{Flags, Watch},
     graphs::{Graphed, Session, Shared},
     lane::{Handles, Lanes, Plan, PlanStep},
     operators,
     pad::{self, Buffers, Cut},
     pool::Wait,
     source::{Source, SourceError},
-    weights::Weights,
+    weights::{Weights, tch_device},
     wiring::{check_layouts, last_uses},
 };
 use crate::{
@@ -29,6 +30,8 @@ pub(super) struct Ready {
     pub plan: Plan,
     runner: Runner,
     graph: Option<Graphed>,
+    /// What of its values only the device sees, where it is no graph.
+    watch: Watch,
     /// Why there is no graph where one was wanted.
     pub refused: Option<String>,
     /// For each output, where a padded call cuts it.
@@ -119,6 +122,7 @@ impl Ready {
         }
         check_layouts(&program, &steps).map_err(malformed)?;
         let module = program.module.as_str().into();
+        let watch = Watch::new(&program, &module, with.device, false);
         let plan = Plan {
             program: program.clone(),
             module,
@@ -132,6 +136,7 @@ impl Ready {
             plan,
             runner,
             graph: None,
+            watch,
             refused: None,
             cuts,
             preferred: false,
@@ -165,6 +170,7 @@ impl Ready {
         let cuts = cuts.collect::<Result<_, _>>().map_err(malformed)?;
         let eager = Eager::new(source, &program, archive, &with)?;
         let module = program.module.as_str().into();
+        let watch = Watch::new(&program, &module, with.device, false);
         let plan = Plan {
             program,
             module,
@@ -178,6 +184,7 @@ impl Ready {
             plan,
             runner,
             graph: None,
+            watch,
             refused: None,
             cuts,
             preferred: false,
@@ -282,22 +289,43 @@ impl Ready {
         }
     }
 
-    /// Runs it on inputs that were checked.
+    /// Runs it on inputs that were checked. What a device finds of their values comes back as flags.
     pub fn run(
         &self,
+        mut inputs: Handles,
+        sizes: Sizes<'_>,
+        wait: Wait,
+    ) -> Result<(SmallVec<[Tensor; 4]>, Option<Flags>), RuntimeError> {
+        if let Some(graph) = &self.graph {
+            let padded = matches!(sizes, Sizes::Padded(_));
+            let (outputs, flags) = graph.run(&self.plan, &inputs, padded, wait)?;
+            return Ok((self.finish(outputs, sizes, |_| false)?, flags));
+        }
+        let mut flags = self
+            .watch
+            .clamp(&mut inputs, tch_device(self.plan.device))
+            .map_err(|error| self.tensor(&error))?;
+        let outputs = match &self.runner {
+            Runner::Artifacts(lanes) => {
+                self.run_steps(lanes, inputs, sizes, wait, flags.as_mut())?
+            }
+            Runner::Eager(eager) => self.run_eager(eager, inputs, sizes, wait, flags.as_mut())?,
+        };
+        match (self.plan.device, flags) {
+            // There is nothing to wait for.
+            (Device::Cpu, Some(flags)) => flags.check().map(|()| (outputs, None)),
+            (_, flags) => Ok((outputs, flags)),
+        }
+    }
+
+    fn run_steps(
+        &self,
+        lanes: &Lanes,
         inputs: Handles,
         sizes: Sizes<'_>,
         wait: Wait,
+        flags: Option<&mut Flags>,
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
-        if let Some(graph) = &self.graph {
-            let padded = matches!(sizes, Sizes::Padded(_));
-            let outputs = graph.run(&self.plan, &inputs, padded, wait)?;
-            return self.finish(outputs, sizes, |_| false);
-        }
-        let lanes = match &self.runner {
-            Runner::Artifacts(lanes) => lanes,
-            Runner::Eager(eager) => return self.run_eager(eager, inputs, sizes, wait),
-        };
         let mut taken = lanes.take(&self.plan, wait)?;
         let lane = taken.lane()?;
         let stream = self.stream()?;
@@ -310,7 +338,8 @@ impl Ready {
             .iter()
             .map(|handle| handle.meta().storage())
             .collect();
-        let outputs = self.plan.execute(lane, inputs, stream)?;
+        let mut outputs = self.plan.execute(lane, inputs, stream)?;
+        self.watch.outcomes(&mut outputs, flags)?;
         self.finish(outputs, sizes, |storage| {
             self.plan.owns(&lane.weights, storage)
                 || lane.made(storage)
@@ -324,6 +353,7 @@ impl Ready {
         inputs: Handles,
         sizes: Sizes<'_>,
         wait: Wait,
+        flags: Option<&mut Flags>,
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
         let _span = tracing::trace_span!("eager", module = &*self.plan.module).entered();
         let mut taken = eager.take(wait)?;
@@ -336,7 +366,8 @@ impl Ready {
             .iter()
             .map(|handle| handle.meta().storage())
             .collect();
-        let (outputs, weights) = eager.run(interpreter, &inputs)?;
+        let (mut outputs, weights) = eager.run(interpreter, &inputs)?;
+        self.watch.outcomes(&mut outputs, flags)?;
         self.finish(outputs, sizes, |storage| {
             self.plan.owns(&weights, storage) || sources.contains(&storage)
         })

@@ -186,8 +186,10 @@ impl Variant {
             device: self.device,
             request,
         };
+        let (tensors, flags) = result?;
         Ok(Outputs {
-            tensors: result?,
+            tensors,
+            flags,
             served,
         })
     }

@@ -61,7 +61,8 @@ pub(super) fn last_uses(program: &Program) -> Result<Vec<Option<usize>>, String>
             }
         }
     }
-    for &value in &program.results {
+    let checks = program.checks.iter().map(|check| &check.value);
+    for &value in program.results.iter().chain(checks) {
         if !written.get(value).copied().unwrap_or(false) {
             return Err(format!("result {value} is never written"));
         }

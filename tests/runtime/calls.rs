@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use precast::{
     Device, Runtime,
-    record::Padding,
+    record::{Check, Padding},
     runtime::{Inputs, NoFit, Problem, Rung, RuntimeError},
 };
 use tch::{Kind, Tensor};
@@ -267,4 +267,56 @@ fn a_failing_caller_never_harms_another() {
     for thread in threads {
         thread.join().unwrap();
     }
+}
+
+/// A program whose second output, the sum of each row, is the outcome of a check: rows whose sum is not 0 fail it.
+fn checked(fake: &Fake) -> Memory {
+    let mut memory = Memory::with(std::slice::from_ref(fake));
+    let program = memory.programs.values_mut().next().unwrap();
+    program.outputs.truncate(1);
+    let value = program.results.split_off(1)[0];
+    program.checks.push(Check {
+        value,
+        text: "every row comes to 0".to_owned(),
+        location: Some("model.py:7".to_owned()),
+    });
+    memory
+}
+
+#[test]
+fn a_failed_check_is_an_error_of_its_call_alone() {
+    let fake = Fake {
+        outputs: 2,
+        ..Fake::sized(2, 3)
+    };
+    let model = load(checked(&fake)).unwrap();
+    let zeros = |rows, cols| Tensor::zeros([rows, cols], (Kind::Float, tch::Device::Cpu));
+    for rows in [2, 1] {
+        for _ in 0..3 {
+            let out = model.run("f", &[zeros(rows, 3)]).unwrap();
+            assert_eq!(out.len(), 1);
+            out.check().unwrap();
+            let error = model.run("f", &[zeros(rows, 3) + 1]).unwrap_err();
+            assert!(matches!(error, RuntimeError::CheckFailed { .. }), "{error}");
+            assert_eq!(
+                error.to_string(),
+                "module `f` at batch=2 seq=3: the check `every row comes to 0 (model.py:7)` failed"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_outcome_that_no_step_writes_is_malformed() {
+    let fake = Fake {
+        outputs: 2,
+        ..Fake::sized(2, 3)
+    };
+    let mut memory = checked(&fake);
+    memory
+        .programs
+        .values_mut()
+        .for_each(|program| program.checks[0].value = 7);
+    let error = load(memory).unwrap_err();
+    assert!(error.to_string().contains("7"), "{error}");
 }

@@ -135,6 +135,7 @@ impl<'a> Bench<'a> {
     /// Runs the module once; its outputs are on the CPU.
     fn run(&self, model: &Model, inputs: &[Tensor]) -> Fallible<Vec<Tensor>> {
         let out = model.run(&self.candidate.program.module, inputs)?;
+        out.check()?;
         let out = out.iter().map(|t| t.f_to_device(tch::Device::Cpu));
         Ok(out.collect::<Result<_, _>>()?)
     }
