@@ -20,6 +20,7 @@ mod replicas;
 #[path = "../traced/mod.rs"]
 mod traced;
 mod upload;
+mod values;
 
 /// Returns the store to test with, with CUDA ready in the process, or says what is missing. Written past libtest's capture: a skip is never silent.
 fn store(test: &str) -> Option<Store> {

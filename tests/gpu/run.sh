@@ -8,6 +8,7 @@
 #
 #   DEVICE=cpu         the same on the CPU
 #   PARTS="a b c"      which parts to run, of: minilm tests bench blocks (all but blocks unless set)
+#   TESTS="values::"   which tests to run, as libtest filters names (all unless set)
 #
 # It leaves OUTPUT_FOLDER/summary.json with everything that was printed as data, tests.txt and run.log. Exit code 0: every
 # part passed, and what was compared with eager agreed.
@@ -97,10 +98,11 @@ fi
 
 if has tests; then
     # The tests that need a device find the store in PRECAST_STORE. Figures that they print are JSON lines.
-    for name in blocks/eight blocks/eager residual/precast residual/eager; do
+    for name in blocks/eight blocks/eager residual/precast residual/eager values/precast values/eager; do
         test "$device" = cpu || step "$(echo "$name" | tr / -)-build" precast build -f "$here/$name.toml" --format json
     done
-    step tests gpu-tests --nocapture --test-threads 1
+    # shellcheck disable=SC2086
+    step tests gpu-tests ${TESTS:-} --nocapture --test-threads 1
     # The first figure of a test stands behind its name.
     sed -i 's/^\(test [^{]*\)\({"figure"\)/\1\n\2/' "$out/tests.json"
     grep -v '^{' "$out/tests.json" > "$out/tests.txt" || true

@@ -1,0 +1,298 @@
+//! Values out of bounds on a device, with the store of `values/`: an error of their call, and of no other.
+//!
+//! A kernel that reads by such an index ends the context of the whole process, so every test here ends with good calls.
+
+use std::time::Instant;
+
+use precast::{
+    Device, Model, Runtime, Value,
+    runtime::{Graphs, Outputs, Problem, RuntimeError, Stream},
+};
+use serde_json::json;
+use tch::{Kind, Tensor};
+
+use super::{encode, inputs, store, store_with};
+
+const ROWS: i64 = 1000;
+
+/// Sizes that are exact, padded and, but for eager, dynamic.
+const SIZES: [(i64, i64); 5] = [(1, 4), (4, 16), (1, 16), (3, 7), (5, 40)];
+
+struct Under {
+    name: &'static str,
+    model: Model,
+}
+
+impl Under {
+    fn all(test: &str) -> Option<Vec<Self>> {
+        let (store, _) = store_with(test, "values")?;
+        store_with(test, "values-eager")?;
+        let load = |name, model, graphs| Self {
+            name,
+            model: (Runtime::new(&store, Device::Cuda(0))
+                .unwrap()
+                .graphs(graphs))
+            .load(model)
+            .unwrap(),
+        };
+        Some(vec![
+            load("artifact", "values", Graphs::Never),
+            load("graph", "values", Graphs::Always),
+            load("eager", "values-eager", Graphs::Never),
+        ])
+    }
+
+    fn takes(&self, (batch, seq): (i64, i64)) -> bool {
+        self.name != "eager" || (batch <= 4 && seq <= 16)
+    }
+
+    fn run(&self, ids: &Tensor) -> Outputs {
+        self.model.run("forward", &[ids]).unwrap()
+    }
+
+    /// Calls with good values and compares every number.
+    fn right(&self, (batch, seq): (i64, i64), seed: i64) {
+        let ids = good(batch, seq, seed);
+        let out = self.run(&ids.to_device(tch::Device::Cuda(0)));
+        out.check().unwrap();
+        let got = Vec::<f32>::try_from(out[0].to_device(tch::Device::Cpu).view(-1)).unwrap();
+        let wanted = Vec::<f32>::try_from(answer(&ids).view(-1)).unwrap();
+        assert_eq!(got, wanted, "{} batch={batch} seq={seq}", self.name);
+        assert_eq!(out.array::<f32>(0).unwrap().data(), wanted);
+    }
+}
+
+/// Returns ids of which none is out of bounds, on the host.
+fn good(batch: i64, seq: i64, seed: i64) -> Tensor {
+    let ids: Vec<i64> = (0..batch * seq)
+        .map(|i| (i * 37 + seed * 101) % 990)
+        .collect();
+    Tensor::from_slice(&ids).view([batch, seq])
+}
+
+/// Returns what the model answers.
+fn answer(ids: &Tensor) -> Tensor {
+    let column = Tensor::arange(8, (Kind::Float, tch::Device::Cpu)) / 128;
+    let group = ids.narrow(1, 0, 1).divide_scalar_mode(50, "floor") * 1000;
+    (ids + group).to_kind(Kind::Float).unsqueeze(-1) + column
+}
+
+/// Returns good ids with one other value.
+fn with(batch: i64, seq: i64, at: [i64; 2], value: i64) -> Tensor {
+    let ids = good(batch, seq, 3);
+    let _ = ids.get(at[0]).get(at[1]).fill_(value);
+    ids
+}
+
+fn on_device(ids: &Tensor) -> Tensor {
+    ids.to_device(tch::Device::Cuda(0))
+}
+
+#[track_caller]
+fn assert_value(error: RuntimeError, at: [i64; 2], given: i64) {
+    let RuntimeError::BadInput { input, problem, .. } = error else {
+        panic!("another error: {error}")
+    };
+    let expected = Problem::Value {
+        position: Some(at.to_vec()),
+        value: Some(given),
+        bounds: [0, ROWS],
+    };
+    assert_eq!((&*input, problem), ("ids", expected));
+}
+
+#[test]
+fn a_value_out_of_bounds_is_an_error_of_its_call() {
+    let Some(all) = Under::all("a_value_out_of_bounds_is_an_error_of_its_call") else {
+        return;
+    };
+    for under in &all {
+        for (batch, seq) in SIZES.into_iter().filter(|&sizes| under.takes(sizes)) {
+            under.right((batch, seq), 0);
+            let at = [batch - 1, seq - 1];
+            for value in [ROWS, -1, -5, ROWS + 1, i64::MAX, i64::MIN, 1 << 31, 1 << 32] {
+                let ids = with(batch, seq, at, value);
+                // On the device already: the call is answered, and what is read is an error.
+                let out = under.run(&on_device(&ids));
+                assert_value(out.array::<f32>(0).unwrap_err(), at, value);
+                assert_value(out.check().unwrap_err(), at, value);
+                // In the host's memory: before anything runs.
+                let sizes = [batch as usize, seq as usize];
+                let plain = Vec::<i64>::try_from(ids.view(-1)).unwrap();
+                let plain = Value::new(&plain, &sizes).unwrap();
+                assert_value(under.model.run("forward", &[plain]).unwrap_err(), at, value);
+                under.right((batch, seq), value & 7);
+            }
+            // The edges of the bounds are inside.
+            for value in [0, ROWS - 1] {
+                let at = [batch - 1, seq - 1];
+                let ids = with(batch, seq, at, value);
+                let out = under.run(&on_device(&ids));
+                let wanted = Vec::<f32>::try_from(answer(&ids).view(-1)).unwrap();
+                assert_eq!(out.array::<f32>(0).unwrap().data(), wanted);
+            }
+        }
+        assert!(under.model.is_ready(), "{}", under.name);
+    }
+}
+
+#[test]
+fn a_computed_index_out_of_bounds_is_an_error_of_its_call() {
+    let Some(all) = Under::all("a_computed_index_out_of_bounds_is_an_error_of_its_call") else {
+        return;
+    };
+    let wrong = [
+        (997, "index in 0..20 of aten.embedding"),
+        (998, "index in 0..20 of aten.embedding"),
+        (999, "999 is reserved"),
+    ];
+    for under in &all {
+        for (batch, seq) in SIZES.into_iter().filter(|&sizes| under.takes(sizes)) {
+            for (value, text) in wrong {
+                let ids = with(batch, seq, [batch - 1, 0], value);
+                for ids in [on_device(&ids), on_device(&ids)] {
+                    let out = under.run(&ids);
+                    let error = out.array::<f32>(0).unwrap_err();
+                    let RuntimeError::CheckFailed { check, .. } = &error else {
+                        panic!("another error: {error}")
+                    };
+                    assert!(
+                        check.contains(text) && check.contains("model.py:"),
+                        "{}: {check}",
+                        under.name
+                    );
+                    assert!(out.check().is_err());
+                }
+                let plain = Vec::<i64>::try_from(ids.view(-1)).unwrap();
+                let plain = Value::new(&plain, &[batch as usize, seq as usize]).unwrap();
+                let out = under.model.run("forward", &[plain]).unwrap();
+                assert!(matches!(out.check(), Err(RuntimeError::CheckFailed { .. })));
+                under.right((batch, seq), value & 7);
+            }
+        }
+        assert!(under.model.is_ready(), "{}", under.name);
+    }
+}
+
+#[test]
+fn a_session_says_what_was_wrong_with_its_last_replay() {
+    let Some(all) = Under::all("a_session_says_what_was_wrong_with_its_last_replay") else {
+        return;
+    };
+    let graph = &all[1];
+    let sizes = [("batch".to_owned(), 4), ("seq".to_owned(), 16)].into();
+    let mut session = graph.model.session("forward", &sizes).unwrap();
+    let right = |session: &mut precast::runtime::Session<'_>| {
+        let ids = good(4, 16, 5);
+        session.inputs()[0].copy_(&ids);
+        session.replay().unwrap();
+        session.check().unwrap();
+        let got = session.outputs()[0].to_device(tch::Device::Cpu);
+        assert!(got.equal(&answer(&ids)));
+    };
+    right(&mut session);
+    for value in [ROWS, -1, i64::MIN, i64::MAX] {
+        session.inputs()[0].copy_(&with(4, 16, [2, 9], value));
+        session.replay().unwrap();
+        assert_value(session.check().unwrap_err(), [2, 9], value);
+        right(&mut session);
+    }
+    session.inputs()[0].copy_(&with(4, 16, [3, 0], 997));
+    session.replay().unwrap();
+    let failed = session.check();
+    assert!(matches!(failed, Err(RuntimeError::CheckFailed { .. })));
+    right(&mut session);
+}
+
+#[test]
+fn good_calls_beside_bad_ones_are_right() {
+    let Some(all) = Under::all("good_calls_beside_bad_ones_are_right") else {
+        return;
+    };
+    for under in &all {
+        std::thread::scope(|scope| {
+            for thread in 0..4_i64 {
+                scope.spawn(move || {
+                    let stream = Stream::new(0).unwrap();
+                    let _scope = stream.enter().unwrap();
+                    for round in 0..200 {
+                        let sizes = SIZES[((thread + round) % 4) as usize];
+                        if (thread + round) % 3 != 0 {
+                            under.right(sizes, round);
+                            continue;
+                        }
+                        let at = [sizes.0 - 1, sizes.1 - 1];
+                        let value = [ROWS, -1, i64::MIN, 1 << 40][(round % 4) as usize];
+                        let out = under.run(&on_device(&with(sizes.0, sizes.1, at, value)));
+                        assert_value(out.check().unwrap_err(), at, value);
+                    }
+                });
+            }
+        });
+        assert!(under.model.is_ready(), "{}", under.name);
+    }
+}
+
+#[test]
+fn minilm_refuses_what_its_vocabulary_lacks() {
+    let Some(store) = store("minilm_refuses_what_its_vocabulary_lacks") else {
+        return;
+    };
+    for graphs in [Graphs::Never, Graphs::Always] {
+        let model = (Runtime::new(&store, Device::Cuda(0))
+            .unwrap()
+            .graphs(graphs))
+        .load("minilm")
+        .unwrap();
+        for (batch, seq) in [(1, 32), (8, 128), (3, 100), (1, 20)] {
+            let (ids, mask) = inputs(batch, seq);
+            let wanted = encode(&model, &ids, &mask);
+            for value in [30_522, -5, i64::MAX, i64::MIN] {
+                let bad = ids.copy();
+                let _ = bad.get(batch - 1).get(seq / 2).fill_(value);
+                let names = [("input_ids", &bad), ("attention_mask", &mask)];
+                let out = model.run_named("encode", &names).unwrap();
+                let error = out.check().unwrap_err().to_string();
+                let place = format!("got {value} at [{}, {}]", batch - 1, seq / 2);
+                assert!(
+                    error.contains("`input_ids`") && error.ends_with(&place),
+                    "{error}"
+                );
+                assert!(encode(&model, &ids, &mask).equal(&wanted), "{value}");
+            }
+        }
+        assert!(model.is_ready());
+    }
+}
+
+/// What looking at values costs: calls of a graph, and of one with the check behind it.
+#[test]
+fn figures_of_a_check() {
+    let Some(store) = store("figures_of_a_check") else {
+        return;
+    };
+    let model = (Runtime::new(&store, Device::Cuda(0)).unwrap())
+        .graphs(Graphs::Always)
+        .load("minilm")
+        .unwrap();
+    let (ids, mask) = inputs(1, 32);
+    let names = [("input_ids", &ids), ("attention_mask", &mask)];
+    let mut taken = [Vec::new(), Vec::new()];
+    for round in 0..2000 {
+        let begin = Instant::now();
+        let out = model.run_named("encode", &names).unwrap();
+        if round % 2 == 1 {
+            out.check().unwrap();
+        }
+        tch::Cuda::synchronize(0);
+        taken[round % 2].push(begin.elapsed().as_secs_f64() * 1e6);
+    }
+    let medians = taken.map(|mut taken| {
+        taken.sort_by(f64::total_cmp);
+        taken[taken.len() / 2]
+    });
+    println!(
+        "{}",
+        json!({ "figure": "check", "call_us": medians[0], "call_and_check_us": medians[1] })
+    );
+}
