@@ -56,6 +56,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
         model: &spec.model.name,
         entry: &spec.model.entry,
         samples: None,
+        weights_file: false,
         sources: &entry.sources,
         packages: &entry.packages,
         target: &target,

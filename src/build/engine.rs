@@ -150,6 +150,9 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     if let Some(name) = &options.release {
         check_release_name(name)?;
     }
+    if let Some(file) = spec.model.weights.file() {
+        weights::check(file)?;
+    }
     let known = plan::known(spec, store)?;
     let plan = plan::plan(spec, Some(store), known, &options.request)?;
     let missing = plan.missing().count();
@@ -158,7 +161,7 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         missing,
     });
     if missing == 0
-        && let Some(same) = same_entry(store, &plan, &spec.model.name)?
+        && let Some(same) = same_entry(options, &plan)?
     {
         let weights = weights::kept(options, &same)?;
         let done = jobs::Done::default();
@@ -377,11 +380,18 @@ pub(super) fn reopen(
 }
 
 /// Returns the last release of a model that was made by what makes it now: its weights are those of now.
-fn same_entry(store: &Store, plan: &Plan, model: &str) -> Result<Option<Release>, StoreError> {
-    match &plan.known {
-        Some(known) => store.find_release(model, |release| release.entry == known.entry),
-        None => Ok(None),
-    }
+fn same_entry(options: &Options<'_>, plan: &Plan) -> Result<Option<Release>, StoreError> {
+    let Some(known) = &plan.known else {
+        return Ok(None);
+    };
+    let Options { spec, store, .. } = options;
+    let from_file = spec.model.weights.file().is_some();
+    store.find_release(&spec.model.name, |release| {
+        let mut programs = release.programs.iter();
+        let program = programs.find_map(|id| store.program(id).ok().flatten());
+        let file = program.is_some_and(|one| one.request["common"]["weights"] == "file");
+        release.entry == known.entry && file == from_file
+    })
 }
 
 /// Publishes the release, where there is something new to publish, and says what became of every item.

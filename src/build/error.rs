@@ -48,6 +48,8 @@ pub enum BuildError {
     /// Its shared object asks the loader for what no artifact needs.
     #[error("the artifact's shared object is refused: {what}")]
     UnsafeObject { what: String },
+    #[error("can't use `{}` as weights: {message}", path.display())]
+    BadWeights { path: PathBuf, message: String },
     #[error("the weights in `{}` don't fit the model: {message}", path.display())]
     Weights { path: PathBuf, message: String },
     #[error("`{path}` changed while it was being compiled")]
@@ -96,11 +98,18 @@ impl BuildError {
             }
             Self::Protocol { .. } => REPORT,
             Self::Scratch { .. } => "name another folder with `TMPDIR`",
+            // A difference names an output; anything else would be no better under other tolerances.
+            Self::Gate { message, .. } if !message.contains("output `") => {
+                "its log says what it did last; `enabled = false` leaves the module to eager"
+            }
             Self::Gate { .. } => {
                 "if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager"
             }
             Self::UnsafeObject { .. } => {
                 "look for linker flags in `LDFLAGS`, `CXX` and the options of `[module.compile]`"
+            }
+            Self::BadWeights { .. } => {
+                "`weights` in [model] names one safetensors file, from the folder of the spec"
             }
             Self::Weights { .. } => {
                 "export the file again from the model that `entry` makes, or give that model another `name`"

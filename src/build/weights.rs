@@ -1,12 +1,18 @@
 //! The weight set of a release: what the model's entry made, or a file that the spec names.
 //!
 //! A worker gives the model the values of that file before anything is captured, so that eager and artifact are compared
-//! with the weights that will be served. A file that changed alone needs no Python: programs hold no weights. It must
+//! with the weights that will be served. Whether a file can be read is seen before any Python starts, whether it has what
+//! the model needs as soon as the model is made. A file that changed alone needs no Python: programs hold no weights. It must
 //! have what the last one had, of the same dtypes and shapes.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{ErrorKind, Read},
+    path::Path,
+};
 
-use safetensors::SafeTensors;
+use safetensors::{SafeTensors, tensor::Metadata};
 
 use super::{
     BuildError,
@@ -20,6 +26,72 @@ use crate::{Digest, plan, record::Release, store::Store};
 pub(super) struct StoredWeights {
     pub object: Option<Digest>,
     pub aliases: BTreeMap<String, String>,
+}
+
+/// Checks that a file can be a weight set, by its header: that needs no model and no Python.
+pub(super) fn check(path: &Path) -> Result<(), BuildError> {
+    check_header(path).map_err(|message| BuildError::BadWeights {
+        path: path.to_owned(),
+        message,
+    })
+}
+
+fn check_header(path: &Path) -> Result<(), String> {
+    /// The format's own limit.
+    const HEADER_LIMIT: u64 = 100_000_000;
+    const LENGTH: u64 = 8;
+    let no_safetensors = || "it is no safetensors file".to_owned();
+    let mut file = File::open(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => "it is not there".to_owned(),
+        _ => error.to_string(),
+    })?;
+    let meta = file.metadata().map_err(|error| error.to_string())?;
+    if !meta.is_file() {
+        return Err("it is a folder or another special file".to_owned());
+    }
+    let mut length = [0; LENGTH as usize];
+    file.read_exact(&mut length).map_err(|_| no_safetensors())?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_LIMIT || length > meta.len() - LENGTH {
+        return Err(no_safetensors());
+    }
+    let mut header = Vec::new();
+    (file.take(length).read_to_end(&mut header)).map_err(|error| error.to_string())?;
+    let header: Metadata = serde_json::from_slice(&header)
+        .map_err(|error| format!("{}: {error}", no_safetensors()))?;
+    let ends = LENGTH + length + header.data_len() as u64;
+    if ends != meta.len() {
+        let has = meta.len();
+        let cut = if has < ends { "it was cut off: " } else { "" };
+        return Err(format!(
+            "{cut}its tensors end at byte {ends}, the file at byte {has}"
+        ));
+    }
+    use safetensors::Dtype as D;
+    let known = [
+        D::F64,
+        D::F32,
+        D::F16,
+        D::BF16,
+        D::I64,
+        D::I32,
+        D::I16,
+        D::I8,
+        D::U8,
+        D::BOOL,
+    ];
+    let mut tensors: Vec<_> = header.tensors().into_iter().collect();
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    match tensors
+        .iter()
+        .find(|(_, info)| !known.contains(&info.dtype))
+    {
+        Some((name, info)) => Err(format!(
+            "tensor `{name}` is {}, which no weight set can hold",
+            info.dtype
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Puts the weight set into the store, and its bytes where the gates will look for them.

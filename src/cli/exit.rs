@@ -213,7 +213,7 @@ fn io_hint(error: &io::Error) -> &'static str {
 
 fn build(error: &BuildError) -> u8 {
     match error {
-        BuildError::NoPython { .. } => USAGE,
+        BuildError::NoPython { .. } | BuildError::BadWeights { .. } => USAGE,
         BuildError::WrongTorch { .. } => TARGET,
         BuildError::Worker(error) | BuildError::Model { error, .. } => match error.code.as_str() {
             "torch_missing" => TARGET,

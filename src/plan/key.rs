@@ -15,6 +15,7 @@
 //! | bucket, inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, passes by source digest too |
+//! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
 //! | `--tune`, where it was asked for | yes | no: what it chose is `mode` and `options` |
 //! | canonical graph; constants in order, with the names a binding uses | no | yes |
 //! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
@@ -47,6 +48,8 @@ pub struct Common<'a> {
     pub model: &'a str,
     pub entry: &'a str,
     pub samples: Option<&'a str>,
+    /// Whether the spec names a file of weights: programs then hold what no such file has.
+    pub weights_file: bool,
     pub sources: &'a [Source],
     pub packages: &'a [Package],
     pub target: &'a Target,
@@ -142,17 +145,17 @@ impl Canon for Common<'_> {
         let packages: BTreeMap<&str, &str> = (self.packages.iter())
             .map(|p| (p.name.as_str(), p.version.as_str()))
             .collect();
-        record(
-            sink,
-            &[
-                ("model", &self.model),
-                ("entry", &self.entry),
-                ("samples", &self.samples),
-                ("sources", &sources),
-                ("packages", &packages),
-                ("target", self.target),
-            ],
-        );
+        let fields: [(&str, &dyn Canon); 7] = [
+            ("model", &self.model),
+            ("entry", &self.entry),
+            ("samples", &self.samples),
+            ("sources", &sources),
+            ("packages", &packages),
+            ("target", self.target),
+            ("weights", &"file"),
+        ];
+        // A model with its own weights has the key it always had.
+        record(sink, &fields[..6 + usize::from(self.weights_file)]);
     }
 }
 

@@ -293,6 +293,14 @@ fn field(
                 new: told(new),
             });
         }
+        "weights" => {
+            let told = |value: &Option<Value>| value.clone().unwrap_or_else(|| "auto".into());
+            found.push(Reason::SettingChanged {
+                name: name.to_owned(),
+                old: told(old),
+                new: told(new),
+            });
+        }
         "graph" => found.push(Reason::GraphChanged),
         "passes" => passes(found, &plain(old), &plain(new)),
         "compiles" | "dynamic" | "backend" | "mode" | "model" | "entry" | "samples" | "module"

@@ -121,6 +121,49 @@ fn an_entry_that_fails() {
 }
 
 #[test]
+fn a_file_of_weights_that_is_none() {
+    let sandbox = Sandbox::new();
+    let entry = "entry = \"model:load\"";
+    let with = format!("{entry}\nweights = \"w.safetensors\"");
+    sandbox.edit("precast.toml", entry, &with);
+    // No Python is needed to say so.
+    sandbox.script("worker", "exit 1");
+    assert_run!(sandbox, ["build"], @"
+    exit code 2
+    ----- stderr
+    error: can't use `./w.safetensors` as weights: it is not there
+    hint: `weights` in [model] names one safetensors file, from the folder of the spec
+    ");
+    sandbox.write("w.safetensors", "what torch.save writes");
+    assert_run!(sandbox, ["build"], @"
+    exit code 2
+    ----- stderr
+    error: can't use `./w.safetensors` as weights: it is no safetensors file
+    hint: `weights` in [model] names one safetensors file, from the folder of the spec
+    ");
+    sandbox.tensors("w.safetensors", &[("scale", &[2], &[1.0, 2.0])]);
+    let whole = fs::read(sandbox.path("w.safetensors")).unwrap();
+    sandbox.write("w.safetensors", &whole[..whole.len() - 4]);
+    assert_run!(sandbox, ["build"], @"
+    exit code 2
+    ----- stderr
+    error: can't use `./w.safetensors` as weights: it was cut off: its tensors end at byte 80, the file at byte 76
+    hint: `weights` in [model] names one safetensors file, from the folder of the spec
+    ");
+    let header = r#"{"scale":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]}}"#;
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.extend_from_slice(&[0; 8]);
+    sandbox.write("w.safetensors", file);
+    assert_run!(sandbox, ["build"], @"
+    exit code 2
+    ----- stderr
+    error: can't use `./w.safetensors` as weights: tensor `scale` is F8_E4M3, which no weight set can hold
+    hint: `weights` in [model] names one safetensors file, from the folder of the spec
+    ");
+}
+
+#[test]
 fn a_module_path_that_does_not_exist() {
     let sandbox = Sandbox::new();
     sandbox.edit(

@@ -112,6 +112,29 @@ fn a_file_of_weights_alone_makes_another_release_without_python() {
 }
 
 #[test]
+fn a_file_of_weights_and_the_models_own_are_told_apart() {
+    let sandbox = Sandbox::new();
+    let entry = "entry = \"model:load\"";
+    let with = format!("{entry}\nweights = \"w.safetensors\"");
+    sandbox.tensors("w.safetensors", &[("scale", &[1], &[10.0])]);
+    rows(&sandbox, 1);
+    let answer = || {
+        assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+        assert_eq!(sandbox.run(&RUN).code, 0);
+        sandbox.tensor("y.safetensors").1
+    };
+    assert_eq!(answer(), [1.0, 3.0, 5.0]);
+    sandbox.edit("precast.toml", entry, &with);
+    assert_eq!(answer(), [1.0, 11.0, 21.0]);
+    // Both are there by now, and neither needs Python.
+    sandbox.script("worker", "exit 1");
+    sandbox.edit("precast.toml", &with, entry);
+    assert_eq!(answer(), [1.0, 3.0, 5.0]);
+    sandbox.edit("precast.toml", entry, &with);
+    assert_eq!(answer(), [1.0, 11.0, 21.0]);
+}
+
+#[test]
 fn a_shape_that_no_bucket_covers() {
     let sandbox = Sandbox::built();
     rows(&sandbox, 5);

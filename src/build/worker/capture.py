@@ -71,7 +71,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         program, held = dynamic.export(wrapped, first, specs, asked, opened.root, what)
     else:
         program = flat.export(wrapped, first, opened.root, what)
-    named = weights.collect(opened.model)
+    named = opened.named()
     graph = flat.flatten(program, named, module["path"], opened.root)
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")

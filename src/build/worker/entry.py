@@ -31,8 +31,12 @@ class Opened:
     packages: list[dict[str, str]]
     # FQN -> method -> compile options.
     declared: dict[str, dict[str, Any]]
-    # Whether its weights are those of a file that the spec names.
-    filled: bool = False
+    # Names of tensors that have the values of a file which the spec names; none where there is no such file.
+    given: frozenset[str] | None = None
+
+    def named(self) -> weights.Named:
+        """Returns the tensors of the weight set."""
+        return weights.collect(self.model, self.given)
 
     def answer(self) -> dict[str, Any]:
         """Returns the protocol's `Opened`."""
@@ -83,8 +87,7 @@ def open_model(
         raise Failure("too_large", f"the model has {size} bytes of weights where {most} are allowed")
     with torch.no_grad():
         model.eval().requires_grad_(False)
-        if values is not None:
-            weights.fill(model, values)
+        given = None if values is None else weights.fill(model, values)
         model.to(device)
         _straighten(model)
     used = watch.files | _module_files(root)
@@ -103,9 +106,7 @@ def open_model(
     later = {name.partition(".")[0] for name in set(sys.modules) - before}
     imported |= later - beside.PACKAGES
     imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
-    return Opened(
-        root, entry, device, model, sources, _packages(imported), declared.declared(model, root), values is not None
-    )
+    return Opened(root, entry, device, model, sources, _packages(imported), declared.declared(model, root), given)
 
 
 def load(root: Path, entry: str) -> Any:

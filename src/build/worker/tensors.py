@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import mmap
 from pathlib import Path
 from typing import Any
@@ -88,20 +89,34 @@ def read(path: Path) -> dict[str, Any]:
 
     names = {short: name for name, short in DTYPES.items()}
     with open(path, "rb") as file:
+        size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
-            raise ValueError("it is no safetensors file")
-        header = json.loads(file.read(length))
+        try:
+            header = json.loads(file.read(length)) if 8 + length <= size else None
+        except ValueError:
+            header = None
+        if not isinstance(header, dict):
+            raise ValueError("it is no safetensors file, or it was cut off")
         start = file.tell()
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     header.pop("__metadata__", None)
     found = {}
     for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        dtype = getattr(torch, names[entry["dtype"]])
-        count = (end - begin) // dtype.itemsize
+        try:
+            begin, end = map(int, entry["data_offsets"])
+            shape, kind = [int(axis) for axis in entry["shape"]], str(entry["dtype"])
+        except (TypeError, ValueError, KeyError):
+            raise ValueError(f"its header does not say where tensor `{name}` is") from None
+        if kind not in names:
+            raise ValueError(f"tensor `{name}` is {kind}; weight sets have {', '.join(names)}")
+        dtype = getattr(torch, names[kind])
+        count = math.prod(shape)
+        if min([begin, *shape]) < 0 or end - begin != count * dtype.itemsize:
+            raise ValueError(f"tensor `{name}` is {kind} {shape} and has {end - begin} bytes")
+        if start + end > size:
+            raise ValueError(f"it was cut off: tensor `{name}` ends at byte {start + end} of {size}")
         flat = torch.frombuffer(data, dtype=dtype, count=count, offset=start + begin) if count else None
-        found[name] = (torch.empty(0, dtype=dtype) if flat is None else flat).reshape(entry["shape"])
+        found[name] = (torch.empty(0, dtype=dtype) if flat is None else flat).reshape(shape)
     return found
 
 

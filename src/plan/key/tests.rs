@@ -92,6 +92,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
         model: &spec.model.name,
         entry: &spec.model.entry,
         samples: spec.model.samples.as_deref(),
+        weights_file: spec.model.weights.file().is_some(),
         sources: &world.sources,
         packages: &world.packages,
         target: &target,
@@ -205,14 +206,15 @@ const MOVES: &[(&str, &str, &str)] = &[
         "",
     ),
     ("buckets", "batch = [2]", "batch = [3]"),
-];
-
-const STAYS: &[(&str, &str, &str)] = &[
+    // Programs hold what a file of weights has not; which file it is does not matter.
     (
         "weights",
         "entry =",
         "weights = \"other.safetensors\"\nentry =",
     ),
+];
+
+const STAYS: &[(&str, &str, &str)] = &[
     ("fullgraph", "[[module]]", "[[module]]\nfullgraph = false"),
     (
         "healthcheck",

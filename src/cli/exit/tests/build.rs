@@ -108,6 +108,10 @@ pub(super) fn build_errors() -> Vec<BuildError> {
             message: "output 0 differs".into(),
             log,
         },
+        BuildError::BadWeights {
+            path: path(),
+            message: "it is no safetensors file".into(),
+        },
         BuildError::Weights {
             path: path(),
             message: "it has no tensor `w`".into(),

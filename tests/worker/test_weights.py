@@ -1,0 +1,147 @@
+"""A file of weights that the spec names: what it must have, what comes from the model, and how each mistake reads."""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+from typing import Any
+
+from .support import Project, part
+
+# As transformers has it: a buffer that no state dict has, one that every state dict has, and a head that is tied to the
+# table that comes after it.
+MODEL = """
+    import torch
+    from torch import nn
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 40, bias=False)
+            self.table = nn.Embedding(40, 4)
+            self.head.weight = self.table.weight
+            self.norm = nn.BatchNorm1d(4)
+            self.register_buffer("position_ids", torch.arange(40), persistent=False)
+            self.register_buffer("angles", torch.rand(40, 4), persistent=False)
+
+        def forward(self, ids):
+            x = self.table(ids) + self.angles[self.position_ids[: ids.shape[1]]]
+            return self.head(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+    def load():
+        return Encoder().eval()
+    """
+
+
+class FileTest(Project):
+    def saved(self, **change: Any) -> Path:
+        """Writes what a state dict of the model has, without the name of a tied tensor that comes first."""
+        import torch
+
+        values = {
+            "table.weight": torch.rand(40, 4),
+            "norm.weight": torch.rand(4),
+            "norm.bias": torch.rand(4),
+            "norm.running_mean": torch.rand(4),
+            "norm.running_var": torch.rand(4) + 1,
+            "other.weight": torch.rand(3),
+            **change,
+        }
+        held = {name: value for name, value in values.items() if value is not None}
+        return part("tensors").write(self.root / "model.safetensors", held)
+
+    def filled(self, path: Path, text: str = MODEL) -> Any:
+        return part("entry").open_model(self.root, f"{self.write(text)}:load", "cpu", (), path)
+
+    def test_what_no_state_dict_has_comes_from_the_model(self) -> None:
+        import torch
+
+        path = self.saved()
+        opened = self.filled(path)
+        self.assertIsNone(part("weights").write(opened, self.out)["file"])
+        self.assertEqual(part("weights").write(opened, self.out)["aliases"], {"head.weight": "table.weight"})
+        captured = self.capture(opened, inputs=[("ids", "int64", [2, 8])])
+        # A release has the file, and each program what it needs beside it.
+        held = part("tensors").read(path)
+        held |= part("tensors").read(Path(captured["extra_weights"]))
+        names = {name for step in captured["steps"] for name in step["binding"].values()}
+        self.assertLessEqual(names | set(captured["exported_weights"]), set(held))
+        self.assertIn("table.weight", names)
+        samples = part("tensors").read(Path(captured["samples"]))
+        (result,) = self.composed(captured, held)
+        self.assertTrue(torch.equal(result, samples["out.0"]))
+
+    def test_a_tied_tensor_may_have_any_of_its_names_and_one_value(self) -> None:
+        import torch
+
+        table = torch.rand(40, 4)
+        opened = self.filled(self.saved(**{"head.weight": table, "table.weight": None}))
+        self.assertTrue(torch.equal(opened.model.table.weight, table))
+        self.assertEqual(opened.named().aliases, {"table.weight": "head.weight"})
+        self.filled(self.saved(**{"head.weight": table, "table.weight": table}))
+        failure = self.fails("weights", self.filled, self.saved(**{"head.weight": table + 1, "table.weight": table}))
+        self.assertIn("`head.weight` and `table.weight` of", failure.message)
+        self.assertIn("differ, and in the model they are one tensor", failure.message)
+
+    def test_what_is_missing_or_other_is_named_with_the_file(self) -> None:
+        import torch
+
+        path = self.root / "model.safetensors"
+        cases: list[tuple[dict[str, Any], str, str]] = [
+            (
+                {"norm.bias": None},
+                f"`{path}` has no tensor `norm.bias`, float32 [4] in the model",
+                "add it to the file, or leave `weights` out: then the model's own are taken",
+            ),
+            (
+                {"norm.running_mean": None, "norm.running_var": None},
+                f"`{path}` has no tensor `norm.running_mean`, float32 [4] in the model and 1 more",
+                "add it to the file, or leave `weights` out: then the model's own are taken",
+            ),
+            (
+                {"norm.bias": torch.zeros(5)},
+                f"tensor `norm.bias` of `{path}` is float32 [5], the model expects float32 [4]",
+                "export the file from the model that `entry` makes, or have `entry` make the model of the file",
+            ),
+            (
+                {"table.weight": torch.zeros(40, 4, dtype=torch.float16)},
+                f"tensor `table.weight` of `{path}` is float16 [40, 4], the model expects float32 [40, 4]",
+                "export the file from the model that `entry` makes, or have `entry` make the model of the file",
+            ),
+            (
+                {"table.weight": None, "encoder.head.weight": torch.zeros(40, 4)},
+                f"`{path}` has no tensor `head.weight`, float32 [40, 4] in the model and 1 more",
+                "the file calls it `encoder.head.weight`: it is that of a larger model; "
+                "export it from the one that `entry` makes",
+            ),
+            (
+                {"norm.bias": None, "bias": torch.zeros(4)},
+                f"`{path}` has no tensor `norm.bias`, float32 [4] in the model",
+                "the file calls it `bias`: it is that of the submodule `norm`; "
+                "export it from the model that `entry` makes",
+            ),
+        ]
+        for change, message, hint in cases:
+            with self.subTest(message):
+                failure = self.fails("weights", self.filled, self.saved(**change))
+                self.assertEqual((failure.message, failure.hint), (message, hint))
+
+    def test_a_file_that_is_not_whole_is_refused(self) -> None:
+        path = self.saved()
+        whole = path.read_bytes()
+        for bytes_, told in [
+            (b"", "it is no safetensors file, or it was cut off"),
+            (b"PK\x03\x04 what torch.save writes", "it is no safetensors file, or it was cut off"),
+            (whole[:100], "it is no safetensors file, or it was cut off"),
+            (whole[:-8], "it was cut off: tensor `other.weight` ends at byte"),
+            (whole.replace(b'"shape":[3]', b'"shape":[4]'), "tensor `other.weight` is F32 [4] and has 12 bytes"),
+            (whole.replace(b'"F32","shape":[3]', b'"F99","shape":[3]'), "tensor `other.weight` is F99; weight sets"),
+        ]:
+            with self.subTest(told):
+                path.write_bytes(bytes_)
+                failure = self.fails("weights", self.filled, path)
+                self.assertIn(f"can't read the weights in `{path}`: {told}", failure.message)
+
+
+if __name__ == "__main__":
+    unittest.main()
