@@ -4,7 +4,7 @@
 //! for it meanwhile, or have nothing to compile where much is to be captured, make it later; one whose weights came out
 //! differently, as those of an entry that draws them from nowhere, captures nothing.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
 
 use super::{
     BuildError,
@@ -206,6 +206,12 @@ impl Shared<'_> {
         lacked.extend(&missing);
         let module = &self.options.spec.modules[item.module].name;
         let artifacts: BTreeSet<&Digest> = ways.iter().flat_map(|way| &way.keys).collect();
+        for message in &captured.notes {
+            let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+            if noted.insert(message.clone()) {
+                self.progress.event(&Event::Note { message });
+            }
+        }
         self.progress.event(&Event::Captured {
             module,
             bucket: &item.form.name(),

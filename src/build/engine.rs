@@ -145,6 +145,22 @@ impl Summary {
 
 /// Makes whatever is missing. Finished programs stay in the store whatever happens after.
 pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
+    build_all(options, progress).map_err(|error| in_spec(options.spec, error))
+}
+
+/// Points at the place in the spec where what a worker refused is written, if it is written there.
+fn in_spec(spec: &Spec, error: BuildError) -> BuildError {
+    let (BuildError::Worker(said) | BuildError::Model { error: said, .. }) = &error else {
+        return error;
+    };
+    let mark = |value: &String| spec.mark(value, said.message.clone(), said.hint());
+    match said.spec.as_ref().and_then(mark) {
+        Some(marked) => BuildError::Spec(Box::new(marked)),
+        None => error,
+    }
+}
+
+fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
     let started = Instant::now();
     let Options { spec, store, .. } = options;
     if let Some(name) = &options.release {
@@ -321,6 +337,9 @@ fn open(crew: &Crew<'_>) -> Result<(First, Known), BuildError> {
         packages: opened.packages.len(),
         seconds,
     });
+    for message in &opened.notes {
+        crew.progress.event(&Event::Note { message });
+    }
     let spec = options.spec;
     let entry = Entry {
         entry: spec.model.entry.clone(),

@@ -7,7 +7,9 @@ use std::{
 
 use super::protocol::WorkerError;
 pub(super) use crate::plan::OUT_OF_MEMORY;
-use crate::{Digest, plan::PlanError, shortage::says_out_of_memory, store::StoreError};
+use crate::{
+    Digest, plan::PlanError, shortage::says_out_of_memory, spec::SpecError, store::StoreError,
+};
 
 /// What to do about a bug.
 pub(super) const REPORT: &str =
@@ -66,6 +68,9 @@ pub enum BuildError {
     Unanswered { modules: Vec<String> },
     #[error("{failed} of {total} programs failed")]
     Failed { failed: usize, total: usize },
+    /// The model lacks what the spec names.
+    #[error(transparent)]
+    Spec(Box<SpecError>),
     #[error("interrupted")]
     Interrupted,
     #[error(transparent)]
@@ -83,7 +88,7 @@ impl BuildError {
             }
             Self::WrongTorch { expected, .. } => {
                 return format!(
-                    "install torch {expected} there, or name another interpreter with `--python PATH`"
+                    "install torch {expected} there, or name another interpreter with `--python PATH` or `PRECAST_PYTHON`"
                 );
             }
             Self::Worker(error) | Self::Model { error, .. } => return error.hint(),
@@ -132,6 +137,7 @@ impl BuildError {
                 );
             }
             Self::Failed { .. } => "`precast log ID` prints the log of a failed program",
+            Self::Spec(_) => "change the spec where it is marked",
             Self::Interrupted => "what a build finished is kept: run it again to go on",
             Self::Store(error) => return error.hint().to_owned(),
             Self::Plan(error) => return error.hint(),

@@ -4,7 +4,7 @@
 //! programs (it holds the model), every worker compiles and gates, and others capture too where that is the sooner end.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs,
     sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering},
     thread::{self, ScopedJoinHandle},
@@ -146,6 +146,8 @@ pub(super) struct Shared<'a> {
     changed: Condvar,
     /// The processes that judge the next programs, the one that was started first in front.
     pub judges: Mutex<Vec<gate::Child>>,
+    /// What was said of programs already.
+    pub noted: Mutex<BTreeSet<String>>,
 }
 
 /// Does `jobs`, starting with a worker that holds the model and those that are getting ready. Returns the weight set
@@ -179,6 +181,7 @@ pub(super) fn run(
         queue: Mutex::new(queue),
         changed: Condvar::new(),
         judges: Mutex::default(),
+        noted: Mutex::default(),
     };
     thread::scope(|scope| {
         let mut seats = std::iter::once(Seat::Taken(Box::new(first.worker)))

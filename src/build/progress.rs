@@ -30,6 +30,8 @@ pub enum Event<'a> {
         packages: usize,
         seconds: f64,
     },
+    /// Something that the user should know, once for all programs that it is said of.
+    Note { message: &'a str },
     /// The weight set is in the store.
     Weights { object: Digest, bytes: u64 },
     /// A worker began a job.

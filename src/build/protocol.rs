@@ -169,6 +169,9 @@ pub struct WorkerError {
     pub location: Option<String>,
     #[serde(default)]
     pub hint: Option<String>,
+    /// The value in the spec that is wrong, where it is that.
+    #[serde(default)]
+    pub spec: Option<String>,
     /// The whole Python traceback.
     #[serde(default)]
     pub trace: String,
@@ -184,13 +187,15 @@ impl WorkerError {
             "entry_import" | "entry_call" => {
                 "`entry` names a `module:callable` beside the spec; calling it in that Python shows the same"
             }
-            "torch_missing" => "name an interpreter that has torch with `--python PATH`",
+            "torch_missing" => {
+                "name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`"
+            }
             "no_device" => "build on a host that has this device, or change `[target] device`",
             "no_module" => "`path` is one of the names that `named_modules()` gives",
             "no_method" => "`method` is a method of that submodule",
             "bad_input" => "give the inputs of this module in the spec, as the model takes them",
             "capture" => {
-                "`torch.export.export` must be able to capture it; `enabled = false` leaves the module to eager"
+                "`torch.export.export` must be able to capture it; eager runs the captured graph too"
             }
             "pass" => "mend the pass, or take it out of `passes`",
             "compile" => {
@@ -243,6 +248,9 @@ pub struct Opened {
     /// Tells weights from others, by some of the values of each: an entry may draw other ones in another worker.
     #[serde(default)]
     pub fingerprint: Option<String>,
+    /// What the user should know of the model, as that it was in training mode.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// The inputs of a module, as the model calls it.
@@ -282,6 +290,9 @@ pub struct Captured {
     /// Why a smaller request can't be padded into this bucket, if it can't.
     #[serde(default)]
     pub padding_refused: Option<String>,
+    /// What the user should know of the module, as that an output is no tensor.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// For each output the coarsest dtype below float32 that it was computed in on the way, if any.
     #[serde(default)]
     pub computed_in: Vec<Option<record::Dtype>>,

@@ -67,7 +67,11 @@ pub(super) fn report(error: &Error) -> u8 {
     if closed_pipe(error) {
         return 0;
     }
-    if let Some(errors) = error.downcast_ref::<SpecError>() {
+    let marked = match error.downcast_ref::<BuildError>() {
+        Some(BuildError::Spec(marked)) => Some(&**marked),
+        _ => None,
+    };
+    if let Some(errors) = error.downcast_ref::<SpecError>().or(marked) {
         note(errors.render());
         return USAGE;
     }
@@ -213,7 +217,7 @@ fn io_hint(error: &io::Error) -> &'static str {
 
 fn build(error: &BuildError) -> u8 {
     match error {
-        BuildError::NoPython { .. } | BuildError::BadWeights { .. } => USAGE,
+        BuildError::NoPython { .. } | BuildError::BadWeights { .. } | BuildError::Spec(_) => USAGE,
         BuildError::WrongTorch { .. } => TARGET,
         BuildError::Worker(error) | BuildError::Model { error, .. } => match error.code.as_str() {
             "torch_missing" => TARGET,

@@ -192,6 +192,7 @@ impl Progress for Lines {
                 message,
                 ..
             } => note(format_args!("failed: {module} {bucket}: {message}")),
+            Event::Note { message } => note(format_args!("note: {message}")),
             _ => {}
         }
     }
@@ -324,6 +325,13 @@ impl Progress for Bars {
                 *self.end.lock().unwrap_or_else(PoisonError::into_inner) = end;
             }
             Event::Published { .. } | Event::LeftOut { .. } => self.whole.inc(1),
+            Event::Note { message } => {
+                let line = match console::colors_enabled_stderr() {
+                    true => format!("{} {message}", "note:".cyan().bold()),
+                    false => format!("note: {message}"),
+                };
+                let _ = self.all.println(line);
+            }
             Event::Failed {
                 module,
                 bucket,

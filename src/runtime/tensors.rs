@@ -1,8 +1,8 @@
 //! Tensors from and to safetensors files: how the command line and the gate hand them over.
 
-use std::{borrow::Cow, collections::BTreeMap, path::Path};
+use std::{borrow::Cow, collections::BTreeMap, fs, io, path::Path};
 
-use safetensors::{SafeTensors, tensor::View};
+use safetensors::{SafeTensorError, SafeTensors, tensor::View};
 use tch::{Kind, Tensor};
 
 use super::error::first_line;
@@ -14,6 +14,9 @@ pub enum TensorFileError {
     /// The bytes are no safetensors file.
     #[error("not a safetensors file: {0}")]
     Format(#[from] safetensors::SafeTensorError),
+    /// The file could not be written.
+    #[error("the operating system refused to write it")]
+    Write(#[source] io::Error),
     /// A tensor has a dtype that no module takes.
     #[error("tensor `{name}` has dtype {dtype}, which modules don't take")]
     Dtype { name: String, dtype: String },
@@ -29,6 +32,13 @@ impl TensorFileError {
             Self::Format(_) => {
                 "`safetensors.torch.save_file` writes such a file; `precast inspect FILE` says what is in it"
             }
+            Self::Write(error) => match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    "the disk is full: free some space, or write to another one"
+                }
+                io::ErrorKind::NotFound => "its folder must be there already",
+                _ => "check who may write there",
+            },
             Self::Dtype { .. } => {
                 "convert it; `precast show ID` lists the inputs of a program and their dtypes"
             }
@@ -61,13 +71,23 @@ pub fn read(bytes: &[u8]) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
     Ok(tensors)
 }
 
-/// Writes tensors, from wherever they live, as one safetensors file.
+/// Writes tensors, from wherever they live, as one safetensors file: whole or not at all, unless `path` is a device or a
+/// pipe.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFileError> {
     let blobs = tensors
         .iter()
         .map(|(name, tensor)| Ok((name.clone(), Blob::new(name, tensor)?)));
     let blobs = blobs.collect::<Result<Vec<_>, TensorFileError>>()?;
-    Ok(safetensors::serialize_to_file(blobs, None, path)?)
+    let special = fs::metadata(path).is_ok_and(|meta| !meta.is_file());
+    let written = match special {
+        // One that is renamed into its place would remove it.
+        true => safetensors::serialize(blobs, None).and_then(|bytes| Ok(fs::write(path, bytes)?)),
+        false => safetensors::serialize_to_file(blobs, None, path),
+    };
+    written.map_err(|error| match error {
+        SafeTensorError::IoError(error) => TensorFileError::Write(error),
+        other => TensorFileError::Format(other),
+    })
 }
 
 struct Blob {

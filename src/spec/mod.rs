@@ -164,6 +164,24 @@ impl Spec {
         parse::spec(text, path)
     }
 
+    /// Says what is wrong with a value at the place where the file has it, in quotes; none if no key that names code has it.
+    pub fn mark(&self, value: &str, message: String, help: String) -> Option<SpecError> {
+        let text = fs::read_to_string(&self.file).ok()?;
+        let quoted = ['"', '\''].map(|quote| format!("{quote}{value}{quote}"));
+        let mut found = quoted.iter().flat_map(|quoted| text.match_indices(quoted));
+        // Names may be the same word.
+        let (start, _) = found.find(|(start, _)| {
+            let line = text[..*start].rfind('\n').map_or(0, |newline| newline + 1);
+            let key = text[line..*start].trim_start();
+            ["entry", "samples", "path", "method", "passes", "regions"]
+                .iter()
+                .any(|known| key.starts_with(known))
+        })?;
+        let at = start..start + value.len() + 2;
+        let problem = Problem::new(self.file.clone(), &text, at, message, help);
+        Some(SpecError::Invalid(vec![problem]))
+    }
+
     /// Returns what a module is called where it has to be told from its variants: `encode`, or `answer(ids, image)`.
     pub fn title(&self, module: usize) -> String {
         let module = &self.modules[module];

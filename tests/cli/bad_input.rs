@@ -65,7 +65,7 @@ fn wrong_torch() {
     plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch 2.10.1+cpu ([TIME])
     error: Python at `[ROOT]/worker` has torch 2.10.1+cpu, this binary is made for torch 2.11.0
-    hint: install torch 2.11.0 there, or name another interpreter with `--python PATH`
+    hint: install torch 2.11.0 there, or name another interpreter with `--python PATH` or `PRECAST_PYTHON`
     ");
 }
 
@@ -81,6 +81,77 @@ fn no_torch() {
     error: this Python has no torch
     hint: install torch there
     ");
+}
+
+#[test]
+fn a_python_without_torch() {
+    let sandbox = Sandbox::new();
+    // Without the folders that packages are installed in.
+    sandbox.script("python", "exec /usr/bin/env python3 -S \"$@\"");
+    let python = sandbox.path("python");
+    let mut command = sandbox.command(&["build", "--python"]);
+    let ran = sandbox.output(command.arg(python).env_remove("PRECAST_WORKER"));
+    assert_eq!(ran.code, 4);
+    let told = ran.text();
+    assert!(
+        told.contains("` can't import torch: there is none"),
+        "{told}"
+    );
+    assert!(
+        told.contains(
+            "hint: name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`, or install torch there"
+        ),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_mistake_in_a_name_that_the_spec_has() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("precast.toml", "model:load", "model:laod");
+    assert_run!(sandbox, ["build", "-j", "1"], @r#"
+    exit code 2
+    ----- stderr
+    plan: 3 of 3 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    error: `model` has no `laod`
+     --> precast.toml:5:9
+      |
+    5 | entry = "model:laod"
+      |  ^^^^^^^^^^^^
+      = help: did you mean `load`?
+    "#);
+    sandbox.edit("precast.toml", "model:laod", "modle:load");
+    assert_run!(sandbox, ["build", "-j", "1"], @r#"
+    exit code 2
+    ----- stderr
+    plan: 3 of 3 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    error: there is no module `modle`
+     --> precast.toml:5:9
+      |
+    5 | entry = "modle:load"
+      |  ^^^^^^^^^^^^
+      = help: `entry` names a `module:callable` beside the spec; calling it in that Python shows the same
+    "#);
+}
+
+#[test]
+fn what_the_user_should_know_of_the_model_is_said_once() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: trains");
+    sandbox.append("model.py", "# fake: returns text");
+    let ran = sandbox.run(&["build", "-j", "1"]);
+    let notes: Vec<_> = (ran.stderr.lines())
+        .filter(|line| line.starts_with("note:"))
+        .collect();
+    assert_eq!(
+        notes,
+        [
+            "note: the model was in training mode",
+            "note: output `note` is a str"
+        ]
+    );
 }
 
 #[test]
@@ -172,7 +243,7 @@ fn a_module_path_that_does_not_exist() {
         "name = \"affine\"\npath = \"encoder.layers.0\"",
     );
     // A second worker may or may not have made the model by then.
-    assert_run!(sandbox, ["build", "-j", "1"], @"
+    assert_run!(sandbox, ["build", "-j", "1"], @r#"
     exit code 2
     ----- stderr
     plan: 3 of 3 programs are missing
@@ -181,8 +252,12 @@ fn a_module_path_that_does_not_exist() {
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     error: the model has no submodule `encoder.layers.0`
-    hint: did you mean `encoder.layer.0`?
-    ");
+      --> precast.toml:12:8
+       |
+    12 | path = "encoder.layers.0"
+       |  ^^^^^^^^^^^^^^^^^^
+       = help: did you mean `encoder.layer.0`?
+    "#);
 }
 
 #[test]

@@ -135,6 +135,34 @@ fn a_file_of_weights_and_the_models_own_are_told_apart() {
 }
 
 #[test]
+fn a_disk_that_is_full_when_outputs_are_written() {
+    let sandbox = Sandbox::built();
+    rows(&sandbox, 1);
+    let mut full = RUN.to_vec();
+    let last = full.len() - 2;
+    full[last] = "/dev/full";
+    assert_run!(sandbox, full, @"
+    exit code 2
+    ----- stderr
+    error: can't write `/dev/full`
+      caused by: the operating system refused to write it
+      caused by: No space left on device (os error 28)
+    hint: the disk is full: free some space, or write to another one
+    ");
+    full[last] = "no/such/folder/y.safetensors";
+    let ran = sandbox.run(&full);
+    assert_eq!(ran.code, 2);
+    assert!(
+        ran.stderr
+            .starts_with("error: can't write `no/such/folder/y.safetensors`")
+    );
+    assert!(
+        ran.stderr
+            .contains("hint: its folder must be there already")
+    );
+}
+
+#[test]
 fn a_shape_that_no_bucket_covers() {
     let sandbox = Sandbox::built();
     rows(&sandbox, 5);

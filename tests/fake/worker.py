@@ -12,6 +12,9 @@ each for one request or, with a bucket, for that bucket:
     # fake: capture fails              # fake: capture fails batch=8
     # fake: capture is slow            takes a second
     # fake: capture waits              until there is a file `go` beside the model
+    # fake: trains                     the model was in training mode
+    # fake: returns text               beside its tensor
+    # fake: padding is refused         by the module itself
     # fake: eager fails                when it is known what is to be compiled
     # fake: eager is slow              takes a second
     # fake: eager waits                until a compile waits, which it lets go on
@@ -90,9 +93,11 @@ Json = dict[str, Any]
 
 
 class Failure(Exception):
-    def __init__(self, code: str, message: str, hint: str | None = None, location: str | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, hint: str | None = None, location: str | None = None, spec: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.answer = {"code": code, "message": message, "hint": hint, "location": location}
+        self.answer = {"code": code, "message": message, "hint": hint, "location": location, "spec": spec}
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -140,9 +145,13 @@ class Worker:
         try:
             self.model = importlib.import_module(name)
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == name:
+                raise Failure("entry_import", f"there is no module `{name}`", spec=request["entry"]) from error
             raise Failure("entry_import", f"can't import `{name}`: {error}", location=self.frame()) from error
         if not hasattr(self.model, function):
-            raise Failure("entry_import", f"`{name}` has no `{function}`", location=f"{name}.py:1")
+            near = difflib.get_close_matches(function, vars(self.model), n=1)
+            hint = f"did you mean `{near[0]}`?" if near else None
+            raise Failure("entry_call", f"`{name}` has no `{function}`", hint, f"{name}.py:1", request["entry"])
         try:
             self.modules = getattr(self.model, function)()
         except Exception as error:
@@ -177,6 +186,7 @@ class Worker:
             "modules": self.modules,
             "declared": getattr(self.model, "DECLARED", {}),
             "fingerprint": str(self.model.SCALE),
+            "notes": ["the model was in training mode"] if self.told("trains", {}) else [],
         }
 
     def frame(self) -> str | None:
@@ -223,7 +233,10 @@ class Worker:
         if path not in self.modules:
             near = difflib.get_close_matches(path, self.modules, n=1)
             raise Failure(
-                "no_module", f"the model has no submodule `{path}`", f"did you mean `{near[0]}`?" if near else None
+                "no_module",
+                f"the model has no submodule `{path}`",
+                f"did you mean `{near[0]}`?" if near else None,
+                spec=path,
             )
         if module["method"] != "forward":
             raise Failure("no_method", f"`{self.modules[path]}` has no method `{module['method']}`")
@@ -318,6 +331,8 @@ class Worker:
             "results": [len(inputs)],
             "values": len(inputs) + 1,
             "call_spec": {"fake": True},
+            "notes": ["output `note` is a str"] if self.told("returns text", sizes) else [],
+            "padding_refused": "it refuses" if self.told("padding is refused", sizes) else None,
             "samples": str(out / "samples.safetensors"),
             "seconds": 0.01,
         }

@@ -436,8 +436,92 @@ class MistakesTest(Project):
         failure = self.fails("capture", self.capture, opened, inputs=[X])
         description = part("failures").describe(failure, self.root)
         self.assertRegex(description["location"], r"^project_\d+\.py:8$")
-        self.assertIn("torch.where", description["hint"])
+        self.assertEqual(failure.message, "can't capture module `m`: a branch or a loop depends on values of a tensor")
+        # Eager has the same graph: it is no way out.
+        self.assertEqual(
+            description["hint"],
+            "use `torch.where` or `torch.cond`, or let the caller decide which of two modules to call; "
+            "eager runs the captured graph too, so `enabled = false` does not help",
+        )
         self.assertIn("Traceback", description["trace"])
+
+    def test_a_size_from_values_names_the_line(self) -> None:
+        for code in [
+            "return x[x > 0]",
+            "return x[x > 0].sum()",
+            "return torch.zeros(int(x.sum()), 4) + x.mean()",
+            "return x.expand(3, -1, -1)[: x.sum().long().item()]",
+            "return [x[:n] for n in x.long().sum(0).tolist()]",
+        ]:
+            with self.subTest(code):
+                failure = self.fails("capture", self.capture, self.open(model(code)), inputs=[X])
+                self.assertEqual(
+                    failure.message,
+                    "a size depends on values of a tensor, and not on the inputs' sizes alone",
+                )
+                self.assertRegex(failure.location, r"^project_\d+\.py:8$")
+                self.assertEqual(
+                    failure.hint,
+                    "compute at the largest size with a mask, or take the size from an input's shape; "
+                    "eager runs the captured graph too, so `enabled = false` does not help",
+                )
+        # A number from values is none.
+        opened = self.open(model("return x * x.sum().item() + int(x.sum())"))
+        self.check_composed(opened, self.capture(opened, inputs=[X]))
+
+    def test_what_torch_will_not_follow_is_no_bug(self) -> None:
+        from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+        failures = part("failures")
+        described = failures.describe(GuardOnDataDependentSymNode(None, "Could not guard on data-dependent"), None)
+        self.assertEqual((described["code"], described["hint"]), ("capture", failures.BRANCH))
+        self.assertEqual(
+            described["message"],
+            "a branch or a size depends on values of a tensor, which no captured graph can follow",
+        )
+
+    def test_a_dataclass_is_named_with_what_makes_it_known(self) -> None:
+        text = """
+            import torch
+            from dataclasses import dataclass
+
+            @dataclass
+            class Answer:
+                logits: torch.Tensor
+                note: str = "fine"
+
+            class M(torch.nn.Module):
+                def forward(self, x):
+                    return Answer(x + 1)
+
+            load = M
+            """
+        failure = self.fails("capture", self.capture, self.open(text), inputs=[X])
+        self.assertEqual(
+            (failure.message, failure.location, failure.hint),
+            (
+                "module `m` returns a `Answer`, which can't be taken apart into tensors",
+                None,
+                "`torch.export.register_dataclass(Answer)` behind its definition, or return a dict of its tensors",
+            ),
+        )
+        known = text.replace(
+            "            class M(", "            torch.export.register_dataclass(Answer)\n\n            class M("
+        )
+        captured = self.capture(self.open(known), inputs=[X])
+        self.assertEqual([output["name"] for output in captured["outputs"]], ["logits"])
+
+    def test_outputs_that_are_no_tensors_are_said_to_be_left_out(self) -> None:
+        opened = self.open(model('return {"y": x + 1, "note": "hello", "more": (3, None)}'))
+        captured = self.capture(opened, inputs=[X])
+        self.assertEqual([output["name"] for output in captured["outputs"]], ["y"])
+        self.assertEqual(
+            captured["notes"],
+            [
+                "output `note` of module `m` is a str: only tensors are returned, it is left out",
+                "output `more.0` of module `m` is a int: only tensors are returned, it is left out",
+            ],
+        )
 
     def test_wrong_shapes_name_the_line(self) -> None:
         opened = self.open(model("return self.a(x)", "self.a = torch.nn.Linear(5, 5)"))

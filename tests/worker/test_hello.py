@@ -25,6 +25,17 @@ class SitePackages(unittest.TestCase):
     def test_torch_is_in_one_of_them(self) -> None:
         self.assertTrue(any((Path(path) / "torch" / "version.py").exists() for path in hello.site_packages()))
 
+    def test_a_python_without_torch_is_named_with_what_to_do(self) -> None:
+        with mock.patch.dict(sys.modules, {"torch": None}), self.assertRaises(part("wire").Failure) as caught:
+            hello.hello()
+        failure = caught.exception
+        self.assertEqual(failure.code, "torch_missing")
+        self.assertIn(f"at `{sys.executable}` can't import torch: there is none", failure.message)
+        self.assertEqual(
+            failure.hint,
+            "name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`, or install torch there",
+        )
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -19,7 +19,7 @@ def find(model: Any, path: str) -> Any:
     known = dict(model.named_modules(remove_duplicate=False))
     if path not in known:
         hint = failures.nearest(path, [name for name in known if name], "submodules")
-        raise Failure("no_module", f"the model has no submodule `{path}`", hint=hint)
+        raise Failure("no_module", f"the model has no submodule `{path}`", hint=hint, spec=path)
     return known[path]
 
 
@@ -29,7 +29,9 @@ def method_of(module: Any, path: str, method: str) -> Any:
     if not callable(function):
         own = [name for name, value in vars(type(module)).items() if callable(value) and not name.startswith("_")]
         where = f"`{path}` ({type(module).__name__})" if path else f"the model ({type(module).__name__})"
-        raise Failure("no_method", f"{where} has no method `{method}`", hint=failures.nearest(method, own, "it has"))
+        raise Failure(
+            "no_method", f"{where} has no method `{method}`", hint=failures.nearest(method, own, "it has"), spec=method
+        )
     return function
 
 

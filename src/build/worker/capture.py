@@ -97,6 +97,10 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     ]
     returned = _eager(wrapped, inputs, opened, what)
     results = structure.tensors_of(returned)
+    notes = [
+        f"output `{name}` of {what} is a {kind}: only tensors are returned, it is left out"
+        for name, kind in structure.left_out(returned)
+    ]
     names = structure.names_of(returned)
     if len(results) != len(graph.outputs):
         raise Failure("capture", f"{what} returns {len(results)} tensors, its graph {len(graph.outputs)}")
@@ -126,6 +130,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "values": values,
         "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
+        "notes": notes,
         "computed_in": _computed_in(graph),
         "samples": str(_write_samples(out, inputs, results, smaller)),
         "receipt": receipt,

@@ -54,6 +54,7 @@ def check_regions(patterns: list[str], path: str, names: list[str]) -> None:
                 if path
                 else f"region `{pattern}` matches no submodule",
                 hint=failures.nearest(pattern, globs, "submodules"),
+                spec=pattern,
             )
 
 

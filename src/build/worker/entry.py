@@ -10,13 +10,18 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import beside, declared, failures, weights
 from .watch import watching
 from .wire import Failure
+
+_TRAINING = (
+    "the model was in training mode and is built in eval mode, without dropout and with the norms' running statistics: "
+    "`entry` should return it after `.eval()`"
+)
 
 
 @dataclass
@@ -33,6 +38,8 @@ class Opened:
     declared: dict[str, dict[str, Any]]
     # Names of tensors that have the values of a file which the spec names; none where there is no such file.
     given: frozenset[str] | None = None
+    # What the user should know of it.
+    notes: list[str] = field(default_factory=list)
 
     def named(self) -> weights.Named:
         """Returns the tensors of the weight set."""
@@ -47,6 +54,7 @@ class Opened:
             "modules": modules,
             "declared": self.declared,
             "fingerprint": weights.fingerprint(self.model),
+            "notes": self.notes,
         }
 
 
@@ -85,6 +93,7 @@ def open_model(
     _check_data(model, entry)
     if most is not None and (size := weights.size(model)) > most:
         raise Failure("too_large", f"the model has {size} bytes of weights where {most} are allowed")
+    notes = [_TRAINING] if any(module.training for module in model.modules()) else []
     with torch.no_grad():
         model.eval().requires_grad_(False)
         given = None if values is None else weights.fill(model, values)
@@ -106,29 +115,31 @@ def open_model(
     later = {name.partition(".")[0] for name in set(sys.modules) - before}
     imported |= later - beside.PACKAGES
     imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
-    return Opened(root, entry, device, model, sources, _packages(imported), declared.declared(model, root), given)
+    return Opened(
+        root, entry, device, model, sources, _packages(imported), declared.declared(model, root), given, notes
+    )
 
 
 def load(root: Path, entry: str) -> Any:
     """Returns what `module:callable` names."""
     name, _, path = entry.partition(":")
     if not name or not path:
-        raise Failure("entry_import", f"entry `{entry}` is not `module:callable`")
+        raise Failure("entry_import", f"entry `{entry}` is not `module:callable`", spec=entry)
     importlib.invalidate_caches()
     try:
         found = importlib.import_module(name)
     except BaseException as error:
-        hint = None
-        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+        if isinstance(error, ModuleNotFoundError) and error.name in _packages_of(name):
             files = sorted(p.stem for p in root.glob("*.py")) + sorted(
                 p.parent.name for p in root.glob("*/__init__.py")
             )
             hint = failures.nearest(name, files, "modules beside the spec")
+            message = f"there is no Python module `{error.name}` beside the spec, and none is installed"
+            raise Failure("entry_import", message, hint=hint, spec=entry) from error
         raise Failure(
             "entry_import",
             f"can't import `{name}`: {type(error).__name__}: {failures.one_line(error)}",
             location=failures.location(error, root),
-            hint=hint,
         ) from error
     for part in path.split("."):
         if not hasattr(found, part):
@@ -138,11 +149,18 @@ def load(root: Path, entry: str) -> Any:
                 f"`{name}` has no `{path}`",
                 location=_place(found, root),
                 hint=failures.nearest(part, known, "it has"),
+                spec=entry,
             )
         found = getattr(found, part)
     if not callable(found):
-        raise Failure("entry_call", f"`{entry}` is not callable but {_kind(found)}")
+        raise Failure("entry_call", f"`{entry}` is not callable but {_kind(found)}", spec=entry)
     return found
+
+
+def _packages_of(name: str) -> list[str]:
+    """Returns the module and the packages that it is in."""
+    parts = name.split(".")
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
 
 
 def _call(function: Any, root: Path, entry: str) -> Any:
@@ -167,6 +185,8 @@ def _call(function: Any, root: Path, entry: str) -> Any:
             location=place,
         )
     holder = torch.nn.Module()
+    # Not the modules in it: what they are in is theirs to say.
+    holder.training = False
     for name, module in made.items():
         if not isinstance(module, torch.nn.Module) or not isinstance(name, str) or not name or "." in name:
             raise Failure(

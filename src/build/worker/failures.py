@@ -18,6 +18,11 @@ _MAX_MESSAGE = 400
 # The code of whatever failed because memory was short: it says nothing of the model, and may do when it is alone.
 OUT_OF_MEMORY = "out_of_memory"
 
+# What to do about it. Eager runs the captured graph too, so leaving the module to eager would not help.
+_NO_EAGER = "; eager runs the captured graph too, so `enabled = false` does not help"
+BRANCH = "use `torch.where` or `torch.cond`, or let the caller decide which of two modules to call" + _NO_EAGER
+SIZE = "compute at the largest size with a mask, or take the size from an input's shape" + _NO_EAGER
+
 # The same words as in src/shortage.rs, where a test compares them.
 _SHORT = ("out of memory", "OUT_OF_MEMORY", "STATUS_ALLOC_FAILED", "allocate memory", "std::bad_alloc")
 _OTHER = "static TLS block"
@@ -25,7 +30,7 @@ _OTHER = "static TLS block"
 
 def describe(error: BaseException, root: Path | None) -> dict[str, Any]:
     """Returns the protocol's `error` for an exception."""
-    failure = error if isinstance(error, Failure) else Failure("internal", f"{type(error).__name__}: {one_line(error)}")
+    failure = error if isinstance(error, Failure) else _unexpected(error)
     cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
     place = failure.location or (location(cause, root) if root is not None else None)
     short = short_of_memory(error)
@@ -34,8 +39,24 @@ def describe(error: BaseException, root: Path | None) -> dict[str, Any]:
         "message": failure.message,
         "location": place,
         "hint": None if short else failure.hint,
+        "spec": failure.spec,
         "trace": "".join(traceback.format_exception(error)),
     }
+
+
+def _unexpected(error: BaseException) -> Failure:
+    if depends_on_data(error):
+        return Failure(
+            "capture",
+            "a branch or a size depends on values of a tensor, which no captured graph can follow",
+            hint=BRANCH,
+        )
+    return Failure("internal", f"{type(error).__name__}: {one_line(error)}")
+
+
+def depends_on_data(error: BaseException) -> bool:
+    """Returns whether torch refused to follow what depends on values of a tensor."""
+    return "DataDependent" in type(error).__name__ or "data-dependent" in str(error).lower()
 
 
 def short_of_memory(error: BaseException) -> bool:
@@ -127,7 +148,7 @@ def _node_location(variables: dict[str, Any], root: Path) -> str | None:
 
 def inside(path: str | None, line: int | None, root: Path) -> str | None:
     """Returns `file:line` relative to the root for a file of the project, none for any other."""
-    if not path:
+    if not path or path.startswith("<"):
         return None
     real = os.path.realpath(path)
     if not own_file(real, root):

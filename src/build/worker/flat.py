@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,26 +83,47 @@ def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = No
         except Exception as error:
             first = first or error
     assert first is not None
-    unknown = re.search(r"Found <class '[\w.]*?(\w+)'> in output, which is not a known type", str(first))
-    if unknown:
+    unknown = _unknown_output(call, inputs)
+    if unknown is not None:
+        name = unknown.__name__
+        hint = "return tensors, in lists, tuples and dicts; a transformers model with `config.use_cache = False`"
+        if dataclasses.is_dataclass(unknown):
+            hint = f"`torch.export.register_dataclass({name})` behind its definition, or return a dict of its tensors"
         raise Failure(
-            "capture",
-            f"{what} returns a `{unknown.group(1)}`, which can't be taken apart into tensors",
-            hint="return tensors, in lists, tuples and dicts; a transformers model with `config.use_cache = False`",
+            "capture", f"{what} returns a `{name}`, which can't be taken apart into tensors", hint=hint
         ) from first
-    raise Failure(
-        "capture",
-        f"can't capture {what}: {type(first).__name__}: {failures.one_line(first)}",
-        location=failures.location(first, root),
-        hint=_hint(first),
-    ) from first
+    message, hint = f"can't capture {what}: {type(first).__name__}: {failures.one_line(first)}", None
+    if failures.depends_on_data(first):
+        message = f"can't capture {what}: a branch or a loop depends on values of a tensor"
+        hint = failures.BRANCH
+    raise Failure("capture", message, location=failures.location(first, root), hint=hint) from first
 
 
-def _hint(error: BaseException) -> str | None:
-    name, text = type(error).__name__, str(error)
-    if "DataDependent" in name or "data-dependent" in text.lower():
-        return "a branch depends on values of a tensor: use torch.where or torch.cond, or leave the module to eager"
-    return None
+def _unknown_output(call: Any, inputs: list[Any]) -> type | None:
+    """Returns the type of what a module returns and torch.export can't take apart, if that is why it failed."""
+    import torch
+
+    known = (torch.Tensor, int, float, complex, bool, str, bytes, type(None))
+    try:
+        with torch.no_grad():
+            leaves = private.leaves(call(*inputs))
+    except Exception:  # then it is not what it returns
+        return None
+    # torch's own values, as a dtype, are constants to it.
+    odd = (type(leaf) for leaf in leaves if not isinstance(leaf, known) and type(leaf).__module__ != "torch")
+    return next(odd, None)
+
+
+def _check_sizes(graph: Any, root: Path) -> None:
+    """Refuses sizes that depend on values: no artifact has them, and nobody could say how large an output is."""
+    for node in graph.nodes:
+        if node.op != "output" and private.sized_by_values(node.meta.get("val")):
+            raise Failure(
+                "capture",
+                "a size depends on values of a tensor, and not on the inputs' sizes alone",
+                location=failures.from_stack_trace(node.meta.get("stack_trace"), root),
+                hint=failures.SIZE,
+            )
 
 
 def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
@@ -128,6 +149,7 @@ def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
             )
     _drop_assertions(graph)
     graph.eliminate_dead_code()
+    _check_sizes(graph, root)
     flat.weights = {node: name for node, name in flat.weights.items() if node in set(graph.nodes)}
     private.propagate(graph)
     if _drop_idle(graph):

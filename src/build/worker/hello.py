@@ -19,10 +19,12 @@ def torch_or_fail() -> Any:
         torch.empty(0)
         _ = torch.version.git_version
     except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+        why = "there is none" if missing else f"{type(error).__name__}: {one_line(error)}"
         raise Failure(
             "torch_missing",
-            f"torch can't be imported: {type(error).__name__}: {one_line(error)}",
-            hint="run `make`, or install what `requirements.txt` names into the environment of this Python",
+            f"Python {platform.python_version()} at `{sys.executable}` can't import torch: {why}",
+            hint="name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`, or install torch there",
         ) from error
     return torch
 

@@ -27,6 +27,18 @@ def names_of(returned: Any) -> list[str]:
     return found
 
 
+def left_out(returned: Any) -> list[tuple[str, str]]:
+    """Returns name and type of every output that is no tensor; None stands for one that is not there."""
+    import torch
+
+    pairs = private.leaves_with_path(returned)
+    return [
+        (".".join(path) or "output", type(leaf).__name__)
+        for path, leaf in pairs
+        if leaf is not None and not isinstance(leaf, torch.Tensor)
+    ]
+
+
 def describe(returned: Any) -> Any:
     """Returns the nesting as JSON: tensors by number, everything else by value."""
     import torch

@@ -381,6 +381,17 @@ def ranges(program: Any) -> dict[str, tuple[int, int]]:
     }
 
 
+def sized_by_values(value: Any) -> bool:
+    """Returns whether a size of a tensor follows from values and not from the inputs' sizes.
+
+    Breaks if: `free_unbacked_symbols` moves; such a program then fails later, with a message that says less.
+    """
+    import torch
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return isinstance(value, torch.Tensor) and bool(free_unbacked_symbols(value))
+
+
 def specialisations(program: Any) -> list[tuple[str, int]]:
     """Returns file and line of every place that fixed a symbol, while exporting with `Dim.AUTO`.
 

@@ -14,8 +14,12 @@ PROTOCOL = 2
 class Failure(Exception):
     """What a request is answered with when it can't be done: a stable code and one line that names the thing."""
 
-    def __init__(self, code: str, message: str, *, location: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, *, location: str | None = None, hint: str | None = None, spec: str | None = None
+    ) -> None:
         super().__init__(message)
+        # The value in the spec that is wrong, where it is that.
+        self.spec = spec
         self.code = code
         self.message = message
         self.location = location

@@ -9,6 +9,7 @@ fn failure(code: &str) -> Box<WorkerError> {
         message: "it failed".into(),
         location: None,
         hint: None,
+        spec: None,
         trace: String::new(),
     })
 }
@@ -108,6 +109,7 @@ pub(super) fn build_errors() -> Vec<BuildError> {
             message: "output 0 differs".into(),
             log,
         },
+        BuildError::Spec(Box::new(Spec::parse("schema = 2", &path()).unwrap_err())),
         BuildError::BadWeights {
             path: path(),
             message: "it is no safetensors file".into(),

@@ -245,6 +245,9 @@ pub(super) fn runtime_errors() -> Vec<Error> {
     let mut all: Vec<Error> = all.into_iter().map(Into::into).collect();
     all.extend([
         TensorFileError::Format(safetensors::SafeTensorError::HeaderTooSmall).into(),
+        TensorFileError::Write(io(ErrorKind::StorageFull)).into(),
+        TensorFileError::Write(io(ErrorKind::NotFound)).into(),
+        TensorFileError::Write(io(ErrorKind::PermissionDenied)).into(),
         TensorFileError::Dtype {
             name: "x".into(),
             dtype: "F4".into(),
