@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 import unittest
-from typing import Any
 
 from .support import Project, part, talk
 
