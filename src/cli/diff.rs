@@ -74,7 +74,7 @@ fn what(side: &Side) -> &'static str {
 
 fn side(text: &str, context: &Context) -> Result<Side> {
     if Path::new(text).is_dir() {
-        let (store, damage) = inspect::open(Path::new(text), context.options())?;
+        let (store, damage) = inspect::open(Path::new(text), context.options_for(Path::new(text)))?;
         if let Some(error) = damage {
             super::exit::warn(&error);
         }

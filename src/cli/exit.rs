@@ -15,7 +15,7 @@ use std::io::{self, ErrorKind};
 use anyhow::Error;
 use owo_colors::OwoColorize;
 
-use super::printer::note;
+use super::{printer::note, trusted};
 #[cfg(feature = "torch")]
 use crate::runtime::{RuntimeError, tensors::TensorFileError};
 use crate::{
@@ -174,7 +174,11 @@ fn judge(error: &Error) -> (u8, String) {
             return (plan(error), error.hint());
         }
         if let Some(error) = cause.downcast_ref::<StoreError>() {
-            return (store(error), error.hint().to_owned());
+            let hint = match error {
+                StoreError::Stranger { path, .. } => trusted::hint(path),
+                other => other.hint().to_owned(),
+            };
+            return (store(error), hint);
         }
         if let Some(error) = cause.downcast_ref::<ForeignError>() {
             let code = match error {

@@ -32,12 +32,13 @@ mod stats;
 mod table;
 mod text;
 mod trace;
+mod trusted;
 mod verify;
 mod why;
 
 use std::{
     ffi::OsString,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{
         Arc,
@@ -210,8 +211,13 @@ impl Context {
     }
 
     fn options(&self) -> Options {
+        self.options_for(&self.store)
+    }
+
+    fn options_for(&self, store: &Path) -> Options {
         Options {
             shared: self.shared,
+            trusted: trusted::names(store),
             ..Options::default()
         }
     }

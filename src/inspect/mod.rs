@@ -27,7 +27,9 @@ pub fn open(path: &Path, options: Options) -> Result<(Store, Option<StoreError>)
         ..options
     };
     match Store::open_with(path, looking) {
-        Err(error) if error.is_index() => Ok((Store::open_without_index(path)?, Some(error))),
+        Err(error) if error.is_index() => {
+            Ok((Store::open_without_index(path, looking)?, Some(error)))
+        }
         other => {
             let store = other?;
             let damage = store.index_trouble();

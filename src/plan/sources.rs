@@ -57,8 +57,24 @@ struct Stamp {
 
 impl StatCache {
     /// Reads the cache at `file`; an empty one when there is none that can be read.
+    #[cfg(test)]
     pub fn load(file: &Path) -> Self {
-        let stamps = fs::read(file)
+        Self::of(file, fs::File::open(file))
+    }
+
+    /// Reads the cache of a store; an empty one when there is none that can be read, or others could have written it.
+    pub fn in_store(store: &Store) -> Self {
+        let file = store.path().join("cache").join("sources.json");
+        Self::of(&file, store.open_file(&file))
+    }
+
+    fn of(file: &Path, open: io::Result<fs::File>) -> Self {
+        let read = |mut file: fs::File| {
+            let mut bytes = Vec::new();
+            io::Read::read_to_end(&mut file, &mut bytes).map(|_| bytes)
+        };
+        let stamps = open
+            .and_then(read)
             .ok()
             .and_then(|bytes| serde_json::from_slice(&bytes).ok());
         Self {
@@ -138,7 +154,7 @@ pub fn known(spec: &Spec, store: &Store) -> Result<Option<Known>, PlanError> {
 }
 
 fn cache(store: &Store) -> StatCache {
-    StatCache::load(&store.path().join("cache").join("sources.json"))
+    StatCache::in_store(store)
 }
 
 /// Returns the digest of a file, which is read only when it may have changed.

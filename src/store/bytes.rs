@@ -11,6 +11,7 @@ use std::{
 use super::{
     Store,
     error::{At, StoreError},
+    layout::Layout,
     object::{self, Written},
     ready::no_room,
     records::created,
@@ -102,7 +103,7 @@ impl Store {
 
     pub(super) fn open_object(&self, digest: &Digest) -> Result<(File, PathBuf), StoreError> {
         let path = self.layout().object(digest);
-        match open_plain(&path) {
+        match self.layout().open(&path) {
             Ok(file) => Ok((file, path)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Err(StoreError::Missing {
                 digest: *digest,
@@ -172,8 +173,12 @@ impl Store {
 }
 
 /// Returns the row that follows from an object's file.
-pub(super) fn object_row(path: &Path, digest: &Digest) -> Result<ObjectRow, StoreError> {
-    let mut file = open_plain(path).at("read", path)?;
+pub(super) fn object_row(
+    layout: &Layout,
+    path: &Path,
+    digest: &Digest,
+) -> Result<ObjectRow, StoreError> {
+    let mut file = layout.open(path).at("read", path)?;
     let head = object::head(&mut file, digest, path)?;
     Ok(ObjectRow {
         digest: *digest,

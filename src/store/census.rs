@@ -25,13 +25,13 @@ pub type Dated<T> = Result<(T, i64), StoreError>;
 impl Store {
     /// Opens the store at `path` for reading, with an index made in memory of its files, whatever state its own is in.
     /// Files that can't be read are left out; [`Store::damaged`] names them.
-    pub fn open_without_index(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        let layout = Layout::open(path.as_ref())?;
+    pub fn open_without_index(
+        path: impl AsRef<Path>,
+        mut options: Options,
+    ) -> Result<Self, StoreError> {
+        let layout = Layout::find(path.as_ref(), options)?;
         let index = Index::in_memory(&layout)?;
-        let options = Options {
-            read_only: true,
-            ..Options::default()
-        };
+        options.read_only = true;
         Ok(Self::with_index(layout, index, options))
     }
 
@@ -184,7 +184,7 @@ mod tests {
         let path = store.layout().record(Kind::Program, &bad.id);
         testing::damage(&path, |bytes| bytes[10] ^= 1);
         std::fs::write(store.layout().index(), b"not a database").unwrap();
-        let again = Store::open_without_index(store.path()).unwrap();
+        let again = Store::open_without_index(store.path(), Options::default()).unwrap();
         let ids: Vec<_> = again
             .programs(Default::default())
             .map(|row| row.unwrap().id)

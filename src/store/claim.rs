@@ -49,7 +49,7 @@ impl Store {
         }
         let path = folder.join(key.hex());
         loop {
-            let mut file = lock::open(&path)?;
+            let mut file = lock::open(self.layout(), &path)?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(Err(lock::owner(&mut file))),

@@ -23,6 +23,9 @@ pub enum StoreError {
     },
     #[error("`{}` is not safe: {why}", path.display())]
     Unsafe { path: PathBuf, why: String },
+    /// The store is another user's, and was not named as trusted.
+    #[error("`{}` belongs to user {uid}, who decides what is run from it", path.display())]
+    Stranger { path: PathBuf, uid: u32 },
     #[error("can't {what} `{}`", path.display())]
     Io {
         what: &'static str,
@@ -113,6 +116,7 @@ impl StoreError {
             Self::Unsafe { .. } => {
                 "what is in a store is executed: `chmod go-w` it, or say `--shared` for a group you trust"
             }
+            Self::Stranger { .. } => "open it with `Options::trusted` if you trust that user",
             Self::Io { source, .. } => io_hint(source),
             Self::ReadOnly { .. } => "mount it writable, or name another store with `--store`",
             Self::OldSqlite { .. } => "build precast with the SQLite that comes with it",
@@ -166,10 +170,14 @@ pub(crate) trait At<T> {
 
 impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
     fn at(self, what: &'static str, path: &Path) -> Result<T, StoreError> {
-        self.map_err(|source| StoreError::Io {
-            what,
-            path: path.to_owned(),
-            source: source.into(),
+        // What is refused while a file is opened comes as an I/O error.
+        self.map_err(|source| match source.into().downcast::<StoreError>() {
+            Ok(refused) => refused,
+            Err(source) => StoreError::Io {
+                what,
+                path: path.to_owned(),
+                source,
+            },
         })
     }
 }

@@ -9,9 +9,10 @@ use std::{
 };
 
 use super::{
-    Store, bytes, chunks,
+    Store, chunks,
     defect::Defect,
     error::{At, StoreError},
+    ground::Distrust,
     layout::{Kind, Layout},
     lease::is_lease,
     object,
@@ -27,6 +28,8 @@ use crate::{
 /// One walk, and what it found so far.
 pub(crate) struct Walk<'a> {
     store: &'a Store,
+    /// Opens also what others could have written: that is a defect of its own.
+    layout: Layout,
     uid: u32,
     pub defects: Vec<Defect>,
     pub objects: u64,
@@ -43,6 +46,7 @@ impl<'a> Walk<'a> {
     pub fn new(store: &'a Store) -> Self {
         Self {
             store,
+            layout: store.layout().unchecked(),
             uid: fs::metadata(store.path()).map_or(0, |meta| meta.uid()),
             defects: Vec::new(),
             objects: 0,
@@ -124,12 +128,8 @@ impl<'a> Walk<'a> {
             if Layout::FOLDERS.iter().any(|folder| *folder == name) {
                 if !meta.is_dir() {
                     self.not_plain(&path, &meta);
-                } else if meta.mode() & 0o002 != 0 {
-                    let mode = meta.mode() & 0o7777;
-                    self.defects.push(Defect::Mode {
-                        path: self.inside(&path),
-                        mode,
-                    });
+                } else {
+                    self.folder(&path, &meta);
                 }
             } else if !Layout::FILES.iter().any(|file| *file == name) {
                 self.defects.push(Defect::Foreign {
@@ -178,6 +178,7 @@ impl<'a> Walk<'a> {
                 self.not_plain(&shard, &meta);
                 continue;
             }
+            self.folder(&shard, &meta);
             for (path, meta) in self.list(&shard)? {
                 let Some(digest) = named(&path, suffix) else {
                     self.defects.push(Defect::Foreign {
@@ -196,6 +197,19 @@ impl<'a> Walk<'a> {
         }
         all.sort();
         Ok(all)
+    }
+
+    /// Checks who owns a folder, and who may write it.
+    fn folder(&mut self, path: &Path, meta: &Metadata) {
+        let path = self.inside(path);
+        match self.store.layout().judge(meta) {
+            Some(Distrust::Owner(uid)) => self.defects.push(Defect::Owner { path, uid }),
+            Some(_) => self.defects.push(Defect::Mode {
+                path,
+                mode: meta.mode() & 0o7777,
+            }),
+            None => {}
+        }
     }
 
     /// Checks everything about a published file but its bytes; returns whether it is a file at all.
@@ -245,7 +259,7 @@ impl<'a> Walk<'a> {
     }
 
     fn check_object(&self, path: &Path, digest: &Digest, hash: bool) -> Result<u64, StoreError> {
-        let mut file = bytes::open_plain(path).at("read", path)?;
+        let mut file = self.layout.open(path).at("read", path)?;
         match hash {
             true => object::decode(&mut file, digest, path, &mut io::sink()),
             false => Ok(object::head(&mut file, digest, path)?.size),
@@ -253,7 +267,7 @@ impl<'a> Walk<'a> {
     }
 
     fn ready(&mut self, path: &Path, digest: &Digest, hash: bool) {
-        let sound = bytes::open_plain(path).and_then(|file| match hash {
+        let sound = self.layout.open(path).and_then(|file| match hash {
             true => chunks::check_whole(&file, digest),
             false => Ok(true),
         });
@@ -272,7 +286,7 @@ impl<'a> Walk<'a> {
     fn record<R: Record>(&mut self, path: &Path, references: impl FnOnce(&mut Self, &Path, &R)) {
         self.records += 1;
         let inside = self.inside(path);
-        match record_file::<R>(self.store.layout(), path) {
+        match record_file::<R>(&self.layout, path) {
             Ok((record, ..)) => references(self, &inside, &record),
             Err(e) => {
                 // It is there, for those that refer to it; what it needs itself is not known here.
@@ -313,6 +327,7 @@ impl<'a> Walk<'a> {
                 self.not_plain(&folder, &meta);
                 continue;
             }
+            self.folder(&folder, &meta);
             for (path, meta) in self.list(&folder)? {
                 if path.extension().is_none_or(|end| end != "json") {
                     self.defects.push(Defect::Foreign {
@@ -329,7 +344,7 @@ impl<'a> Walk<'a> {
     fn release(&mut self, path: &Path) {
         self.records += 1;
         let inside = self.inside(path);
-        let release = match release_file(self.store.layout(), path) {
+        let release = match release_file(&self.layout, path) {
             Ok((release, ..)) => release,
             Err(e) => return self.bad_record(inside, &e),
         };
@@ -357,7 +372,11 @@ impl<'a> Walk<'a> {
                 });
                 continue;
             }
-            match bytes::open_plain(&path).map(|file| file.try_lock_shared().is_ok()) {
+            match self
+                .layout
+                .open(&path)
+                .map(|file| file.try_lock_shared().is_ok())
+            {
                 Ok(false) => drop(live.insert(path.file_stem().map(ToOwned::to_owned))),
                 Ok(true) => self.defects.push(Defect::DeadLease {
                     path: self.inside(&path),

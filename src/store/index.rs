@@ -54,7 +54,7 @@ impl Index {
     /// Opens the index for reading only; never writes, not even a lock file.
     pub fn open_read_only(layout: &Layout) -> Result<Self, StoreError> {
         let path = layout.index();
-        refuse_link(&path)?;
+        refuse(layout)?;
         let flags = base(OpenFlags::SQLITE_OPEN_READ_ONLY);
         let open = || {
             let connection = prepare(Connection::open_with_flags(&path, flags)?)?;
@@ -148,7 +148,7 @@ impl Index {
 
 fn open_own(layout: &Layout) -> Result<Open, StoreError> {
     let path = layout.index();
-    refuse_link(&path)?;
+    refuse(layout)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
     let open = || {
         let connection = prepare(Connection::open_with_flags(&path, base(flags))?)?;
@@ -274,15 +274,22 @@ fn check_schema(connection: &Connection, path: &Path) -> Result<(), StoreError> 
     }
 }
 
-/// SQLite would follow a link, and write what it leads to.
-fn refuse_link(path: &Path) -> Result<(), StoreError> {
-    match fs::symlink_metadata(path) {
-        Ok(meta) if !meta.is_file() => Err(StoreError::Unsafe {
-            path: path.to_owned(),
-            why: "an index is a plain file, not a link or a folder".to_owned(),
-        }),
-        _ => Ok(()),
+/// SQLite would follow a link, and write what it leads to; and it would believe a journal that others left.
+fn refuse(layout: &Layout) -> Result<(), StoreError> {
+    let path = layout.index();
+    for path in [path.with_extension("sqlite-journal"), path] {
+        match fs::symlink_metadata(&path) {
+            Ok(meta) if !meta.is_file() => {
+                return Err(StoreError::Unsafe {
+                    path,
+                    why: "an index is a plain file, not a link or a folder".to_owned(),
+                });
+            }
+            Ok(_) => layout.look(&path)?,
+            Err(_) => {}
+        }
     }
+    Ok(())
 }
 
 fn inode(path: &Path) -> Option<u64> {

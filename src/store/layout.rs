@@ -1,7 +1,7 @@
 //! Where everything in a store lies, and how a folder becomes a store.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{self, Read},
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     bytes::open_plain,
     error::{At, StoreError},
+    ground::{Distrust, Options, Trust},
     publish::{self, Draft},
 };
 use crate::Digest;
@@ -54,6 +55,7 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub root: PathBuf,
+    trust: Option<Trust>,
 }
 
 impl Layout {
@@ -85,18 +87,25 @@ impl Layout {
     ];
 
     /// Makes `root` a store, or finishes what an interrupted call began.
-    pub fn create(root: &Path) -> Result<Self, StoreError> {
-        let layout = Self {
-            root: root.to_owned(),
-        };
-        if layout.marker().exists() {
-            layout.check()?;
-        } else {
+    pub fn create(root: &Path, options: Options) -> Result<Self, StoreError> {
+        if fs::symlink_metadata(root).is_err() {
             let mut folders = fs::DirBuilder::new();
             folders.recursive(true).mode(0o755);
             folders.create(root).at("make the folder", root)?;
+        }
+        let layout = Self::trusting(root, options)?;
+        if layout.marker().exists() {
+            layout.check()?;
+        } else {
             layout.refuse_foreign()?;
         }
+        layout.complete()?;
+        Ok(layout)
+    }
+
+    /// Makes what is missing of a store: a copy may have lost its empty folders.
+    pub fn complete(&self) -> Result<(), StoreError> {
+        let (layout, root) = (self, &self.root);
         for folder in Self::FOLDERS {
             let path = root.join(folder);
             publish::folder(&path)?;
@@ -113,16 +122,68 @@ impl Layout {
                 publish::bytes(Draft::new(&layout.tmp())?, &path, text.as_bytes())?;
             }
         }
-        Ok(layout)
+        Ok(())
     }
 
-    /// Finds the store at `root`; changes nothing.
-    pub fn open(root: &Path) -> Result<Self, StoreError> {
-        let layout = Self {
-            root: root.to_owned(),
+    /// Finds the store at `root`, and looks at who could change it; changes nothing.
+    pub fn find(root: &Path, options: Options) -> Result<Self, StoreError> {
+        let layout = match fs::symlink_metadata(root) {
+            Ok(meta) if meta.is_dir() || meta.is_symlink() => Self::trusting(root, options)?,
+            // It has no marker either.
+            _ => Self {
+                root: root.to_owned(),
+                trust: None,
+            },
         };
         layout.check()?;
         Ok(layout)
+    }
+
+    fn trusting(root: &Path, options: Options) -> Result<Self, StoreError> {
+        Ok(Self {
+            root: root.to_owned(),
+            trust: Some(Trust::of(root, options)?),
+        })
+    }
+
+    /// Returns the same paths, of which files are opened whoever owns and may write them: to say what is wrong with them.
+    pub fn unchecked(&self) -> Self {
+        Self {
+            root: self.root.clone(),
+            trust: None,
+        }
+    }
+
+    /// Opens a file of the store for reading, unless others could have changed it.
+    pub fn open(&self, path: &Path) -> io::Result<File> {
+        match &self.trust {
+            Some(trust) => trust.open(&self.root, path),
+            None => open_plain(path),
+        }
+    }
+
+    /// Looks at a folder of the store, and at what is opened in it by name alone.
+    pub fn look(&self, path: &Path) -> Result<(), StoreError> {
+        let Some(trust) = &self.trust else {
+            return Ok(());
+        };
+        trust.inner(path)
+    }
+
+    /// Looks at what is opened for writing, and at the folders on the way to it.
+    pub fn accept(&self, path: &Path, file: &File) -> io::Result<()> {
+        let Some(trust) = &self.trust else {
+            return Ok(());
+        };
+        trust.folders(&self.root, path)?;
+        trust.accept(path, &file.metadata()?)
+    }
+
+    /// Returns why something in the store is not trusted.
+    pub fn judge(&self, meta: &fs::Metadata) -> Option<Distrust> {
+        self.trust
+            .as_ref()
+            .and_then(|trust| trust.judge(meta).err())
     }
 
     /// Returns whether this user may write here. Asks, and writes nothing.
@@ -138,7 +199,7 @@ impl Layout {
             why,
         };
         let path = self.marker();
-        let text = match small(&path) {
+        let text = match self.small(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(not(match self.root.exists() {
@@ -181,8 +242,15 @@ impl Layout {
 
     /// Returns whether `CACHEDIR.TAG` is there and is one.
     pub fn tag_is_right(&self) -> bool {
-        small(&self.root.join(Self::TAG))
+        self.small(&self.root.join(Self::TAG))
             .is_ok_and(|text| text.starts_with(&TAG_TEXT.as_bytes()[..43]))
+    }
+
+    /// Reads a file that has no reason to be large.
+    fn small(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        self.open(path)?.take(1 << 16).read_to_end(&mut text)?;
+        Ok(text)
     }
 
     fn marker(&self) -> PathBuf {
@@ -228,13 +296,6 @@ impl Layout {
     pub fn release(&self, model: &str, seq: u64) -> Result<PathBuf, StoreError> {
         Ok(self.releases(model)?.join(format!("{seq:08}.json")))
     }
-}
-
-/// Reads a file that has no reason to be large.
-fn small(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    open_plain(path)?.take(1 << 16).read_to_end(&mut text)?;
-    Ok(text)
 }
 
 /// Returns `name` as one safe path component: what is not a letter, a digit, `-` or `_` is written as `%` and two hex digits.
@@ -291,21 +352,24 @@ mod tests {
         let root = dir.path().join("s");
         fs::create_dir(&root).unwrap();
         fs::write(root.join("README.md"), "x").unwrap();
-        Layout::create(&root).unwrap();
-        Layout::create(&root).unwrap();
-        Layout::open(&root).unwrap();
+        Layout::create(&root, Options::default()).unwrap();
+        Layout::create(&root, Options::default()).unwrap();
+        Layout::find(&root, Options::default()).unwrap();
         let other = dir.path().join("o");
         fs::create_dir(&other).unwrap();
         fs::write(other.join("thesis.doc"), "x").unwrap();
-        let told = Layout::create(&other).unwrap_err();
+        let told = Layout::create(&other, Options::default()).unwrap_err();
         assert!(matches!(told, StoreError::NotEmpty { .. }), "{told}");
         assert!(matches!(
-            Layout::open(&other),
+            Layout::find(&other, Options::default()),
             Err(StoreError::NotAStore { .. })
         ));
         // Nobody but root may write it as it is.
         fs::remove_file(root.join(MARKER)).unwrap();
         fs::write(root.join(MARKER), r#"{"schema":1,"layout":2}"#).unwrap();
-        assert!(matches!(Layout::open(&root), Err(StoreError::Newer { .. })));
+        assert!(matches!(
+            Layout::find(&root, Options::default()),
+            Err(StoreError::Newer { .. })
+        ));
     }
 }

@@ -17,7 +17,6 @@ use std::{
 
 use super::{
     Store,
-    bytes::open_plain,
     error::{At, StoreError},
     lock::Mode,
     records::dangling,
@@ -260,7 +259,7 @@ impl Store {
                 continue;
             }
             loop {
-                let file = match open_plain(&path) {
+                let file = match self.layout().open(&path) {
                     Ok(file) => file,
                     Err(e) if e.kind() == io::ErrorKind::NotFound => break,
                     Err(e) => return Err(e).at("read", &path),

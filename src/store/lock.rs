@@ -21,6 +21,7 @@ use std::{
 use super::{
     Store,
     error::{At, StoreError},
+    layout::Layout,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +86,7 @@ impl Store {
 
     fn take(&self, name: &str, exclusive: bool, to: &'static str) -> Result<File, StoreError> {
         let path = self.path().join("locks").join(name);
-        let mut file = open(&path)?;
+        let mut file = open(self.layout(), &path)?;
         let tried = match exclusive {
             true => file.try_lock(),
             false => file.try_lock_shared(),
@@ -113,14 +114,17 @@ impl Store {
 }
 
 /// Opens a lock file, making it when it is missing.
-pub(crate) fn open(path: &Path) -> Result<File, StoreError> {
+pub(crate) fn open(layout: &Layout, path: &Path) -> Result<File, StoreError> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
     // What it says is overwritten: that must not be a file elsewhere.
     options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(path).at("open the lock", path)?;
     match file.metadata().at("open the lock", path)? {
-        meta if meta.is_file() && meta.nlink() <= 1 => Ok(file),
+        meta if meta.is_file() && meta.nlink() <= 1 => {
+            layout.accept(path, &file).at("open the lock", path)?;
+            Ok(file)
+        }
         _ => Err(StoreError::Unsafe {
             path: path.to_owned(),
             why: "a lock is a plain file of its own".to_owned(),

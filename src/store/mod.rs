@@ -137,10 +137,7 @@ impl Store {
     /// Opens the store at `path`; makes it when `path` is empty or missing.
     pub fn create_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
         let path = path.as_ref();
-        if fs::symlink_metadata(path).is_ok() {
-            ground::check(path, options)?;
-        }
-        Layout::create(path)?;
+        Layout::create(path, options)?;
         Self::open_with(path, options)
     }
 
@@ -162,10 +159,9 @@ impl Store {
 
     /// Opens the store at `path`.
     pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
-        let layout = Layout::open(path.as_ref())?;
-        ground::check(&layout.root, options)?;
+        let layout = Layout::find(path.as_ref(), options)?;
         for folder in Layout::FOLDERS {
-            ground::inner(&layout.root, folder, options)?;
+            layout.look(&layout.root.join(folder))?;
         }
         Self::at(layout, options)
     }
@@ -188,8 +184,7 @@ impl Store {
         path: impl AsRef<Path>,
         mut options: Options,
     ) -> Result<Self, StoreError> {
-        let layout = Layout::open(path.as_ref())?;
-        ground::check(&layout.root, options)?;
+        let layout = Layout::find(path.as_ref(), options)?;
         match Self::at(layout.clone(), options) {
             Err(error) if error.is_index() || matches!(error, StoreError::Unsafe { .. }) => {
                 // In memory, until its own is made again.
@@ -215,6 +210,11 @@ impl Store {
     /// Returns the store's folder.
     pub fn path(&self) -> &Path {
         &self.0.layout.root
+    }
+
+    /// Returns how this store was opened; `read_only` also where it can't be written.
+    pub fn options(&self) -> Options {
+        self.0.options
     }
 
     /// Returns whether nothing can be added to this store.
@@ -252,6 +252,11 @@ impl Store {
             session.hold(ids)?;
         }
         Ok(guard)
+    }
+
+    /// Opens a file of the store for reading, unless others could have changed it.
+    pub(crate) fn open_file(&self, path: &Path) -> std::io::Result<fs::File> {
+        self.layout().open(path)
     }
 
     fn layout(&self) -> &Layout {

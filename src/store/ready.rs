@@ -30,7 +30,7 @@ use std::{
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::{
-    Store, bytes,
+    Store,
     chunks::{self, Summing},
     error::{At, StoreError},
     object::{self, Tee},
@@ -144,7 +144,7 @@ impl Store {
 
     /// Opens the unpacked file if there is one.
     fn open_ready(&self, path: &Path) -> Result<Option<File>, StoreError> {
-        match bytes::open_plain(path) {
+        match self.layout().open(path) {
             Ok(file) => Ok(Some(file)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e).at("read", path),
@@ -227,7 +227,7 @@ impl Store {
         let opened = match draft.publish(path)? {
             // Every byte of it was checked as it was written.
             true => {
-                let file = bytes::open_plain(path).at("read", path)?;
+                let file = self.layout().open(path).at("read", path)?;
                 let size = chunks::size(&file, digest).at("read", path)?;
                 Some((file, size))
             }

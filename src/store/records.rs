@@ -81,7 +81,10 @@ impl Store {
         let _alone = self.claim(&program.id, &mut |_| true)?;
         let path = self.layout().record(Kind::Program, &program.id);
         let (old, old_seal) = match self.program(&program.id) {
-            Ok(Some(old)) => (old, sealed::read::<Program>(&path)?.map(|(_, seal)| seal)),
+            Ok(Some(old)) => (
+                old,
+                sealed::read::<Program>(self.layout(), &path)?.map(|(_, seal)| seal),
+            ),
             // What is damaged is set aside.
             Ok(None) | Err(StoreError::Record { .. }) => {
                 return self.put_claimed(program).map(drop);
@@ -195,7 +198,7 @@ impl Store {
     /// Reads the record of `id`, checks it, and remembers that it was used.
     fn get<R: Record>(&self, id: &Digest) -> Result<Option<R>, StoreError> {
         let path = self.layout().record(R::KIND, id);
-        let Some((record, _)) = sealed::read::<R>(&path)? else {
+        let Some((record, _)) = sealed::read::<R>(self.layout(), &path)? else {
             return Ok(None);
         };
         known_schema(record.schema(), &path)?;
@@ -227,7 +230,7 @@ impl Store {
             }
         }
         sync::point("put:record-published");
-        let Some((now, seal)) = sealed::read::<R>(&path)? else {
+        let Some((now, seal)) = sealed::read::<R>(self.layout(), &path)? else {
             return Err(StoreError::Missing { digest: id, path });
         };
         let created = created(&path)?;

@@ -26,7 +26,7 @@ pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
         };
         if path == layout.object(&digest)
             && !known(to, "SELECT 1 FROM objects WHERE digest=?", &digest)?
-            && let Ok(row) = bytes::object_row(&path, &digest)
+            && let Ok(row) = bytes::object_row(layout, &path, &digest)
         {
             row.insert(to)?;
         }
@@ -139,7 +139,7 @@ pub(crate) fn record_file<R: Record>(
     path: &Path,
 ) -> Result<(R, Digest, i64), StoreError> {
     let gone = || sealed::damaged(path, "it is gone".into());
-    let (record, seal) = sealed::read::<R>(path)?.ok_or_else(gone)?;
+    let (record, seal) = sealed::read::<R>(layout, path)?.ok_or_else(gone)?;
     records::known_schema(record.schema(), path)?;
     match layout.record(R::KIND, &record.id()) == path {
         true => Ok((record, seal, records::created(path)?)),
@@ -156,7 +156,7 @@ pub(crate) fn release_file(
     path: &Path,
 ) -> Result<(Release, Digest, i64), StoreError> {
     let gone = || sealed::damaged(path, "it is gone".into());
-    let (release, seal) = sealed::read::<Release>(path)?.ok_or_else(gone)?;
+    let (release, seal) = sealed::read::<Release>(layout, path)?.ok_or_else(gone)?;
     records::known_schema(release.schema, path)?;
     match layout.release(&release.model, release.seq)? == path {
         true => Ok((release, seal, records::created(path)?)),

@@ -175,7 +175,7 @@ impl Store {
     /// Returns the release of `model` with this number.
     pub fn release_at(&self, model: &str, seq: u64) -> Result<Option<Release>, StoreError> {
         let path = self.layout().release(model, seq)?;
-        let Some((release, _)) = sealed::read::<Release>(&path)? else {
+        let Some((release, _)) = sealed::read::<Release>(self.layout(), &path)? else {
             return Ok(None);
         };
         known_schema(release.schema, &path)?;

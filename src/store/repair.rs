@@ -46,7 +46,7 @@ impl Store {
     pub fn repair(&self) -> Result<Repaired, StoreError> {
         self.writable("repair the store")?;
         let first = self.plain_folders()?;
-        Layout::create(self.path())?;
+        self.layout().complete()?;
         let mut found = self.verify()?.defects;
         found.extend(first);
         if found
@@ -139,6 +139,14 @@ impl Store {
         for defect in defects {
             let away = |path: &Path| self.set_aside(&self.path().join(path));
             match defect {
+                // A record has no other witness than itself of what others wrote into it.
+                Defect::Mode { path, mode }
+                    if mode & 0o022 != 0 && path.extension().is_some_and(|end| end == "json") =>
+                {
+                    away(path)?;
+                    aside.insert(path.clone());
+                    more = true;
+                }
                 Defect::Mode { path, .. } => self.reset_mode(path)?,
                 Defect::Linked { path, .. } => self.unlink_others(path)?,
                 Defect::Tag { path } => {
@@ -165,7 +173,7 @@ impl Store {
                 _ => {}
             }
         }
-        Layout::create(self.path())?;
+        self.layout().complete()?;
         Ok(more)
     }
 

@@ -13,8 +13,8 @@ use std::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    bytes::open_plain,
     error::{At, StoreError},
+    layout::Layout,
 };
 use crate::{Digest, record::SCHEMA};
 
@@ -38,8 +38,11 @@ pub(crate) fn encode<T: Serialize>(
 }
 
 /// Reads and checks the record at `path`; none when there is no such file.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<(T, Digest)>, StoreError> {
-    match raw(path)? {
+pub(crate) fn read<T: DeserializeOwned>(
+    layout: &Layout,
+    path: &Path,
+) -> Result<Option<(T, Digest)>, StoreError> {
+    match raw(layout, path)? {
         Some(text) => decode(&text, path).map(Some),
         None => Ok(None),
     }
@@ -77,8 +80,8 @@ fn check<'a>(text: &'a [u8], path: &Path) -> Result<(&'a [u8], Digest), StoreErr
     }
 }
 
-fn raw(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
-    let file = match open_plain(path) {
+fn raw(layout: &Layout, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+    let file = match layout.open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e).at("read", path),

@@ -27,6 +27,7 @@ mod schema;
 #[path = "../schemas/mod.rs"]
 mod schemas;
 mod terminal;
+mod trust;
 #[cfg(feature = "torch")]
 mod tune;
 mod why;

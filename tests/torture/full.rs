@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use precast::Store;
 
 use crate::{
-    attacks, build, crash, many, mapped, mutate, newer, readonly, replay,
+    attacks, build, crash, many, mapped, mutate, newer, permissions, readonly, replay,
     scene::{self, Random},
     seeds, sound, spread,
 };
@@ -139,6 +139,7 @@ const PARTS: &[Part] = &[
     ("8", read_only),
     ("9", newer_stores),
     ("26", mapped_weights),
+    ("27", permissions_of_all),
     ("hostile", hostile),
 ];
 
@@ -253,6 +254,19 @@ fn mapped_weights(report: &mut Report) {
         start.elapsed().as_secs_f64(),
         &bad,
         &swept,
+    );
+}
+
+/// Promise 27.
+fn permissions_of_all(report: &mut Report) {
+    let start = Instant::now();
+    let tried = permissions::spread(SEED, report.count(20));
+    let bad = tried.bad.clone();
+    report.add(
+        "27 permissions",
+        start.elapsed().as_secs_f64(),
+        &bad,
+        &tried,
     );
 }
 

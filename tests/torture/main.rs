@@ -9,6 +9,7 @@ mod many;
 mod mapped;
 mod mutate;
 mod newer;
+mod permissions;
 #[cfg(feature = "sync-points")]
 mod phases;
 mod readonly;
@@ -67,6 +68,13 @@ fn changed_weights_are_never_mapped() {
     let swept = mapped::sweep(1, 250, 120);
     assert_eq!(swept.bad, [] as [String; 0]);
     assert_eq!((swept.mutations, swept.during), (250, 120));
+}
+
+#[test]
+fn what_others_could_have_changed_is_not_started_with() {
+    let tried = permissions::one(0, 2);
+    assert_eq!(tried.bad, [] as [String; 0]);
+    assert!(tried.places > 20 && tried.starts > 150, "{tried:?}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::{
     Device,
     record::{Padding, Program, Sizes, Step, bucket_name},
     runtime::{Model, Runtime, peak, tensors},
-    store::Store,
+    store::{Options, Store, StoreError},
     target::DeviceKind,
 };
 
@@ -31,9 +31,19 @@ const LONG: Duration = Duration::from_millis(50);
 
 /// Loads the device's half of libtorch and makes its context, for the candidate that comes; what can't be done it will say.
 pub fn get_ready(store: &Path, device: DeviceKind) {
-    if let Ok(store) = Store::open(store) {
+    if let Ok(store) = open(store) {
         drop(Runtime::new(&store, first(device)));
     }
+}
+
+/// Opens the store that the build has open, which knows what its user trusts.
+fn open(store: &Path) -> Result<Store, StoreError> {
+    let options = Options {
+        shared: true,
+        trusted: true,
+        ..Options::default()
+    };
+    Store::open_with(store, options)
 }
 
 fn first(device: DeviceKind) -> Device {
@@ -68,7 +78,7 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(candidate: &'a Candidate) -> Fallible<Self> {
-        let store = Store::open(&candidate.store)?;
+        let store = open(&candidate.store)?;
         let program = &candidate.program;
         let device = first(program.target.device);
         // First of all: it loads the device's half of libtorch, without which no tensor can go there.

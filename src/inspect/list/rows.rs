@@ -75,7 +75,10 @@ impl Iterator for Built {
                 Err(error) => {
                     if error.is_index() && !self.from_files {
                         self.from_files = true;
-                        if let Ok(store) = Store::open_without_index(self.reader.store.path()) {
+                        if let Ok(store) = {
+                            let store = &self.reader.store;
+                            Store::open_without_index(store.path(), store.options())
+                        } {
                             self.rows = Box::new(store.programs(self.filter.clone()));
                             self.reader = Reader::new(&store);
                         }

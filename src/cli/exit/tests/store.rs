@@ -32,6 +32,10 @@ pub(super) fn store_errors() -> Vec<StoreError> {
             path: path(),
             why: "it is a link".into(),
         },
+        StoreError::Stranger {
+            path: path(),
+            uid: 1001,
+        },
         refused(io(ErrorKind::StorageFull)),
         refused(io(ErrorKind::PermissionDenied)),
         refused(io(ErrorKind::ReadOnlyFilesystem)),

@@ -1,0 +1,82 @@
+//! Stores of other users that this one trusts: a list of the user's own, one path on each line.
+//!
+//! As git's `safe.directory`: whoever owns a store decides what is run from it, so the user who runs it says so once. A list
+//! that others could have written is not read.
+
+use std::{
+    env, fs,
+    io::Read,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use super::exit::warning;
+
+/// A longer list was not written by hand.
+const LIMIT: u64 = 1 << 20;
+
+/// Where the list is in a folder for configuration.
+const LIST: &str = "precast/trusted-stores";
+
+/// Returns a folder that the environment names.
+fn folder(name: &str) -> Option<PathBuf> {
+    let path = env::var_os(name).map(PathBuf::from);
+    path.filter(|path| path.is_absolute())
+}
+
+/// Returns where the list is.
+fn list() -> Option<PathBuf> {
+    let home = || Some(folder("HOME")?.join(".config"));
+    Some(folder("XDG_CONFIG_HOME").or_else(home)?.join(LIST))
+}
+
+/// Returns whether the list names a store.
+pub(super) fn names(store: &Path) -> bool {
+    let (Some(list), Ok(store)) = (list(), fs::canonicalize(store)) else {
+        return false;
+    };
+    let Some(text) = read(&list) else {
+        return false;
+    };
+    let mut lines = text.lines().map(str::trim);
+    lines.any(|line| {
+        let named = Path::new(line);
+        named.is_absolute()
+            && (named == store || fs::canonicalize(named).is_ok_and(|it| it == store))
+    })
+}
+
+fn read(list: &Path) -> Option<String> {
+    let file = fs::File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(list)
+        .ok()?;
+    let meta = file.metadata().ok()?;
+    let me = rustix::process::geteuid().as_raw();
+    let others = if meta.gid() == meta.uid() {
+        0o002
+    } else {
+        0o022
+    };
+    if !meta.is_file() || ![0, me].contains(&meta.uid()) || meta.mode() & others != 0 {
+        warning(&format!(
+            "`{}` is not read: it is not your own, or others can write it",
+            list.display()
+        ));
+        return None;
+    }
+    let mut text = String::new();
+    file.take(LIMIT).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// Returns what to write to trust a store.
+pub(super) fn hint(store: &Path) -> String {
+    let config = folder("XDG_CONFIG_HOME").unwrap_or_else(|| "~/.config".into());
+    format!(
+        "if you trust that user, add the line `{}` to `{}`",
+        store.display(),
+        config.join(LIST).display()
+    )
+}

@@ -1,0 +1,167 @@
+//! Gives each folder and file of a store a wrong owner or mode, or puts a link in its place. No start may go on with it.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::{PermissionsExt, lchown, symlink},
+    path::{Path, PathBuf},
+};
+
+use precast::{
+    Digest, Store, StoreError,
+    store::{Options, Policy},
+};
+use walkdir::WalkDir;
+
+use crate::{
+    scene::{self, Random},
+    spread,
+};
+
+/// What was tried.
+#[derive(Default, Debug, serde::Serialize)]
+pub struct Tried {
+    /// Folders and files that were changed, each in every way.
+    pub places: u64,
+    pub starts: u64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// A user and a group that nobody here is.
+const STRANGER: u32 = 12_345;
+
+/// How a place is made unsafe; false where this user can't.
+type Way = (&'static str, fn(&Path, &Path) -> bool);
+
+fn mode(path: &Path, mode: u32) -> bool {
+    fs::set_permissions(path, Permissions::from_mode(mode)).is_ok()
+}
+
+const WAYS: &[Way] = &[
+    ("mode 0666", |path, _| mode(path, 0o666)),
+    ("mode 0777", |path, _| mode(path, 0o777)),
+    ("mode 1777", |path, _| mode(path, 0o1777)),
+    ("mode 0446", |path, _| mode(path, 0o446)),
+    ("a stranger's", |path, _| {
+        lchown(path, Some(STRANGER), None).is_ok()
+    }),
+    ("a stranger's group", |path, _| {
+        lchown(path, None, Some(STRANGER)).is_ok() && mode(path, 0o775)
+    }),
+    ("a link to the same", |path, away| {
+        let away = away.join("away");
+        fs::rename(path, &away).is_ok() && symlink(away, path).is_ok()
+    }),
+];
+
+/// Reads everything that a start may read, and a little more: of each of these files what it is the file of.
+fn start(root: &Path, files: &[PathBuf], read_only: bool) -> Result<(), StoreError> {
+    let options = Options {
+        read_only,
+        ..Options::default()
+    };
+    let store = Store::open_with(root, options)?;
+    store.models()?;
+    for path in files {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let id = stem.parse::<Digest>();
+        let mut names = path.iter().map(|name| name.to_string_lossy());
+        match (names.next().as_deref(), id) {
+            (Some("objects"), Ok(id)) => drop(store.read(&id)?),
+            (Some("ready"), Ok(id)) => drop(store.map(&id)?),
+            (Some("artifacts"), Ok(id)) => drop(store.artifact(&id)?),
+            (Some("programs"), Ok(id)) => drop(store.program(&id)?),
+            (Some("failures"), Ok(id)) => drop(store.failure(&id)?),
+            _ => {}
+        }
+    }
+    for model in ["m", "a", "b/c", "\u{fc}"] {
+        if let Some(release) = store.release(model, None)? {
+            drop(store.releases(model)?);
+            drop(store.hold_release(&release)?);
+        }
+    }
+    if !read_only {
+        store.gc(&Policy::default())?;
+    }
+    Ok(())
+}
+
+/// Returns every folder and file that a start looks at, the store's own folder first.
+fn places(root: &Path) -> Vec<PathBuf> {
+    let all = WalkDir::new(root).sort_by_file_name();
+    let inside = all.into_iter().map(|entry| {
+        let path = entry.unwrap().into_path();
+        path.strip_prefix(root).unwrap().to_owned()
+    });
+    // Backup tools read it, and `verify`.
+    inside
+        .filter(|path| path != Path::new("CACHEDIR.TAG"))
+        .collect()
+}
+
+/// Makes a store that is used: with locks, and unpacked weights.
+fn used(root: &Path, seed: u64) {
+    let store = Store::create(root).unwrap();
+    let scene = scene::build(&store, &mut |_| {}).unwrap();
+    drop(store.map(&scene.weights).unwrap());
+    if seed > 0 {
+        scene::fill(&store, &mut Random(seed)).unwrap();
+    }
+    drop(store);
+    start(root, &places(root), false).unwrap();
+    start(root, &places(root), true).unwrap();
+}
+
+/// Tries every `stride`th place in every way.
+pub fn one(seed: u64, stride: usize) -> Tried {
+    let dir = scene::scratch();
+    let sound = dir.path().join("sound");
+    used(&sound, seed);
+    let mut tried = Tried::default();
+    let all = places(&sound);
+    for place in all.iter().step_by(stride) {
+        tried.places += 1;
+        for (name, make) in WAYS {
+            let trial = dir.path().join("trial");
+            let root = trial.join("store");
+            fs::create_dir(&trial).unwrap();
+            scene::copy(&sound, &root);
+            let path = root.join(place);
+            if make(&path, &trial) {
+                for read_only in [true, false] {
+                    // Who only reads takes no lock.
+                    if read_only && place.starts_with("locks/") {
+                        continue;
+                    }
+                    tried.starts += 1;
+                    match start(&root, &all, read_only) {
+                        Err(StoreError::Unsafe { .. } | StoreError::Stranger { .. }) => {}
+                        Err(error) if *name == "a link to the same" => drop(error),
+                        other => tried.bad.push(format!(
+                            "seed {seed}: `{}`, {name}, read only {read_only}: {other:?}",
+                            place.display()
+                        )),
+                    }
+                }
+            }
+            fs::remove_dir_all(&trial).unwrap();
+        }
+    }
+    tried
+}
+
+/// Tries every place of as many stores.
+pub fn spread(seed: u64, stores: u64) -> Tried {
+    let seeds: Vec<u64> = (0..stores).map(|n| seed + n).collect();
+    let all = std::sync::Mutex::new(Tried::default());
+    spread::each(&seeds, |seed| {
+        let mut one = one(*seed, 1);
+        let mut all = all.lock().unwrap();
+        all.places += one.places;
+        all.starts += one.starts;
+        all.bad.append(&mut one.bad);
+        Ok(())
+    });
+    all.into_inner().unwrap()
+}
