@@ -246,6 +246,7 @@ fn plan(error: &PlanError) -> u8 {
 fn store(error: &StoreError) -> u8 {
     match error {
         _ if error.is_missing() => MISSING,
+        StoreError::Interrupted { .. } => INTERRUPTED,
         StoreError::NotAStore { .. } | StoreError::NotEmpty { .. } | StoreError::Newer { .. } => {
             USAGE
         }

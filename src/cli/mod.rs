@@ -223,6 +223,7 @@ impl Context {
     }
 
     fn ready(&self, store: Store) -> Result<Store, StoreError> {
+        store.stop_waiting_when(self.cancel.clone());
         if !self.quiet {
             store.on_wait(|waiting| printer::note(waiting));
         }

@@ -25,7 +25,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    let store = Store::open_for_repair(&context.store, context.options())?;
+    let store = context.ready(Store::open_for_repair(&context.store, context.options())?)?;
     if args.reindex {
         store.reindex()?;
         if context.out.json() {

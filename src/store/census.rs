@@ -37,7 +37,10 @@ impl Store {
 
     /// Returns why the store's own index can't be used, if it can't: a read-only store then works with one in memory.
     pub fn index_trouble(&self) -> Option<StoreError> {
-        Index::open_read_only(self.layout()).err()
+        match Index::may_be_read(self.layout()) {
+            true => Index::open_read_only(self.layout()).err(),
+            false => None,
+        }
     }
 
     /// Looks at every record and release, and returns why those that can't be read can't be.

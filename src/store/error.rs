@@ -26,6 +26,17 @@ pub enum StoreError {
     /// The store is another user's, and was not named as trusted.
     #[error("`{}` belongs to user {uid}, who decides what is run from it", path.display())]
     Stranger { path: PathBuf, uid: u32 },
+    /// A wait for another process took too long.
+    #[error("can't {to}: {owner} has had a lock on `{}` for {seconds} s", path.display())]
+    Busy {
+        to: &'static str,
+        path: PathBuf,
+        owner: String,
+        seconds: u64,
+    },
+    /// The caller wants to wait no longer.
+    #[error("interrupted while waiting to {to}")]
+    Interrupted { to: &'static str },
     #[error("can't {what} `{}`", path.display())]
     Io {
         what: &'static str,
@@ -116,6 +127,8 @@ impl StoreError {
             Self::Unsafe { .. } => {
                 "what is in a store is executed: `chmod go-w` it, or say `--shared` for a group you trust"
             }
+            Self::Busy { .. } => "end that process if it hangs, or run the command again later",
+            Self::Interrupted { .. } => "nothing was changed meanwhile: run the command again",
             Self::Stranger { .. } => "open it with `Options::trusted` if you trust that user",
             Self::Io { source, .. } => io_hint(source),
             Self::ReadOnly { .. } => "mount it writable, or name another store with `--store`",

@@ -382,6 +382,10 @@ impl<'a> Walk<'a> {
                     path: self.inside(&path),
                 }),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                // Who may only read can't know whether its process lives.
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                    live.insert(path.file_stem().map(ToOwned::to_owned));
+                }
                 Err(_) => self.defects.push(Defect::Foreign {
                     path: self.inside(&path),
                 }),

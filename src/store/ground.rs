@@ -26,6 +26,7 @@ use std::{
     io,
     os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -46,6 +47,9 @@ pub struct Options {
     pub trusted: bool,
     /// What is done with unpacked files before they are used.
     pub unpacked: Unpacked,
+    /// How long to wait for a lock that another process has. Unless set: a minute for what others do in a moment, as taking
+    /// a lease and writing the index, and ten for their work.
+    pub patience: Option<Duration>,
 }
 
 /// The user that stands for every user a container does not know.

@@ -4,16 +4,22 @@
 //! own fields, so that a flipped bit in the index is an error and not another answer. `user_version` counts the schema.
 
 use std::{
-    fs,
-    os::unix::fs::MetadataExt,
+    fs::{self, Permissions},
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, types::Type};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, types::Type};
+use rustix::fs::{Access, access};
 
-use super::{error::StoreError, layout::Layout, reindex};
+use super::{
+    error::{At, StoreError},
+    layout::Layout,
+    lock::{Patience, private},
+    reindex,
+};
 use crate::digest::Hasher;
 
 /// The first SQLite without the corruption that was fixed in 3.51.3.
@@ -32,7 +38,11 @@ pub(crate) struct Index {
     layout: Layout,
     /// Whether this is the store's own file, and it may be written.
     own: bool,
-    open: Mutex<Open>,
+    /// None until it is made in memory.
+    open: Mutex<Option<Open>>,
+    /// How long to wait for others.
+    pub patience: Option<Duration>,
+    stop: OnceLock<Arc<AtomicBool>>,
 }
 
 /// A connection, and the file it is to.
@@ -47,8 +57,31 @@ impl Index {
         Ok(Self {
             layout: layout.clone(),
             own: true,
-            open: Mutex::new(open_own(layout)?),
+            open: Mutex::new(Some(open_own(layout)?)),
+            patience: None,
+            stop: OnceLock::new(),
         })
+    }
+
+    /// Returns whether this user may read the store's index. Only those may who may write it: a reader could lock it.
+    pub fn may_be_read(layout: &Layout) -> bool {
+        let read = access(layout.index(), Access::READ_OK);
+        !matches!(read, Err(rustix::io::Errno::ACCESS))
+    }
+
+    /// Makes an index in memory when something is looked up in it.
+    pub fn when_needed(layout: &Layout) -> Self {
+        Self {
+            layout: layout.clone(),
+            own: false,
+            open: Mutex::default(),
+            patience: None,
+            stop: OnceLock::new(),
+        }
+    }
+
+    pub fn stop_waiting_when(&self, stop: Arc<AtomicBool>) {
+        let _ = self.stop.set(stop);
     }
 
     /// Opens the index for reading only; never writes, not even a lock file.
@@ -71,12 +104,7 @@ impl Index {
 
     /// Makes an index of the files in memory, for a store whose own can't be used.
     pub fn in_memory(layout: &Layout) -> Result<Self, StoreError> {
-        let path = layout.index();
-        let mut connection = Connection::open_in_memory()
-            .and_then(prepare)
-            .map_err(|e| failed(&path, e))?;
-        migrate(&mut connection, layout, &path)?;
-        Ok(Self::other(layout, connection))
+        Ok(Self::other(layout, make_in_memory(layout)?))
     }
 
     /// Makes an index in memory that gives way to the store's own once that can be opened.
@@ -93,9 +121,8 @@ impl Index {
             inode: 0,
         };
         Self {
-            layout: layout.clone(),
-            own: false,
-            open: Mutex::new(open),
+            open: Mutex::new(Some(open)),
+            ..Self::when_needed(layout)
         }
     }
 
@@ -104,7 +131,21 @@ impl Index {
         &self,
         read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
-        read(&self.lock().connection).map_err(|e| self.failed(e))
+        let mut open = self.lock();
+        let connection = self.opened(&mut open)?;
+        read(connection).map_err(|e| self.failed(e))
+    }
+
+    /// Returns the connection, after making an index in memory if that was put off.
+    fn opened<'a>(&self, open: &'a mut Option<Open>) -> Result<&'a Connection, StoreError> {
+        let there = match open.take() {
+            Some(there) => there,
+            None => Open {
+                connection: make_in_memory(&self.layout)?,
+                inode: 0,
+            },
+        };
+        Ok(&open.insert(there).connection)
     }
 
     /// Runs `write` in one transaction that is committed when it succeeds.
@@ -112,19 +153,51 @@ impl Index {
         &self,
         write: impl FnOnce(&Transaction) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
+        self.write_within(None, write)
+    }
+
+    /// As [`Self::write`], and waits for others no longer than this.
+    pub fn write_within<T>(
+        &self,
+        patience: Option<Duration>,
+        write: impl FnOnce(&Transaction) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
         let mut open = self.lock();
-        if self.own && inode(&self.layout.index()) != Some(open.inode) {
+        let inode_was = open.as_ref().map(|open| open.inode);
+        if self.own && inode(&self.layout.index()) != inode_was {
             // Another process rebuilt the index, or somebody removed it.
-            *open = open_own(&self.layout)?;
+            *open = Some(open_own(&self.layout)?);
         }
-        let connection = &mut open.connection;
-        let run = || {
-            let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let done = write(&tx)?;
-            tx.commit()?;
-            Ok(done)
+        let connection = self.opened(&mut open)?;
+        let patience = Patience::new(patience.or(self.patience), &self.stop);
+        let begin = || Transaction::new_unchecked(connection, TransactionBehavior::Immediate);
+        let tx = self.insist(connection, &patience, begin)?;
+        let done = write(&tx).map_err(|e| self.failed(e))?;
+        self.insist(connection, &patience, || tx.execute_batch("COMMIT"))?;
+        Ok(done)
+    }
+
+    /// Tries again while another process has the index.
+    fn insist<T>(
+        &self,
+        connection: &Connection,
+        patience: &Patience,
+        attempt: impl Fn() -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        let limit = |limit| connection.busy_timeout(limit).map_err(|e| self.failed(e));
+        limit(Duration::ZERO)?;
+        let done = loop {
+            match attempt() {
+                Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => {
+                    if let Err(e) = patience.wait("write the index", &self.layout.index()) {
+                        break Err(e);
+                    }
+                }
+                other => break other.map_err(|e| self.failed(e)),
+            }
         };
-        run().map_err(|e| self.failed(e))
+        limit(PATIENCE)?;
+        done
     }
 
     /// Returns the error for a failing statement; a row whose check sum is wrong gets its own.
@@ -141,14 +214,49 @@ impl Index {
     }
 
     /// A panic can't leave the connection in a bad state: SQLite rolls back what was not committed.
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, Option<Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn make_in_memory(layout: &Layout) -> Result<Connection, StoreError> {
+    let path = layout.index();
+    let mut connection = Connection::open_in_memory()
+        .and_then(prepare)
+        .map_err(|e| failed(&path, e))?;
+    migrate(&mut connection, layout, &path)?;
+    Ok(connection)
+}
+
+/// Makes the file of the index, or mends its mode, so that only those can open it who may write the store: SQLite locks it,
+/// as can whoever opens it.
+///
+/// It is not opened here: to close it would end the locks that other connections of this process have on it.
+fn make_private(layout: &Layout) -> Result<(), StoreError> {
+    let path = layout.index();
+    let folder = fs::metadata(&layout.root).at("look at", &layout.root)?;
+    let wanted = Permissions::from_mode(private(&folder));
+    match fs::symlink_metadata(&path) {
+        Ok(meta) if meta.mode() & 0o777 & !wanted.mode() == 0 => {}
+        // Who does not own it can't, and need not.
+        Ok(_) => drop(fs::set_permissions(&path, wanted)),
+        Err(_) => {
+            let tmp = layout.tmp();
+            let empty = tempfile::Builder::new()
+                .permissions(wanted)
+                .tempfile_in(&tmp);
+            let empty = empty.at("write a file in", &tmp)?.into_temp_path();
+            // Another process may be faster; where there are no hard links SQLite makes it.
+            let _ = fs::hard_link(&empty, &path);
+        }
+    }
+    Ok(())
 }
 
 fn open_own(layout: &Layout) -> Result<Open, StoreError> {
     let path = layout.index();
     refuse(layout)?;
+    make_private(layout)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
     let open = || {
         let connection = prepare(Connection::open_with_flags(&path, base(flags))?)?;
@@ -362,7 +470,10 @@ mod tests {
     use super::{super::testing, *};
     use crate::{
         Store,
-        store::rows::{self, ObjectRow},
+        store::{
+            Options,
+            rows::{self, ObjectRow},
+        },
     };
 
     #[test]
@@ -473,6 +584,43 @@ mod tests {
                 .is_some()
         );
         assert!(path.exists());
+    }
+
+    #[test]
+    fn a_reader_that_stays_is_waited_for_with_an_end_and_harms_no_load() {
+        let (_dir, store) = testing::store();
+        let digest = store.put_bytes(b"x").unwrap();
+        let reader = Connection::open(store.layout().index()).unwrap();
+        reader
+            .execute_batch("BEGIN; SELECT * FROM objects")
+            .unwrap();
+        let options = Options {
+            patience: Some(Duration::from_millis(100)),
+            ..Options::default()
+        };
+        let waiting = Store::open_with(store.path(), options).unwrap();
+        let told = waiting.put_bytes(b"y").unwrap_err();
+        assert!(matches!(told, StoreError::Busy { .. }), "{told}");
+        // A load writes nothing that it would have to wait for.
+        let begin = std::time::Instant::now();
+        let loading = Store::open(store.path()).unwrap();
+        let _hold = loading.hold(&[digest]).unwrap();
+        assert_eq!(&loading.map(&digest).unwrap()[..], b"x");
+        loading.used(&digest);
+        drop((_hold, loading));
+        assert!(begin.elapsed() < PATIENCE / 4);
+        reader.execute_batch("COMMIT").unwrap();
+        waiting.put_bytes(b"y").unwrap();
+    }
+
+    #[test]
+    fn an_index_in_memory_is_made_when_it_is_needed() {
+        let (_dir, store) = testing::store();
+        let digest = store.put_bytes(b"x").unwrap();
+        let index = Index::when_needed(store.layout());
+        assert!(index.lock().is_none());
+        let row = index.with(|index| ObjectRow::find(index, &digest));
+        assert!(row.unwrap().is_some() && index.lock().is_some());
     }
 
     #[test]

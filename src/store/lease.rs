@@ -10,7 +10,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs::{self, File, TryLockError},
     io::{self, BufRead, BufReader, Read, Write},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -18,7 +18,7 @@ use std::{
 use super::{
     Store,
     error::{At, StoreError},
-    lock::Mode,
+    lock::{Mode, private},
     records::dangling,
     rows::{artifacts_of, objects_of},
     sweep::remove_all,
@@ -64,6 +64,7 @@ impl Session {
                 .keep()
                 .map_err(|e| e.error)
                 .at("make a lease in", &folder)?;
+            readable(&file, &folder).at("make a lease in", &folder)?;
             sync::point("lease:made");
             file.lock().at("lock", &path)?;
             // Between the two steps it looked like the lease of a dead process.
@@ -130,6 +131,7 @@ impl Session {
     /// sees that it lost its name.
     fn renew(&self, held: &HashMap<Digest, u64>) -> io::Result<File> {
         let (mut file, path) = tempfile::NamedTempFile::new_in(&self.tmp)?.into_parts();
+        readable(&file, self.path.parent().unwrap_or(Path::new(".")))?;
         file.lock()?;
         let text: String = held.keys().map(|id| format!("+{id}\n")).collect();
         file.write_all(text.as_bytes())?;
@@ -312,6 +314,12 @@ pub(crate) fn is_lease(path: &Path) -> bool {
         .unwrap_or_default();
     let stem = name.strip_suffix(".lease").unwrap_or_default();
     !stem.is_empty() && stem.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
+/// Lets those read a lease who may write the store, and nobody else lock it.
+fn readable(file: &File, folder: &Path) -> io::Result<()> {
+    let mode = private(&fs::metadata(folder)?);
+    file.set_permissions(fs::Permissions::from_mode(mode))
 }
 
 /// Returns whether a path names this file.

@@ -10,12 +10,24 @@
 //! So adding never waits for readers, nor they for it, and nobody holds a lock while reading bytes or compiling. All
 //! are `flock`s: they end with their process. Who wants an exclusive lock closes `locks/gate` while waiting, which
 //! those that share pass through, so that a stream of them can't keep it out for ever.
+//!
+//! Whoever can open a file can lock it, for reading too. So lock files, and the index, which SQLite locks, can be opened by
+//! those alone that may write the store (mode 0600, or 0660 where a group shares it): nobody else can stop them. Who may only
+//! read takes no lock, and has an index in memory. Every wait has an end ([`Options::patience`](super::Options::patience)),
+//! says who is in the way, as the kernel has it in `/proc/locks`, and ends when the caller wants to
+//! ([`Store::stop_waiting_when`]).
 
 use std::{
-    fs::{File, TryLockError},
+    fs::{self, File, Metadata, Permissions, TryLockError},
     io::{Read, Seek, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -23,6 +35,95 @@ use super::{
     error::{At, StoreError},
     layout::Layout,
 };
+
+/// How long to wait between two looks at a lock that another process has.
+const TICK: Duration = Duration::from_millis(20);
+/// How long to wait at most, unless it is set: for a moment of other processes, and for their work.
+const MOMENT: Duration = Duration::from_secs(60);
+const WORK: Duration = Duration::from_secs(600);
+
+/// Waiting for another process, until it has an end.
+pub(crate) struct Patience {
+    pub limit: Duration,
+    begin: Instant,
+    stop: Option<Arc<AtomicBool>>,
+}
+
+impl Patience {
+    pub fn new(limit: Option<Duration>, stop: &OnceLock<Arc<AtomicBool>>) -> Self {
+        Self {
+            limit: limit.unwrap_or(MOMENT),
+            begin: Instant::now(),
+            stop: stop.get().cloned(),
+        }
+    }
+
+    /// Waits a little; an error when it was long enough.
+    pub fn wait(&self, to: &'static str, path: &Path) -> Result<(), StoreError> {
+        if self.stop.as_ref().is_some_and(|stop| stop.load(Relaxed)) {
+            return Err(StoreError::Interrupted { to });
+        }
+        if self.begin.elapsed() >= self.limit {
+            return Err(StoreError::Busy {
+                to,
+                path: path.to_owned(),
+                owner: holders(path).unwrap_or_else(|| "another process".to_owned()),
+                seconds: self.limit.as_secs(),
+            });
+        }
+        thread::sleep(TICK);
+        Ok(())
+    }
+}
+
+/// Returns the mode of a file that only those may open who may write the folder it is in.
+pub(crate) fn private(folder: &Metadata) -> u32 {
+    match folder.mode() & 0o020 {
+        0 => 0o600,
+        _ => 0o660,
+    }
+}
+
+/// Closes a file, which an older precast left open, to those who may not write the folder it is in.
+fn close_to_others(file: &File, meta: &Metadata, wanted: u32) {
+    // Who does not own it can't, and need not.
+    if meta.mode() & 0o777 & !wanted != 0 {
+        let _ = file.set_permissions(Permissions::from_mode(wanted));
+    }
+}
+
+/// Returns the processes that have a lock on a file, as the kernel lists them, with their names.
+pub(crate) fn holders(path: &Path) -> Option<String> {
+    let meta = fs::metadata(path).ok()?;
+    let dev = meta.dev();
+    let end = format!(
+        "{:02x}:{:02x}:{}",
+        libc::major(dev),
+        libc::minor(dev),
+        meta.ino()
+    );
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let mut found: Vec<String> = Vec::new();
+    for line in locks.lines().filter(|line| !line.contains("->")) {
+        // 1: FLOCK  ADVISORY  WRITE 4242 00:2a:1234 0 EOF
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, _, _, _, pid, file, ..] = fields[..] else {
+            continue;
+        };
+        if file != end || pid == std::process::id().to_string() {
+            continue;
+        }
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let holder = match name.trim() {
+            "" => format!("pid {pid}"),
+            name => format!("pid {pid} ({})", name.escape_debug()),
+        };
+        if !found.contains(&holder) {
+            found.push(holder);
+        }
+    }
+    (!found.is_empty()).then(|| found.join(", "))
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -72,44 +173,69 @@ impl Store {
             Mode::Delete => "delete from the store",
         };
         let exclusive = matches!(mode, Mode::Rebuild | Mode::Delete);
-        let gate = self.take("gate", exclusive, to)?;
+        let usual = match mode {
+            Mode::Use => MOMENT,
+            _ => WORK,
+        };
+        let limit = self.0.options.patience.unwrap_or(usual);
+        let patience = Patience::new(Some(limit), &self.0.stop);
+        let gate = self.take("gate", exclusive, to, &patience)?;
         let mut files = Vec::with_capacity(2);
         if mode != Mode::Rebuild {
-            files.push(self.take("use", mode == Mode::Delete, to)?);
+            files.push(self.take("use", mode == Mode::Delete, to, &patience)?);
         }
         if mode != Mode::Use {
-            files.push(self.take("add", exclusive, to)?);
+            files.push(self.take("add", exclusive, to, &patience)?);
         }
         drop(gate);
         Ok(Guard { _files: files })
     }
 
-    fn take(&self, name: &str, exclusive: bool, to: &'static str) -> Result<File, StoreError> {
+    fn take(
+        &self,
+        name: &str,
+        exclusive: bool,
+        to: &'static str,
+        patience: &Patience,
+    ) -> Result<File, StoreError> {
         let path = self.path().join("locks").join(name);
         let mut file = open(self.layout(), &path)?;
-        let tried = match exclusive {
+        let attempt = |file: &File| match exclusive {
             true => file.try_lock(),
             false => file.try_lock_shared(),
         };
-        match tried {
-            Ok(()) => {}
-            Err(TryLockError::Error(e)) => return Err(e).at("lock", &path),
-            Err(TryLockError::WouldBlock) => {
+        let mut told = false;
+        loop {
+            match attempt(&file) {
+                Ok(()) => break,
+                Err(TryLockError::Error(e)) => return Err(e).at("lock", &path),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            if !told {
+                told = true;
+                let owner = owner(&mut file);
                 self.tell(&Waiting {
                     to,
-                    owner: owner(&mut file),
+                    owner: if owner.is_empty() {
+                        holders(&path).unwrap_or_default()
+                    } else {
+                        owner
+                    },
                     path: path.clone(),
                 });
-                match exclusive {
-                    true => file.lock().at("lock", &path)?,
-                    false => file.lock_shared().at("lock", &path)?,
-                }
             }
+            patience.wait(to, &path)?;
         }
         if exclusive {
             sign(&mut file, to);
         }
         Ok(file)
+    }
+
+    /// Has every wait for another process end with an error once the flag is set. The first call counts.
+    pub fn stop_waiting_when(&self, stop: Arc<AtomicBool>) {
+        self.index().stop_waiting_when(stop.clone());
+        let _ = self.0.stop.set(stop);
     }
 }
 
@@ -119,10 +245,14 @@ pub(crate) fn open(layout: &Layout, path: &Path) -> Result<File, StoreError> {
     options.read(true).write(true).create(true).truncate(false);
     // What it says is overwritten: that must not be a file elsewhere.
     options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mode = private(&fs::metadata(folder).at("look at", folder)?);
+    options.mode(mode);
     let file = options.open(path).at("open the lock", path)?;
     match file.metadata().at("open the lock", path)? {
         meta if meta.is_file() && meta.nlink() <= 1 => {
             layout.accept(path, &file).at("open the lock", path)?;
+            close_to_others(&file, &meta, mode);
             Ok(file)
         }
         _ => Err(StoreError::Unsafe {
@@ -173,6 +303,81 @@ mod tests {
         );
         drop((adding, reading));
         deleter.join().unwrap();
+    }
+
+    /// Opens a store again, with a limit to every wait.
+    fn impatient(store: &Store) -> Store {
+        let options = super::super::Options {
+            patience: Some(Duration::from_millis(100)),
+            ..Default::default()
+        };
+        Store::open_with(store.path(), options).unwrap()
+    }
+
+    #[test]
+    fn a_wait_has_an_end_and_names_who_is_in_the_way() {
+        let (_dir, store) = testing::store();
+        drop(store.lock(Mode::Add).unwrap());
+        let path = store.path().join("locks/use");
+        // As `flock` in a shell: another process, that says nothing into the file.
+        let mut holder = std::process::Command::new("flock")
+            .args(["--shared", "--no-fork"])
+            .arg(&path)
+            .args(["sleep", "60"])
+            .spawn()
+            .unwrap();
+        let begin = Instant::now();
+        while holders(&path).is_none() && begin.elapsed() < MOMENT {
+            thread::sleep(TICK);
+        }
+        let told = impatient(&store).lock(Mode::Delete).unwrap_err();
+        let pid = format!("pid {}", holder.id());
+        assert!(
+            matches!(&told, StoreError::Busy { owner, .. } if owner.starts_with(&pid)),
+            "{told}"
+        );
+        drop(store.lock(Mode::Use).unwrap());
+        // And whoever wants to stop waiting can.
+        let waiting = Store::open(store.path()).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        waiting.stop_waiting_when(stop.clone());
+        let waiter = thread::spawn(move || waiting.lock(Mode::Delete).map(drop));
+        thread::sleep(Duration::from_millis(50));
+        stop.store(true, Relaxed);
+        let told = waiter.join().unwrap().unwrap_err();
+        assert!(matches!(told, StoreError::Interrupted { .. }), "{told}");
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        drop(impatient(&store).lock(Mode::Delete).unwrap());
+    }
+
+    #[test]
+    fn who_may_only_read_can_lock_nothing() {
+        let (_dir, store) = testing::store();
+        let kept = store.put_bytes(b"kept").unwrap();
+        store.keep(&[kept]).unwrap();
+        drop(store.try_claim(&kept).unwrap().unwrap());
+        drop(store.lock(Mode::Delete).unwrap());
+        // As an older precast left them.
+        for name in ["locks/use", "locks/add", "locks/gate", "index.sqlite"] {
+            let path = store.path().join(name);
+            fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        }
+        let store = Store::open(store.path()).unwrap();
+        drop(store.lock(Mode::Delete).unwrap());
+        let _claim = store.try_claim(&kept).unwrap().unwrap();
+        let mut lockable = vec![store.layout().index()];
+        for folder in ["locks", "locks/keys", "leases"] {
+            for entry in fs::read_dir(store.path().join(folder)).unwrap() {
+                lockable.push(entry.unwrap().path());
+            }
+        }
+        lockable.retain(|path| path.is_file());
+        assert!(lockable.len() >= 5, "{lockable:?}");
+        for path in lockable {
+            let mode = fs::metadata(&path).unwrap().mode() & 0o777;
+            assert_eq!(mode, 0o600, "{}", path.display());
+        }
     }
 
     #[test]

@@ -80,8 +80,8 @@ use std::{
     collections::BTreeMap,
     fmt, fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 pub use census::Dated;
@@ -124,6 +124,8 @@ struct Inner {
     session: Mutex<Option<Arc<Session>>>,
     /// Told when a lock is not free.
     waiting: OnceLock<OnWait>,
+    /// Set when the caller wants to wait no longer.
+    stop: OnceLock<Arc<AtomicBool>>,
 }
 
 type OnWait = Box<dyn Fn(&Waiting) + Send + Sync>;
@@ -168,14 +170,17 @@ impl Store {
 
     fn at(layout: Layout, mut options: Options) -> Result<Self, StoreError> {
         options.read_only |= !layout.is_writable();
-        let index = match options.read_only {
+        let mut index = match options.read_only {
             false => Index::open(&layout)?,
+            // Who may write the store keeps it to themselves.
+            true if !Index::may_be_read(&layout) => Index::when_needed(&layout),
             true => match Index::open_read_only(&layout) {
                 // What can't be read and can't be mended is made again in memory.
                 Err(error) if error.is_index() => Index::in_memory(&layout)?,
                 other => other?,
             },
         };
+        index.patience = options.patience;
         Ok(Self::with_index(layout, index, options))
     }
 
@@ -204,6 +209,7 @@ impl Store {
             uses: Mutex::default(),
             session: Mutex::default(),
             waiting: OnceLock::new(),
+            stop: OnceLock::new(),
         }))
     }
 
@@ -305,17 +311,17 @@ impl Store {
 
     /// Writes the last-use stamps. Happens by itself when the last clone of the store goes.
     pub fn save_uses(&self) -> Result<(), StoreError> {
-        self.0.save_uses()
+        self.0.save_uses(None)
     }
 }
 
 impl Inner {
-    fn save_uses(&self) -> Result<(), StoreError> {
+    fn save_uses(&self, patience: Option<Duration>) -> Result<(), StoreError> {
         let uses = std::mem::take(&mut *self.uses.lock().unwrap_or_else(PoisonError::into_inner));
         if uses.is_empty() {
             return Ok(());
         }
-        self.index.write(|tx| {
+        self.index.write_within(patience, |tx| {
             for (id, at) in &uses {
                 rows::insert_use(tx, id, *at)?;
             }
@@ -326,8 +332,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // A stamp that can't be kept costs a later rebuild at most.
-        let _ = self.save_uses();
+        // A stamp that can't be kept costs a later rebuild at most: less than a wait would.
+        let _ = self.save_uses(Some(Duration::from_secs(1)));
     }
 }
 

@@ -96,6 +96,10 @@ impl Store {
             defects.push(damaged("it is missing".into()));
             return Ok(());
         }
+        if !Index::may_be_read(self.layout()) {
+            // Only those may who may write the store: it is theirs to look at.
+            return Ok(());
+        }
         let own = match Index::open_read_only(self.layout()) {
             Ok(own) => own,
             Err(e @ StoreError::Newer { .. }) => return Err(e),

@@ -30,5 +30,6 @@ mod terminal;
 mod trust;
 #[cfg(feature = "torch")]
 mod tune;
+mod waiting;
 mod why;
 mod workers;

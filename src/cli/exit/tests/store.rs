@@ -36,6 +36,15 @@ pub(super) fn store_errors() -> Vec<StoreError> {
             path: path(),
             uid: 1001,
         },
+        StoreError::Busy {
+            to: "delete from the store",
+            path: path(),
+            owner: "pid 7 (sleep)".to_owned(),
+            seconds: 60,
+        },
+        StoreError::Interrupted {
+            to: "delete from the store",
+        },
         refused(io(ErrorKind::StorageFull)),
         refused(io(ErrorKind::PermissionDenied)),
         refused(io(ErrorKind::ReadOnlyFilesystem)),
