@@ -14,12 +14,13 @@ use super::{
     cost::costs,
     dispatch::{Bucket, Route, Table},
     error::{NoFit, first_line},
-    ffi::{Handle, own},
+    ffi::{Handle, outside, own},
     lane::Handles,
     loader::{Loader, Slot},
     model::Call,
     outputs::{Outputs, Rung, Served},
     pool::Wait,
+    problem::Problem,
     program::{Ready, Sizes as Fill},
     stats::{ModuleStats, Seen},
     validate::{Fit, Request, Signature},
@@ -156,6 +157,8 @@ impl Variant {
             span.record("bucket", slot.program.bucket());
             span.record("rung", rung.name());
         }
+        // After the sizes, which bound how much there is to look at.
+        self.check_values(&handles, &ready.plan.program)?;
         // Not before something answers requests of these sizes: a view of a few bytes can be larger than any memory.
         for input in copies {
             handles[input] = self.copied(input, &handles[input])?;
@@ -264,6 +267,26 @@ impl Variant {
             handles.push(handle);
         }
         Ok((handles, copies))
+    }
+
+    /// Refuses inputs in host memory with values that the program does not take, wherever the program runs.
+    fn check_values(&self, inputs: &Handles, program: &Program) -> Result<(), RuntimeError> {
+        for (given, input) in inputs.iter().zip(&program.inputs) {
+            if let Some(bounds) = input.bounds
+                && let Some(found) = outside(&given.meta(), bounds)
+            {
+                return Err(RuntimeError::BadInput {
+                    module: self.module.clone(),
+                    input: input.name.as_str().into(),
+                    problem: Problem::Value {
+                        position: Some(found.position),
+                        value: Some(found.value),
+                        bounds,
+                    },
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Makes the routes again, with what is loaded and what was measured.

@@ -28,32 +28,32 @@ class Model(nn.Module):
 
 def asserts(model, x):
     torch._assert_async((x > -100).all(), "x is far too small")
-    return x + 1
+    return x * 1 + 1
 
 def pooled(model, x):
     made, places = nn.functional.max_pool2d(x[None, None].float(), 2, 2, return_indices=True)
     return nn.functional.max_unpool2d(made, places, 2, 2)
 
 USES = {
-    "embedding": lambda m, x: m.table(x + 1),
-    "index": lambda m, x: m.table.weight[x + 1],
-    "index_select": lambda m, x: torch.index_select(m.table.weight, 0, (x + 1).flatten()),
-    "gather": lambda m, x: m.table.weight.gather(0, (x + 1)[:, :3]),
-    "take": lambda m, x: m.table.weight.take(x + 1),
-    "take_along_dim": lambda m, x: torch.take_along_dim(m.table.weight, (x + 1)[:, :3], dim=0),
-    "scatter": lambda m, x: m.table.weight.scatter(0, (x + 1)[:, :3], 1.5),
-    "scatter_add": lambda m, x: m.table.weight.scatter_add(0, (x + 1)[:, :3], x[:, :3].float()),
-    "index_put": lambda m, x: m.table.weight.index_put((x + 1,), torch.ones(3), accumulate=True),
-    "index_add": lambda m, x: m.table.weight.index_add(0, (x + 1)[0], torch.ones(4, 3)),
-    "index_copy": lambda m, x: m.table.weight.index_copy(0, (x + 1)[0], torch.ones(4, 3)),
-    "index_fill": lambda m, x: m.table.weight.index_fill(0, (x + 1)[0], 2.0),
-    "one_hot": lambda m, x: nn.functional.one_hot(x + 1, ROWS),
-    "nll_loss": lambda m, x: nn.functional.nll_loss(m.table.weight.t()[:2].exp(), (x + 1)[:, 0]),
-    "cross_entropy": lambda m, x: nn.functional.cross_entropy(m.table.weight.t()[:2], (x + 1)[:, 0]),
-    "two": lambda m, x: m.table.weight[x + 1, torch.div(x, 4, rounding_mode="floor")],
-    "int32": lambda m, x: m.table((x + 1).int()),
+    "embedding": lambda m, x: m.table(x * 1 + 1),
+    "index": lambda m, x: m.table.weight[x * 1 + 1],
+    "index_select": lambda m, x: torch.index_select(m.table.weight, 0, (x * 1 + 1).flatten()),
+    "gather": lambda m, x: m.table.weight.gather(0, (x * 1 + 1)[:, :3]),
+    "take": lambda m, x: m.table.weight.take(x * 1 + 1),
+    "take_along_dim": lambda m, x: torch.take_along_dim(m.table.weight, (x * 1 + 1)[:, :3], dim=0),
+    "scatter": lambda m, x: m.table.weight.scatter(0, (x * 1 + 1)[:, :3], 1.5),
+    "scatter_add": lambda m, x: m.table.weight.scatter_add(0, (x * 1 + 1)[:, :3], x[:, :3].float()),
+    "index_put": lambda m, x: m.table.weight.index_put((x * 1 + 1,), torch.ones(3), accumulate=True),
+    "index_add": lambda m, x: m.table.weight.index_add(0, (x * 1 + 1)[0], torch.ones(4, 3)),
+    "index_copy": lambda m, x: m.table.weight.index_copy(0, (x * 1 + 1)[0], torch.ones(4, 3)),
+    "index_fill": lambda m, x: m.table.weight.index_fill(0, (x * 1 + 1)[0], 2.0),
+    "one_hot": lambda m, x: nn.functional.one_hot(x * 1 + 1, ROWS),
+    "nll_loss": lambda m, x: nn.functional.nll_loss(m.table.weight.t()[:2].exp(), (x * 1 + 1)[:, 0]),
+    "cross_entropy": lambda m, x: nn.functional.cross_entropy(m.table.weight.t()[:2], (x * 1 + 1)[:, 0]),
+    "two": lambda m, x: m.table.weight[x * 1 + 1, torch.div(x, 4, rounding_mode="floor")],
+    "int32": lambda m, x: m.table((x * 1 + 1).int()),
     "assert": asserts,
-    "unpool": lambda m, x: nn.functional.max_unpool2d(x[None, None].float(), (x + 1).abs()[None, None] % 64, 2, 2),
+    "unpool": lambda m, x: nn.functional.max_unpool2d(x[None, None].float(), (x * 1 + 1).abs()[None, None] % 64, 2, 2),
     # Known to be in bounds.
     "places": lambda m, x: m.table(m.places[: x.shape[1]]) + x[..., None],
     "argmax": lambda m, x: x.float()[torch.arange(2), x.argmax(-1)],
@@ -82,7 +82,7 @@ class Layer(nn.Module):
         self.table = nn.Embedding(7, 4)
 
     def forward(self, h, x):
-        return h + self.table(x + 1)
+        return h + self.table(x * 1 + 1)
 
 class Model(nn.Module):
     def __init__(self):
@@ -216,6 +216,27 @@ class ChecksTest(Project):
             program = flat.export(wrapped, [torch.zeros(2, 4, dtype=torch.int64)], self.root, "it")
             graph = flat.flatten(program, part("weights").collect(opened.model), "", self.root)
             self.assertEqual(checks.add(graph, {graph.inputs[0]: (-1, bound)}, self.root), count)
+
+    def test_an_input_that_is_the_index_has_bounds_and_needs_no_check(self) -> None:
+        text = """
+            import torch
+
+            class Model(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.table = torch.nn.Embedding(7, 3)
+
+                def forward(self, x):
+                    return self.table(x.to(torch.int64).view(-1)) + self.table(x.abs() % 9)[0, 0]
+
+            def load():
+                return Model()
+        """
+        opened = self.open(text)
+        captured = self.capture(opened, inputs=[("x", "int64", [2, 4])])
+        self.assertEqual(captured["inputs"][0]["bounds"], [0, 7])
+        # What follows from the bounds needs none either: below 7 it is never 7 or 8.
+        self.assertEqual(captured["checks"], [])
 
     def test_layers_stay_one_segment_and_each_has_its_outcome(self) -> None:
         import torch

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import (
     behind,
+    bounds,
     call,
     checks,
     cut,
@@ -78,8 +79,11 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         passes.run(name, graph, opened.root)
     masks.as_numbers(graph)
     operators.check(graph.graph.nodes, opened.device, opened.root)
+    limits, _ = bounds.of_inputs(graph.graph, graph.inputs)
+    ranges = [bounds.check_range(*pair, what, opened.root) for pair in zip(specs, limits, strict=True)]
     if opened.device in checks.DEVICES:
-        checks.add(graph, {}, opened.root)
+        kept = {node: (low, past - 1) for node, (low, past) in _given(graph.inputs, ranges)}
+        checks.add(graph, kept, opened.root)
     flat.own_outputs(graph)
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
@@ -91,9 +95,10 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     wire.cut(segments, steps)
 
     wire.event("eager")
-    bounds = samples.index_bounds(graph.graph, graph.inputs)
+    tables = samples.index_bounds(graph.graph, graph.inputs)
+    drawn = [_drawn(*each) for each in zip(specs, tables, limits, strict=True)]
     inputs = [
-        samples.make(spec, spec["shape"], bound, opened.device) for spec, bound in zip(specs, bounds, strict=True)
+        samples.make(spec, spec["shape"], table, opened.device) for spec, table in zip(drawn, tables, strict=True)
     ]
     returned = _eager(wrapped, inputs, opened, what)
     results = structure.tensors_of(returned)
@@ -110,9 +115,9 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
 
     wire.event("padding")
     used = {dim: size for dim, size in sizes.items() if any(dim in spec["dims"] for spec in specs)}
-    smaller = padding.own(wrapped, specs, used, bounds, opened.device)
+    smaller = padding.own(wrapped, drawn, used, tables, opened.device)
     quick = receipt["eager_us"] < _QUICK
-    refused = _follow(wrapped, specs, used, bounds, outputs, smaller, opened, quick)
+    refused = _follow(wrapped, drawn, used, tables, outputs, smaller, opened, quick)
     if refused is None:
         refused, receipt["padding"] = padding.check(wrapped, specs, smaller, outputs)
 
@@ -121,7 +126,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     answer = {
         "segments": segments,
         "steps": steps,
-        "inputs": [{**spec, "stride": _dense(spec["shape"])} for spec in specs],
+        "inputs": [_input(*pair) for pair in zip(specs, ranges, strict=True)],
         "outputs": outputs,
         "results": [numbers[node] for node in graph.outputs],
         "checks": [
@@ -158,6 +163,24 @@ def rehearse(out: Path, wire: Wire) -> dict[str, Any]:
     (part,) = cut.cut(graph, [], "")
     segment.save(segment.build(part, graph), out / "rehearsal.pt2", out, "")
     return {"seconds": {"import": round(time.perf_counter() - started, 4)}}
+
+
+def _given(inputs: list[Any], ranges: list[list[int] | None]) -> list[tuple[Any, list[int]]]:
+    return [(node, values) for node, values in zip(inputs, ranges, strict=True) if values is not None]
+
+
+def _input(spec: dict[str, Any], values: list[int] | None) -> dict[str, Any]:
+    """Returns the record's form of an input that may have these values."""
+    made = {**spec, "stride": _dense(spec["shape"])}
+    return made if values is None else {**made, "bounds": values}
+
+
+def _drawn(spec: dict[str, Any], table: int | None, limit: bounds.Bounds | None) -> dict[str, Any]:
+    """Returns an input as samples of it are drawn: within its bounds where these are not simply a table's size."""
+    if spec.get("range") or limit is None or (table == limit.past and limit.low <= 0):
+        return spec
+    low = max(limit.low, 0)
+    return {**spec, "range": [low, limit.past]} if low < limit.past else spec
 
 
 def _at(spec: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
@@ -246,7 +269,7 @@ def _follow(
     wrapped: Any,
     specs: list[dict[str, Any]],
     sizes: dict[str, int],
-    bounds: list[int | None],
+    tables: list[int | None],
     outputs: list[dict[str, Any]],
     smaller: list[padding.Own],
     opened: Any,
@@ -256,8 +279,8 @@ def _follow(
 
     def inputs(at: dict[str, int]) -> list[Any]:
         made = []
-        for spec, bound in zip(specs, bounds, strict=True):
-            made.append(samples.make(spec, _at(spec, at)["shape"], bound, opened.device))
+        for spec, table in zip(specs, tables, strict=True):
+            made.append(samples.make(spec, _at(spec, at)["shape"], table, opened.device))
         return made
 
     def run(at: dict[str, int]) -> follow.Shapes:

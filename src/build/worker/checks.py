@@ -319,7 +319,8 @@ def _arange(given: list[Range | None]) -> Range | None:
 def _arithmetic(name: str, node: Any, given: list[Range | None]) -> Range | None:
     """Returns the range of what is computed of ranges."""
     if name == "remainder" and len(given) > 1 and given[1] is not None and given[1][0] > 0:
-        return 0, given[1][1] - 1
+        least, most = given[0] or (-1, 0)
+        return (least, most) if 0 <= least and most < given[1][0] else (0, given[1][1] - 1)
     if not given or given[0] is None:
         return None
     first = given[0]

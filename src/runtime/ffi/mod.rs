@@ -33,6 +33,7 @@ mod stream;
 mod tensor;
 mod trim;
 mod upload;
+mod values;
 mod weight;
 
 pub use container::{Constant, Container};
@@ -45,4 +46,5 @@ pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Meta, Stolen, kind_of, overwrite, own, share};
 pub use trim::give_back;
 pub use upload::{UploadError, can_upload, upload};
+pub use values::outside;
 pub use weight::Weight;
