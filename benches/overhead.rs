@@ -130,6 +130,27 @@ fn overhead(criterion: &mut Criterion) {
     }
 }
 
+/// What the look at 1,000 values of an input costs: a call of a program with bounds, and of one without.
+fn values(criterion: &mut Criterion) {
+    let fake = Fake {
+        inputs: 2,
+        ..Fake::sized(10, 100)
+    };
+    let mut group = criterion.benchmark_group("values");
+    for (name, bounds) in [("unchecked", None), ("1,000 int64", Some([0, 30_522]))] {
+        let mut memory = Memory::with(std::slice::from_ref(&fake));
+        for program in memory.programs.values_mut() {
+            program.inputs[1].bounds = bounds;
+        }
+        let model = load(memory);
+        let tensors = good(2, &[10, 100]);
+        group.bench_function(name, |bench| {
+            bench.iter(|| model.run("f", &tensors).unwrap())
+        });
+    }
+    group.finish();
+}
+
 /// What a call costs that is refused, by what is wrong with it. `the last of eight` is what the checks of eight inputs
 /// take, seven of them right.
 fn refused(criterion: &mut Criterion) {
@@ -229,7 +250,7 @@ fn good(count: usize, sizes: &[i64]) -> Vec<Tensor> {
         .collect()
 }
 
-criterion_group!(benches, overhead, refused);
+criterion_group!(benches, overhead, values, refused);
 
 fn main() {
     benches();
@@ -248,7 +269,7 @@ fn save(path: &Path) {
         serde_json::from_slice(&std::fs::read(path).ok()?).ok()
     };
     let mut figures = BTreeMap::<String, BTreeMap<String, Value>>::new();
-    for group in ["one input", "eight inputs", "refused"] {
+    for group in ["one input", "eight inputs", "values", "refused"] {
         for entry in std::fs::read_dir(home.join(group)).unwrap().flatten() {
             let folder = entry.path().join("new");
             let (Some(name), Some(told)) = (

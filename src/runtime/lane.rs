@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use super::{
     RuntimeError,
-    ffi::{Container, Handle, Library, Meta, Operators, RawStream, Stolen, Weight},
+    ffi::{Container, Handle, Library, Meta, Operators, RawStream, RunError, Stolen, Weight},
     pad::Buffers,
     pool::{Held, Pool, Wait},
     prepared::Bound,
@@ -246,7 +246,10 @@ impl Plan {
             let mut made = Handles::new();
             container
                 .run(stolen, stream, &mut made)
-                .map_err(|message| self.failed(&record.name, message))?;
+                .map_err(|error| match error {
+                    RunError::Failed(message) => self.failed(&record.name, message),
+                    RunError::Check(check) => self.check_failed(check),
+                })?;
             for (&value, handle) in record.outputs.iter().zip(made) {
                 values[value] = Some(handle);
             }
@@ -302,6 +305,14 @@ impl Plan {
             module: self.module.clone(),
             bucket: self.bucket(),
             contexts,
+        }
+    }
+
+    pub fn check_failed(&self, check: String) -> RuntimeError {
+        RuntimeError::CheckFailed {
+            module: self.module.clone(),
+            bucket: self.bucket(),
+            check,
         }
     }
 

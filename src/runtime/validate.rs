@@ -3,6 +3,12 @@
 //! An artifact checks nothing: a wrong dtype or stride gives wrong numbers, a short tensor reads past its end. So
 //! everything is checked here, in safe Rust, on metadata the shim reads in one call per tensor; a good call allocates
 //! nothing, but for an alias of each input that has clones: another thread may resize those meanwhile. The same walk reads the request's sizes off the inputs and checks that they agree with each other.
+//!
+//! **Values.** Metadata is checked first, and says how much there is to look at. When a program is found for the sizes,
+//! the values of inputs in host memory are compared with the program's own bounds ([`outside`](super::ffi::outside)), before
+//! anything is padded or copied. What only a device holds is clamped and noted there ([`flags`](super::flags)). Indices that
+//! a program computes are checked by its own kernels: their notes are read after each step
+//! ([`RunError::Check`](super::ffi::RunError)).
 
 use std::sync::Arc;
 

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 pub const MINILM: &str = "examples/minilm/precast.toml";
 pub const SMALL: &str = "tests/numerics/small/precast.toml";
+pub const VALUES: &str = "tests/numerics/values/precast.toml";
 pub const VLM: &str = "examples/vlm/precast.toml";
 
 pub struct Lab {
@@ -30,12 +31,13 @@ pub fn python() -> PathBuf {
     checkout().join(".venv/bin/python")
 }
 
-/// Returns the shared store with MiniLM and the small model; the first caller builds them.
+/// Returns the shared store with MiniLM, the small model and the one that asks something of values; the first caller builds them.
 pub fn lab() -> &'static Lab {
     static BUILT: OnceLock<&Lab> = OnceLock::new();
     BUILT.get_or_init(|| {
         empty().build(MINILM);
         empty().build(SMALL);
+        empty().build(VALUES);
         empty()
     })
 }

@@ -7,6 +7,7 @@ mod merit;
 mod operators;
 mod prepared;
 mod receipts;
+mod values;
 mod vlm;
 
 use std::fs;

@@ -320,3 +320,42 @@ fn an_outcome_that_no_step_writes_is_malformed() {
     let error = load(memory).unwrap_err();
     assert!(error.to_string().contains("7"), "{error}");
 }
+
+#[test]
+fn a_value_out_of_bounds_is_refused_by_name_and_the_next_call_is_answered() {
+    let mut memory = Memory::with(&[Fake {
+        inputs: 2,
+        ..Fake::sized(4, 6)
+    }]);
+    for program in memory.programs.values_mut() {
+        program.inputs[1].bounds = Some([0, 50]);
+    }
+    let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+    let model = runtime.inputs(Inputs::MayCopy).load("fake").unwrap();
+    for (rows, cols) in [(4, 6), (3, 5)] {
+        for wrong in [50, -1, i64::MIN, i64::MAX] {
+            let ids = Tensor::full([rows, cols], 49, (Kind::Int64, tch::Device::Cpu));
+            let plain = ids.copy();
+            let _ = plain.get(rows - 1).get(2).fill_(wrong);
+            // A kernel would get a copy of it; what is looked at is what the caller has.
+            let turned = plain.tr().contiguous().tr();
+            for bad in [plain, turned] {
+                let refused = model.run("f", &[x(rows, cols), bad]).unwrap_err();
+                let RuntimeError::BadInput { input, problem, .. } = refused else {
+                    panic!("{refused:?}");
+                };
+                assert_eq!(&*input, "ids.0");
+                assert_eq!(
+                    problem,
+                    Problem::Value {
+                        position: Some(vec![rows - 1, 2]),
+                        value: Some(wrong),
+                        bounds: [0, 50],
+                    }
+                );
+            }
+            let out = model.run("f", &[x(rows, cols), ids]).unwrap();
+            assert_eq!(flat(&out[0]), flat(&(x(rows, cols) * 2 + 49)));
+        }
+    }
+}

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{exits, memory, races};
+use crate::{exits, memory, races, values};
 
 const TASK: &str = "PRECAST_TORTURE_TASK";
 const WITH: &str = "PRECAST_TORTURE_WITH";
@@ -29,6 +29,7 @@ pub fn act() {
         "leaks" => memory::leaks_child(&with),
         "exhaustion" => memory::exhaustion_child(&with),
         "exits" => exits::child(&with),
+        "values" => values::child(&with),
         other => panic!("no task `{other}`"),
     };
     println!("\n{MARK}{answer}");

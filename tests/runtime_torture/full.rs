@@ -7,7 +7,9 @@ use std::{collections::BTreeMap, process::Command, time::Instant};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::{SEED, bad_calls, crowds, exits, fake, loading, memory, padding, races, real, shim};
+use crate::{
+    SEED, bad_calls, crowds, exits, fake, loading, memory, padding, races, real, shim, values,
+};
 
 struct Report {
     scale: f64,
@@ -118,6 +120,16 @@ pub fn run() {
     report.part("15 bad calls", Some(SEED), || {
         told!(bad_calls::run(SEED, count))
     });
+    let count = report.count(100_000);
+    match real::store().filter(values::there) {
+        Some(store) => report.part("15 hostile values", Some(SEED), || {
+            told!(values::run(&store, count, SEED))
+        }),
+        None => report.skip(
+            "15 hostile values",
+            "run `cargo test --test numerics` first",
+        ),
+    }
     let count = report.count(1_000_000);
     report.part("16 mixed calls", Some(SEED), || {
         told!(crowds::mixed(&[4, 8, 16, 32, 64], count, SEED))

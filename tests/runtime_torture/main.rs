@@ -2,7 +2,7 @@
 //!
 //! | file | PROMISES |
 //! |---|---|
-//! | `bad_calls` | 15: no input crashes or gives silently wrong numbers |
+//! | `bad_calls`, `values` | 15: no input crashes or gives silently wrong numbers |
 //! | `crowds` | 16, 21, 25: callers never harm each other, outputs stay, weights are swapped under load |
 //! | `padding` | 17: padding and what an earlier call left never reach an answer |
 //! | `loading` | 18, 20: wrong hosts, artifacts that don't load |
@@ -32,6 +32,7 @@ mod padding;
 mod races;
 mod real;
 mod shim;
+mod values;
 
 use std::{io::Write, sync::Arc};
 
@@ -71,6 +72,23 @@ fn bad_calls_are_refused_by_name() {
     let told = bad_calls::run(SEED, 4_000);
     assert_eq!(told.bad, [] as [String; 0]);
     assert!(told.kinds.len() > 20, "{:?}", told.kinds.keys());
+}
+
+#[test]
+fn hostile_values_are_refused_or_answered_as_eager_does() {
+    match real::store().filter(values::there) {
+        Some(store) => {
+            let told = values::run(&store, 3_000, SEED);
+            assert_eq!(told.bad, [] as [String; 0]);
+            let kinds = [told.out_of_bounds, told.failed_checks, told.answered];
+            assert!(kinds.iter().all(|&count| count > 100), "{told:?}");
+            assert_eq!(told.rungs.len(), 4, "{told:?}");
+        }
+        None => skip(
+            "hostile_values_are_refused_or_answered_as_eager_does",
+            "no store of `cargo test --test numerics`",
+        ),
+    }
 }
 
 #[test]
@@ -174,10 +192,11 @@ fn the_cuda_half_leaves_nothing_when_a_call_fails() {
 
 /// Written past libtest's capture: a skip is never silent.
 fn skipped(test: &str) {
-    let _ = writeln!(
-        std::io::stderr(),
-        "{test}: skipped: no CUDA headers beside torch"
-    );
+    skip(test, "no CUDA headers beside torch");
+}
+
+fn skip(test: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "{test}: skipped: {why}");
 }
 
 #[test]

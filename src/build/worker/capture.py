@@ -79,11 +79,13 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         passes.run(name, graph, opened.root)
     masks.as_numbers(graph)
     operators.check(graph.graph.nodes, opened.device, opened.root)
-    limits, _ = bounds.of_inputs(graph.graph, graph.inputs)
+    limits = bounds.of_inputs(graph.graph, graph.inputs)
     ranges = [bounds.check_range(*pair, what, opened.root) for pair in zip(specs, limits, strict=True)]
+    known = {node: (held[0], held[1] - 1) for node, held in zip(graph.inputs, ranges, strict=True) if held}
     if opened.device in checks.DEVICES:
-        kept = {node: (low, past - 1) for node, (low, past) in _given(graph.inputs, ranges)}
-        checks.add(graph, kept, opened.root)
+        checks.add(graph, known, opened.root)
+    else:
+        bounds.refuse_negative(graph, known)
     flat.own_outputs(graph)
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
@@ -163,10 +165,6 @@ def rehearse(out: Path, wire: Wire) -> dict[str, Any]:
     (part,) = cut.cut(graph, [], "")
     segment.save(segment.build(part, graph), out / "rehearsal.pt2", out, "")
     return {"seconds": {"import": round(time.perf_counter() - started, 4)}}
-
-
-def _given(inputs: list[Any], ranges: list[list[int] | None]) -> list[tuple[Any, list[int]]]:
-    return [(node, values) for node, values in zip(inputs, ranges, strict=True) if values is not None]
 
 
 def _input(spec: dict[str, Any], values: list[int] | None) -> dict[str, Any]:

@@ -77,13 +77,13 @@ def add(flat: Flat, bounds: dict[Any, Range], root: Path) -> int:
 
     The outcomes are in `flat.checks`, to become outputs.
     """
-    known = _Known(flat, bounds)
+    known = Known(flat, bounds)
     before = len(flat.checks)
     for node in list(flat.graph.nodes):
         if node.op != "call_function":
             continue
         known.learn(node)
-        for site in _sites(node):
+        for site in sites(node):
             if site.index in known.varying and not known.within(site):
                 _guard(flat, node, site, known, root)
         if _name(node) == "_assert_async" and node.args[0] in known.varying:
@@ -116,7 +116,7 @@ def _is_index(node: Any) -> bool:
     return isinstance(held, torch.Tensor) and tensors.dtype_name(held.dtype) in ("int64", "int32", "int16", "int8")
 
 
-def _sites(node: Any) -> list[_Site]:
+def sites(node: Any) -> list[_Site]:
     """Returns the indices that an operation reads or writes by."""
     import torch
 
@@ -164,7 +164,7 @@ def _sites(node: Any) -> list[_Site]:
     return found
 
 
-class _Known:
+class Known:
     """What is known of the values of a graph's integers."""
 
     def __init__(self, flat: Flat, bounds: dict[Any, Range]) -> None:
@@ -202,7 +202,7 @@ class _Known:
         if fixed is not None:
             return fixed, fixed
         held = bound_sympy(size.node.expr, self.flat.ranges)
-        return tuple(int(end) if end.is_number and end.is_finite else limit for end, limit in _ends(held))  # type: ignore[return-value]
+        return tuple(int(end) if end.is_Integer else limit for end, limit in _ends(held))  # type: ignore[return-value]
 
     @staticmethod
     def _fits(node: Any, found: Range) -> bool:
@@ -360,7 +360,7 @@ def _clamped(given: Range | None, least: Range | None, most: Range | None) -> Ra
     return low, high
 
 
-def _guard(flat: Flat, node: Any, site: _Site, known: _Known, root: Path) -> None:
+def _guard(flat: Flat, node: Any, site: _Site, known: Known, root: Path) -> None:
     """Has a node use an index that is in bounds, and the program say whether the one it had was not."""
     import torch
 

@@ -34,6 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import cpp_checks
+
 # `[target] isa` -> the vector class of torch's C++ kernels that it allows, by name in `cpu_vec_isa`.
 _VECTORS = {"x86-64-v2": None, "x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}
 
@@ -92,7 +94,7 @@ def toolchain(isa: str, clock: Any, share: Share | None = None) -> Iterator[None
     cpp_builder._run_compile_cmd = commands
     codecache._precompile_header = precompile
     try:
-        with _flags(isa):
+        with _flags(isa), cpp_checks.noted():
             yield
     finally:
         commands.close()
@@ -233,6 +235,8 @@ class _Commands:
         self._clock.tell("cpp")
         if _wrapper(command):
             command = self._interface.shorten(command, self._threads)
+        else:
+            _note_checks(command)
         # The folder that inductor names is removed as soon as this returns.
         self._running.append(self._threads.submit(self._run, command, str(_header_folder())))
 
@@ -245,6 +249,16 @@ class _Commands:
     def close(self) -> None:
         """Waits for whatever still runs."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _note_checks(command: str) -> None:
+    """Rewrites the checks of a file of kernels that is about to be compiled."""
+    for name in (word for word in shlex.split(command) if word.endswith(".cpp")):
+        path = Path(name)
+        text = path.read_text()
+        made = cpp_checks.note_in(text)
+        if made != text:
+            path.write_text(made)
 
 
 def _wrapper(command: str) -> bool:

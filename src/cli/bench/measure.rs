@@ -214,7 +214,7 @@ fn launches(
     Ok(Some(begin.elapsed().as_secs_f64() / f64::from(calls)))
 }
 
-/// Returns inputs of these sizes: integers in the range the spec says, or zeros; floats from a normal distribution.
+/// Returns inputs of these sizes: integers within the bounds of the record, or zeros; floats from a normal distribution.
 pub(super) fn samples(program: &Program, sizes: &Sizes, device: Device) -> Result<Vec<Tensor>> {
     let place = tensors::device(device);
     let sample = |input: &Input| -> Result<Tensor> {
@@ -227,7 +227,7 @@ pub(super) fn samples(program: &Program, sizes: &Sizes, device: Device) -> Resul
             axes.map(size).collect::<Vec<i64>>(),
             tensors::kind(input.layout.dtype),
         );
-        let made = match (input.layout.dtype, input.range) {
+        let made = match (input.layout.dtype, input.bounds.or(input.range)) {
             (dtype, _) if dtype.is_float() => {
                 Tensor::f_randn(&shape, (tch::Kind::Float, place))?.f_to_kind(kind)?
             }

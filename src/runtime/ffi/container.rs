@@ -27,6 +27,15 @@ pub struct Constant {
     name: CString,
 }
 
+/// Why a run gave no outputs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunError {
+    /// The artifact failed or threw; the text is its own.
+    Failed(String),
+    /// A check in its kernels failed, as of an index that was computed: this is what was checked.
+    Check(String),
+}
+
 /// One model instance. Methods that run or bind take `&mut self`: one caller at a time, as the ABI wants.
 pub struct Container {
     raw: NonNull<c_void>,
@@ -137,19 +146,20 @@ impl Container {
 
     /// Runs it once on `stream`, and appends its outputs.
     ///
-    /// An output the artifact left null is an error; handles written before a failure are freed.
+    /// An output the artifact left null is an error, and so is a check in its kernels that failed; handles written before
+    /// a failure are freed.
     pub fn run(
         &mut self,
         mut inputs: Stolen,
         stream: RawStream,
         outputs: &mut SmallVec<[Handle; 8]>,
-    ) -> Result<(), String> {
+    ) -> Result<(), RunError> {
         if inputs.len() != self.inputs {
-            return Err(format!(
+            return Err(RunError::Failed(format!(
                 "expected {} inputs, got {}",
                 self.inputs,
                 inputs.len()
-            ));
+            )));
         }
         let mut raw: SmallVec<[*mut c_void; 8]> =
             SmallVec::from_elem(ptr::null_mut(), self.outputs);
@@ -169,7 +179,10 @@ impl Container {
                     .map_or(ptr::null_mut(), |operators| operators.raw()),
             )
         };
-        let result = checked(code);
+        // Taken after every run, also one that failed: a check that is left would be the next run's.
+        let check = self.failed_check();
+        let result = checked(code).map_err(RunError::Failed);
+        let result = result.and(check.map_or(Ok(()), |text| Err(RunError::Check(text))));
         let before = outputs.len();
         for (i, &raw) in raw.iter().enumerate() {
             // SAFETY: outputs belong to the caller; null means it was not written.
@@ -177,7 +190,8 @@ impl Container {
                 Some(handle) => outputs.push(handle),
                 None if result.is_ok() => {
                     outputs.truncate(before);
-                    return Err(format!("output {i} was not written"));
+                    let reason = format!("output {i} was not written");
+                    return Err(RunError::Failed(reason));
                 }
                 None => {}
             }
@@ -186,6 +200,19 @@ impl Container {
             outputs.truncate(before);
         }
         result
+    }
+
+    /// Returns the text of a check in its kernels that failed in a run on this thread since it was last asked.
+    fn failed_check(&self) -> Option<String> {
+        let take = self.library.abi.failed_check?;
+        // SAFETY: the symbol has this type; it returns null or a string literal of the artifact, which is never unloaded.
+        let text = unsafe { take() };
+        if text.is_null() {
+            return None;
+        }
+        // SAFETY: as above.
+        let text = unsafe { CStr::from_ptr(text) };
+        Some(text.to_string_lossy().into_owned())
     }
 
     fn count(&self, f: shim::Count) -> Result<usize, String> {

@@ -20,7 +20,7 @@ use object::{
 
 use super::{
     libtorch_folder,
-    shim::{self, Bind, Count, Create, Delete, DtypeOf, Flag, Name, Run, Size},
+    shim::{self, Bind, Count, Create, Delete, DtypeOf, FailedCheck, Flag, Name, Run, Size},
 };
 use crate::{Digest, Mapped, runtime::RuntimeError};
 
@@ -38,6 +38,8 @@ pub(super) struct Abi {
     pub constant_dtype: DtypeOf,
     pub constant_bytes: Size,
     pub bind: Bind,
+    /// Takes the text of the check that failed in this thread's last run, null if none did.
+    pub failed_check: Option<FailedCheck>,
 }
 
 /// A loaded artifact.
@@ -210,6 +212,10 @@ fn resolve(library: &Loaded, object: &Digest) -> Result<Abi, RuntimeError> {
         constant_dtype: symbol!(b"AOTInductorModelContainerGetConstantDtype"),
         constant_bytes: symbol!(b"AOTInductorModelContainerGetConstantDataSize"),
         bind: symbol!(b"AOTInductorModelContainerUpdateUserManagedConstantBufferPairs"),
+        // SAFETY: the worker writes the function with this type; artifacts whose kernels check nothing lack it.
+        failed_check: unsafe { library.get(b"precast_take_failed_check") }
+            .ok()
+            .map(|symbol| *symbol),
     })
 }
 

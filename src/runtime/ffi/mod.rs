@@ -36,7 +36,7 @@ mod upload;
 mod values;
 mod weight;
 
-pub use container::{Constant, Container};
+pub use container::{Constant, Container, RunError};
 pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for, libtorch_folder};
 pub use graph::{Graph, Pool};
 pub use interpreter::Interpreter;

@@ -26,6 +26,7 @@ pub type Name = unsafe extern "C" fn(RawContainer, usize, *mut *const c_char) ->
 pub type Flag = unsafe extern "C" fn(RawContainer, usize, *mut bool) -> i32;
 pub type DtypeOf = unsafe extern "C" fn(RawContainer, usize, *mut i32) -> i32;
 pub type Size = unsafe extern "C" fn(RawContainer, usize, *mut usize) -> i32;
+pub type FailedCheck = unsafe extern "C" fn() -> *const c_char;
 pub type Bind = unsafe extern "C" fn(RawContainer, *const Pair, usize, bool, bool) -> i32;
 
 /// An `AOTInductorConstantMapEntry`.

@@ -50,7 +50,7 @@ pub fn outside(meta: &Meta<'_>, bounds: [i64; 2]) -> Option<Outside> {
 fn find<T: Copy + Into<i64>>(address: usize, axes: &[Axis], bounds: [i64; 2]) -> Option<Outside> {
     // The axis that moves fastest in memory comes last; neighbours that lie densely become one.
     let mut order: SmallVec<[Axis; 8]> = axes.iter().copied().filter(|&(n, _)| n > 1).collect();
-    order.sort_by(|a, b| b.1.cmp(&a.1));
+    order.sort_by_key(|axis| std::cmp::Reverse(axis.1));
     let mut merged: SmallVec<[Axis; 8]> = SmallVec::new();
     for (size, stride) in order {
         match merged.last_mut() {

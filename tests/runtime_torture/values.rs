@@ -1,0 +1,348 @@
+//! Inputs of the right shape with hostile values: indices at and beyond their bounds, divisors of zero, NaN, infinities.
+//!
+//! Real artifacts, where `cargo test --test numerics` has left its model `values`, on every rung: the bucket's artifact at
+//! its own size and padded, the artifact for every size, and eager. Eager is the judge: where it answers, an artifact must
+//! give the same; where it raises, the artifact must give a typed error. After each refusal a right call must be
+//! answered as ever, and callers with right inputs on other threads must never notice anything.
+//!
+//! It runs in a child, which a crash would end.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+};
+
+use precast::{
+    Device, Model, Runtime, Store,
+    record::{Input, Program},
+    runtime::{Outputs, Problem, RuntimeError},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+use crate::{Random, act, real};
+
+pub const MODEL: &str = "values";
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Told {
+    pub calls: u64,
+    /// Refused before anything ran, by the bounds of an input.
+    pub out_of_bounds: u64,
+    /// Refused by a check of a value that was computed.
+    pub failed_checks: u64,
+    /// Answered, with eager's numbers.
+    pub answered: u64,
+    /// Right calls, after refusals and on other threads.
+    pub right_calls: u64,
+    /// Calls by rung.
+    pub rungs: BTreeMap<String, u64>,
+    #[serde(default)]
+    pub bad: Vec<String>,
+}
+
+/// Returns whether the store of the numerics tests has the model.
+pub fn there(store: &Store) -> bool {
+    matches!(store.release(MODEL, None), Ok(Some(_)))
+}
+
+pub fn run(store: &Store, calls: u64, seed: u64) -> Told {
+    let with = json!({ "store": store.path(), "calls": calls, "seed": seed });
+    match act::ask("values", &with) {
+        Ok(answer) => serde_json::from_value(answer).unwrap(),
+        Err(why) => Told {
+            bad: vec![why],
+            ..Told::default()
+        },
+    }
+}
+
+/// One program, alone in a model, and what answers in its place in eager.
+struct Rung {
+    name: &'static str,
+    model: Model,
+    program: Program,
+    sizes: Vec<i64>,
+    good: Vec<Tensor>,
+    answer: Vec<Vec<i64>>,
+}
+
+pub fn child(with: &Value) -> Value {
+    let store = Store::open(Path::new(with["store"].as_str().unwrap())).unwrap();
+    let (calls, seed) = (
+        with["calls"].as_u64().unwrap(),
+        with["seed"].as_u64().unwrap(),
+    );
+    let runtime = Runtime::new(&store, Device::Cpu).unwrap().instances(3);
+    let release = store.release(MODEL, None).unwrap().unwrap();
+    let alone = |program: &Program| {
+        let aliases = release.aliases.clone();
+        let programs = vec![program.clone()];
+        runtime
+            .load_programs(MODEL, programs, release.weights, aliases)
+            .unwrap()
+    };
+    let mut random = Random(seed);
+    let (mut rungs, mut judges) = (Vec::new(), BTreeMap::new());
+    for program in &release.programs {
+        let program = store.program(program).unwrap().unwrap();
+        let own: Vec<i64> = program.sizes.values().copied().collect();
+        let less: Vec<i64> = own.iter().map(|&size| (size - 1).max(1)).collect();
+        let forms = match (&program.dynamic, program.steps.is_empty()) {
+            (None, _) => vec![("exact", own), ("padded", less)],
+            (Some(_), false) => vec![("dynamic", own), ("dynamic", less)],
+            (Some(_), true) => {
+                judges.insert(program.module.clone(), alone(&program));
+                vec![("eager", own)]
+            }
+        };
+        for (name, sizes) in forms {
+            let model = alone(&program);
+            let good = inputs(&program, &sizes, &mut random);
+            let answer = bits(&model.run(&program.module, &good).unwrap());
+            rungs.push(Rung {
+                name,
+                model,
+                program: program.clone(),
+                sizes,
+                good,
+                answer,
+            });
+        }
+    }
+    let mut told = Told::default();
+    let (over, others) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        // Also where this thread panics.
+        let end = Over(&over);
+        let neighbours: Vec<_> = (0..2)
+            .map(|thread| {
+                // A tensor may be sent, not shared.
+                let given: Vec<Vec<Tensor>> = rungs
+                    .iter()
+                    .map(|rung| rung.good.iter().map(Tensor::shallow_clone).collect())
+                    .collect();
+                let models: Vec<(&Model, &str, &Vec<Vec<i64>>)> = rungs
+                    .iter()
+                    .map(|rung| (&rung.model, rung.program.module.as_str(), &rung.answer))
+                    .collect();
+                let (over, others) = (&over, &others);
+                scope.spawn(move || {
+                    let mut random = Random(thread);
+                    let mut bad = Vec::new();
+                    while !over.load(Relaxed) {
+                        let at = random.below(models.len());
+                        let (model, module, answer) = models[at];
+                        others.fetch_add(1, Relaxed);
+                        match model.run(module, &given[at]) {
+                            Ok(out) if bits(&out) == *answer => {}
+                            other => bad.push(format!("beside, {module}: {:?}", other.map(drop))),
+                        }
+                    }
+                    bad
+                })
+            })
+            .collect();
+        for _ in 0..calls {
+            let rung = &rungs[random.below(rungs.len())];
+            hostile(rung, &judges[&rung.program.module], &mut random, &mut told);
+            if told.bad.len() > 20 {
+                break;
+            }
+        }
+        drop(end);
+        for neighbour in neighbours {
+            told.bad.extend(neighbour.join().unwrap());
+        }
+    });
+    told.right_calls += others.load(Relaxed);
+    serde_json::to_value(told).unwrap()
+}
+
+/// Ends the callers beside when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Makes one call with hostile values, judges it, and makes a right one where it was refused.
+fn hostile(rung: &Rung, judge: &Model, random: &mut Random, told: &mut Told) {
+    let program = &rung.program;
+    let given = inputs(program, &rung.sizes, random);
+    let mut outside = false;
+    let mut what = String::new();
+    for (tensor, input) in given.iter().zip(&program.inputs) {
+        for _ in 0..1 + random.below(3) {
+            let at = random.below(tensor.numel()) as i64;
+            let flat = tensor.view(-1);
+            if input.layout.dtype.is_float() {
+                let value = *random.of(&FLOATS);
+                let _ = flat.get(at).fill_(f64::from(value));
+                what += &format!(" {}[{at}] = {value}", input.name);
+            } else {
+                let value = integer(input, random);
+                let _ = flat.get(at).fill_(value);
+                what += &format!(" {}[{at}] = {value}", input.name);
+            }
+        }
+        if let Some([low, past]) = input.bounds {
+            let values = tensor.view(-1).to_kind(Kind::Int64);
+            outside |= Vec::<i64>::try_from(values)
+                .unwrap()
+                .iter()
+                .any(|value| !(low..past).contains(value));
+        }
+    }
+    told.calls += 1;
+    *told.rungs.entry(rung.name.to_owned()).or_default() += 1;
+    let got = rung.model.run(&program.module, &given);
+    let wanted = judge.run(&program.module, &given);
+    let place = || format!("{} {} {:?}{what}", program.module, rung.name, rung.sizes);
+    let refused = got.is_err();
+    match (got, wanted) {
+        (
+            Err(RuntimeError::BadInput {
+                input,
+                problem:
+                    Problem::Value {
+                        position: Some(position),
+                        value: Some(value),
+                        bounds,
+                    },
+                ..
+            }),
+            Err(_),
+        ) if outside => {
+            told.out_of_bounds += 1;
+            let named = program.inputs.iter().position(|one| *one.name == *input);
+            let tensor = &given[named.unwrap()];
+            let found = position
+                .iter()
+                .fold(tensor.shallow_clone(), |tensor, &at| tensor.get(at));
+            if found.int64_value(&[]) != value || (bounds[0]..bounds[1]).contains(&value) {
+                told.bad
+                    .push(format!("{}: {value} at {position:?}", place()));
+            }
+        }
+        (Err(RuntimeError::CheckFailed { .. }), Err(_)) if !outside && rung.name != "eager" => {
+            told.failed_checks += 1;
+        }
+        (Err(RuntimeError::Failed { .. }), Err(_)) if !outside && rung.name == "eager" => {
+            told.failed_checks += 1;
+        }
+        (Ok(got), Ok(wanted)) if !outside => {
+            told.answered += 1;
+            if !equal(&got, &wanted) {
+                told.bad.push(format!("{}: differs from eager", place()));
+            }
+        }
+        (got, wanted) => told.bad.push(format!(
+            "{}: {:?} where eager gives {:?}",
+            place(),
+            got.map(drop),
+            wanted.map(drop)
+        )),
+    }
+    if refused || random.below(16) == 0 {
+        told.right_calls += 1;
+        match rung.model.run(&program.module, &rung.good) {
+            Ok(out) if bits(&out) == rung.answer => {}
+            other => told
+                .bad
+                .push(format!("after {}: {:?}", place(), other.map(drop))),
+        }
+    }
+}
+
+const FLOATS: [f32; 16] = [
+    f32::NAN,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::MAX,
+    f32::MIN,
+    f32::MIN_POSITIVE,
+    1e-40,
+    -1e-45,
+    -0.0,
+    // Around the rows of the model's table, and around its assertion.
+    -6.4,
+    -6.2,
+    10.6,
+    10.7,
+    -99.9,
+    -100.0,
+    -101.0,
+];
+
+fn integer(input: &Input, random: &mut Random) -> i64 {
+    let (least, most) = match input.layout.dtype.size() {
+        8 => (i64::MIN, i64::MAX),
+        _ => (i32::MIN.into(), i32::MAX.into()),
+    };
+    let value = match input.bounds {
+        Some([low, past]) => *random.of(&[
+            low,
+            past - 1,
+            low - 1,
+            past,
+            past + 1,
+            -1,
+            0,
+            least,
+            most,
+            1 << 31,
+        ]),
+        // Of `divided`, whose divisor is five less. The least integer divided by -1 ends a process in torch's own
+        // kernel, so that eager can't be the judge of it.
+        None => *random.of(&[5, 6, 0, -1, 1 << 31, least + 6, most]),
+    };
+    value.clamp(least, most)
+}
+
+/// Returns legal inputs.
+fn inputs(program: &Program, sizes: &[i64], random: &mut Random) -> Vec<Tensor> {
+    let make = |input: &Input| {
+        let mut plain = input.clone();
+        plain.layout.dtype = match input.layout.dtype.is_float() {
+            true => input.layout.dtype,
+            false => precast::record::Dtype::Int64,
+        };
+        plain.range = input.bounds.or(input.range);
+        let made = real::input(&plain, program, sizes, random);
+        match input.layout.dtype.size() {
+            4 if !input.layout.dtype.is_float() => made.to_kind(Kind::Int),
+            _ => made,
+        }
+    };
+    program.inputs.iter().map(make).collect()
+}
+
+/// Returns what is in outputs, bit for bit.
+fn bits(outputs: &Outputs) -> Vec<Vec<i64>> {
+    let bits = |tensor: &Tensor| {
+        let flat = tensor.contiguous().view(-1);
+        match flat.kind() {
+            Kind::Float => flat.view_dtype(Kind::Int).to_kind(Kind::Int64),
+            _ => flat.to_kind(Kind::Int64),
+        }
+    };
+    outputs
+        .iter()
+        .map(|tensor| Vec::<i64>::try_from(bits(tensor)).unwrap())
+        .collect()
+}
+
+fn equal(got: &Outputs, wanted: &Outputs) -> bool {
+    std::iter::zip(got.iter(), wanted.iter()).all(|(got, wanted)| {
+        got.size() == wanted.size()
+            && match got.kind() {
+                Kind::Float => got.allclose(wanted, 1e-4, 1e-5, true),
+                _ => got.equal(wanted),
+            }
+    })
+}
