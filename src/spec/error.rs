@@ -16,6 +16,8 @@ pub enum SpecError {
     },
     #[error("the spec `{}` is not UTF-8 text (byte {offset})", path.display())]
     NotText { path: PathBuf, offset: usize },
+    #[error("the spec `{}` has more than {most} bytes", path.display())]
+    TooLarge { path: PathBuf, most: u64 },
     #[error("{}", summary(.0))]
     Invalid(Vec<Problem>),
 }
@@ -44,6 +46,11 @@ impl SpecError {
             }
             Self::NotText { .. } => {
                 format!("error: {self}\n  = help: a spec is TOML: save it as UTF-8\n")
+            }
+            Self::TooLarge { .. } => {
+                format!(
+                    "error: {self}\n  = help: no spec is as long: is it this file that was meant?\n"
+                )
             }
             Self::Invalid(problems) => {
                 let blocks: Vec<String> = problems.iter().map(Problem::render).collect();

@@ -29,7 +29,8 @@ mod setting;
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs::{self, File},
+    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -46,6 +47,9 @@ use crate::{
 
 /// The version a spec says in `schema`.
 pub const SCHEMA: i64 = 1;
+
+/// Bytes that a spec may have: some twenty thousand lines.
+const MOST: u64 = 1 << 20;
 
 /// What `precast.toml` asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,10 +152,18 @@ pub struct Gate {
 impl Spec {
     /// Reads and checks the file at `path`.
     pub fn load(path: &Path) -> Result<Self, SpecError> {
-        let bytes = fs::read(path).map_err(|source| SpecError::Read {
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes));
+        read.map_err(|source| SpecError::Read {
             path: path.to_owned(),
             source,
         })?;
+        if bytes.len() as u64 > MOST {
+            return Err(SpecError::TooLarge {
+                path: path.to_owned(),
+                most: MOST,
+            });
+        }
         let text = String::from_utf8(bytes).map_err(|error| SpecError::NotText {
             path: path.to_owned(),
             offset: error.utf8_error().valid_up_to(),

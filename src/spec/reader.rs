@@ -10,6 +10,9 @@ use toml::{
 
 use super::error::Problem;
 
+/// How many problems are kept: nobody reads more, and each has its place looked up.
+const MOST: usize = 100;
+
 /// Bytes of the text.
 pub(super) type Place = Range<usize>;
 
@@ -108,6 +111,9 @@ impl<'t> Reader<'t> {
         message: impl Into<String>,
         help: impl Into<String>,
     ) {
+        if self.problems.len() >= MOST {
+            return;
+        }
         let (file, place) = (self.file.to_owned(), place.clone());
         (self.problems).push(Problem::new(
             file,
@@ -127,7 +133,7 @@ impl<'t> Reader<'t> {
         elsewhere: &[(&str, &str)],
     ) {
         for (key, place, _) in section.fields() {
-            if allowed.contains(&key) {
+            if allowed.contains(&key) || self.problems.len() >= MOST {
                 continue;
             }
             let message = format!("unknown key `{key}` in {}", section.name);

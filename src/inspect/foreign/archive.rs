@@ -13,16 +13,16 @@ use zip::{CompressionMethod, ZipArchive, result::ZipError};
 
 use super::{
     Trouble,
+    budget::{Budget, Counted},
     elf::{self, SharedObject},
     part::Part,
 };
 
 /// A package of a million members is not one that torch made.
 const MEMBERS: usize = 100_000;
-/// Metadata and a graph are read up to this size.
-const JSON_LIMIT: u64 = 64 << 20;
-/// A compressed shared object is unpacked into memory up to this size.
-const LIBRARY_LIMIT: u64 = 512 << 20;
+/// Bytes of memory for a byte of the list of members, and for a byte of JSON that is kept: `0,` is a value.
+const LISTED: u64 = 8;
+const PARSED: u64 = 32;
 
 /// A `.pt2` package.
 #[derive(Clone, Debug, Serialize)]
@@ -85,8 +85,10 @@ fn damaged(error: ZipError) -> Trouble {
     }
 }
 
-pub(super) fn package(file: &File, whole: Part<'_>) -> Result<Package, Trouble> {
-    let mut archive = ZipArchive::new(whole).map_err(damaged)?;
+pub(super) fn package(file: &File, whole: Counted<'_, Part<'_>>) -> Result<Package, Trouble> {
+    let budget = whole.budget;
+    let opened = budget.holding(LISTED, || ZipArchive::new(whole));
+    let mut archive = opened.map_err(damaged)?;
     if archive.len() > MEMBERS {
         return Err(Trouble::TooLarge(format!(
             "it has {} members, at most {MEMBERS} are read",
@@ -126,17 +128,25 @@ pub(super) fn package(file: &File, whole: Part<'_>) -> Result<Package, Trouble> 
         if name.ends_with("_compile_flags.json") || name.ends_with("compile_cmd") {
             found.commands.push(name);
         } else if name.ends_with("_metadata.json") {
-            let text = bytes(&mut archive, index, &name, JSON_LIMIT)?;
+            let text = bytes(&mut archive, budget, index, &name)?;
+            // What is made of it is kept.
+            let kept = (text.len() as u64).saturating_mul(PARSED);
+            budget
+                .hold(kept)
+                .map_err(|trouble| within(&name, trouble))?;
             found.builds.extend(build(name, &text));
+            budget.free(text.len() as u64);
         } else if name.ends_with(".so") {
             let object = match (plain, start) {
-                (true, Some(start)) => elf::shared_object(Part::new(file, start, stored)),
-                _ => elf::shared_object(Cursor::new(bytes(
-                    &mut archive,
-                    index,
-                    &name,
-                    LIBRARY_LIMIT,
-                )?)),
+                (true, Some(start)) => {
+                    elf::shared_object(Counted::new(Part::new(file, start, stored), budget))
+                }
+                _ => {
+                    let unpacked = bytes(&mut archive, budget, index, &name)?;
+                    let object = elf::shared_object(Counted::new(Cursor::new(&*unpacked), budget));
+                    budget.free(unpacked.len() as u64);
+                    object
+                }
             };
             let object = object.map_err(|trouble| within(&name, trouble))?;
             found.libraries.push(Library {
@@ -144,7 +154,8 @@ pub(super) fn package(file: &File, whole: Part<'_>) -> Result<Package, Trouble> 
                 object,
             });
         } else if found.torch.is_none() && name.contains("models/") && name.ends_with(".json") {
-            let text = bytes(&mut archive, index, &name, JSON_LIMIT)?;
+            let text = bytes(&mut archive, budget, index, &name)?;
+            budget.free(text.len() as u64);
             let version: Option<Exported> = serde_json::from_slice(&text).ok();
             found.torch = version.and_then(|exported| exported.torch_version);
         }
@@ -158,26 +169,25 @@ struct Exported {
     torch_version: Option<String>,
 }
 
-/// Reads one member into memory.
+/// Reads one member into memory, which is taken for it.
 fn bytes(
-    archive: &mut ZipArchive<Part<'_>>,
+    archive: &mut ZipArchive<Counted<'_, Part<'_>>>,
+    budget: &Budget,
     index: usize,
     name: &str,
-    limit: u64,
 ) -> Result<Vec<u8>, Trouble> {
-    let member = archive.by_index(index).map_err(damaged)?;
+    const PIECE: u64 = 1 << 20;
+    let mut member = archive.by_index(index).map_err(damaged)?;
     let mut text = Vec::new();
     // The size that a package states is a claim: what counts is what comes out.
-    member
-        .take(limit + 1)
-        .read_to_end(&mut text)
-        .map_err(|e| within(name, e.into()))?;
-    match text.len() as u64 > limit {
-        true => Err(Trouble::TooLarge(format!(
-            "its member `{}` unpacks to more than {limit} bytes",
-            name.escape_debug()
-        ))),
-        false => Ok(text),
+    loop {
+        let got = member.by_ref().take(PIECE).read_to_end(&mut text);
+        let got = got.map_err(|e| within(name, e.into()))? as u64;
+        let taken = budget.work(got).and_then(|()| budget.hold(got));
+        taken.map_err(|trouble| within(name, trouble))?;
+        if got < PIECE {
+            return Ok(text);
+        }
     }
 }
 

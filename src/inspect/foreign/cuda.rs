@@ -10,7 +10,10 @@ use std::io::{Read, Seek, SeekFrom};
 use memchr::memmem;
 use serde::Serialize;
 
-use super::Trouble;
+use super::{
+    Trouble,
+    budget::{Budget, Counted},
+};
 
 const ELF: &[u8] = b"\x7fELF";
 const FATBIN: &[u8] = &0xba55_ed50_u32.to_le_bytes();
@@ -66,7 +69,7 @@ pub(super) fn extend(to: &mut Vec<Kernel>, more: Vec<Kernel>) {
 
 /// Looks for device code in `start..start + size` of `file`.
 pub(super) fn scan(
-    file: &mut (impl Read + Seek),
+    file: &mut Counted<'_, impl Read + Seek>,
     section: &str,
     start: u64,
     size: u64,
@@ -154,7 +157,11 @@ fn path(before: &[u8], files: &mut Vec<String>) {
     }
 }
 
-fn read(file: &mut (impl Read + Seek), at: u64, size: usize) -> Result<Option<Vec<u8>>, Trouble> {
+fn read(
+    file: &mut Counted<'_, impl Read + Seek>,
+    at: u64,
+    size: usize,
+) -> Result<Option<Vec<u8>>, Trouble> {
     file.seek(SeekFrom::Start(at))?;
     let mut bytes = Vec::new();
     file.by_ref().take(size as u64).read_to_end(&mut bytes)?;
@@ -175,7 +182,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// Adds the cubin that begins at `at` of the file, and returns its size if it is one.
 fn cubin(
-    file: &mut (impl Read + Seek),
+    file: &mut Counted<'_, impl Read + Seek>,
     at: u64,
     place: &Place<'_>,
     into: &mut Vec<Kernel>,
@@ -191,7 +198,7 @@ fn cubin(
         && whole <= CUBIN_LIMIT
         && let Some(bytes) = read(file, at, whole)?
     {
-        kernel.functions = functions(&bytes);
+        kernel.functions = functions(&bytes, file.budget)?;
     }
     into.push(kernel);
     Ok(Some(size))
@@ -219,19 +226,31 @@ fn extent(header: &[u8], left: u64) -> Option<(u64, String)> {
 }
 
 /// Returns the names of the functions in a cubin: each has a section `.text.NAME`.
-fn functions(cubin: &[u8]) -> Vec<String> {
+fn functions(cubin: &[u8], budget: &Budget) -> Result<Vec<String>, Trouble> {
     use object::read::elf::{ElfFile64, FileHeader};
     use object::{Object, ObjectSection};
     let Ok(file) = ElfFile64::<object::Endianness>::parse(cubin) else {
-        return vec![];
+        return Ok(vec![]);
     };
     if file.elf_header().e_shoff(file.endian()) == 0 {
-        return vec![];
+        return Ok(vec![]);
     }
-    file.sections()
-        .filter_map(|section| Some(section.name().ok()?.strip_prefix(".text.")?.to_owned()))
-        .take(NAMES)
-        .collect()
+    let mut found = Vec::new();
+    for section in file.sections() {
+        let Ok(name) = section.name() else {
+            continue;
+        };
+        // Each of many sections may have a name as long as the whole cubin.
+        budget.work(name.len() as u64)?;
+        if let Some(name) = name.strip_prefix(".text.") {
+            budget.hold(name.len() as u64)?;
+            found.push(name.to_owned());
+        }
+        if found.len() == NAMES {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 /// Adds what is in the fat binary that begins at `at` of the file, and returns its size if it is one.
@@ -239,7 +258,7 @@ fn functions(cubin: &[u8]) -> Vec<String> {
 /// A header (magic, version, header size, bytes that follow), then entries, each with a header of its own: kind (1 PTX,
 /// 2 cubin), header size, bytes, and at 28 the SM.
 fn fatbin(
-    file: &mut (impl Read + Seek),
+    file: &mut Counted<'_, impl Read + Seek>,
     at: u64,
     place: &Place<'_>,
     into: &mut Vec<Kernel>,
@@ -296,7 +315,7 @@ fn fatbin(
                 && whole <= CUBIN_LIMIT
                 && let Some(bytes) = read(file, inner, whole)?
             {
-                kernel.functions = functions(&bytes);
+                kernel.functions = functions(&bytes, file.budget)?;
             }
         }
         into.push(kernel);

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use super::{
     Trouble,
+    budget::{Budget, Counted},
     cuda::{self, Kernel},
 };
 use crate::segments::{self, Hazard};
@@ -38,8 +39,8 @@ pub const ENTRY_POINTS: [&str; 12] = [
     "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs",
 ];
 
-/// Tables that are read whole (sections, symbols, dynamic entries) may not be larger.
-const TABLE_LIMIT: u64 = 256 << 20;
+/// Bytes of memory for something that is listed, besides its name.
+const ENTRY: u64 = 64;
 /// How many plain names are listed.
 const NAMES: usize = 1000;
 /// Sections of constants smaller than this hold only AOTInductor's own marks.
@@ -103,8 +104,11 @@ impl From<object::read::Error> for Trouble {
 }
 
 /// Parses the ELF file that `reader` holds.
-pub(super) fn shared_object(mut reader: impl Read + Seek + Clone) -> Result<SharedObject, Trouble> {
-    let cache = ReadCache::new(reader.clone());
+pub(super) fn shared_object(
+    mut reader: Counted<'_, impl Read + Seek + Clone>,
+) -> Result<SharedObject, Trouble> {
+    let budget = reader.budget;
+    let cache = ReadCache::new(reader.clone().held());
     let data = &cache;
     let mut ident = [0; 6];
     reader.seek(SeekFrom::Start(0))?;
@@ -117,7 +121,7 @@ pub(super) fn shared_object(mut reader: impl Read + Seek + Clone) -> Result<Shar
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
     let count = u64::from(header.shnum(endian, data)?);
-    small("section headers", count.saturating_mul(64))?;
+    fits(budget, count.saturating_mul(64))?;
     let sections = header.sections(endian, data)?;
     for section in sections.iter() {
         let table = matches!(
@@ -129,7 +133,7 @@ pub(super) fn shared_object(mut reader: impl Read + Seek + Clone) -> Result<Shar
                 | elf::SHT_GNU_VERDEF
         );
         if table {
-            small("a table", section.sh_size(endian))?;
+            fits(budget, section.sh_size(endian))?;
         }
     }
     let mut found = SharedObject {
@@ -152,13 +156,14 @@ pub(super) fn shared_object(mut reader: impl Read + Seek + Clone) -> Result<Shar
         kernel_files: vec![],
         hazards: segments::hazards(data)?,
     };
-    found.read_dynamic(&sections, endian, data)?;
+    found.read_dynamic(&sections, endian, data, budget)?;
     found.read_exports(&sections, endian, data)?;
     let mut files = BTreeSet::new();
     for section in sections.iter() {
         let name = text(sections.section_name(endian, section).unwrap_or(b"?"));
         let loaded = section.sh_flags(endian).0 & elf::SHF_ALLOC.0 != 0;
         let bytes = section.sh_size(endian);
+        budget.hold(name.len() as u64 + ENTRY)?;
         if loaded {
             found.sections.push(Section {
                 name: name.clone(),
@@ -172,8 +177,9 @@ pub(super) fn shared_object(mut reader: impl Read + Seek + Clone) -> Result<Shar
             continue;
         };
         if name == ".comment" {
-            small("`.comment`", size)?;
+            fits(budget, size)?;
             let comment = section.data(endian, data)?;
+            budget.hold(size)?;
             let lines: BTreeSet<String> = comment
                 .split(|b| *b == 0)
                 .filter(|line| !line.is_empty())
@@ -199,12 +205,14 @@ impl SharedObject {
         sections: &SectionTable<'d, FileHeader64<Endianness>, R>,
         endian: Endianness,
         data: R,
+        budget: &Budget,
     ) -> Result<(), Trouble> {
         let table = sections.dynamic_table(endian, data)?;
         for entry in table.iter() {
             let Ok(value) = table.string(entry) else {
                 continue;
             };
+            budget.hold(value.len() as u64 + ENTRY)?;
             match entry.tag {
                 elf::DT_NEEDED => self.needed.push(text(value)),
                 elf::DT_SONAME => self.soname = Some(text(value)),
@@ -330,13 +338,11 @@ fn versions<'d, R: ReadRef<'d>>(
     Ok(newest.into_values().map(|(_, version)| version).collect())
 }
 
-fn small(what: &str, bytes: u64) -> Result<(), Trouble> {
-    match bytes > TABLE_LIMIT {
-        true => Err(Trouble::TooLarge(format!(
-            "{what} would take {bytes} bytes, at most {TABLE_LIMIT} are read"
-        ))),
-        false => Ok(()),
-    }
+/// Returns whether there is memory for so many bytes, before they are read.
+fn fits(budget: &Budget, bytes: u64) -> Result<(), Trouble> {
+    budget.hold(bytes)?;
+    budget.free(bytes);
+    Ok(())
 }
 
 fn text(bytes: &[u8]) -> String {

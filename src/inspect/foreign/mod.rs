@@ -7,9 +7,11 @@
 //! | tensors (`.safetensors`) | a length and a `{` | names, dtypes, shapes and sizes; no tensor is read |
 //!
 //! The file is taken to be hostile. Nothing is extracted, names are only shown, and every count and length is checked
-//! against what is really there before memory is taken for it, so that a small file can't cost much.
+//! against what is really there before memory is taken for it. One `budget` of work, memory and time goes along, so that a
+//! small file can't cost much.
 
 mod archive;
+mod budget;
 mod cuda;
 mod elf;
 mod part;
@@ -28,6 +30,7 @@ pub use cuda::{Format, Kernel};
 pub use elf::{ENTRY_POINTS, EntryPoints, Section, SharedObject};
 pub use tensors::{Tensor, Tensors};
 
+use budget::{Budget, Counted};
 use part::Part;
 
 /// Why a foreign file can't be told about.
@@ -60,7 +63,7 @@ impl ForeignError {
             }
             Self::Malformed { .. } => "compare its size and digest with where it came from",
             Self::TooLarge { .. } => {
-                "reading on could take all memory of this host; a sound file stays far below the limit"
+                "reading on could take all memory of this host, or hours; a sound file stays far below the limit"
             }
         }
     }
@@ -134,7 +137,8 @@ pub fn inspect(path: &Path) -> Result<Report, ForeignError> {
         .take(9)
         .read_to_end(&mut magic)
         .map_err(io)?;
-    let whole = Part::new(&file, 0, size);
+    let budget = Budget::of(size);
+    let whole = Counted::new(Part::new(&file, 0, size), &budget);
     let content = if magic.starts_with(b"\x7fELF") {
         elf::shared_object(whole).map(Content::SharedObject)
     } else if magic.starts_with(b"PK") {
@@ -146,7 +150,8 @@ pub fn inspect(path: &Path) -> Result<Report, ForeignError> {
             path: path.to_owned(),
         });
     };
-    let content = content.map_err(|trouble| trouble.of(path))?;
+    let content = content.and_then(|content| budget.check().map(|()| content));
+    let content = content.map_err(|trouble| budget.explain(trouble).of(path))?;
     Ok(Report {
         path: path.to_owned(),
         size,

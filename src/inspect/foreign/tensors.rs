@@ -8,11 +8,13 @@ use std::{
 use safetensors::tensor::Metadata;
 use serde::Serialize;
 
-use super::Trouble;
+use super::{Trouble, budget::Counted};
 
 /// The format's own limit.
 const HEADER_LIMIT: u64 = 100_000_000;
 const LENGTH: u64 = 8;
+/// Bytes of memory for a byte of the header.
+const PARSED: u64 = 32;
 
 /// A safetensors file.
 #[derive(Clone, Debug, Serialize)]
@@ -42,7 +44,7 @@ pub(super) fn looks_like(magic: &[u8]) -> bool {
     magic.len() == 9 && magic[8] == b'{' && magic[4..8] == [0; 4]
 }
 
-pub(super) fn tensors(mut file: impl Read, size: u64) -> Result<Tensors, Trouble> {
+pub(super) fn tensors(mut file: Counted<'_, impl Read>, size: u64) -> Result<Tensors, Trouble> {
     let mut length = [0; LENGTH as usize];
     file.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);
@@ -56,6 +58,8 @@ pub(super) fn tensors(mut file: impl Read, size: u64) -> Result<Tensors, Trouble
             "its header would have {length} bytes, the whole file has {size}"
         )));
     }
+    // Most of all of a shape whose sizes have one digit.
+    file.budget.hold(length.saturating_mul(PARSED))?;
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header)?;
     let metadata: Metadata =

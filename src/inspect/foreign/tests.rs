@@ -153,7 +153,14 @@ fn a_fat_binary_lists_its_architectures() {
     section.extend((body.len() as u64).to_le_bytes());
     section.extend(&body);
     let size = section.len() as u64;
-    let found = cuda::scan(&mut Cursor::new(&section), ".nv_fatbin", 0, size).unwrap();
+    let budget = Budget::of(size);
+    let found = cuda::scan(
+        &mut Counted::new(Cursor::new(&section), &budget),
+        ".nv_fatbin",
+        0,
+        size,
+    )
+    .unwrap();
     let kernels: Vec<_> = found
         .kernels
         .iter()
@@ -162,7 +169,13 @@ fn a_fat_binary_lists_its_architectures() {
     assert_eq!(kernels, [(Format::Ptx, "80", 0), (Format::Cubin, "90a", 1)]);
     // A length that goes past the section is no fat binary, whatever its magic says; the cubin inside is still found.
     section[3 + 15] = 0xff;
-    let found = cuda::scan(&mut Cursor::new(&section), ".nv_fatbin", 0, size).unwrap();
+    let found = cuda::scan(
+        &mut Counted::new(Cursor::new(&section), &budget),
+        ".nv_fatbin",
+        0,
+        size,
+    )
+    .unwrap();
     assert_eq!(found.kernels.len(), 1);
 }
 
@@ -288,6 +301,110 @@ fn a_bomb_is_stopped_at_the_limit() {
     let bytes = zipped(&[("m/a_metadata.json", &zeros, CompressionMethod::Deflated)]);
     assert!(bytes.len() < 1 << 20);
     assert!(matches!(told(&bytes), Err(ForeignError::TooLarge { .. })));
+}
+
+/// Returns why a file is refused for what it would cost.
+fn refused(bytes: &[u8]) -> String {
+    match told(bytes) {
+        Err(ForeignError::TooLarge { why, .. }) => why,
+        other => panic!("{:?}", other.map(|report| report.size)),
+    }
+}
+
+#[test]
+fn members_that_unpack_to_much_together_are_stopped() {
+    // Each is small enough; kept values are sixteen times the text.
+    let text = format!("{{\"a\":[{}0]}}", "0,".repeat(2 << 20));
+    let members: Vec<_> = (0..16).map(|n| format!("m/{n}_metadata.json")).collect();
+    let members: Vec<_> = members
+        .iter()
+        .map(|name| (&**name, text.as_bytes(), CompressionMethod::Deflated))
+        .collect();
+    let bytes = zipped(&members);
+    assert!(bytes.len() < 1 << 20);
+    let why = refused(&bytes);
+    assert!(why.contains("more than 512 MiB of memory"), "{why}");
+    // One shared object of nothing, more than a file of this size may unpack to.
+    let mut nothing = b"\x7fELF\x02\x01\x01".to_vec();
+    nothing.resize(300 << 20, 0);
+    let bytes = zipped(&[("m/a.so", &nothing, CompressionMethod::Deflated)]);
+    assert!(bytes.len() < 1 << 20);
+    let why = refused(&bytes);
+    assert!(
+        why.starts_with("its member `m/a.so`: its parts overlap or unpack to more than"),
+        "{why}"
+    );
+}
+
+/// Returns an ELF file with these sections, each of a type, flags, an offset, a size, and the section with its names.
+fn elf_of(body: &[u8], sections: &[(u32, u64, u64, u64, u32)]) -> Vec<u8> {
+    let table = 64 + body.len() as u64;
+    let mut bytes = vec![0; 64];
+    bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    bytes[16..20].copy_from_slice(&[3, 0, 62, 0]);
+    bytes[20] = 1;
+    bytes[40..48].copy_from_slice(&table.to_le_bytes());
+    bytes[52] = 64;
+    bytes[54] = 56;
+    bytes[58] = 64;
+    bytes[60..62].copy_from_slice(&(sections.len() as u16).to_le_bytes());
+    bytes[62..64].copy_from_slice(&1_u16.to_le_bytes());
+    bytes.extend(body);
+    for (kind, flags, offset, size, link) in sections {
+        let mut header = [0; 64];
+        header[4..8].copy_from_slice(&kind.to_le_bytes());
+        header[8..16].copy_from_slice(&flags.to_le_bytes());
+        header[24..32].copy_from_slice(&offset.to_le_bytes());
+        header[32..40].copy_from_slice(&size.to_le_bytes());
+        header[40..44].copy_from_slice(&link.to_le_bytes());
+        header[56] = 24;
+        bytes.extend(header);
+    }
+    bytes
+}
+
+#[test]
+fn sections_that_overlap_are_not_read_for_ever() {
+    const SIZE: u64 = 4 << 20;
+    let mut sections = vec![(0, 0, 0, 0, 0), (3, 0, 64, 1, 0)];
+    sections.resize(4000, (1, 2, 64, SIZE, 0));
+    let bytes = elf_of(&vec![0; SIZE as usize], &sections);
+    let started = std::time::Instant::now();
+    let why = refused(&bytes);
+    assert!(why.starts_with("its parts overlap"), "{why}");
+    assert!(started.elapsed().as_secs() < 25);
+    // A few do no harm.
+    assert!(told(&elf_of(&vec![0; SIZE as usize], &sections[..10])).is_ok());
+}
+
+#[test]
+fn symbols_whose_names_overlap_are_not_all_read() {
+    const SYMBOLS: usize = 1 << 18;
+    // Every name is the rest of one long text.
+    let mut body = vec![b'a'; SYMBOLS + 4000];
+    body.iter_mut().step_by(4000).for_each(|byte| *byte = 0);
+    let strings = body.len() as u64;
+    for index in 0..SYMBOLS as u32 {
+        body.extend(index.to_le_bytes());
+        body.extend([0x10, 0, 1, 0]);
+        body.extend([0; 16]);
+    }
+    let sections = [
+        (0, 0, 0, 0, 0),
+        (3, 0, 64, strings, 0),
+        (11, 2, 64 + strings, 24 * SYMBOLS as u64, 1),
+    ];
+    let bytes = elf_of(&body, &sections);
+    assert!(bytes.len() < 8 << 20);
+    let why = refused(&bytes);
+    assert!(why.starts_with("its parts overlap"), "{why}");
+}
+
+#[test]
+fn a_header_of_tensors_that_takes_much_memory_is_refused() {
+    let header = format!("{{\"a\":[{}0]}}", "0,".repeat(9 << 20));
+    let why = refused(&tensors_file(&header, 0));
+    assert!(why.contains("more than 512 MiB of memory"), "{why}");
 }
 
 #[test]

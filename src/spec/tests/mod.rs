@@ -326,3 +326,27 @@ mod mutated {
         }
     }
 }
+
+#[test]
+fn a_file_that_is_no_spec_by_its_size_is_not_read() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(300 << 20).unwrap();
+    let error = Spec::load(file.path()).unwrap_err();
+    let told = format!(
+        "the spec `{}` has more than 1048576 bytes",
+        file.path().display()
+    );
+    assert_eq!(error.to_string(), told);
+    assert!(error.render().contains("= help: no spec is as long"));
+}
+
+#[test]
+fn a_thousand_mistakes_are_not_all_told() {
+    let text: String = (0..50_000).map(|n| format!("k{n} = 1\n")).collect();
+    let started = std::time::Instant::now();
+    let Err(SpecError::Invalid(problems)) = Spec::parse(&text, Path::new("precast.toml")) else {
+        panic!("it is no spec");
+    };
+    assert_eq!(problems.len(), 100);
+    assert!(started.elapsed().as_secs() < 20);
+}
