@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -101,6 +101,20 @@ book: $(BOOK)/mdbook ## the documentation as a book, target/book/index.html, wit
 	copy=$$(mktemp -d) && chmod 755 $$copy && cp -r target/book/. $$copy && \
 		$(BOOK)/linkchecker --config docs/linkchecker.ini --ignore-url '/print.html' $$copy/index.html; \
 		code=$$?; rm -rf $$copy; exit $$code
+
+# The version is pinned: another one makes other mutants.
+MUTANTS := target/tools/bin/cargo-mutants
+
+$(MUTANTS):
+	$(CARGO) install --locked --root target/tools --target-dir target/tools/target --version 27.1.0 cargo-mutants
+
+# In a copy of the checkout, which has no .venv: what needs no libtorch. What it builds is kept between runs.
+mutants: export INSTA_UPDATE = no
+mutants: export CARGO_TARGET_DIR = $(CURDIR)/target/mutants
+mutants: ## change FILES=src/plan/canon.rs in many places and list what no test notices (TESTS="--lib plan::"; ARGS="--shard 0/8")
+	@test -n "$(FILES)" || { echo 'error: name files, as `make mutants FILES=src/plan/canon.rs`' >&2; exit 2; }
+	@$(MAKE) --no-print-directory $(MUTANTS)
+	$(MUTANTS) mutants --no-default-features --output target $(addprefix --file ,$(FILES)) $(ARGS) -- $(or $(TESTS),--lib)
 
 torture: venv ## try to break the store at full size, into benches/results/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_JOBS=$(or $(JOBS),$(shell nproc)) PRECAST_TORTURE_ONLY="$(ONLY)" \

@@ -91,11 +91,6 @@ impl Shared {
         let (digest, explained) = key(value);
         Self { digest, explained }
     }
-
-    /// Returns the explanation.
-    pub fn explained(&self) -> &Value {
-        &self.explained
-    }
 }
 
 impl Canon for Shared {
@@ -430,6 +425,30 @@ mod tests {
     }
 
     #[test]
+    fn every_type_is_fed_as_the_json_that_it_is() {
+        fn same(value: &impl Canon, json: &Value) {
+            assert_eq!(digest(value), digest(json), "{json}");
+            assert_eq!(explain(value), *json);
+        }
+        same(&true, &json!(true));
+        same(&-7_i64, &json!(-7));
+        same(&7_u32, &json!(7));
+        same(&1.5_f64, &json!(1.5));
+        same(&"a", &json!("a"));
+        same(&"a".to_owned(), &json!("a"));
+        same(&Some(0.25), &json!(0.25));
+        same(&None::<f64>, &json!(null));
+        same(&Vec::from([0.5, -0.5]), &json!([0.5, -0.5]));
+        same(&BTreeMap::from([("a", 2.5)]), &json!({"a": 2.5}));
+        // JSON has no such numbers, and keys have.
+        assert_eq!(explain(&f64::NAN), json!("NaN"));
+        assert_eq!(digest(&f64::NAN), digest(&-f64::NAN));
+        let floats = [0.0, -0.0, 1.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+        let different: std::collections::BTreeSet<_> = floats.iter().map(digest).collect();
+        assert_eq!(different.len(), floats.len());
+    }
+
+    #[test]
     fn a_shared_value_is_explained_in_place() {
         let inner = json!({"a": [1, 2]});
         let shared = Shared::new(&inner);
@@ -444,6 +463,7 @@ mod tests {
         }
         let (key, explained) = key(&Outer(outer));
         assert_eq!(explained, json!({"x": inner}));
+        assert_eq!(explain(&shared), inner);
         let other = Shared::new(&json!({"a": [1, 3]}));
         assert_ne!(key, digest(&Outer([("x", &other as &dyn Canon)].into())));
     }
