@@ -226,8 +226,18 @@ impl Shared<'_> {
             ways,
             chosen_by,
         };
+        // Then an earlier gate may hold. One that does not can start its own process.
+        let as_before = waiting.compiled == 0
+            && matches!(
+                item.state,
+                State::Miss {
+                    before: Some(_),
+                    ..
+                }
+            )
+            && item.measured_before().is_none();
         self.lock().captured(job, waiting, compiles);
-        if item.settings.compile.healthcheck {
+        if item.settings.compile.healthcheck && !as_before {
             self.start_judges();
         }
         Ok(())

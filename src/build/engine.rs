@@ -105,6 +105,8 @@ pub struct Built {
     pub artifacts: usize,
     /// Of these, compiled for it.
     pub compiled: usize,
+    /// The program whose gate holds for it, where it was not gated again.
+    pub gated_by: Option<Digest>,
 }
 
 /// What a build did.

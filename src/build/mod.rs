@@ -22,6 +22,7 @@
 //! | `scratch` | a build's private folder, and what killed builds left |
 //! | `gate` | comparing a candidate with eager |
 //! | `judge` | the process that does so, started ahead |
+//! | `regate` | when an earlier gate holds for a program |
 //! | `merit` | which of two programs is the faster one |
 //! | `ways` | the option sets that a program can be made with |
 //! | `tune` | gating a program in each way, and keeping the fastest |
@@ -45,6 +46,7 @@ pub mod progress;
 pub mod protocol;
 mod publish;
 mod queue;
+mod regate;
 mod scratch;
 mod task;
 mod tune;

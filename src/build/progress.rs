@@ -72,6 +72,12 @@ pub enum Event<'a> {
         bucket: &'a str,
         tried: &'a [Value],
     },
+    /// A program is not gated again: an earlier gate, of the program `by`, looked at the same things.
+    GatedBefore {
+        module: &'a str,
+        bucket: &'a str,
+        by: Digest,
+    },
     /// A program passed its gate and is in the store.
     Published {
         module: &'a str,

@@ -19,6 +19,7 @@ use super::{
     merit,
     progress::Event,
     protocol::Compiled,
+    regate,
     task::{Compile, Waiting},
 };
 use crate::{
@@ -276,6 +277,31 @@ impl Shared<'_> {
             let place = (module.name.as_str(), &*item.form.name());
             let started = Instant::now();
             let again = given.clone();
+            let looked_at = regate::given(&given);
+            let earlier = match &looked_at {
+                Some(looked_at) => {
+                    self.gated_before(&self.jobs[job], &program, &ways, looked_at)?
+                }
+                None => None,
+            };
+            program.receipt["gate_given"] = looked_at.into();
+            if let Some(earlier) = earlier {
+                self.progress.event(&Event::GatedBefore {
+                    module: &module.name,
+                    bucket: &item.form.name(),
+                    by: earlier.by,
+                });
+                program.receipt["gate"] = earlier.gate;
+                program.receipt["gated_by"] = json!(earlier.by);
+                program.padding = earlier.padding;
+                let draft = Draft {
+                    program,
+                    chosen_by,
+                    compiled,
+                    candidate: None,
+                };
+                return self.publish(job, draft);
+            }
             match self.judge(number, place, &name, given, ways, &steps) {
                 Ok(judged) => {
                     program.steps = judged.steps;
@@ -372,6 +398,9 @@ impl Shared<'_> {
             id: *id,
             artifacts,
             compiled,
+            gated_by: program.receipt["gated_by"]
+                .as_str()
+                .and_then(|id| id.parse().ok()),
         };
         self.lock()
             .done

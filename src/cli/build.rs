@@ -279,6 +279,11 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
             text::count(summary.compiled as u64, "artifact")
         ),
     };
+    let before =
+        count(|outcome| matches!(outcome, Outcome::Built(built) if built.gated_by.is_some()));
+    if before > 0 {
+        line.push_str(&format!(", {before} not gated again"));
+    }
     if failed > 0 {
         line.push_str(&format!(", {} failed", failed.red()));
     }
@@ -356,6 +361,7 @@ fn document(summary: &Summary) -> Value {
         Outcome::Hit(id) => json!({ "program": name, "state": "hit", "id": id }),
         Outcome::Built(built) => json!({
             "program": name, "state": "built", "id": built.id, "artifacts": built.artifacts, "compiled": built.compiled,
+            "gated_by": built.gated_by,
         }),
         Outcome::Failed { key, message, location, hint, raise, .. } => json!({
             "program": name, "state": "failed", "id": key, "message": message, "location": location,

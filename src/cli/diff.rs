@@ -16,8 +16,9 @@ use crate::{
     inspect::{
         self,
         diff::{self, Keys, Programs, Sets},
+        graph::{self, Graph},
     },
-    record::Release,
+    record::{Program, Release},
     store::{Found, Store},
 };
 
@@ -35,7 +36,7 @@ pub(super) struct Args {
 
 enum Side {
     /// `program` or `artifact`, and its explained key.
-    Key(&'static str, Value),
+    Key(&'static str, Value, Option<Box<Program>>),
     Release(Box<Release>, Programs),
     Store(Store),
 }
@@ -43,8 +44,15 @@ enum Side {
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let (a, b) = (side(&args.a, context)?, side(&args.b, context)?);
     match (&a, &b) {
-        (Side::Key(a, old), Side::Key(b, new)) if a == b => {
-            show_keys(a, &diff::keys(old, new), context)?
+        (Side::Key(a, old, one), Side::Key(b, new, two)) if a == b => {
+            let graph = match (one, two) {
+                (Some(one), Some(two)) => {
+                    let store = context.look()?;
+                    graph::graph((&store, one), (&store, two))?
+                }
+                _ => None,
+            };
+            show_keys(a, &diff::keys(old, new), graph.as_ref(), context)?
         }
         (Side::Release(old, olds), Side::Release(new, news)) => {
             let store = context.look()?;
@@ -65,7 +73,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
 
 fn what(side: &Side) -> &'static str {
     match side {
-        Side::Key("program", _) => "a program",
+        Side::Key("program", ..) => "a program",
         Side::Key(..) => "an artifact",
         Side::Release(..) => "a release",
         Side::Store(..) => "a store",
@@ -95,8 +103,14 @@ fn side(text: &str, context: &Context) -> Result<Side> {
         hint: AGAIN.to_owned(),
     };
     Ok(match name::find(&store, text)? {
-        Found::Program(id) => Side::Key("program", store.program(&id)?.ok_or_else(gone)?.request),
-        Found::Artifact(id) => Side::Key("artifact", store.artifact(&id)?.ok_or_else(gone)?.key),
+        Found::Program(id) => {
+            let program = store.program(&id)?.ok_or_else(gone)?;
+            Side::Key("program", program.request.clone(), Some(Box::new(program)))
+        }
+        Found::Artifact(id) => {
+            let artifact = store.artifact(&id)?.ok_or_else(gone)?;
+            Side::Key("artifact", artifact.key, None)
+        }
         Found::Failure(_) | Found::Object(_) => {
             let message = format!("`{text}` is neither a program nor an artifact: it has no key");
             return Err(Usage {
@@ -108,17 +122,20 @@ fn side(text: &str, context: &Context) -> Result<Side> {
     })
 }
 
-fn show_keys(kind: &str, keys: &Keys, context: &Context) -> Result<()> {
+fn show_keys(kind: &str, keys: &Keys, graph: Option<&Graph>, context: &Context) -> Result<()> {
     if context.out.json() {
-        return context
-            .out
-            .document(json!({ "of": kind, "reasons": keys.reasons, "fields": keys.fields }));
+        return context.out.document(json!({
+            "of": kind, "reasons": keys.reasons, "fields": keys.fields, "graph": graph,
+        }));
     }
     if keys.fields.is_empty() {
         return context.out.line("the keys are the same");
     }
     for reason in &keys.reasons {
         context.out.line(reason)?;
+    }
+    if let Some(graph) = graph {
+        context.out.line(graph)?;
     }
     if context.verbose > 0 || keys.reasons.is_empty() {
         context.out.line("")?;
@@ -165,6 +182,9 @@ fn show_sets(kind: &str, sets: &Sets, same_weights: Option<bool>, context: &Cont
         ))?;
         for reason in &changed.reasons {
             out.line(format_args!("    {reason}"))?;
+        }
+        if let Some(graph) = &changed.graph {
+            out.line(format_args!("    {graph}"))?;
         }
     }
     match same_weights {

@@ -45,6 +45,7 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
             json!({
                 "module": module, "inputs": spec.modules[item.module].input_names(), "bucket": item.form.name(), "sizes": item.form.sizes,
                 "dynamic": item.form.dynamic, "compiled": item.form.compiled, "state": state, "id": id, "why": why,
+                "capture_only": matches!(item.state, State::Miss { capture_only: true, .. }),
                 "left_to_eager": item.left_to_eager, "settings": item.settings,
             })
         });
@@ -62,11 +63,15 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
                 "hit".green(),
                 id.short().dimmed()
             ))?,
-            State::Miss { reasons, .. } => {
+            State::Miss {
+                reasons,
+                capture_only,
+                ..
+            } => {
                 let why: Vec<String> = reasons.iter().map(ToString::to_string).collect();
                 context.out.line(format_args!(
                     "{:<8} {module} {bucket}  {}",
-                    "build".yellow(),
+                    if *capture_only { "capture" } else { "build" }.yellow(),
                     why.join("; ")
                 ))?;
             }
@@ -88,8 +93,21 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
             }
         }
     }
+    let captured = plan.missing().filter(|item| {
+        matches!(
+            item.state,
+            State::Miss {
+                capture_only: true,
+                ..
+            }
+        )
+    });
+    let only = match captured.count() {
+        0 => String::new(),
+        count => format!(", {count} of them captured only: nothing is compiled for them"),
+    };
     context.out.line(format_args!(
-        "{} of {} programs would be built",
+        "{} of {} programs would be built{only}",
         missing,
         plan.wanted()
     ))?;

@@ -299,6 +299,12 @@ fn receipt(receipt: &Receipt, context: &Context) -> Result<()> {
     if !seconds.is_empty() {
         out.line(format_args!("  built in    {}", seconds.join(", ")))?;
     }
+    if let Some(by) = &receipt.gated_by {
+        out.line(format_args!(
+            "  gated       as {}: the same artifacts, weights and samples, on the same host",
+            by.short()
+        ))?;
+    }
     for (name, latency) in [("eager", receipt.eager), ("artifact", receipt.artifact)] {
         if let Some(latency) = latency {
             let ratio = match receipt.speedup() {

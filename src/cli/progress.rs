@@ -174,6 +174,10 @@ impl Progress for Lines {
                     note(format_args!("tuned: {module} {bucket}: {choice}"));
                 }
             }
+            Event::GatedBefore { module, bucket, by } => note(format_args!(
+                "gate: {module} {bucket}: that of {} holds, it looked at the same",
+                by.short()
+            )),
             Event::Published {
                 module,
                 bucket,

@@ -64,6 +64,9 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         for reason in &why.reasons {
             context.out.line(format_args!("  {reason}"))?;
         }
+        if let Some(graph) = &why.graph {
+            context.out.line(format_args!("  {graph}"))?;
+        }
         if let Some(choice) = receipt::choice(&why.tuned) {
             context.out.line(format_args!("  {choice}"))?;
         }

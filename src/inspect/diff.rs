@@ -5,6 +5,7 @@ use std::{cmp::Ordering, collections::BTreeMap};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::graph::{self, Graph};
 use crate::{
     Digest,
     plan::{self, Field, Reason},
@@ -59,6 +60,9 @@ pub struct Changed {
     pub new: Digest,
     /// Empty when one of the two records can't be read.
     pub reasons: Vec<Reason>,
+    /// What became of the captured graph, where that can be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graph: Option<Graph>,
 }
 
 /// Returns the programs of a release. What is gone from the store is listed by its ID.
@@ -197,14 +201,19 @@ impl Sets {
             self.same += 1;
             return Ok(());
         }
+        let (reasons, graph) = match (old_store.program(&old)?, new_store.program(&new)?) {
+            (Some(old), Some(new)) => (
+                plan::reasons(&old.request, &new.request),
+                graph::graph((old_store, &old), (new_store, &new))?,
+            ),
+            _ => (vec![], None),
+        };
         self.changed.push(Changed {
             name: name.to_owned(),
             old,
             new,
-            reasons: match (old_store.program(&old)?, new_store.program(&new)?) {
-                (Some(old), Some(new)) => plan::reasons(&old.request, &new.request),
-                _ => vec![],
-            },
+            reasons,
+            graph,
         });
         Ok(())
     }

@@ -5,6 +5,7 @@
 pub mod coverage;
 pub mod diff;
 pub mod foreign;
+pub mod graph;
 pub mod host;
 pub mod list;
 pub mod receipt;

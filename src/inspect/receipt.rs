@@ -15,6 +15,8 @@
 //! | program | `gate.artifact_peak_bytes`, `gate.eager_peak_bytes` | what a call takes of memory at most, beyond what its process had; null where that is not known |
 //! | program | `eager_peak_bytes` | the same of eager in Python, on CUDA |
 //! | program | `tuned[]` | the option sets it was compiled with, the one to beat first: `options`, `seconds` to compile, `latency` by turns, `max_abs`, `chosen`, `refused` |
+//! | program | `gate_given` | what the gate looked at beside the program: samples, weights, tolerances, host, … |
+//! | program | `gated_by` | the program whose gate it is, where that looked at the same things and was not repeated |
 //! | program | `tuned_by` | the program that was tuned, where its choice was taken over |
 //! | artifact | `seconds` | phase -> seconds (`lower`, `cpp`, `link`, …) |
 //! | both | `provenance.created` | when it was finished, in seconds since 1970 |
@@ -105,6 +107,9 @@ pub struct Receipt {
     /// The program whose choice was taken over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tuned_by: Option<Digest>,
+    /// The program whose gate it is, where it was not gated again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gated_by: Option<Digest>,
     /// Seconds since 1970.
     pub finished: Option<i64>,
 }
@@ -135,6 +140,7 @@ impl Receipt {
             memory: eager_bytes.zip(gate["artifact_peak_bytes"].as_u64()),
             tuned: tried(&list(&receipt["tuned"])),
             tuned_by: receipt["tuned_by"].as_str().and_then(|id| id.parse().ok()),
+            gated_by: receipt["gated_by"].as_str().and_then(|id| id.parse().ok()),
             finished: program.provenance["created"].as_i64(),
         }
     }

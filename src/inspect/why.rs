@@ -10,7 +10,10 @@ use serde::Serialize;
 
 use crate::{
     Digest,
-    inspect::receipt,
+    inspect::{
+        graph::{self, Graph},
+        receipt,
+    },
     plan::{History, Place, Reason, bystanders, names, reasons},
     record::{Artifact, Program},
     spec::Spec,
@@ -32,6 +35,9 @@ pub struct Why {
     pub tuned: Vec<receipt::Tried>,
     /// Most telling first. An artifact of another step or of another bucket may differ in much.
     pub reasons: Vec<Reason>,
+    /// What became of the program's captured graph, where that can be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graph: Option<Graph>,
 }
 
 /// Says why `program` was built.
@@ -42,7 +48,12 @@ pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
         false => program.title(),
     };
     let before = before(store, program, siblings)?;
+    let graph = match &before {
+        Some(old) => graph::graph((store, old), (store, program))?,
+        None => None,
+    };
     Ok(Why {
+        graph,
         name: format!("{module} {}", program.bucket()),
         id: program.id,
         built: program.provenance["created"].as_i64(),
@@ -78,6 +89,7 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
         None => None,
     };
     Ok(Some(Why {
+        graph: None,
         name: place(&caller),
         id: artifact.id,
         built: receipt::finished(artifact),

@@ -42,7 +42,7 @@ pub use self::{
 };
 use crate::{
     Digest, Target,
-    record::{Entry, Release},
+    record::{Entry, Program, Release},
     spec::{CommandLine, Effective, Module, Overrides, Spec},
     store::{Store, StoreError},
 };
@@ -112,6 +112,8 @@ pub enum State {
         reasons: Vec<Reason>,
         /// What stood in its place before.
         before: Option<Digest>,
+        /// Whether it is known that every artifact is there: it is captured, and nothing is compiled for it.
+        capture_only: bool,
     },
     /// The module can do without it, and the last attempt with this very key failed.
     Skipped { key: Digest, why: String },
@@ -239,6 +241,7 @@ pub fn plan(
                         None => Reason::NeverBuilt,
                     }],
                     before: None,
+                    capture_only: false,
                 },
                 Some(common) => {
                     let inputs = module.sized_inputs(&form.sizes);
@@ -274,6 +277,7 @@ pub fn plan(
                             key: Some(key.explained()),
                             reasons: vec![Reason::MeasureAgain],
                             before: Some(id),
+                            capture_only: false,
                         },
                         state => state,
                     }
@@ -330,6 +334,16 @@ fn siblings(spec: &Spec, module: &Module) -> Vec<BTreeSet<String>> {
         .collect()
 }
 
+/// Returns whether the store has everything that a program calls.
+fn has_artifacts(store: &Store, program: &Program) -> Result<bool, StoreError> {
+    for step in &program.steps {
+        if !store.has_artifact(&step.artifact)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// What was built before.
 struct Past<'a> {
     store: &'a Store,
@@ -350,6 +364,7 @@ fn look_up(
             key: Some(request.explained()),
             reasons: vec![Reason::NeverBuilt],
             before: None,
+            capture_only: false,
         });
     };
     // The explanation is made only for what is missing.
@@ -382,16 +397,23 @@ fn look_up(
         None => None,
     };
     let id_before = before.as_ref().map(|before| before.id);
-    let reasons = match (failure, before) {
+    let reasons = match (failure, &before) {
         (Some(failure), _) => vec![Reason::FailedBefore {
             message: failure.message,
         }],
         (None, Some(before)) => reasons(&before.request, &explained),
         (None, None) => vec![Reason::NeverBuilt],
     };
+    let capture_only = match &before {
+        Some(before) if !reasons.is_empty() => {
+            reasons.iter().all(Reason::leaves_artifacts) && has_artifacts(past.store, before)?
+        }
+        _ => false,
+    };
     Ok(State::Miss {
         key: Some((id, explained)),
         reasons,
         before: id_before,
+        capture_only,
     })
 }

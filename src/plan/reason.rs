@@ -110,6 +110,18 @@ pub enum Reason {
     Unchanged,
 }
 
+impl Reason {
+    /// Returns whether no artifact can be another one for this: it only changes a program's record, as the names of things
+    /// and what pads an input.
+    pub fn leaves_artifacts(&self) -> bool {
+        match self {
+            Self::SettingChanged { name, .. } => matches!(&**name, "model" | "module"),
+            Self::InputChanged { field, .. } => field == "pad",
+            _ => false,
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -179,15 +179,15 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     ----- stdout
     ID  MODEL  MODULE  BUCKET  STATE  TARGET  STEPS  SIZE  AGE  USED
     [ID]  fake  affine  batch=1  live  [TARGET]  1  [SIZE]  [TIME]  [TIME]
-    [ID]  fake  affine  batch=4  failed  [TIME]
     [ID]  fake  affine  eager  failed  [TIME]
+    [ID]  fake  affine  batch=4  failed  [TIME]
     ");
     let listed = sandbox.json(&["ls"]);
     let failed = listed["programs"]
         .as_array()
         .unwrap()
         .iter()
-        .find(|p| p["state"] == "failed");
+        .find(|p| p["state"] == "failed" && p["bucket"] == "batch=4");
     let log = sandbox.run(&["log", failed.unwrap()["id"].as_str().unwrap()]);
     assert_eq!(log.code, 0, "{}", log.text());
     assert!(

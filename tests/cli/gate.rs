@@ -269,7 +269,7 @@ fn what_is_measured_waits_for_no_model_that_nothing_needs() {
 }
 
 #[test]
-fn a_program_that_is_built_again_is_measured_again() {
+fn a_program_with_other_weights_is_measured_again() {
     let sandbox = Sandbox::new();
     let slow = took(300.0, 100.0, 20);
     let ran = sandbox.output(&mut timed(&sandbox, &slow, &slow));
@@ -278,8 +278,12 @@ fn a_program_that_is_built_again_is_measured_again() {
         sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["turns"]["faster"].clone()
     };
     assert_eq!(faster(), "eager");
-    // The same graph: its artifact is there, and it is gated.
+    // The same graph: its artifact is there, and what was measured holds.
     sandbox.append("model.py", "# one more line");
+    assert_eq!(gated_before(&sandbox, &[]), [true, true]);
+    assert_eq!(faster(), "eager");
+    // With other weights it is gated.
+    sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 5.0");
     std::fs::remove_dir_all(sandbox.path("bin")).unwrap();
     let ran = sandbox.output(&mut timed(&sandbox, &took(100.0, 300.0, 0), &slow));
     assert!(
@@ -420,4 +424,157 @@ fn a_crash_while_a_record_is_replaced_leaves_the_old_one_or_the_new_one() {
         assert_eq!(sandbox.run(&["verify"]).code, 0);
         assert_eq!(faster(&sandbox), then, "{point}");
     }
+}
+
+/// Builds all, and returns for each program that was built whether it was not gated again, with the exit code.
+fn gated_before(sandbox: &Sandbox, args: &[&str]) -> Vec<bool> {
+    let ran = sandbox.run(&[&["build", "--format", "json", "-j", "1"], args].concat());
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let lines = ran.stdout.lines();
+    let lines: Vec<Value> = lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    lines
+        .iter()
+        .for_each(|line| crate::schemas::check("build", line));
+    let gates = lines
+        .iter()
+        .filter(|line| line["event"] == "begin" && line["job"] == "gate");
+    let told = lines.iter().filter(|line| line["event"] == "gated_before");
+    let programs = lines.last().unwrap()["programs"].as_array().unwrap();
+    let built = programs
+        .iter()
+        .filter(|program| program["state"] == "built");
+    let before: Vec<bool> = built
+        .map(|program| program["gated_by"].is_string())
+        .collect();
+    let count = before.iter().filter(|before| **before).count();
+    assert_eq!(told.count(), count, "{}", ran.text());
+    assert_eq!(gates.count(), before.len() - count, "{}", ran.text());
+    before
+}
+
+#[test]
+fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
+    let sandbox = Sandbox::built();
+    let first = sandbox.json(&["show", FOUR]);
+    sandbox.append("model.py", "# a comment");
+    assert_run!(sandbox, ["build", "-j", "1"], @"
+    exit code 0
+    ----- stderr
+    plan: 3 of 3 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source file, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    capture: affine batch=4 ([TIME])
+    capture: affine eager ([TIME])
+    gate: affine batch=1: that of [ID] holds, it looked at the same
+    published: affine batch=1 [ID]
+    gate: affine batch=4: that of [ID] holds, it looked at the same
+    published: affine batch=4 [ID]
+    left out affine eager: the fake model has no dynamic dimensions
+    built 2 programs, 0 artifacts compiled, 0 there already ([TIME]), 2 not gated again
+    published fake release 2
+    ");
+    let second = sandbox.json(&["show", FOUR]);
+    assert_ne!(first["id"], second["id"]);
+    assert_eq!(second["receipt"]["gated_by"], first["id"]);
+    assert_eq!(second["receipt"]["gate"], first["receipt"]["gate"]);
+    assert_eq!(
+        second["receipt"]["gate_given"],
+        first["receipt"]["gate_given"]
+    );
+    let shown = sandbox.run(&["show", FOUR]);
+    assert!(shown.stdout.contains("gated       as "), "{}", shown.text());
+    // The first gate is named, however often it is taken over.
+    sandbox.append("model.py", "# another comment");
+    assert_eq!(gated_before(&sandbox, &[]), [true, true]);
+    let third = sandbox.json(&["show", FOUR]);
+    assert_eq!(third["receipt"]["gated_by"], first["id"]);
+    // Whatever it looks at counts: weights, what eager answers, tolerances, smoke steps, artifacts.
+    let comment = || sandbox.append("model.py", "# one more");
+    sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 5.0");
+    assert_eq!(gated_before(&sandbox, &[]), [false, false], "weights");
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    assert_eq!(gated_before(&sandbox, &[]), [false, false], "the graph");
+    comment();
+    assert_eq!(
+        gated_before(&sandbox, &["--set", "smoketest_steps=5"]),
+        [false, false]
+    );
+    comment();
+    sandbox.append("precast.toml", "[module.gate]\nrtol = 0.1\natol = 0.1");
+    assert_eq!(gated_before(&sandbox, &[]), [false, false], "tolerances");
+    comment();
+    assert_eq!(gated_before(&sandbox, &[]), [true, true]);
+    assert_eq!(gated_before(&sandbox, &["--remeasure"]), [false, false]);
+    assert_eq!(sandbox.run(&["verify"]).code, 0);
+}
+
+#[test]
+fn what_became_of_the_graph_is_said() {
+    let sandbox = Sandbox::built();
+    sandbox.append("model.py", "# a comment");
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    let id = |name: &str| {
+        sandbox.json(&["show", name])["id"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert_run!(sandbox, ["why", FOUR], @"
+    exit code 0
+    ----- stdout
+    affine batch=4 [ID], built [TIME]
+      it took the place of [ID]
+      `model.py` changed
+      the captured graph is the same, and so are its artifacts
+    ");
+    assert_run!(sandbox, ["diff", "fake@1", "fake@2"], @"
+    exit code 0
+    ----- stdout
+    ~ fake affine batch=1 cpu [ID] -> [ID]
+        `model.py` changed
+        the captured graph is the same, and so are its artifacts
+    ~ fake affine batch=4 cpu [ID] -> [ID]
+        `model.py` changed
+        the captured graph is the same, and so are its artifacts
+    the weights are the same
+    0 programs the same, 2 changed, 0 added, 0 removed
+    ");
+    assert_run!(sandbox, ["diff", &id("fake@1 affine batch=4"), &id("fake@2 affine batch=4")], @"
+    exit code 0
+    ----- stdout
+    `model.py` changed
+    the captured graph is the same, and so are its artifacts
+    ");
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    let why = sandbox.json(&["why", FOUR]);
+    crate::schemas::check("why", &why);
+    assert_eq!(why["why"][0]["graph"]["is"], "changed", "{why}");
+    for sides in [
+        ["fake@2", "fake@3"],
+        [&id("fake@2 affine batch=4"), &id(FOUR)],
+    ] {
+        let diff = sandbox.json(&[&["diff"], &sides[..]].concat());
+        crate::schemas::check("diff", &diff);
+    }
+    // What can't move an artifact is captured only, and the plan knows.
+    sandbox.edit("precast.toml", "pad = 0", "pad = 7");
+    assert_run!(sandbox, ["plan"], @"
+    exit code 0
+    ----- stdout
+    capture  affine batch=1  `pad` of input `x` changed: `0.0` -> `7.0`
+    capture  affine batch=4  `pad` of input `x` changed: `0.0` -> `7.0`
+    build  affine eager  never built
+    3 of 3 programs would be built, 2 of them captured only: nothing is compiled for them
+    ");
+    let plan = sandbox.json(&["plan"]);
+    crate::schemas::check("plan", &plan);
+    assert_eq!(plan["programs"][0]["capture_only"], true, "{plan}");
+    let ran = sandbox.run(&["build", "--format", "json"]);
+    let last: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!(last["compiled"], 0, "{last}");
 }

@@ -29,6 +29,7 @@ fn every_kind_of_change_is_named() {
     affine batch=1 [ID], built [TIME]
       it took the place of [ID]
       `model.py` changed
+      the captured graph is the same, and so are its artifacts
     ");
 
     sandbox.edit(
@@ -49,6 +50,7 @@ fn every_kind_of_change_is_named() {
     affine batch=1 [ID], built [TIME]
       it took the place of [ID]
       option `epilogue_fusion` changed: `true` -> `false`
+      the captured graph is the same, compiled otherwise
     ");
 
     sandbox.edit(
@@ -64,6 +66,7 @@ fn every_kind_of_change_is_named() {
       it took the place of [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]
+      the captured graph is the same, compiled otherwise
     ");
     // The artifact of the program says the same of itself.
     let shown = sandbox.json(&["show", &target]);
@@ -91,10 +94,12 @@ fn every_kind_of_change_is_named() {
       it took the place of [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]
+      the captured graph is the same, compiled otherwise
     affine batch=4 [ID], built [TIME]
       it took the place of [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]
+      the captured graph is the same, compiled otherwise
     not rebuilt: `README.md` is not a source
     ");
     assert_run!(sandbox, ["plan"], @"
@@ -110,12 +115,14 @@ fn every_kind_of_change_is_named() {
     exit code 0
     ----- stdout
     `model.py` changed
+    the captured graph is the same, and so are its artifacts
     ");
     assert_run!(sandbox, ["diff", &option, &target], @"
     exit code 0
     ----- stdout
     the target changed: `native` -> `x86-64-v2`
     the target changed: CPU features [FEATURES]
+    the captured graph is the same, compiled otherwise
     ");
     assert_run!(sandbox, ["diff", &first, &first], @"
     exit code 0

@@ -1,0 +1,129 @@
+//! A gate that would look at the same things again is not repeated.
+//!
+//! A source that changed without changing the graph (a comment, a docstring, another module's code) gives a program a new
+//! key, and its capture finds every artifact. What the gate of the program that stood in its place found then holds for the
+//! new one too, if nothing differs that it looks at:
+//!
+//! | of | must be equal |
+//! |---|---|
+//! | the program | all of its record but its key, its receipt and its provenance: steps with their artifacts and bindings, the exported graph, constants, layouts, checks, what pads it |
+//! | the gate | the digest of the samples (inputs, and what eager answered), the weight set and its aliases, smoke steps, tolerances, what each output was computed in |
+//! | the host | the machine, its CPU model, how many cores the build may use, and the driver where it has a GPU |
+//! | precast | its version |
+//!
+//! The second to fourth are in the receipt as `gate_given`; `gated_by` names the program whose gate it was. `--remeasure`
+//! repeats it, and a program that is tuned anew is gated in every way.
+
+use std::{fs, thread};
+
+use serde_json::{Value, json};
+
+use super::{
+    BuildError,
+    gate::Candidate,
+    jobs::{Job, Shared},
+    ways::Way,
+};
+use crate::{
+    Digest,
+    plan::State,
+    record::{Padding, Program},
+    target::DeviceKind,
+};
+
+/// An earlier gate that holds for a program.
+pub(super) struct Earlier {
+    /// The program that it was made for.
+    pub by: Digest,
+    pub gate: Value,
+    pub padding: Padding,
+}
+
+/// Returns what a gate looks at beside the program; none where the samples can't be read, which the gate will say.
+pub(super) fn given(candidate: &Candidate) -> Option<Value> {
+    let (samples, _) = Digest::of_file(&candidate.samples).ok()?;
+    let refused = match &candidate.program.padding {
+        Padding::Refused { why } => Some(why),
+        Padding::Allowed => None,
+    };
+    Some(json!({
+        "precast": env!("CARGO_PKG_VERSION"),
+        "host": host(candidate.program.target.device),
+        "samples": samples,
+        "weights": candidate.weights,
+        "aliases": candidate.aliases,
+        "steps": candidate.steps,
+        "rtol": candidate.rtol,
+        "atol": candidate.atol,
+        "computed_in": candidate.computed_in,
+        "padding_refused": refused,
+    }))
+}
+
+impl Shared<'_> {
+    /// Returns the gate of the program that stood in the place of this one, if that looked at the same things.
+    pub(super) fn gated_before(
+        &self,
+        job: &Job<'_>,
+        program: &Program,
+        ways: &[Way],
+        given: &Value,
+    ) -> Result<Option<Earlier>, BuildError> {
+        let (
+            State::Miss {
+                before: Some(before),
+                ..
+            },
+            None,
+            [way],
+        ) = (&job.item.state, job.item.measured_before(), ways)
+        else {
+            return Ok(None);
+        };
+        if way.refused.is_some() {
+            return Ok(None);
+        }
+        let Some(before) = self.options.store.program(before)? else {
+            return Ok(None);
+        };
+        let (gate, padding) = (before.receipt["gate"].clone(), before.padding.clone());
+        let by = before.receipt["gated_by"].as_str();
+        let by = by.and_then(|id| id.parse().ok()).unwrap_or(before.id);
+        let same = before.receipt["gate_given"] == *given && gate.is_object();
+        let now = Program {
+            schema: program.schema,
+            id: program.id,
+            padding: program.padding.clone(),
+            request: program.request.clone(),
+            receipt: program.receipt.clone(),
+            provenance: program.provenance.clone(),
+            ..before
+        };
+        Ok((same && now == *program).then_some(Earlier { by, gate, padding }))
+    }
+}
+
+/// Returns what tells hosts apart by what they answer and how fast they are.
+fn host(device: DeviceKind) -> Value {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    // The ID of a machine is not for others to see. An image without one has that of the boot.
+    let machine = match read("/etc/machine-id") {
+        id if id.trim().is_empty() => read("/proc/sys/kernel/random/boot_id"),
+        id => id,
+    };
+    let cpu = read("/proc/cpuinfo");
+    let cpu = cpu.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == "model name").then(|| value.trim().to_owned())
+    });
+    let driver = (device == DeviceKind::Cuda).then(|| {
+        let version = read("/proc/driver/nvidia/version");
+        version.lines().next().unwrap_or_default().to_owned()
+    });
+    json!({
+        "machine": Digest::of(format!("precast gate {}", machine.trim()).as_bytes()).short(),
+        "cpu": cpu,
+        "cores": thread::available_parallelism().map_or(0, usize::from),
+        "driver": driver,
+    })
+}

@@ -1,0 +1,113 @@
+//! Whether a program was captured as the same graph as another one: what a changed source did to what runs.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::{
+    Digest,
+    record::Program,
+    store::{Store, StoreError},
+};
+
+/// What became of a graph from one program to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum Graph {
+    /// Both call the same artifacts.
+    Same,
+    /// It is the same, compiled otherwise: for another target, or with other options.
+    Recompiled,
+    /// These steps of the second one have a graph that the first has under no such name.
+    Changed { steps: Vec<String> },
+}
+
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Same => f.write_str("the captured graph is the same, and so are its artifacts"),
+            Self::Recompiled => f.write_str("the captured graph is the same, compiled otherwise"),
+            Self::Changed { steps } => {
+                let names: Vec<&str> = steps.iter().map(String::as_str).collect();
+                let names: Vec<&str> = names.into_iter().filter(|name| !name.is_empty()).collect();
+                match &names[..] {
+                    [] => f.write_str("the captured graph changed"),
+                    names => write!(f, "the captured graph changed: {}", names.join(", ")),
+                }
+            }
+        }
+    }
+}
+
+/// Compares the graphs of two programs, each in its store; none where that can't be told.
+pub fn graph(
+    (old_store, old): (&Store, &Program),
+    (new_store, new): (&Store, &Program),
+) -> Result<Option<Graph>, StoreError> {
+    if old.steps.is_empty() || new.steps.is_empty() {
+        // An archive may differ in more than its graph.
+        let archive = |program: &Program| program.eager.as_ref().map(|eager| eager.artifact);
+        let same = old.steps.len() == new.steps.len() && archive(old).is_some();
+        return Ok((same && archive(old) == archive(new)).then_some(Graph::Same));
+    }
+    let artifacts = |program: &Program| -> Vec<(String, Digest)> {
+        let steps = program.steps.iter();
+        steps
+            .map(|step| (step.name.clone(), step.artifact))
+            .collect()
+    };
+    if artifacts(old) == artifacts(new) {
+        return Ok(Some(Graph::Same));
+    }
+    let (Some(old), Some(new)) = (graphs(old_store, old)?, graphs(new_store, new)?) else {
+        return Ok(None);
+    };
+    if old == new {
+        return Ok(Some(Graph::Recompiled));
+    }
+    let other = new.into_iter().filter(|step| !old.contains(step));
+    let mut steps: Vec<String> = other.map(|(name, _)| name).collect();
+    steps.dedup();
+    Ok(Some(Graph::Changed { steps }))
+}
+
+/// Returns the name of each step and the digest of its graph; none where a record is gone or says none.
+fn graphs(store: &Store, program: &Program) -> Result<Option<Vec<(String, Digest)>>, StoreError> {
+    let mut found = Vec::new();
+    for step in &program.steps {
+        let artifact = store.artifact(&step.artifact)?;
+        let Some(graph) = artifact.and_then(|artifact| artifact.graph) else {
+            return Ok(None);
+        };
+        found.push((step.name.clone(), graph));
+    }
+    Ok(Some(found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::testing;
+
+    #[test]
+    fn a_graph_is_the_same_or_compiled_otherwise_or_another_one() {
+        let (_dir, store) = testing::store();
+        let program = |artifact: &str, graph: Option<&[u8]>| {
+            let mut made = testing::artifact(&store, artifact);
+            made.graph = graph.map(|graph| store.put_bytes(graph).unwrap());
+            testing::program("m", 8, &[store.put_artifact(&made).unwrap().id])
+        };
+        let one = program("a", Some(b"one"));
+        let again = program("b", Some(b"one"));
+        let two = program("c", Some(b"two"));
+        let unknown = program("d", None);
+        let told = |old, new| graph((&store, old), (&store, new)).unwrap();
+        assert_eq!(told(&one, &one), Some(Graph::Same));
+        assert_eq!(told(&one, &again), Some(Graph::Recompiled));
+        let steps = vec!["s".to_owned()];
+        assert_eq!(told(&one, &two), Some(Graph::Changed { steps }));
+        assert_eq!(told(&one, &unknown), None);
+        let eager = testing::program("m", 8, &[]);
+        assert_eq!(told(&one, &eager), None);
+    }
+}
