@@ -174,13 +174,13 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     built 1 program, 1 artifact compiled, 0 there already ([TIME]), 1 failed
     published fake release 1
     ");
-    assert_run!(sandbox, ["ls"], @"
+    assert_run!(sandbox, ["ls", "--sort", "bucket"], @"
     exit code 0
     ----- stdout
     ID  MODEL  MODULE  BUCKET  STATE  TARGET  STEPS  SIZE  AGE  USED
     [ID]  fake  affine  batch=1  live  [TARGET]  1  [SIZE]  [TIME]  [TIME]
-    [ID]  fake  affine  eager  failed  [TIME]
     [ID]  fake  affine  batch=4  failed  [TIME]
+    [ID]  fake  affine  eager  failed  [TIME]
     ");
     let listed = sandbox.json(&["ls"]);
     let failed = listed["programs"]
