@@ -62,7 +62,7 @@ pub(crate) fn hazards<'d, R: ReadRef<'d>>(data: R) -> Result<Vec<Hazard>, object
             match entry.tag(endian) {
                 elf::DT_RPATH | elf::DT_RUNPATH => found.push(Hazard::LibraryPath),
                 elf::DT_TEXTREL => found.push(Hazard::TextRelocations),
-                elf::DT_FLAGS if entry.val(endian) & u64::from(elf::DF_TEXTREL.0) != 0 => {
+                elf::DT_FLAGS if entry.val(endian) & elf::DF_TEXTREL.0 != 0 => {
                     found.push(Hazard::TextRelocations);
                 }
                 elf::DT_NULL => break,

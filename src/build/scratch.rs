@@ -147,7 +147,7 @@ mod tests {
         let all = [killed, elsewhere, old];
         assert_eq!(sweep(parent.path(), true), all);
         assert_eq!(sweep(parent.path(), false), all);
-        assert_eq!(sweep(parent.path(), false), [PathBuf::new(); 0]);
+        assert!(sweep(parent.path(), false).is_empty());
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 5);
         drop(live);
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 4);
