@@ -23,7 +23,7 @@ build: venv ## the release binaries, target/release/precast and precast-torch (t
 	$(CARGO) build --release --bin precast-torch
 	$(CARGO) build --release --bin precast --no-default-features
 
-venv: $(STAMP) ## .venv with torch and the example's model, from requirements.txt
+venv: $(STAMP) $(VENV)/kernels.stamp ## .venv with torch and the example's model, from requirements.txt, and the graph passes
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; name one with \`make PYTHON=/path/to/python3\`" >&2; exit 2; }
@@ -31,6 +31,11 @@ $(STAMP):
 	$(PY) -m pip install --no-deps --disable-pip-version-check -r requirements.txt
 	@ln -sfn "$$($(PY) -c 'import os, torch; print(os.path.relpath(os.path.dirname(torch.__file__), "$(VENV)"))')" $(VENV)/libtorch
 	@cp requirements.txt $@
+
+# The graph passes of kernels/, as an installed package: `precast build --tune` finds what it offers.
+$(VENV)/kernels.stamp: kernels/pyproject.toml $(STAMP)
+	$(PY) -m pip install --no-deps --no-build-isolation --disable-pip-version-check -q -e kernels
+	@touch $@
 
 demo: build ## compile MiniLM for its buckets and search sentences with it, from Rust
 	$(CARGO) build --release --example minilm
@@ -65,7 +70,7 @@ test-build: lint
 	$(CARGO) test --no-run $(FEATURES)
 
 # Half of the worker's tests compile with one core, which takes as long as all the others.
-WORKER_TESTS := $(sort $(wildcard tests/worker/test_*.py tests/benches/test_*.py))
+WORKER_TESTS := $(sort $(wildcard tests/worker/test_*.py tests/benches/test_*.py kernels/tests/test_*.py))
 COMPILER_TESTS := tests/worker/test_compile.py
 
 test-compiler: venv

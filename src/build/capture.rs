@@ -151,7 +151,8 @@ impl Shared<'_> {
         else {
             return;
         };
-        let ways = self.ways(item, &cut.segments, known, request["tuned"] == true);
+        let tuned = request["tuned"] == true;
+        let ways = self.ways(item, &cut.segments, &cut.passes, known, tuned);
         // What can't be read or written now can't be later either, and is said then.
         if let Ok(compiles) = self.compiles(item, &ways, &cut.segments, &cut.steps, known) {
             self.lock().cut(job, compiles);
@@ -194,7 +195,8 @@ impl Shared<'_> {
             true => &captured.segments[..],
             false => &[],
         };
-        let mut ways = self.ways(item, segments, known, request["tuned"] == true);
+        let tuned = request["tuned"] == true;
+        let mut ways = self.ways(item, segments, &captured.passes, known, tuned);
         let mut chosen_by = None;
         if let Some((before, way)) = self.chosen_before(&self.jobs[job], &captured, known)? {
             (ways, chosen_by) = (vec![way], Some(before));

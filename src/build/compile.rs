@@ -66,6 +66,7 @@ impl Shared<'_> {
             isa: self.options.spec.target.isa.clone(),
             mode: compile.set.mode.name().to_owned(),
             options: compile.set.options.clone().into_iter().collect(),
+            passes: compile.set.passes.clone(),
             out: self
                 .crew
                 .scratch

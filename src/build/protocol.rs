@@ -17,8 +17,9 @@ use serde_json::Value;
 
 use super::error::{OUT_OF_MEMORY, REPORT};
 use crate::{
+    plan::Pass,
     record::{self, Constant, Input, Layout, Output, Package, Sizes, Source},
-    spec::Bounds,
+    spec::{Bounds, compile::Options},
 };
 
 /// Part of every key, so that a change in how the worker captures or compiles makes every old artifact miss. What only makes
@@ -88,6 +89,8 @@ pub enum Request {
         isa: String,
         mode: String,
         options: serde_json::Map<String, Value>,
+        /// Graph passes to run on it, in order. One whose source is another now is refused.
+        passes: Vec<Pass>,
         out: PathBuf,
     },
 }
@@ -105,7 +108,7 @@ pub struct ModuleRequest {
     pub compiled: bool,
     /// FQN globs of the regions to cut out.
     pub regions: Vec<String>,
-    /// Graph passes, `module:callable`, run in order on the captured graph before it is cut.
+    /// Graph passes, `module:callable`: in order those for whole graphs run before the graph is cut.
     pub passes: Vec<String>,
     /// Dimensions to capture as dynamic, each with its bounds: one segment and one archive for every size in them.
     pub dynamic: Option<BTreeMap<String, Bounds>>,
@@ -153,6 +156,9 @@ pub struct Cut {
     pub segments: Vec<Segment>,
     /// [`Captured::steps`].
     pub steps: Vec<CapturedStep>,
+    /// [`Captured::passes`].
+    #[serde(default)]
+    pub passes: SegmentPasses,
 }
 
 /// Why a request failed.
@@ -277,6 +283,9 @@ pub struct Weights {
 pub struct Captured {
     pub segments: Vec<Segment>,
     pub steps: Vec<CapturedStep>,
+    /// What runs, or may run, when the segments are compiled.
+    #[serde(default)]
+    pub passes: SegmentPasses,
     pub inputs: Vec<Input>,
     pub outputs: Vec<Output>,
     /// Value numbers of the outputs.
@@ -321,6 +330,23 @@ pub struct Captured {
     /// the largest difference, and whether other values than the spec's change the answer (`sensitive`).
     #[serde(default)]
     pub receipt: Value,
+}
+
+/// Graph passes for the segments of a program.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct SegmentPasses {
+    /// Those of the module's own passes that run on segments, in order.
+    pub own: Vec<Pass>,
+    /// Option sets that installed packages offer for these segments, for `--tune` to try.
+    pub offered: Vec<Offer>,
+}
+
+/// An option set that a package offers, beside the module's own settings.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Offer {
+    /// Passes after the module's own.
+    pub passes: Vec<Pass>,
+    pub options: Options,
 }
 
 /// One distinct piece of a captured program.

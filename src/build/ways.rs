@@ -7,10 +7,10 @@
 //! | `coordinate_descent_tuning=true`, `epilogue_fusion=false`, `max_autotune=true` | by `--tune`, where the settings do not say it already |
 //! | `layout_optimization=false` | by `--tune`, where the graph has convolutions |
 //! | `attention=efficient`, `attention=flash` | by `--tune`, on CUDA, where the graph has attention and the settings do not say it |
-//! | `matmul=split_k triton.enable_pdl=true`, where there is attention with `attention=one_tile` too | by `--tune`, on CUDA, where there are products with weights and an input of at most 64 rows |
 //! | `triton.enable_pdl=true` | by `--tune`, on CUDA |
 //! | `attention=efficient coordinate_descent_tuning=true` | as each of these: what is best where there is little to do, together |
-//! | `freezing=false` | by `--tune`, on a CPU: weights as they are, where they are otherwise laid out for the kernels at load (on a device they always are, unless the settings say otherwise) |
+//! | `freezing=false` | by `--tune`, on a CPU: weights as they are, where they are otherwise laid out for the kernels at load |
+//! | what installed packages offer, as `precast_kernels:split_k triton.enable_pdl=true` | by `--tune`, where the package says so for the program's segments ([`SegmentPasses::offered`]) and the settings do not say all of it already |
 //!
 //! Which of torch's attention kernels is the fastest depends on sizes: on an H200 torch's own choice is cuDNN's, which is
 //! best where there is much to do and not where there is little. `attention=cudnn` is not tried: torch prefers it by itself
@@ -27,15 +27,14 @@ use serde_json::Value;
 use super::{
     BuildError,
     jobs::{Job, Shared},
-    protocol::{Captured, Segment},
+    protocol::{Captured, Segment, SegmentPasses},
 };
 use crate::{
     Digest,
-    plan::{ArtifactKey, Item, Known, State},
-    record::{Dtype, Layout},
+    plan::{ArtifactKey, Item, Known, Pass, State},
     spec::{
         Compile, Mode,
-        compile::{ATTENTION, MATMUL, Options},
+        compile::{ATTENTION, Options},
     },
     target::DeviceKind,
 };
@@ -45,6 +44,8 @@ use crate::{
 pub(super) struct Set {
     pub mode: Mode,
     pub options: Options,
+    /// Graph passes that run on segments, in order.
+    pub passes: Vec<Pass>,
     /// What the table calls it: how it differs from the module's own settings.
     pub name: String,
 }
@@ -74,47 +75,30 @@ pub(super) struct Has {
     convolution: bool,
     /// One that torch has several kernels for.
     attention: bool,
-    /// A product with a matrix of weights, on a device, and an input of few rows.
-    few_rows: bool,
     device: bool,
 }
-
-/// Rows up to which kernels for few of them are worth a try (few_rows.py).
-const FEW_ROWS: i64 = 64;
 
 impl Has {
     fn of(segments: &[Segment], device: DeviceKind) -> Self {
         let any = |operator: &str| segments.iter().any(|s| s.graph.contains(operator));
         let device = device == DeviceKind::Cuda;
-        let few = |segment: &Segment| segment.inputs.iter().any(few_rows);
         Self {
             convolution: any("convolution"),
             attention: device && any("scaled_dot_product_attention"),
-            few_rows: device && any("aten.linear") && segments.iter().any(few),
             device,
         }
     }
 }
 
-/// Returns whether a tensor is some rows that a product of few rows could be of.
-fn few_rows(layout: &Layout) -> bool {
-    let rows: Option<i64> = (layout.shape.split_last()).and_then(|(_, rows)| {
-        rows.iter()
-            .try_fold(1, |all: i64, one| all.checked_mul(*one))
-    });
-    matches!(layout.dtype, Dtype::Bfloat16 | Dtype::Float16)
-        && layout.shape.len() > 1
-        && rows.is_some_and(|rows| (1..=FEW_ROWS).contains(&rows))
-}
-
 /// Returns the option sets to compile a program with; the first is kept unless another is faster.
 ///
 /// `all`: as `--tune` says.
-pub(super) fn sets(settings: &Compile, all: bool, has: Has) -> Vec<Set> {
+pub(super) fn sets(settings: &Compile, all: bool, has: Has, passes: &SegmentPasses) -> Vec<Set> {
     let mode = settings.mode;
     let own = Set {
         mode,
         options: settings.options.clone(),
+        passes: passes.own.clone(),
         name: std::iter::once(format!("mode={}", mode.name()))
             .chain(settings.options.iter().filter(said).map(option))
             .collect::<Vec<_>>()
@@ -139,9 +123,7 @@ pub(super) fn sets(settings: &Compile, all: bool, has: Has) -> Vec<Set> {
     };
     let descent = ("coordinate_descent_tuning", Value::from(true));
     let kernel = |name: &str| (ATTENTION, Value::from(name));
-    let split = (MATMUL, Value::from("split_k"));
     let early = ("triton.enable_pdl", Value::from(true));
-    let both = has.attention && has.few_rows;
     let tried = [
         (vec![descent.clone()], true),
         (vec![("epilogue_fusion", false.into())], true),
@@ -150,9 +132,7 @@ pub(super) fn sets(settings: &Compile, all: bool, has: Has) -> Vec<Set> {
         (vec![kernel("efficient")], has.attention),
         (vec![kernel("flash")], has.attention),
         (vec![kernel("efficient"), descent], has.attention),
-        (vec![early.clone()], has.device),
-        (vec![split.clone(), early.clone()], has.few_rows),
-        (vec![kernel("one_tile"), split, early], both),
+        (vec![early], has.device),
         (
             vec![("freezing", false.into())],
             frozen(settings) && !has.device,
@@ -177,7 +157,33 @@ pub(super) fn sets(settings: &Compile, all: bool, has: Has) -> Vec<Set> {
         sets.push(Set {
             mode,
             options,
+            passes: passes.own.clone(),
             name: name.join(" "),
+        });
+    }
+    let offered = passes.offered.iter().filter(|_| all);
+    for offer in offered {
+        let new: Vec<&Pass> = (offer.passes.iter())
+            .filter(|pass| !passes.own.contains(pass))
+            .collect();
+        let said = |(key, value)| settings.options.get(key) == Some(value);
+        let contradicted = |(key, value)| settings.options.get(key).is_some_and(|own| own != value);
+        if offer.options.iter().any(contradicted)
+            || (new.is_empty() && offer.options.iter().all(said))
+        {
+            continue;
+        }
+        let name = (offer.passes.iter().map(|pass| pass.callable.clone()))
+            .chain(offer.options.iter().map(option))
+            .collect::<Vec<_>>()
+            .join(" ");
+        let mut options = settings.options.clone();
+        options.extend(offer.options.clone());
+        sets.push(Set {
+            mode,
+            options,
+            passes: passes.own.iter().chain(new).cloned().collect(),
+            name,
         });
     }
     sets
@@ -211,7 +217,7 @@ impl Set {
             backend: item.settings.compile.backend,
             mode: self.mode,
             options: &self.options,
-            passes: &[],
+            passes: &self.passes,
             target: &known.target,
         };
         key.explained()
@@ -224,11 +230,12 @@ impl Shared<'_> {
         &self,
         item: &Item,
         segments: &[Segment],
+        passes: &SegmentPasses,
         known: &Known,
         all: bool,
     ) -> Vec<Way> {
         let has = Has::of(segments, self.options.spec.target.device);
-        let mut sets = sets(&item.settings.compile, all, has);
+        let mut sets = sets(&item.settings.compile, all, has, passes);
         if segments.is_empty() {
             sets.truncate(1);
         }
@@ -267,7 +274,7 @@ impl Shared<'_> {
         // A plain build takes over what `--tune` chose too.
         let mut tried = [true, false].into_iter();
         let ways = tried.find_map(|all| {
-            let ways = self.ways(job.item, &captured.segments, known, all);
+            let ways = self.ways(job.item, &captured.segments, &captured.passes, known, all);
             let names = ways.iter().map(|way| Some(way.set.name.as_str()));
             let same = names.eq(rows.iter().map(|row| row["options"].as_str()));
             (same && (all || job.request["tuned"] != true)).then_some(ways)
@@ -296,11 +303,11 @@ impl Shared<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build::protocol::Offer;
 
     const PLAIN: Has = Has {
         convolution: false,
         attention: false,
-        few_rows: false,
         device: false,
     };
 
@@ -310,7 +317,8 @@ mod tests {
     };
 
     fn names(settings: &Compile, all: bool, has: Has) -> Vec<String> {
-        let sets = sets(settings, all, has).into_iter();
+        let none = SegmentPasses::default();
+        let sets = sets(settings, all, has, &none).into_iter();
         sets.map(|set| set.name).collect()
     }
 
@@ -347,7 +355,7 @@ mod tests {
         let mut cpu = Compile::default();
         cpu.options.insert("freezing".into(), true.into());
         insta::assert_snapshot!(names(&cpu, true, PLAIN).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, freezing=false");
-        let sets = sets(&says, true, CONVOLVES);
+        let sets = sets(&says, true, CONVOLVES, &SegmentPasses::default());
         assert_eq!(
             sets[2].options.len(),
             2,
@@ -364,7 +372,7 @@ mod tests {
         let mut settings = Compile::default();
         insta::assert_snapshot!(names(&settings, true, attends).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, attention=efficient, attention=flash, attention=efficient coordinate_descent_tuning=true");
         assert_eq!(names(&settings, false, attends), ["mode=default"]);
-        let tried = sets(&settings, true, attends);
+        let tried = sets(&settings, true, attends, &SegmentPasses::default());
         assert_eq!(tried[4].options["attention"], "efficient");
         assert_eq!(tried[6].options.len(), 2);
         settings.options.insert(ATTENTION.into(), "math".into());
@@ -373,37 +381,74 @@ mod tests {
 
     #[test]
     fn only_a_device_has_several_kernels_for_attention() {
-        let segment = |graph: &str, rows: i64| Segment {
+        let segment = |graph: &str| Segment {
             graph: graph.to_owned(),
             file: "".into(),
-            inputs: vec![Layout {
-                dtype: Dtype::Bfloat16,
-                shape: vec![2, rows, 1024],
-                stride: vec![rows * 1024, 1024, 1],
-            }],
+            inputs: Vec::new(),
             outputs: Vec::new(),
             constants: Vec::new(),
             libraries: Vec::new(),
         };
         let segments = [
-            segment("aten.add.Tensor", 32),
-            segment(
-                "aten.scaled_dot_product_attention.default aten.linear.default",
-                33,
-            ),
+            segment("aten.add.Tensor"),
+            segment("aten.scaled_dot_product_attention.default"),
         ];
         let has = Has::of(&segments, DeviceKind::Cuda);
-        assert!(has.attention && has.few_rows && has.device);
+        assert!(has.attention && has.device);
         let has = Has::of(&segments, DeviceKind::Cpu);
-        assert!(!has.attention && !has.few_rows && !has.device);
+        assert!(!has.attention && !has.device);
         let has = Has::of(&segments[..1], DeviceKind::Cuda);
-        assert!(!has.attention && !has.few_rows);
-        assert!(!Has::of(&segments[1..], DeviceKind::Cuda).few_rows);
-        let few = Has {
-            few_rows: true,
+        assert!(!has.attention);
+        let device = Has {
             device: true,
             ..PLAIN
         };
-        insta::assert_snapshot!(names(&Compile::default(), true, few).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, triton.enable_pdl=true, matmul=split_k triton.enable_pdl=true");
+        insta::assert_snapshot!(names(&Compile::default(), true, device).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, triton.enable_pdl=true");
+    }
+
+    #[test]
+    fn tuning_tries_what_packages_offer_unless_it_is_said_already_or_otherwise() {
+        let pass = |name: &str| Pass {
+            callable: name.to_owned(),
+            source: Digest::of(name.as_bytes()),
+        };
+        let early = || Options::from([("triton.enable_pdl".to_owned(), true.into())]);
+        let offer = |passes: &[&str], options: Options| Offer {
+            passes: passes.iter().map(|name| pass(name)).collect(),
+            options,
+        };
+        let passes = |own: &[&str]| SegmentPasses {
+            own: own.iter().map(|name| pass(name)).collect(),
+            offered: vec![
+                offer(&["kernels:fuse"], Options::new()),
+                offer(&["kernels:fuse", "kernels:split"], early()),
+            ],
+        };
+        let tried = |settings: &Compile, all: bool, own: &[&str]| {
+            let sets = sets(settings, all, PLAIN, &passes(own)).into_iter();
+            let told = |set: Set| {
+                let passes = set.passes.iter().map(|pass| pass.callable.as_str());
+                format!("{}: {}", set.name, passes.collect::<Vec<_>>().join(", "))
+            };
+            let kept = sets.filter(|set| set.name.contains(':') || set.name.contains("mode"));
+            kept.map(told).collect::<Vec<_>>().join("\n")
+        };
+        let mut settings = Compile::default();
+        insta::assert_snapshot!(tried(&settings, true, &["own:pass"]), @"
+        mode=default: own:pass
+        kernels:fuse: own:pass, kernels:fuse
+        kernels:fuse kernels:split triton.enable_pdl=true: own:pass, kernels:fuse, kernels:split
+        ");
+        assert_eq!(tried(&settings, false, &[]), "mode=default: ");
+        insta::assert_snapshot!(tried(&settings, true, &["kernels:fuse"]), @"
+        mode=default: kernels:fuse
+        kernels:fuse kernels:split triton.enable_pdl=true: kernels:fuse, kernels:split
+        ");
+        let pdl = settings.options.entry("triton.enable_pdl".to_owned());
+        pdl.or_insert(false.into());
+        insta::assert_snapshot!(tried(&settings, true, &[]), @"
+        mode=default triton.enable_pdl=false: 
+        kernels:fuse: kernels:fuse
+        ");
     }
 }

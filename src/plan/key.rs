@@ -14,7 +14,7 @@
 //! | sources by path and digest, packages by name and version | yes | no: what they change is in the graph |
 //! | bucket, inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
-//! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, passes by source digest too |
+//! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but of passes only those that run on segments, by name and source digest: what others change is in the graph |
 //! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
 //! | `--tune`, where it was asked for | yes | no: what it chose is `mode` and `options` |
 //! | canonical graph; constants in order, with the names a binding uses | no | yes |
@@ -29,6 +29,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::canon::{self, Canon, Shared, Sink, record};
@@ -101,11 +102,12 @@ pub struct HeldKey<'a> {
     pub target: &'a Target,
 }
 
-/// A graph pass and the digest of the file that defines it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A graph pass that runs on segments, and the digest of its source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
-    /// `module:callable`.
+    /// As the spec names it.
     pub callable: String,
+    /// Of the project's files that it is made of; of an installed one the version and every Python file of its package.
     pub source: Digest,
 }
 

@@ -11,9 +11,8 @@
 //! The strongest layer that has a key decides it, whole: a list is replaced, not extended. `options` is the exception:
 //! its layers are merged option by option, so that a module can change one option without repeating the others.
 //!
-//! Options are Inductor's, by its own names, but for two: [`ATTENTION`] says which of torch's kernels
-//! `scaled_dot_product_attention` becomes, where the choice is not torch's own, and [`MATMUL`] how a product of few rows
-//! with a matrix of weights is made on a device.
+//! Options are Inductor's, by its own names, but for one: [`ATTENTION`] says which of torch's kernels
+//! `scaled_dot_product_attention` becomes, where the choice is not torch's own.
 
 use std::collections::BTreeMap;
 
@@ -101,26 +100,28 @@ impl Mode {
     }
 }
 
-/// Inductor options by their own dotted names, [`ATTENTION`] and [`MATMUL`].
+/// Inductor options by their own dotted names, and [`ATTENTION`].
 pub type Options = BTreeMap<String, Value>;
 
 /// Which kernel attention becomes.
 pub const ATTENTION: &str = "attention";
 
-/// How products of few rows are made.
-pub const MATMUL: &str = "matmul";
-
 /// What leaves it to torch, as if nothing were said.
 pub const AUTO: &str = "auto";
 
-/// The options that are not Inductor's, with their values: torch's own choice, for attention what that can be
-/// (`torch.nn.attention.SDPBackend`), and kernels of ours.
-pub const WORDS: &[(&str, &[&str])] = &[
+/// The options that are not Inductor's, with their values: torch's own choice, and what that can be
+/// (`torch.nn.attention.SDPBackend`).
+pub const WORDS: &[(&str, &[&str])] =
+    &[(ATTENTION, &[AUTO, "flash", "efficient", "cudnn", "math"])];
+
+/// Options, or their values, that graph passes have taken the place of: option, value if it is one, pass to write instead.
+pub const REPLACED: &[(&str, Option<&str>, &str)] = &[
     (
         ATTENTION,
-        &[AUTO, "flash", "efficient", "cudnn", "math", "one_tile"],
+        Some("one_tile"),
+        "precast_kernels:single_tile_attention",
     ),
-    (MATMUL, &[AUTO, "split_k"]),
+    ("matmul", None, "precast_kernels:split_k"),
 ];
 
 macro_rules! settings {

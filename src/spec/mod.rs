@@ -223,7 +223,7 @@ impl Spec {
             (Origin::Module, &module.compile),
             (Origin::CommandLine, command_line),
         ]);
-        // Weights as the kernels want them are worth a copy; on a device most need none.
+        // Prepacked weights are worth a copy; on a device only graph passes ask for some.
         let freezing = settings.compile.options.entry("freezing".to_owned());
         freezing.or_insert(true.into());
         settings

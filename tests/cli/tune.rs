@@ -376,3 +376,46 @@ fn a_choice_is_made_again_where_that_is_asked_for() {
     };
     assert_ne!(latencies(&again), latencies(&first), "measured anew");
 }
+
+#[test]
+fn passes_that_packages_offer_are_tried_and_name_their_artifacts() {
+    let sandbox = slow(&[
+        "offers kernels:fast epilogue_fusion=false",
+        "offers kernels:slow",
+        "segments of own:pass",
+        "epilogue_fusion=false takes 2000",
+        "pass=kernels:fast takes 200",
+    ]);
+    sandbox.write("own.py", "");
+    let passes = |record: &Value| {
+        let id = record["steps"][0]["artifact"].as_str().unwrap();
+        let shown = sandbox.json(&["show", id]);
+        let passes = shown["key"]["passes"].as_array().unwrap().clone();
+        passes
+            .into_iter()
+            .map(|pass| pass["callable"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    // A module's own pass for segments is in the key; what is offered only waits to be tried.
+    let own = ["build", "-q", "--only", ONE, "--set", "passes=['own:pass']"];
+    assert_eq!(sandbox.run(&own).code, 0);
+    let plain = record(&sandbox);
+    assert_eq!(passes(&plain), ["own:pass"]);
+    let tuned = [
+        "build",
+        "-q",
+        "--tune",
+        "--only",
+        ONE,
+        "--set",
+        "passes=['own:pass']",
+    ];
+    assert_eq!(sandbox.run(&tuned).code, 0);
+    let tuned = record(&sandbox);
+    let tried = rows(&tuned);
+    assert_eq!(
+        tried[tried.len() - 2..],
+        ["kernels:fast epilogue_fusion=false: kept", "kernels:slow: "]
+    );
+    assert_eq!(passes(&tuned), ["own:pass", "kernels:fast"]);
+}

@@ -47,6 +47,10 @@ What a comment says of the mode or of an option is for artifacts that are compil
     # fake: epilogue_fusion=false takes 300
     # fake: max_autotune=true fails              its compile; or it `dies`, or `hangs`
     # fake: max_autotune=true answers wrong      or `crashes` when it is run
+    # fake: pass=kernels:fast takes 100          for artifacts that this pass runs on
+
+    # fake: offers kernels:fast epilogue_fusion=false    an installed package does so, to --tune: a pass and options
+    # fake: segments of kernels:fast                     are what this pass is for, not whole graphs
 
 A global `DECLARED` of the model's file is what its submodules say of themselves: FQN -> method -> keys of [compile]. A
 graph pass is a function that changes the segment (a dict with `offset`) in place. The log of a compile has the mode and
@@ -267,7 +271,26 @@ class Worker:
             "answers_vary": self.told("answers vary", sizes),
             "leaks": self.told("padding leaks", sizes),
         }
+        text = Path(self.model.__file__).read_text()
+
+        def described(name: str) -> Json:
+            return {"callable": name, "source": hashlib.sha256(name.encode()).hexdigest()}
+
+        later = re.findall(r"^# fake: segments of (\S+)$", text, re.MULTILINE)
+        offers = [line.split() for line in re.findall(r"^# fake: offers (.*)$", text, re.MULTILINE)]
+        passes = {
+            "own": [described(name) for name in module.get("passes") or [] if name in later],
+            "offered": [
+                {
+                    "passes": [described(name)],
+                    "options": {key: json.loads(value) for key, value in (one.split("=") for one in options)},
+                }
+                for name, *options in offers
+            ],
+        }
         for name in module.get("passes") or []:
+            if name in later:
+                continue
             file, function = name.split(":")
             getattr(importlib.import_module(file), function)(segment)
         told = ("fails", "dies", "hangs", "eats", "spawns", "skips", "waits", "is slow", "is short")
@@ -277,7 +300,6 @@ class Worker:
         behaviour["by_option"] = re.findall(
             r"^# fake: (\S+=\S+) (.*?)\s*$", Path(self.model.__file__).read_text(), re.MULTILINE
         )
-        text = Path(self.model.__file__).read_text()
         behaviour["link"] = re.findall(r"^# fake: link (\S+)$", text, re.MULTILINE)
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
         segments = [
@@ -298,7 +320,7 @@ class Worker:
                 "binding": {"c0": "scale"},
             }
         ]
-        self.say({"kind": "cut", "id": request["id"], "segments": segments, "steps": steps})
+        self.say({"kind": "cut", "id": request["id"], "segments": segments, "steps": steps, "passes": passes})
         if self.told("eager is slow", sizes):
             time.sleep(1)
         if self.told("eager waits", sizes):
@@ -326,6 +348,7 @@ class Worker:
         answer: Json = {
             "segments": segments,
             "steps": steps,
+            "passes": passes,
             "inputs": inputs,
             "outputs": [{"name": "out", **layout, "dims": follow}],
             "results": [len(inputs)],
@@ -345,6 +368,7 @@ class Worker:
         segment, out = json.loads(Path(request["file"]).read_text()), Path(request["out"])
         print(f"fake: mode {request['mode']}, options {json.dumps(request['options'])}", file=sys.stderr, flush=True)
         names = {f"mode={request['mode']}", *(f"{key}={json.dumps(v)}" for key, v in request["options"].items())}
+        names |= {f"pass={one['callable']}" for one in request["passes"]}
         says = [what for name, what in segment["by_option"] if name in names]
         sleep = [int(what.removeprefix("takes ")) for what in says if what.startswith("takes ")]
         with self.memory(Path(segment["root"]), segment["small"], segment["full"]):

@@ -50,8 +50,8 @@ class Quiet:
     def event(self, phase: str) -> None:
         self.phases.append(phase)
 
-    def cut(self, segments: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
-        self.told.append({"segments": segments, "steps": steps, "at": len(self.phases)})
+    def cut(self, cut: dict[str, Any]) -> None:
+        self.told.append({**cut, "at": len(self.phases)})
 
 
 class Project(unittest.TestCase):

@@ -33,6 +33,7 @@ fn compile(name: &str) -> Compile {
         segment: serde_json::from_value(segment).unwrap(),
         set: Set {
             mode: Mode::Default,
+            passes: Vec::new(),
             options: BTreeMap::new(),
             name: String::new(),
         },

@@ -28,6 +28,7 @@ from . import (
     passes,
     samples,
     segment,
+    segment_passes,
     structure,
     tensors,
     weights,
@@ -93,8 +94,15 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     wire.event("cut")
     regions = module["regions"] if asked is None else []
     parts = behind.cut_behind_norms(graph, regions, module["path"]) if regions else cut.cut(graph, [], module["path"])
-    segments, steps, values, numbers = _steps(parts, graph, out, opened, module.get("compiled", True))
-    wire.cut(segments, steps)
+    compiled = module.get("compiled", True)
+    segments, steps, values, numbers = _steps(parts, graph, out, opened, compiled)
+    told = {"segments": [one for one, _ in segments], "steps": steps}
+    if compiled:
+        told["passes"] = {
+            "own": segment_passes.described(module.get("passes") or [], opened.root),
+            "offered": segment_passes.offered(opened, [built for _, built in segments]),
+        }
+    wire.cut(told)
 
     wire.event("eager")
     tables = samples.index_bounds(graph.graph, graph.inputs)
@@ -126,8 +134,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     wire.event("save")
     eager, eager_weights = _eager_archive(graph, out, opened)
     answer = {
-        "segments": segments,
-        "steps": steps,
+        **told,
         "inputs": [_input(*pair) for pair in zip(specs, ranges, strict=True)],
         "outputs": outputs,
         "results": [numbers[node] for node in graph.outputs],
@@ -314,10 +321,10 @@ def _follow(
 
 def _steps(
     parts: list[cut.Part], graph: flat.Flat, out: Path, opened: Any, compiled: bool
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int, dict[Any, int]]:
-    """Builds the segments, one for each canonical text, and the steps that call them."""
+) -> tuple[list[tuple[dict[str, Any], Any]], list[dict[str, Any]], int, dict[Any, int]]:
+    """Builds the segments, one for each canonical text, with their graphs, and the steps that call them."""
     numbers = {node: index for index, node in enumerate(graph.inputs)}
-    segments: list[dict[str, Any]] = []
+    segments: list[tuple[dict[str, Any], Any]] = []
     known: dict[str, int] = {}
     steps = []
     values = len(graph.inputs)
@@ -329,7 +336,7 @@ def _steps(
             path = out / f"segment{index}.pt2"
             if compiled:
                 segment.save(built, path, opened.root, opened.entry)
-            segments.append(_segment(built, path))
+            segments.append((_segment(built, path), built.graph))
         outputs = []
         for node in part.outputs:
             numbers[node] = values

@@ -6,13 +6,12 @@ import json
 import re
 import sys
 import time
-from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import failures, few_rows, laid_out, segment
+from . import failures, prepared, segment, segment_passes
 from . import inductor_private as inductor
 from .wire import Failure, Wire
 
@@ -46,9 +45,6 @@ _ATTENTION = {
     "cudnn": "CUDNN_ATTENTION",
     "math": "MATH",
 }
-# What it can be besides, and the values of the option `matmul`, which is not inductor's either: few_rows.py.
-_ONE_TILE = "one_tile"
-_MATMUL = ("split_k",)
 
 
 def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
@@ -66,22 +62,19 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     started = time.perf_counter()
     wire.event("load")
     module, inputs, root = segment.load(path, device)
-    options = _options(request, module, device)
-    attention = _word(request, "attention", [*_ATTENTION, _ONE_TILE])
-    matmul = _word(request, "matmul", _MATMUL)
-    for option, word in (("attention", attention if attention == _ONE_TILE else None), ("matmul", matmul)):
-        if word and device != "cuda":
-            raise Failure("compile", f"option `{option}` can't be `{word}`: that is for CUDA", hint="leave it out")
-    how = _How(device, options, attention, matmul, request["isa"], out)
+    options = _options(request, device)
+    attention = _attention(request)
+    how = _How(device, options, attention, request.get("passes") or [], request["isa"], out)
     clock.seconds["load"] = time.perf_counter() - started
     wire.event("lower")
     answer, left = None, False
-    if options["freezing"]:
+    if options["freezing"] and (device == "cpu" or how.passes):
         try:
-            answer = _compile(module, inputs, how, clock)
+            answer = _compile(module, inputs, how, root, clock)
         except Exception as error:
             # On a device the passes for weights take memory of it themselves.
-            if failures.short_of_memory(error) and device == "cpu":
+            mistaken = isinstance(inductor.unwrap(error), Failure)
+            if mistaken or (failures.short_of_memory(error) and device == "cpu"):
                 raise _failure(error, root, attention) from error
             # The passes for weights know fewer programs than the compiler does.
             print(f"weights are left as they are: {_failure(error, root, attention).message}", file=sys.stderr)
@@ -92,7 +85,7 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
             if device == "cuda":
                 torch.cuda.empty_cache()
             module, inputs, _ = segment.load(path, device)
-        answer = answer or _compile(module, inputs, how, clock)
+        answer = answer or _compile(module, inputs, how, root, clock)
     except Exception as error:
         raise _failure(error, root, attention) from error
     total = time.perf_counter() - started
@@ -108,25 +101,26 @@ class _How:
     device: str
     options: dict[str, Any]
     attention: str | None
-    matmul: str | None
+    passes: list[dict[str, str]]
     isa: str
     out: Path
 
 
-def _compile(module: Any, inputs: list[Any], how: _How, clock: inductor.Clock) -> dict[str, Any]:
-    options, made = how.options, {}
+def _compile(module: Any, inputs: list[Any], how: _How, root: Path, clock: inductor.Clock) -> dict[str, Any]:
+    weights = prepared.Weights.of(module)
+    context = segment_passes.Context(how.device, how.options, weights)
+    passes = segment_passes.load(how.passes, context, root)
+    passes.segment(module)
+    options = how.options | passes.hooks()
+    # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
+    if any(buffer.numel() == 1 for buffer in module.buffers()):
+        options["joint_graph_constant_folding"] = False
     if how.device == "cuda":
-        if options["freezing"]:
-            known = {name for name, _ in module.named_buffers()}
-            made = laid_out.join(module)
-            laid_out.fold(module, made)
-            options = options | {"post_grad_custom_post_pass": laid_out.channels_last(known, made)}
         # Inductor's own would pack values of weights.
-        options = options | {"freezing": False}
-        _few_rows(how.attention, how.matmul, module)
+        options["freezing"] = False
     with _attending(how.attention):
-        files, frozen = inductor.compile_aot(module, inputs, options, how.isa, how.out, clock)
-    return _files(files, how.out) | {"prepared": _constants(files, module, made | frozen)}
+        files = inductor.compile_aot(module, inputs, options, how.isa, how.out, clock, weights)
+    return _files(files, how.out) | {"prepared": _constants(files, weights)}
 
 
 def _attending(attention: str | None) -> AbstractContextManager[Any]:
@@ -136,7 +130,7 @@ def _attending(attention: str | None) -> AbstractContextManager[Any]:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if attention is None or attention == _ONE_TILE:
+    if attention is None:
         return nullcontext()
     return sdpa_kernel(SDPBackend.__members__[_ATTENTION[attention]])
 
@@ -163,19 +157,19 @@ def _tries_many(options: dict[str, Any]) -> Any:
     return options.get("max_autotune") or options.get("max_autotune_gemm") or options.get("coordinate_descent_tuning")
 
 
-def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any]:
+def _options(request: dict[str, Any], device: str) -> dict[str, Any]:
     mode = request.get("mode") or "default"
     modes = inductor.modes()
     if mode not in modes:
         raise Failure("compile", f"unknown mode `{mode}`", hint=failures.nearest(mode, modes, "modes"))
     options = {key: value for key, value in modes[mode].items() if key != "triton.cudagraphs"}
-    known = inductor.option_names() | {"attention", "matmul"}
+    known = inductor.option_names() | {"attention"}
     for key, value in (request.get("options") or {}).items():
         if key in _REFUSED:
             raise Failure("compile", f"option `{key}` can't be set: {_REFUSED[key]}")
         if key not in known:
             raise Failure("compile", f"unknown option `{key}`", hint=failures.nearest(key, known, "options"))
-        if key not in ("attention", "matmul"):
+        if key != "attention":
             options[key] = value
     options.setdefault("freezing", False)
     if device == "cpu":
@@ -183,41 +177,25 @@ def _options(request: dict[str, Any], module: Any, device: str) -> dict[str, Any
         # than waking a thread does.
         options.setdefault("cpp.min_chunk_size", 4096)
     if options["freezing"] and device == "cpu":
-        # Matrices that multiply the same rows, as those of a query, a key and a value, are laid out as one: one call.
+        # Two or three matrices of one shape that multiply the same rows, as a query's, a key's and a value's, are
+        # laid out as one: one call.
         options.setdefault("cpp.enable_concat_linear", True)
-    # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
-    if any(buffer.numel() == 1 for buffer in module.buffers()):
-        options["joint_graph_constant_folding"] = False
     return {**_threads(options, device), **options, **_FIXED}
 
 
-def _word(request: dict[str, Any], option: str, known: Collection[str]) -> str | None:
-    """Returns what an option says that is one of a few words."""
-    word = (request.get("options") or {}).get(option)
-    if word is not None and word not in known:
-        raise Failure("compile", f"unknown {option} `{word}`", hint=failures.nearest(str(word), known, "known"))
+def _attention(request: dict[str, Any]) -> str | None:
+    word = (request.get("options") or {}).get("attention")
+    if word is not None and word not in list(_ATTENTION):
+        raise Failure("compile", f"unknown attention `{word}`", hint=failures.nearest(str(word), _ATTENTION, "known"))
     return word
-
-
-def _few_rows(attention: str | None, matmul: str | None, module: Any) -> None:
-    """Has products and attention of few rows made as these options say, where a graph has some."""
-    import torch
-
-    count = 0
-    if attention == _ONE_TILE:
-        count += few_rows.attend(module.graph)
-    if matmul:
-        processors = torch.cuda.get_device_properties(0).multi_processor_count
-        count += few_rows.split(module.graph, processors)
-    if count:
-        module.graph.lint()
-        module.recompile()
 
 
 def _failure(outer: Exception, root: Path, attention: str | None) -> Failure:
     if isinstance(outer, Failure):
         return outer
     error = inductor.unwrap(outer)
+    if isinstance(error, Failure):
+        return error
     if attention and re.match(r"No (available kernel|viable backend for scaled_dot_product_attention)", str(error)):
         return Failure(
             "compile",
@@ -253,20 +231,20 @@ def _files(files: list[str], out: Path) -> dict[str, Any]:
     return {"library": str(Path(libraries[0]).resolve()), "proxy": proxy, "metadata": metadata}
 
 
-def _constants(files: list[str], module: Any, made: dict[str, Any]) -> list[dict[str, Any]]:
+def _constants(files: list[str], weights: prepared.Weights) -> list[dict[str, Any]]:
     """Returns how the constants are made that the segment lacks; one that was derived otherwise can't be bound."""
-    known = {name for name, _ in module.named_buffers()}
     used: list[str] = []
     for name in files:
         if name.endswith("wrapper.cpp"):
             text = Path(name).read_text()
             used += re.findall(r'constants_info_\[\d+\]\.original_fqn = "([^"]*)"', text)
     for constant in used:
-        if constant not in known and constant not in made:
+        if constant not in weights:
             raise Failure(
                 "compile",
                 f"the compiler derived a constant (`{constant}`) from the weights it was shown",
-                hint="an option made it pack or fold weights: leave it out",
+                hint="an option or a pass made it pack or fold weights: leave it out",
             )
     fields = ("call", "dtype", "shape", "stride")
+    made = weights.made
     return [{"name": name, **{field: made[name][field] for field in fields}} for name in made if name in used]

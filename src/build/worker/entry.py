@@ -23,6 +23,9 @@ _TRAINING = (
     "`entry` should return it after `.eval()`"
 )
 
+# Methods of a graph pass, one for each stage of a build (segment_passes.py).
+STAGES = ("graph", "segment", "post_grad_pre", "post_grad_post")
+
 
 @dataclass
 class Opened:
@@ -40,6 +43,8 @@ class Opened:
     given: frozenset[str] | None = None
     # What the user should know of it.
     notes: list[str] = field(default_factory=list)
+    # Files of packages that offered passes; a key has those of passes that a program is compiled with.
+    offering: set[str] = field(default_factory=set)
 
     def named(self) -> weights.Named:
         """Returns the tensors of the weight set."""
@@ -99,8 +104,8 @@ def open_model(
         given = None if values is None else weights.fill(model, values)
         model.to(device)
         _straighten(model)
-    used = watch.files | _module_files(root)
-    files = _with_later_imports(root, used)
+    used = watch.files | module_files(root)
+    files = with_later_imports(root, used)
     sources = [_source(root, path) for path in sorted(files)]
     changed = next((path for path in sorted(used) if watch.changed(path)), None)
     if changed is not None:
@@ -115,13 +120,11 @@ def open_model(
     later = {name.partition(".")[0] for name in set(sys.modules) - before}
     imported |= later - beside.PACKAGES
     imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
-    return Opened(
-        root, entry, device, model, sources, _packages(imported), declared.declared(model, root), given, notes
-    )
+    return Opened(root, entry, device, model, sources, packages(imported), declared.declared(model, root), given, notes)
 
 
 def load(root: Path, entry: str) -> Any:
-    """Returns what `module:callable` names."""
+    """Returns what `module:callable` names: a callable, or a graph pass with a method for a stage."""
     name, _, path = entry.partition(":")
     if not name or not path:
         raise Failure("entry_import", f"entry `{entry}` is not `module:callable`", spec=entry)
@@ -152,7 +155,7 @@ def load(root: Path, entry: str) -> Any:
                 spec=entry,
             )
         found = getattr(found, part)
-    if not callable(found):
+    if not callable(found) and not any(callable(getattr(found, stage, None)) for stage in STAGES):
         raise Failure("entry_call", f"`{entry}` is not callable but {_kind(found)}", spec=entry)
     return found
 
@@ -239,7 +242,8 @@ def _straighten(model: Any) -> None:
                 tensor.data = done[key]
 
 
-def _module_files(root: Path) -> set[str]:
+def module_files(root: Path) -> set[str]:
+    """Returns the project's own files that are imported."""
     # The build's own folder may lie in the project, with this file and what the compiler makes.
     private = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "")
     found = set()
@@ -256,7 +260,7 @@ def _module_files(root: Path) -> set[str]:
 def check_imports(opened: Opened) -> None:
     """Refuses a module of the project that was first imported by a capture: no key knows of it."""
     known = {source["path"] for source in opened.sources}
-    for path in sorted(_module_files(opened.root)):
+    for path in sorted(module_files(opened.root) - opened.offering):
         name = os.path.relpath(path, opened.root).replace(os.sep, "/")
         if name not in known:
             raise Failure(
@@ -266,7 +270,7 @@ def check_imports(opened: Opened) -> None:
             )
 
 
-def _with_later_imports(root: Path, files: set[str]) -> set[str]:
+def with_later_imports(root: Path, files: set[str]) -> set[str]:
     """Adds the project's own files that an `import` inside a function would load: captures run those functions."""
     found, pending = set(files), [path for path in files if path.endswith(".py")]
     while pending:
@@ -323,7 +327,8 @@ def _named_imports(files: Iterator[str]) -> set[str]:
     return {name for name in found if name in sys.modules}
 
 
-def _packages(imported: set[str]) -> list[dict[str, str]]:
+def packages(imported: set[str]) -> list[dict[str, str]]:
+    """Returns the installed packages that modules of these names belong to."""
     owners = importlib.metadata.packages_distributions()
     names = {owner for name in imported for owner in owners.get(name, ())}
     found = {name: importlib.metadata.version(name) for name in names}

@@ -66,10 +66,16 @@ def is_cpp_error(error: BaseException) -> bool:
 
 
 def compile_aot(
-    module: Any, inputs: list[Any], options: dict[str, Any], isa: str, out: Path, clock: Clock
-) -> tuple[list[str], dict[str, Any]]:
-    """Compiles a module whose weights are buffers; returns the files that were generated, all under `out`, and how the
-    constants are made that are not the module's.
+    module: Any,
+    inputs: list[Any],
+    options: dict[str, Any],
+    isa: str,
+    out: Path,
+    clock: Clock,
+    weights: prepared.Weights,
+) -> list[str]:
+    """Compiles a module whose weights are buffers; returns the files that were generated, all under `out`. `weights`
+    gets how the constants are made that are not the module's.
 
     Breaks if: `compile_fx_aot` changes its arguments or no longer returns the list of files for
     `aot_inductor.package`.
@@ -87,10 +93,33 @@ def compile_aot(
         cpp.toolchain(isa, clock),
         early,
         _no_packed_weights(),
-        prepared.recording(module, isa) as made,
+        prepared.recording(weights, isa),
     ):
         files = compile_fx_aot(module, inputs, config_patches=patches)
-    return [str(name) for name in files if isinstance(name, str)], made
+    return [str(name) for name in files if isinstance(name, str)]
+
+
+def call_by_name(operator: Any, fake: Callable[..., Any], channels_last: bool) -> None:
+    """Lowers an operator to a call by its name, with what it makes as `fake` says.
+
+    Breaks if: `lowering.fallback_handler` or `ExternKernel.require_channels_last` go.
+    """
+    import torch
+    from torch._inductor import ir, lowering
+
+    if operator in lowering.lowerings:
+        return
+    fall_back = lowering.fallback_handler(operator)
+
+    def given(value: Any) -> Any:
+        is_image = channels_last and isinstance(value, ir.TensorBox) and len(value.get_size()) == 4
+        return ir.ExternKernel.require_channels_last(value) if is_image else value
+
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        return fall_back(*map(given, args), **{name: given(value) for name, value in kwargs.items()})
+
+    lowering.register_lowering(operator, type_promotion_kind=None)(lower)
+    torch.library.register_fake(operator._schema.name, fake, allow_override=True)
 
 
 @contextmanager
@@ -156,14 +185,12 @@ _LAUNCH_EARLY = """
 def _started_early() -> Iterator[None]:
     """Has kernels launched as `triton.enable_pdl` promises, and wait before they touch anything.
 
-    Inductor's C++ launches all kernels plainly, so that what waits in them is for nothing. Those that wait, inductor's
-    and ours, are launched with the attribute for programmatic dependent launch; a template's do not, and are not.
+    Inductor's C++ launches all kernels plainly, so that what waits in them is for nothing. Those that wait are
+    launched with the attribute for programmatic dependent launch; a template's do not, and are not.
     Inductor lets a kernel wait where it reads what the node before it in the schedule writes, which need not be the
-    kernel before it in the stream: here it waits at once. What a kernel with assembly in it writes, as waiting is,
-    inductor can't see: of ours it is told. Breaks if `_filter_pdl` is no longer the last to see a kernel's body, or if
-    the text of a launch changes: then nothing is started early.
+    kernel before it in the stream: here it waits at once. Breaks if `_filter_pdl` is no longer the last to see a
+    kernel's body, or if the text of a launch changes: then nothing is started early.
     """
-    from torch._higher_order_ops import triton_kernel_wrap
     from torch._inductor.codegen.cpp_wrapper_gpu import DeferredTritonCallWrapper
     from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
     from torch._inductor.codegen.triton import TritonKernel
@@ -171,7 +198,6 @@ def _started_early() -> Iterator[None]:
 
     driver, order = CUDADeviceOpOverrides.kernel_driver, TritonKernel._filter_pdl
     launch = DeferredTritonCallWrapper.generate_launch_kernel
-    written = triton_kernel_wrap.identify_mutated_tensors
     words = (TritonKernel.GDC_LAUNCH, TritonKernel.GDC_WAIT)
 
     def wait_first(self: Any, code: Any) -> None:
@@ -185,18 +211,12 @@ def _started_early() -> Iterator[None]:
         waits = TritonKernel.GDC_WAIT in self.kernel_name_to_body[self.kernel_name]
         prefix.splice(text.getvalue().replace("launchKernel(", "launchEarly(") if waits else text)
 
-    def told(kernel: Any, *args: Any) -> list[str]:
-        ours = getattr(kernel.fn, "__module__", "").endswith(".few_rows_kernel")
-        return ["out"] if ours else written(kernel, *args)
-
     try:
-        triton_kernel_wrap.identify_mutated_tensors = told  # type: ignore[assignment]
         CUDADeviceOpOverrides.kernel_driver = lambda self: driver(self) + _LAUNCH_EARLY  # type: ignore[method-assign]
         TritonKernel._filter_pdl = wait_first  # type: ignore[method-assign]
         DeferredTritonCallWrapper.generate_launch_kernel = launch_early  # type: ignore[method-assign]
         yield
     finally:
-        triton_kernel_wrap.identify_mutated_tensors = written
         CUDADeviceOpOverrides.kernel_driver = driver  # type: ignore[method-assign]
         TritonKernel._filter_pdl = order  # type: ignore[method-assign]
         DeferredTritonCallWrapper.generate_launch_kernel = launch  # type: ignore[method-assign]

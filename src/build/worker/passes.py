@@ -1,6 +1,7 @@
 """Graph passes of the project: functions that change the captured ATen graph before it is cut.
 
-A pass takes a `torch.fx.GraphModule` whose placeholders are the inputs and the weights, and changes it in place or
+A pass is a function, or an object whose method `graph` is one; for its other stages see segment_passes.py. It takes a
+`torch.fx.GraphModule` whose placeholders are the inputs and the weights, and changes it in place or
 returns another. It may not add inputs or outputs. Whether it changed the numbers is the gate's business: what an
 artifact is measured against comes from the module, not from this graph.
 """
@@ -17,10 +18,15 @@ from .wire import Failure
 
 
 def run(name: str, flat: Flat, root: Path) -> None:
-    """Runs one pass, `module:callable`, on a flat graph."""
+    """Runs one pass, `module:callable`, on a flat graph, if it is one for whole graphs."""
     import torch
 
-    function = entry.load(root, name)
+    found = entry.load(root, name)
+    function = getattr(found, "graph", None)
+    if not callable(function):
+        if any(callable(getattr(found, stage, None)) for stage in entry.STAGES):
+            return
+        function = found
     before = [node.name for node in flat.graph.nodes if node.op == "placeholder"]
     count = len(flat.outputs)
     module = private.module_of(flat.graph)

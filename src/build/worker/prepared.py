@@ -1,7 +1,8 @@
 """Constants that are made of weights once, when these are bound, and not in every call.
 
 Inductor's freezing knows what pays on a CPU: a batch norm folded into the convolution before it, filters and matrices
-in the order that oneDNN's kernels read them. It does so with the values of weights, which an artifact must not have.
+in the order that oneDNN's kernels read them. Graph passes may ask for more, on any device (segment_passes.py). Inductor
+does it with the values of weights, which an artifact must not have.
 Here the same passes run, and beside every tensor they make stands how it is made: a *recipe*, operators of torch on
 constants of the segment. The artifact gets a constant in its place; the runtime follows the recipe for each weight set.
 
@@ -18,9 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from . import joined, products, tensors
+from . import tensors
 from . import torch_private as private
 
 Recipe = dict[str, Any]
@@ -43,9 +45,27 @@ _ROWS = 1024
 _CALLS = 28
 
 
+@dataclass
+class Weights:
+    """The constants of a segment, and what is made of them."""
+
+    known: frozenset[str]
+    """Names of the segment's own."""
+    made: dict[str, Recipe] = field(default_factory=dict)
+    """Name of a prepacked constant -> how it is made, and its layout."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.known or name in self.made
+
+    @classmethod
+    def of(cls, module: Any) -> Weights:
+        """Returns those of a segment of which nothing is made yet."""
+        return cls(frozenset(name for name, _ in module.named_buffers()))
+
+
 @contextmanager
-def recording(module: Any, isa: str) -> Iterator[dict[str, Recipe]]:
-    """Yields what is made while a module is compiled with freezing: name of the new constant -> how, and its layout.
+def recording(weights: Weights, isa: str) -> Iterator[None]:
+    """Has `weights` get what is made while their segment is compiled with freezing.
 
     Breaks if: `torch._inductor.freezing.constant_fold` is no longer the one place that puts values for nodes;
     `mkldnn_fusion` registers its patterns before this, with other checks, or asks others for what oneDNN can do;
@@ -54,15 +74,12 @@ def recording(module: Any, isa: str) -> Iterator[dict[str, Recipe]]:
     from torch._inductor import freezing
     from torch._inductor.fx_passes import freezing_patterns, mkldnn_fusion
 
-    known = {name for name, _ in module.named_buffers()}
-    made: dict[str, Recipe] = {}
     linear, convolution = mkldnn_fusion._is_packable_linear, mkldnn_fusion._is_packable_convolution
     folding = freezing_patterns.binary_folding_pass
-    apply, passes = folding.apply, freezing.freezing_passes
+    apply = folding.apply
     patches: list[tuple[Any, str, Any]] = [
-        (freezing, "constant_fold", lambda module, *_, **__: _fold(module, known, made)),
+        (freezing, "constant_fold", lambda module, *_, **__: _fold(module, weights)),
         (folding, "apply", lambda graph: _without_numbers(graph, apply)),
-        (freezing, "freezing_passes", _then_products(passes, known, made)),
         # The first compile registers the patterns, with these checks, for all that follow.
         (mkldnn_fusion, "_is_packable_linear", lambda match: linear(match) and _worth_packing(match.output_node())),
         (mkldnn_fusion, "_is_packable_convolution", lambda match: convolution(match) and _ours(match.output_node())),
@@ -76,20 +93,10 @@ def recording(module: Any, isa: str) -> Iterator[dict[str, Recipe]]:
     try:
         for place, name, ours in patches:
             setattr(place, name, ours)
-        yield made
+        yield
     finally:
         for place, name, theirs in before:
             setattr(place, name, theirs)
-
-
-def _then_products(passes: Callable[[Any, Any], None], known: set[str], made: dict[str, Recipe]) -> Any:
-    """Returns the passes that lay out weights, and after them the one for products that they leave."""
-
-    def run(module: Any, inputs: Any) -> None:
-        passes(module, inputs)
-        products.take(module.graph, known | made.keys())
-
-    return run
 
 
 def _ours(node: Any) -> bool:
@@ -124,8 +131,7 @@ def _worth_packing(product: Any) -> bool:
     return worth and _ours(product)
 
 
-def _fold(module: Any, known: set[str], made: dict[str, Recipe]) -> None:
-    from torch._inductor import config
+def _fold(module: Any, weights: Weights) -> None:
     from torch._inductor.constant_folding import ConstantFolder, replace_node_with_constant
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -135,14 +141,12 @@ def _fold(module: Any, known: set[str], made: dict[str, Recipe]) -> None:
         folder = ConstantFolder(module, skip_constructors=True)
         folder.run()
         for node, value in folder.node_replacements.items():
-            recipe = _recipe(module, node, value, known, made)
+            recipe = _recipe(module, node, value, weights)
             if recipe is None:
                 continue
-            name = f"p{len(made)}"
-            made[name] = recipe
+            name = f"p{len(weights.made)}"
+            weights.made[name] = recipe
             replace_node_with_constant(module, node, value, name)
-        if config.cpp.enable_concat_linear:
-            joined.join(graph, _escapes)
         for node in graph.find_nodes(op="get_attr"):
             if not node.users:
                 graph.erase_node(node)
@@ -151,7 +155,7 @@ def _fold(module: Any, known: set[str], made: dict[str, Recipe]) -> None:
         module.recompile()
 
 
-def constant(module: Any, node: Any, known: set[str], made: dict[str, Recipe]) -> Any:
+def constant(module: Any, node: Any, weights: Weights) -> Any:
     """Puts a constant of its own in the place of a new node, made of the segment's or of other new nodes of these;
     returns none, and takes the node away, if no recipe can say how."""
     import torch
@@ -166,13 +170,13 @@ def constant(module: Any, node: Any, known: set[str], made: dict[str, Recipe]) -
             return node.target(*args, **kwargs)
 
     value = run(node, lambda of: getattr(module, of.target))
-    recipe = _recipe(module, node, value, known, made)
+    recipe = _recipe(module, node, value, weights)
     if recipe is None:
         module.graph.erase_node(node)
         return None
     node.meta = {"val": run(node, lambda of: of.meta["val"])}
-    name = f"p{len(made)}"
-    made[name] = recipe
+    name = f"p{len(weights.made)}"
+    weights.made[name] = recipe
     before = node.prev
     replace_node_with_constant(module, node, value, name)
     return before.next
@@ -203,7 +207,7 @@ def _generalise(module: Any) -> None:
                 node.args = (weight, *rest, one)
 
 
-def _recipe(module: Any, node: Any, value: Any, known: set[str], made: dict[str, Recipe]) -> Recipe | None:
+def _recipe(module: Any, node: Any, value: Any, weights: Weights) -> Recipe | None:
     """Returns how a node's value is made of the segment's constants; none for what is better left in the code."""
     import torch
 
@@ -214,11 +218,11 @@ def _recipe(module: Any, node: Any, value: Any, known: set[str], made: dict[str,
     roots: dict[str, int] = {}
     room = [_CALLS]
     try:
-        call = _call(module, node, made, roots, room)
+        call = _call(module, node, weights.made, roots, room)
     except _Left:
         return None
     # A pass of torch's may bring constants of its own; blocks of columns may need some zeros.
-    if not roots or not roots.keys() <= known or 8 * value.numel() > 9 * sum(roots.values()):
+    if not roots or not roots.keys() <= weights.known or 8 * value.numel() > 9 * sum(roots.values()):
         return None
     shape = list(value.shape)
     dtype = tensors.dtype_name(value.dtype)

@@ -147,6 +147,18 @@ fn one_option<'t>(
         );
         return;
     }
+    let word = value.value.as_str();
+    let replaced = (compile::REPLACED.iter())
+        .find(|(own, of, _)| *own == name && of.is_none_or(|of| word == Some(of)));
+    if let Some((_, of, pass)) = replaced {
+        let what = of.map_or_else(|| format!("`{name}`"), |of| format!("`{name} = \"{of}\"`"));
+        reader.wrong_help(
+            place,
+            format!("option {what} is a graph pass now"),
+            format!("install `precast-kernels` and write `passes = [\"{pass}\"]` beside `options`"),
+        );
+        return;
+    }
     let value = match compile::WORDS.iter().find(|(own, _)| *own == name) {
         Some((own, words)) => {
             let words: Vec<_> = words.iter().map(|word| (*word, *word)).collect();

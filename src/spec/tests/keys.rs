@@ -78,7 +78,7 @@ fn wrong_types_and_words() {
        |
     12 | options = { "triton.cudagraphs" = false, attention = "efficent" }
        |                                                      ^^^^^^^^^^
-       = help: did you mean `efficient`? known: `auto`, `flash`, `efficient`, `cudnn`, `math`, `one_tile`
+       = help: did you mean `efficient`? known: `auto`, `flash`, `efficient`, `cudnn`, `math`
     "#);
     insta::assert_snapshot!(broken("epilogue_fusion = true", "attention = true"), @r#"
     error: `attention` in `options` in [compile] must be a string, not a boolean
@@ -87,6 +87,21 @@ fn wrong_types_and_words() {
     12 | options = { "triton.cudagraphs" = false, attention = true }
        |                                                      ^^^^
        = help: text stands in quotes
+    "#);
+    insta::assert_snapshot!(broken("epilogue_fusion = true", "attention = \"one_tile\", matmul = \"split_k\""), @r#"
+    error: option `attention = "one_tile"` is a graph pass now
+      --> precast.toml:12:42
+       |
+    12 | options = { "triton.cudagraphs" = false, attention = "one_tile", matmul = "split_k" }
+       |                                          ^^^^^^^^^
+       = help: install `precast-kernels` and write `passes = ["precast_kernels:single_tile_attention"]` beside `options`
+
+    error: option `matmul` is a graph pass now
+      --> precast.toml:12:66
+       |
+    12 | options = { "triton.cudagraphs" = false, attention = "one_tile", matmul = "split_k" }
+       |                                                                  ^^^^^^
+       = help: install `precast-kernels` and write `passes = ["precast_kernels:split_k"]` beside `options`
     "#);
     insta::assert_snapshot!(broken("device = \"cpu\"", "device = \"tpu\"\nisa = \"sse\""), @r#"
     error: unknown device `tpu`

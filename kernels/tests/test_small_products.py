@@ -7,10 +7,13 @@ import unittest.mock
 from pathlib import Path
 from typing import Any
 
-from .artifact import run
-from .support import Project, Quiet, part
-from .test_compile import follow
-from .test_joined import graph_of
+from precast_kernels import products
+
+from tests.worker.artifact import run
+from tests.worker.support import Project, Quiet, part
+from tests.worker.test_compile import follow
+
+from .support import context_of
 
 MODEL = """
 import torch
@@ -37,7 +40,26 @@ def load():
 """
 
 
-class ProductsTest(Project):
+def graph_of(function: Any, constants: dict[str, Any], x: Any) -> Any:
+    """Returns a functional graph: constants are attributes, and every node has its value as `meta["val"]`."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    module = torch.nn.Module()
+    for name, value in constants.items():
+        module.register_buffer(name, value)
+    traced = make_fx(lambda x: function(module, x))(x)
+
+    class Values(torch.fx.Interpreter):
+        def run_node(self, node: Any) -> Any:
+            node.meta["val"] = super().run_node(node)
+            return node.meta["val"]
+
+    Values(traced).run(x)
+    return traced
+
+
+class SmallProductsTest(Project):
     def compiled(self, opened: Any, rows: int, isa: str = "native") -> tuple[str, list[list[int]]]:
         """Compiles for so many rows, checks what comes out; returns the code and the shapes that were made."""
         import torch
@@ -45,7 +67,9 @@ class ProductsTest(Project):
         captured = self.capture(opened, inputs=[("x", "float32", [rows, 48])])
         (segment,) = captured["segments"]
         out = self.out / f"{isa}{rows}"
+        passes = part("segment_passes").described(["precast_kernels:small_products"], self.root)
         request = {"file": segment["file"], "device": "cpu", "isa": isa, "options": {"freezing": True}}
+        request["passes"] = passes
         answer = part("compiler").compile_segment(request, out, Quiet())
         held = self.weights(opened)
         weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
@@ -68,7 +92,7 @@ class ProductsTest(Project):
             # Of ten columns, a vector would hold more zeros than values.
             self.assertEqual(code.count("aoti_torch_cpu_addmm_out("), 1, code)
             self.assertNotIn("aoti_torch_cpu_mm_out(", code)
-            width = part("products")._width()
+            width = products._width()
             if width == 16:
                 # The columns are taken alike whatever the rows, so that buckets share them.
                 wanted = [[2, 48, 32], [16, 64, 32], [1, 330, 48], [3, 32, 48]]
@@ -83,7 +107,6 @@ class ProductsTest(Project):
         self.assertEqual((code.count("aoti_torch_cpu_addmm_out("), shapes), (6, []))
 
     def test_columns_are_taken_so_that_few_are_added(self) -> None:
-        products = part("products")
         for width, wanted in (
             (16, {48: 48, 144: 48, 64: 32, 500: 32, 16: 16, 15: 16, 14: 0, 10: 0, 1: 0}),
             (8, {48: 24, 64: 16, 500: 24, 10: 0, 8: 8, 1: 0}),
@@ -98,7 +121,6 @@ class ProductsTest(Project):
         def product(m: Any, x: Any) -> Any:
             return torch.mm(x, m.w)
 
-        products = part("products")
         for rows, weight, known, taken in (
             (8, torch.randn(32, 32), True, True),
             (8, torch.randn(32, 32), False, False),
@@ -113,8 +135,11 @@ class ProductsTest(Project):
             x = torch.randn(rows, weight.shape[0]).to(weight.dtype)
             with unittest.mock.patch.object(products, "_width", return_value=16):
                 traced = graph_of(product, {"w": weight}, x)
-                constants = {node.target for node in traced.graph.find_nodes(op="get_attr")}
-                products.take(traced.graph, constants if known else set())
+                context = context_of(traced, "cpu")
+                if not known:
+                    context._weights.known = frozenset()
+                products.take(traced.graph, context)
+                traced.graph.eliminate_dead_code()
             kept = [node for node in traced.graph.nodes if node.target is torch.ops.aten.mm.default]
             self.assertEqual(not kept, taken, (rows, weight.shape, weight.dtype))
 

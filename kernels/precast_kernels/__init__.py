@@ -1,0 +1,54 @@
+"""Graph passes with kernels of their own, for `passes` of a Precast spec and for `precast build --tune`.
+
+| pass | device | does |
+|---|---|---|
+| `fuse` | both | `fused_linear`, `small_products` and `conv_epilogues`, each where it applies |
+| `fused_linear` | both | one product of those that multiply the same rows, with prepacked weights |
+| `small_products` | CPU | small products with weights as the artifact's own code |
+| `conv_epilogues` | CUDA | batch norms in filters, filters channels last, bias, addition and ReLU in cuDNN's kernel |
+| `split_k` | CUDA | products of at most 64 rows that split the sum over the device |
+| `single_tile_attention` | CUDA | attention to at most 128 keys in one kernel |
+
+Torch is imported when a pass runs, not before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .convolutions import ConvEpilogues
+from .linear import FusedLinear
+from .products import SmallProducts
+from .small_batch import SingleTileAttention, SplitK
+
+
+class Fuse:
+    """The passes that need no measurement to be worth a try, each at its own stage."""
+
+    _passes = (FusedLinear(), SmallProducts(), ConvEpilogues())
+
+    def segment(self, module: Any, context: Any) -> None:
+        """Fused linear, and batch norms multiplied into filters."""
+        self._run("segment", module, context)
+
+    def post_grad_pre(self, module: Any, context: Any) -> None:
+        """Small products."""
+        self._run("post_grad_pre", module, context)
+
+    def post_grad_post(self, module: Any, context: Any) -> None:
+        """Filters channels last, and what follows a convolution in its kernel."""
+        self._run("post_grad_post", module, context)
+
+    def _run(self, stage: str, module: Any, context: Any) -> None:
+        for one in self._passes:
+            method = getattr(one, stage, None)
+            if method is not None:
+                method(module, context)
+
+
+fuse = Fuse()
+fused_linear = FusedLinear()
+small_products = SmallProducts()
+conv_epilogues = ConvEpilogues()
+split_k = SplitK()
+single_tile_attention = SingleTileAttention()

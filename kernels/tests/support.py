@@ -1,0 +1,30 @@
+"""What the tests of the passes share: a context as the worker gives it, and recorded recipes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.worker.support import part
+
+
+def context_of(module: Any, device: str = "cuda", freezing: bool = True, **options: Any) -> Any:
+    """Returns the context of a segment that is compiled for a device, none of whose weights is prepacked yet."""
+    weights = part("prepared").Weights.of(module)
+    return part("segment_passes").Context(device, {"freezing": freezing, **options}, weights)
+
+
+def made(context: Any) -> dict[str, Any]:
+    """Returns the recipes of prepacked weights, by constant."""
+    return context._weights.made
+
+
+def tidy(module: Any, context: Any, passes: list[Any]) -> None:
+    """Runs the stage `segment` of some passes, as a compile does."""
+    named = [(type(one).__name__, one) for one in passes]
+    part("segment_passes").Passes(named, context, None).segment(module)
+
+
+def hooks(context: Any, passes: list[Any]) -> dict[str, Any]:
+    """Returns inductor's options that run the other stages of some passes."""
+    named = [(type(one).__name__, one) for one in passes]
+    return part("segment_passes").Passes(named, context, None).hooks()

@@ -1,0 +1,173 @@
+"""Products of the same rows become one, with the same results and with recipes for its weights."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+import precast_kernels
+
+from tests.worker.support import Project, Quiet, part
+from tests.worker.test_compile import follow
+
+from .support import context_of, made, tidy
+
+PRODUCTS = """
+import torch
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (torch.nn.Linear(16, width) for width in (16, 8, 8))
+        self.gate, self.up, self.tied = (torch.nn.Linear(16, 24, bias=False) for _ in range(3))
+        self.tied.weight = self.up.weight
+        self.out = torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        query = self.query(x).view(*x.shape[:2], 2, 8).transpose(1, 2)
+        key, value = (part(x).view(*x.shape[:2], 1, 8).transpose(1, 2) for part in (self.key, self.value))
+        made = torch.nn.functional.scaled_dot_product_attention(query, key.expand_as(query), value.expand_as(query))
+        made = made.transpose(1, 2).reshape(x.shape)
+        return self.out(made + x), torch.nn.functional.silu(self.gate(made)) * self.up(made), self.tied(x)
+
+def load():
+    torch.manual_seed(0)
+    return Attention()
+"""
+
+ATTENTION_INPUTS = """
+import torch
+
+class Inputs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (torch.nn.Linear(384, width) for width in (384, 96, 96))
+
+    def forward(self, x):
+        return self.query(x).sin(), self.key(x).sin(), self.value(x).sin()
+
+def load():
+    torch.manual_seed(0)
+    return Inputs().eval()
+"""
+
+
+def graph_of(model: Any, x: Any) -> Any:
+    """Returns a model's graph with its weights as buffers, as a segment has them."""
+    import torch
+
+    program = torch.export.export(model, (x,))
+    graph = torch.fx.Graph()
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    new: dict[Any, Any] = {}
+    weights = program.graph_signature.inputs_to_parameters
+    for node in program.graph.nodes:
+        if node.name in weights:
+            name = f"c{len(new)}"
+            module.register_buffer(name, program.state_dict[weights[node.name]].detach())
+            new[node] = graph.get_attr(name)
+        else:
+            new[node] = graph.node_copy(node, lambda value: new[value])
+        new[node].meta = dict(node.meta)
+    module.recompile()
+    return module
+
+
+class FusedLinearTest(Project):
+    def test_products_of_the_same_rows_are_one(self) -> None:
+        import torch
+
+        module, weights, _ = self.load_segment(PRODUCTS, [2, 5, 16])
+        x = torch.randn(2, 5, 16)
+        wanted = module(x)
+        context = context_of(module)
+        tidy(module, context, [precast_kernels.fused_linear])
+        # A query, a key and a value, their biases, and a gate with what it gates.
+        self.assertEqual([recipe["shape"] for recipe in made(context).values()], [[32, 16], [32], [48, 16]])
+        held = dict(module.named_buffers())
+        for name, recipe in made(context).items():
+            self.assertTrue(torch.equal(follow(recipe["call"], weights), held[name]))
+        products = module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+        self.assertEqual(len(products), 4)
+        for got, want in zip(module(x), wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        tidy(module, context, [precast_kernels.fused_linear])
+        self.assertEqual(len(made(context)), 3)
+
+    def test_what_must_lie_as_it_was_is_left_apart(self) -> None:
+        import torch
+
+        functional = torch.nn.functional
+
+        def later(x: Any, operations: int) -> Any:
+            for _ in range(operations):
+                x = x.cos()
+            return x
+
+        reads = {
+            "a result": lambda x, a, b: (functional.linear(x, a), functional.linear(x, b)),
+            "a view of a result": lambda x, a, b: [
+                functional.dropout(functional.linear(x, w).view(2, 3, 2, 4).transpose(1, 2), training=False)
+                for w in (a, b)
+            ],
+            "memory": lambda x, a, b: [functional.linear(x, w).as_strided((2, 3), (24, 8)) + 1 for w in (a, b)],
+            "a slice": lambda x, a, b: [one + 1 for w in (a, b) for one in functional.linear(x, w).split(4, -1)],
+            "a row": lambda x, a, b: [functional.linear(x, w).unsqueeze(0).view(6, 8) + 1 for w in (a, b)],
+            "the same": lambda x, a, _: [functional.linear(x, a) * 2, functional.linear(x, a) * 3],
+            "a vector": lambda x, a, b: [functional.linear(x, w[0]) + 1 for w in (a, b)],
+            "near": lambda x, a, b: (later(functional.linear(x, a), 4), functional.linear(x, b).sin()),
+            "much later": lambda x, a, b: (later(functional.linear(x, a), 40), functional.linear(x, b).sin()),
+            "other rows": lambda x, a, b: (functional.linear(x, a).cos(), functional.linear(x + 0, b).sin()),
+        }
+        joined = {"a slice": 1, "a row": 1, "near": 1}
+        for name, read in reads.items():
+            with self.subTest(name):
+
+                class Model(torch.nn.Module):
+                    def __init__(self) -> None:
+                        super().__init__()
+                        self.a, self.b = (torch.nn.Parameter(torch.randn(8, 8)) for _ in range(2))
+
+                    def forward(self, x: Any, read: Any = read) -> Any:
+                        return read(x, self.a, self.b)
+
+                module = graph_of(Model(), torch.randn(2, 3, 8))
+                x = torch.randn(2, 3, 8)
+                wanted = module(x)
+                context = context_of(module)
+                tidy(module, context, [precast_kernels.fused_linear])
+                self.assertEqual(len(made(context)), joined.get(name, 0))
+                for got, want in zip(module(x), wanted, strict=True):
+                    torch.testing.assert_close(got, want)
+                    self.assertEqual(got.stride(), want.stride())
+
+    def test_on_a_cpu_matrices_of_other_widths_are_one_call_too(self) -> None:
+        import torch
+
+        opened = self.open(ATTENTION_INPUTS)
+        captured = self.capture(opened, inputs=[("x", "float32", [64, 384])])
+        held = self.weights(opened)
+        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        x = torch.randn(64, 384)
+        with torch.inference_mode():
+            wanted = opened.model(x)
+        # The compiler alone fuses matrices of one shape, which these are not.
+        for passes, calls in (([], 3), (["precast_kernels:fuse"], 1)):
+            request = {"file": captured["segments"][0]["file"], "device": "cpu", "isa": "native"}
+            request |= {"options": {"freezing": True}, "passes": part("segment_passes").described(passes, self.root)}
+            out = self.out / f"calls{calls}"
+            answer = part("compiler").compile_segment(request, out, Quiet())
+            code = "".join(file.read_text() for file in out.rglob("*wrapper.cpp"))
+            self.assertEqual(code.count("(aoti_torch_cpu__linear_pointwise("), calls)
+            shapes = sorted(one["shape"] for one in answer["prepared"])
+            self.assertEqual(shapes, [[576], [576, 384]] if calls == 1 else [[96, 384], [96, 384], [384, 384]])
+            prepacked = {one["name"]: follow(one["call"], weights) for one in answer["prepared"]}
+            if calls == 1:
+                whole, bias = (next(value for value in prepacked.values() if value.dim() == dims) for dims in (2, 1))
+                got = torch.nn.functional.linear(x, whole.to_dense(), bias).sin().split((384, 96, 96), 1)
+                for one, other in zip(got, wanted, strict=True):
+                    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+if __name__ == "__main__":
+    unittest.main()
