@@ -44,6 +44,7 @@ def main() -> int:
         command.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
         command.add_argument("--rounds", type=int, default=5)
         command.add_argument("--binaries", type=Path, default=ROOT / "target/release")
+        command.add_argument("--kernels", action="store_true", help="precast builds with the graph passes of kernels/")
         command.add_argument("--work", type=Path, help="keeps stores and caches here, for the next run")
     merge = commands.add_parser("merge", help="one result of several runs on one machine, to stdout")
     merge.add_argument("results", type=Path, nargs="+")
@@ -119,6 +120,7 @@ def start(args: argparse.Namespace, work: Path) -> Run:
         seconds=args.seconds,
         prepare=args.prepare,
         tune=args.tune,
+        kernels=args.kernels,
         together=args.together,
         page_caches=args.page_cache,
         deadline=time.time() + 60 * args.minutes,

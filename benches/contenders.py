@@ -52,7 +52,7 @@ class Host:
             "TRITON_CACHE_DIR": str(private / "triton"),
             "TMPDIR": str(private / "tmp"),
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
             "PRECAST_PYTHON": sys.executable,
             "LD_LIBRARY_PATH": f"{libtorch()}:{os.environ.get('LD_LIBRARY_PATH', '')}",
         }

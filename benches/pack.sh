@@ -24,6 +24,8 @@ for example in minilm blocks vlm; do
     mkdir $stage/examples/$example
     cp examples/$example/*.py examples/$example/*.toml $stage/examples/$example/
 done
+mkdir $stage/kernels
+cp -r kernels/precast_kernels $stage/kernels/
 find $stage -name __pycache__ -prune -exec rm -r {} +
 git rev-parse HEAD > $stage/COMMIT
 .venv/bin/python tests/gpu/half.py $stage/examples/minilm/weights

@@ -27,6 +27,8 @@ class Run:
     """How long the contenders of a case may take to get ready."""
     tune: bool
     """Whether the cases are built with `--tune`; a store of an earlier run may have what was tuned then."""
+    kernels: bool
+    """Whether the cases are built with the graph passes of kernels/."""
     together: bool
     """Whether the contenders of all cases get ready at once."""
     page_caches: list[str]

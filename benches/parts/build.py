@@ -14,9 +14,10 @@ def measure(run: Run) -> None:
     for case in run.chosen("build"):
         spec = case.spec(run.host.device)
         limit = max(1.0, run.left)
-        tune = ["--tune"] if run.tune else []
+        options = ["--tune"] if run.tune else []
+        options += ["--set", "passes=['precast_kernels:fuse']"] if run.kernels else []
         try:
-            events, ran = run.host.precast("build", "-f", spec, *tune, limit=limit)
+            events, ran = run.host.precast("build", "-f", spec, *options, limit=limit)
             finished = next(event for event in events if event["event"] == "finished")
             lost = [program for program in finished["programs"] if program["state"] not in ("built", "hit")]
             if lost:
@@ -24,7 +25,7 @@ def measure(run: Run) -> None:
                 raise Failed(f"not built: {', '.join(program['program'] for program in lost)}: {'; '.join(whys)}")
             warm, imports = [], []
             for _ in range(run.rounds):
-                warm.append(run.host.precast("build", "-f", spec, *tune)[1].seconds)
+                warm.append(run.host.precast("build", "-f", spec, *options)[1].seconds)
                 command = [sys.executable, "-c", "import torch"]
                 imports.append(once(command, run.host.python(), run.host.logs / "import.log", 60).seconds)
         except Failed as error:
@@ -35,7 +36,7 @@ def measure(run: Run) -> None:
             "build",
             {
                 "case": case.name,
-                "command": " ".join(["precast build -f", str(spec.relative_to(ROOT)), *tune]),
+                "command": " ".join(["precast build -f", str(spec.relative_to(ROOT)), *options]),
                 "seconds": ran.seconds,
                 "compiled": finished["compiled"],
                 "programs": len(finished["programs"]),

@@ -23,6 +23,9 @@ cp tests/gpu/residual/*.py tests/gpu/residual/*.toml $stage/residual/
 cp tests/gpu/values/*.py tests/gpu/values/*.toml $stage/values/
 cp tests/numerics/eager.py $stage/numerics.py
 cp tests/gpu/run.sh tests/gpu/compare.py $stage/
+mkdir $stage/kernels
+cp -r kernels/precast_kernels $stage/kernels/
+find $stage/kernels -name __pycache__ -prune -exec rm -r {} +
 .venv/bin/python tests/gpu/half.py $stage/minilm/weights
 
 tar -czf dist/precast-gpu.tar.gz -C $stage .

@@ -32,7 +32,9 @@ PATH=$here/bin:$PATH
 LD_LIBRARY_PATH=$("$python" -c 'import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))')${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 PRECAST_STORE=$work/store
 PRECAST_PYTHON=$(command -v "$python")
-export PATH LD_LIBRARY_PATH PRECAST_STORE PRECAST_PYTHON
+# The graph passes are a package that is not installed there.
+PYTHONPATH=$here/kernels${PYTHONPATH:+:$PYTHONPATH}
+export PATH LD_LIBRARY_PATH PRECAST_STORE PRECAST_PYTHON PYTHONPATH
 
 failed=
 # step NAME COMMAND…: runs it with its data in NAME.json and its messages in NAME.log; a failure is kept for the end.
@@ -74,8 +76,9 @@ PY
 # has PART: whether to run it.
 has() { case "$parts" in *" $1 "*) true ;; *) false ;; esac; }
 
-step build precast build -f "$spec" --format json
-step build-again precast build -f "$spec" --format json
+passes="passes=['precast_kernels:fuse']"
+step build precast build -f "$spec" --set "$passes" --format json
+step build-again precast build -f "$spec" --set "$passes" --format json
 step ls precast ls --format json
 
 if has minilm; then
