@@ -124,6 +124,37 @@ mod tests {
     }
 
     #[test]
+    fn either_word_for_text_relocations_is_enough_and_nothing_counts_behind_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = linked(folder.path(), "ax", &["-Wl,-z,notext"]);
+        // The linker writes both.
+        let entry = |tag: u64, value: u64| [tag.to_le_bytes(), value.to_le_bytes()].concat();
+        let words = [entry(22, 0), entry(30, 4)];
+        let at = |bytes: &[u8], word: &[u8]| {
+            let mut entries = (0..bytes.len() - 16).step_by(8);
+            entries.find(|at| bytes[*at..].starts_with(word)).unwrap()
+        };
+        let mut none = whole.clone();
+        for word in &words {
+            let mut one = whole.clone();
+            let place = at(&one, word);
+            // DT_DEBUG, which a shared object has no use for.
+            one[place..][..16].copy_from_slice(&entry(21, 0));
+            assert_eq!(hazards(&*one).unwrap(), [Hazard::TextRelocations]);
+            none[place..][..16].copy_from_slice(&entry(21, 0));
+        }
+        assert_eq!(hazards(&*none).unwrap(), []);
+        let mut behind = whole;
+        let first = at(&behind, &words[0]).min(at(&behind, &words[1]));
+        behind[first - 16..][..16].copy_from_slice(&entry(0, 0));
+        assert_eq!(hazards(&*behind).unwrap(), []);
+        assert_eq!(
+            Hazard::TextRelocations.to_string(),
+            "it has text relocations"
+        );
+    }
+
+    #[test]
     fn an_object_that_says_nothing_of_its_stack_asks_for_an_executable_one() {
         let folder = tempfile::tempdir().unwrap();
         let mut bytes = linked(folder.path(), "aw", &[]);
