@@ -10,8 +10,8 @@ use half::{
 };
 use tch::{TchError, Tensor};
 
-use super::{Outputs, RuntimeError, ffi::Meta, tensors};
-use crate::record::Dtype;
+use super::{Outputs, RuntimeError, ffi::Meta, tensors, threads};
+use crate::{Device, record::Dtype};
 
 /// What an array can be of: `f32`, `f64`, `half::f16`, `half::bf16`, `i64`, `i32`, `i16`, `i8`, `u8` and `bool`.
 pub trait Element: sealed::Plain + Copy + 'static {
@@ -99,6 +99,8 @@ impl<T: Element> Array<T> {
 
     /// Copies a tensor, from wherever it is.
     fn of(tensor: &Tensor) -> Result<Self, RuntimeError> {
+        // A large one is copied in parallel.
+        threads::find(Device::Cpu)?;
         let data = T::data(tensor).map_err(refused)?;
         let shape = shape_of(tensor);
         Ok(Self { shape, data })

@@ -149,6 +149,14 @@ pub enum RuntimeError {
         nearest: Option<Sizes>,
         why: NoFit,
     },
+    /// A call's parallel loops need more threads than can be made. Nothing ran: OpenMP would have ended the process.
+    #[error("parallel loops need {wanted} threads, and {found} can be had")]
+    NoThreads {
+        wanted: usize,
+        found: usize,
+        #[source]
+        source: io::Error,
+    },
     /// Every execution context that could answer was in use for longer than the call was to wait. Nothing ran.
     #[error(
         "module `{module}` at {bucket}: all {contexts} execution contexts are in use, and the call was to wait no longer"
@@ -332,6 +340,9 @@ impl RuntimeError {
                 None if known.is_empty() => "`precast ls` lists the modules",
                 None => return format!("it has {}", known.join(", ")),
             },
+            Self::NoThreads { .. } => {
+                "raise the number of threads (`ulimit -u`, or `pids.max` of the container), or lower `OMP_NUM_THREADS`"
+            }
             Self::Busy { .. } => {
                 "try again later, wait longer, or load the model with more `Runtime::instances`"
             }

@@ -19,6 +19,7 @@ use super::{
     runtime::Graphs,
     source::Source,
     stats::Counters,
+    threads,
     together::Together,
     watch::Quarantined,
     weights::Weights,
@@ -137,6 +138,8 @@ impl Loader {
         let _span =
             tracing::info_span!("load", program = %program.id.short(), module = program.module, device = %self.device)
                 .entered();
+        // Weights may be laid out in parallel.
+        threads::find(self.device)?;
         let extras = match &program.constants {
             Some(key) => Some(self.extras(key)?),
             None => None,

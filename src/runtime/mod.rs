@@ -64,6 +64,7 @@ mod source;
 mod stats;
 mod swap;
 pub mod tensors;
+mod threads;
 mod together;
 mod validate;
 mod variant;

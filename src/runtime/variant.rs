@@ -23,6 +23,7 @@ use super::{
     problem::Problem,
     program::{Ready, Sizes as Fill},
     stats::{ModuleStats, Seen},
+    threads,
     validate::{Fit, Request, Signature},
     weights::tch_device,
 };
@@ -157,6 +158,7 @@ impl Variant {
             span.record("bucket", slot.program.bucket());
             span.record("rung", rung.name());
         }
+        threads::find(self.device)?;
         // After the sizes, which bound how much there is to look at.
         self.check_values(&handles, &ready.plan.program)?;
         // Not before something answers requests of these sizes: a view of a few bytes can be larger than any memory.
@@ -345,6 +347,8 @@ impl Variant {
     }
 
     fn copied(&self, input: usize, given: &Handle) -> Result<Handle, RuntimeError> {
+        // Also where it goes to another device: what is not contiguous is made so here.
+        threads::find(Device::Cpu)?;
         let tensor = &given.share().into_tensor();
         let text = |error: tch::TchError| RuntimeError::Tensor {
             module: self.module.clone(),

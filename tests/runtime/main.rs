@@ -8,6 +8,7 @@ mod hooked;
 mod ladder;
 mod load;
 mod swap;
+mod threads;
 mod waits;
 
 use fake::{Fake, Memory};

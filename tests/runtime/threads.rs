@@ -1,0 +1,79 @@
+//! No thread to be had: OpenMP would end the process.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+};
+
+use precast::runtime::RuntimeError;
+use tch::Tensor;
+
+use crate::{fake::Fake, flat, ok, x};
+
+const SCARCE: &str = "PRECAST_TEST_SCARCE";
+
+/// So many elements that libtorch fills and copies them in parallel.
+const LARGE: i64 = 400;
+
+#[test]
+fn a_call_that_finds_no_threads_is_an_error_and_the_next_one_is_answered() {
+    match env::var_os(SCARCE) {
+        Some(path) => without_threads(&PathBuf::from(path)),
+        None => in_a_process_of_its_own(),
+    }
+}
+
+fn in_a_process_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("threads.so");
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake/threads.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&library);
+    assert!(cc.arg(source).arg("-ldl").status().unwrap().success());
+    let name = "threads::a_call_that_finds_no_threads_is_an_error_and_the_next_one_is_answered";
+    let run = Command::new(env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env("LD_PRELOAD", &library)
+        .env(SCARCE, folder.path().join("scarce"))
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&run.stdout).into_owned();
+    let told = told + &String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success() && told.contains("1 passed"), "{told}");
+}
+
+fn without_threads(scarce: &Path) {
+    tch::set_num_threads(4);
+    let model = ok(&[Fake::sized(LARGE, LARGE)]);
+    // Each calling thread has a team of its own: this one makes its own here.
+    let input = x(LARGE - 1, LARGE - 1);
+    let clone = input.shallow_clone();
+    let call = |input: &Tensor| model.run("f", std::slice::from_ref(input));
+    thread::scope(|scope| {
+        let caller = scope.spawn(move || {
+            fs::write(scarce, "").unwrap();
+            for _ in 0..2 {
+                let error = call(&clone).unwrap_err();
+                let scarce = matches!(
+                    error,
+                    RuntimeError::NoThreads {
+                        wanted: 2..,
+                        found: 1,
+                        ..
+                    }
+                );
+                assert!(scarce, "{error}");
+            }
+            fs::remove_file(scarce).unwrap();
+            let out = call(&clone).unwrap();
+            // Its team is there: it needs no other.
+            fs::write(scarce, "").unwrap();
+            assert!(call(&clone).unwrap()[0].equal(&out[0]));
+            assert_eq!(flat(&out[0])[..3], [0.0, 2.0, 4.0]);
+        });
+        caller.join().unwrap();
+    });
+    call(&input).unwrap();
+}
