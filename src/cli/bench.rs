@@ -18,6 +18,7 @@ use self::measure::{Figures, measure, samples, wait};
 use super::{
     Context,
     exit::Usage,
+    internal,
     printer::note,
     served::{Against, BenchArgs, GraphChoice, model, place},
     table::{self, Column},
@@ -78,6 +79,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     let runtime = Runtime::new(&store, device)?
         .instances(args.threads.into())
         .graphs(graphs)
+        .trial(internal::trial(&store)?)
         .eager_fallback(!args.compiled);
     let model = runtime.load(&name)?;
     let loaded = started.elapsed().as_secs_f64();

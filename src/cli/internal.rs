@@ -18,6 +18,19 @@ pub(super) struct GateArgs {
     cuda: bool,
 }
 
+/// The argument of the helper that tries first loads.
+#[cfg(feature = "torch")]
+pub(super) const TRIAL: &str = crate::runtime::TRIAL;
+#[cfg(not(feature = "torch"))]
+pub(super) const TRIAL: &str = "__trial";
+
+#[derive(clap::Args)]
+#[cfg_attr(not(feature = "torch"), allow(dead_code))]
+pub(super) struct TrialArgs {
+    /// End the process after so many seconds, should its parent be gone.
+    seconds: u64,
+}
+
 /// Returns the program that runs artifacts: it lies beside this one.
 pub(super) fn with_torch() -> Result<PathBuf> {
     let own = env::current_exe().context("can't find this program's own file")?;
@@ -57,4 +70,37 @@ pub(super) fn gate(args: &GateArgs, context: &Context) -> Result<u8> {
     let candidate = serde_json::from_reader(std::io::stdin().lock())?;
     serde_json::to_writer(std::io::stdout().lock(), &gate::check(&candidate))?;
     Ok(0)
+}
+
+/// Loads the artifact on stdin, which may crash or hang.
+#[cfg(feature = "torch")]
+pub(super) fn try_load(args: &TrialArgs) -> Result<u8> {
+    let limit = std::time::Duration::from_secs(args.seconds);
+    std::thread::Builder::new().spawn(move || {
+        std::thread::sleep(limit);
+        process::abort();
+    })?;
+    crate::runtime::answer_trial(std::io::stdin().lock())?;
+    Ok(crate::runtime::TRIED)
+}
+
+/// Returns how first loads are tried: by this program, remembered by the store, or by the user where that is read-only.
+#[cfg(feature = "torch")]
+pub(super) fn trial(store: &crate::Store) -> Result<crate::runtime::Trial> {
+    use crate::runtime::{Trial, trial_memory};
+    let trial = Trial::with(with_torch()?);
+    let memory = trial_memory(store.path());
+    let folder = memory.parent().unwrap_or(store.path());
+    if rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok() {
+        return Ok(trial.remember(memory));
+    }
+    let named = |name| env::var_os(name).filter(|value| !value.is_empty());
+    let cache = named("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(named("HOME")?).join(".cache")));
+    let Some(folder) = cache.map(|cache| cache.join("precast")) else {
+        return Ok(trial);
+    };
+    // Where it can't be made, nothing is remembered.
+    let _ = std::fs::create_dir_all(&folder);
+    Ok(trial.remember(folder.join("loads")))
 }

@@ -174,6 +174,9 @@ enum Command {
     /// Check a candidate against eager: how `build` calls itself
     #[command(name = internal::GATE, hide = true)]
     Gate(internal::GateArgs),
+    /// Load an artifact that may crash: how `run` and `bench` call themselves
+    #[command(name = internal::TRIAL, hide = true)]
+    Trial(internal::TrialArgs),
 }
 
 /// What every subcommand is given.
@@ -263,6 +266,7 @@ pub fn main_with_torch() -> ExitCode {
         Command::Run(args) => run::run(args, context),
         Command::Bench(args) => bench::run(args, context),
         Command::Gate(args) => internal::gate(args, context),
+        Command::Trial(args) => internal::try_load(args),
         other => dispatch(other, context, internal::hand_over),
     };
     let code = run(std::env::args_os().collect(), torch);
@@ -336,6 +340,6 @@ fn dispatch(command: &Command, context: &Context, torch: WithTorch) -> Result<u8
         Command::Release(args) => release::run(args, context),
         Command::Verify(args) => verify::run(args, context),
         Command::Gc(args) => gc::run(args, context),
-        Command::Gate(_) => torch(command, context),
+        Command::Gate(_) | Command::Trial(_) => torch(command, context),
     }
 }

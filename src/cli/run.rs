@@ -8,6 +8,7 @@ use serde_json::json;
 use super::{
     Context,
     exit::{Usage, warning},
+    internal,
     phases::Phases,
     printer::note,
     progress::seconds,
@@ -58,6 +59,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         .with_context(|| format!("can't read `{}`", args.inputs.display()))?;
     let inputs =
         tensors::read(&bytes).with_context(|| format!("can't use `{}`", args.inputs.display()))?;
+    let trial = internal::trial(&store)?;
     let phases = Phases::default();
     let started = Instant::now();
     let model = phases.during(|| {
@@ -72,6 +74,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         // One request is answered: what it does not need is not loaded.
         runtime?
             .loading(Loading::OnDemand)
+            .trial(trial)
             .eager_fallback(!args.compiled)
             .load(&name)
     })?;

@@ -65,6 +65,9 @@ pub enum RuntimeError {
     /// It is no shared object of this machine, or needs a symbol that nothing has.
     #[error("object `{}` is not loadable: {reason}", object.short())]
     NotLoadable { object: Digest, reason: String },
+    /// A process that loaded it first did not survive that. Nothing of it was loaded here: see `Runtime::trial`.
+    #[error("object `{}` is not loaded: a process tried to, and {reason}", object.short())]
+    Crashes { object: Digest, reason: String },
     /// It is not an artifact: a function of the C ABI is missing.
     #[error("object `{}` lacks the function `{name}`", object.short())]
     MissingSymbol { object: Digest, name: String },
@@ -271,6 +274,7 @@ impl RuntimeError {
             Self::Unreadable { .. }
                 | Self::WrongBytes { .. }
                 | Self::NotLoadable { .. }
+                | Self::Crashes { .. }
                 | Self::MissingSymbol { .. }
                 | Self::NoContainer { .. }
                 | Self::WrongCount { .. }
@@ -320,6 +324,7 @@ impl RuntimeError {
                 "`precast verify` finds every damaged object"
             }
             Self::NotLoadable { .. }
+            | Self::Crashes { .. }
             | Self::Operators { .. }
             | Self::MissingSymbol { .. }
             | Self::NoContainer { .. }

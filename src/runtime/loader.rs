@@ -21,6 +21,7 @@ use super::{
     stats::Counters,
     threads,
     together::Together,
+    trial::Trials,
     watch::Quarantined,
     weights::Weights,
 };
@@ -115,6 +116,7 @@ pub(super) struct Loader {
     pub source: Arc<dyn Source>,
     pub device: Device,
     pub instances: usize,
+    pub trials: Option<Arc<Trials>>,
     pub graphs: Graphs,
     pub limit: Option<u64>,
     /// Whether eager may answer for what was compiled.
@@ -150,6 +152,7 @@ impl Loader {
             aliases: self.aliases.clone(),
             extras,
             instances: self.instances,
+            trials: self.trials.clone(),
         };
         let eager = || self.eager(program, &with);
         if program.steps.is_empty() {

@@ -17,6 +17,7 @@ use super::{
     pad::{self, Buffers, Cut},
     pool::Wait,
     source::{Source, SourceError},
+    trial::Trials,
     weights::{Weights, tch_device},
     wiring::{check_layouts, last_uses},
 };
@@ -55,6 +56,8 @@ pub(super) struct With {
     pub extras: Option<Arc<Weights>>,
     /// How many callers it may have at once.
     pub instances: usize,
+    /// How its artifacts' first load is tried.
+    pub trials: Option<Arc<Trials>>,
 }
 
 /// What a call gives to a program.
@@ -101,6 +104,9 @@ impl Ready {
                         .clone()
                 }
             };
+            if let Some(trials) = &with.trials {
+                trials.first(&**source, &artifact)?;
+            }
             // Before the artifact, which may need their symbols.
             let operators = operators::prepare(source, &artifact, with.device)?;
             let library = Library::load(&artifact.object, || {
@@ -108,6 +114,9 @@ impl Ready {
                 let unreadable = |source| RuntimeError::Unreadable { object, source };
                 source.memfd(&object).map_err(unreadable)
             })?;
+            if let Some(trials) = &with.trials {
+                trials.loaded(artifact.object);
+            }
             let inputs = step
                 .inputs
                 .iter()

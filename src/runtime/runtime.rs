@@ -17,6 +17,7 @@ use super::{
     replica::Replica,
     source::Source,
     together::Together,
+    trial::{Trial, Trials},
     variant::Variant,
     weights::{WeightSet, Weights},
 };
@@ -55,6 +56,7 @@ pub struct Runtime {
     instances: usize,
     inputs: Inputs,
     wait: Option<Duration>,
+    trial: Option<Trial>,
     graphs: Graphs,
     limit: Option<u64>,
     eager: bool,
@@ -112,6 +114,7 @@ impl Runtime {
             instances: 4,
             inputs: Inputs::default(),
             wait: None,
+            trial: None,
             graphs: Graphs::default(),
             limit: None,
             eager: true,
@@ -140,6 +143,22 @@ impl Runtime {
     /// other programs answer.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.wait = Some(limit);
+        self
+    }
+
+    /// Has artifacts that were never loaded on this kind of host loaded by a process of its own first, once: one whose
+    /// initialiser crashes or hangs is set aside then, and takes nothing with it. None is, unless set. The command line does it.
+    ///
+    /// ```no_run
+    /// # use precast::{Device, Runtime, Store, runtime::Trial};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = Store::open("artifacts")?;
+    /// let trial = Trial::with("/usr/local/bin/precast-torch").remember("/var/cache/app/loads");
+    /// let model = Runtime::new(&store, Device::Cpu)?.trial(trial).load("minilm")?;
+    /// # Ok(()) }
+    /// ```
+    pub fn trial(mut self, trial: Trial) -> Self {
+        self.trial = Some(trial);
         self
     }
 
@@ -329,10 +348,12 @@ impl Runtime {
             for program in programs {
                 self.check_target(program, i)?;
             }
+            let trial = self.trial.clone();
             let loader = Arc::new(Loader {
                 source: self.source.clone(),
                 device,
                 instances: self.instances,
+                trials: trial.map(|trial| Arc::new(Trials::new(trial, &self.hosts[i]))),
                 graphs: self.graphs,
                 limit: self.limit,
                 eager: self.eager,

@@ -58,6 +58,9 @@
 #define FAILS_BELOW 13    // fails when x[0] is below 0
 #define DYNAMIC 14        // takes any rows and columns (INPUTS = 1)
 #define CANARY 15         // as soon as it is loaded, makes the file that PRECAST_CANARY names
+#define INIT_CRASHES 16   // as soon as it is loaded, crashes
+#define INIT_HANGS 17     // as soon as it is loaded, sleeps for ten minutes
+#define INIT_EXITS 18     // as soon as it is loaded, ends its process as if all were well
 #ifndef BEHAVIOUR
 #define BEHAVIOUR OK
 #endif
@@ -86,6 +89,9 @@ namespace {
 volatile int salt = SALT;
 
 __attribute__((constructor)) void loaded() {
+  if (BEHAVIOUR == INIT_CRASHES) std::abort();
+  if (BEHAVIOUR == INIT_HANGS) sleep(600);
+  if (BEHAVIOUR == INIT_EXITS) _exit(0);
   const char* path = BEHAVIOUR == CANARY ? std::getenv("PRECAST_CANARY") : nullptr;
   if (FILE* file = path ? std::fopen(path, "w") : nullptr) std::fclose(file);
 }

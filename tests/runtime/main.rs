@@ -9,6 +9,7 @@ mod ladder;
 mod load;
 mod swap;
 mod threads;
+mod trial;
 mod waits;
 
 use fake::{Fake, Memory};

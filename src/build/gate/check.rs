@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Device,
     record::{Padding, Program, Sizes, Step, bucket_name},
-    runtime::{Model, Runtime, peak, tensors},
+    runtime::{Model, Runtime, Trial, peak, tensors, trial_memory},
     store::{Options, Store, StoreError},
     target::DeviceKind,
 };
@@ -83,7 +83,11 @@ impl<'a> Bench<'a> {
         let device = first(program.target.device);
         // First of all: it loads the device's half of libtorch, without which no tensor can go there.
         // What is judged is the artifact: nothing may answer in its place.
-        let runtime = Runtime::new(&store, device)?.eager_fallback(false);
+        // What this process survives needs no other one to try it.
+        let trial = Trial::here().remember(trial_memory(store.path()));
+        let runtime = Runtime::new(&store, device)?
+            .eager_fallback(false)
+            .trial(trial);
         let mut samples = tensors::read(&std::fs::read(&candidate.samples)?)?;
         let place = tensors::device(device);
         let mut take = |prefix: &str| -> Fallible<(Vec<Tensor>, Vec<Tensor>)> {

@@ -49,9 +49,13 @@ pub struct Library {
 }
 
 /// Every library this process has loaded, and every one that it could not. Nothing is ever removed.
-static LOADED: Mutex<Option<HashMap<Digest, Known>>> = Mutex::new(None);
+///
+/// The map is locked for a look-up. Each object has a lock of its own, held while it is loaded: an initialiser that hangs
+/// holds up only who wants the same object, as far as this code goes (the system's loader has one lock for all).
+static LOADED: Mutex<Option<HashMap<Digest, Arc<Mutex<Known>>>>> = Mutex::new(None);
 
-type Known = Result<Arc<Library>, Refused>;
+/// None until it was tried.
+type Known = Option<Result<Arc<Library>, Refused>>;
 
 /// Why verified bytes are no artifact: that will not change, and trying again would map them again.
 enum Refused {
@@ -59,7 +63,22 @@ enum Refused {
     MissingSymbol(String),
 }
 
+/// Returns the entry of an object.
+fn entry(object: &Digest) -> Arc<Mutex<Known>> {
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    loaded
+        .get_or_insert_default()
+        .entry(*object)
+        .or_default()
+        .clone()
+}
+
 impl Library {
+    /// Returns whether this process has loaded the object with this digest, or was refused it. Waits for no load.
+    pub fn known(object: &Digest) -> bool {
+        entry(object).try_lock().is_ok_and(|known| known.is_some())
+    }
+
     /// Loads the object with this digest, or returns it when the process has it already; one that was refused stays refused.
     ///
     /// `file` is asked for only when it has not. Fails when the bytes are not the digest's, when `dlopen` refuses
@@ -69,10 +88,10 @@ impl Library {
         object: &Digest,
         file: impl FnOnce() -> Result<File, RuntimeError>,
     ) -> Result<Arc<Self>, RuntimeError> {
+        let entry = entry(object);
         // Held while loading, so that two threads can't load one object twice.
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = loaded.get_or_insert_default();
-        match loaded.get(object) {
+        let mut known = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*known {
             Some(Ok(library)) => return Ok(library.clone()),
             Some(Err(Refused::NotLoadable(reason))) => {
                 let (object, reason) = (*object, reason.clone());
@@ -85,7 +104,7 @@ impl Library {
             None => {}
         }
         let opened = Self::open(object, file()?).map(Arc::new);
-        let kept = match &opened {
+        *known = match &opened {
             Ok(library) => Some(Ok(library.clone())),
             Err(error) if error.is_out_of_memory() => None,
             Err(RuntimeError::NotLoadable { reason, .. }) => {
@@ -97,7 +116,6 @@ impl Library {
             // Other bytes, or none: the store may be mended meanwhile.
             Err(_) => None,
         };
-        loaded.extend(kept.map(|kept| (*object, kept)));
         opened
     }
 

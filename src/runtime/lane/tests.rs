@@ -70,6 +70,7 @@ fn steps_that_share_a_container_have_their_own_weights() {
         aliases: Arc::default(),
         extras: None,
         instances: 1,
+        trials: None,
     };
     let ready = Ready::load(&source, Arc::new(program), with).unwrap();
     let plan = &ready.plan;
@@ -106,6 +107,7 @@ fn a_shared_lane_names_the_constant_that_it_can_not_bind() {
         aliases: Arc::default(),
         extras: None,
         instances: 1,
+        trials: None,
     };
     let ready = Ready::load(&source, Arc::new(program), with).unwrap();
     let error = ready.plan.shared_lane(weights).err().unwrap();
@@ -146,6 +148,7 @@ fn a_record_takes_no_memory_for_values_that_nothing_makes() {
             aliases: Arc::default(),
             extras: None,
             instances: 1,
+            trials: None,
         };
         let error = Ready::load(&source, Arc::new(program), with).err().unwrap();
         let RuntimeError::Malformed { reason, .. } = &error else {
