@@ -266,6 +266,36 @@ impl RuntimeError {
         says_out_of_memory(text)
     }
 
+    /// Returns whether the host was at fault, and may not be for long: no file handle, no thread, no memory, a read that failed.
+    /// The same may do later.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreadable { source, .. } | Self::Store { source, .. } => {
+                let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&**source);
+                while let Some(error) = cause {
+                    if error.downcast_ref().is_some_and(passes) {
+                        return true;
+                    }
+                    cause = error.source();
+                }
+                false
+            }
+            Self::MemoryFile { source, .. } => passes(source),
+            Self::NoThreads { .. } => true,
+            // By the system's words, at the end of the loader's.
+            Self::NotLoadable { reason, .. } => {
+                let said = |number: &i32| {
+                    let text = io::Error::from_raw_os_error(*number).to_string();
+                    text.split(" (os error")
+                        .next()
+                        .is_some_and(|words| reason.ends_with(words))
+                };
+                PASSING.iter().any(said) || self.is_out_of_memory()
+            }
+            _ => self.is_out_of_memory(),
+        }
+    }
+
     /// Returns whether an artifact is the cause, so that another bucket may do in its place. What is wrong with the
     /// host, the weights or a record is wrong with all of them, and so is a lack of memory.
     pub fn is_artifacts(&self) -> bool {
@@ -387,6 +417,23 @@ impl RuntimeError {
         };
         text.to_owned()
     }
+}
+
+/// What the system lacks for a moment, or reads wrong once.
+const PASSING: [i32; 7] = [
+    libc::EMFILE,
+    libc::ENFILE,
+    libc::ENOMEM,
+    libc::EIO,
+    libc::EAGAIN,
+    libc::EINTR,
+    libc::EBUSY,
+];
+
+fn passes(error: &io::Error) -> bool {
+    error
+        .raw_os_error()
+        .is_some_and(|number| PASSING.contains(&number))
 }
 
 /// Returns what libtorch says went wrong. The lines after the first are the frames of its C++ stack.

@@ -3,11 +3,15 @@
 //! A program whose artifact does not load or verify is set aside once: the reason is kept and the ladder answers in its
 //! place for the life of the model. Nothing is written to the store, which may be read-only or another host's: bytes that
 //! are right and no artifact are remembered by the process, damage is looked for again with the next load.
+//!
+//! Where the host was at fault for a moment (no file handle, no memory, a read that failed), the program rests: the ladder
+//! answers meanwhile, and a later call tries again, first after a tenth of a second, then after twice as long each time.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak},
     thread,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -131,12 +135,8 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    /// Loads a program; none when it was set aside and nothing runs in its place.
-    fn load(
-        &self,
-        program: &Arc<Program>,
-        weights: &Arc<Weights>,
-    ) -> Result<Option<Ready>, RuntimeError> {
+    /// Loads a program.
+    fn load(&self, program: &Arc<Program>, weights: &Arc<Weights>) -> Result<Loaded, RuntimeError> {
         let _span =
             tracing::info_span!("load", program = %program.id.short(), module = program.module, device = %self.device)
                 .entered();
@@ -157,7 +157,7 @@ impl Loader {
         let eager = || self.eager(program, &with);
         if program.steps.is_empty() {
             // Never compiled: its exported graph is all there is.
-            return eager();
+            return eager().map(Loaded::For);
         }
         if self.eager && program.slower_than_eager() && !self.graph_wanted(program) {
             // Only where it is known to run: the artifact is there and right, if slower.
@@ -165,7 +165,7 @@ impl Loader {
                 && ready.interpret().is_ok()
             {
                 ready.preferred = true;
-                return Ok(Some(ready));
+                return Ok(Loaded::For(Some(ready)));
             }
         }
         let ready =
@@ -174,14 +174,32 @@ impl Loader {
                 ready.prepare().map(|()| ready)
             });
         match ready {
-            Ok(ready) => Ok(Some(ready)),
+            Ok(ready) => {
+                self.forget(program);
+                Ok(Loaded::For(Some(ready)))
+            }
+            Err(error) if error.is_transient() && !error.is_out_of_memory() => {
+                let instead = eager().ok().flatten();
+                let instead = instead.filter(|ready| ready.interpret().is_ok());
+                self.set_aside(program, error);
+                Ok(Loaded::Meanwhile(instead))
+            }
             Err(error) if error.is_artifacts() => {
                 let ready = eager()?;
                 self.set_aside(program, error);
-                Ok(ready)
+                Ok(Loaded::For(ready))
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Forgets why a program was set aside: it is there now.
+    fn forget(&self, program: &Program) {
+        let mut quarantined = self
+            .quarantined
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        quarantined.retain(|lost| lost.program != program.id);
     }
 
     fn set_aside(&self, program: &Program, error: RuntimeError) {
@@ -197,6 +215,7 @@ impl Loader {
             .quarantined
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        quarantined.retain(|earlier| earlier.program != program.id);
         quarantined.push(Arc::new(lost));
     }
 
@@ -275,12 +294,32 @@ impl Loader {
     }
 }
 
+/// What came of a load; none where nothing runs it.
+enum Loaded {
+    /// For the life of the model.
+    For(Option<Ready>),
+    /// Until it is tried again.
+    Meanwhile(Option<Ready>),
+}
+
+/// How long a program rests at first, and at most, before it is tried again.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
+
+/// A program that is to be tried again.
+struct Rest {
+    until: Instant,
+    pause: Duration,
+}
+
 /// One program of a model, loaded or not.
 pub(super) struct Slot {
     pub program: Arc<Program>,
     pub counters: Counters,
     /// None when it was set aside and nothing runs in its place.
     loaded: OnceLock<Option<Ready>>,
+    /// What answers while it rests; not used any more when it is loaded.
+    meanwhile: OnceLock<Ready>,
+    rest: Mutex<Option<Rest>>,
     loading: Mutex<()>,
 }
 
@@ -290,6 +329,8 @@ impl Slot {
             program,
             counters: Counters::default(),
             loaded: OnceLock::new(),
+            meanwhile: OnceLock::new(),
+            rest: Mutex::default(),
             loading: Mutex::default(),
         }
     }
@@ -301,12 +342,42 @@ impl Slot {
 
     /// Returns the program, when it is loaded.
     pub fn ready(&self) -> Option<&Ready> {
-        self.loaded.get().and_then(Option::as_ref)
+        match self.loaded.get() {
+            Some(loaded) => loaded.as_ref(),
+            None => self.meanwhile.get(),
+        }
     }
 
-    /// Returns whether it was set aside and nothing runs in its place.
+    /// Returns whether it was set aside, also for a while, and nothing runs in its place.
     pub fn lost(&self) -> bool {
-        matches!(self.loaded.get(), Some(None))
+        match self.loaded.get() {
+            Some(loaded) => loaded.is_none(),
+            None => self.meanwhile.get().is_none() && self.rests(),
+        }
+    }
+
+    /// Returns whether it is to be tried again.
+    pub fn rests(&self) -> bool {
+        !self.settled() && self.rest().is_some()
+    }
+
+    /// Returns whether it is time to try it again.
+    pub fn rested(&self) -> bool {
+        let over = |rest: &Rest| rest.until <= Instant::now();
+        !self.settled() && self.rest().as_ref().is_some_and(over)
+    }
+
+    fn rest(&self) -> MutexGuard<'_, Option<Rest>> {
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets it rest, longer each time.
+    fn set_resting(&self) {
+        let mut rest = self.rest();
+        let pause = rest.as_ref().map_or(PAUSES[0], |rest| rest.pause * 2);
+        let pause = pause.min(PAUSES[1]);
+        let until = Instant::now() + pause;
+        *rest = Some(Rest { until, pause });
     }
 
     /// Returns whether eager runs it, for want of anything that could be loaded.
@@ -324,7 +395,7 @@ impl Slot {
         }
     }
 
-    /// Loads it if nobody has. An error that is not its artifact's leaves it as it was.
+    /// Loads it if nobody has, and if it does not rest. An error that is not its artifact's leaves it as it was.
     pub fn load(&self, loader: &Loader) -> Result<(), RuntimeError> {
         self.load_in(loader, Wait::Forever)
     }
@@ -339,16 +410,30 @@ impl Slot {
             bucket: self.program.bucket(),
             contexts: 1,
         })?;
-        if !self.settled() {
-            // Held until it is there: a swap finds it, or it is loaded with what was swapped in.
-            let weights = loader
-                .weights
-                .read()
-                .unwrap_or_else(PoisonError::into_inner);
-            let ready = loader
-                .load(&self.program, &weights)
-                .inspect_err(|error| make_room(loader.device, error))?;
-            let _ = self.loaded.set(ready);
+        if self.settled() || (self.rests() && !self.rested()) {
+            return Ok(());
+        }
+        // Held until it is there: a swap finds it, or it is loaded with what was swapped in.
+        let weights = loader
+            .weights
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let loaded = loader.load(&self.program, &weights).inspect_err(|error| {
+            make_room(loader.device, error);
+            if self.rests() {
+                self.set_resting();
+            }
+        })?;
+        match loaded {
+            Loaded::For(ready) => {
+                let _ = self.loaded.set(ready);
+            }
+            Loaded::Meanwhile(ready) => {
+                if let Some(ready) = ready {
+                    let _ = self.meanwhile.set(ready);
+                }
+                self.set_resting();
+            }
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc, PoisonError, RwLock,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 use std::time::Instant;
 
@@ -50,6 +50,8 @@ pub(super) struct Variant {
     loader: Arc<Loader>,
     routes: RwLock<Routes>,
     calls: AtomicU64,
+    /// Whether some program is to be tried again.
+    rests: AtomicBool,
     seen: Seen,
 }
 
@@ -134,6 +136,7 @@ impl Variant {
             loader: loader.clone(),
             routes,
             calls,
+            rests: AtomicBool::new(false),
             seen,
         }
     }
@@ -202,6 +205,9 @@ impl Variant {
     /// Returns what answers a request, loading it if need be. A program that does not load is passed over: the ladder
     /// has another.
     fn pick(&self, request: &Request, wait: Wait) -> Result<(&Slot, &Ready, Rung), RuntimeError> {
+        if self.rests.load(Relaxed) {
+            self.wake();
+        }
         loop {
             let choice = self.choose(request);
             let Some((index, rung)) = choice else {
@@ -213,8 +219,22 @@ impl Variant {
                 self.seen.add(request, choice);
                 return Ok((slot, ready, rung));
             }
-            // Each turn settles one program, so this ends.
+            // Each turn settles one program or lets it rest, so this ends.
             slot.load_in(&self.loader, wait)?;
+            self.refine();
+        }
+    }
+
+    /// Tries programs again that have rested. Only one caller does: others go on with what there is.
+    fn wake(&self) {
+        let mut tried = false;
+        for slot in self.programs.iter().filter(|slot| slot.rested()) {
+            tried = true;
+            if let Err(error) = slot.load_in(&self.loader, Wait::no()) {
+                tracing::debug!(program = %slot.program.id.short(), %error, "a program rests on");
+            }
+        }
+        if tried {
             self.refine();
         }
     }
@@ -296,6 +316,8 @@ impl Variant {
         let made = routes(&self.programs[..self.buckets]);
         self.programs.iter().for_each(|slot| slot.counters.price());
         *self.routes.write().unwrap_or_else(PoisonError::into_inner) = made;
+        self.rests
+            .store(self.programs.iter().any(Slot::rests), Relaxed);
     }
 
     /// Makes them again where costs have moved since.

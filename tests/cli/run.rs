@@ -367,9 +367,12 @@ fn a_bit_of_the_unpacked_weights_that_changed_on_the_disk_is_noticed_unless_they
 fn a_first_load_is_tried_once_and_what_a_build_judged_is_known() {
     let sandbox = Sandbox::built();
     rows(&sandbox, 4);
-    let memory = sandbox.path().join("artifacts/cache/loads");
+    let memory = sandbox.path("artifacts/cache/loads");
     let judged = fs::read_to_string(&memory).unwrap();
-    assert!(judged.lines().all(|line| line.contains(" loads ")), "{judged}");
+    assert!(
+        judged.lines().all(|line| line.contains(" loads ")),
+        "{judged}"
+    );
     let run = || {
         let ran = sandbox.run(&RUN);
         assert_eq!(ran.code, 0, "{}", ran.text());
@@ -382,6 +385,9 @@ fn a_first_load_is_tried_once_and_what_a_build_judged_is_known() {
         panic!("{tried}");
     };
     let object = |line: &str| line.split(' ').nth(1).unwrap().to_owned();
-    assert!(judged.lines().any(|known| object(known) == object(line)), "{line}");
+    assert!(
+        judged.lines().any(|known| object(known) == object(line)),
+        "{line}"
+    );
     assert_eq!(run(), tried, "once");
 }

@@ -7,6 +7,7 @@ mod fake;
 mod hooked;
 mod ladder;
 mod load;
+mod passing;
 mod swap;
 mod threads;
 mod trial;

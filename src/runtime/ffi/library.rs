@@ -106,7 +106,7 @@ impl Library {
         let opened = Self::open(object, file()?).map(Arc::new);
         *known = match &opened {
             Ok(library) => Some(Ok(library.clone())),
-            Err(error) if error.is_out_of_memory() => None,
+            Err(error) if error.is_transient() => None,
             Err(RuntimeError::NotLoadable { reason, .. }) => {
                 Some(Err(Refused::NotLoadable(reason.clone())))
             }
