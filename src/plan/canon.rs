@@ -91,6 +91,12 @@ impl Shared {
         let (digest, explained) = key(value);
         Self { digest, explained }
     }
+
+    /// Returns one of which only the digest is known, for a walk that is hashed.
+    pub(crate) fn known(digest: Digest) -> Self {
+        let explained = Value::Null;
+        Self { digest, explained }
+    }
 }
 
 impl Canon for Shared {

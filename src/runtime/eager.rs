@@ -10,11 +10,12 @@ use smallvec::SmallVec;
 use super::{
     RuntimeError,
     ffi::{Handle, Interpreter, Weight},
+    identity,
     lane::Handles,
     operators,
     pad::Buffers,
     pool::{Held, Pool, Wait},
-    program::{With, in_store},
+    program::With,
     source::Source,
     weights::Weights,
 };
@@ -67,9 +68,7 @@ impl Eager {
             ..
         } = with.clone();
         let key = archive.artifact;
-        let record = source
-            .artifact(&key)
-            .map_err(in_store(format!("artifact `{}`", key.short())))?;
+        let record = identity::artifact(&**source, &key, (with.device, &*with.host))?;
         operators::prepare(source, &record, with.device)?;
         let object = record.object;
         let module = program.module.as_str().into();

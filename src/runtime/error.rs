@@ -44,6 +44,22 @@ pub enum RuntimeError {
         mismatches: Vec<Mismatch>,
     },
 
+    /// An artifact was built for another kind of host, whatever its program says. Nothing of it was loaded.
+    #[error("artifact `{}` was built for another target than `{device}` of this host: {}",
+        artifact.short(), list(mismatches))]
+    WrongArtifact {
+        artifact: Digest,
+        device: Device,
+        mismatches: Vec<Mismatch>,
+    },
+    /// A record is not the one that its name says.
+    #[error("the record of {what} `{}` is refused: {reason}", id.short())]
+    WrongRecord {
+        what: &'static str,
+        id: Digest,
+        reason: String,
+    },
+
     // Loading an artifact.
     /// An object of an artifact is missing, damaged or not readable.
     #[error("object `{}` can't be read from the store", object.short())]
@@ -302,6 +318,11 @@ impl RuntimeError {
         let its_own = matches!(
             self,
             Self::Unreadable { .. }
+                | Self::WrongArtifact { .. }
+                | Self::WrongRecord {
+                    what: "artifact",
+                    ..
+                }
                 | Self::WrongBytes { .. }
                 | Self::NotLoadable { .. }
                 | Self::Crashes { .. }
@@ -334,7 +355,10 @@ impl RuntimeError {
             Self::NoDevice { .. } => "name another device",
             Self::UnknownHost { .. } => "run it with the libtorch that it was built with",
             Self::Devices => "name each device once",
-            Self::WrongTarget { .. } => {
+            Self::WrongRecord { .. } => {
+                "`precast verify` says whether the store's records are whole"
+            }
+            Self::WrongTarget { .. } | Self::WrongArtifact { .. } => {
                 "build the model on this kind of host, or name its target in `[target]`"
             }
             Self::MemoryFile { .. } => {

@@ -18,6 +18,7 @@ use super::{
     RuntimeError,
     graphs::Shared,
     host::make_room,
+    identity,
     pool::{self, Wait},
     program::{Ready, With, in_store},
     runtime::Graphs,
@@ -120,6 +121,7 @@ pub(super) struct Loader {
     pub source: Arc<dyn Source>,
     pub device: Device,
     pub instances: usize,
+    pub host: Arc<Target>,
     pub trials: Option<Arc<Trials>>,
     pub graphs: Graphs,
     pub limit: Option<u64>,
@@ -152,6 +154,7 @@ impl Loader {
             aliases: self.aliases.clone(),
             extras,
             instances: self.instances,
+            host: self.host.clone(),
             trials: self.trials.clone(),
         };
         let eager = || self.eager(program, &with);
@@ -262,10 +265,7 @@ impl Loader {
 
     /// Returns the tensors that a program's code makes itself.
     fn extras(&self, key: &Digest) -> Result<Arc<Weights>, RuntimeError> {
-        let record = self
-            .source
-            .artifact(key)
-            .map_err(in_store(format!("artifact `{}`", key.short())))?;
+        let record = identity::artifact(&*self.source, key, (self.device, &*self.host))?;
         let (object, alone) = (Some(record.object), Together::default);
         self.held
             .on(&*self.source, object, self.device, self.limit, &alone)

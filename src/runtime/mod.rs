@@ -14,11 +14,12 @@
 //!
 //! **Threads.** [`Model`] is `Send + Sync`. A call has a lane of its program to itself, so an artifact's code never
 //! runs twice at once on one container, and one caller's failure never meets another's. Callers beyond the number of
-//! lanes wait. Programs may be loaded by a thread behind the model, or by the call that needs one; a swap of weights waits
+//! lanes wait, as long as they say. Programs may be loaded by a thread behind the model, or by the call that needs one; a swap of weights waits
 //! for loads under way, and what is loaded after it has the new ones.
 //!
 //! **Failure.** What can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request goes to the next
-//! rung of the ladder: a covering bucket, a dynamic artifact, eager.
+//! rung of the ladder: a covering bucket, a dynamic artifact, eager. Where the host was at fault for a moment, a later call tries
+//! again. With a [`Trial`] a process of its own is the first to load what may crash.
 //!
 //! **Ending.** libtorch's destructors must not meet a call. A process that exits while its threads are in calls first calls
 //! [`shut_down`].
@@ -45,6 +46,7 @@ mod ffi;
 mod flags;
 mod graphs;
 mod host;
+mod identity;
 mod lane;
 mod loader;
 mod model;

@@ -12,6 +12,7 @@ use super::{
     ffi::{Library, Meta, RawStream, cuda, share},
     flags::{Flags, Watch},
     graphs::{Graphed, Session, Shared},
+    identity,
     lane::{Handles, Lanes, Plan, PlanStep},
     operators,
     pad::{self, Buffers, Cut},
@@ -22,7 +23,7 @@ use super::{
     wiring::{check_layouts, last_uses},
 };
 use crate::{
-    Device,
+    Device, Target,
     record::{Artifact, Eager as Archive, Program},
 };
 
@@ -56,6 +57,8 @@ pub(super) struct With {
     pub extras: Option<Arc<Weights>>,
     /// How many callers it may have at once.
     pub instances: usize,
+    /// What this host is.
+    pub host: Arc<Target>,
     /// How its artifacts' first load is tried.
     pub trials: Option<Arc<Trials>>,
 }
@@ -94,10 +97,8 @@ impl Ready {
             let artifact = match artifacts.get(&step.artifact) {
                 Some(artifact) => artifact.clone(),
                 None => {
-                    let what = || format!("artifact `{}`", step.artifact.short());
-                    let read = source
-                        .artifact(&step.artifact)
-                        .map_err(|source| in_store(what())(source))?;
+                    let host = (with.device, &*with.host);
+                    let read = identity::artifact(&**source, &step.artifact, host)?;
                     artifacts
                         .entry(step.artifact)
                         .or_insert(Arc::new(read))

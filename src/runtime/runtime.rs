@@ -11,6 +11,7 @@ use super::{
     ending::{self, Entered},
     ffi::{cuda, cuda_for},
     host::host,
+    identity,
     loader::{Held, Loader, Loading, Slot},
     model::{Inputs, Model},
     program::in_store,
@@ -325,11 +326,7 @@ impl Runtime {
     }
 
     fn programs(&self, release: &Release) -> Result<Vec<Arc<Program>>, RuntimeError> {
-        let read = |id: &Digest| {
-            let program = self.source.program(id);
-            let program = program.map_err(in_store(format!("program `{}`", id.short())))?;
-            Ok(Arc::new(program))
-        };
+        let read = |id: &Digest| Ok(Arc::new(identity::program(&*self.source, id)?));
         release.programs.iter().map(read).collect()
     }
 
@@ -353,6 +350,7 @@ impl Runtime {
                 source: self.source.clone(),
                 device,
                 instances: self.instances,
+                host: Arc::new(self.hosts[i].clone()),
                 trials: trial.map(|trial| Arc::new(Trials::new(trial, &self.hosts[i]))),
                 graphs: self.graphs,
                 limit: self.limit,

@@ -1,6 +1,11 @@
 //! What loads, and what is refused before anything runs.
 
-use precast::{Device, Runtime, runtime::RuntimeError};
+use precast::{
+    Device, Digest, Runtime,
+    plan::HeldKey,
+    record::{Artifact, ArtifactKind, Program},
+    runtime::RuntimeError,
+};
 
 use crate::{
     fake::{self, Fake, Memory},
@@ -66,6 +71,98 @@ fn what_does_not_load_is_an_error_with_its_name() {
         .values_mut()
         .for_each(|program| program.results = vec![7]);
     insta::assert_snapshot!(told(memory), @"program `[id]` is malformed: result 7 is never written");
+}
+
+/// Gives a fake artifact and its program keys that are explained, as a build does.
+fn explained(memory: &mut Memory) -> (Digest, Digest) {
+    let program = memory.programs.drain().next().unwrap().1;
+    let artifact = memory.artifacts.drain().next().unwrap().1;
+    let of = |kind, object: &Digest| {
+        let libraries = &[];
+        HeldKey {
+            kind,
+            object,
+            libraries,
+            target: &fake::target(),
+        }
+        .explained()
+    };
+    let (id, key) = of(ArtifactKind::Library, &artifact.object);
+    memory.artifacts.insert(
+        id,
+        Artifact {
+            id,
+            key,
+            ..artifact
+        },
+    );
+    let mut program = program;
+    program.steps[0].artifact = id;
+    let artifact = id;
+    let (id, request) = of(ArtifactKind::Constants, &program.id);
+    memory.programs.insert(
+        id,
+        Program {
+            id,
+            request,
+            ..program
+        },
+    );
+    (id, artifact)
+}
+
+#[test]
+fn a_record_that_is_another_ones_is_refused_by_name() {
+    let told = |change: &dyn Fn(&mut Artifact, &mut Program)| {
+        let mut memory = Memory::with(&[Fake::default()]);
+        let (program, artifact) = explained(&mut memory);
+        let program = memory.programs.get_mut(&program).unwrap();
+        change(memory.artifacts.get_mut(&artifact).unwrap(), program);
+        match load(memory) {
+            Ok(model) => {
+                model.run("f", &[x(8, 4)]).unwrap();
+                "it answers".to_owned()
+            }
+            Err(error) => regex_lite(&error.to_string()),
+        }
+    };
+    let other = || Digest::of(b"other");
+    insta::assert_snapshot!(told(&|_, _| ()), @"it answers");
+    insta::assert_snapshot!(told(&|a, _| a.id = other()), @"");
+    insta::assert_snapshot!(told(&|a, _| a.key["object"] = other().hex().into()), @"");
+    insta::assert_snapshot!(told(&|a, _| a.key = serde_json::json!({"kind": "library"})), @"");
+    insta::assert_snapshot!(told(&|a, _| a.target.torch_git = "0".into()), @"");
+    insta::assert_snapshot!(told(&|_, p| p.id = other()), @"");
+    insta::assert_snapshot!(told(&|_, p| p.request["object"] = other().hex().into()), @"");
+    insta::assert_snapshot!(told(&|_, p| p.target.isa = "other".into()), @"");
+    insta::assert_snapshot!(told(&|a, _| a.key = serde_json::json!("nothing")), @"");
+}
+
+#[test]
+fn an_artifact_for_another_host_is_refused_whatever_its_program_says() {
+    let mut memory = Memory::with(&[Fake::default()]);
+    let artifact = memory.artifacts.values_mut().next().unwrap();
+    artifact.target.torch_git = "other".to_owned();
+    artifact.target.features.push("avx9000".to_owned());
+    // Not as far as the object, which is not there.
+    memory
+        .objects
+        .retain(|_, bytes| !bytes.starts_with(b"\x7fELF"));
+    let error = load(memory).unwrap_err();
+    let RuntimeError::WrongArtifact { mismatches, .. } = &error else {
+        panic!("{error}");
+    };
+    let fields: Vec<_> = mismatches.iter().map(|mismatch| mismatch.field).collect();
+    assert_eq!(fields, ["torch_git", "isa"]);
+
+    // The ladder answers where it can.
+    let mut memory = Memory::with(&[Fake::sized(4, 4)]);
+    let small = memory.add("f", &Fake::sized(2, 2));
+    let artifact = memory.artifacts.get_mut(&small.steps[0].artifact).unwrap();
+    artifact.target.torch_git = "other".to_owned();
+    let model = load(memory).unwrap();
+    assert!(model.run("f", &[x(2, 2)]).is_ok());
+    assert_eq!(model.quarantined().len(), 1);
 }
 
 /// Replaces 12-digit ids.

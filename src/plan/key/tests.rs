@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use super::*;
-use crate::plan::forms;
+use crate::plan::{again, forms};
 use crate::spec::{Overrides, Spec, compile, parse};
 
 const SPEC: &str = r#"schema = 1
@@ -67,6 +67,14 @@ fn world() -> World {
     }
 }
 
+/// Checks that a key follows from its explanation, as a record keeps it.
+fn same_again((digest, explained): (Digest, Value)) -> (Digest, Value) {
+    let text = serde_json::to_string(&explained).unwrap();
+    let read: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(again::digest(&read), Some(digest), "{text}");
+    (digest, explained)
+}
+
 /// Returns the request key of the first module at its first bucket.
 fn request(text: &str, world: &World) -> (Digest, Value) {
     asked(text, world, false)
@@ -121,7 +129,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
         tuned,
     };
     assert_eq!(key.digest(), key.explained().0);
-    key.explained()
+    same_again(key.explained())
 }
 
 /// Knobs of the spec as `(knob, text, other text)`; the knob is the key of `precast.toml`.
@@ -386,7 +394,7 @@ fn artifact(change: impl Fn(&mut Value)) -> (Digest, Value) {
         serde_json::from_value(knobs[name].clone()).unwrap()
     }
     let (callable, source) = field(&knobs, "passes");
-    ArtifactKey {
+    let key = ArtifactKey {
         graph: &field(&knobs, "graph"),
         inputs: &field::<Vec<Layout>>(&knobs, "inputs"),
         outputs: &field::<Vec<Layout>>(&knobs, "outputs"),
@@ -397,7 +405,85 @@ fn artifact(change: impl Fn(&mut Value)) -> (Digest, Value) {
         passes: &[Pass { callable, source }],
         target: &field(&knobs, "target"),
     }
-    .explained()
+    .explained();
+    same_again(key)
+}
+
+#[test]
+fn a_key_follows_from_its_explanation() {
+    let (object, target) = (Digest::of(b"object"), world().target);
+    for libraries in [&[][..], &[Digest::of(b"a"), Digest::of(b"b")]] {
+        for kind in [
+            ArtifactKind::Library,
+            ArtifactKind::Archive,
+            ArtifactKind::Constants,
+        ] {
+            let key = HeldKey {
+                kind,
+                object: &object,
+                libraries,
+                target: &target,
+            };
+            same_again(key.explained());
+        }
+    }
+    // Numbers that JSON has none for, and one that takes all its digits.
+    let shared = Common {
+        model: "m",
+        entry: "m:f",
+        samples: None,
+        sources: &[],
+        packages: &[],
+        target: &target,
+    };
+    let shared = shared.shared();
+    for pad in [f64::NEG_INFINITY, f64::NAN, f64::from(f32::MIN), -0.0, 0.1] {
+        let input = Input {
+            name: "x".into(),
+            layout: Layout {
+                dtype: Dtype::Float64,
+                shape: vec![1],
+                stride: vec![1],
+            },
+            dims: vec![None],
+            pad: Pad::Float(pad),
+            range: None,
+        };
+        let key = RequestKey {
+            common: &shared,
+            module: "f",
+            path: "",
+            method: "forward",
+            inputs: Some(&[input]),
+            sizes: &Sizes::new(),
+            dynamic: None,
+            compiled: true,
+            regions: &[],
+            settings: &Compile::default(),
+            tuned: false,
+        };
+        same_again(key.explained());
+    }
+    let (key, explained) = request(SPEC, &world());
+    let changed = |path: &str, value: Value| {
+        let mut explained = explained.clone();
+        *explained.pointer_mut(path).unwrap() = value;
+        again::digest(&explained)
+    };
+    let other = changed("/common/target/torch_git", "0".into());
+    assert!(other.is_some_and(|other| other != key));
+    assert!(changed("/mode", "max-autotune".into()).is_some_and(|other| other != key));
+    assert_eq!(changed("/mode", "fast".into()), None);
+    assert_eq!(changed("/inputs/0/dtype", "int128".into()), None);
+    assert_eq!(
+        changed("/common/sources", serde_json::json!({"a": "b"})),
+        None
+    );
+    assert_eq!(again::digest(&serde_json::json!({})), None);
+    let mut longer = explained.clone();
+    longer["more"] = 1.into();
+    assert_eq!(again::digest(&longer), None);
+    assert_eq!(*again::target(&explained), canon::explain(&target));
 }
 
 #[test]

@@ -70,6 +70,7 @@ fn steps_that_share_a_container_have_their_own_weights() {
         aliases: Arc::default(),
         extras: None,
         instances: 1,
+        host: Arc::new(fake::target()),
         trials: None,
     };
     let ready = Ready::load(&source, Arc::new(program), with).unwrap();
@@ -107,6 +108,7 @@ fn a_shared_lane_names_the_constant_that_it_can_not_bind() {
         aliases: Arc::default(),
         extras: None,
         instances: 1,
+        host: Arc::new(fake::target()),
         trials: None,
     };
     let ready = Ready::load(&source, Arc::new(program), with).unwrap();
@@ -148,6 +150,7 @@ fn a_record_takes_no_memory_for_values_that_nothing_makes() {
             aliases: Arc::default(),
             extras: None,
             instances: 1,
+            host: Arc::new(fake::target()),
             trials: None,
         };
         let error = Ready::load(&source, Arc::new(program), with).err().unwrap();
