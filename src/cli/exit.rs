@@ -262,7 +262,7 @@ fn store(error: &StoreError) -> u8 {
 fn runtime(error: &RuntimeError) -> u8 {
     use RuntimeError as E;
     match error {
-        E::WrongTarget { .. } | E::NoDevice { .. } => TARGET,
+        E::WrongTarget { .. } | E::WrongArtifact { .. } | E::NoDevice { .. } => TARGET,
         E::NoModule { .. } | E::NoBucket { .. } => MISSING,
         E::Devices | E::BadInput { .. } | E::InputCount { .. } | E::InputNames { .. } => USAGE,
         _ => FAILED,

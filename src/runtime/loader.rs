@@ -30,7 +30,7 @@ use super::{
     watch::Quarantined,
     weights::Weights,
 };
-use crate::{Device, Digest, Mapped, record::Program, store::Checking};
+use crate::{Device, Digest, Mapped, Target, record::Program, store::Checking};
 
 /// When programs are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

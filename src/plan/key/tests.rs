@@ -448,6 +448,7 @@ fn a_key_follows_from_its_explanation() {
             dims: vec![None],
             pad: Pad::Float(pad),
             range: None,
+            bounds: None,
         };
         let key = RequestKey {
             common: &shared,

@@ -111,6 +111,34 @@ pub(super) fn runtime_errors() -> Vec<Error> {
                 host: "linux".into(),
             }],
         },
+        E::WrongArtifact {
+            artifact: id,
+            device: Device::Cpu,
+            mismatches: vec![Mismatch {
+                field: "torch",
+                artifact: "2.11.0".into(),
+                host: "2.12.0".into(),
+            }],
+        },
+        E::WrongRecord {
+            what: "program",
+            id,
+            reason: text(),
+        },
+        E::Crashes {
+            object: id,
+            reason: "it ended with signal 11".into(),
+        },
+        E::Busy {
+            module: module.clone(),
+            bucket: "batch=8".into(),
+            contexts: 4,
+        },
+        E::NoThreads {
+            wanted: 8,
+            found: 3,
+            source: io(ErrorKind::WouldBlock),
+        },
         E::MemoryFile {
             object: id,
             source: io(ErrorKind::OutOfMemory),
