@@ -45,6 +45,7 @@ const COMMON: Was = Was::Record(&[
     ("sources", Was::Map(&Was::Digest)),
     ("packages", Was::Plain),
     ("target", TARGET),
+    ("weights", Was::Plain),
 ]);
 
 const INPUT: Was = Was::Record(&[

@@ -51,7 +51,6 @@ pub(super) fn find(device: Device) -> Result<(), RuntimeError> {
 
 /// Makes so many threads, all there at once. Fails with the number that could be made.
 fn make(count: usize) -> Result<(), (usize, io::Error)> {
-    let _span = tracing::info_span!("threads", count).entered();
     // One thread after the other finds out, or they would find each other's.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

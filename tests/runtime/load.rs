@@ -128,14 +128,14 @@ fn a_record_that_is_another_ones_is_refused_by_name() {
     };
     let other = || Digest::of(b"other");
     insta::assert_snapshot!(told(&|_, _| ()), @"it answers");
-    insta::assert_snapshot!(told(&|a, _| a.id = other()), @"");
-    insta::assert_snapshot!(told(&|a, _| a.key["object"] = other().hex().into()), @"");
-    insta::assert_snapshot!(told(&|a, _| a.key = serde_json::json!({"kind": "library"})), @"");
-    insta::assert_snapshot!(told(&|a, _| a.target.torch_git = "0".into()), @"");
-    insta::assert_snapshot!(told(&|_, p| p.id = other()), @"");
-    insta::assert_snapshot!(told(&|_, p| p.request["object"] = other().hex().into()), @"");
-    insta::assert_snapshot!(told(&|_, p| p.target.isa = "other".into()), @"");
-    insta::assert_snapshot!(told(&|a, _| a.key = serde_json::json!("nothing")), @"");
+    insta::assert_snapshot!(told(&|a, _| a.id = other()), @"the record of artifact `[id]` is refused: it is the record of `[id]`");
+    insta::assert_snapshot!(told(&|a, _| a.key["object"] = other().hex().into()), @"the record of artifact `[id]` is refused: its key hashes to `[id]`");
+    insta::assert_snapshot!(told(&|a, _| a.key = serde_json::json!({"kind": "library"})), @"the record of artifact `[id]` is refused: its key hashes to `[id]`");
+    insta::assert_snapshot!(told(&|a, _| a.target.torch_git = "0".into()), @"the record of artifact `[id]` is refused: its target is not that of its key");
+    insta::assert_snapshot!(told(&|_, p| p.id = other()), @"the record of program `[id]` is refused: it is the record of `[id]`");
+    insta::assert_snapshot!(told(&|_, p| p.request["object"] = other().hex().into()), @"the record of program `[id]` is refused: its key hashes to `[id]`");
+    insta::assert_snapshot!(told(&|_, p| p.target.isa = "other".into()), @"the record of program `[id]` is refused: its target is not that of its key");
+    insta::assert_snapshot!(told(&|a, _| a.key = serde_json::json!("nothing")), @"the record of artifact `[id]` is refused: what it explains is no key");
 }
 
 #[test]

@@ -432,6 +432,7 @@ fn a_key_follows_from_its_explanation() {
         model: "m",
         entry: "m:f",
         samples: None,
+        weights_file: true,
         sources: &[],
         packages: &[],
         target: &target,
