@@ -93,6 +93,7 @@ impl Shared {
     }
 
     /// Returns one of which only the digest is known, for a walk that is hashed.
+    #[cfg(any(test, feature = "torch"))]
     pub(crate) fn known(digest: Digest) -> Self {
         let explained = Value::Null;
         Self { digest, explained }

@@ -15,6 +15,7 @@
 //! | `history` | which program stood for a module and bucket before |
 //! | `sources` | the digests of the remembered files, and the versions of the packages |
 
+#[cfg(any(test, feature = "torch"))]
 pub(crate) mod again;
 pub(crate) mod canon;
 mod diff;
