@@ -26,6 +26,7 @@ mod release;
 mod report;
 #[cfg(feature = "torch")]
 mod run;
+#[cfg_attr(not(feature = "torch"), allow(dead_code))]
 mod served;
 mod show;
 mod stats;
