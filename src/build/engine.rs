@@ -107,6 +107,8 @@ pub struct Built {
     pub compiled: usize,
     /// The program whose gate holds for it, where it was not gated again.
     pub gated_by: Option<Digest>,
+    /// Why no smaller request can be padded into its bucket, if none can.
+    pub padding_refused: Option<String>,
 }
 
 /// What a build did.
@@ -128,6 +130,10 @@ pub struct Summary {
     pub unanswered: Vec<String>,
     /// The same, where the caller has said that the release may be without them.
     pub without: Vec<String>,
+    /// Modules that got eager for what no bucket covers, though the spec does not ask for it.
+    pub eager_unasked: Vec<String>,
+    /// The weight sets of the newest release before and of the one that was published, where they differ.
+    pub weights_changed: Option<(Digest, Digest)>,
     pub seconds: f64,
 }
 
@@ -442,8 +448,16 @@ fn summarise(
         lost: vec![],
         unanswered: vec![],
         without: vec![],
+        eager_unasked: vec![],
+        weights_changed: None,
         seconds: started.elapsed().as_secs_f64(),
     };
+    for (item, (_, outcome)) in plan.items.iter().zip(&summary.programs) {
+        let title = options.spec.title(item.module);
+        if matches!(outcome, Outcome::Built(_)) && item.eager_unasked() {
+            summary.eager_unasked.push(title);
+        }
+    }
     if let (Some(weights), Some(known)) = (weights, &plan.known) {
         publish(options, plan, known, weights, &mut summary)?;
     }
@@ -610,6 +624,8 @@ fn publish(
         summary.lost = store.lost(before, &release)?;
     }
     summary.before = plan.release.as_ref().map(|before| before.seq);
+    let before = plan.release.as_ref().and_then(|before| before.weights);
+    summary.weights_changed = before.zip(release.weights).filter(|(old, new)| old != new);
     summary.release = Some(release);
     summary.published = new;
     Ok(())

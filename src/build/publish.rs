@@ -401,6 +401,10 @@ impl Shared<'_> {
             gated_by: program.receipt["gated_by"]
                 .as_str()
                 .and_then(|id| id.parse().ok()),
+            padding_refused: match &program.padding {
+                Padding::Refused { why } => Some(why.clone()),
+                Padding::Allowed => None,
+            },
         };
         self.lock()
             .done

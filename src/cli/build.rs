@@ -15,7 +15,7 @@ use super::{
     text, trace,
 };
 use crate::{
-    build::{self, BuildError, Launcher, Outcome, Summary},
+    build::{self, BuildError, Built, Launcher, Outcome, Summary},
     plan::Request,
     spec::{CommandLine, Spec, SpecError},
 };
@@ -265,6 +265,21 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
             few(&names)
         ));
     }
+    for (why, names) in exact_only(summary) {
+        note(format_args!(
+            "{} {}: {why}",
+            "exact sizes only".yellow(),
+            few(&names)
+        ));
+        note(format_args!("       {} {PADDING}", "hint:".cyan().bold()));
+    }
+    if !summary.eager_unasked.is_empty() {
+        note(format_args!(
+            "{} {}: eager {EAGER}",
+            "also".cyan(),
+            few(&summary.eager_unasked)
+        ));
+    }
     let time = seconds(summary.seconds);
     let total = summary.programs.len();
     let mut line = match (built, failed) {
@@ -318,6 +333,13 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
             ));
         }
     }
+    if let (true, Some((old, new))) = (summary.published, &summary.weights_changed) {
+        note(format_args!(
+            "        its weights changed: {} -> {}",
+            old.short(),
+            new.short()
+        ));
+    }
     if let (false, Some(before)) = (summary.lost.is_empty(), summary.before) {
         note(format_args!(
             "{} {}: release {before} has it, the new one does not",
@@ -356,12 +378,36 @@ fn left_out(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
     found
 }
 
+/// What to do about a bucket that no smaller request can be padded into.
+pub(super) const PADDING: &str = "list the sizes that requests have as buckets, or set `dynamic`; a mask among the \
+    inputs can make the module ignore its padding";
+
+/// What eager is there for that no spec asked for.
+pub(super) const EAGER: &str =
+    "answers sizes that no bucket covers; `fail_policy = \"raise\"` leaves it out";
+
+/// Returns the programs that were built and take no smaller request, by the reason why.
+fn exact_only(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
+    let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (name, outcome) in &summary.programs {
+        if let Outcome::Built(Built {
+            padding_refused: Some(why),
+            ..
+        }) = outcome
+        {
+            found.entry(why).or_default().push(name);
+        }
+    }
+    found
+}
+
 fn document(summary: &Summary) -> Value {
     let programs = summary.programs.iter().map(|(name, outcome)| match outcome {
         Outcome::Hit(id) => json!({ "program": name, "state": "hit", "id": id }),
         Outcome::Built(built) => json!({
             "program": name, "state": "built", "id": built.id, "artifacts": built.artifacts, "compiled": built.compiled,
             "gated_by": built.gated_by,
+            "padding_refused": built.padding_refused,
         }),
         Outcome::Failed { key, message, location, hint, raise, .. } => json!({
             "program": name, "state": "failed", "id": key, "message": message, "location": location,

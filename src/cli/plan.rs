@@ -4,10 +4,16 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde_json::json;
 
-use super::{Context, build::SpecArgs};
+use super::{
+    Context,
+    build::{EAGER, PADDING, SpecArgs},
+};
 use crate::{
+    Digest,
     plan::{self, State},
+    record::Padding,
     spec::Spec,
+    store::Store,
 };
 
 #[derive(clap::Args)]
@@ -18,6 +24,15 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     show(&args.spec, context)
+}
+
+/// Returns why no smaller request can be padded into a program's bucket, if none can.
+fn refused(store: &Store, id: &Digest) -> Result<Option<String>> {
+    let program = store.program(id)?;
+    Ok(program.and_then(|program| match program.padding {
+        Padding::Refused { why } => Some(why),
+        Padding::Allowed => None,
+    }))
 }
 
 /// Prints the plan; shared with `build --dry-run`.
@@ -79,6 +94,15 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
                 "{:<8} {module} {bucket}  {why}",
                 "skip".blue()
             ))?,
+        }
+        if let (State::Hit { id }, Some(store)) = (&item.state, &store)
+            && let Some(why) = refused(store, id)?
+        {
+            let line = format_args!("           exact sizes only: {why}; {PADDING}");
+            context.out.line(line)?;
+        }
+        if item.eager_unasked() && !matches!(item.state, State::Skipped { .. }) {
+            context.out.line(format_args!("           {EAGER}"))?;
         }
         if context.verbose > 0 {
             if let Some(why) = &item.left_to_eager {

@@ -39,7 +39,18 @@ pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Resul
     };
     out.line(format_args!("{name}, {release}"))?;
     let measured = Receipt::of(program);
+    if program.dynamic.is_some() {
+        let who = if program.steps.is_empty() {
+            "eager runs it"
+        } else {
+            "one artifact for all"
+        };
+        out.line(format_args!(
+            "{who}: it answers sizes that no bucket covers"
+        ))?;
+    }
     match &program.padding {
+        _ if program.dynamic.is_some() => {}
         Padding::Allowed if measured.sensitive == Some(true) => out.line(
             "smaller requests are padded; other values in the padding than the spec's would change the answer",
         )?,

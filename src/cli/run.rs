@@ -79,6 +79,17 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
             .load(&name)
     })?;
     let loaded = started.elapsed().as_secs_f64();
+    if context.verbose > 0 {
+        note(format_args!(
+            "loaded `{name}` from `{}` for {device}, only what is asked for",
+            context.store.display()
+        ));
+        for (name, tensor) in &inputs {
+            let kind = tensors::dtype(tensor.kind());
+            let dtype = kind.map_or_else(|| format!("{:?}", tensor.kind()), |d| d.to_string());
+            note(format_args!("input {name}: {dtype} {:?}", tensor.size()));
+        }
+    }
     let target = tensors::device(device);
     let named: Vec<_> = inputs
         .into_iter()
@@ -108,6 +119,17 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     }
     let served = answer.served();
     let took = started.elapsed().as_secs_f64();
+    if context.verbose > 0 {
+        note(format_args!(
+            "asked for {}, answered by {} ({})",
+            bucket_name(&served.request()),
+            bucket_name(served.bucket()),
+            served.rung().name()
+        ));
+        for (phase, took) in phases.seconds() {
+            note(format_args!("{phase:<12} {}", seconds(took)));
+        }
+    }
     if let Some(path) = &args.outputs {
         tensors::write(path, &outputs)
             .with_context(|| format!("can't write `{}`", path.display()))?;

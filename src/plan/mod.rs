@@ -45,7 +45,7 @@ pub use self::{
 use crate::{
     Digest, Target,
     record::{Entry, Program, Release},
-    spec::{CommandLine, Effective, Module, Overrides, Spec},
+    spec::{CommandLine, Effective, Module, Origin, Overrides, Spec},
     store::{Store, StoreError},
 };
 
@@ -142,6 +142,13 @@ impl Item {
     /// Returns `encode batch=1 seq=32`, and `answer(ids, image) batch=1` where the module has variants.
     pub fn name(&self, spec: &Spec) -> String {
         format!("{} {}", spec.title(self.module), self.form.name())
+    }
+
+    /// Returns whether eager answers what no bucket covers by the default of `fail_policy`, and not because the spec asks.
+    pub fn eager_unasked(&self) -> bool {
+        self.form.optional()
+            && self.left_to_eager.is_none()
+            && self.settings.origin("fail_policy") == Origin::BuiltIn
     }
 
     /// Returns the program that is there and to be measured again, if it is.

@@ -155,6 +155,38 @@ fn what_the_user_should_know_of_the_model_is_said_once() {
 }
 
 #[test]
+fn a_bucket_that_takes_no_smaller_request_and_eager_that_nobody_asked_for() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: padding is refused batch=4");
+    let told = sandbox.run(&["build", "-j", "1"]).stderr;
+    for line in [
+        "exact sizes only affine batch=4: it refuses",
+        "hint: list the sizes that requests have as buckets, or set `dynamic`; a mask among the inputs can make the \
+         module ignore its padding",
+    ] {
+        assert!(told.contains(line), "{told}");
+    }
+    let plan = sandbox.run(&["plan"]).stdout;
+    assert!(
+        plan.contains("exact sizes only: it refuses; list the sizes"),
+        "{plan}"
+    );
+}
+
+#[test]
+fn eager_that_the_spec_does_not_ask_for_is_named() {
+    const LINE: &str =
+        "answers sizes that no bucket covers; `fail_policy = \"raise\"` leaves it out";
+    let sandbox = Sandbox::new();
+    assert!(sandbox.run(&["plan"]).stdout.contains(LINE));
+    sandbox.append(
+        "precast.toml",
+        "[compile]\nfail_policy = \"fallback_eager\"",
+    );
+    assert!(!sandbox.run(&["plan"]).stdout.contains(LINE));
+}
+
+#[test]
 fn an_entry_that_does_not_import() {
     let sandbox = Sandbox::new();
     sandbox.edit("model.py", "SCALE = 2.0", "import no_such_package");

@@ -87,8 +87,24 @@ fn a_file_of_weights_alone_makes_another_release_without_python() {
     assert_eq!(answer(), [1.0, 11.0, 21.0]);
     sandbox.script("worker", "exit 1");
     weights("scale", &[3.0]);
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    let ran = sandbox.run(&["build"]);
+    assert_eq!(ran.code, 0);
+    assert!(
+        ran.stderr.contains("its weights changed: "),
+        "{}",
+        ran.stderr
+    );
     assert_eq!(answer(), [1.0, 4.0, 7.0]);
+    let mut loud = RUN.to_vec();
+    loud[6] = "-v";
+    let ran = sandbox.run(&loud);
+    for line in [
+        "loaded `fake` from",
+        "input x: float32 [1, 3]",
+        "asked for batch=1, answered by batch=1 (exact)",
+    ] {
+        assert!(ran.stderr.contains(line), "{}", ran.stderr);
+    }
     // Programs are compiled for the layout of their weights.
     weights("scale", &[3.0, 4.0]);
     assert_run!(sandbox, ["build"], @"

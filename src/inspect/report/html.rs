@@ -262,7 +262,12 @@ fn sharing(page: &Page) -> Markup {
     html! {
         h2 #sizes { "Sizes and sharing" }
         p {
-            "On disk the store takes " (bytes(total.stored)) " for " (bytes(total.content)) " of content"
+            // The figure of `precast du`, copies among it.
+            "On disk the store takes " (bytes(total.stored + page.usage.unpacked)) " for " (bytes(total.content))
+            " of content"
+            @if page.usage.unpacked > 0 {
+                ", of which " (bytes(page.usage.unpacked)) " are unpacked copies"
+            }
             @if total.logical > total.content {
                 "; without sharing it would be " (bytes(total.logical)) " of content"
             }
