@@ -39,8 +39,6 @@ pub enum Defect {
     Linked { path: PathBuf, links: u64 },
     /// A file that belongs to somebody else than the store.
     Owner { path: PathBuf, uid: u32 },
-    /// A folder that every store has is not there.
-    NoFolder { path: PathBuf },
     /// `CACHEDIR.TAG` is missing or says something else.
     Tag { path: PathBuf },
     /// An object whose bytes are not what its name and seal say.
@@ -103,7 +101,6 @@ impl Defect {
             | Self::Mode { path, .. }
             | Self::Linked { path, .. }
             | Self::Owner { path, .. }
-            | Self::NoFolder { path }
             | Self::Tag { path }
             | Self::Object { path, .. }
             | Self::Ready { path, .. }
@@ -132,7 +129,6 @@ impl fmt::Display for Defect {
             Self::Mode { mode, .. } => write!(f, "has mode {mode:04o}"),
             Self::Linked { links, .. } => write!(f, "has {links} names"),
             Self::Owner { uid, .. } => write!(f, "belongs to user {uid}"),
-            Self::NoFolder { .. } => f.write_str("is missing"),
             Self::Tag { .. } => f.write_str("does not say that this is a cache"),
             Self::Object { why, .. } | Self::Ready { why, .. } | Self::Record { why, .. } => {
                 write!(f, "is damaged: {why}")

@@ -139,13 +139,6 @@ impl<'a> Walk<'a> {
                 self.not_plain(&path, &meta);
             }
         }
-        for folder in Layout::FOLDERS {
-            if fs::symlink_metadata(self.store.path().join(folder)).is_err() {
-                self.defects.push(Defect::NoFolder {
-                    path: folder.into(),
-                });
-            }
-        }
         if !self.store.layout().tag_is_right() {
             self.defects.push(Defect::Tag {
                 path: Layout::TAG.into(),

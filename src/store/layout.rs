@@ -125,6 +125,15 @@ impl Layout {
         Ok(())
     }
 
+    /// As [`Self::complete`], if a folder is missing.
+    pub fn complete_folders(&self) -> Result<(), StoreError> {
+        let missing = |folder: &&str| fs::symlink_metadata(self.root.join(folder)).is_err();
+        match Self::FOLDERS.iter().any(|folder| missing(folder)) {
+            true => self.complete(),
+            false => Ok(()),
+        }
+    }
+
     /// Finds the store at `root`, and looks at who could change it; changes nothing.
     pub fn find(root: &Path, options: Options) -> Result<Self, StoreError> {
         let layout = match fs::symlink_metadata(root) {

@@ -255,7 +255,11 @@ impl Store {
     ) -> Result<HashSet<Digest>, StoreError> {
         let folder = self.path().join("leases");
         let mut held = HashSet::new();
-        for entry in fs::read_dir(&folder).at("list", &folder)? {
+        let entries = match fs::read_dir(&folder) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(held),
+            entries => entries.at("list", &folder)?,
+        };
+        for entry in entries {
             let path = entry.at("list", &folder)?.path();
             if !is_lease(&path) {
                 continue;

@@ -34,6 +34,8 @@
 //! | who could change a store behind our back? | `ground` |
 //! | which versions are there, and what becomes of another one? | below; `index` |
 //!
+//! A folder that is missing is an empty one: a copy may have lost it, and `ready/` whole. Whoever may write makes it again.
+//!
 //! Three things have a version: the layout (in `precast-store.json`), the index (`user_version`) and each record
 //! (`schema`). A newer one is refused and left as it is to the byte; gc refuses a store with a newer record in it, as
 //! what that needs is not known. An older index is migrated, or made again from the files.
@@ -170,6 +172,9 @@ impl Store {
 
     fn at(layout: Layout, mut options: Options) -> Result<Self, StoreError> {
         options.read_only |= !layout.is_writable();
+        if !options.read_only {
+            layout.complete_folders()?;
+        }
         let mut index = match options.read_only {
             false => Index::open(&layout)?,
             // Who may write the store keeps it to themselves.

@@ -199,3 +199,50 @@ pub(crate) fn dump(from: &Connection) -> rusqlite::Result<BTreeMap<String, Strin
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{
+        super::{layout::Layout, testing},
+        *,
+    };
+
+    #[test]
+    fn a_copy_without_what_was_unpacked_and_without_empty_folders_is_sound_and_works() {
+        for read_only in [false, true] {
+            let (_dir, store, artifact, program) = testing::filled();
+            let digest = store.put_bytes(b"weights").unwrap();
+            store
+                .put_release(&testing::release("m", Some("v1"), &[program.id]))
+                .unwrap();
+            drop(store.map(&digest).unwrap());
+            let path = store.path().to_owned();
+            drop(store);
+            // What `git` and many copies do not keep.
+            fs::remove_dir_all(path.join("ready")).unwrap();
+            for folder in Layout::FOLDERS {
+                let _ = fs::remove_dir(path.join(folder));
+            }
+            fs::remove_dir_all(path.join("locks")).unwrap();
+            assert!(!path.join("tmp").exists());
+            let open = || match read_only {
+                true => Store::open_read_only(&path).unwrap(),
+                false => Store::open(&path).unwrap(),
+            };
+            let store = open();
+            assert_eq!(store.verify().unwrap().defects, []);
+            assert_eq!(store.plan_gc(&Default::default()).unwrap().releases, []);
+            let release = store.release("m", None).unwrap().unwrap();
+            let _hold = store.hold_release(&release).unwrap();
+            assert_eq!(&store.map(&digest).unwrap()[..], b"weights");
+            store.read(&artifact.object).unwrap();
+            assert_eq!(store.unpacked() > 0, !read_only);
+            assert_eq!(open().verify().unwrap().defects, []);
+            if !read_only {
+                store.put_bytes(b"more").unwrap();
+            }
+        }
+    }
+}

@@ -190,7 +190,6 @@ pub const SEEDS: &[Seed] = &[
     ("lock that is not one", &["foreign"], |r, _| fs::write(r.join("locks/mine"), "").unwrap()),
     ("tag missing", &["tag"], |r, _| fs::remove_file(r.join("CACHEDIR.TAG")).unwrap()),
     ("tag with other text", &["tag"], |r, _| damage(&r.join("CACHEDIR.TAG"), |b| b[3] = b'x')),
-    ("folder missing", &["no_folder"], |r, _| fs::remove_dir_all(r.join("quarantine")).unwrap()),
     ("folder that all can write", &["mode"], |r, _| fs::set_permissions(r.join("objects"), Permissions::from_mode(0o777)).unwrap()),
     ("folder is a symbolic link", &["not_plain"], |r, _| {
         let away = r.parent().unwrap().join("away");
