@@ -128,7 +128,7 @@ impl Layout {
     /// As [`Self::complete`], if a folder is missing.
     pub fn complete_folders(&self) -> Result<(), StoreError> {
         let missing = |folder: &&str| fs::symlink_metadata(self.root.join(folder)).is_err();
-        match Self::FOLDERS.iter().any(|folder| missing(folder)) {
+        match Self::FOLDERS.iter().any(missing) {
             true => self.complete(),
             false => Ok(()),
         }
