@@ -1,22 +1,18 @@
-//! Capturing programs, and queueing what must be compiled for them.
-//!
-//! The first worker captures, since it holds the model. Another one may make it at the same time; others that got ready
-//! for it meanwhile, or have nothing to compile where much is to be captured, make it later; one whose weights came out
-//! differently, as those of an entry that draws them from nowhere, captures nothing.
+//! Capturing programs, and scheduling what must be compiled for them.
 
 use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
 
 use super::{
     BuildError,
-    jobs::{Job, Seat, Shared, Work},
     progress::Event,
-    protocol::{Captured, CapturedStep, Cut, ModuleRequest, Request, Sampled, Segment},
-    task::{Compile, Role, Waiting},
+    protocol::{Captured, CapturedStep, ModuleRequest, Request, Sampled, Segment},
+    task::{CapturedProgram, Compile},
     ways::Way,
+    work::{Action, Job, Slot, Work},
 };
 use crate::{
     Digest,
-    plan::{Item, Known, State},
+    plan::{Item, Known},
     record::Sizes,
     spec::Module,
 };
@@ -24,79 +20,9 @@ use crate::{
 /// How long a capture may take.
 const CAPTURE_LIMIT: Duration = Duration::from_secs(1800);
 
-impl Shared<'_> {
-    /// Makes the model in a worker beside the first.
-    pub(super) fn open_beside(&self, number: usize, seat: &mut Seat<'_>) -> Result<(), BuildError> {
-        if let Seat::Starting(ahead) = seat
-            && ahead.role == Role::Open
-            && !self.made_ahead(seat)
-        {
-            self.let_go(number, seat);
-            self.lock().opened(None);
-            return Ok(());
-        }
-        let opened = match self.take_seat(number, seat) {
-            Ok(live) => {
-                live.role = Role::Capture;
-                let opened = match live.made.is_some() {
-                    true => self.reopen(live),
-                    false => self.crew.while_wanted(live, |live| {
-                        let made = || self.reopen(live);
-                        self.told(number, Work::Open, "the model", false, made).0
-                    }),
-                };
-                let kept = matches!(
-                    opened,
-                    Ok(()) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. })
-                );
-                let opened = opened.map(|()| live.same_weights);
-                if !kept {
-                    self.let_go(number, seat);
-                }
-                opened
-            }
-            Err(error) => Err(error),
-        };
-        let mut queue = self.lock();
-        queue.opened(Some(matches!(opened, Ok(true))));
-        match opened {
-            // Else it came too late to be of use.
-            Err(BuildError::Interrupted) if self.crew.stop.is_set() && !queue.over() => {
-                Err(BuildError::Interrupted)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Seats a worker that makes the model already, and returns whether it could. Why not is of no matter: what ails the
-    /// entry the first worker says, and one that was too large for another worker leaves the captures to the first.
-    fn made_ahead(&self, seat: &mut Seat<'_>) -> bool {
-        if let Seat::Starting(ahead) = std::mem::replace(seat, Seat::Empty)
-            && let Some(worker) = ahead.worker()
-        {
-            *seat = Seat::Taken(worker);
-        }
-        matches!(seat, Seat::Taken(_))
-    }
-
-    pub(super) fn capture(
-        &self,
-        number: usize,
-        seat: &mut Seat<'_>,
-        job: usize,
-    ) -> Result<(), BuildError> {
-        let done = self.capture_one(number, seat, job);
-        // Where it failed: what was queued for it alone is not made.
-        self.lock().capture_over(job);
-        done
-    }
-
-    fn capture_one(
-        &self,
-        number: usize,
-        seat: &mut Seat<'_>,
-        job: usize,
-    ) -> Result<(), BuildError> {
+impl Work<'_> {
+    /// Captures a program. Returns whether it can be gated.
+    pub(super) fn capture(&self, slot: &mut Slot, job: usize) -> Result<bool, BuildError> {
         let Job { item, id, .. } = &self.jobs[job];
         let module = &self.options.spec.modules[item.module];
         let name = item.name(self.options.spec);
@@ -104,12 +30,11 @@ impl Shared<'_> {
             Some(inputs) => (inputs, None),
             None => {
                 let request = self.watch(module, &item.form.sizes);
-                let task = (Work::Inputs, &*name);
-                let ((answer, log), _) =
-                    self.asked::<Sampled>(number, seat, task, &request, CAPTURE_LIMIT, &|_| ());
+                let action = (Action::Inputs, &*name);
+                let (answer, log) = self.ask::<Sampled>(slot, action, &request, CAPTURE_LIMIT);
                 match answer {
                     Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
-                    Err(error) => return self.fail(job, error, &log),
+                    Err(error) => return self.fail(job, error, &log).map(|()| false),
                 }
             }
         };
@@ -129,34 +54,13 @@ impl Shared<'_> {
                 structure,
             },
             sizes: item.form.sizes.clone(),
-            out: self.crew.scratch.join(format!("capture-{}", id.short())),
+            out: self.workers.scratch.join(format!("capture-{}", id.short())),
         };
-        let task = (Work::Capture, &*name);
-        let cut = |cut| self.cut(job, cut);
-        let ((answer, log), seconds) =
-            self.asked::<Captured>(number, seat, task, &request, CAPTURE_LIMIT, &cut);
-        self.lock().captured_in(seconds);
+        let action = (Action::Capture, &*name);
+        let (answer, log) = self.ask::<Captured>(slot, action, &request, CAPTURE_LIMIT);
         match answer {
-            Ok(captured) => self.captured(job, captured),
-            Err(error) => self.fail(job, error, &log),
-        }
-    }
-
-    /// Queues what must be compiled for a program that is still being captured: that takes longer than the rest of it.
-    fn cut(&self, job: usize, cut: Cut) {
-        let Job { item, request, .. } = &self.jobs[job];
-        // Whether an earlier choice holds is known at the end.
-        let (Some(known), State::Miss { before: None, .. }, true) =
-            (&self.plan.known, &item.state, item.form.compiled)
-        else {
-            return;
-        };
-        let tuned = request["tuned"] == true;
-        let ways = self.ways(item, &cut.segments, &cut.passes, known, tuned);
-        // What can't be read or written now can't be later either, and is said then.
-        if let Ok(compiles) = self.compiles(item, &ways, &cut.segments, &cut.steps, known) {
-            self.lock().cut(job, compiles);
-            self.tell_others();
+            Ok(captured) => self.captured(job, captured).map(|()| true),
+            Err(error) => self.fail(job, error, &log).map(|()| false),
         }
     }
 
@@ -183,7 +87,7 @@ impl Shared<'_> {
         }
     }
 
-    /// Queues what must be compiled for a captured program.
+    /// Schedules what must be compiled for a captured program.
     fn captured(&self, job: usize, captured: Captured) -> Result<(), BuildError> {
         let Job { item, request, .. } = &self.jobs[job];
         let Some(known) = &self.plan.known else {
@@ -201,11 +105,7 @@ impl Shared<'_> {
         if let Some((before, way)) = self.chosen_before(&self.jobs[job], &captured, known)? {
             (ways, chosen_by) = (vec![way], Some(before));
         }
-        // First what is known to be under way: it may be over before the store is asked for it.
-        let mut lacked = self.lock().cut_for(job);
         let compiles = self.compiles(item, &ways, segments, &captured.steps, known)?;
-        let missing = compiles.iter().map(|compile| compile.key).collect();
-        lacked.extend(&missing);
         let module = &self.options.spec.modules[item.module].name;
         let artifacts: BTreeSet<&Digest> = ways.iter().flat_map(|way| &way.keys).collect();
         for message in &captured.notes {
@@ -219,28 +119,22 @@ impl Shared<'_> {
             bucket: &item.form.name(),
             steps: captured.steps.len(),
             artifacts: artifacts.len(),
-            missing: lacked.len(),
+            missing: compiles.len(),
         });
-        let waiting = Waiting {
+        let program = CapturedProgram {
             captured,
-            missing,
-            compiled: lacked.len(),
+            compiled: compiles.len(),
             ways,
             chosen_by,
         };
-        // Then an earlier gate may hold. One that does not can start its own process.
-        let as_before = waiting.compiled == 0
-            && matches!(
-                item.state,
-                State::Miss {
-                    before: Some(_),
-                    ..
-                }
-            )
-            && item.measured_before().is_none();
-        self.lock().captured(job, waiting, compiles);
-        if item.settings.compile.healthcheck && !as_before {
-            self.start_judges();
+        let mut state = self.lock();
+        state.estimate.lacked(compiles.len());
+        state.captured.insert(job, program);
+        for compile in compiles {
+            let size = compile.segment.graph.len();
+            if state.schedule.lacks(job, compile.key, size) {
+                state.compiles.insert(compile.key, compile);
+            }
         }
         Ok(())
     }
@@ -256,7 +150,7 @@ impl Shared<'_> {
     ) -> Result<Vec<Compile>, BuildError> {
         let name = item.name(self.options.spec);
         let mut compiles: Vec<Compile> = Vec::new();
-        // What is queued last is compiled first.
+        // Of equally large artifacts the one that is scheduled last is compiled first.
         for way in ways.iter().rev().filter(|way| way.refused.is_none()) {
             for (index, (key, segment)) in way.keys.iter().zip(segments).enumerate() {
                 if self.options.store.keep_artifact(key)? || compiles.iter().any(|c| c.key == *key)

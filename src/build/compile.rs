@@ -1,65 +1,55 @@
 //! Compiling one artifact, once across the workers of this build and across builds.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     BuildError,
-    jobs::{Seat, Shared, Work},
     protocol::{Compiled, Request},
     task::Compile,
+    work::{Action, Slot, Work},
 };
+use crate::Digest;
 
 /// How long a compile may take.
 const COMPILE_LIMIT: Duration = Duration::from_secs(7200);
 
-impl Shared<'_> {
-    pub(super) fn compile(
-        &self,
-        number: usize,
-        seat: &mut Seat<'_>,
-        compile: Compile,
-    ) -> Result<(), BuildError> {
-        let key = compile.key;
+impl Work<'_> {
+    /// Compiles an artifact. Returns whether it is there; why not is kept for the gates that wait for it.
+    pub(super) fn compile(&self, slot: &mut Slot, artifact: Digest) -> Result<bool, BuildError> {
+        let Some(compile) = self.lock().compiles.remove(&artifact) else {
+            return Err(BuildError::Protocol {
+                message: "a compile was scheduled twice".to_owned(),
+            });
+        };
         let store = self.options.store;
         // Another process may be at it: then its result is ours.
-        let mut waiting = |_: &str| !self.crew.stop.is_set();
-        let Some(claim) = store.claim(&key, &mut waiting)? else {
+        let mut waiting = |_: &str| !self.workers.stop.is_set();
+        let Some(claim) = store.claim(&artifact, &mut waiting)? else {
             return Err(BuildError::Interrupted);
         };
-        let made = match store.keep_artifact(&key)? {
-            true => Ok(false),
-            false => self.make(number, seat, compile)?,
-        };
+        if store.keep_artifact(&artifact)? {
+            return Ok(true);
+        }
+        let failed = self.make(slot, compile)?;
         drop(claim);
-        match made {
-            Ok(compiled) => {
-                let mut queue = self.lock();
-                queue.done.compiled += usize::from(compiled);
-                queue.compiled(&key);
-                Ok(())
-            }
-            Err((error, log)) => {
-                let mut queue = self.lock();
-                // Who asks for it is known when no capture that does is under way.
-                while queue.cuts(&key) && !self.crew.stop.is_set() {
-                    queue = self.changed(queue);
-                }
-                let asking = queue.failed(&key, &error.to_string());
-                drop(queue);
-                let mut asking = asking.into_iter();
-                asking.try_for_each(|job| self.fail_with(job, &error, &log))
+        let mut state = self.lock();
+        match failed {
+            None => state.done.compiled += 1,
+            Some(failure) => {
+                state.failures.insert(artifact, Arc::new(failure));
+                return Ok(false);
             }
         }
+        Ok(true)
     }
 
-    /// Compiles and publishes one artifact. The inner error is one of this artifact alone.
-    #[allow(clippy::type_complexity)]
+    /// Compiles and publishes one artifact. Returns an error of this artifact alone, with the worker's log.
     fn make(
         &self,
-        number: usize,
-        seat: &mut Seat<'_>,
+        slot: &mut Slot,
         compile: Compile,
-    ) -> Result<Result<bool, (BuildError, Vec<u8>)>, BuildError> {
+    ) -> Result<Option<(BuildError, Vec<u8>)>, BuildError> {
+        let folder = format!("artifact-{}", compile.key.short());
         let request = Request::Compile {
             file: compile.segment.file.clone(),
             device: self.options.spec.target.device.to_string(),
@@ -67,22 +57,15 @@ impl Shared<'_> {
             mode: compile.set.mode.name().to_owned(),
             options: compile.set.options.clone().into_iter().collect(),
             passes: compile.set.passes.clone(),
-            out: self
-                .crew
-                .scratch
-                .join(format!("artifact-{}", compile.key.short())),
+            out: self.workers.scratch.join(folder),
         };
-        let task = (Work::Compile, &*compile.name);
-        let ((answer, log), _) =
-            self.asked::<Compiled>(number, seat, task, &request, COMPILE_LIMIT, &|_| ());
-        match answer {
-            Ok(compiled) => match self.keep(compile, compiled, &log) {
-                Ok(()) => Ok(Ok(true)),
-                Err(error) if error.ends_build() => Err(error),
-                Err(error) => Ok(Err((error, log))),
-            },
+        let action = (Action::Compile, &*compile.name.clone());
+        let (answer, log) = self.ask::<Compiled>(slot, action, &request, COMPILE_LIMIT);
+        let kept = answer.and_then(|compiled| self.keep(compile, compiled, &log));
+        match kept {
+            Ok(()) => Ok(None),
             Err(error) if error.ends_build() => Err(error),
-            Err(error) => Ok(Err((error, log))),
+            Err(error) => Ok(Some((error, log))),
         }
     }
 }

@@ -3,10 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    sync::{
-        Arc, RwLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -14,17 +11,15 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    BuildError, Launcher, TORCH,
-    crew::Crew,
-    gate,
-    jobs::{self, Ahead, Job},
+    BuildError, Launcher, TORCH, gate,
     limits::{Limits, Stop},
     progress::{Event, Progress},
     protocol::{Opened, Request, Weights},
     scratch::{Scratch, sweep},
-    task::Role,
     weights::{self, StoredWeights},
+    work::{self, Job, Starting},
     worker::Worker,
+    workers::Workers,
 };
 use crate::{
     Digest, Target,
@@ -188,7 +183,7 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         && let Some(same) = same_entry(options, &plan)?
     {
         let weights = weights::kept(options, &same)?;
-        let done = jobs::Done::default();
+        let done = work::Done::default();
         return summarise(options, &plan, done, Some(weights), started);
     }
     if options.locked && missing > 0 {
@@ -200,37 +195,34 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     sweep(&options.scratch, false);
     let scratch = Scratch::new(&options.scratch)?;
 
-    let crew = Crew {
+    let workers = Workers {
         options,
         scratch: scratch.path(),
         progress,
         limits: Limits::new(options.memory),
         stop: Stop::new(&options.cancel),
-        quiet: RwLock::default(),
-        late: Arc::default(),
     };
     thread::scope(|scope| {
-        let ahead = crew.start_ahead(&crew.ahead(&plan), scope);
-        let result = make(&crew, ahead, started);
-        crew.stop.set();
+        let workers = &workers;
+        let numbers = 1..=workers.at_once(&plan);
+        let starting = numbers.map(|number| scope.spawn(move || workers.prepare(number)));
+        let result = make(workers, starting.collect(), started);
+        workers.stop.set();
         result
     })
 }
 
 /// Makes what is missing once the model says what that is.
 fn make(
-    crew: &Crew<'_>,
-    mut ahead: Vec<Ahead<'_>>,
+    workers: &Workers<'_>,
+    starting: Vec<Starting<'_>>,
     started: Instant,
 ) -> Result<Summary, BuildError> {
-    let Crew {
+    let Workers {
         options, progress, ..
-    } = crew;
+    } = workers;
     let Options { spec, store, .. } = options;
-    let (mut first, known) = match open(crew) {
-        Err(error) if in_the_way(crew, &error, &mut ahead, started.elapsed()) => open(crew)?,
-        opened => opened?,
-    };
+    let (mut first, known) = open(workers)?;
     let planned = || plan::plan(spec, Some(store), Some(known.clone()), &options.request);
     // gc leaves what is held until the release has it; what went before that is missing in the second plan.
     store.keep(&planned()?.hits())?;
@@ -245,11 +237,11 @@ fn make(
             });
         }
     }
-    let out = crew.scratch.join("weights");
+    let out = workers.scratch.join("weights");
     let weights: Weights = first
         .worker
         .call(&Request::Weights { out }, OPEN_LIMIT, &mut |_| {})?;
-    let queue: Vec<Job> = plan
+    let jobs: Vec<Job> = plan
         .items
         .iter()
         .enumerate()
@@ -266,63 +258,20 @@ fn make(
             _ => None,
         })
         .collect();
-    let (done, weights) = jobs::run(crew, &plan, &queue, first, ahead, weights)?;
+    let (done, weights) = work::run(workers, &plan, &jobs, first, starting, weights)?;
     summarise(options, &plan, done, Some(weights), started)
 }
 
 /// The worker that holds the model.
 pub(super) struct First {
     pub worker: Worker,
-    /// Seconds that making the model took.
-    pub seconds: f64,
     pub fingerprint: Option<String>,
 }
 
-/// Returns whether a model could not be made in the first worker because others made it at the same time: one of them could,
-/// or memory was short, or it failed otherwise, or takes longer than the first one `took` to fail. They are gone then.
-fn in_the_way(
-    crew: &Crew<'_>,
-    error: &BuildError,
-    ahead: &mut Vec<Ahead<'_>>,
-    took: Duration,
-) -> bool {
-    /// How much longer the other may take at least.
-    const PATIENCE: Duration = Duration::from_secs(3);
-    const POLL: Duration = Duration::from_millis(20);
-    let failed = matches!(
-        error,
-        BuildError::Model { .. }
-            | BuildError::Worker(_)
-            | BuildError::WorkerDied { .. }
-            | BuildError::WorkerGreedy { .. }
-    );
-    if !failed {
-        return false;
-    }
-    let (others, rest): (Vec<_>, Vec<_>) = std::mem::take(ahead)
-        .into_iter()
-        .partition(|one| one.role == Role::Open);
-    *ahead = rest;
-    let asked = Instant::now();
-    let made = || others.iter().all(|other| other.handle.is_finished());
-    // Where memory was short, what becomes of them says no more.
-    while !made() && !error.short_of_memory() && asked.elapsed() < took.max(PATIENCE) {
-        thread::sleep(POLL);
-    }
-    // Nobody else makes the model yet.
-    crew.late.store(true, Ordering::Relaxed);
-    let others: Vec<_> = (others.into_iter())
-        .map(|other| other.handle.join())
-        .collect();
-    crew.late.store(false, Ordering::Relaxed);
-    let same = |other: &_| matches!(other, Ok(Err(same)) if BuildError::code(same) == error.code());
-    !others.is_empty() && (error.short_of_memory() || !others.iter().all(same))
-}
-
 /// Starts the worker that holds the model, and learns from it what keys are made of.
-fn open(crew: &Crew<'_>) -> Result<(First, Known), BuildError> {
-    let options = crew.options;
-    let (mut worker, hello) = crew.start(0)?;
+fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> {
+    let options = workers.options;
+    let (mut worker, hello) = workers.start(0)?;
     if hello.torch.split('+').next() != Some(TORCH) {
         return Err(BuildError::WrongTorch {
             program: options.launcher.program.clone(),
@@ -331,7 +280,7 @@ fn open(crew: &Crew<'_>) -> Result<(First, Known), BuildError> {
         });
     }
     let started = Instant::now();
-    let opened = match reopen(options, &mut worker, None) {
+    let opened = match open_model(options, &mut worker) {
         Err(BuildError::Worker(error)) if !error.trace.is_empty() => {
             let log = format!("{error}\n\n{}", error.trace);
             let log = options.store.put_bytes(log.as_bytes())?;
@@ -340,13 +289,13 @@ fn open(crew: &Crew<'_>) -> Result<(First, Known), BuildError> {
         opened => opened?,
     };
     let seconds = started.elapsed().as_secs_f64();
-    crew.progress.event(&Event::Opened {
+    workers.progress.event(&Event::Opened {
         sources: opened.sources.len(),
         packages: opened.packages.len(),
         seconds,
     });
     for message in &opened.notes {
-        crew.progress.event(&Event::Note { message });
+        workers.progress.event(&Event::Note { message });
     }
     let spec = options.spec;
     let entry = Entry {
@@ -365,7 +314,6 @@ fn open(crew: &Crew<'_>) -> Result<(First, Known), BuildError> {
     let target = Target::on_host(spec.target.device, &spec.target.isa, &torch, &hello.sm);
     let first = First {
         worker,
-        seconds,
         fingerprint: opened.fingerprint,
     };
     Ok((first, Known { entry, target }))
@@ -387,19 +335,14 @@ fn callables(options: &Options<'_>) -> Vec<String> {
         .collect()
 }
 
-/// Imports the entry in `worker`, so that it can capture; the model may have at `most` so many bytes of weights.
-pub(super) fn reopen(
-    options: &Options<'_>,
-    worker: &mut Worker,
-    most: Option<u64>,
-) -> Result<Opened, BuildError> {
+/// Imports the entry in `worker` and makes the model, so that the worker can capture.
+pub(super) fn open_model(options: &Options<'_>, worker: &mut Worker) -> Result<Opened, BuildError> {
     let request = Request::Open {
         root: options.spec.root.clone(),
         entry: options.spec.model.entry.clone(),
         device: options.spec.target.device.to_string(),
         also: callables(options),
         weights: options.spec.model.weights.file().map(Path::to_owned),
-        most,
     };
     let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;
@@ -425,7 +368,7 @@ fn same_entry(options: &Options<'_>, plan: &Plan) -> Result<Option<Release>, Sto
 fn summarise(
     options: &Options<'_>,
     plan: &Plan,
-    mut done: jobs::Done,
+    mut done: work::Done,
     weights: Option<StoredWeights>,
     started: Instant,
 ) -> Result<Summary, BuildError> {

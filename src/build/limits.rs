@@ -27,8 +27,6 @@ const SHARE: u64 = 90;
 pub struct Stop {
     outside: Arc<AtomicBool>,
     over: Arc<AtomicBool>,
-    /// Ends one worker alone.
-    late: Arc<AtomicBool>,
 }
 
 impl Stop {
@@ -36,20 +34,11 @@ impl Stop {
         Self {
             outside: outside.clone(),
             over: Arc::default(),
-            late: Arc::default(),
-        }
-    }
-
-    /// Returns one that is also set when `late` is.
-    pub fn or(&self, late: &Arc<AtomicBool>) -> Self {
-        Self {
-            late: late.clone(),
-            ..self.clone()
         }
     }
 
     pub fn is_set(&self) -> bool {
-        let flags = [&self.outside, &self.over, &self.late];
+        let flags = [&self.outside, &self.over];
         flags.iter().any(|flag| flag.load(Ordering::Relaxed))
     }
 
@@ -84,7 +73,6 @@ impl Limits {
             looked: Instant::now(),
             machine: machine_memory().unwrap_or(u64::MAX) / 100 * SHARE,
             peak: 0,
-            bound: None,
         }
     }
 }
@@ -97,16 +85,9 @@ pub struct Watch {
     machine: u64,
     /// The most it had when it was looked at.
     pub peak: u64,
-    /// What it may have for now, below every other limit.
-    bound: Option<u64>,
 }
 
 impl Watch {
-    /// Lets the process take so many bytes more than it has, until it is told otherwise.
-    pub fn allow(&mut self, more: Option<u64>) {
-        self.bound = more.map(|more| self.own() + more);
-    }
-
     fn own(&self) -> u64 {
         family(self.pid).into_iter().map(|(_, bytes)| bytes).sum()
     }
@@ -119,12 +100,8 @@ impl Watch {
         self.looked = Instant::now();
         let own = self.own();
         self.peak = self.peak.max(own);
-        let limits = [self.bound, self.limits.memory];
-        if let Some(limit) = limits.into_iter().flatten().find(|limit| own > *limit) {
-            return Some(format!("{} of {} allowed", mib(own), mib(limit)));
-        }
-        if self.limits.memory.is_some() {
-            return None;
+        if let Some(limit) = self.limits.memory {
+            return (own > limit).then(|| format!("{} of {} allowed", mib(own), mib(limit)));
         }
         let mut taken = self
             .limits
@@ -245,28 +222,24 @@ mod tests {
     use crate::alone::alone;
 
     #[test]
-    fn what_a_process_may_take_for_now_is_counted_from_what_it_has() {
+    fn a_process_that_takes_more_than_its_limit_is_reported() {
         alone(
-            "build::limits::tests::what_a_process_may_take_for_now_is_counted_from_what_it_has",
+            "build::limits::tests::a_process_that_takes_more_than_its_limit_is_reported",
             measure,
         );
     }
 
     fn measure() {
         const MIB: u64 = 1 << 20;
-        let mut watch = Limits::new(None).watch(std::process::id());
-        let mut looked = || {
+        let own = Limits::new(None).watch(std::process::id()).own();
+        let mut watch = Limits::new(Some(own + 128 * MIB)).watch(std::process::id());
+        let mut check = || {
             thread::sleep(EVERY * 2);
             watch.check()
         };
-        assert_eq!(looked(), None);
-        watch.allow(Some(128 * MIB));
+        assert_eq!(check(), None);
         let taken = black_box(vec![1_u8; 512 << 20]);
-        thread::sleep(EVERY * 2);
-        assert!(watch.check().is_some_and(|what| what.ends_with("allowed")));
-        watch.allow(None);
-        thread::sleep(EVERY * 2);
-        assert_eq!(watch.check(), None);
+        assert!(check().is_some_and(|what| what.ends_with("allowed")));
         drop(taken);
     }
 }

@@ -9,21 +9,19 @@
 //! | file | holds |
 //! |---|---|
 //! | `engine` | one build from plan to release |
-//! | `crew` | its workers, started before there is work for them |
-//! | `queue` | what is left to do, and what must be done first |
-//! | `task` | one piece of it, and what a thread has to do it with |
-//! | `jobs` | the threads that do it, one for each worker |
-//! | `capture`, `compile` | what they do with their workers |
-//! | `pace` | how long it will still take |
+//! | `schedule` | the graph of tasks: what is waiting, ready, running, done and failed |
+//! | `work` | the threads that run tasks, one for each worker |
+//! | `workers` | starting worker processes |
+//! | `task`, `capture`, `compile` | what a task works on, and how it is done |
+//! | `estimate` | how long the build will still take |
 //! | `publish` | what goes into the store |
 //! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
 //! | `limits` | what a process may take, and how it ends |
 //! | `lifeline` | how it ends with a build that is killed |
 //! | `scratch` | a build's private folder, and what killed builds left |
 //! | `gate` | comparing a candidate with eager |
-//! | `judge` | the process that does so, started ahead |
 //! | `regate` | when an earlier gate holds for a program |
-//! | `merit` | which of two programs is the faster one |
+//! | `merit` | a sign test: which of two programs is the faster one |
 //! | `ways` | the option sets that a program can be made with |
 //! | `tune` | gating a program in each way, and keeping the fastest |
 //!
@@ -31,28 +29,27 @@
 
 mod capture;
 mod compile;
-mod crew;
 mod engine;
 mod error;
+mod estimate;
 pub mod gate;
-mod jobs;
-mod judge;
 mod launcher;
 mod lifeline;
 mod limits;
 mod merit;
-mod pace;
 pub mod progress;
 pub mod protocol;
 mod publish;
-mod queue;
 mod regate;
+mod schedule;
 mod scratch;
 mod task;
 mod tune;
 mod ways;
 mod weights;
+mod work;
 mod worker;
+mod workers;
 
 pub use self::{
     engine::{Built, Options, Outcome, Summary, build},

@@ -32,19 +32,13 @@ pub const PROTOCOL: u32 = 2;
 pub enum Request {
     /// Says what the worker is: answered with [`Hello`].
     Hello,
-    /// Gets ready to compile: imports the compiler, and makes this worker's share of what every compile on a machine
-    /// needs. Answered with [`Prepared`]; nothing depends on it but speed.
+    /// Gets ready to compile: imports the compiler, and makes the C++ headers that every compile on a machine needs.
+    /// Answered with [`Prepared`]; nothing depends on it but speed.
     Prepare {
         device: String,
         isa: String,
-        /// Which of `of` workers this is; a number beyond has no share.
-        share: usize,
-        of: usize,
         out: PathBuf,
     },
-    /// Gets ready to capture: imports what capturing needs, by capturing next to nothing. Answered with [`Prepared`];
-    /// nothing depends on it but speed.
-    Rehearse { out: PathBuf },
     /// Imports the entry and makes the model: answered with [`Opened`]. Once per worker and model.
     Open {
         /// The spec's folder, first on `sys.path`.
@@ -57,9 +51,6 @@ pub enum Request {
         also: Vec<String>,
         /// A safetensors file whose values the model gets instead of its own.
         weights: Option<PathBuf>,
-        /// Bytes of weights that the model may have; one that has more is refused (`too_large`), before it goes to the
-        /// device if its entry makes it elsewhere.
-        most: Option<u64>,
     },
     /// Writes the weight set as safetensors, unless it came from a file: answered with [`Weights`].
     Weights { out: PathBuf },
@@ -133,32 +124,6 @@ pub enum Line {
         id: u64,
         phase: String,
     },
-    /// What a capture will answer with, as far as it is to be compiled.
-    Cut {
-        id: u64,
-        #[serde(flatten)]
-        cut: Cut,
-    },
-}
-
-/// What a worker says of a request before it answers.
-#[derive(Debug)]
-pub enum Said {
-    /// The name of what it begins.
-    Phase(String),
-    Cut(Cut),
-}
-
-/// The segments of a program that is still being captured: eager has not answered yet.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Cut {
-    /// [`Captured::segments`].
-    pub segments: Vec<Segment>,
-    /// [`Captured::steps`].
-    pub steps: Vec<CapturedStep>,
-    /// [`Captured::passes`].
-    #[serde(default)]
-    pub passes: SegmentPasses,
 }
 
 /// Why a request failed.
@@ -166,7 +131,7 @@ pub struct Cut {
 #[error("{message}")]
 pub struct WorkerError {
     /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `no_device`, `no_module`, `no_method`, `bad_input`,
-    /// `capture`, `pass`, `compile`, `weights`, `too_large`, `protocol`, `internal`.
+    /// `capture`, `pass`, `compile`, `weights`, `protocol`, `internal`.
     pub code: String,
     /// One line, lower case, no final period: names the thing.
     pub message: String,

@@ -15,12 +15,13 @@ use super::{
     BuildError, Built, Outcome,
     engine::provenance,
     gate::Candidate,
-    jobs::{Job, Shared, Work},
     merit,
     progress::Event,
     protocol::Compiled,
     regate,
-    task::{Compile, Waiting},
+    task::{CapturedProgram, Compile},
+    ways::Way,
+    work::{Action, CompileFailure, Job, Work},
 };
 use crate::{
     Digest,
@@ -36,17 +37,6 @@ use crate::{
 struct Layouts {
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
-}
-
-/// A program that passed its gate and is not published yet.
-pub(super) struct Draft {
-    program: Program,
-    /// The program whose choice of a way this is, where it was made before.
-    chosen_by: Option<Digest>,
-    /// How many of its artifacts were compiled for it.
-    compiled: usize,
-    /// What the gate was given; none where there was none.
-    candidate: Option<Candidate>,
 }
 
 /// Refuses a shared object that asks the loader for what no artifact needs. What is no object can't be loaded: the gate
@@ -66,7 +56,7 @@ fn harmless(bytes: &[u8]) -> Result<(), BuildError> {
     Err(BuildError::UnsafeObject { what })
 }
 
-impl Shared<'_> {
+impl Work<'_> {
     /// Puts libraries of custom operators, and returns their digests in the same order.
     fn libraries(&self, paths: &[PathBuf]) -> Result<Vec<Digest>, StoreError> {
         let puts = paths.iter().map(|path| self.options.store.put_file(path));
@@ -165,16 +155,18 @@ impl Shared<'_> {
     }
 
     pub(super) fn gate(&self, number: usize, job: usize) -> Result<(), BuildError> {
-        let Some(Waiting {
-            captured,
-            ways,
-            chosen_by,
-            compiled,
-            ..
-        }) = self.lock().take(job)
-        else {
+        let Some(program) = self.lock().captured.remove(&job) else {
             return Ok(());
         };
+        let CapturedProgram {
+            captured,
+            mut ways,
+            chosen_by,
+            compiled,
+        } = program;
+        if let Some(failure) = self.refuse_ways(&mut ways) {
+            return self.fail_with(job, &failure.0, &failure.1);
+        }
         let (Some(known), Some(weights)) = (&self.plan.known, self.weights.get()) else {
             return Err(BuildError::Protocol {
                 message: "gated before the target and the weights were known".to_owned(),
@@ -259,7 +251,6 @@ impl Shared<'_> {
             provenance: provenance(),
         };
         let name = item.name(self.options.spec);
-        let mut candidate = None;
         if item.settings.compile.healthcheck {
             let given = Candidate {
                 store: self.options.store.path().to_owned(),
@@ -294,13 +285,7 @@ impl Shared<'_> {
                 program.receipt["gate"] = earlier.gate;
                 program.receipt["gated_by"] = json!(earlier.by);
                 program.padding = earlier.padding;
-                let draft = Draft {
-                    program,
-                    chosen_by,
-                    compiled,
-                    candidate: None,
-                };
-                return self.publish(job, draft);
+                return self.publish(job, program, chosen_by, compiled);
             }
             match self.judge(number, place, &name, given, ways, &steps) {
                 Ok(judged) => {
@@ -314,56 +299,57 @@ impl Shared<'_> {
                     if !judged.tuned.is_empty() {
                         program.receipt["tuned"] = judged.tuned.into();
                     }
-                    candidate = Some(again);
+                    if let Err(error) = self.measure_again(number, &name, again, &mut program) {
+                        return self.fail(job, error, &[]);
+                    }
                 }
                 Err(error) => return self.fail(job, error, &[]),
             }
         }
-        let draft = Draft {
-            program,
-            chosen_by,
-            compiled,
-            candidate,
-        };
-        let gate = &draft.program.receipt["gate"];
-        if merit::in_doubt(gate) && gate["turns"]["alone"] == false {
-            self.lock().doubts(job, draft);
-            return Ok(());
-        }
-        self.publish(job, draft)
+        self.publish(job, program, chosen_by, compiled)
     }
 
-    /// Measures a program that seemed slower than eager alone, by which it is marked or not, and publishes it.
-    pub(super) fn decide(
+    /// Refuses the ways of which an artifact could not be compiled. Returns why, where no way is left.
+    fn refuse_ways(&self, ways: &mut [Way]) -> Option<CompileFailure> {
+        let state = self.lock();
+        let mut first = None;
+        for way in ways.iter_mut() {
+            if let Some(failure) = way.keys.iter().find_map(|key| state.failures.get(key)) {
+                way.refused.get_or_insert_with(|| failure.0.to_string());
+                first.get_or_insert_with(|| failure.clone());
+            }
+        }
+        first.filter(|_| ways.iter().all(|way| way.refused.is_some()))
+    }
+
+    /// Measures a program that seemed slower than eager again, with no other task running; that decides who answers.
+    fn measure_again(
         &self,
         number: usize,
-        job: usize,
-        mut draft: Draft,
+        name: &str,
+        mut candidate: Candidate,
+        program: &mut Program,
     ) -> Result<(), BuildError> {
-        if let Some(mut candidate) = draft.candidate.take() {
-            candidate.program.steps.clone_from(&draft.program.steps);
-            candidate.alone = true;
-            let started = Instant::now();
-            let name = self.jobs[job].item.name(self.options.spec);
-            match self.gate_one(number, Work::Measure, &name, &candidate) {
-                Ok(measured) => {
-                    let receipt = &mut draft.program.receipt;
-                    merit::put(&mut receipt["gate"], &measured, 0, true);
-                    receipt["seconds"]["measure"] = started.elapsed().as_secs_f64().into();
-                }
-                Err(error) => return self.fail(job, error, &[]),
-            }
+        let gate = &program.receipt["gate"];
+        if !merit::in_doubt(gate) || gate["turns"]["alone"] != false {
+            return Ok(());
         }
-        self.publish(job, draft)
+        candidate.program.steps.clone_from(&program.steps);
+        candidate.alone = true;
+        let started = Instant::now();
+        let measured = self.gate_one(number, Action::Measure, name, &candidate)?;
+        merit::put(&mut program.receipt["gate"], &measured, 0, true);
+        program.receipt["seconds"]["measure"] = started.elapsed().as_secs_f64().into();
+        Ok(())
     }
 
-    fn publish(&self, job: usize, draft: Draft) -> Result<(), BuildError> {
-        let Draft {
-            mut program,
-            chosen_by,
-            compiled,
-            ..
-        } = draft;
+    fn publish(
+        &self,
+        job: usize,
+        mut program: Program,
+        chosen_by: Option<Digest>,
+        compiled: usize,
+    ) -> Result<(), BuildError> {
         let Some(known) = &self.plan.known else {
             return Err(BuildError::Protocol {
                 message: "published before the target was known".to_owned(),

@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use super::{
     BuildError,
     gate::Candidate,
-    jobs::{Job, Shared},
     ways::Way,
+    work::{Job, Work},
 };
 use crate::{
     Digest,
@@ -60,7 +60,7 @@ pub(super) fn given(candidate: &Candidate) -> Option<Value> {
     }))
 }
 
-impl Shared<'_> {
+impl Work<'_> {
     /// Returns the gate of the program that stood in the place of this one, if that looked at the same things.
     pub(super) fn gated_before(
         &self,

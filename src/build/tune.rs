@@ -11,17 +11,15 @@
 //! is faster by more than [`GAIN`] and in so many rounds that chance would hardly have it so ([`merit`]): anything less is
 //! noise, and a choice that flips from build to build explains nothing. The table goes into the program's receipt as `tuned`.
 
-use std::cell::Cell;
-
 use serde_json::{Value, json};
 
 use super::{
     BuildError,
     gate::{self, Candidate},
-    jobs::{Shared, Work},
     merit,
     progress::Event,
     ways::Way,
+    work::{Action, Work},
 };
 use crate::{
     Digest,
@@ -47,7 +45,7 @@ pub(super) struct Judged {
     pub tuned: Vec<Value>,
 }
 
-impl Shared<'_> {
+impl Work<'_> {
     /// Gates a program in every way that is left of it, and returns it in the best one. `steps` makes the steps of a way
     /// out of its artifacts.
     pub(super) fn judge(
@@ -72,7 +70,8 @@ impl Shared<'_> {
                 Some(why) => Err(why.clone()),
                 None => {
                     candidate.program.steps = steps(&way.keys);
-                    match self.gate_one(number, Work::Gate, &way.of(name, ways.len()), &candidate) {
+                    match self.gate_one(number, Action::Gate, &way.of(name, ways.len()), &candidate)
+                    {
                         Ok(mut report) => {
                             let measured = report.clone();
                             merit::put(&mut report, &measured, 0, false);
@@ -138,29 +137,24 @@ impl Shared<'_> {
     pub(super) fn gate_one(
         &self,
         number: usize,
-        work: Work,
+        action: Action,
         name: &str,
         candidate: &Candidate,
     ) -> Result<Value, BuildError> {
-        // What gets ready would be in the way of what is measured, or of what memory was short for.
-        let company = Cell::new(work != Work::Measure);
         let check = || {
-            let judge = self.take_judge();
-            if company.take() {
-                self.start_judges();
-            }
             gate::in_child(
                 &self.options.gate,
-                judge,
                 candidate,
-                &self.crew.limits,
+                &self.workers.limits,
                 self.limit(gate::LIMIT),
-                &self.crew.stop,
+                &self.workers.stop,
             )
         };
-        let (verdict, _) = match work {
-            Work::Measure => self.told(number, work, name, true, check),
-            _ => self.tried(number, work, name, check, |verdict| verdict.as_ref().err()),
+        let (verdict, _) = match action {
+            Action::Measure => self.exclusive(|| self.timed(number, action, name, check)),
+            _ => self.retried(number, action, name, check, |verdict| {
+                verdict.as_ref().err()
+            }),
         };
         verdict
     }
@@ -180,7 +174,7 @@ impl Shared<'_> {
             .iter()
             .map(|rival| rival.steps.clone())
             .collect();
-        let report = match self.gate_one(number, Work::Measure, name, &candidate) {
+        let report = match self.gate_one(number, Action::Measure, name, &candidate) {
             Ok(report) => report,
             Err(error) if error.ends_build() => return Err(error),
             // Each was measured alone, which is no reason to choose another than the first.

@@ -26,8 +26,8 @@ use serde_json::Value;
 
 use super::{
     BuildError,
-    jobs::{Job, Shared},
     protocol::{Captured, Segment, SegmentPasses},
+    work::{Job, Work},
 };
 use crate::{
     Digest,
@@ -224,7 +224,7 @@ impl Set {
     }
 }
 
-impl Shared<'_> {
+impl Work<'_> {
     /// Returns the ways to make a program; `all`: as `--tune` says.
     pub(super) fn ways(
         &self,

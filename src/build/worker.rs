@@ -5,8 +5,6 @@
 //! request, with the end of the worker's log in them. A worker that must be ended says first where it is: its Python
 //! stack is then the last thing in its log.
 //!
-//! A worker can be [started](Worker::spawn) long before it is needed: what it is told first waits in its pipe, and the
-//! answers wait in ours.
 
 use std::{
     fs::File,
@@ -25,8 +23,7 @@ use super::{
     BuildError, Launcher, launcher,
     lifeline::Lifeline,
     limits::{Limits, Stop, Watch, ask_for_stack, end_family},
-    protocol::{Hello, Line, Opened, PROTOCOL, Request, Said},
-    task::Role,
+    protocol::{Hello, Line, PROTOCOL, Request},
 };
 
 /// How long importing torch may take.
@@ -41,18 +38,12 @@ pub struct Worker {
     log: PathBuf,
     next: u64,
     /// What it takes, and may take.
-    pub watch: Watch,
+    watch: Watch,
     /// Ends what it is asked for.
-    pub stop: Stop,
+    stop: Stop,
     ended: bool,
-    /// What it got ready for.
-    pub role: Role,
-    /// Whether it holds the model.
+    /// Whether it holds the model, and the same one as the first worker.
     pub opened: bool,
-    /// What making the model showed, as long as nobody compared it with what the first worker's showed.
-    pub made: Option<Opened>,
-    /// Whether that model has the weights of the first one that was made.
-    pub same_weights: bool,
 }
 
 impl Worker {
@@ -87,10 +78,7 @@ impl Worker {
             next: 0,
             stop: stop.clone(),
             ended: false,
-            role: Role::Nothing,
             opened: false,
-            made: None,
-            same_weights: true,
         })
     }
 
@@ -105,12 +93,12 @@ impl Worker {
         }
     }
 
-    /// Sends one request and waits for its answer. `phase` hears where the request is.
+    /// Sends one request and waits for its answer. `on_phase` gets the name of each phase that begins.
     pub fn call<T: DeserializeOwned>(
         &mut self,
         request: &Request,
         limit: Duration,
-        heard: &mut dyn FnMut(Said),
+        on_phase: &mut dyn FnMut(&str),
     ) -> Result<T, BuildError> {
         self.next += 1;
         let id = self.next;
@@ -145,8 +133,7 @@ impl Worker {
                 ),
             };
             match serde_json::from_str(&text).map_err(protocol)? {
-                Line::Event { id: of, phase } if of == id => heard(Said::Phase(phase)),
-                Line::Cut { id: of, cut } if of == id => heard(Said::Cut(cut)),
+                Line::Event { id: of, phase } if of == id => on_phase(&phase),
                 Line::Result { id: of, value } if of == id => {
                     return serde_json::from_value(value).map_err(protocol);
                 }
@@ -231,11 +218,6 @@ impl Worker {
             status,
             log: self.log_tail(),
         }
-    }
-
-    /// Tells the worker and everything that it started to end. It must not be asked for anything any more.
-    pub fn kill(&mut self) {
-        end_family(self.child.id());
     }
 
     /// Ends the worker and everything that it started; returns its status the first time.

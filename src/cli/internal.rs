@@ -10,14 +10,6 @@ pub(super) const GATE: &str = "__gate";
 /// The program that has libtorch.
 const TORCH: &str = "precast-torch";
 
-#[derive(clap::Args)]
-#[cfg_attr(not(feature = "torch"), allow(dead_code))]
-pub(super) struct GateArgs {
-    /// Get ready to run it on a CUDA device.
-    #[arg(long)]
-    cuda: bool,
-}
-
 /// The argument of the helper that tries first loads.
 #[cfg(feature = "torch")]
 pub(super) const TRIAL: &str = crate::runtime::TRIAL;
@@ -58,15 +50,10 @@ pub(super) fn hand_over(_: &Command, context: &Context) -> Result<u8> {
     .into())
 }
 
-/// Gets ready, and judges the candidate on stdin; the verdict goes to stdout.
+/// Checks the candidate on stdin; the verdict goes to stdout.
 #[cfg(feature = "torch")]
-pub(super) fn gate(args: &GateArgs, context: &Context) -> Result<u8> {
-    use crate::{build::gate, target::DeviceKind};
-    let device = match args.cuda {
-        true => DeviceKind::Cuda,
-        false => DeviceKind::Cpu,
-    };
-    gate::get_ready(&context.store, device);
+pub(super) fn gate() -> Result<u8> {
+    use crate::build::gate;
     let candidate = serde_json::from_reader(std::io::stdin().lock())?;
     serde_json::to_writer(std::io::stdout().lock(), &gate::check(&candidate))?;
     Ok(0)

@@ -174,7 +174,7 @@ enum Command {
     Gc(gc::Args),
     /// Check a candidate against eager: how `build` calls itself
     #[command(name = internal::GATE, hide = true)]
-    Gate(internal::GateArgs),
+    Gate,
     /// Load an artifact that may crash: how `run` and `bench` call themselves
     #[command(name = internal::TRIAL, hide = true)]
     Trial(internal::TrialArgs),
@@ -266,7 +266,7 @@ pub fn main_with_torch() -> ExitCode {
     let torch: WithTorch = |command, context| match command {
         Command::Run(args) => run::run(args, context),
         Command::Bench(args) => bench::run(args, context),
-        Command::Gate(args) => internal::gate(args, context),
+        Command::Gate => internal::gate(),
         Command::Trial(args) => internal::try_load(args),
         other => dispatch(other, context, internal::hand_over),
     };
@@ -341,6 +341,6 @@ fn dispatch(command: &Command, context: &Context, torch: WithTorch) -> Result<u8
         Command::Release(args) => release::run(args, context),
         Command::Verify(args) => verify::run(args, context),
         Command::Gc(args) => gc::run(args, context),
-        Command::Gate(_) | Command::Trial(_) => torch(command, context),
+        Command::Gate | Command::Trial(_) => torch(command, context),
     }
 }

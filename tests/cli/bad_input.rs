@@ -281,7 +281,6 @@ fn a_module_path_that_does_not_exist() {
     plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
     error: the model has no submodule `encoder.layers.0`
       --> precast.toml:12:8

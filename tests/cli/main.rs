@@ -4,7 +4,6 @@
 mod bad_input;
 #[cfg(feature = "torch")]
 mod bench;
-mod beside;
 mod build;
 #[cfg(feature = "torch")]
 mod context;
@@ -12,8 +11,6 @@ mod control;
 #[cfg(feature = "torch")]
 mod gate;
 mod inspect;
-#[cfg(feature = "torch")]
-mod judges;
 mod layers;
 #[cfg(feature = "torch")]
 mod limits;

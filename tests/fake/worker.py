@@ -17,7 +17,6 @@ each for one request or, with a bucket, for that bucket:
     # fake: padding is refused         by the module itself
     # fake: eager fails                when it is known what is to be compiled
     # fake: eager is slow              takes a second
-    # fake: eager waits                until a compile waits, which it lets go on
     # fake: open fails again           no worker but the first can make the model
     # fake: open hangs again           others make it for ever
     # fake: open eats again            others take memory, and more of it
@@ -137,9 +136,6 @@ class Worker:
         }
 
     def prepare(self, request: Json) -> Json:
-        return {"seconds": {}}
-
-    def rehearse(self, request: Json) -> Json:
         return {"seconds": {}}
 
     def open(self, request: Json) -> Json:
@@ -320,12 +316,8 @@ class Worker:
                 "binding": {"c0": "scale"},
             }
         ]
-        self.say({"kind": "cut", "id": request["id"], "segments": segments, "steps": steps, "passes": passes})
         if self.told("eager is slow", sizes):
             time.sleep(1)
-        if self.told("eager waits", sizes):
-            until((self.root / "waiting").exists)
-            (self.root / "go").touch()
         if self.told("eager fails", sizes):
             raise Failure("bad_input", "the fake model fails on sample inputs", None, "model.py:1")
 

@@ -29,13 +29,6 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// What matters little to a call that takes as long: what is in the caches.
 const LONG: Duration = Duration::from_millis(50);
 
-/// Loads the device's half of libtorch and makes its context, for the candidate that comes; what can't be done it will say.
-pub fn get_ready(store: &Path, device: DeviceKind) {
-    if let Ok(store) = open(store) {
-        drop(Runtime::new(&store, first(device)));
-    }
-}
-
 /// Opens the store that the build has open, which knows what its user trusts.
 fn open(store: &Path) -> Result<Store, StoreError> {
     let options = Options {

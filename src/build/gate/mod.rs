@@ -21,8 +21,8 @@ use std::{
     ffi::OsString,
     io::{Read, Write},
     os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
-    process::{self, Command, Stdio},
+    path::PathBuf,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -33,13 +33,12 @@ use serde_json::Value;
 use super::{
     BuildError,
     launcher::WAIT_POLICY,
-    lifeline::{self, Lifeline},
+    lifeline,
     limits::{Limits, Stop, end_family},
 };
 use crate::{
     Digest,
     record::{Dtype, Program, Step},
-    target::DeviceKind,
 };
 
 /// How long a candidate may run.
@@ -96,60 +95,9 @@ pub fn tolerance(dtype: Dtype) -> (f64, f64) {
     }
 }
 
-/// A process that was started and waits for its candidate.
-pub(super) struct Child {
-    process: Option<process::Child>,
-    _lifeline: Lifeline,
-}
-
-impl Child {
-    /// Starts one, which gets ready for this store and device.
-    pub fn start(
-        launcher: &Launcher,
-        store: &Path,
-        device: DeviceKind,
-    ) -> Result<Self, BuildError> {
-        let mut command = Command::new(&launcher.program);
-        command
-            .args(&launcher.args)
-            .arg("--store")
-            .arg(store)
-            .args((device == DeviceKind::Cuda).then_some("--cuda"))
-            .env("OMP_WAIT_POLICY", WAIT_POLICY)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let started = lifeline::spawn(&mut command);
-        let (process, lifeline) = started.map_err(|source| BuildError::NoPython {
-            program: launcher.program.clone(),
-            source,
-        })?;
-        Ok(Self {
-            process: Some(process),
-            _lifeline: lifeline,
-        })
-    }
-
-    /// Returns whether it still waits.
-    pub fn waits(&mut self) -> bool {
-        let child = self.process.as_mut();
-        child.is_some_and(|child| matches!(child.try_wait(), Ok(None)))
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.process.take() {
-            end_family(child.id());
-            let _ = child.wait();
-        }
-    }
-}
-
-/// Checks a candidate in a child process, one that waits for it or a new one, and returns the report for its receipt.
+/// Checks a candidate in a child process, and returns the report for its receipt.
 pub(super) fn in_child(
     launcher: &Launcher,
-    ready: Option<Child>,
     candidate: &Candidate,
     limits: &Limits,
     limit: Duration,
@@ -159,21 +107,23 @@ pub(super) fn in_child(
         message,
         log: log.to_owned(),
     };
-    let mut ready = match ready {
-        Some(ready) => ready,
-        None => {
-            let device = candidate.program.target.device;
-            Child::start(launcher, &candidate.store, device)?
-        }
-    };
-    let Some(mut child) = ready.process.take() else {
-        unreachable!("nobody else takes it");
-    };
+    let mut command = Command::new(&launcher.program);
+    command
+        .args(&launcher.args)
+        .env("OMP_WAIT_POLICY", WAIT_POLICY)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let started = lifeline::spawn(&mut command);
+    let (mut child, _lifeline) = started.map_err(|source| BuildError::NoPython {
+        program: launcher.program.clone(),
+        source,
+    })?;
     let request = serde_json::to_vec(candidate).map_err(|e| BuildError::Protocol {
         message: e.to_string(),
     })?;
     if let Some(mut stdin) = child.stdin.take() {
-        // In a thread: one that is not ready yet does not read. A child that died early is found by its status.
+        // In a thread: a child that loads libtorch does not read yet. A child that died early is found by its status.
         thread::spawn(move || stdin.write_all(&request));
     }
     let collect = |pipe: Option<Box<dyn Read + Send>>| {
@@ -228,7 +178,7 @@ pub(super) fn in_child(
 }
 
 #[cfg(feature = "torch")]
-pub use check::{check, get_ready};
+pub use check::check;
 
 #[cfg(feature = "torch")]
 mod check;

@@ -31,7 +31,6 @@ from . import (
     segment_passes,
     structure,
     tensors,
-    weights,
 )
 from . import torch_private as private
 from .wire import Failure, Wire
@@ -102,7 +101,6 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
             "own": segment_passes.described(module.get("passes") or [], opened.root),
             "offered": segment_passes.offered(opened, [built for _, built in segments]),
         }
-    wire.cut(told)
 
     wire.event("eager")
     tables = samples.index_bounds(graph.graph, graph.inputs)
@@ -157,21 +155,6 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     entry.check_imports(opened)
     answer["seconds"] = time.perf_counter() - started
     return answer
-
-
-def rehearse(out: Path, wire: Wire) -> dict[str, Any]:
-    """Captures one small layer and throws it away: a process's first capture imports half of torch's compiler."""
-    import torch
-
-    started = time.perf_counter()
-    wire.event("import")
-    layer = torch.nn.LayerNorm(4).eval().requires_grad_(False)
-    program = flat.export(call.wrap(layer, "forward", ["input"]), [torch.ones(2, 4)], out, "a rehearsal")
-    graph = flat.flatten(program, weights.collect(layer), "", out)
-    flat.own_outputs(graph)
-    (part,) = cut.cut(graph, [], "")
-    segment.save(segment.build(part, graph), out / "rehearsal.pt2", out, "")
-    return {"seconds": {"import": round(time.perf_counter() - started, 4)}}
 
 
 def _input(spec: dict[str, Any], values: list[int] | None) -> dict[str, Any]:

@@ -136,13 +136,13 @@ def _attending(attention: str | None) -> AbstractContextManager[Any]:
 
 
 def prepare(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
-    """Gets ready to compile for a device, and makes this worker's share of the headers that every compile needs."""
+    """Gets ready to compile for a device, and makes the headers that every compile needs."""
     device = request["device"]
     clock = inductor.Clock(wire.event)
     started = time.perf_counter()
     wire.event("import")
     options = {**_FIXED, **_threads({}, device)}
-    inductor.warm_up(device, request["isa"], options, out.resolve(), clock, request["share"], request["of"])
+    inductor.warm_up(device, request["isa"], options, out.resolve(), clock)
     clock.seconds["import"] = max(0.0, time.perf_counter() - started - sum(clock.seconds.values()))
     return {"seconds": {name: round(value, 4) for name, value in clock.seconds.items()}}
 

@@ -30,7 +30,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,49 +45,18 @@ class Enough(Exception):
     """A warm-up has what it wanted."""
 
 
-@dataclass
-class Share:
-    """The part of a machine's headers that one of several processes makes in a warm-up."""
-
-    index: int
-    of: int
-    seen: int = 0
-    # What is being made of it already.
-    begun: Future[list[Any]] | None = None
-
-    def next(self) -> bool:
-        """Returns whether the next header is this process's."""
-        self.seen += 1
-        return (self.seen - 1) % self.of == self.index
-
-    def interface(self) -> bool:
-        """Returns whether the shared part is this process's: the first makes the first header, which takes as long, and
-        the last one is the least busy."""
-        return self.index == self.of - 1
-
-    def wait(self, clock: Any) -> None:
-        """Waits for what was begun; what failed is tried again by who needs it."""
-        if self.begun is not None:
-            with clock.phase("headers"):
-                self.begun.exception()
-            self.begun = None
-
-
 @contextmanager
-def toolchain(isa: str, clock: Any, share: Share | None = None) -> Iterator[None]:
+def toolchain(isa: str, clock: Any, warm_up: bool = False) -> Iterator[None]:
     """Puts our answers in place of inductor's own for the time of one compile, or of a warm-up."""
     from torch._inductor import codecache, cpp_builder
     from torch._inductor.codegen import cpp as kernels
 
     run, header = cpp_builder._run_compile_cmd, codecache._precompile_header
     parallel = kernels.WorkSharing.parallel
-    commands = _Commands(run, clock, share)
+    commands = _Commands(run, clock, warm_up)
 
     def precompile(header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
-        if share is not None:
-            share.wait(clock)
-        mine = share is None or share.next()
-        return (_header if mine else _header_text)(isa, header, hashable_cmd_line, **compile_command)
+        return (_header_text if warm_up else _header)(isa, header, hashable_cmd_line, **compile_command)
 
     kernels.WorkSharing.parallel = _parallel  # type: ignore[method-assign]
     cpp_builder._run_compile_cmd = commands
@@ -131,17 +99,16 @@ def _flags(isa: str) -> Iterator[None]:
         cpu_vec_isa.valid_vec_isa_list = valid
 
 
-def begin(isa: str, device: str, options: dict[str, Any], out: Path, share: Share) -> None:
-    """Starts the C++ compiler on this process's share of the headers, before what else a compile needs is imported.
+def begin(isa: str, device: str, options: dict[str, Any], out: Path) -> Future[list[Any]]:
+    """Starts the C++ compiler on the machine's headers, before what else a compile needs is imported. A header that
+    another process makes is waited for.
 
     That takes as long, and the compiler's commands need one module of inductor alone. Threads only wait for processes:
     modules are imported, and commands made, before there are any.
 
     Breaks if: `AotCodeCompiler.compile` gives the compiler other flags, or asks for other headers; those are then made
-    when the warm-up comes to them, and these for nothing.
+    by the first compile, and these for nothing.
     """
-    if share.index >= share.of:
-        return
     from torch._inductor import config, cpp_builder, cpu_vec_isa
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 
@@ -163,23 +130,21 @@ def begin(isa: str, device: str, options: dict[str, Any], out: Path, share: Shar
         if device == "cpu":
             headers.append(("torch/csrc/inductor/cpp_prefix.h", asked))
         run = cpp_builder._run_compile_cmd
-        work: list[Callable[[], Any]] = []
-        for header, command in headers:
-            if share.next():
-                work.append(functools.partial(_compile_header, run, *_header_command(isa, header, hashable, command)))
-        share.seen = 0
-        if share.interface():
-            wrapper = CppTorchDeviceOptions(compile_only=True, min_optimize=True, **asked)
-            header, command = headers[0]
-            wrapper.precompiled_header = _header_text(isa, header, hashable, **command)
-            source = str(out / "nothing.wrapper.cpp")
-            built = CppBuilder(name="nothing.wrapper", sources=source, output_dir=str(out), BuildOption=wrapper)
-            work.append(_Interface(run).making(built.get_command_line()))
-    if work:
-        threads = ThreadPoolExecutor(len(work))
-        running = [threads.submit(item) for item in work]
-        share.begun = threads.submit(lambda: [item.result() for item in running])
-        threads.shutdown(wait=False)
+        work: list[Callable[[], Any]] = [
+            functools.partial(_compile_header, run, *_header_command(isa, header, hashable, command))
+            for header, command in headers
+        ]
+        wrapper = CppTorchDeviceOptions(compile_only=True, min_optimize=True, **asked)
+        header, command = headers[0]
+        wrapper.precompiled_header = _header_text(isa, header, hashable, **command)
+        source = str(out / "nothing.wrapper.cpp")
+        built = CppBuilder(name="nothing.wrapper", sources=source, output_dir=str(out), BuildOption=wrapper)
+        work.append(_Interface(run).making(built.get_command_line()))
+    threads = ThreadPoolExecutor(len(work) + 1)
+    running = [threads.submit(item) for item in work]
+    begun = threads.submit(lambda: [item.result() for item in running])
+    threads.shutdown(wait=False)
+    return begun
 
 
 def _parallel(self: Any, threads: int) -> None:
@@ -202,10 +167,10 @@ def _parallel(self: Any, threads: int) -> None:
 class _Commands:
     """Runs the compiler's commands: those that compile a file in the background, a link when they have ended."""
 
-    def __init__(self, run: Run, clock: Any, share: Share | None) -> None:
+    def __init__(self, run: Run, clock: Any, warm_up: bool) -> None:
         self._run = run
         self._clock = clock
-        self._share = share
+        self._warm_up = warm_up
         self._interface = _Interface(run)
         self._threads = ThreadPoolExecutor(4)
         self._running: list[Future[None]] = []
@@ -223,10 +188,7 @@ class _Commands:
             with self._clock.phase(kind):
                 self._run(_only_needed(command), cwd)
             return
-        if self._share is not None:
-            if self._share.interface() and _wrapper(command):
-                with self._clock.phase("headers"):
-                    self._interface.make(command)
+        if self._warm_up:
             raise Enough
         if ".cpp " not in command:
             # The constants, in assembler: a matter of milliseconds, and removed at once.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import beside, declared, failures, weights
+from . import declared, failures, weights
 from .watch import watching
 from .wire import Failure
 
@@ -69,12 +69,11 @@ def open_model(
     device: str,
     also: Sequence[str] = (),
     values: Path | None = None,
-    most: int | None = None,
 ) -> Opened:
     """Imports `module:callable` under `root` and calls it; the answer is in eval mode, on the device, without grad.
 
     `also` names callables that a later capture will use (passes, sample inputs): their files are sources too.
-    `values` is a file of weights that the model gets instead of its own. `most`: bytes of weights that it may have.
+    `values` is a file of weights that the model gets instead of its own.
     """
     import torch
 
@@ -89,15 +88,11 @@ def open_model(
         for name in also:
             load(root, name)
         imported = set(sys.modules) - before
-        # Before others import beside it: it imports too.
         _seed()
-        with beside.importing(beside.FOR_CAPTURES):
-            model = _call(function, root, entry)
+        model = _call(function, root, entry)
         for library in torch.ops.loaded_libraries:
             watch.note(library)
     _check_data(model, entry)
-    if most is not None and (size := weights.size(model)) > most:
-        raise Failure("too_large", f"the model has {size} bytes of weights where {most} are allowed")
     notes = [_TRAINING] if any(module.training for module in model.modules()) else []
     with torch.no_grad():
         model.eval().requires_grad_(False)
@@ -118,7 +113,7 @@ def open_model(
         )
     imported = {name.partition(".")[0] for name in imported}
     later = {name.partition(".")[0] for name in set(sys.modules) - before}
-    imported |= later - beside.PACKAGES
+    imported |= later
     imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
     return Opened(root, entry, device, model, sources, packages(imported), declared.declared(model, root), given, notes)
 

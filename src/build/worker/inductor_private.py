@@ -222,17 +222,15 @@ def _started_early() -> Iterator[None]:
         DeferredTritonCallWrapper.generate_launch_kernel = launch  # type: ignore[method-assign]
 
 
-def warm_up(device: str, isa: str, options: dict[str, Any], out: Path, clock: Clock, share: int, of: int) -> None:
+def warm_up(device: str, isa: str, options: dict[str, Any], out: Path, clock: Clock) -> None:
     """Compiles nothing worth having, so that what a process and a machine need once is there when something has.
 
-    That is the compiler's own modules and tables, and of the C++ headers those that are this process's share: the C++
-    compiler is at them while Python imports.
+    That is the compiler's own modules and tables, and C++ headers: the C++ compiler makes them while Python imports.
     """
     import torch
 
-    share_of = cpp.Share(share, of)
     out.mkdir(parents=True, exist_ok=True)
-    cpp.begin(isa, device, options, out, share_of)
+    headers = cpp.begin(isa, device, options, out)
     from torch._inductor.compile_fx import compile_fx_aot
 
     module = torch.nn.Module()
@@ -242,9 +240,12 @@ def warm_up(device: str, isa: str, options: dict[str, Any], out: Path, clock: Cl
     added = graph.call_function(torch.ops.aten.add.Tensor, (placeholder, 1))
     graph.output((added,))
     patches = {**options, "aot_inductor.output_path": str(out / "nothing.so"), "aot_inductor.metadata": {}}
-    with torch.no_grad(), cpp.toolchain(isa, clock, share_of):
+    with torch.no_grad(), cpp.toolchain(isa, clock, warm_up=True):
         try:
             compile_fx_aot(torch.fx.GraphModule(module, graph), [x], config_patches=patches)
         except Exception as error:
             if not isinstance(unwrap(error), cpp.Enough):
                 raise
+    with clock.phase("headers"):
+        # A header that could not be made is tried again by the first compile, which reports the cause.
+        headers.exception()

@@ -44,7 +44,6 @@ def _open(session: Session, request: dict[str, Any]) -> Any:
         request["device"],
         request.get("also") or (),
         values,
-        request.get("most"),
     )
     session.opened = opened
     return opened.answer()
@@ -82,13 +81,6 @@ def _prepare(session: Session, request: dict[str, Any]) -> Any:
     return compiler.prepare(request, _folder(request["out"]), session.wire)
 
 
-def _rehearse(session: Session, request: dict[str, Any]) -> Any:
-    from . import capture, hello
-
-    hello.torch_or_fail()
-    return capture.rehearse(_folder(request["out"]), session.wire)
-
-
 OPERATIONS = {
     "hello": _hello,
     "open": _open,
@@ -97,7 +89,6 @@ OPERATIONS = {
     "capture": _capture,
     "compile": _compile,
     "prepare": _prepare,
-    "rehearse": _rehearse,
 }
 
 

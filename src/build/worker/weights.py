@@ -77,11 +77,6 @@ def collect(model: Any, given: Collection[str] | None = None) -> Named:
     return named
 
 
-def size(model: Any) -> int:
-    """Returns the bytes of a model's weights; those of tied ones count once."""
-    return sum(tensor.nbytes for tensor in collect(model).tensors.values())
-
-
 def fill(model: Any, path: Path) -> frozenset[str]:
     """Gives a model the values of a file, by name; returns the names that count from then on.
 

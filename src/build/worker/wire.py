@@ -50,10 +50,6 @@ class Wire:
         """Says where the current request is."""
         self.send({"kind": "event", "id": self.id, "phase": phase})
 
-    def cut(self, cut: dict[str, Any]) -> None:
-        """Says what is to be compiled of a program that is still being captured, as the protocol's `Cut` has it."""
-        self.send({"kind": "cut", "id": self.id, **cut})
-
 
 def take_stdio() -> Wire:
     """Moves the protocol to private descriptors; from then on stdout is stderr and stdin is empty."""
