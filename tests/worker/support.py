@@ -45,13 +45,9 @@ class Quiet:
     def __init__(self) -> None:
         self.id = 1
         self.phases: list[str] = []
-        self.told: list[dict[str, Any]] = []
 
     def event(self, phase: str) -> None:
         self.phases.append(phase)
-
-    def cut(self, cut: dict[str, Any]) -> None:
-        self.told.append({**cut, "at": len(self.phases)})
 
 
 class Project(unittest.TestCase):

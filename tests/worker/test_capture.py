@@ -5,7 +5,7 @@ from __future__ import annotations
 import unittest
 from pathlib import Path
 
-from .support import Project, Quiet, interpret, part
+from .support import Project, interpret, part
 
 STACK = """
 import torch
@@ -79,27 +79,6 @@ X = ("x", "float32", [4, 6], ["n", None])
 IDS = ("ids", "int64", [2, 6], ["batch", "seq"])
 MASK = ("mask", "int64", [2, 6], ["batch", "seq"])
 SIZES = {"batch": 2, "seq": 6}
-
-
-class RehearsalTest(Project):
-    def test_it_changes_nothing_about_a_capture(self) -> None:
-        opened = self.open(STACK)
-        graphs = []
-        for name in ("before", "after"):
-            captured = self.capture(opened, inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"])
-            graphs.append([segment["graph"] for segment in captured["segments"]])
-            if name == "before":
-                part("capture").rehearse(self.out, Quiet())
-        self.assertEqual(graphs[0], graphs[1])
-
-
-class ToldTest(Project):
-    def test_what_is_to_be_compiled_is_told_before_eager_answers(self) -> None:
-        captured = self.capture(self.open(STACK), inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"])
-        (told,) = self.wire.told
-        self.assertEqual(told["segments"], captured["segments"])
-        self.assertEqual(told["steps"], captured["steps"])
-        self.assertEqual(self.wire.phases[told["at"] :], ["eager", "padding", "save"])
 
 
 class RegionsTest(Project):

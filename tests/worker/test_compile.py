@@ -295,25 +295,21 @@ class CompileTest(Project):
     def test_getting_ready_makes_what_a_compile_needs(self) -> None:
         opened = self.open(MODEL)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
-        part("compiler").prepare({"device": "cpu", "isa": "native", "share": 0, "of": 1}, self.out, Quiet())
-        header = part("cpp_private")._header
-        made = header.cache_info().misses
+        part("compiler").prepare({"device": "cpu", "isa": "native"}, self.out, Quiet())
         seconds = self.compile(captured, "ready")["seconds"]
-        self.assertEqual(header.cache_info().misses, made, "the compile asked for another header")
         self.assertNotIn("headers", seconds)
 
-    def test_workers_make_what_a_compile_needs_each_its_share_in_any_order(self) -> None:
+    def test_headers_are_made_once_by_workers_that_get_ready(self) -> None:
         opened = self.open(MODEL)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
         own = {"PRECAST_HEADER_DIR": str(self.out / "own")}
         part("cpp_private")._header.cache_clear()
         with unittest.mock.patch.dict("os.environ", own):
-            # The last one does not wait for the first: it includes what that one compiles.
-            for share in (2, 1, 0):
-                part("compiler").prepare(
-                    {"device": "cpu", "isa": "native", "share": share, "of": 3}, self.out / str(share), Quiet()
-                )
+            part("compiler").prepare({"device": "cpu", "isa": "native"}, self.out / "first", Quiet())
+            first = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
+            part("compiler").prepare({"device": "cpu", "isa": "native"}, self.out / "second", Quiet())
             made = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
+            self.assertEqual(made, first, "the second worker made nothing anew")
             self.assertEqual(sorted({Path(name).suffix for name in made}), [".cpp", ".gch", ".h", ".lock", ".o"])
             seconds = self.compile(captured, "shared")["seconds"]
             after = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
@@ -325,7 +321,7 @@ class CompileTest(Project):
         opened = self.open(MODEL)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
         own = {"PRECAST_HEADER_DIR": str(self.out / "own")}
-        request = {"device": "cpu", "isa": "native", "share": 0, "of": 1}
+        request = {"device": "cpu", "isa": "native"}
         code = """
 import json, os, sys
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
@@ -333,10 +329,9 @@ import torch, importlib
 worker = os.path.basename(sys.argv[1])
 cpp = importlib.import_module(worker + ".cpp_private")
 compiler = importlib.import_module(worker + ".compiler")
-share = cpp.Share(0, 1)
-cpp.begin("native", "cpu", {**compiler._FIXED, **compiler._threads({}, "cpu")}, cpp.Path(sys.argv[2]), share)
+begun = cpp.begin("native", "cpu", {**compiler._FIXED, **compiler._threads({}, "cpu")}, cpp.Path(sys.argv[2]))
 print(json.dumps([name for name in ("compile_fx", "graph", "lowering") if "torch._inductor." + name in sys.modules]))
-share.begun.result()
+begun.result()
 """
         worker = Path(part("compiler").__file__).parent
         command = [sys.executable, "-P", "-c", code, str(worker), str(self.out)]
@@ -351,12 +346,6 @@ share.begun.result()
             after = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
         self.assertEqual(after, made, "what was begun is what a compile needs, and all of it")
         part("cpp_private")._header.cache_clear()
-
-    def test_shares_cover_every_header_once(self) -> None:
-        share = part("cpp_private").Share
-        for of in (1, 2, 3):
-            taken = [[one.next() for _ in range(5)] for one in (share(index, of) for index in range(of))]
-            self.assertEqual([sum(column) for column in zip(*taken, strict=True)], [1] * 5)
 
     def test_options_that_cannot_be_are_refused(self) -> None:
         opened = self.open(MODEL)

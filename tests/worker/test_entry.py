@@ -184,15 +184,6 @@ class OpenTest(Project):
         self.assertEqual(failure.location, f"{name}.py:7")
         self.fails("entry_import", load, self.root, "no_colon", "cpu")
 
-    def test_a_model_of_more_bytes_than_allowed_goes_nowhere(self) -> None:
-        lines = ["model = torch.nn.Linear(4, 4)", "model.again = model.weight", "return model"]
-        self.open("import torch\ndef load():\n    " + "\n    ".join(lines) + "\n")
-        name, load = f"project_{Project.count}", part("entry").open_model
-        self.assertEqual(load(self.root, f"{name}:load", "cpu", most=80).answer()["modules"], {"": "Linear"})
-        # What does not go to the device is told before: there is none here, and nobody asks for it.
-        failure = self.fails("too_large", load, self.root, f"{name}:load", "meta", most=79)
-        self.assertEqual(failure.message, "the model has 80 bytes of weights where 79 are allowed")
-
     def test_a_file_gives_the_weights(self) -> None:
         import torch
 
