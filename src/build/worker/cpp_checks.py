@@ -42,8 +42,7 @@ __attribute__((weak, visibility("default"))) const char* precast_take_failed_che
     return text;
 }
 }
-#undef AOTI_TORCH_CHECK
-#define AOTI_TORCH_CHECK(cond, text)                                                                      \\
+#define PRECAST_CHECK(cond, text)                                                                         \\
     do {                                                                                                  \\
         if (!(cond)) __atomic_store_n(precast_noted, static_cast<const char*>(text), __ATOMIC_RELAXED); \\
     } while (0)
@@ -55,19 +54,25 @@ _FIRST_LINE = "    const char** const precast_noted = &precast_failed_check;\n"
 def note_in(text: str) -> str:
     """Returns the source of kernels with checks that are noted; sources without checks are left as they are.
 
-    Breaks if: inductor's kernels are no longer functions that begin with `extern "C"` and a brace at the start of a
-    line; `precast_noted` is then unknown, and the C++ compiler says so.
+    A kernel is a function that begins with `extern "C"`, and ends with a brace at the start of a line. Functions that a
+    template puts before it check what it was made for: these checks stay as they are.
+
+    Breaks if: kernels no longer look so; a test of values out of bounds then ends its process.
     """
     # Inductor compiles a file again where the same kernels come again.
     if "AOTI_TORCH_CHECK(" not in text or _INCLUDE not in text or _PRELUDE in text:
         return text
-    head, *functions = re.split(r'^(?=extern "C")', text, flags=re.MULTILINE)
-    made = [function if "AOTI_TORCH_CHECK(" not in function else _noting(function) for function in functions]
-    return "".join([head, *made]).replace(_INCLUDE, _INCLUDE + _PRELUDE, 1)
+    made = re.sub(r'^extern "C".*?^\{\n(?P<body>.*?)^\}$', _noting, text, flags=re.MULTILINE | re.DOTALL)
+    return made.replace(_INCLUDE, _INCLUDE + _PRELUDE, 1) if made != text else text
 
 
-def _noting(function: str) -> str:
-    return re.sub(r"^\{\n", "{\n" + _FIRST_LINE, function, count=1, flags=re.MULTILINE)
+def _noting(kernel: re.Match[str]) -> str:
+    whole, body = kernel.group(0), kernel.group("body")
+    if "AOTI_TORCH_CHECK(" not in body:
+        return whole
+    start = kernel.start("body") - kernel.start(0)
+    noted = _FIRST_LINE + body.replace("AOTI_TORCH_CHECK(", "PRECAST_CHECK(")
+    return whole[:start] + noted + whole[start + len(body) :]
 
 
 @contextmanager
