@@ -33,6 +33,10 @@ pub(super) fn spec_errors() -> Vec<SpecError> {
         path: path(),
         offset: 3,
     });
+    all.push(SpecError::TooLarge {
+        path: path(),
+        most: 1 << 20,
+    });
     all.push(Spec::parse("schema = 2", &path()).unwrap_err());
     all
 }
@@ -120,6 +124,9 @@ pub(super) fn build_errors() -> Vec<BuildError> {
         },
         BuildError::SourceChanged {
             path: "model.py".into(),
+        },
+        BuildError::UnsafeObject {
+            what: "it asks for an executable stack".into(),
         },
         BuildError::Locked {
             missing: 1,
