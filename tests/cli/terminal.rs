@@ -38,12 +38,13 @@ fn a_plan_in_terminals() {
     for columns in [40, 120] {
         let plan = shown(&sandbox, &["plan"], columns, &[]);
         assert_eq!(plan.code, 0);
-        assert_screen!(pty::visible(&plan.text), @"
+        assert_screen!(pty::visible(&plan.text), @r#"
         ‹yellow›build  ‹› affine batch=1  never built
         ‹yellow›build  ‹› affine batch=4  never built
         ‹yellow›build  ‹› affine eager  never built
+                   answers sizes that no bucket covers; `fail_policy = "raise"` leaves it out
         3 of 3 programs would be built
-        ");
+        "#);
     }
     let plain = shown(&sandbox, &["plan"], 80, &[("NO_COLOR", "1")]).text;
     assert!(!plain.contains('\x1b'), "{plain}");

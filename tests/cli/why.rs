@@ -156,16 +156,18 @@ fn variants_are_compared_with_themselves() {
     }
     // No input is said to have come or gone.
     sandbox.append("model.py", "# one more line");
-    assert_run!(sandbox, ["plan"], @"
+    assert_run!(sandbox, ["plan"], @r#"
     exit code 0
     ----- stdout
     build  affine(x) batch=1  `model.py` changed
     build  affine(x) batch=4  `model.py` changed
     build  affine(x) eager  never built
+               answers sizes that no bucket covers; `fail_policy = "raise"` leaves it out
     build  affine(x, y) batch=1  `model.py` changed
     build  affine(x, y) eager  never built
+               answers sizes that no bucket covers; `fail_policy = "raise"` leaves it out
     5 of 5 programs would be built
-    ");
+    "#);
     assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
     let why = sandbox.json(&["why", "affine"]);
     let told = why["why"].as_array().unwrap().iter().map(|why| {
@@ -183,7 +185,7 @@ fn variants_are_compared_with_themselves() {
     assert_eq!(told, expected.map(|name| format!("{name}: source-changed")));
     // An input has another name: it is compared with what it was before, not with the other variant.
     sandbox.edit("precast.toml", "y = {", "z = {");
-    assert_run!(sandbox, ["plan"], @"
+    assert_run!(sandbox, ["plan"], @r#"
     exit code 0
     ----- stdout
     hit  affine(x) batch=1  [ID]
@@ -191,6 +193,7 @@ fn variants_are_compared_with_themselves() {
     skip  affine(x) eager  the fake model has no dynamic dimensions
     build  affine(x, z) batch=1  input `y` was removed; input `z` was added
     build  affine(x, z) eager  never built
+               answers sizes that no bucket covers; `fail_policy = "raise"` leaves it out
     2 of 4 programs would be built
-    ");
+    "#);
 }
