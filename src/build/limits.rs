@@ -72,7 +72,6 @@ impl Limits {
             limits: self.clone(),
             looked: Instant::now(),
             machine: machine_memory().unwrap_or(u64::MAX) / 100 * SHARE,
-            peak: 0,
         }
     }
 }
@@ -83,8 +82,6 @@ pub struct Watch {
     limits: Limits,
     looked: Instant,
     machine: u64,
-    /// The most it had when it was looked at.
-    pub peak: u64,
 }
 
 impl Watch {
@@ -99,7 +96,6 @@ impl Watch {
         }
         self.looked = Instant::now();
         let own = self.own();
-        self.peak = self.peak.max(own);
         if let Some(limit) = self.limits.memory {
             return (own > limit).then(|| format!("{} of {} allowed", mib(own), mib(limit)));
         }

@@ -5,9 +5,9 @@
 //!
 //! **Artifact or eager.** The gate of a program runs beside compiles and other gates, which is noise that meets the two
 //! unlike: what uses all cores waits for the slowest of them. It is good enough to say that the artifact is no slower, as
-//! nearly all are. Where eager seems the faster one, the program waits until the build has nothing else to do and is measured
-//! again, alone and for more rounds; only what that says marks it. So a build pays a process and at most some seconds for
-//! each program in doubt, and no worker waits for another's compile. When nothing is decided the artifact answers.
+//! nearly all are. Where eager seems the faster one, the program is measured again at once, for more rounds and with no other task
+//! running; only that measurement marks it. So a program in doubt costs a process and some seconds, and other workers wait
+//! for it after their present task. When nothing is decided the artifact answers.
 //!
 //! The runtime measures too, while it answers, and by that chooses between buckets. It doesn't choose between a program's artifact and
 //! eager, of which it loads one. A program that is built again is measured again; one that is there is with `--remeasure`,

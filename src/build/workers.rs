@@ -78,8 +78,11 @@ impl Workers<'_> {
             self.progress.event(&Event::Phase { worker, phase });
         };
         let (job, what) = ("prepare", "the compiler");
-        let begin = |worker| self.progress.event(&Event::Begin { worker, job, what });
-        begin(number);
+        self.progress.event(&Event::Begin {
+            worker: number,
+            job,
+            what,
+        });
         let started = std::time::Instant::now();
         let prepared = worker.call::<Prepared>(&request, PREPARE_LIMIT, &mut on_event);
         self.progress.event(&Event::End {

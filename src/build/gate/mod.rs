@@ -9,9 +9,7 @@
 //! the output was computed in (a float32 answer of a bfloat16 convolution is no nearer than bfloat16), with `atol` scaled by
 //! the largest magnitude in eager's output.
 //!
-//! A process takes a while until it has libtorch and the device's context, which is as long as all the rest of judging a
-//! small program. So some are started before there is a candidate, get ready while others compile, and wait. Each judges one
-//! candidate: what crashes there has crashed for it alone.
+//! Each candidate has a process of its own, which loads libtorch first: a crash there harms no other candidate.
 //!
 //! Then the same at smaller sizes, which the runtime pads into the bucket: where that does not give what eager gives at its
 //! own size, the program is published for its exact size only.
