@@ -1,15 +1,9 @@
 //! A program as one CUDA graph: all its steps are launched at once.
 //!
 //! A graph is captured after a few plain runs on the stream it is captured on, so that kernels are loaded and workspaces
-//! are there. As captured it reads static inputs and writes static outputs: its kernels have their addresses as arguments.
-//!
-//! **In place.** A call of a bucket's own size needs no copies: before the launch, the kernels that have the address of a
-//! static tensor are given that of the caller's input, or of a new output. The addresses are found in the captured
-//! kernels' arguments. That this finds all of them can't be read anywhere, so each graph is tried when it is captured:
-//! its answer for moved tensors, while the static ones hold what gives another, must be the same bit by bit. Integers
-//! can't be made up for that, so such inputs are copied in, as are padded ones, and what a [`Session`] gave out, which a
-//! replay may write over; an output that stays is copied out for the same reason. A graph that fails, as one without a
-//! reproducible answer does, copies all. What is not tried is that no number among the arguments only looks like an address.
+//! are there. It reads static inputs and writes static outputs: its kernels have their addresses as arguments. A call copies
+//! its inputs in, padded where they are smaller than the bucket, and its outputs out. A [`Session`] hands the static tensors out,
+//! so a caller that writes the inputs there and reads the outputs there copies nothing.
 //!
 //! What is wrong with values is noted by the graph itself: see flags.rs.
 //!
@@ -18,19 +12,14 @@
 //! must not overlap. [`Shared`] orders them: callers enqueue one after the other, and a stream that is not the last
 //! one's waits for what that one has.
 
-use std::{
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use smallvec::SmallVec;
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 use super::{
     RuntimeError,
-    bits::{same, spread},
     error::first_line,
-    ffi::{self, Graph, Pool, RawStream, Stream, cuda, share},
+    ffi::{Graph, Pool, RawStream, Stream, cuda, own, share},
     flags::{Flags, Watch},
     host,
     lane::{Handles, Lane, Plan},
@@ -38,16 +27,10 @@ use super::{
     pool::{self, Wait},
     weights::{Weights, tch_device},
 };
+use crate::{Device, record::Input};
 
 /// Runs before the capture.
 const WARM_UP: usize = 3;
-
-/// Why a tensor is copied that the proof had nothing to say about: see places.h, and integers.
-const STAYS: &str =
-    "they are integers, or share their memory, or too many kernels have their address";
-
-/// What torch aligns memory to, at least: the captured kernels may have been chosen for it.
-const ALIGNMENT: usize = 512;
 
 /// The pool and the order of replays of one device.
 pub(super) struct Shared {
@@ -55,16 +38,12 @@ pub(super) struct Shared {
     /// Where graphs are warmed up and captured.
     stream: Stream,
     device: usize,
-    turns: Mutex<Turns>,
+    /// The stream of the last replay.
+    last: Mutex<Option<RawStream>>,
 }
 
-#[derive(Default)]
-struct Turns {
-    /// The stream of the last replay.
-    last: Option<RawStream>,
-    /// Where the static outputs of the device's graphs are.
-    outputs: Vec<Range<usize>>,
-}
+/// The right to replay on a device, with the thread's current stream in order behind the last replay.
+type Turn<'a> = MutexGuard<'a, Option<RawStream>>;
 
 /// One program, captured.
 pub(super) struct Graphed {
@@ -79,13 +58,6 @@ struct State {
     outputs: Handles,
     /// What the graph notes of its static inputs, and of what it computes.
     flags: Option<Flags>,
-    /// Of each input, then of each output: whether a call's own takes its place.
-    moves: Vec<bool>,
-    /// Why others are copied.
-    copied: String,
-    shared: Arc<Shared>,
-    /// Where its outputs are, as `shared` knows.
-    written: Vec<Range<usize>>,
     // Holds the kernels and the weights.
     _lane: Lane,
 }
@@ -105,18 +77,16 @@ impl State {
 
     fn capture(plan: &Plan, mut lane: Lane, shared: &Arc<Shared>) -> Result<Self, String> {
         let _span = tracing::info_span!("graph", module = &*plan.module).entered();
-        let text = |error: tch::TchError| first_line(&error);
+        let text = |error: TchError| first_line(&error);
         let current = Stream::current(shared.device)?;
         shared.stream.wait_for(&current)?;
-        let scope = shared.stream.enter()?;
+        let _scope = shared.stream.enter()?;
         // Behind the last replay, on the capture stream.
-        let turn = shared.turn()?;
+        let _turn = shared.turn()?;
         let raw = shared.stream.raw();
         let mut inputs = Vec::new();
         for input in &plan.program.inputs {
-            let mut buffer = pad::buffer(&input.layout, plan.device).map_err(text)?;
-            spread(&mut buffer, &pad::one(input).map_err(text)?).map_err(text)?;
-            inputs.push(buffer);
+            inputs.push(padding(input, plan.device).map_err(text)?);
         }
         let device = tch_device(plan.device);
         let watch = Watch::new(&plan.program, &plan.module, plan.device, true);
@@ -138,152 +108,23 @@ impl State {
         }
         let (graph, (outputs, flags)) =
             Graph::capture(shared.pool, shared.device, || run(&mut lane))?;
-        let mut state = Self {
+        Ok(Self {
             graph,
             inputs,
             outputs,
             flags,
-            moves: Vec::new(),
-            copied: String::new(),
-            shared: shared.clone(),
-            written: Vec::new(),
             _lane: lane,
-        };
-        state.settle_moves(plan)?;
-        let written = state.outputs.iter().map(|output| {
-            let meta = output.meta();
-            meta.address()..meta.address() + meta.room().max(0) as usize
-        });
-        let written: Vec<_> = written.collect();
-        let mut turn = turn;
-        turn.0.outputs.extend(written.iter().cloned());
-        state.written = written;
-        drop(turn);
-        drop(scope);
-        Ok(state)
-    }
-
-    /// Finds out which tensors a call's own can take the place of.
-    fn settle_moves(&mut self, plan: &Plan) -> Result<(), String> {
-        let _span = tracing::info_span!("in_place").entered();
-        let mut tensors: Handles = self.inputs.iter().map(share).collect();
-        tensors.extend(self.outputs.iter().map(ffi::Handle::share));
-        // What can't be read is no reason to go without the graph.
-        let (mut moves, mut copied) = match self.graph.find(&tensors, self.inputs.len()) {
-            Ok(moves) => (moves, STAYS.to_owned()),
-            Err(reason) => (vec![false; tensors.len()], reason),
-        };
-        for (moves, input) in moves.iter_mut().zip(&self.inputs) {
-            *moves &= input.is_floating_point();
-        }
-        if moves.contains(&true) {
-            let refused = match host::with_room(|| self.proves(&moves)) {
-                Ok(true) => None,
-                Ok(false) => Some(
-                    "its answer differs when they are elsewhere, or does not depend on them"
-                        .to_owned(),
-                ),
-                Err(reason) => Some(reason),
-            };
-            if let Some(reason) = refused {
-                moves.fill(false);
-                copied = reason;
-            }
-        }
-        tracing::debug!(?moves, copied, "in place");
-        self.moves = moves;
-        self.copied = copied;
-        for (buffer, input) in self.inputs.iter_mut().zip(&plan.program.inputs) {
-            let blank = pad::one(input).and_then(|one| spread(buffer, &one));
-            blank.map_err(|error| first_line(&error))?;
-        }
-        Ok(())
-    }
-
-    /// Returns whether moved tensors change nothing in the answer, while those that they replace hold something else.
-    fn proves(&mut self, moves: &[bool]) -> Result<bool, String> {
-        let text = |error: tch::TchError| first_line(&error);
-        let (ins, outs) = moves.split_at(self.inputs.len());
-        let write = |inputs: &mut [Tensor], seed: u32| {
-            for (input, _) in inputs.iter_mut().zip(ins).filter(|(_, moves)| **moves) {
-                spread(input, &pattern(input, seed)?)?;
-            }
-            Ok(())
-        };
-        let copy = |handle: &ffi::Handle| pad::copy(&handle.share().into_tensor()).map(Into::into);
-        write(&mut self.inputs, 1).map_err(text)?;
-        self.graph.replay()?;
-        let wanted: Result<Handles, _> = self.outputs.iter().map(copy).collect();
-        let wanted = wanted.map_err(text)?;
-        let mut own: SmallVec<[Option<ffi::Handle>; 16]> = SmallVec::new();
-        for (input, &moves) in self.inputs.iter().zip(ins) {
-            let copy = moves.then(|| copy(&share(input)));
-            own.push(copy.transpose().map_err(text)?);
-        }
-        write(&mut self.inputs, 2).map_err(text)?;
-        self.graph.replay()?;
-        // Where the answer is the same anyway, it says nothing about what was read.
-        if ins.contains(&true) && same(&self.outputs, &wanted).map_err(text)? {
-            return Ok(false);
-        }
-        for (output, &moves) in self.outputs.iter().zip(outs) {
-            if moves {
-                let mut output = output.share().into_tensor();
-                let one = Tensor::f_ones([], (output.kind(), tch::Device::Cpu)).map_err(text)?;
-                spread(&mut output, &one).map_err(text)?;
-            }
-            let copy = moves.then(|| copy(output));
-            own.push(copy.transpose().map_err(text)?);
-        }
-        let given: Vec<_> = own.iter().map(Option::as_ref).collect();
-        self.graph.replay_on(&given)?;
-        let answered = given[self.inputs.len()..].iter().zip(&self.outputs);
-        let answered: Handles = answered
-            .map(|(own, output)| own.unwrap_or(output).share())
-            .collect();
-        same(&answered, &wanted).map_err(text)
+        })
     }
 }
 
-/// Returns a row of numbers in (0, 1) for all rows of a tensor, on the CPU.
-fn pattern(like: &Tensor, seed: u32) -> Result<Tensor, tch::TchError> {
-    let row: Vec<f32> = (1..=like.size().last().copied().unwrap_or(1))
-        .map(|i| (i as f32 * 0.618 * seed as f32).fract())
-        .collect();
-    let row = match like.size().is_empty() {
-        true => Tensor::from(row[0]),
-        false => Tensor::f_from_slice(&row)?,
-    };
-    row.f_to_kind(like.kind())
-}
-
-/// Returns whether a call's input can take a static one's place: where it starts and how it lies is what kernels were
-/// chosen for, and it is not of the memory that replays write. Its sizes, dtype and device have been compared.
-fn takes_place(input: &ffi::Handle, of: &Tensor, turn: &Turn<'_>) -> bool {
-    let input = input.meta();
-    let address = input.address();
-    address.is_multiple_of(ALIGNMENT)
-        && input.strides() == of.stride()
-        && !turn
-            .0
-            .outputs
-            .iter()
-            .any(|output| output.contains(&address))
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        if !self.written.is_empty() {
-            let mut turns = self
-                .shared
-                .turns
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            turns
-                .outputs
-                .retain(|output| !self.written.contains(output));
-        }
-    }
+/// Makes a static input that holds the pad value. It is filled on the CPU: the first fill on a device loads a kernel.
+fn padding(input: &Input, device: Device) -> Result<Tensor, TchError> {
+    let mut made = pad::buffer(&input.layout, device)?;
+    let mut here = pad::buffer(&input.layout, Device::Cpu)?;
+    pad::blank(&mut here, input)?;
+    made.f_copy_(&here)?;
+    Ok(made)
 }
 
 impl Drop for Shared {
@@ -293,27 +134,24 @@ impl Drop for Shared {
     }
 }
 
-/// The right to replay on a device, with the thread's current stream in order behind the last replay.
-pub(super) struct Turn<'a>(MutexGuard<'a, Turns>);
-
 impl Shared {
     pub fn new(device: usize) -> Result<Self, String> {
         Ok(Self {
             pool: Pool::new()?,
             stream: Stream::apart(device)?,
             device,
-            turns: Mutex::default(),
+            last: Mutex::default(),
         })
     }
 
     fn turn(&self) -> Result<Turn<'_>, String> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = cuda()?.current_stream(self.device)?;
-        if let Some(before) = turns.last.filter(|&before| before != now) {
+        if let Some(before) = last.filter(|&before| before != now) {
             cuda()?.wait(now, before, self.device)?;
         }
-        turns.last = Some(now);
-        Ok(Turn(turns))
+        *last = Some(now);
+        Ok(last)
     }
 
     /// Waits until every replay is done.
@@ -358,26 +196,18 @@ impl Graphed {
         wait: Wait,
     ) -> Result<(Handles, Option<Flags>), RuntimeError> {
         let failed = |message: String| plan.failed("graph", message);
-        let text = |error: tch::TchError| failed(first_line(&error));
+        let text = |error: TchError| failed(first_line(&error));
         // In this order everywhere: the program, then the device.
         let mut state = pool::lock(&self.state, wait).ok_or_else(|| plan.busy(1))?;
         let state = &mut *state;
-        let turn = self.shared.turn().map_err(failed)?;
-        let mut outputs = Handles::new();
-        let mut given: SmallVec<[Option<&ffi::Handle>; 16]> = SmallVec::new();
+        let _turn = self.shared.turn().map_err(failed)?;
         let span = padded.then(|| tracing::trace_span!("pad", module = &*plan.module).entered());
-        for (((to, own), &moves), input) in state
+        for ((to, own), input) in state
             .inputs
             .iter_mut()
             .zip(inputs)
-            .zip(&state.moves)
             .zip(&plan.program.inputs)
         {
-            if moves && !padded && takes_place(own, to, &turn) {
-                given.push(Some(own));
-                continue;
-            }
-            given.push(None);
             let from = own.share().into_tensor();
             match padded {
                 true => pad::fill(to, &from, input).map_err(text)?,
@@ -385,26 +215,12 @@ impl Graphed {
             }
         }
         drop(span);
-        let moves = &state.moves[state.inputs.len()..];
-        for (output, &moves) in state.outputs.iter().zip(moves) {
-            let output = output.share().into_tensor();
-            outputs.push(match moves {
-                true => output.f_empty_like().map_err(text)?.into(),
-                false => output.into(),
-            });
-        }
-        given.extend(
-            outputs
-                .iter()
-                .zip(moves)
-                .map(|(own, &moves)| moves.then_some(own)),
-        );
-        state.graph.replay_on(&given).map_err(failed)?;
-        drop(given);
-        for (output, _) in outputs.iter_mut().zip(moves).filter(|(_, moves)| !**moves) {
-            *output = pad::copy(&output.share().into_tensor())
-                .map_err(text)?
-                .into();
+        state.graph.replay().map_err(failed)?;
+        // The next replay writes over the static ones.
+        let mut outputs = Handles::new();
+        for output in &state.outputs {
+            let copy = pad::copy(&output.share().into_tensor());
+            outputs.push(copy.map_err(text)?.into());
         }
         let flags = state.flags.as_ref().map(|flags| flags.of_call(inputs));
         Ok((outputs, flags.transpose().map_err(text)?))
@@ -419,29 +235,36 @@ impl Graphed {
     }
 }
 
-/// A captured program whose static inputs and outputs the caller has to itself.
+/// A captured program whose static inputs and outputs the caller has to itself, from
+/// [`Model::session`](super::Model::session).
 ///
-/// The fastest way to call one program again and again from one thread: write the inputs in place, replay, read the
-/// outputs before the next replay, of this program or any other of the device. Other callers of the program wait.
+/// The fastest way to call one program again and again from one thread: write to the inputs, replay, and read the outputs
+/// before the next replay of this program or any other of the device. Nothing is copied. Other callers of the program
+/// wait; a call of it on this thread would wait forever.
+///
+/// ```no_run
+/// # fn example(model: &precast::Model, features: &tch::Tensor) -> Result<(), Box<dyn std::error::Error>> {
+/// let sizes = [("batch".to_owned(), 8)].into();
+/// let mut session = model.session("forward", &sizes).ok_or("not a CUDA graph")?;
+/// let (mut inputs, outputs) = (session.inputs(), session.outputs());
+/// inputs[0].copy_(features); // or any operator that takes a tensor to write to
+/// session.replay()?;
+/// session.check()?;
+/// let answer = outputs[0].to_device(tch::Device::Cpu);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Session<'a> {
     graphed: &'a Graphed,
     state: MutexGuard<'a, State>,
 }
 
 impl Session<'_> {
-    /// Returns the static inputs, to write to in place. Their sizes are the bucket's.
+    /// Returns the static inputs in the module's order, to write to. Their sizes are the bucket's. They hold the pad value, or the
+    /// inputs of the last call. Never make one larger: torch would free the memory that the graph reads.
     pub fn inputs(&self) -> Vec<Tensor> {
-        // Handles of their own: the graph reads these tensors, so none of them may be put elsewhere or dropped.
         let inputs = self.state.inputs.iter();
-        inputs.map(Tensor::shallow_clone).collect()
-    }
-
-    /// Returns how many inputs and outputs a call by [`Model::run`](super::Model::run) copies when nothing is padded, and why
-    /// it does not use the caller's where they are.
-    pub fn copies(&self) -> ([usize; 2], &str) {
-        let (inputs, outputs) = self.state.moves.split_at(self.state.inputs.len());
-        let copied = |moves: &[bool]| moves.iter().filter(|moves| !**moves).count();
-        ([copied(inputs), copied(outputs)], &self.state.copied)
+        inputs.map(alias).collect()
     }
 
     /// Launches the program on the thread's current stream.
@@ -456,12 +279,16 @@ impl Session<'_> {
         self.state.flags.as_ref().map_or(Ok(()), Flags::read)
     }
 
-    /// Returns the static outputs. The next replay on the device writes over them.
+    /// Returns the static outputs, to read. The next replay on the device writes over them.
     pub fn outputs(&self) -> Vec<Tensor> {
-        self.state
-            .outputs
-            .iter()
-            .map(|output| ffi::Handle::share(output).into_tensor())
+        let outputs = self.state.outputs.iter();
+        outputs
+            .map(|output| alias(&output.share().into_tensor()))
             .collect()
     }
+}
+
+/// Returns a handle of a static tensor whose own sizes and storage a caller may change.
+fn alias(tensor: &Tensor) -> Tensor {
+    own(&tensor.shallow_clone()).into_tensor()
 }

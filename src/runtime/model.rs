@@ -336,7 +336,8 @@ impl Model {
         result
     }
 
-    /// Returns a program's static tensors and its launch, where it runs as a CUDA graph on the first device.
+    /// Returns the static tensors and the launch of a bucket's program, for calls without copies. None where it does not run as a
+    /// CUDA graph on the first device.
     pub fn session(&self, module: &str, sizes: &Sizes) -> Option<Session<'_>> {
         let variants = self.replicas.first()?.modules.get(module)?;
         variants

@@ -44,15 +44,6 @@ pub fn blank(buffer: &mut Tensor, input: &Input) -> Result<(), TchError> {
     buffer.f_fill_(scalar(input.pad)).map(drop)
 }
 
-/// Returns an input's pad value as a tensor without axes, on the CPU.
-pub fn one(input: &Input) -> Result<Tensor, TchError> {
-    Tensor::f_full(
-        [0_i64; 0],
-        scalar(input.pad),
-        (kind_of(input.layout.dtype), tch::Device::Cpu),
-    )
-}
-
 /// Writes `source` into the low corner of `buffer` and the pad value everywhere else.
 ///
 /// The whole buffer is written each time, so nothing of an earlier call is left in it.

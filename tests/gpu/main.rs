@@ -14,9 +14,9 @@ mod convolutions;
 mod eager;
 mod faults;
 mod graphs;
-mod in_place;
 mod memory;
 mod replicas;
+mod session;
 #[path = "../traced/mod.rs"]
 mod traced;
 mod upload;

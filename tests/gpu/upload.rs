@@ -186,7 +186,6 @@ fn loading_and_uploading_have_spans() {
         "bind",
         "graph",
         "warm_up",
-        "in_place",
     ];
     let order = order.map(at);
     assert!(

@@ -6,8 +6,6 @@
 //! `uploads.cpp` uploads with the CUDA half's own source to a device that is a thread, also under ThreadSanitizer. Its
 //! controls are a race with the device and a write past the end of a block.
 //!
-//! `places.cpp` finds and moves addresses in graphs that are plain memory, with CUDA's own headers and functions of its own.
-//!
 //! `graphs.cpp` calls the whole CUDA half, with torch's headers too, and has each call of torch and CUDA fail once. Its control
 //! is an allocator that asks a graph which is gone.
 
@@ -214,7 +212,7 @@ fn cuda_headers() -> Option<Vec<PathBuf>> {
         site.join("nvidia/cu13/include"),
         site.join("triton/backends/nvidia/include"),
     ];
-    let there = headers[0].join("cuda.h").exists();
+    let there = headers[0].join("cuda_runtime_api.h").exists();
     there.then(|| headers.into())
 }
 
@@ -266,7 +264,6 @@ fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
     let sources = [
         root.join("tests/runtime_torture/graphs.cpp"),
         ffi.join("shim_cuda.cpp"),
-        ffi.join("places.h"),
         ffi.join("upload.h"),
         root.join("tests/runtime_torture/must.h"),
     ];
@@ -296,37 +293,6 @@ fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
         fs::rename(unfinished, &made).unwrap();
     }
     Ok(made)
-}
-
-/// Looks for addresses in `rounds` made-up graphs and moves them. The reason, when it went wrong; none where CUDA's headers
-/// are missing.
-pub fn places(rounds: u64) -> Option<Result<(), String>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let headers = cuda_headers()?;
-    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("places");
-    let compiled = compile(
-        Command::new("g++")
-            .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-g1"])
-            .args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"])
-            .arg("-I")
-            .arg(root.join("src/runtime/ffi"))
-            .args(
-                headers
-                    .iter()
-                    .flat_map(|dir| ["-isystem".into(), dir.clone()]),
-            )
-            .arg(root.join("tests/runtime_torture/places.cpp"))
-            .arg("-o")
-            .arg(&made),
-    );
-    Some(compiled.and_then(|()| {
-        let ended = Command::new(&made).arg(rounds.to_string()).output();
-        let ended = ended.map_err(|error| error.to_string())?;
-        match ended.status.success() {
-            true => Ok(()),
-            false => Err(String::from_utf8_lossy(&ended.stderr).into_owned()),
-        }
-    }))
 }
 
 /// Compiles the driver with the shim, and the fakes, once for their sources.

@@ -67,8 +67,7 @@ functions! {
     pool_new: "precast_cuda_pool_new" = unsafe extern "C" fn(*mut u64, *mut u64) -> i32;
     graph_begin: "precast_cuda_graph_begin" = unsafe extern "C" fn(u64, u64, i32, *mut Ptr) -> i32;
     graph_end: "precast_cuda_graph_end" = unsafe extern "C" fn(Ptr) -> i32;
-    graph_find: "precast_cuda_graph_find" = unsafe extern "C" fn(Ptr, *const Ptr, usize, usize, *mut bool) -> i32;
-    graph_replay: "precast_cuda_graph_replay" = unsafe extern "C" fn(Ptr, *const Ptr) -> i32;
+    graph_replay: "precast_cuda_graph_replay" = unsafe extern "C" fn(Ptr) -> i32;
     graph_delete: "precast_cuda_graph_delete" = unsafe extern "C" fn(Ptr);
     upload: "precast_cuda_upload" = unsafe extern "C" fn(i32, *mut u8, u64, c_int, *const Piece, usize, usize, u64) -> i32;
 }

@@ -2,12 +2,7 @@
 
 use std::{ffi::c_void, ptr::NonNull};
 
-use smallvec::SmallVec;
-
-use super::{
-    cuda::{Functions, cuda, ordinal},
-    tensor::Handle,
-};
+use super::cuda::{Functions, cuda, ordinal};
 
 /// Names the memory that graphs captured into it share.
 ///
@@ -29,8 +24,6 @@ impl Pool {
 /// A captured graph.
 pub struct Graph {
     handle: NonNull<c_void>,
-    /// How many tensors were looked for in it.
-    found: usize,
     functions: &'static Functions,
 }
 
@@ -55,7 +48,6 @@ impl Graph {
         })?;
         let graph = Self {
             handle: NonNull::new(handle).ok_or("no graph was made")?,
-            found: 0,
             functions,
         };
         let worked = work();
@@ -67,52 +59,11 @@ impl Graph {
         Ok((graph, made))
     }
 
-    /// Looks for the addresses of these tensors in the graph, and returns of each whether a replay can be given another
-    /// address for it, as far as can be seen: see places.h for what can't. The first `inputs` of them are its inputs, the
-    /// others its outputs.
-    pub fn find(&mut self, tensors: &[Handle], inputs: usize) -> Result<Vec<bool>, String> {
-        let raw: Vec<*mut c_void> = tensors.iter().map(Handle::raw).collect();
-        let mut movable = vec![false; raw.len()];
-        // When it fails they were looked for all the same, and none of them moves.
-        self.found = raw.len();
-        // SAFETY: a live, captured graph, live tensors, and room for as many answers.
-        self.functions.check(unsafe {
-            (self.functions.graph_find)(
-                self.handle.as_ptr(),
-                raw.as_ptr(),
-                inputs,
-                raw.len(),
-                movable.as_mut_ptr(),
-            )
-        })?;
-        Ok(movable)
-    }
-
-    /// Launches the graph on the thread's current stream, on the tensors it was captured with.
+    /// Launches the graph on the thread's current stream.
     pub fn replay(&mut self) -> Result<(), String> {
         // SAFETY: a live, captured graph; `&mut self` keeps other callers out.
         self.functions
-            .check(unsafe { (self.functions.graph_replay)(self.handle.as_ptr(), std::ptr::null()) })
-    }
-
-    /// Launches it with these tensors in place of those that [`Self::find`] looked for; `None` for those themselves.
-    ///
-    /// A tensor that takes another's place must be one like it: the caller has compared sizes, strides, dtype and device.
-    pub fn replay_on(&mut self, tensors: &[Option<&Handle>]) -> Result<(), String> {
-        if tensors.len() != self.found {
-            return Err("as many tensors are needed as were looked for".to_owned());
-        }
-        let addresses: SmallVec<[*mut c_void; 16]> = tensors
-            .iter()
-            .map(|tensor| match tensor {
-                Some(tensor) => tensor.meta().address() as *mut c_void,
-                None => std::ptr::null_mut(),
-            })
-            .collect();
-        // SAFETY: a live, captured graph; as many addresses as tensors were looked for; `&mut self` keeps others out.
-        self.functions.check(unsafe {
-            (self.functions.graph_replay)(self.handle.as_ptr(), addresses.as_ptr())
-        })
+            .check(unsafe { (self.functions.graph_replay)(self.handle.as_ptr()) })
     }
 }
 

@@ -43,7 +43,7 @@ pub use interpreter::Interpreter;
 pub use library::Library;
 pub use operators::{Call, Loading, Operators, Value, registered};
 pub use stream::{Scope, Stream};
-pub use tensor::{Handle, Meta, Stolen, kind_of, overwrite, own, share};
+pub use tensor::{Handle, Meta, Stolen, kind_of, own, share};
 pub use trim::give_back;
 pub use upload::{UploadError, can_upload, upload};
 pub use values::outside;

@@ -12,16 +12,12 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
-#include <vector>
 
-#include "places.h"
 #include "upload.h"
 
 namespace {
@@ -54,57 +50,9 @@ int32_t guarded(F f) noexcept {
 }
 
 struct Graph {
-  // Kept, so that its nodes can be read and pointed elsewhere.
-  at::cuda::CUDAGraph graph{/*keep_graph=*/true};
+  at::cuda::CUDAGraph graph;
   c10::cuda::MempoolId_t pool;
   Index device;
-  // What was allocated while it was captured, where that is known.
-  std::optional<std::vector<places::Range>> allocated;
-  places::Places places;
-  bool recording = false;
-
-  static constexpr size_t most = 1 << 20;
-  static std::atomic<bool>& taken() {
-    static std::atomic<bool> taken{false};
-    return taken;
-  }
-
-  // Makes the allocator write down what it gives out. It has one record, and not every allocator has it: without it the
-  // capture goes on, and no tensor moves.
-  void record() {
-    if (taken().exchange(true)) return;
-    try {
-      if (!allocator::isHistoryEnabled()) {
-        allocator::recordHistory(true, nullptr, most, allocator::RecordContext::NEVER, true, {});
-        recording = true;
-      }
-    } catch (...) {
-    }
-    if (!recording) taken() = false;
-  }
-
-  void recorded(bool read) {
-    if (!recording) return;
-    recording = false;
-    try {
-      if (read) {
-        const auto snapshot = allocator::snapshot();
-        const auto& trace = snapshot.device_traces.at(static_cast<size_t>(device));
-        std::vector<places::Range> ranges;
-        for (const auto& entry : trace) {
-          if (entry.action_ == allocator::TraceEntry::ALLOC) ranges.push_back({entry.addr_, entry.size_});
-        }
-        // A full record has lost its first entries.
-        if (trace.size() < most) allocated = std::move(ranges);
-      }
-    } catch (...) {
-    }
-    try {
-      allocator::recordHistory(false, nullptr, 1, allocator::RecordContext::NEVER, true, {});
-    } catch (...) {
-    }
-    taken() = false;
-  }
 
   // Ends what a capture that can't begin or end has left. Torch leaves it all: the stream in capture, and both allocators in
   // the pool, for as long as a filter says that is this graph's own. They would ask one that is gone, and no other
@@ -130,7 +78,6 @@ struct Graph {
     } catch (...) {
     }
     (void)cudaGetLastError();
-    recorded(false);
   }
 };
 
@@ -293,7 +240,6 @@ EXPORT int32_t precast_cuda_graph_begin(uint64_t a, uint64_t b, int32_t device, 
     auto graph = std::make_unique<Graph>();
     graph->pool = {a, b};
     graph->device = static_cast<Index>(device);
-    graph->record();
     try {
       // Thread-local: other threads may allocate and synchronise meanwhile.
       graph->graph.capture_begin(graph->pool, cudaStreamCaptureModeThreadLocal);
@@ -309,41 +255,16 @@ EXPORT int32_t precast_cuda_graph_end(void* graph) {
   return guarded([&] {
     try {
       g->graph.capture_end();
-      g->recorded(true);
-      g->graph.instantiate();
     } catch (...) {
       g->abandon();
       throw;
     }
   });
 }
-// Finds where an ended graph has the addresses of these tensors, of which the first `inputs` are its inputs and the others
-// its outputs; `movable` says of each whether a replay can be given another address for it, as far as can be seen.
-EXPORT int32_t precast_cuda_graph_find(
-    void* graph, const void* const* tensors, size_t inputs, size_t n, bool* movable) {
+EXPORT int32_t precast_cuda_graph_replay(void* graph) {
   auto* g = static_cast<Graph*>(graph);
   return guarded([&] {
     c10::cuda::CUDAGuard guard(g->device);
-    std::vector<places::Range> ranges;
-    for (size_t i = 0; i < n; i++) {
-      const auto& t = *static_cast<const at::Tensor*>(tensors[i]);
-      const uint64_t bytes = t.storage().nbytes();
-      // A view of a part would be moved with all of it, which the new memory does not have.
-      const bool whole = t.storage_offset() == 0 && bytes == static_cast<uint64_t>(t.numel()) * t.element_size();
-      ranges.push_back({reinterpret_cast<uint64_t>(t.data_ptr()), whole ? bytes : 0});
-    }
-    const auto none = std::vector<places::Range>();
-    g->places.find(g->graph.raw_cuda_graph(), std::move(ranges), inputs, g->allocated ? *g->allocated : none);
-    for (size_t i = 0; i < n; i++) movable[i] = g->places.movable()[i];
-  });
-}
-// Launches it. `addresses` has one for each tensor that was looked for, or null for its own; no `addresses` at all: all
-// their own.
-EXPORT int32_t precast_cuda_graph_replay(void* graph, void* const* addresses) {
-  auto* g = static_cast<Graph*>(graph);
-  return guarded([&] {
-    c10::cuda::CUDAGuard guard(g->device);
-    g->places.point(g->graph.raw_cuda_graph_exec(), addresses);
     g->graph.replay();
   });
 }

@@ -270,26 +270,6 @@ pub(super) unsafe fn from_blob(
     made.map(Handle::from).map_err(|error| first_line(&error))
 }
 
-/// Writes a contiguous tensor on a device, from its elements' bytes row by row. Done when it returns.
-pub fn overwrite(tensor: &mut Tensor, bytes: &[u8]) -> Result<(), tch::TchError> {
-    let (sizes, strides, kind) = (tensor.size(), tensor.stride(), tensor.kind());
-    let element = kind.elt_size_in_bytes();
-    if bytes.is_empty() && tensor.numel() == 0 {
-        return Ok(());
-    }
-    let aligned = (bytes.as_ptr() as usize).is_multiple_of(element);
-    if !tensor.is_contiguous() || bytes.len() != tensor.numel() * element || !aligned {
-        let given = bytes.len();
-        let text = format!("{given} bytes are no aligned tensor {sizes:?} of {kind:?} row by row");
-        return Err(tch::TchError::Shape(text));
-    }
-    // SAFETY: the bytes are those of such a tensor (checked above) and are only read, which is over when `f_copy_` returns:
-    // it waits for copies from memory that is not pinned.
-    let view =
-        unsafe { Tensor::f_from_blob(bytes.as_ptr(), &sizes, &strides, kind, tch::Device::Cpu) }?;
-    tensor.f_copy_(&view)
-}
-
 /// Maps to tch's kind.
 pub fn kind_of(dtype: Dtype) -> tch::Kind {
     match dtype {
