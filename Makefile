@@ -46,12 +46,12 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 		--eager target/minilm-eager.safetensors
 
 # The same for all: each other set compiles the C++ shim again.
-FEATURES := --features sync-points,ndarray
+FEATURES := --workspace --features sync-points,ndarray
 
 # What needs no libtorch.
 lint-bare:
 	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets --no-default-features -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
 
 # Behind the other: cargo does one thing at a time.
 lint: venv lint-bare ## formatting, clippy, rustdoc and ruff
@@ -116,10 +116,10 @@ $(MUTANTS):
 # In a copy of the checkout, which has no .venv: what needs no libtorch. What it builds is kept between runs.
 mutants: export INSTA_UPDATE = no
 mutants: export CARGO_TARGET_DIR = $(CURDIR)/target/mutants
-mutants: ## change FILES=src/plan/canon.rs in many places and list what no test notices (TESTS="--lib plan::"; ARGS="--shard 0/8")
-	@test -n "$(FILES)" || { echo 'error: name files, as `make mutants FILES=src/plan/canon.rs`' >&2; exit 2; }
+mutants: ## change FILES=crates/precast-store/src/canon.rs in many places and list what no test notices (TESTS="--lib plan::"; ARGS="--shard 0/8")
+	@test -n "$(FILES)" || { echo 'error: name files, as `make mutants FILES=crates/precast-store/src/canon.rs`' >&2; exit 2; }
 	@$(MAKE) --no-print-directory $(MUTANTS)
-	$(MUTANTS) mutants --no-default-features --output target $(addprefix --file ,$(FILES)) $(ARGS) -- $(or $(TESTS),--lib)
+	$(MUTANTS) mutants --workspace --no-default-features --output target $(addprefix --file ,$(FILES)) $(ARGS) -- $(or $(TESTS),--lib)
 
 torture: venv ## try to break the store at full size, into benches/results/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_JOBS=$(or $(JOBS),$(shell nproc)) PRECAST_TORTURE_ONLY="$(ONLY)" \

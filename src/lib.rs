@@ -28,26 +28,16 @@
 #[cfg(test)]
 extern crate self as precast;
 
-#[cfg(test)]
-mod alone;
 pub mod build;
 pub mod cli;
-pub mod digest;
 pub mod inspect;
-mod mapped;
 pub mod plan;
-pub mod record;
 #[cfg(feature = "torch")]
 pub mod runtime;
-mod segments;
-mod shortage;
 pub mod spec;
-pub mod store;
-pub mod target;
 
-pub use digest::Digest;
-pub use mapped::Mapped;
+pub use precast_store::{
+    self as store, Device, Digest, Mapped, Store, StoreError, Target, digest, record, target,
+};
 #[cfg(feature = "torch")]
 pub use runtime::{Model, Runtime, RuntimeError, Value};
-pub use store::{Store, StoreError};
-pub use target::{Device, Target};

@@ -26,7 +26,7 @@ use crate::{
     plan::{self, Item, Known, Plan, Reason, State},
     record::{Entry, Release, SCHEMA},
     spec::Spec,
-    store::{Store, StoreError, releases::check_release_name},
+    store::{Store, StoreError, check_release_name},
     target::Torch,
 };
 

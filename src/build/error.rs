@@ -8,7 +8,10 @@ use std::{
 use super::protocol::WorkerError;
 pub(super) use crate::plan::OUT_OF_MEMORY;
 use crate::{
-    Digest, plan::PlanError, shortage::says_out_of_memory, spec::SpecError, store::StoreError,
+    Digest,
+    plan::PlanError,
+    spec::SpecError,
+    store::{StoreError, shortage::says_out_of_memory},
 };
 
 /// What to do about a bug.

@@ -215,7 +215,7 @@ mod tests {
     use std::{hint::black_box, thread};
 
     use super::*;
-    use crate::alone::alone;
+    use crate::store::testing::alone;
 
     #[test]
     fn a_process_that_takes_more_than_its_limit_is_reported() {

@@ -22,9 +22,7 @@ use crate::{
     spec::{Bounds, compile::Options},
 };
 
-/// Part of every key, so that a change in how the worker captures or compiles makes every old artifact miss. What only makes
-/// new artifacts faster leaves it as it is.
-pub const PROTOCOL: u32 = 2;
+pub use crate::plan::PROTOCOL;
 
 /// What a worker is asked to do.
 #[derive(Clone, Debug, Serialize)]

@@ -27,7 +27,6 @@ use crate::{
     Digest,
     plan::{HeldKey, Known},
     record::{Artifact, ArtifactKind, Eager, Failure, Layout, Padding, Program, SCHEMA, Step},
-    segments,
     spec::FailPolicy,
     store::StoreError,
 };
@@ -45,7 +44,7 @@ fn harmless(bytes: &[u8]) -> Result<(), BuildError> {
     if !bytes.starts_with(b"\x7fELF") {
         return Ok(());
     }
-    let what = match segments::hazards(bytes) {
+    let what = match precast_store::segments::hazards(bytes) {
         Ok(hazards) if hazards.is_empty() => return Ok(()),
         Ok(hazards) => {
             let all: Vec<String> = hazards.iter().map(ToString::to_string).collect();

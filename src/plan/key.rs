@@ -32,16 +32,17 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::canon::{self, Canon, Shared, Sink, record};
+use precast_store::canon::{self, Canon, Shared, Sink, record};
+
 use crate::{
     Digest, Target,
-    build::protocol::PROTOCOL,
-    record::{
-        ArtifactKind, Bounds, Constant, Dtype, Dynamic, Input, Layout, Package, Pad, Sizes, Source,
-    },
+    record::{ArtifactKind, Constant, Dynamic, Input, Layout, Package, Sizes, Source},
     spec::{Backend, Compile, Mode},
-    target::DeviceKind,
 };
+
+/// The version of the worker: part of every key, so that a change in how it captures or compiles makes every old artifact miss. What only makes
+/// new artifacts faster leaves it as it is.
+pub const PROTOCOL: u32 = 2;
 
 /// What all programs of a model have in common: walk it once with [`Common::shared`].
 #[derive(Clone, Copy, Debug)]
@@ -244,119 +245,12 @@ impl Canon for HeldKey<'_> {
     }
 }
 
-impl Canon for Target {
-    fn walk(&self, sink: &mut dyn Sink) {
-        let mut features = self.features.clone();
-        features.sort();
-        record(
-            sink,
-            &[
-                ("os", &self.os),
-                ("arch", &self.arch),
-                ("isa", &self.isa),
-                ("features", &features),
-                ("device", &self.device),
-                ("sm", &self.sm),
-                ("torch", &self.torch),
-                ("torch_git", &self.torch_git),
-                ("cuda", &self.cuda),
-                ("cxx11_abi", &self.cxx11_abi),
-            ],
-        );
-    }
-}
-
-impl Canon for Input {
-    fn walk(&self, sink: &mut dyn Sink) {
-        record(
-            sink,
-            &[
-                ("name", &self.name),
-                ("dtype", &self.layout.dtype),
-                ("shape", &self.layout.shape),
-                ("stride", &self.layout.stride),
-                ("dims", &self.dims),
-                ("pad", &self.pad),
-                ("range", &self.range.as_ref().map(|range| &range[..])),
-            ],
-        );
-    }
-}
-
-impl Canon for Layout {
-    fn walk(&self, sink: &mut dyn Sink) {
-        let fields: &[(&str, &dyn Canon)] = &[
-            ("dtype", &self.dtype),
-            ("shape", &self.shape),
-            ("stride", &self.stride),
-        ];
-        record(sink, fields);
-    }
-}
-
-impl Canon for Constant {
-    fn walk(&self, sink: &mut dyn Sink) {
-        record(
-            sink,
-            &[
-                ("name", &self.name),
-                ("dtype", &self.layout.dtype),
-                ("shape", &self.layout.shape),
-                ("stride", &self.layout.stride),
-            ],
-        );
-    }
-}
-
 impl Canon for Pass {
     fn walk(&self, sink: &mut dyn Sink) {
         record(
             sink,
             &[("callable", &self.callable), ("source", &self.source)],
         );
-    }
-}
-
-impl Canon for Pad {
-    fn walk(&self, sink: &mut dyn Sink) {
-        match self {
-            Self::Bool(value) => sink.boolean(*value),
-            Self::Int(value) => sink.integer(*value),
-            Self::Float(value) => sink.float(*value),
-        }
-    }
-}
-
-impl Canon for Bounds {
-    fn walk(&self, sink: &mut dyn Sink) {
-        [self.min, self.max][..].walk(sink);
-    }
-}
-
-impl Canon for Dtype {
-    fn walk(&self, sink: &mut dyn Sink) {
-        let ordinal = match self {
-            Self::Float32 => 0,
-            Self::Float64 => 1,
-            Self::Float16 => 2,
-            Self::Bfloat16 => 3,
-            Self::Int64 => 4,
-            Self::Int32 => 5,
-            Self::Int16 => 6,
-            Self::Int8 => 7,
-            Self::Uint8 => 8,
-            Self::Bool => 9,
-        };
-        sink.word(ordinal, self.name());
-    }
-}
-
-impl Canon for DeviceKind {
-    fn walk(&self, sink: &mut dyn Sink) {
-        match self {
-            Self::Cpu => sink.word(0, "cpu"),
-            Self::Cuda => sink.word(1, "cuda"),
-        }
     }
 }
 

@@ -7,7 +7,6 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `canon` | the one walk with two sinks: the digest, and the explanation |
 //! | `key` | what goes into a request key and into an artifact key |
 //! | `reason` | why a key is another one than before |
 //! | `diff` | the fields of two explained keys that differ |
@@ -15,9 +14,6 @@
 //! | `history` | which program stood for a module and bucket before |
 //! | `sources` | the digests of the remembered files, and the versions of the packages |
 
-#[cfg(any(test, feature = "torch"))]
-pub(crate) mod again;
-pub(crate) mod canon;
 mod diff;
 mod form;
 mod history;
@@ -34,14 +30,15 @@ use serde_json::Value;
 
 use self::form::left_to_eager;
 pub use self::{
-    canon::{Canon, Shared, Sink},
     diff::{Field, diff},
     form::{Form, forms},
     history::{History, Place, names},
-    key::{ArtifactKey, Common, HeldKey, Pass, RequestKey},
+    key::{ArtifactKey, Common, HeldKey, PROTOCOL, Pass, RequestKey},
     reason::{Reason, reasons},
     sources::{StatCache, bystanders, changed_source, file_digest, known, refresh},
 };
+pub use precast_store::canon::{Canon, Shared, Sink};
+
 use crate::{
     Digest, Target,
     record::{Entry, Program, Release},

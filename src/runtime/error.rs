@@ -6,8 +6,8 @@ use super::problem::Problem;
 use crate::{
     Device, Digest,
     record::{Dtype, Sizes, bucket_name},
-    shortage::says_out_of_memory,
     store::StoreError,
+    store::shortage::says_out_of_memory,
     target::Mismatch,
 };
 

@@ -4,7 +4,9 @@ use super::{
     RuntimeError,
     ffi::{DeviceMemory, cuda, libtorch_folder},
 };
-use crate::{Device, Target, shortage::says_out_of_memory, target::Torch};
+use precast_store::shortage::says_out_of_memory;
+
+use crate::{Device, Target, target::Torch};
 
 /// After an error for want of memory on a CUDA device: gives back what torch's allocator keeps and nothing uses.
 ///

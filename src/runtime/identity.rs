@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::{RuntimeError, program::in_store, source::Source};
 use crate::{
     Device, Digest, Target,
-    plan::{again, canon},
     record::{Artifact, Program},
+    store::canon::{self, again},
 };
 
 /// Reads the record of an artifact. Fails when it is another's, or was built for another kind of host.

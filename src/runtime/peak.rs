@@ -55,7 +55,7 @@ fn status(name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::alone::alone;
+    use crate::store::testing::alone;
 
     #[test]
     fn a_call_is_told_by_what_it_held_and_not_by_what_it_kept() {

@@ -39,7 +39,7 @@ use super::{
     model::now,
     source::{Source, SourceError, sealed},
 };
-use crate::{Digest, Target, plan::canon, record::Artifact, target::DeviceKind};
+use crate::{Digest, Target, record::Artifact, store::canon, target::DeviceKind};
 
 /// The argument that makes `precast-torch` the helper.
 pub(crate) const ARGUMENT: &str = "__trial";

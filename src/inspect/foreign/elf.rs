@@ -20,7 +20,7 @@ use super::{
     budget::{Budget, Counted},
     cuda::{self, Kernel},
 };
-use crate::segments::{self, Hazard};
+use crate::store::segments::{self, Hazard};
 
 /// The functions of an artifact that precast's runtime calls, by their names in torch 2.11's
 /// `torch/csrc/inductor/aoti_runtime/interface.h`.

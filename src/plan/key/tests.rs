@@ -2,9 +2,15 @@
 
 use std::{collections::BTreeSet, path::Path};
 
+use precast_store::canon::again;
+
 use super::*;
-use crate::plan::{again, forms};
-use crate::spec::{Overrides, Spec, compile, parse};
+use crate::{
+    plan::forms,
+    record::{Dtype, Pad},
+    spec::{Overrides, Spec, compile, parse},
+    target::DeviceKind,
+};
 
 const SPEC: &str = r#"schema = 1
 [model]

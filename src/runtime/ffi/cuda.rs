@@ -312,7 +312,7 @@ mod tests {
     fn the_shim_asks_the_loader_for_nothing_special() {
         // Empty where it was built without the CUDA headers.
         if !super::SHIM.is_empty() {
-            assert_eq!(crate::segments::hazards(super::SHIM).unwrap(), []);
+            assert_eq!(crate::store::segments::hazards(super::SHIM).unwrap(), []);
         }
     }
 }

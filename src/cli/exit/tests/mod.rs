@@ -91,7 +91,7 @@ fn every_error_of_the_build_says_what_to_do() {
 fn every_error_of_the_store_says_what_to_do() {
     let store = whole(
         store::store_errors(),
-        include_str!("../../../store/error.rs"),
+        include_str!("../../../../crates/precast-store/src/error.rs"),
         "StoreError",
     );
     insta::assert_snapshot!("store", told(store));

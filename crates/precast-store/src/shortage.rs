@@ -1,7 +1,7 @@
 //! What says that memory was short: torch, CUDA, the C++ library and the system have words for it, and no code that gets
 //! as far as a message does.
 //!
-//! One list for all stages. The Python worker has its own copy (`build/worker/failures.py`), which a test compares.
+//! One list for all stages. The Python worker has its own copy (`failures.py`), which a test compares.
 
 /// Of these, one is in every message that says so.
 const WORDS: [&str; 5] = [
@@ -20,7 +20,7 @@ const WORDS: [&str; 5] = [
 const OTHER: &str = "static TLS block";
 
 /// Returns whether a message says that there was too little memory, of a device or of the host.
-pub(crate) fn says_out_of_memory(text: &str) -> bool {
+pub fn says_out_of_memory(text: &str) -> bool {
     WORDS.iter().any(|words| text.contains(words)) && !text.contains(OTHER)
 }
 
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn the_worker_knows_the_same_words() {
-        let worker = include_str!("build/worker/failures.py");
+        let worker = include_str!("../../../src/build/worker/failures.py");
         let quoted = |name: &str| -> Vec<&str> {
             let named = |line: &&str| line.starts_with(&format!("{name} = "));
             let line = worker.lines().find(named).unwrap();

@@ -23,6 +23,9 @@
 //! writes their fields. Adding, removing or renaming a field of a record, or changing any rule here, is a new
 //! [`FORMAT`], which makes every older key miss.
 
+pub mod again;
+mod records;
+
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
@@ -93,7 +96,6 @@ impl Shared {
     }
 
     /// Returns one of which only the digest is known, for a walk that is hashed.
-    #[cfg(any(test, feature = "torch"))]
     pub(crate) fn known(digest: Digest) -> Self {
         let explained = Value::Null;
         Self { digest, explained }

@@ -6,8 +6,8 @@
 
 use serde_json::{Map, Value};
 
-use super::canon::{self, Canon, Sink};
-use crate::{Digest, record::Dtype};
+use super::{Canon, Shared, Sink};
+use crate::{Digest, canon, record::Dtype};
 
 /// What a part of an explanation was before it was JSON. Null may be anywhere.
 enum Was {
@@ -127,7 +127,7 @@ const HELD: Was = Was::Record(&[
 ]);
 
 /// Returns the digest of the key that is explained so; none when it is no explanation of a key of this format.
-pub(crate) fn digest(explained: &Value) -> Option<Digest> {
+pub fn digest(explained: &Value) -> Option<Digest> {
     let was = match explained["kind"].as_str()? {
         "request" => &REQUEST,
         "artifact" => &ARTIFACT,
@@ -137,7 +137,7 @@ pub(crate) fn digest(explained: &Value) -> Option<Digest> {
 }
 
 /// Returns the target in the explanation of a key.
-pub(crate) fn target(explained: &Value) -> &Value {
+pub fn target(explained: &Value) -> &Value {
     let own = &explained["target"];
     if own.is_null() {
         &explained["common"]["target"]
@@ -232,7 +232,7 @@ impl Canon for Part<'_> {
                 sink.end();
             }
             (Was::Shared(was), value) => {
-                sink.shared(&canon::Shared::known(canon::digest(&Part { value, was })));
+                sink.shared(&Shared::known(canon::digest(&Part { value, was })));
             }
             (_, value) => value.walk(sink),
         }

@@ -5,7 +5,7 @@ use std::{env, process::Command};
 const ALONE: &str = "PRECAST_TEST_ALONE";
 
 /// Does `measure` in a process of its own: starts this one's program again, for the test `name` alone.
-pub(crate) fn alone(name: &str, measure: impl FnOnce()) {
+pub fn alone(name: &str, measure: impl FnOnce()) {
     if env::var_os(ALONE).is_some() {
         return measure();
     }

@@ -24,7 +24,7 @@ use object::{
 
 /// Something that an artifact may not ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Hazard {
+pub enum Hazard {
     ExecutableStack,
     WritableCode,
     TextRelocations,
@@ -43,7 +43,7 @@ impl fmt::Display for Hazard {
 }
 
 /// Returns the hazards of a shared object, each once, sorted. What the loader reads is read: no section.
-pub(crate) fn hazards<'d, R: ReadRef<'d>>(data: R) -> Result<Vec<Hazard>, object::Error> {
+pub fn hazards<'d, R: ReadRef<'d>>(data: R) -> Result<Vec<Hazard>, object::Error> {
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
     let mut found = Vec::new();

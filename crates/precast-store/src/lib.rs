@@ -33,6 +33,7 @@
 //! | what can be wrong, and what then? | `defect`, `verify`, `repair`; when what was set aside goes: `quarantine` |
 //! | who could change a store behind our back? | `ground` |
 //! | which versions are there, and what becomes of another one? | below; `index` |
+//! | what is a record, a digest, a target? | [`record`], [`digest`], [`target`]; how they become keys: [`canon`] |
 //!
 //! A folder that is missing is an empty one: a copy may have lost it, and `ready/` whole. Whoever may write makes it again.
 //!
@@ -47,6 +48,16 @@
 //! **Not promised**: safety against the store's own user or root; leases across machines whose file system does not
 //! pass `flock` on, or for readers that may not write; that a last-use stamp survives the loss of the index (without
 //! one, age counts from when a thing was made); that two stores built from one spec hold the same bytes.
+
+#![deny(unsafe_code)]
+
+pub mod canon;
+pub mod digest;
+mod mapped;
+pub mod record;
+pub mod segments;
+pub mod shortage;
+pub mod target;
 
 mod bytes;
 mod census;
@@ -69,7 +80,7 @@ mod quarantine;
 mod ready;
 mod records;
 mod reindex;
-pub(crate) mod releases;
+mod releases;
 mod repair;
 mod rows;
 mod sealed;
@@ -89,21 +100,24 @@ use std::{
 pub use census::Dated;
 pub use claim::Claim;
 pub use defect::{Defect, Needs};
+pub use digest::Digest;
 pub use error::StoreError;
 pub use find::{Filter, Found};
 pub use gc::{GcPlan, OldRelease, Policy, Reason, Victim};
 pub use ground::Options;
 pub use lease::Hold;
 pub use lock::Waiting;
+pub use mapped::Mapped;
 pub use quarantine::Damaged;
 pub use ready::{Checking, Unpacked};
+pub use releases::check_release_name;
 pub use repair::Repaired;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};
 pub use sharing::{GroupBy, Need, Sharing};
 pub use sweep::Collected;
+pub use target::{Device, Target};
 pub use verify::Verified;
 
-use crate::Digest;
 use error::At;
 use index::Index;
 use layout::Layout;
@@ -266,7 +280,7 @@ impl Store {
     }
 
     /// Opens a file of the store for reading, unless others could have changed it.
-    pub(crate) fn open_file(&self, path: &Path) -> std::io::Result<fs::File> {
+    pub fn open_file(&self, path: &Path) -> std::io::Result<fs::File> {
         self.layout().open(path)
     }
 
@@ -360,5 +374,5 @@ const _: () = {
     shared_between_threads::<crate::Mapped>();
 };
 
-#[cfg(test)]
-pub(crate) mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

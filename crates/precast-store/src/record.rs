@@ -124,7 +124,7 @@ pub type Dynamic = BTreeMap<String, Bounds>;
 pub type Sizes = BTreeMap<String, i64>;
 
 /// Splits `model@release`.
-pub(crate) fn split_model(model: &str) -> (&str, Option<&str>) {
+pub fn split_model(model: &str) -> (&str, Option<&str>) {
     let parts = model.split_once('@');
     parts.map_or((model, None), |(name, release)| (name, Some(release)))
 }
@@ -491,7 +491,7 @@ pub struct Failure {
     #[serde(default)]
     pub bucket: String,
     pub sizes: Sizes,
-    /// A stable word, as in [`crate::build::protocol::WorkerError::code`] or a gate's name.
+    /// A stable word, as the code of a worker's error or a gate's name.
     pub code: String,
     /// One line, lower case, no final period.
     pub message: String,

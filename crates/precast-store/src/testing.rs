@@ -1,5 +1,7 @@
 //! Small stores and records for tests.
 
+mod alone;
+
 use std::{
     collections::BTreeMap,
     fs::{self, Permissions},
@@ -9,6 +11,8 @@ use std::{
 
 use serde_json::json;
 use tempfile::TempDir;
+
+pub use alone::alone;
 
 use super::Store;
 use crate::{

@@ -469,11 +469,8 @@ impl Sum {
 mod tests {
     use super::{super::testing, *};
     use crate::{
-        Store,
-        store::{
-            Options,
-            rows::{self, ObjectRow},
-        },
+        Options, Store,
+        rows::{self, ObjectRow},
     };
 
     #[test]

@@ -136,7 +136,7 @@ impl Store {
     }
 
     /// Returns the newest release of `model` that `is` says.
-    pub(crate) fn find_release(
+    pub fn find_release(
         &self,
         model: &str,
         is: impl Fn(&Release) -> bool,
@@ -216,7 +216,7 @@ impl Store {
 }
 
 /// Refuses a name that could not be told from a number: `model@7` is release 7.
-pub(crate) fn check_release_name(name: &str) -> Result<(), StoreError> {
+pub fn check_release_name(name: &str) -> Result<(), StoreError> {
     check_name(name)?;
     match name.parse::<u64>() {
         Ok(_) => Err(StoreError::NumberName(name.to_owned())),

@@ -1,6 +1,6 @@
 //! Read-only memory maps of files that nobody writes.
 //!
-//! One of the few places outside `runtime/ffi` with `unsafe`: mapping a file is only sound while its bytes stay as they are.
+//! One of the few places outside the runtime's `ffi` with `unsafe`: mapping a file is only sound while its bytes stay as they are.
 #![allow(unsafe_code)]
 
 use std::{fs::File, io, ops::Deref, sync::Arc};
@@ -15,7 +15,6 @@ pub struct Mapped(Arc<Inner>);
 struct Inner {
     map: Mmap,
     /// For uploads to a device, which read it.
-    #[cfg(feature = "torch")]
     file: File,
 }
 
@@ -31,11 +30,10 @@ impl Mapped {
         }
         // SAFETY: the bytes must not change while they are mapped. The store upholds it: a file under `ready/` has mode
         // 0444, is only ever unlinked (which leaves the pages of a map alone) and lies in a folder that others can't
-        // write (`store::ground`); a memfd is sealed against writing, growing and shrinking before it comes here.
+        // write (`ground`); a memfd is sealed against writing, growing and shrinking before it comes here.
         let map = unsafe { MmapOptions::new().len(size).map(file) }?;
         Ok(Self(Arc::new(Inner {
             map,
-            #[cfg(feature = "torch")]
             file: file.try_clone()?,
         })))
     }
@@ -52,14 +50,12 @@ impl Mapped {
     }
 
     /// Returns the file that is mapped, to read it without touching the map.
-    #[cfg(feature = "torch")]
-    pub(crate) fn file(&self) -> &File {
+    pub fn file(&self) -> &File {
         &self.0.file
     }
 
     /// Asks the system to bring what is not in memory yet, in large pieces. It waits for no more than room for the requests.
-    #[cfg(feature = "torch")]
-    pub(crate) fn read_ahead(&self) {
+    pub fn read_ahead(&self) {
         // A hint: without it every first look at a page reads a little.
         let _ = self.0.map.advise(memmap2::Advice::WillNeed);
     }
