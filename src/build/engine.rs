@@ -74,8 +74,6 @@ pub enum Outcome {
         /// What to do about it.
         hint: String,
         raise: bool,
-        /// What is there all the same, where it could not be measured again.
-        kept: Option<Digest>,
     },
     /// It can't be built, and the module can do without it.
     Skipped { why: String },
@@ -85,7 +83,7 @@ impl Outcome {
     /// Returns the program that is there, if one is.
     pub fn id(&self) -> Option<Digest> {
         match self {
-            Self::Hit(id) | Self::Failed { kept: Some(id), .. } => Some(*id),
+            Self::Hit(id) => Some(*id),
             Self::Built(built) => Some(built.id),
             Self::Failed { .. } | Self::Skipped { .. } => None,
         }
@@ -505,7 +503,6 @@ fn publish(
                 only: None,
                 // What is not tuned yet is kept as it is.
                 tune: false,
-                remeasure: false,
                 ..options.request.clone()
             };
             beyond = plan::plan(spec, Some(store), Some(known.clone()), &request)?;

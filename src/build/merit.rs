@@ -10,8 +10,7 @@
 //! for it after their present task. When nothing is decided the artifact answers.
 //!
 //! The runtime measures too, while it answers, and by that chooses between buckets. It doesn't choose between a program's artifact and
-//! eager, of which it loads one. A program that is built again is measured again; one that is there is with `--remeasure`,
-//! which captures it, finds its artifacts, and replaces its record.
+//! eager, of which it loads one. A program that is built again is measured again.
 
 use serde_json::{Value, json};
 
@@ -42,6 +41,13 @@ pub(super) fn in_doubt(report: &Value) -> bool {
     let micros = |name: &str| report[name].as_f64().filter(|micros| *micros > 0.0);
     let both = micros("artifact_us").zip(micros("eager_us"));
     both.is_some_and(|(artifact, eager)| artifact > eager * SLOWER)
+}
+
+/// Says what a gate measured that is in doubt.
+pub(super) fn told(report: &Value) -> String {
+    let micros = |name: &str| report[name].as_f64().unwrap_or_default();
+    let (eager, artifact) = (micros("eager_us"), micros("artifact_us"));
+    format!("eager took {eager:.1} µs and the artifact {artifact:.1} µs beside other tasks")
 }
 
 /// Puts what a gate measured of its program (0), or of one of the rivals (from 1 on), into the report of that one's own
@@ -143,6 +149,12 @@ mod tests {
         let no_eager = json!({"artifact_us": 100.0, "artifact_runs": 20});
         put(&mut report, &no_eager, 0, true);
         assert!(!in_doubt(&no_eager));
+        let slow = json!({"artifact_us": 300.0, "eager_us": 200.25});
+        assert!(in_doubt(&slow));
+        assert_eq!(
+            told(&slow),
+            "eager took 200.2 µs and the artifact 300.0 µs beside other tasks"
+        );
         assert_eq!(report["turns"], Value::Null);
         assert!(!in_doubt(&json!({"artifact_us": 100.0, "eager_us": 0.0})));
     }

@@ -51,7 +51,7 @@ pub enum Event<'a> {
     },
     /// About how long the build will still take; only where there is anything to go by.
     Left { seconds: f64 },
-    /// Memory was short: it is done once more when nothing else is.
+    /// It is done once more with no other task running: memory was short, or eager seemed to be the faster one.
     Again {
         worker: usize,
         job: &'a str,

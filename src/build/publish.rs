@@ -333,6 +333,12 @@ impl Work<'_> {
         if !merit::in_doubt(gate) || gate["turns"]["alone"] != false {
             return Ok(());
         }
+        self.progress.event(&Event::Again {
+            worker: number,
+            job: Action::Measure.name(),
+            what: name,
+            message: &merit::told(gate),
+        });
         candidate.program.steps.clone_from(&program.steps);
         candidate.alone = true;
         let started = Instant::now();
@@ -366,10 +372,7 @@ impl Work<'_> {
         if let Some(path) = crate::plan::changed_source(&self.options.spec.root, &known.entry) {
             return self.fail(job, BuildError::SourceChanged { path }, &[]);
         }
-        match item.measured_before() {
-            Some(_) => self.options.store.replace_program(&program)?,
-            None => drop(self.options.store.put_program(&program)?),
-        }
+        self.options.store.put_program(&program)?;
         let bucket = item.form.name();
         self.progress.event(&Event::Published {
             module: &module.name,
@@ -449,8 +452,7 @@ impl Work<'_> {
             log: Some(log),
             provenance: provenance(),
         })?;
-        let kept = item.measured_before();
-        if kept.is_none() && item.form.left_out(error.code(), &item.settings.compile) {
+        if item.form.left_out(error.code(), &item.settings.compile) {
             self.progress.event(&Event::LeftOut {
                 module: &module.name,
                 bucket: &bucket,
@@ -474,7 +476,6 @@ impl Work<'_> {
             location,
             hint: error.hint(),
             raise,
-            kept,
         };
         self.lock().done.outcomes.insert(*index, outcome);
         Ok(())

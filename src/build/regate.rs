@@ -11,8 +11,8 @@
 //! | the host | the machine, its CPU model, how many cores the build may use, and the driver where it has a GPU |
 //! | precast | its version |
 //!
-//! The second to fourth are in the receipt as `gate_given`; `gated_by` names the program whose gate it was. `--remeasure`
-//! repeats it, and a program that is tuned anew is gated in every way.
+//! The second to fourth are in the receipt as `gate_given`; `gated_by` names the program whose gate it was. A program that
+//! is tuned anew is gated in every way.
 
 use std::{fs, thread};
 
@@ -74,9 +74,8 @@ impl Work<'_> {
                 before: Some(before),
                 ..
             },
-            None,
             [way],
-        ) = (&job.item.state, job.item.measured_before(), ways)
+        ) = (&job.item.state, ways)
         else {
             return Ok(None);
         };

@@ -259,11 +259,10 @@ impl Work<'_> {
     ) -> Result<Option<(Digest, Way)>, BuildError> {
         let store = self.options.store;
         let before = match &job.item.state {
-            // Measuring again is choosing again.
             State::Miss {
                 before: Some(before),
                 ..
-            } if job.item.measured_before().is_none() => store.program(before)?,
+            } => store.program(before)?,
             _ => None,
         };
         let Some(before) = before else {

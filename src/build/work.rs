@@ -61,7 +61,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::LoadModel => "open",
             Self::Inputs => "inputs",

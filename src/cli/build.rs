@@ -43,7 +43,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
     /// Fail instead of compiling
-    #[arg(long, conflicts_with = "remeasure")]
+    #[arg(long)]
     locked: bool,
     /// Say what would be done, and do nothing
     #[arg(long)]
@@ -78,10 +78,6 @@ pub(super) struct SpecArgs {
     /// Try several option sets for every program, and keep the fastest one that passes; takes several times as long
     #[arg(long)]
     pub(super) tune: bool,
-    /// Check and measure also what is there, compiling nothing but what `gc` has taken, and keep what that says in the
-    /// place of what is kept
-    #[arg(long)]
-    pub(super) remeasure: bool,
 }
 
 impl SpecArgs {
@@ -90,7 +86,6 @@ impl SpecArgs {
             only: self.only.clone(),
             command_line: CommandLine::parse(&self.set, spec)?,
             tune: self.tune,
-            remeasure: self.remeasure,
         })
     }
 }

@@ -147,16 +147,6 @@ impl Item {
             && self.left_to_eager.is_none()
             && self.settings.origin("fail_policy") == Origin::BuiltIn
     }
-
-    /// Returns the program that is there and to be measured again, if it is.
-    pub fn measured_before(&self) -> Option<Digest> {
-        match &self.state {
-            State::Miss {
-                reasons, before, ..
-            } if reasons[..] == [Reason::MeasureAgain] => *before,
-            _ => None,
-        }
-    }
 }
 
 impl Plan {
@@ -167,11 +157,11 @@ impl Plan {
             .filter(|item| matches!(item.state, State::Miss { .. }))
     }
 
-    /// Returns the programs that are there, also those to be measured again.
+    /// Returns the programs that are there.
     pub fn hits(&self) -> Vec<Digest> {
         let hit = |item: &Item| match item.state {
             State::Hit { id } => Some(id),
-            _ => item.measured_before(),
+            _ => None,
         };
         self.items.iter().filter_map(hit).collect()
     }
@@ -192,8 +182,6 @@ pub struct Request {
     pub command_line: CommandLine,
     /// Whether every compiled program is to be the fastest of several option sets.
     pub tune: bool,
-    /// Whether programs that are there are to be measured again.
-    pub remeasure: bool,
 }
 
 /// Says what building `spec` would do, with what is `known` of the entry and the target.
@@ -278,15 +266,7 @@ pub fn plan(
                         true => (tuned, tuned.digest()),
                         false => (key, plain),
                     };
-                    match look_up(&key, id, &form, siblings(spec, module), past.as_mut())? {
-                        State::Hit { id } if can && request.remeasure => State::Miss {
-                            key: Some(key.explained()),
-                            reasons: vec![Reason::MeasureAgain],
-                            before: Some(id),
-                            capture_only: false,
-                        },
-                        state => state,
-                    }
+                    look_up(&key, id, &form, siblings(spec, module), past.as_mut())?
                 }
             };
             items.push(Item {

@@ -22,8 +22,6 @@ pub enum Reason {
     FailedBefore {
         message: String,
     },
-    /// It is there, and is to be measured again.
-    MeasureAgain,
     /// The record is there and an object that it needs is not.
     ObjectMissing {
         what: String,
@@ -126,7 +124,6 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NeverBuilt => write!(f, "never built"),
-            Self::MeasureAgain => f.write_str("to be measured again"),
             Self::FailedBefore { message } => write!(f, "failed before: {message}"),
             Self::ObjectMissing { what, object } => {
                 write!(f, "{what} `{}` is missing", object.short())
@@ -444,7 +441,6 @@ fn rank(reason: &Reason) -> u8 {
     match reason {
         Reason::NeverBuilt
         | Reason::FailedBefore { .. }
-        | Reason::MeasureAgain
         | Reason::ObjectMissing { .. }
         | Reason::EntryUnknown => 0,
         Reason::SourceChanged { .. }

@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use serde_json::Value;
 
-use crate::sandbox::{Sandbox, assert_run, wait_until};
+use crate::sandbox::{Sandbox, assert_run};
 
 /// The program that these tests look at.
 const FOUR: &str = "affine batch=4";
@@ -228,6 +228,12 @@ fn only_what_is_slower_alone_is_marked() {
                 .collect::<Vec<_>>()
         };
         assert_eq!(at("measure: affine").len(), measured, "{}", ran.text());
+        assert_eq!(
+            at("again: measure: affine").len(),
+            measured,
+            "{}",
+            ran.text()
+        );
         let slower = says.contains("in place of");
         let marked = at("published: affine")
             .iter()
@@ -291,132 +297,6 @@ fn a_program_with_other_weights_is_measured_again() {
 /// Returns who is the faster one by the record of a program.
 fn faster(sandbox: &Sandbox) -> Value {
     sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["turns"]["faster"].clone()
-}
-
-#[test]
-fn what_is_there_is_measured_again_where_that_is_asked_for() {
-    let sandbox = Sandbox::new();
-    let (slow, fast) = (took(300.0, 100.0, 20), took(100.0, 300.0, 0));
-    let ran = sandbox.output(&mut timed(&sandbox, &slow, &slow));
-    assert_eq!((ran.code, faster(&sandbox)), (0, "eager".into()));
-    let ids = |sandbox: &Sandbox| sandbox.json(&["ls", "--state", "live"])["programs"].clone();
-    let id = ids(&sandbox)[0]["id"].clone();
-
-    assert_run!(sandbox, ["plan", "--remeasure", "--only", FOUR], @"
-    exit code 0
-    ----- stdout
-    build  affine batch=4  to be measured again
-    1 of 1 programs would be built
-    ");
-    std::fs::remove_dir_all(sandbox.path("bin")).unwrap();
-    let mut again = timed(&sandbox, &fast, &slow);
-    again.args(["--remeasure", "--only", FOUR]);
-    let ran = sandbox.output(&mut again);
-    assert!(
-        ran.stderr
-            .contains("built 1 program, 0 artifacts compiled, 0 there already"),
-        "{}",
-        ran.text()
-    );
-    assert!(
-        !ran.stderr.contains("release"),
-        "the programs of the release are those they were: {}",
-        ran.text()
-    );
-    assert_eq!(faster(&sandbox), "artifact");
-    assert_eq!(ids(&sandbox)[0]["id"], id);
-    let verified = sandbox.run(&["verify"]);
-    assert_eq!(verified.code, 0, "{}", verified.text());
-    // The other one was not asked for, and what is fresh is not measured unasked.
-    let other = sandbox.json(&["show", "affine", "batch=1"]);
-    assert_eq!(other["receipt"]["gate"]["turns"]["faster"], "eager");
-    let fresh = sandbox.run(&["build"]);
-    assert!(
-        fresh.stderr.contains("nothing to compile"),
-        "{}",
-        fresh.text()
-    );
-}
-
-#[test]
-fn what_fails_to_be_measured_again_stays_as_it_was() {
-    let sandbox = Sandbox::built();
-    let record = sandbox.json(&["show", "affine", "batch=4"]);
-    let released = sandbox.json(&["release", "ls"]);
-    let mut broken = timed(&sandbox, &Value::Null, &Value::Null);
-    sandbox.write("gate.py", "raise SystemExit(3)\n");
-    broken.args(["--remeasure", "--set", "fail_policy=raise"]);
-    let ran = sandbox.output(&mut broken);
-    assert_eq!(ran.code, 1, "{}", ran.text());
-    assert!(ran.stderr.contains("2 failed"), "{}", ran.text());
-    assert_eq!(sandbox.json(&["show", "affine", "batch=4"]), record);
-    assert_eq!(sandbox.json(&["release", "ls"]), released);
-    let locked = sandbox.run(&["build", "--remeasure", "--locked"]);
-    assert_eq!(locked.code, 2, "{}", locked.text());
-}
-
-#[test]
-fn what_may_be_left_out_stays_in_the_release_where_it_cannot_be_measured_again() {
-    let sandbox = Sandbox::new();
-    sandbox.append("precast.toml", "[compile]\nfullgraph = false\n");
-    assert_eq!(sandbox.run(&["build"]).code, 0);
-    let released = sandbox.json(&["release", "ls"]);
-    sandbox.write("steer", "# fake: capture fails batch=4\n");
-    let ran = sandbox.run(&["build", "--remeasure"]);
-    assert!(ran.stderr.contains("1 failed"), "{}", ran.text());
-    assert!(
-        !ran.stderr.contains("left out affine batch=4"),
-        "{}",
-        ran.text()
-    );
-    assert_eq!(sandbox.json(&["release", "ls"]), released);
-}
-
-#[cfg(feature = "sync-points")]
-#[test]
-fn a_crash_while_a_record_is_replaced_leaves_the_old_one_or_the_new_one() {
-    // The last is what finishes it.
-    for (point, then, finish) in [
-        ("replace:row-widened", "eager", &["build"][..]),
-        (
-            "replace:record-published",
-            "artifact",
-            &["gc", "--unreleased"],
-        ),
-    ] {
-        let sandbox = Sandbox::new();
-        let (slow, fast) = (took(300.0, 100.0, 20), took(100.0, 300.0, 0));
-        let mut first = timed(&sandbox, &slow, &slow);
-        let ran = sandbox.output(first.env("FAKE_EAGER", "one archive"));
-        assert_eq!((ran.code, faster(&sandbox)), (0, "eager".into()));
-        let archive = || sandbox.json(&["show", "affine", "batch=4"])["eager"]["artifact"].clone();
-        let before = archive();
-        assert!(before.is_string(), "{before}");
-        std::fs::remove_dir_all(sandbox.path("bin")).unwrap();
-        let sync = sandbox.path("sync");
-        std::fs::create_dir(&sync).unwrap();
-        sandbox.write(&format!("sync/{point}.stop"), "");
-        let mut again = timed(&sandbox, &fast, &slow);
-        again.args(["--remeasure", "--only", FOUR]);
-        again.env("FAKE_EAGER", "another archive");
-        let mut child = again.env("PRECAST_SYNC", &sync).spawn().unwrap();
-        wait_until(point, || sync.join(format!("{point}.here")).exists());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(faster(&sandbox), then, "{point}");
-        // Nothing that the one which is there needs is collected, and what only the other one needs may be.
-        assert_eq!(archive() == before, then == "eager", "{point}");
-        assert_eq!(sandbox.run(&["verify"]).code, 1, "{point}");
-        assert_eq!(sandbox.run(finish).code, 0, "{point} {finish:?}");
-        let verified = sandbox.run(&["verify"]);
-        assert_eq!(verified.code, 0, "{point} {finish:?} {}", verified.text());
-        let plan = sandbox.json(&["gc", "--unreleased", "--dry-run"])["plan"]["artifacts"].clone();
-        let left = usize::from(finish[0] == "build");
-        assert_eq!(plan.as_array().unwrap().len(), left, "{plan}");
-        assert_eq!(sandbox.run(&["gc", "--unreleased"]).code, 0);
-        assert_eq!(sandbox.run(&["verify"]).code, 0);
-        assert_eq!(faster(&sandbox), then, "{point}");
-    }
 }
 
 /// Builds all, and returns for each program that was built whether it was not gated again, with the exit code.
@@ -501,7 +381,6 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
     assert_eq!(gated_before(&sandbox, &[]), [false, false], "tolerances");
     comment();
     assert_eq!(gated_before(&sandbox, &[]), [true, true]);
-    assert_eq!(gated_before(&sandbox, &["--remeasure"]), [false, false]);
     assert_eq!(sandbox.run(&["verify"]).code, 0);
 }
 

@@ -337,47 +337,6 @@ fn what_is_not_compared_with_eager_is_not_tuned() {
 }
 
 #[test]
-fn a_choice_is_made_again_where_that_is_asked_for() {
-    let sandbox = slow(&["epilogue_fusion=false takes 200"]);
-    let build = |more: &[&str]| {
-        let args = [&["build", "-j", "1", "--only", ONE][..], more].concat();
-        let ran = sandbox.run(&args);
-        assert_eq!(ran.code, 0, "{}", ran.text());
-        ran
-    };
-    build(&["--tune"]);
-    let first = record(&sandbox);
-    let ran = build(&["--remeasure"]);
-    assert!(
-        ran.stderr.contains("measure: affine batch=1"),
-        "{}",
-        ran.text()
-    );
-    assert!(
-        ran.stderr.contains("tuned: affine batch=1: kept"),
-        "{}",
-        ran.text()
-    );
-    assert!(
-        ran.stderr.contains(" 0 artifacts compiled"),
-        "{}",
-        ran.text()
-    );
-    let again = record(&sandbox);
-    assert_eq!(
-        (&again["id"], artifacts(&again)),
-        (&first["id"], artifacts(&first))
-    );
-    assert_eq!(rows(&again), rows(&first));
-    // One of them may come out as before.
-    let latencies = |record: &Value| {
-        let rows = record["receipt"]["tuned"].as_array().unwrap().iter();
-        rows.map(|row| row["latency"].clone()).collect::<Vec<_>>()
-    };
-    assert_ne!(latencies(&again), latencies(&first), "measured anew");
-}
-
-#[test]
 fn passes_that_packages_offer_are_tried_and_name_their_artifacts() {
     let sandbox = slow(&[
         "offers kernels:fast epilogue_fusion=false",

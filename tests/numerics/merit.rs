@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     ATOL, RTOL,
-    lab::{Lab, json, precast, states},
+    lab::{Lab, precast},
 };
 
 const SLOWER: &str = "tests/numerics/slower/precast.toml";
@@ -31,7 +31,7 @@ fn eager_answers_in_the_place_of_a_slower_artifact() {
         let is = |e: &&Value| e["event"] == event && (job.is_empty() || e["job"] == job);
         events.iter().filter(is).count()
     };
-    // The gate doubts it, and it is measured once more when nothing else is left to do; then it is marked.
+    // The gate doubts it, and it is measured once more with no other task running; then it is marked.
     assert_eq!(of("end", "measure"), 1, "{text}");
     assert_eq!(of("finished", ""), 1, "{text}");
     let faster = || {
@@ -49,20 +49,4 @@ fn eager_answers_in_the_place_of_a_slower_artifact() {
     let inputs = (root.path()).join("cases/slower/curve/batch=4.inputs.safetensors");
     let answered = || lab.json(&["run", "curve", "--inputs", inputs.to_str().unwrap()]);
     assert_eq!(answered()["rung"], "eager", "{}", answered());
-
-    // Measured again it is what it was.
-    let again = [
-        "build",
-        "-j1",
-        "-f",
-        SLOWER,
-        "--remeasure",
-        "--format",
-        "json",
-    ];
-    let again = json(&mut build(&again));
-    assert_eq!(again["compiled"], 0, "{again}");
-    let state = ("curve batch=4".to_owned(), "built".to_owned());
-    assert!(states(&again).contains(&state), "{again}");
-    assert_eq!(faster(), "eager");
 }

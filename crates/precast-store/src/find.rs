@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::params;
 
 use super::{
     Store,
@@ -69,21 +69,17 @@ impl Store {
     }
 
     /// What the index does not know may still be there: a crash can come between a record and its row. Then it gets one.
-    /// The same goes for a row that a crash left as that of two records.
     fn has<R: Record>(&self, table: &str, id: &Digest) -> Result<bool, StoreError> {
         let query = format!(
-            "SELECT EXISTS (SELECT 1 FROM marked WHERE kind=?2 AND id=?1) FROM {table} WHERE id=?1 AND NOT EXISTS \
+            "SELECT 1 FROM {table} WHERE id=?1 AND NOT EXISTS \
              (SELECT 1 FROM marked WHERE kind='{table}' AND id=?1)"
         );
-        let replaced: Option<bool> = self.index().with(|index| {
-            let mut query = index.prepare_cached(&query)?;
-            let row = query.query_row(params![id.as_bytes(), rows::REPLACED], |row| row.get(0));
-            row.optional()
-        })?;
-        match replaced {
-            Some(true) => self.finish_replacing(id).map(|()| true),
-            Some(false) => Ok(true),
-            None => self.adopt::<R>(id),
+        let indexed = self
+            .index()
+            .with(|index| index.prepare_cached(&query)?.exists([id.as_bytes()]))?;
+        match indexed {
+            true => Ok(true),
+            false => self.adopt::<R>(id),
         }
     }
 

@@ -268,6 +268,7 @@ fn open_own(layout: &Layout) -> Result<Open, StoreError> {
     };
     let mut connection = open().map_err(|e| failed(&path, e))?;
     migrate(&mut connection, layout, &path)?;
+    finish_replaced(&mut connection, layout).map_err(|e| failed(&path, e))?;
     let inode = inode(&path).unwrap_or(0);
     Ok(Open { connection, inode })
 }
@@ -315,6 +316,21 @@ fn migrate(connection: &mut Connection, layout: &Layout, path: &Path) -> Result<
         tx.commit()
     };
     run().map_err(|e| failed(path, e))
+}
+
+/// Makes the rows of programs again whose records an earlier version replaced when it was cut off. It had marked them.
+fn finish_replaced(connection: &mut Connection, layout: &Layout) -> rusqlite::Result<()> {
+    let marked = "SELECT id FROM marked WHERE kind='replaced'";
+    if !connection.prepare(marked)?.exists([])? {
+        return Ok(());
+    }
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    tx.execute_batch(&format!(
+        "DELETE FROM program_artifacts WHERE program IN ({marked}); DELETE FROM programs WHERE id IN ({marked});
+         DELETE FROM marked WHERE kind='replaced'"
+    ))?;
+    reindex::fill(layout, &tx)?;
+    tx.commit()
 }
 
 fn steps(to: &Connection, from: usize) -> rusqlite::Result<()> {

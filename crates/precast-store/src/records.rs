@@ -10,7 +10,7 @@ use super::{
     error::{At, StoreError},
     layout::{Kind, check_name},
     publish,
-    reindex::{self, record_file},
+    reindex::record_file,
     rows::{self, artifacts_of, objects_of},
     sealed, sync,
 };
@@ -74,50 +74,6 @@ impl Store {
         self.put_record(program, |old| self.need_artifacts(old).is_ok())
     }
 
-    /// Keeps a program's record in the place of the one with its key, if there is one: it was measured again. Whoever
-    /// reads meanwhile, or after a crash, finds the one or the other whole.
-    pub fn replace_program(&self, program: &Program) -> Result<(), StoreError> {
-        // File and row are those of one build, however many replace them.
-        let _alone = self.claim(&program.id, &mut |_| true)?;
-        let path = self.layout().record(Kind::Program, &program.id);
-        let (old, old_seal) = match self.program(&program.id) {
-            Ok(Some(old)) => (
-                old,
-                sealed::read::<Program>(self.layout(), &path)?.map(|(_, seal)| seal),
-            ),
-            // What is damaged is set aside.
-            Ok(None) | Err(StoreError::Record { .. }) => {
-                return self.put_claimed(program).map(drop);
-            }
-            Err(e) => return Err(e),
-        };
-        self.leave_newer_failure(&program.id)?;
-        let new = artifacts_of(program);
-        let both = [&new[..], &artifacts_of(&old)].concat();
-        let _adding = self.adding(&[&[program.id][..], &both].concat())?;
-        self.need_artifacts(program)?;
-        let (text, seal) = sealed::encode(program, &path)?;
-        let mut draft = self.draft()?;
-        std::io::Write::write_all(draft.file(), &text).at("write", draft.path())?;
-        // Until the row is that of the new file it names the artifacts of both, so that gc leaves either whole. What
-        // is cut off here is told by a mark.
-        let made = created(&path)?;
-        self.index().write(|tx| {
-            rows::replace_program(tx, &old, &both, &old_seal.unwrap_or(seal), made)?;
-            rows::mark_replaced(tx, &program.id)
-        })?;
-        sync::point("replace:row-widened");
-        draft.replace(&path)?;
-        sync::point("replace:record-published");
-        let made = created(&path)?;
-        self.index().write(|tx| {
-            rows::replace_program(tx, program, &new, &seal, made)?;
-            tx.prepare_cached("DELETE FROM failures WHERE id=?")?
-                .execute([program.id.as_bytes()])
-        })?;
-        self.forget_failure(&program.id)
-    }
-
     /// Keeps why something could not be built, in the place of what was kept about it before.
     pub fn put_failure(&self, failure: &Failure) -> Result<(), StoreError> {
         let _adding = self.adding(&[&[failure.id][..], failure.log.as_slice()].concat())?;
@@ -179,20 +135,6 @@ impl Store {
         }
         // gc may have been faster.
         Ok(fs::symlink_metadata(&path).is_ok())
-    }
-
-    /// Gives a program whose replacement was cut off the row of the record that is there. One that is being replaced now is
-    /// left to who does it.
-    pub(super) fn finish_replacing(&self, id: &Digest) -> Result<(), StoreError> {
-        if self.is_read_only() {
-            return Ok(());
-        }
-        let Ok(_alone) = self.try_claim(id)? else {
-            return Ok(());
-        };
-        let _adding = self.adding(&[])?;
-        self.index()
-            .write(|tx| reindex::finish_replacing(self.layout(), tx, Some(id)))
     }
 
     /// Reads the record of `id`, checks it, and remembers that it was used.
@@ -326,43 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_was_measured_again_takes_the_place_of_the_old_one() {
-        let (_dir, store) = testing::store();
-        let [one, two] = ["one", "two"].map(|name| {
-            let artifact = testing::artifact(&store, name);
-            store.put_artifact(&artifact).unwrap().id
-        });
-        let old = testing::program("m", 8, &[one]);
-        store.replace_program(&old).unwrap();
-        assert_eq!(store.program(&old.id).unwrap(), Some(old.clone()));
-        let mut new = testing::program("m", 8, &[two]);
-        new.id = old.id;
-        new.receipt = serde_json::json!({"gate": 2});
-        store.replace_program(&new).unwrap();
-        assert_eq!(store.program(&old.id).unwrap(), Some(new.clone()));
-        assert_eq!(store.verify().unwrap().defects, []);
-        new.receipt = serde_json::json!({"gate": 3});
-        store.replace_program(&new).unwrap();
-        assert_eq!(store.program(&old.id).unwrap(), Some(new));
-        assert_eq!(store.verify().unwrap().defects, []);
-        let mut newer = testing::failure(old.id, "of a newer precast");
-        newer.schema = SCHEMA + 1;
-        let path = store.layout().record(Kind::Failure, &old.id);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let (text, _) = sealed::encode(&newer, &path).unwrap();
-        fs::write(&path, &text).unwrap();
-        let told = store.replace_program(&old).unwrap_err();
-        assert!(matches!(told, StoreError::Newer { .. }), "{told}");
-        assert_eq!(fs::read(&path).unwrap(), text);
-        fs::remove_file(&path).unwrap();
-        let mut lost = old;
-        lost.steps[0].artifact = Digest::of(b"nowhere");
-        let told = store.replace_program(&lost).unwrap_err();
-        assert!(matches!(told, StoreError::Dangling { .. }), "{told}");
-    }
-
-    #[test]
-    fn a_replacement_that_was_cut_off_is_finished_by_who_looks_for_the_program() {
+    fn a_replacement_that_an_earlier_version_was_cut_off_in_is_finished_on_opening() {
         for published in [false, true] {
             let (_dir, store) = testing::store();
             let [one, two] = ["one", "two"].map(|name| {
@@ -372,27 +278,28 @@ mod tests {
             let old = testing::program("m", 8, &[one]);
             store.put_program(&old).unwrap();
             let mut new = testing::program("m", 8, &[two]);
-            new.id = old.id;
+            let mut both = testing::program("m", 8, &[one, two]);
+            (new.id, both.id) = (old.id, old.id);
             let path = store.layout().record(Kind::Program, &old.id);
             let (_, seal) = sealed::encode(&old, &path).unwrap();
             let widen = |tx: &rusqlite::Transaction| {
-                rows::replace_program(tx, &old, &[one, two], &seal, 1)?;
-                rows::mark_replaced(tx, &old.id)
+                rows::insert_program(tx, &both, &seal, 1)?;
+                tx.execute(
+                    "INSERT INTO marked VALUES ('replaced',?)",
+                    [old.id.as_bytes()],
+                )
             };
             store.index().write(widen).unwrap();
-            let (text, _) = sealed::encode(&new, &path).unwrap();
             if published {
+                let (text, _) = sealed::encode(&new, &path).unwrap();
                 testing::damage(&path, |bytes| *bytes = text);
             }
-            let claim = store.try_claim(&old.id).unwrap().unwrap();
-            assert!(store.has_program(&old.id).unwrap());
-            assert_ne!(store.verify().unwrap().defects, [], "somebody is at it");
-            drop(claim);
-            let reader = Store::open_read_only(store.path()).unwrap();
-            assert!(reader.has_program(&old.id).unwrap());
-            assert_ne!(store.verify().unwrap().defects, [], "only looked at");
-            assert!(store.has_program(&old.id).unwrap());
+            assert_ne!(store.verify().unwrap().defects, []);
+            let folder = store.path().to_owned();
+            drop(store);
+            let store = Store::open(folder).unwrap();
             assert_eq!(store.verify().unwrap().defects, []);
+            assert!(store.has_program(&old.id).unwrap());
             let is = if published { new } else { old };
             assert_eq!(store.program(&is.id).unwrap(), Some(is));
         }

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use rusqlite::{Connection, params};
+use rusqlite::Connection;
 use walkdir::WalkDir;
 
 use super::{
@@ -10,8 +10,7 @@ use super::{
     error::StoreError,
     layout::Layout,
     records::{self, Record},
-    rows::{self, artifacts_of},
-    sealed,
+    rows, sealed,
 };
 use crate::{
     Digest,
@@ -87,30 +86,6 @@ pub(crate) fn drop_gone_releases(layout: &Layout, to: &Connection) -> rusqlite::
         let path = layout.release(&model, seq as u64);
         if path.is_ok_and(|path| fs::symlink_metadata(path).is_err()) {
             delete.execute((model, seq))?;
-        }
-    }
-    Ok(())
-}
-
-/// Gives every program whose replacement was cut off, or the one named, the row of the record that is there. The caller
-/// sees to it that nobody is replacing it. What can't be read keeps its row, by which gc leaves the artifacts of both.
-pub(crate) fn finish_replacing(
-    layout: &Layout,
-    to: &Connection,
-    only: Option<&Digest>,
-) -> rusqlite::Result<()> {
-    let marked = to
-        .prepare_cached("SELECT id FROM marked WHERE kind=?1 AND (?2 IS NULL OR id=?2)")?
-        .query_map(params![rows::REPLACED, only.map(Digest::as_bytes)], |row| {
-            rows::digest(row, 0)
-        })?
-        .collect::<rusqlite::Result<Vec<_>>>()?;
-    for id in marked {
-        let path = layout.record(Program::KIND, &id);
-        if fs::symlink_metadata(&path).is_err() {
-            rows::unmark(to, rows::REPLACED, &id)?;
-        } else if let Ok((program, seal, created)) = record_file::<Program>(layout, &path) {
-            rows::replace_program(to, &program, &artifacts_of(&program), &seal, created)?;
         }
     }
     Ok(())

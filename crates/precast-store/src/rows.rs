@@ -259,18 +259,8 @@ pub(crate) fn insert_program(
     seal: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
-    insert_program_with(to, program, &artifacts_of(program), seal, created)
-}
-
-fn insert_program_with(
-    to: &Connection,
-    program: &Program,
-    artifacts: &[Digest],
-    seal: &Digest,
-    created: i64,
-) -> rusqlite::Result<()> {
     unmark(to, "programs", &program.id)?;
-    unmark(to, REPLACED, &program.id)?;
+    let artifacts = artifacts_of(program);
     let row = ProgramRow {
         id: program.id,
         model: program.model.clone(),
@@ -283,7 +273,7 @@ fn insert_program_with(
         used: None,
         bytes: 0,
     };
-    let links = links(artifacts);
+    let links = links(&artifacts);
     to.prepare_cached("INSERT OR REPLACE INTO programs VALUES (?,?,?,?,?,?,?,?,?,?,?)")?
         .execute(params![
             row.id.as_bytes(),
@@ -299,33 +289,10 @@ fn insert_program_with(
             row.sum(seal, links)
         ])?;
     let mut link = to.prepare_cached("INSERT OR IGNORE INTO program_artifacts VALUES (?,?)")?;
-    for artifact in artifacts {
+    for artifact in &artifacts {
         link.execute([program.id.as_bytes(), artifact.as_bytes()])?;
     }
     Ok(())
-}
-
-/// Inserts the row of a program in the place of the one that is there, as one that needs these artifacts.
-pub(crate) fn replace_program(
-    to: &Connection,
-    program: &Program,
-    artifacts: &[Digest],
-    seal: &Digest,
-    created: i64,
-) -> rusqlite::Result<()> {
-    to.prepare_cached("DELETE FROM program_artifacts WHERE program=?")?
-        .execute([program.id.as_bytes()])?;
-    insert_program_with(to, program, &sorted(artifacts.to_vec()), seal, created)
-}
-
-/// The kind of a mark that says: the row is that of an old record and of a new one, until the one that is there is known.
-pub(crate) const REPLACED: &str = "replaced";
-
-/// Marks a program whose record is about to be replaced. The next row that it gets takes the mark away.
-pub(crate) fn mark_replaced(to: &Connection, id: &Digest) -> rusqlite::Result<()> {
-    to.prepare_cached("INSERT OR IGNORE INTO marked VALUES (?,?)")?
-        .execute(params![REPLACED, id.as_bytes()])
-        .map(drop)
 }
 
 impl ProgramRow {

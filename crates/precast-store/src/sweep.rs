@@ -195,7 +195,7 @@ impl Store {
         }
     }
 
-    /// Finishes what a crash left: indexes files without a row, finishes marked deletions and replacements, removes what
+    /// Finishes what a crash left: indexes files without a row, finishes marked deletions, removes what
     /// dead processes were writing.
     pub fn recover(&self) -> Result<(), StoreError> {
         self.writable("recover the store")?;
@@ -212,7 +212,6 @@ impl Store {
         self.sweep_tmp()?;
         self.index().write(|tx| {
             reindex::drop_gone_releases(self.layout(), tx)?;
-            reindex::finish_replacing(self.layout(), tx, None)?;
             reindex::fill(self.layout(), tx)
         })
     }

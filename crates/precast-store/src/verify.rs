@@ -115,8 +115,8 @@ impl Store {
                 return Ok(Err(checked));
             }
             let marked = index
-                .prepare("SELECT id FROM marked WHERE kind<>?")?
-                .query_map([rows::REPLACED], |row| rows::digest(row, 0))?
+                .prepare("SELECT id FROM marked")?
+                .query_map([], |row| rows::digest(row, 0))?
                 .collect::<rusqlite::Result<Vec<_>>>()?;
             let sums = Graph::check(index).err().map(|e| e.to_string());
             Ok(Ok((dump(index)?, marked, rows::bad_uses(index)?, sums)))

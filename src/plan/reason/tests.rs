@@ -150,7 +150,6 @@ fn what_no_comparison_shows() {
         Reason::FailedBefore {
             message: "C++ compile error".into(),
         },
-        Reason::MeasureAgain,
         Reason::ObjectMissing {
             what: "artifact".into(),
             object,
@@ -164,7 +163,6 @@ fn what_no_comparison_shows() {
     insta::assert_snapshot!(reasons.iter().map(line).collect::<Vec<_>>().join("\n"), @r"
     never-built: never built
     failed-before: failed before: C++ compile error
-    measure-again: to be measured again
     object-missing: artifact `2958d416d08a` is missing
     entry-unknown: what the entry imports has to be found out anew
     not-a-source: `README.md` is not a source
