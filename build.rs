@@ -67,15 +67,12 @@ fn is_clippy(wrapper: OsString) -> bool {
     Path::new(&wrapper).file_stem() == Some("clippy-driver".as_ref())
 }
 
-/// Returns a Rust expression with name and text of every file of the worker: `&[("call.py", include_str!("…")), …]`.
+/// Returns a Rust expression with name and text of every file of the worker: `&[("call.py", include_str!("…")), …]`. Names
+/// are paths from the worker's folder.
 fn worker_files() -> String {
     let folder = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"))
         .join("src/build/worker");
-    let entries = fs::read_dir(&folder).expect("the worker's folder is there");
-    let mut paths: Vec<PathBuf> = entries
-        .map(|entry| entry.expect("the worker's folder can be read").path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "py"))
-        .collect();
+    let mut paths = python_files(&folder);
     paths.sort();
     // Not the folder: Python's caches come and go in it. A new file is imported by one that changes.
     for path in &paths {
@@ -84,11 +81,24 @@ fn worker_files() -> String {
     let files: Vec<String> = paths
         .iter()
         .map(|path| {
-            let name = path.file_name().unwrap_or_default();
+            let name = path.strip_prefix(&folder).unwrap_or(path);
             format!("({name:?}, include_str!({path:?}))")
         })
         .collect();
     format!("&[{}]", files.join(", "))
+}
+
+/// Returns the Python files of a folder and of the folders in it.
+fn python_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("the worker's folder can be read");
+    entries
+        .map(|entry| entry.expect("the worker's folder can be read").path())
+        .flat_map(|path| match path.is_dir() {
+            true => python_files(&path),
+            false => vec![path],
+        })
+        .filter(|path| path.extension().is_some_and(|extension| extension == "py"))
+        .collect()
 }
 
 /// Returns the folders with the CUDA headers that torch's own headers include.

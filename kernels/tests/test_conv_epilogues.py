@@ -117,10 +117,10 @@ def reference_added(rows: Any, filters: Any, added: Any, alpha: Any, bias: Any, 
 class ConvEpiloguesTest(Project):
     def compiled(self, module: Any, inputs: list[Any], context: Any, passes: list[Any]) -> list[str]:
         """Compiles a segment on the CPU as one for a device; returns the files."""
-        inductor, compiler = part("inductor_private"), part("compiler")
+        compiler = part("compiler")
         options = dict(compiler._FIXED) | {"freezing": False, "compile_threads": 1} | hooks(context, passes)
-        clock = inductor.Clock(Quiet().event)
-        return inductor.compile_aot(module, inputs, options, "native", self.out, clock, context._weights)
+        clock = part("clock").Clock(Quiet().event)
+        return compiler.generate(module, inputs, options, "native", self.out, clock, context._weights)
 
     def test_a_relu_and_what_is_added_before_it_are_the_convolutions_own(self) -> None:
         import torch
@@ -170,7 +170,7 @@ class ConvEpiloguesTest(Project):
             answers = torch.fx.Interpreter(lowered).run(*inputs)
         for got, want in zip(answers, wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
-        called = json.loads(Path(part("compiler")._files(files, self.out)["proxy"]).read_text())["nodes"]
+        called = json.loads(Path(part("compiler").result(files, context._weights)["proxy"]).read_text())["nodes"]
         targets = [node["node"]["target"].split("::")[1].split(".")[0] for node in called]
         self.assertEqual(targets.count("cudnn_convolution_relu"), 3)
         self.assertEqual(targets.count("cudnn_convolution_add_relu"), 2)
@@ -272,11 +272,11 @@ class ConvEpiloguesTest(Project):
         tidy(module, context, [precast_kernels.conv_epilogues])
         self.assertEqual(len(made(context)), 4)
         files = self.compiled(module, inputs, context, [precast_kernels.conv_epilogues])
-        constants = compiler._constants(files, context._weights)
+        constants = compiler.result(files, context._weights)["prepared"]
         self.assertIn(([8, 3, 3, 3], [27, 1, 9, 3]), [(one["shape"], one["stride"]) for one in constants])
         for one in constants:
             weights[one["name"]] = follow(one["call"], weights)
-        library = compiler._files(files, self.out)["library"]
+        library = compiler.result(files, context._weights)["library"]
         for got, want in zip(run(library, "cpu", weights, inputs, 1), wanted, strict=True):
             self.assertTrue(got.allclose(want, rtol=1e-4, atol=1e-5))
 
@@ -292,8 +292,8 @@ class ConvEpiloguesTest(Project):
         ((name, recipe),) = made(context).items()
         self.assertEqual((recipe["shape"], recipe["stride"]), ([8, 3, 3, 3], [27, 1, 9, 3]))
         weights[name] = follow(recipe["call"], weights)
-        self.assertEqual([one["name"] for one in compiler._constants(files, context._weights)], [name])
-        library = compiler._files(files, self.out)["library"]
+        self.assertEqual([one["name"] for one in compiler.result(files, context._weights)["prepared"]], [name])
+        library = compiler.result(files, context._weights)["library"]
         for got, want in zip(run(library, "cpu", weights, inputs, 1), wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 

@@ -38,7 +38,7 @@ class OffersTest(Project):
     def graphs(self, text: str, dtype: str, shape: list[int]) -> list[Any]:
         opened = self.open(text)
         captured = self.capture(opened, inputs=[("x", dtype, shape)])
-        load = part("torch_private").load_program
+        load = part("torch_private.archives").load_program
         return [load(segment["file"]).graph for segment in captured["segments"]]
 
     def offered(self, device: str, graphs: list[Any]) -> list[str]:

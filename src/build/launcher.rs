@@ -12,7 +12,7 @@ use super::{
     lifeline::{self, Lifeline},
 };
 
-/// The worker's program, written out where Python can run it.
+/// The worker's program, as paths from its folder and texts; written out where Python can run it.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/worker.rs"));
 
 /// OpenMP's threads spin while they wait, unless they are told not to. With more workers and compilers than cores that
@@ -107,10 +107,11 @@ impl Launcher {
 fn unpack(private: &Path) -> Result<PathBuf, BuildError> {
     let folder = private.join("precast_worker");
     let write = || {
-        std::fs::create_dir_all(&folder)?;
-        FILES
-            .iter()
-            .try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+        FILES.iter().try_for_each(|(name, text)| {
+            let path = folder.join(name);
+            path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            std::fs::write(path, text)
+        })
     };
     write().map_err(|source| BuildError::Scratch {
         path: folder.clone(),
@@ -144,13 +145,31 @@ mod tests {
     #[test]
     fn every_file_of_the_worker_is_embedded() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/build/worker");
-        let mut there: Vec<String> = walkdir::WalkDir::new(folder)
+        let mut there: Vec<String> = walkdir::WalkDir::new(&folder)
             .into_iter()
-            .filter_map(|entry| entry.unwrap().file_name().to_str().map(str::to_owned))
-            .filter(|name| name.ends_with(".py"))
+            .filter_map(|entry| {
+                let entry = entry.unwrap();
+                let name = entry.path().strip_prefix(&folder).unwrap().to_str()?;
+                name.ends_with(".py").then(|| name.to_owned())
+            })
             .collect();
         there.sort();
-        let embedded: Vec<&str> = FILES.iter().map(|(name, _)| *name).collect();
+        let mut embedded: Vec<&str> = FILES.iter().map(|(name, _)| *name).collect();
+        embedded.sort();
         assert_eq!(there, embedded);
+        assert!(embedded.contains(&"torch_private/__init__.py"));
+    }
+
+    #[test]
+    fn the_worker_is_written_out_with_its_folders() {
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = unpack(scratch.path()).unwrap();
+        for (name, text) in FILES {
+            assert_eq!(
+                std::fs::read_to_string(folder.join(name)).unwrap(),
+                *text,
+                "{name}"
+            );
+        }
     }
 }

@@ -149,7 +149,7 @@ def interpret(path: Path, given: dict[str, Any]) -> list[Any]:
     """Runs a segment's graph as it was saved."""
     import torch
 
-    program = part("torch_private").load_program(path)
+    program = part("torch_private.archives").load_program(path)
     order = [node.target for node in program.graph.nodes if node.op == "placeholder"]
     module = torch.fx.GraphModule(program.graph_module, program.graph)
     return list(torch.fx.Interpreter(module).run(*[given[name] for name in order]))

@@ -303,7 +303,7 @@ class CompileTest(Project):
         opened = self.open(MODEL)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
         own = {"PRECAST_HEADER_DIR": str(self.out / "own")}
-        part("cpp_private")._header.cache_clear()
+        part("torch_private.cpp_headers").header.cache_clear()
         with unittest.mock.patch.dict("os.environ", own):
             part("compiler").prepare({"device": "cpu", "isa": "native"}, self.out / "first", Quiet())
             first = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
@@ -315,7 +315,7 @@ class CompileTest(Project):
             after = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
         self.assertEqual(after, made, "the compile made nothing anew")
         self.assertNotIn("headers", seconds)
-        part("cpp_private")._header.cache_clear()
+        part("torch_private.cpp_headers").header.cache_clear()
 
     def test_headers_are_begun_before_the_rest_of_the_compiler_is_imported(self) -> None:
         opened = self.open(MODEL)
@@ -327,7 +327,7 @@ import json, os, sys
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
 import torch, importlib
 worker = os.path.basename(sys.argv[1])
-cpp = importlib.import_module(worker + ".cpp_private")
+cpp = importlib.import_module(worker + ".torch_private.cpp_toolchain")
 compiler = importlib.import_module(worker + ".compiler")
 begun = cpp.begin("native", "cpu", {**compiler._FIXED, **compiler._threads({}, "cpu")}, cpp.Path(sys.argv[2]))
 print(json.dumps([name for name in ("compile_fx", "graph", "lowering") if "torch._inductor." + name in sys.modules]))
@@ -337,7 +337,7 @@ begun.result()
         command = [sys.executable, "-P", "-c", code, str(worker), str(self.out)]
         done = subprocess.run(command, env={**os.environ, **own}, stdout=subprocess.PIPE, check=True)
         self.assertEqual(json.loads(done.stdout), [])
-        part("cpp_private")._header.cache_clear()
+        part("torch_private.cpp_headers").header.cache_clear()
         with unittest.mock.patch.dict("os.environ", own):
             made = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
             self.assertEqual([sum(name.endswith(end) for name in made) for end in (".gch", ".o")], [2, 1])
@@ -345,7 +345,7 @@ begun.result()
             self.compile(captured, "begun")
             after = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
         self.assertEqual(after, made, "what was begun is what a compile needs, and all of it")
-        part("cpp_private")._header.cache_clear()
+        part("torch_private.cpp_headers").header.cache_clear()
 
     def test_options_that_cannot_be_are_refused(self) -> None:
         opened = self.open(MODEL)

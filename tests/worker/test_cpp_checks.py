@@ -26,7 +26,7 @@ extern "C"  void cpp_fused_embedding_0(const int64_t* ids,
 
 class CppChecksTest(unittest.TestCase):
     def test_checks_of_kernels_are_noted_and_those_of_templates_stay(self) -> None:
-        note_in = part("cpp_checks").note_in
+        note_in = part("torch_private.cpp_checks").note_in
         text = note_in(SOURCE)
         self.assertIn('    AOTI_TORCH_CHECK(n % 16 == 0, "columns");\n', text)
         kernel = text[text.index("void cpp_fused_embedding_0") :]
@@ -39,7 +39,7 @@ class CppChecksTest(unittest.TestCase):
 
     def test_a_source_without_kernels_is_left_as_it_is(self) -> None:
         text = SOURCE[: SOURCE.index('extern "C"')]
-        self.assertEqual(part("cpp_checks").note_in(text), text)
+        self.assertEqual(part("torch_private.cpp_checks").note_in(text), text)
 
 
 if __name__ == "__main__":

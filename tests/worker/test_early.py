@@ -38,7 +38,7 @@ class EarlyTest(Project):
         body.writelines(["at = xindex", TritonKernel.GDC_WAIT, "x = tl.load(at)", TritonKernel.GDC_LAUNCH])
         DeferredTritonCallWrapper.generate_launch_kernel = plain  # type: ignore[method-assign]
         try:
-            with part("inductor_private")._started_early():
+            with part("torch_private.early_launch").early_launch():
                 self.assertIn("cuLaunchKernelEx", CUDADeviceOpOverrides().kernel_driver())
                 Kernel()._filter_pdl(body)
                 texts = []

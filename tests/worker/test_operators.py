@@ -102,7 +102,7 @@ class OperatorsTest(Project):
     def test_operators_of_torch_need_nothing(self) -> None:
         captured = self.capture(self.open(model("return torch.relu(x)")), inputs=[X], sizes={"n": 4})
         self.assertEqual(captured["segments"][0]["libraries"], [])
-        self.assertTrue(part("torch_private").has_native_kernel("aten::linear", "cpu"))
+        self.assertTrue(part("torch_private.overloads").has_native_kernel("aten::linear", "cpu"))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 from . import cut, segment
 from .cut import Part
 from .flat import Flat
+from .torch_private import overloads
 
 # Operations that reduce or normalise; what is moved ends with one of them and what follows it point by point.
 _REDUCES = {"layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "mean", "sum", "var", "var_mean"}
@@ -60,7 +61,7 @@ def _norm(nodes: list[Any]) -> int:
     """Returns how many operations at the beginning are a norm: light ones, a reduction among them."""
     count = reduces = 0
     for node in nodes:
-        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        name = overloads.name_of(node.target)
         reduces += name in _REDUCES
         if not (name in _REDUCES or _light(node, name)):
             break

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from . import checks, failures
-from . import torch_private as private
 from .flat import Flat
+from .torch_private import fake, overloads, symbols
 from .wire import Failure
 
 # Operators that hand on every value of their first argument: some in another shape, some more than once.
@@ -70,11 +70,16 @@ def uses_of(node: Any) -> Iterator[Use]:
                 yield Use(node, site.index, site.size, site.wraps)
 
 
+def operators_of(node: Any) -> set[str]:
+    """Returns the operators of a graph node that take an index, as `aten.embedding`."""
+    return {use.name for use in uses_of(node)}
+
+
 def of_inputs(graph: Any, inputs: list[Any]) -> list[Bounds | None]:
     """Returns the bounds of each input."""
     found: dict[Any, Bounds] = {}
     for use in uses(graph):
-        rows = private.fixed(use.rows)
+        rows = symbols.fixed(use.rows)
         roots = _roots(use.index, 0)
         if rows is None or roots is None or any(root not in inputs for root, _ in roots):
             continue
@@ -133,7 +138,7 @@ def refuse_negative(flat: Flat, ranges: dict[Any, checks.Range]) -> int:
                 index = graph.call_function(aten.masked_fill.Scalar, (use.index, below, beyond))
             for made in (below, index):
                 made.meta = dict(node.meta)
-                private.propagate_node(made)
+                fake.propagate_node(made)
             node.replace_input_with(use.index, index)
             count += 1
     return count
@@ -173,4 +178,4 @@ def _whole_slice(name: str, node: Any) -> bool:
 
 
 def _name(node: Any) -> str:
-    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    return overloads.name_of(node.target)

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from . import tensors
-from . import torch_private as private
+from .torch_private import exported, fake, overloads
 from .wire import Failure
 
 VERSION = 1
@@ -60,7 +60,7 @@ def _text(graph: Any, inputs: list[Any], constants: list[Any], digests: dict[Any
         count += 1
         if node.op == "get_attr":
             lines.append(f"{numbers[node]} = graph {{")
-            lines.extend("  " + line for line in _subgraph(private.attribute(graph, node.target)))
+            lines.extend("  " + line for line in _subgraph(exported.attribute(graph, node.target)))
             lines.append("}")
             continue
         arguments = [_argument(value, numbers) for value in node.args]
@@ -81,14 +81,14 @@ def _outputs(node: Any, numbers: dict[Any, str]) -> list[str]:
     held: dict[int, str] = {}
     for value, number in numbers.items():
         if value.op == "placeholder" and isinstance(value.meta.get("val"), torch.Tensor):
-            held[private.storage(value.meta["val"])] = number
+            held[fake.storage(value.meta["val"])] = number
     lines = []
     values = node.args[0] if isinstance(node.args[0], tuple | list) else [node.args[0]]
     for index, value in enumerate(values):
         line = f"output {_argument(value, numbers)}"
         tensor = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
         if isinstance(tensor, torch.Tensor):
-            key = private.storage(tensor)
+            key = fake.storage(tensor)
             if key in held:
                 line += f" alias={held[key]}"
             held.setdefault(key, f"output{index}")
@@ -97,13 +97,11 @@ def _outputs(node: Any, numbers: dict[Any, str]) -> list[str]:
 
 
 def _operation(target: Any) -> str:
-    import torch
-
-    if isinstance(target, torch._ops.OpOverload):
-        name = f"{target.namespace}.{target.overloadpacket.__name__}.{target._overloadname}"
+    if overloads.is_overload(target):
+        name = f"{target.namespace}.{overloads.name_of(target)}.{overloads.overload_name(target)}"
         # An operator that is not torch's own may change its meaning; its schema is the part we can see.
-        return name if target.namespace in ("aten", "prims", "prim") else f"{name}<{target._schema}>"
-    if isinstance(target, torch._ops.HigherOrderOperator):
+        return name if target.namespace in ("aten", "prims", "prim") else f"{name}<{overloads.schema(target)}>"
+    if overloads.is_higher_order(target):
         return f"higher_order.{target.name()}"
     if getattr(target, "__module__", None) in ("_operator", "math", "builtins", "torch"):
         return f"{target.__module__.strip('_')}.{target.__name__}"

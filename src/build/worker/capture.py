@@ -32,7 +32,7 @@ from . import (
     structure,
     tensors,
 )
-from . import torch_private as private
+from .torch_private import fake, overloads
 from .wire import Failure, Wire
 
 # Microseconds of a call up to which running the module is cheaper than following its shapes on fake tensors.
@@ -236,11 +236,11 @@ def _moves(node: Any, dtype: Any) -> bool:
     """
     import torch
 
-    name = getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")
+    name = overloads.name_of(node.target)
     given = [getattr(value.meta.get("val"), "dtype", None) for value in node.all_input_nodes]
     if name in _CASTS:
         return all(one in (dtype, torch.bool) for one in given)
-    if name not in _MOVES and name not in _FILLS and not (given and private.is_view(node)):
+    if name not in _MOVES and name not in _FILLS and not (given and fake.is_view(node)):
         return False
     first = _FILLS.get(name, len(node.args))
     filled = [value for value in node.args[first : first + 2] if isinstance(value, (int, float))]
@@ -281,7 +281,7 @@ def _follow(
                 except Exception:  # it may be that only memory is short
                     pass
             try:
-                with private.fake_world(opened.device) as mode:
+                with fake.mode_with_real_parameters() as mode:
                     returned = wrapped(*[mode.from_tensor(value) for value in inputs(at)])
             except Exception:  # what needs real values can only be run
                 returned = wrapped(*inputs(at))

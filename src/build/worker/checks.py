@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from . import failures, tensors
-from . import torch_private as private
 from .flat import Check, Flat
+from .torch_private import fake, overloads, symbols
 
 # On others a check is an error of the call and of nothing else.
 DEVICES = ("cuda",)
@@ -93,12 +93,12 @@ def add(flat: Flat, bounds: dict[Any, Range], root: Path) -> int:
 
 
 def _name(node: Any) -> str:
-    return getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")
+    return overloads.name_of(node.target)
 
 
 def _given(node: Any, name: str) -> Any:
     """Returns an argument of an operation, however it was passed; none without one of this name."""
-    for place, argument in enumerate(node.target._schema.arguments):
+    for place, argument in enumerate(overloads.arguments(node.target)):
         if argument.name == name:
             passed = node.args[place] if place < len(node.args) else node.kwargs.get(name)
             return argument.default_value if passed is None else passed
@@ -121,7 +121,7 @@ def sites(node: Any) -> list[_Site]:
     import torch
 
     found: list[_Site] = []
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+    if not overloads.is_overload(node.target) or node.target.namespace != "aten":
         return found
     name, table = _name(node), node.args[0] if node.args else None
 
@@ -194,15 +194,7 @@ class Known:
 
     def size(self, size: Any) -> Range:
         """Returns what a size is between."""
-        from torch.utils._sympy.value_ranges import bound_sympy
-
-        if isinstance(size, int):
-            return size, size
-        fixed = private.fixed(size)
-        if fixed is not None:
-            return fixed, fixed
-        held = bound_sympy(size.node.expr, self.flat.ranges)
-        return tuple(int(end) if end.is_Integer else limit for end, limit in _ends(held))  # type: ignore[return-value]
+        return symbols.bounds(size, self.flat.ranges)
 
     @staticmethod
     def _fits(node: Any, found: Range) -> bool:
@@ -298,10 +290,6 @@ class Known:
         return min(ends), max(ends)
 
 
-def _ends(held: Any) -> list[tuple[Any, int]]:
-    return [(held.lower, 0), (held.upper, 2**63 - 1)]
-
-
 def _union(ranges: list[Range | None]) -> Range | None:
     if not ranges or any(one is None for one in ranges):
         return None
@@ -370,11 +358,11 @@ def _guard(flat: Flat, node: Any, site: _Site, known: Known, root: Path) -> None
         def new(target: Any, *args: Any) -> Any:
             made = flat.graph.call_function(target, args)
             made.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
-            private.propagate_node(made)
+            fake.propagate_node(made)
             known.learn(made)
             return made
 
-        size = private.fixed(site.size)
+        size = symbols.fixed(site.size)
         limits = torch.iinfo(_held(site.index).dtype)
         if size is not None:
             if size == 0:
@@ -403,7 +391,7 @@ def _guard(flat: Flat, node: Any, site: _Site, known: Known, root: Path) -> None
 
 def _give(node: Any, site: _Site, safe: Any) -> None:
     """Hands a node another index in place of its own."""
-    place = [argument.name for argument in node.target._schema.arguments].index(site.argument)
+    place = [argument.name for argument in overloads.arguments(node.target)].index(site.argument)
     made = safe
     if site.item is not None:
         made = [safe if at == site.item else one for at, one in enumerate(_given(node, site.argument))]
@@ -421,7 +409,7 @@ def _assertion(flat: Flat, node: Any, root: Path) -> None:
     with flat.graph.inserting_before(node):
         failed = flat.graph.call_function(aten.logical_not.default, (node.args[0],))
         failed.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
-        private.propagate_node(failed)
+        fake.propagate_node(failed)
     said = node.args[1] if len(node.args) > 1 and node.args[1] else "an assertion of the model"
     location = failures.from_stack_trace(node.meta.get("stack_trace"), root)
     flat.checks.append(Check(failed, str(said).splitlines()[0], location))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -11,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import failures, prepared, segment, segment_passes
-from . import inductor_private as inductor
+from . import bounds, failures, prepared, segment, segment_passes
+from .clock import Clock
+from .torch_private import errors, inductor, lowerings
+from .torch_private.cpp_toolchain import toolchain
+from .torch_private.early_launch import early_launch
 from .wire import Failure, Wire
 
 # What makes an artifact self-contained, and keeps values of weights out of it.
@@ -58,7 +59,7 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     path = Path(request["file"])
     if not path.is_file():
         raise Failure("protocol", f"there is no segment at `{path}`")
-    clock = inductor.Clock(wire.event)
+    clock = Clock(wire.event)
     started = time.perf_counter()
     wire.event("load")
     module, inputs, root = segment.load(path, device)
@@ -73,7 +74,7 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
             answer = _compile(module, inputs, how, root, clock)
         except Exception as error:
             # On a device the passes for weights take memory of it themselves.
-            mistaken = isinstance(inductor.unwrap(error), Failure)
+            mistaken = isinstance(errors.unwrap(error), Failure)
             if mistaken or (failures.short_of_memory(error) and device == "cpu"):
                 raise _failure(error, root, attention) from error
             # The passes for weights know fewer programs than the compiler does.
@@ -106,7 +107,7 @@ class _How:
     out: Path
 
 
-def _compile(module: Any, inputs: list[Any], how: _How, root: Path, clock: inductor.Clock) -> dict[str, Any]:
+def _compile(module: Any, inputs: list[Any], how: _How, root: Path, clock: Clock) -> dict[str, Any]:
     weights = prepared.Weights.of(module)
     context = segment_passes.Context(how.device, how.options, weights)
     passes = segment_passes.load(how.passes, context, root)
@@ -119,8 +120,28 @@ def _compile(module: Any, inputs: list[Any], how: _How, root: Path, clock: induc
         # Inductor's own would pack values of weights.
         options["freezing"] = False
     with _attending(how.attention):
-        files = inductor.compile_aot(module, inputs, options, how.isa, how.out, clock, weights)
-    return _files(files, how.out) | {"prepared": _constants(files, weights)}
+        files = generate(module, inputs, options, how.isa, how.out, clock, weights)
+    return result(files, weights)
+
+
+def generate(
+    module: Any,
+    inputs: list[Any],
+    options: dict[str, Any],
+    isa: str,
+    out: Path,
+    clock: Clock,
+    weights: prepared.Weights,
+) -> list[str]:
+    """Runs the compiler; returns the files that it generated. `weights` gets the prepacked ones."""
+    patches = [
+        toolchain(isa, clock, bounds.operators_of),
+        lowerings.no_packed_weights(),
+        prepared.recording(weights, isa),
+    ]
+    if options.get("triton.enable_pdl"):
+        patches.append(early_launch())
+    return inductor.compile_aot(module, inputs, options, out, patches)
 
 
 def _attending(attention: str | None) -> AbstractContextManager[Any]:
@@ -138,7 +159,7 @@ def _attending(attention: str | None) -> AbstractContextManager[Any]:
 def prepare(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
     """Gets ready to compile for a device, and makes the headers that every compile needs."""
     device = request["device"]
-    clock = inductor.Clock(wire.event)
+    clock = Clock(wire.event)
     started = time.perf_counter()
     wire.event("import")
     options = {**_FIXED, **_threads({}, device)}
@@ -193,10 +214,10 @@ def _attention(request: dict[str, Any]) -> str | None:
 def _failure(outer: Exception, root: Path, attention: str | None) -> Failure:
     if isinstance(outer, Failure):
         return outer
-    error = inductor.unwrap(outer)
+    error = errors.unwrap(outer)
     if isinstance(error, Failure):
         return error
-    if attention and re.match(r"No (available kernel|viable backend for scaled_dot_product_attention)", str(error)):
+    if attention and errors.no_attention_kernel(error):
         return Failure(
             "compile",
             f"torch has no `{attention}` attention for this device and these inputs",
@@ -204,9 +225,9 @@ def _failure(outer: Exception, root: Path, attention: str | None) -> Failure:
             hint="leave the option `attention` out, or name another kernel",
         )
     text = failures.one_line(error)
-    operator = re.search(r"^\s*target: (\S+)", str(error), re.MULTILINE)
-    where = f"operator `{operator.group(1)}`: " if operator else ""
-    if inductor.is_cpp_error(error):
+    operator = errors.failed_operator(error)
+    where = f"operator `{operator}`: " if operator else ""
+    if errors.is_cpp_error(error):
         lines = [line for line in str(error).splitlines() if "error:" in line]
         text = "the C++ compiler failed: " + (lines[0].strip() if lines else text)
     else:
@@ -215,30 +236,12 @@ def _failure(outer: Exception, root: Path, attention: str | None) -> Failure:
     return Failure("compile", f"{where}{text}"[:500], location=place)
 
 
-def _files(files: list[str], out: Path) -> dict[str, Any]:
-    """Picks the answer's files out of what the compiler generated."""
-    libraries = [name for name in files if name.endswith(".so")]
-    if len(libraries) != 1:
-        raise Failure("internal", f"the compiler made {len(libraries)} shared objects, not one")
-    metadata: dict[str, Any] = {}
-    proxy = None
-    for name in files:
-        if name.endswith("_metadata.json"):
-            metadata |= json.loads(Path(name).read_text())
-        elif name.endswith(".json") and not name.endswith("_metadata.json"):
-            nodes = json.loads(Path(name).read_text()).get("nodes", [])
-            proxy = name if nodes else proxy
-    return {"library": str(Path(libraries[0]).resolve()), "proxy": proxy, "metadata": metadata}
-
-
-def _constants(files: list[str], weights: prepared.Weights) -> list[dict[str, Any]]:
-    """Returns how the constants are made that the segment lacks; one that was derived otherwise can't be bound."""
-    used: list[str] = []
-    for name in files:
-        if name.endswith("wrapper.cpp"):
-            text = Path(name).read_text()
-            used += re.findall(r'constants_info_\[\d+\]\.original_fqn = "([^"]*)"', text)
-    for constant in used:
+def result(files: list[str], weights: prepared.Weights) -> dict[str, Any]:
+    """Returns the protocol's `Compiled`. A constant that is neither the segment's nor prepacked can't be bound."""
+    found = inductor.generated(files)
+    if len(found.libraries) != 1:
+        raise Failure("internal", f"the compiler made {len(found.libraries)} shared objects, not one")
+    for constant in found.constants:
         if constant not in weights:
             raise Failure(
                 "compile",
@@ -247,4 +250,10 @@ def _constants(files: list[str], weights: prepared.Weights) -> list[dict[str, An
             )
     fields = ("call", "dtype", "shape", "stride")
     made = weights.made
-    return [{"name": name, **{field: made[name][field] for field in fields}} for name in made if name in used]
+    used = [name for name in made if name in found.constants]
+    return {
+        "library": str(Path(found.libraries[0]).resolve()),
+        "proxy": found.proxy,
+        "metadata": found.metadata,
+        "prepared": [{"name": name, **{field: made[name][field] for field in fields}} for name in used],
+    }

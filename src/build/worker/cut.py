@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import failures
-from . import torch_private as private
 from .call import outer_name
 from .flat import Flat
+from .torch_private import fake, overloads
 from .wire import Failure
 
 # Operations that make a tensor from nothing: cheaper to run again than to pass on.
@@ -154,9 +154,9 @@ def _made_again(node: Any, flat: Flat) -> bool:
     if not isinstance(held, torch.Tensor):
         return True
     if not node.all_input_nodes:
-        return node.op == "call_function" and node.target.overloadpacket.__name__ in _MADE
-    if len(node.all_input_nodes) != 1 or not private.is_view(node):
+        return node.op == "call_function" and overloads.name_of(node.target) in _MADE
+    if len(node.all_input_nodes) != 1 or not fake.is_view(node):
         return False
     base = node.all_input_nodes[0]
-    weight = any(private.storage(held) == private.storage(weight.meta["val"]) for weight in flat.weights)
-    return weight or not private.plain(held) or base.op == "placeholder"
+    weight = any(fake.storage(held) == fake.storage(weight.meta["val"]) for weight in flat.weights)
+    return weight or not fake.is_dense(held) or base.op == "placeholder"

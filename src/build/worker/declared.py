@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import failures
-from . import torch_private as private
+from .torch_private import modules
 from .wire import Failure
 
 DECLARATION = "get_torch_compile_config"
@@ -64,7 +64,7 @@ def _disabled(module: Any) -> list[str]:
     for kind in type(module).__mro__:
         if kind.__module__.partition(".")[0] == "torch":
             break
-        found += [key for key, value in vars(kind).items() if callable(value) and private.is_disabled(value)]
-    if private.is_disabled(vars(module).get("forward")):
+        found += [key for key, value in vars(kind).items() if callable(value) and modules.is_disabled(value)]
+    if modules.is_disabled(vars(module).get("forward")):
         found.append("forward")
     return sorted(set(found))

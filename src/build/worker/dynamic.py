@@ -6,12 +6,11 @@ keeps the line that did it.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from . import failures, flat
-from . import torch_private as private
+from .torch_private import errors, exported, symbols
 from .wire import Failure
 
 # torch.export reasons about sizes from 2: those of 0 and 1 broadcast and are other programs.
@@ -44,17 +43,17 @@ def export(
         program = flat.export(wrapped, inputs, root, what, _shapes(specs, dims))
     except Failure as failure:
         cause = failure.__cause__
-        if cause is None or "Constraints violated" not in str(cause):
+        if cause is None or not errors.violated_constraints(cause):
             raise
         fixed = _specialised(wrapped, inputs, specs, asked, root, what, cause)
-        if fixed.location is not None or "Not all values" not in str(cause):
+        if fixed.location is not None or not errors.unproven_guard(cause):
             raise fixed from cause
         # A guard that torch can't prove for all sizes, often one that always holds: it becomes a check in the graph.
         try:
             program = flat.export(wrapped, inputs, root, what, _shapes(specs, dims), deferred=True)
         except Failure:
             raise fixed from cause
-    ranges = private.ranges(program)
+    ranges = symbols.ranges(program)
     found = {}
     for dim, bounds in asked.items():
         low, high = ranges.get(_symbol(program, specs, dim), (max(bounds["min"], LEAST), bounds["max"]))
@@ -77,7 +76,7 @@ def _shapes(specs: list[dict[str, Any]], dims: dict[str, Any]) -> dict[str, Any]
 
 def _symbol(program: Any, specs: list[dict[str, Any]], dim: str) -> str:
     """The symbol that stands for a dimension in the program."""
-    for spec, node in zip(specs, private.user_inputs(program), strict=True):
+    for spec, node in zip(specs, exported.user_inputs(program), strict=True):
         for axis, name in enumerate(spec["dims"]):
             if name == dim:
                 return str(node.meta["val"].shape[axis])
@@ -101,10 +100,10 @@ def _specialised(
     except Failure:
         program = None
     if program is not None:
-        places = private.specialisations(program)
-        for spec, node in zip(specs, private.user_inputs(program), strict=True):
+        places = symbols.specialisations(program)
+        for spec, node in zip(specs, exported.user_inputs(program), strict=True):
             for axis, dim in enumerate(spec["dims"]):
-                size = private.fixed(node.meta["val"].shape[axis])
+                size = symbols.fixed(node.meta["val"].shape[axis])
                 if dim in asked and size is not None:
                     return Failure(
                         "capture",
@@ -112,10 +111,7 @@ def _specialised(
                         location=_place(places, root),
                         hint=f"compute with the tensor's own size there, or leave `{dim}` out of `dynamic`",
                     )
-    lines = [line.strip(" -") for line in str(cause).splitlines() if line.strip().startswith("- ")]
-    reason = re.sub(
-        r"L\['inputs'\]\[(\d+)\]", lambda match: f"`{specs[int(match.group(1))]['name']}`", " ".join(lines[:1])
-    )
+    reason = errors.constraint(cause, [spec["name"] for spec in specs])
     names = ", ".join(f"`{dim}`" for dim in asked)
     return Failure("capture", f"{what} can't be captured with {names} dynamic: {reason.rstrip('.') or cause}"[:400])
 

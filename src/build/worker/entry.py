@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import declared, failures, weights
+from .torch_private.modules import own_tensors
 from .watch import watching
 from .wire import Failure
 
@@ -224,17 +225,16 @@ def _straighten(model: Any) -> None:
 
     done: dict[tuple[Any, ...], Any] = {}
     for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for tensor in table.values():
-                if tensor is None or tensor.layout != torch.strided or tensor.device.type == "meta":
-                    continue
-                plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()
-                if tensor.stride() == plain:
-                    continue
-                key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-                if key not in done:
-                    done[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-                tensor.data = done[key]
+        for tensor in own_tensors(module):
+            if tensor.layout != torch.strided or tensor.device.type == "meta":
+                continue
+            plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()
+            if tensor.stride() == plain:
+                continue
+            key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            if key not in done:
+                done[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+            tensor.data = done[key]
 
 
 def module_files(root: Path) -> set[str]:

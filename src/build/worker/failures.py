@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .torch_private import errors
 from .wire import Failure
 
 _MAX_MESSAGE = 400
@@ -45,18 +46,13 @@ def describe(error: BaseException, root: Path | None) -> dict[str, Any]:
 
 
 def _unexpected(error: BaseException) -> Failure:
-    if depends_on_data(error):
+    if errors.depends_on_data(error):
         return Failure(
             "capture",
             "a branch or a size depends on values of a tensor, which no captured graph can follow",
             hint=BRANCH,
         )
     return Failure("internal", f"{type(error).__name__}: {one_line(error)}")
-
-
-def depends_on_data(error: BaseException) -> bool:
-    """Returns whether torch refused to follow what depends on values of a tensor."""
-    return "DataDependent" in type(error).__name__ or "data-dependent" in str(error).lower()
 
 
 def short_of_memory(error: BaseException) -> bool:
@@ -72,9 +68,8 @@ def short_of_memory(error: BaseException) -> bool:
         # started is an OSError.
         if isinstance(one, MemoryError) or (isinstance(one, (RuntimeError, OSError)) and _says_so(str(one))):
             return True
-        # The compiler keeps what went wrong beside its own exception.
-        causes = (one.__cause__, one.__context__, getattr(one, "inner_exception", None))
-        left += [cause for cause in causes if isinstance(cause, BaseException)]
+        causes = (one.__cause__, one.__context__, errors.inner(one))
+        left += [cause for cause in causes if cause is not None]
     return False
 
 
@@ -102,7 +97,8 @@ def location(error: BaseException, root: Path) -> str | None:
         found = None
         for frame in _frames(error.__traceback__):
             found = inside(frame.tb_frame.f_code.co_filename, frame.tb_lineno, root) or found
-            found = _node_location(frame.tb_frame.f_locals, root) or found
+            places = (from_stack_trace(stack, root) for stack in errors.stacks_in(frame.tb_frame.f_locals))
+            found = next(filter(None, places), found)
         if found is None:
             found = from_stack_trace(str(error), root)
         if found is not None:
@@ -135,15 +131,6 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
-
-
-def _node_location(variables: dict[str, Any], root: Path) -> str | None:
-    """A compiler's frame holds the graph node it works on, and the node knows the user's line."""
-    for name in ("n", "node", "fx_node"):
-        node = variables.get(name)
-        if type(node).__name__ == "Node" and (found := from_stack_trace(getattr(node, "stack_trace", None), root)):
-            return found
-    return None
 
 
 def inside(path: str | None, line: int | None, root: Path) -> str | None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from . import failures, tensors
-from . import torch_private as private
 from .call import outer_name
+from .torch_private import errors, exported, fake, overloads, pytrees, symbols
 from .weights import Named
 from .wire import Failure
 
@@ -72,7 +72,7 @@ def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = No
     # A second opinion costs time and says the same where sizes were specialised.
     for strict in (False, True) if shapes is None else (False,):
         try:
-            with torch.no_grad(), private.quiet_export():
+            with torch.no_grad(), exported.quiet():
                 return torch.export.export(
                     call,
                     tuple(inputs),
@@ -93,7 +93,7 @@ def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = No
             "capture", f"{what} returns a `{name}`, which can't be taken apart into tensors", hint=hint
         ) from first
     message, hint = f"can't capture {what}: {type(first).__name__}: {failures.one_line(first)}", None
-    if failures.depends_on_data(first):
+    if errors.depends_on_data(first):
         message = f"can't capture {what}: a branch or a loop depends on values of a tensor"
         hint = failures.BRANCH
     raise Failure("capture", message, location=failures.location(first, root), hint=hint) from first
@@ -106,7 +106,7 @@ def _unknown_output(call: Any, inputs: list[Any]) -> type | None:
     known = (torch.Tensor, int, float, complex, bool, str, bytes, type(None))
     try:
         with torch.no_grad():
-            leaves = private.leaves(call(*inputs))
+            leaves = pytrees.leaves(call(*inputs))
     except Exception:  # then it is not what it returns
         return None
     # torch's own values, as a dtype, are constants to it.
@@ -117,7 +117,7 @@ def _unknown_output(call: Any, inputs: list[Any]) -> type | None:
 def _check_sizes(graph: Any, root: Path) -> None:
     """Refuses sizes that depend on values: no artifact has them, and nobody could say how large an output is."""
     for node in graph.nodes:
-        if node.op != "output" and private.sized_by_values(node.meta.get("val")):
+        if node.op != "output" and symbols.depends_on_values(node.meta.get("val")):
             raise Failure(
                 "capture",
                 "a size depends on values of a tensor, and not on the inputs' sizes alone",
@@ -129,7 +129,7 @@ def _check_sizes(graph: Any, root: Path) -> None:
 def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
     """Returns the simple form of an exported program; weights are named as in the opened model."""
     program = _functional(program, root)
-    graph = private.copy_graph(program)
+    graph = exported.copy_graph(program)
     flat = Flat(graph, [], {}, [], ranges=dict(program.range_constraints))
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
@@ -151,24 +151,23 @@ def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
     graph.eliminate_dead_code()
     _check_sizes(graph, root)
     flat.weights = {node: name for node, name in flat.weights.items() if node in set(graph.nodes)}
-    private.propagate(graph)
+    fake.propagate(graph)
     if _drop_idle(graph):
-        private.propagate(graph)
+        fake.propagate(graph)
     end = next(node for node in graph.nodes if node.op == "output")
     flat.outputs = list(end.args[0])
     return flat
 
 
 def _functional(program: Any, root: Path) -> Any:
-    import torch
 
     def writes(node: Any) -> bool:
-        return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        return overloads.is_overload(node.target) and overloads.is_mutable(node.target)
 
-    if not any(writes(node) or private.scoped(node) for node in program.graph.nodes):
+    if not any(writes(node) or exported.is_scope(node) for node in program.graph.nodes):
         return program
     writer = next((node for node in program.graph.nodes if writes(node)), None)
-    private.keep_stacks(program)
+    exported.keep_stacks(program)
     functional = program.run_decompositions({})
     for spec in functional.graph_signature.output_specs:
         if spec.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION"):
@@ -256,8 +255,8 @@ def _drop_idle(graph: Any) -> bool:
         if given is None:
             continue
         known = all(isinstance(size, int) for size in given.shape)
-        alike = packet == aten.clone and known and private.plain(given) and given.stride() == made.stride()
-        if alike or private.storage(given) == private.storage(made):
+        alike = packet == aten.clone and known and fake.is_dense(given) and given.stride() == made.stride()
+        if alike or fake.storage(given) == fake.storage(made):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
             shared = shared or alike
@@ -270,21 +269,21 @@ def own_outputs(flat: Flat) -> None:
 
     graph = flat.graph
     end = next(node for node in graph.nodes if node.op == "output")
-    taken = {private.storage(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"}
+    taken = {fake.storage(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"}
     outputs = []
     for value in end.args[0]:
         if not isinstance(value, torch.fx.Node) or not isinstance(value.meta["val"], torch.Tensor):
             continue
         held = value.meta["val"]
-        if private.storage(held) in taken or not private.plain(held):
+        if fake.storage(held) in taken or not fake.is_dense(held):
             with graph.inserting_before(end):
                 copy = graph.call_function(
                     torch.ops.aten.clone.default, (value,), {"memory_format": torch.contiguous_format}
                 )
-            private.propagate_node(copy)
+            fake.propagate_node(copy)
             copy.meta["stack_trace"] = value.meta.get("stack_trace")
             value = copy
-        taken.add(private.storage(value.meta["val"]))
+        taken.add(fake.storage(value.meta["val"]))
         outputs.append(value)
     flat.outputs = outputs
     end.args = (tuple([*outputs, *(check.outcome for check in flat.checks)]),)

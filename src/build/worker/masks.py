@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import torch_private as private
 from .flat import Flat
+from .torch_private import fake, overloads
 
 # What torch makes numbers of a mask with, the last of them at the end.
 _NUMBERS = {"logical_not", "scalar_tensor", "full", "where"}
@@ -55,7 +55,7 @@ def _mask(attention: Any) -> Any:
 
 def _seen(mask: Any) -> Any:
     """Returns what a mask is a view of, where that looks the same: a slice that leaves nothing out."""
-    while mask.op == "call_function" and mask.all_input_nodes and private.is_view(mask):
+    while mask.op == "call_function" and mask.all_input_nodes and fake.is_view(mask):
         base, held = mask.all_input_nodes[0].meta["val"], mask.meta["val"]
         if not _static(base) or _layout(base) != _layout(held):
             break
@@ -76,7 +76,6 @@ def _static(held: Any) -> bool:
 def _converted(mask: Any, attention: Any) -> Any:
     """Returns a mask as torch hands it to the kernel that it chooses for an attention; none if that is no other."""
     import torch
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     given = attention.all_input_nodes
     values = {node: node.meta["val"] for node in given}
@@ -87,8 +86,7 @@ def _converted(mask: Any, attention: Any) -> Any:
         return attention.target(*torch.fx.map_arg(args, at.get), **torch.fx.map_arg(kwargs, at.get))
 
     try:
-        with private.mode_of(attention.graph), torch.no_grad():
-            traced = make_fx(call)(*values.values()).graph
+        traced = fake.trace(call, attention.graph, list(values.values()))
     except Exception:  # the compiler will say what is wrong, or take it
         return None
     dtype = attention.args[0].meta["val"].dtype
@@ -96,7 +94,7 @@ def _converted(mask: Any, attention: Any) -> Any:
     copies = {placeholders[given.index(_mask(attention))]: mask}
     # What comes of the mask alone, up to the numbers; behind them it may be padded for the kernel.
     for node in traced.nodes:
-        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        name = overloads.name_of(node.target)
         if name not in _NUMBERS or any(one not in copies for one in node.all_input_nodes):
             continue
         before = list(copies.values())[-1]

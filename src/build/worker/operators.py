@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import failures
-from . import torch_private as private
+from .torch_private import overloads
 from .wire import Failure
 
 # Namespaces that libtorch itself brings.
@@ -19,21 +19,19 @@ _OWN = ("aten", "prims", "prim", "quantized", "mkldnn", "inductor", "higher_orde
 
 def custom(nodes: Iterable[Any]) -> dict[str, Any]:
     """Returns the operators of a graph that are not torch's own, by qualified name, with a node that calls each."""
-    import torch
-
     found: dict[str, Any] = {}
     for node in nodes:
         # One that writes to its inputs is an argument of the node that makes it functional.
         for target in (node.target, *getattr(node, "args", ())):
-            if isinstance(target, torch._ops.OpOverload) and target.namespace not in _OWN:
-                found.setdefault(target._schema.name, node)
+            if overloads.is_overload(target) and target.namespace not in _OWN:
+                found.setdefault(overloads.qualified_name(target), node)
     return found
 
 
 def check(nodes: Iterable[Any], device: str, root: Path) -> None:
     """Refuses operators whose kernels are Python: nothing could run them where the artifact runs."""
     for name, node in custom(nodes).items():
-        if not private.has_native_kernel(name, device):
+        if not overloads.has_native_kernel(name, device):
             raise Failure(
                 "capture",
                 f"operator `{name}` has no C++ kernel for {device}, only Python",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from . import entry, failures
-from . import torch_private as private
 from .flat import Flat
+from .torch_private import exported, fake
 from .wire import Failure
 
 
@@ -29,7 +29,7 @@ def run(name: str, flat: Flat, root: Path) -> None:
         function = found
     before = [node.name for node in flat.graph.nodes if node.op == "placeholder"]
     count = len(flat.outputs)
-    module = private.module_of(flat.graph)
+    module = exported.module_of(flat.graph)
     try:
         returned = function(module)
     except Exception as error:
@@ -49,7 +49,7 @@ def run(name: str, flat: Flat, root: Path) -> None:
         raise Failure("pass", f"pass `{name}` left a broken graph: {failures.one_line(error)}") from error
     _adopt(name, flat, changed, before, count)
     try:
-        private.propagate(flat.graph)
+        fake.propagate(flat.graph)
     except Exception as error:
         raise Failure("pass", f"the graph of pass `{name}` does not run: {failures.one_line(error)}") from error
 
@@ -59,7 +59,7 @@ def _adopt(name: str, flat: Flat, changed: Any, before: list[str], count: int) -
     import torch
 
     graph = changed.graph
-    private.own_attributes(graph, changed)
+    exported.set_owner(graph, changed)
     after = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     added = [key for key in after if key not in before]
     missing = [node.name for node in flat.inputs if node.name not in after]
@@ -67,7 +67,7 @@ def _adopt(name: str, flat: Flat, changed: Any, before: list[str], count: int) -
         what = f"added the input `{added[0]}`" if added else f"removed the input `{missing[0]}`"
         raise Failure("pass", f"pass `{name}` {what}", hint="a pass keeps the inputs of the graph as they are")
     for node in graph.nodes:
-        if node.op == "get_attr" and isinstance(private.attribute(graph, node.target), torch.Tensor):
+        if node.op == "get_attr" and isinstance(exported.attribute(graph, node.target), torch.Tensor):
             raise Failure(
                 "pass",
                 f"pass `{name}` added the tensor `{node.target}`",

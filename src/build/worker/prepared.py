@@ -17,13 +17,12 @@ rows, and a filter for a batch of one where oneDNN chooses the same order for bo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import tensors
-from . import torch_private as private
+from .torch_private import archives, fake, freezing, overloads, symbols
 
 Recipe = dict[str, Any]
 
@@ -63,40 +62,9 @@ class Weights:
         return cls(frozenset(name for name, _ in module.named_buffers()))
 
 
-@contextmanager
-def recording(weights: Weights, isa: str) -> Iterator[None]:
-    """Has `weights` get what is made while their segment is compiled with freezing.
-
-    Breaks if: `torch._inductor.freezing.constant_fold` is no longer the one place that puts values for nodes;
-    `mkldnn_fusion` registers its patterns before this, with other checks, or asks others for what oneDNN can do;
-    `binary_folding_pass` is no longer the one that folds numbers into filters.
-    """
-    from torch._inductor import freezing
-    from torch._inductor.fx_passes import freezing_patterns, mkldnn_fusion
-
-    linear, convolution = mkldnn_fusion._is_packable_linear, mkldnn_fusion._is_packable_convolution
-    folding = freezing_patterns.binary_folding_pass
-    apply = folding.apply
-    patches: list[tuple[Any, str, Any]] = [
-        (freezing, "constant_fold", lambda module, *_, **__: _fold(module, weights)),
-        (folding, "apply", lambda graph: _without_numbers(graph, apply)),
-        # The first compile registers the patterns, with these checks, for all that follow.
-        (mkldnn_fusion, "_is_packable_linear", lambda match: linear(match) and _worth_packing(match.output_node())),
-        (mkldnn_fusion, "_is_packable_convolution", lambda match: convolution(match) and _ours(match.output_node())),
-        # AOTInductor has no call for how it is packed.
-        (mkldnn_fusion, "_is_packable_mkldnn_rnn_layer", lambda _: False),
-    ]
-    if isa != "native":
-        # oneDNN has kernels below float32 only for instructions that a baseline need not have.
-        patches += [(mkldnn_fusion, f"is_mkldnn_{kind}_supported", lambda _: False) for kind in ("bf16", "fp16")]
-    before = [(place, name, getattr(place, name)) for place, name, _ in patches]
-    try:
-        for place, name, ours in patches:
-            setattr(place, name, ours)
-        yield
-    finally:
-        for place, name, theirs in before:
-            setattr(place, name, theirs)
+def recording(weights: Weights, isa: str) -> AbstractContextManager[None]:
+    """Has `weights` get what is made while their segment is compiled with freezing."""
+    return freezing.folded_by(lambda module: _fold(module, weights), _worth_packing, _ours, isa)
 
 
 def _ours(node: Any) -> bool:
@@ -107,46 +75,29 @@ def _ours(node: Any) -> bool:
     return dtypes <= {torch.float32, torch.bfloat16, torch.float16}
 
 
-def _without_numbers(graph: Any, apply: Callable[[Any], Any]) -> None:
-    """Folds weights into filters, but no numbers: torch 2.11 takes the last one for every other of a graph."""
-    kept = {node: node.args for node in graph.nodes if any(isinstance(value, float) for value in node.args)}
-    # It does not fold what is no float.
-    for node, args in kept.items():
-        node.args = tuple(0 if isinstance(value, float) else value for value in args)
-    apply(graph)
-    for node, args in kept.items():
-        pairs = zip(args, node.args, strict=True)
-        node.args = tuple(old if isinstance(old, float) else new for old, new in pairs)
-
-
 def _worth_packing(product: Any) -> bool:
     """Returns whether a product with a weight is large enough for oneDNN's order to pay."""
     import torch
 
     rows, weight = (node.meta["val"] for node in product.args[-2:])
-    elements = tensors.number(weight.shape[0]) * tensors.number(weight.shape[1])
-    products = tensors.number(rows.shape[0]) * elements
+    elements = symbols.example(weight.shape[0]) * symbols.example(weight.shape[1])
+    products = symbols.example(rows.shape[0]) * elements
     # MKL has no kernels for what is below float32: there it is oneDNN either way.
     worth = weight.dtype != torch.float32 or elements >= _ELEMENTS or products >= _PRODUCTS
     return worth and _ours(product)
 
 
 def _fold(module: Any, weights: Weights) -> None:
-    from torch._inductor.constant_folding import ConstantFolder, replace_node_with_constant
-    from torch.utils._python_dispatch import _disable_current_modes
-
     graph = module.graph
-    with _disable_current_modes():
-        _generalise(module)
-        folder = ConstantFolder(module, skip_constructors=True)
-        folder.run()
-        for node, value in folder.node_replacements.items():
+    with fake.real_values():
+        freezing.share_layouts(module, _ROWS)
+        for node, value in freezing.foldable(module).items():
             recipe = _recipe(module, node, value, weights)
             if recipe is None:
                 continue
             name = f"p{len(weights.made)}"
             weights.made[name] = recipe
-            replace_node_with_constant(module, node, value, name)
+            freezing.replace_by_constant(module, node, value, name)
         for node in graph.find_nodes(op="get_attr"):
             if not node.users:
                 graph.erase_node(node)
@@ -159,7 +110,6 @@ def constant(module: Any, node: Any, weights: Weights) -> Any:
     """Puts a constant of its own in the place of a new node, made of the segment's or of other new nodes of these;
     returns none, and takes the node away, if no recipe can say how."""
     import torch
-    from torch._inductor.constant_folding import replace_node_with_constant
 
     def run(node: Any, value_of: Any) -> Any:
         def part(of: Any) -> Any:
@@ -178,33 +128,8 @@ def constant(module: Any, node: Any, weights: Weights) -> Any:
     name = f"p{len(weights.made)}"
     weights.made[name] = recipe
     before = node.prev
-    replace_node_with_constant(module, node, value, name)
+    freezing.replace_by_constant(module, node, value, name)
     return before.next
-
-
-def _generalise(module: Any) -> None:
-    """Makes buckets ask for the same layout where that costs nothing."""
-    import torch
-
-    mkldnn = torch.ops.mkldnn
-    for node in module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        operator = _overload(node.target)
-        if operator is mkldnn._reorder_linear_weight.default:
-            node.args = (node.args[0], _ROWS)
-        elif operator is mkldnn._reorder_convolution_weight.default and len(node.args) == 6:
-            weight, *rest, size = node.args
-            value = getattr(module, weight.target, None) if weight.op == "get_attr" else None
-            if not isinstance(value, torch.Tensor) or not all(isinstance(part, int) for part in size):
-                continue
-            own, one = list(size), [1, *size[1:]]
-            orders = [
-                mkldnn._get_mkldnn_serialized_md(operator(value.detach(), *rest, sizes)).tolist()
-                for sizes in (own, one)
-            ]
-            if orders[0] == orders[1]:
-                node.args = (weight, *rest, one)
 
 
 def _recipe(module: Any, node: Any, value: Any, weights: Weights) -> Recipe | None:
@@ -213,7 +138,7 @@ def _recipe(module: Any, node: Any, value: Any, weights: Weights) -> Recipe | No
 
     if not isinstance(value, torch.Tensor) or not tensors.supported(value.dtype) or _escapes(node):
         return None
-    if not value.is_mkldnn and not private.plain(value):
+    if not value.is_mkldnn and not fake.is_dense(value):
         return None
     roots: dict[str, int] = {}
     room = [_CALLS]
@@ -235,10 +160,10 @@ def _escapes(node: Any) -> bool:
     import torch
 
     def views(user: Any) -> bool:
-        operator = _overload(user.target)
+        operator = overloads.overload_of(user.target)
         if operator in (torch.ops.prims.inductor_force_stride_order.default, torch.ops.aten._unsafe_view.default):
             return True
-        return operator is None or any(made.alias_info is not None for made in operator._schema.returns)
+        return operator is None or overloads.returns_view(operator)
 
     return any(user.op == "output" or (views(user) and _escapes(user)) for user in node.users)
 
@@ -253,19 +178,19 @@ def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int]
     import torch
 
     _spend(room, 1)
-    operator, given = _overload(node.target), dict(node.kwargs)
+    operator, given = overloads.overload_of(node.target), dict(node.kwargs)
     if operator is torch.ops.prims.convert_element_type.default:
         operator, given = torch.ops.aten._to_copy.default, {"dtype": node.args[1]}
         positional = node.args[:1]
     else:
         positional = node.args
-    if operator is None or operator.namespace not in _NAMESPACES or operator._schema.is_mutable:
+    if operator is None or operator.namespace not in _NAMESPACES or overloads.is_mutable(operator):
         raise _Left
     # The shape, or the code, would depend on a weight's values.
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(operator.tags):
         raise _Left
     arguments = []
-    for index, argument in enumerate(operator._schema.arguments):
+    for index, argument in enumerate(overloads.arguments(operator)):
         if index < len(positional):
             value = positional[index]
         elif argument.name in given:
@@ -281,8 +206,9 @@ def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int]
                 continue
             value = float(value) if "float" in wanted and not isinstance(value, bool) else value
         arguments.append([argument.name, _argument(module, value, made, roots, room)])
-    overload = f".{operator._overloadname}" if operator._overloadname != "default" else ""
-    return {"operator": f"{operator.namespace}::{operator.overloadpacket.__name__}{overload}", "arguments": arguments}
+    name, overload = overloads.name_of(operator), overloads.overload_name(operator)
+    suffix = f".{overload}" if overload != "default" else ""
+    return {"operator": f"{operator.namespace}::{name}{suffix}", "arguments": arguments}
 
 
 def _number(node: Any, value: float) -> dict[str, Any]:
@@ -304,9 +230,7 @@ def _number(node: Any, value: float) -> dict[str, Any]:
 
 
 def _dtype(dtype: Any) -> dict[str, Any]:
-    from torch._export.serde import serialize
-
-    return {"scalar_type": int(serialize._TORCH_TO_SERIALIZE_DTYPE[dtype])}
+    return {"scalar_type": archives.dtype_number(dtype)}
 
 
 def _spend(room: list[int], calls: int) -> None:
@@ -319,7 +243,6 @@ def _argument(
     module: Any, value: Any, made: dict[str, Recipe], roots: dict[str, int], room: list[int]
 ) -> dict[str, Any]:
     import torch
-    from torch._export.serde import serialize
 
     if isinstance(value, torch.fx.Node):
         if value.op == "call_function":
@@ -346,18 +269,10 @@ def _argument(
     if isinstance(value, torch.dtype):
         return _dtype(value)
     if isinstance(value, torch.memory_format):
-        return {"memory_format": int(serialize._TORCH_TO_SERIALIZE_MEMORY_FORMAT[value])}
+        return {"memory_format": archives.memory_format_number(value)}
     if isinstance(value, list | tuple):
         if all(isinstance(part, int) and not isinstance(part, bool) for part in value):
             return {"ints": list(value)}
         if all(isinstance(part, torch.fx.Node) for part in value):
             return {"tensors": [_argument(module, part, made, roots, room) for part in value]}
     raise _Left
-
-
-def _overload(target: Any) -> Any:
-    import torch
-
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return getattr(target, "default", None)
-    return target if isinstance(target, torch._ops.OpOverload) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from . import tensors
+from .torch_private import overloads, symbols
 
 # Operations that pass an index on unchanged, and the position of the argument they pass.
 _PASSING = (
@@ -72,18 +72,16 @@ def index_bounds(graph: Any, placeholders: list[Any]) -> list[int | None]:
 
 
 def _bound(node: Any) -> int | None:
-    import torch
-
     found: list[int] = []
     pending, seen = [node], {node}
     while pending:
         value = pending.pop()
         for user in value.users:
             target = user.target
-            if not isinstance(target, torch._ops.OpOverload):
+            if not overloads.is_overload(target):
                 continue
             found.extend(_limits(target, user, value))
-            name = target.overloadpacket.__name__
+            name = overloads.name_of(target)
             if name in _PASSING and user.args and user.args[0] is value and user not in seen:
                 seen.add(user)
                 pending.append(user)
@@ -92,7 +90,7 @@ def _bound(node: Any) -> int | None:
 
 def _limits(target: Any, user: Any, value: Any) -> list[int]:
     """Table sizes that one use of an index implies."""
-    name = target.overloadpacket.__name__
+    name = overloads.name_of(target)
     args = user.args
     if name in ("embedding", "embedding_bag") and len(args) > 1 and args[1] is value:
         return [_size(args[0], 0)]
@@ -107,4 +105,4 @@ def _limits(target: Any, user: Any, value: Any) -> list[int]:
 
 def _size(node: Any, axis: int) -> int:
     shape = node.meta["val"].shape
-    return tensors.number(shape[axis]) if len(shape) else 1
+    return symbols.example(shape[axis]) if len(shape) else 1

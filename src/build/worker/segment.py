@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from . import canonical, operators, tensors
-from . import torch_private as private
 from .cut import Part
 from .flat import Flat
+from .torch_private import archives, exported, symbols
 
 _NOTE = "precast_segment.json"
 
@@ -51,7 +51,7 @@ def build(part: Part, flat: Flat) -> Segment:
         copy = graph.node_copy(node, lambda value: new[value])
         copy.meta = {key: node.meta[key] for key in ("val", "stack_trace") if node.meta.get(key) is not None}
         new[node] = copy
-    private.carry_attributes(flat.graph, graph)
+    exported.copy_owner(flat.graph, graph)
     graph.output(tuple(new[node] for node in part.outputs))
     counting = [node for node in part.constants if _value_counts(flat.tensors[node])]
     values = {new[node]: flat.tensors[node] for node in counting}
@@ -86,7 +86,7 @@ def save(segment: Segment, path: Path, root: Path, entry: str) -> Path:
         "root": str(root),
         "module": entry.partition(":")[0] if segment.libraries else "",
     }
-    private.save_program(segment.graph, values, path, {_NOTE: json.dumps(note)}, segment.ranges)
+    archives.save_program(segment.graph, values, path, {_NOTE: json.dumps(note)}, segment.ranges)
     return path
 
 
@@ -97,12 +97,12 @@ def load(path: Path, device: str) -> tuple[Any, list[Any], Path]:
     """
     import torch
 
-    note = json.loads(private.read_note(path, _NOTE))
+    note = json.loads(archives.read_note(path, _NOTE))
     operators.prepare(note["libraries"], note["root"], note["module"])
-    program = private.load_program(path)
+    program = archives.load_program(path)
     generator = torch.Generator().manual_seed(0)
-    graph = private.copy_graph(program)
-    module = private.module_of(graph)
+    graph = exported.copy_graph(program)
+    module = exported.module_of(graph)
     inputs: dict[str, Any] = {}
     # Placeholders carry the name they were saved with, whatever order the archive gave them.
     for node in [node for node in graph.nodes if node.op == "placeholder"]:
@@ -131,7 +131,7 @@ def _filled(held: Any, device: str, generator: Any) -> Any:
     import torch
 
     where = "cpu" if held.device.type == "cpu" else device
-    shape, stride = map(tensors.number, held.shape), map(tensors.number, held.stride())
+    shape, stride = map(symbols.example, held.shape), map(symbols.example, held.stride())
     made = torch.empty_strided(tuple(shape), tuple(stride), dtype=held.dtype, device=where)
     if generator is None or not held.dtype.is_floating_point:
         return made.zero_()

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from . import entry, failures, prepared
-from . import inductor_private as inductor
+from .torch_private import lowerings
 from .wire import Failure
 
 _STAGES = entry.STAGES[1:]
@@ -64,7 +64,6 @@ class Context:
             node.graph.erase_node(node)
             return None
         return prepared.constant(node.graph.owning_module, node, self._weights)
-        return prepared.constant(node.graph.owning_module, node, self._weights)
 
     def call_by_name(self, operator: Any, fake: Callable[..., Any], channels_last: bool = False) -> None:
         """Has the artifact call an operator that AOTInductor has no C function for by its name, through the proxy
@@ -73,7 +72,7 @@ class Context:
         `fake` returns what the operator would for tensors without data. With `channels_last`, images go in and come
         out in that order.
         """
-        inductor.call_by_name(operator, fake, channels_last)
+        lowerings.call_by_name(operator, fake, channels_last)
 
 
 class Passes:
@@ -89,11 +88,11 @@ class Passes:
             return
         if _signature(module.graph) != before:
             raise Failure("pass", f"{self._named('segment')} changed the inputs or outputs of a segment")
-        used = {node.target for node in module.graph.find_nodes(op="get_attr")}
+        read = {node.target: self.context.is_constant(node) for node in module.graph.find_nodes(op="get_attr")}
         for name, _ in list(module.named_buffers()):
-            if name not in used:
+            if name not in read:
                 delattr(module, name)
-            elif name not in self.context._weights:
+            elif not read[name]:
                 raise Failure(
                     "pass",
                     f"{self._named('segment')} added the tensor `{name}`",

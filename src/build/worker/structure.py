@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from . import torch_private as private
+from .torch_private import pytrees
 from .wire import Failure
 
 
@@ -13,7 +13,7 @@ def tensors_of(returned: Any) -> list[Any]:
     """Returns the tensors of a nested result, in order."""
     import torch
 
-    return [leaf for leaf in private.leaves(returned) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in pytrees.leaves(returned) if isinstance(leaf, torch.Tensor)]
 
 
 def names_of(returned: Any) -> list[str]:
@@ -21,7 +21,7 @@ def names_of(returned: Any) -> list[str]:
     import torch
 
     found = []
-    for path, leaf in private.leaves_with_path(returned):
+    for path, leaf in pytrees.leaves_with_path(returned):
         if isinstance(leaf, torch.Tensor):
             found.append(".".join(path) or "output")
     return found
@@ -31,7 +31,7 @@ def left_out(returned: Any) -> list[tuple[str, str]]:
     """Returns name and type of every output that is no tensor; None stands for one that is not there."""
     import torch
 
-    pairs = private.leaves_with_path(returned)
+    pairs = pytrees.leaves_with_path(returned)
     return [
         (".".join(path) or "output", type(leaf).__name__)
         for path, leaf in pairs
@@ -52,7 +52,7 @@ def describe(returned: Any) -> Any:
             return {"tensor": count - 1}
         if value is None or isinstance(value, bool | int | float | str):
             return {"value": str(value) if isinstance(value, float) and not math.isfinite(value) else value}
-        children = private.children(value)
+        children = pytrees.children(value)
         if children is None:
             return {"value": repr(value)}
         kind, keys, items = children

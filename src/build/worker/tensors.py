@@ -14,6 +14,8 @@ import mmap
 from pathlib import Path
 from typing import Any
 
+from .torch_private.symbols import example
+
 ALIGN = 64
 
 DTYPES = {
@@ -42,13 +44,8 @@ def supported(dtype: Any) -> bool:
 
 def layout(tensor: Any) -> dict[str, Any]:
     """Returns the protocol's `Layout` of a tensor; of a dynamic one, that of the sizes it was captured at."""
-    shape = [number(size) for size in tensor.shape]
-    return {"dtype": dtype_name(tensor.dtype), "shape": shape, "stride": [number(step) for step in tensor.stride()]}
-
-
-def number(size: Any) -> int:
-    """Returns a size as a number: `int()` of a symbolic one would fix the symbol for good."""
-    return size if isinstance(size, int) else int(size.node.hint)
+    shape, stride = ([example(size) for size in sizes] for sizes in (tensor.shape, tensor.stride()))
+    return {"dtype": dtype_name(tensor.dtype), "shape": shape, "stride": stride}
 
 
 def digest(tensor: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from . import tensors
 from .failures import one_line
+from .torch_private import modules
 from .wire import Failure
 
 # How many values of each tensor.
@@ -116,7 +117,7 @@ def _saved(model: Any) -> dict[str, Any]:
     found = dict(model.named_parameters(remove_duplicate=False))
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, tensor in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
+            if modules.is_persistent(module, name):
                 found[f"{prefix}.{name}" if prefix else name] = tensor
     return found
 

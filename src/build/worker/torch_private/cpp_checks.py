@@ -1,38 +1,37 @@
-"""Checks in generated C++ that are noted, and not thrown from inside of an OpenMP region, which would end the process.
+"""Checks in generated C++: a failed one is noted for the caller, instead of ending the process.
 
-Inductor checks every index that it can't prove, with `AOTI_TORCH_CHECK` before the load: as a rule in a loop that
-several threads share. Here a check that fails leaves its text in a variable of the calling thread, and the kernel goes
-on with an index that is in bounds. When the artifact has run, the runtime asks it for that text
-(`precast_take_failed_check`): the call then ends with an error, and its numbers are dropped. Other callers of the same
-shared object, on other threads, have a variable of their own.
+Inductor checks every index that it can't prove to be in bounds, with `AOTI_TORCH_CHECK` before the load: as a rule in a
+loop that several threads share, where an exception ends the process. Here a failed check stores its text in a variable
+of the calling thread, and the kernel goes on with an index in bounds. After the artifact has run, the runtime asks for
+that text (`precast_take_failed_check`): the call then ends with an error, and its results are dropped. Callers on other
+threads have variables of their own.
 
 | value | inductor | here |
 |---|---|---|
-| an index beyond its table | throws, or aborts in a parallel loop | noted; the nearest row is read |
-| `torch._assert_async` and its like | throws, or aborts | noted |
+| an index out of bounds | throws, or aborts in a parallel loop | noted; the nearest row is read |
+| `torch._assert_async` and the like | throws, or aborts | noted |
 | an integer divided by zero | SIGFPE ends the process | noted; divided by one |
-| the least integer divided by -1 | SIGFPE | what eager gives where it gives anything: wraps around |
+| the lowest integer divided by -1 | SIGFPE | wraps around, as in eager |
 
-Checks in the code around kernels (`torch._check` on sizes) throw on the calling thread; the runtime catches them.
+Checks outside of kernels (`torch._check` on sizes) throw on the calling thread, and the runtime catches them.
 
-Written against torch 2.11, as `cpp_private`. Each place says what breaks if it moves.
+Private: everything of `torch._inductor` that is named here, and the C++ that it generates. Without it: values out of
+bounds end the process.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from . import bounds
 
 # Inductor's names for quotients and remainders of integers.
 _QUOTIENTS = {"floordiv", "truncdiv", "div_floor", "div_trunc"}
 _REMAINDERS = {"mod", "remainder", "fmod"}
 
 _INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
-# Weak, as an artifact may have several files of kernels.
+# Weak: an artifact may have several files of kernels.
 _PRELUDE = """\
 extern "C" {
 __attribute__((weak, visibility("default"))) thread_local const char* precast_failed_check = nullptr;
@@ -47,23 +46,21 @@ __attribute__((weak, visibility("default"))) const char* precast_take_failed_che
         if (!(cond)) __atomic_store_n(precast_noted, static_cast<const char*>(text), __ATOMIC_RELAXED); \\
     } while (0)
 """
-# The threads of a parallel region note what fails with the thread that called the kernel.
+# The threads of a parallel region store into the variable of the thread that called the kernel.
 _FIRST_LINE = "    const char** const precast_noted = &precast_failed_check;\n"
 
 
 def note_in(text: str) -> str:
-    """Returns the source of kernels with checks that are noted; sources without checks are left as they are.
+    """Returns the source of kernels with checks that are noted; a source without checks is returned as it is.
 
-    A kernel is a function that begins with `extern "C"`, and ends with a brace at the start of a line. Functions that a
-    template puts before it check what it was made for: these checks stay as they are.
-
-    Breaks if: kernels no longer look so; a test of values out of bounds then ends its process.
+    Private: a kernel is a function that begins with `extern "C"` and ends with a brace at the start of a line.
+    Functions that a template puts before it check the sizes that it was generated for: those checks stay.
     """
-    # Inductor compiles a file again where the same kernels come again.
+    # Inductor compiles a file again when the same kernels come again.
     if "AOTI_TORCH_CHECK(" not in text or _INCLUDE not in text or _PRELUDE in text:
         return text
-    made = re.sub(r'^extern "C".*?^\{\n(?P<body>.*?)^\}$', _noting, text, flags=re.MULTILINE | re.DOTALL)
-    return made.replace(_INCLUDE, _INCLUDE + _PRELUDE, 1) if made != text else text
+    changed = re.sub(r'^extern "C".*?^\{\n(?P<body>.*?)^\}$', _noting, text, flags=re.MULTILINE | re.DOTALL)
+    return changed.replace(_INCLUDE, _INCLUDE + _PRELUDE, 1) if changed != text else text
 
 
 def _noting(kernel: re.Match[str]) -> str:
@@ -76,10 +73,13 @@ def _noting(kernel: re.Match[str]) -> str:
 
 
 @contextmanager
-def noted() -> Iterator[None]:
-    """Makes inductor's C++ safe whatever its checks find, for the time of one compile.
+def noted(operators_of: Callable[[Any], set[str]]) -> Iterator[None]:
+    """Makes kernels safe whatever their checks find, for the time of one compile.
 
-    Breaks if: `CSEProxy` no longer sees every operation of a kernel, or `CppKernel` writes its checks elsewhere.
+    `operators_of` returns the operators of a graph node that take an index, for messages.
+
+    Private: `CSEProxy`, through which every operation of a kernel goes; `IndexPropagation`; the checks that `CppKernel`
+    and `CppVecKernel` write.
     """
     from torch._inductor import index_propagation
     from torch._inductor.codegen import common, cpp
@@ -90,14 +90,14 @@ def noted() -> Iterator[None]:
         (common.CSEProxy, "_default", _divided),
         (propagation, "indirect_indexing", _clamped_expression),
         (cpp.CppKernel, "device_assert_async", lambda _: _assert),
-        (cpp.CppKernel, "indirect_assert", _told),
-        (cpp.CppVecKernel, "indirect_assert", _told),
+        (cpp.CppKernel, "indirect_assert", lambda original: _named(original, operators_of)),
+        (cpp.CppVecKernel, "indirect_assert", lambda original: _named(original, operators_of)),
     ]
-    # None: it is inherited.
+    # None: the method is inherited.
     before = [(owner, name, vars(owner).get(name)) for owner, name, _ in places]
-    made = [(owner, name, make(getattr(owner, name))) for owner, name, make in places]
+    ours = [(owner, name, wrap(getattr(owner, name))) for owner, name, wrap in places]
     try:
-        for owner, name, function in made:
+        for owner, name, function in ours:
             setattr(owner, name, function)
         yield
     finally:
@@ -115,7 +115,7 @@ def _is_cpp(kernel: Any) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """Returns the kernel's variable of what an operation returned."""
+    """Returns the kernel's variable of an operation's result."""
     return getattr(value, "value", value)
 
 
@@ -173,7 +173,7 @@ def _divided(original: Any) -> Any:
 
 
 def _safe_division(proxy: Any, name: str, a: Any, b: Any) -> tuple[Any, Any]:
-    """Notes a divisor of zero, and returns what can be divided."""
+    """Writes a check of the divisor; returns operands whose division is defined."""
     from torch._inductor.virtualized import ops
 
     dtype = getattr(b, "dtype", None)
@@ -198,7 +198,7 @@ def _assert(kernel: Any, cond: Any, msg: str) -> None:
 
 
 def _note(kernel: Any, cond: Any, text: str) -> None:
-    """Writes a check into a kernel; of a vector all lanes that hold elements must pass it."""
+    """Writes a check into a kernel. All lanes of a vector that hold elements must pass it."""
     holds = f"({cond})"
     if getattr(cond, "is_vec", False):
         mask = kernel._load_mask
@@ -216,22 +216,23 @@ def _note(kernel: Any, cond: Any, text: str) -> None:
     kernel.cse.generate(kernel.compute, f'AOTI_TORCH_CHECK({holds}, "{text}")', assignment=False)
 
 
-def _told(original: Any) -> Any:
-    """Has checks of indices say what they are of, in words that do not hang on the generated code."""
+def _named(original: Any, operators_of: Callable[[Any], set[str]]) -> Any:
+    """Has checks of indices name bounds and operators, and no variables of the generated code."""
 
     def indirect_assert(self: Any, var: Any, lower: Any, upper: Any, mask: Any = None) -> str:
         line = original(self, var, lower, upper, mask)
         numbers = f"{lower or ''}..{re.sub(r'L$', '', str(upper)) if upper else ''}"
-        return re.sub(r'"index out of bounds: .*"', f'"index in {numbers}{_operator(self)}"', line, count=1)
+        of = _operators(self, operators_of)
+        return re.sub(r'"index out of bounds: .*"', f'"index in {numbers}{of}"', line, count=1)
 
     return indirect_assert
 
 
-def _operator(kernel: Any) -> str:
-    """Returns the operators that a kernel's present operation comes from, as far as they take an index."""
+def _operators(kernel: Any, operators_of: Callable[[Any], set[str]]) -> str:
+    """Returns the operators behind the operation that a kernel works on, as far as they take an index."""
     node = getattr(getattr(kernel, "current_node", None), "node", None)
     try:
-        names = {use.name for origin in getattr(node, "origins", ()) or () for use in bounds.uses_of(origin)}
-    except Exception:  # nodes of the compiler may say less of themselves, and it is for a message only
+        names = {name for origin in getattr(node, "origins", ()) or () for name in operators_of(origin)}
+    except Exception:  # a node of the compiler may lack what is read here, and it is for a message only
         return ""
     return f" of {', '.join(sorted(names))}" if names else ""

@@ -1,0 +1,32 @@
+"""Torch's private interface: every use of a name that torch does not document, behind functions that are ours.
+
+| file | subject |
+|---|---|
+| `pytrees` | nested arguments and results, as torch.export flattens them |
+| `exported` | exported programs: their inputs, their bounds, copies of their graphs |
+| `archives` | archives of torch.export, made from parts |
+| `fake` | fake tensors: shapes, strides and shared memory without data |
+| `symbols` | symbolic sizes |
+| `overloads` | operators: schemas, names, kernels |
+| `modules` | tables of parameters and buffers; the mark of `torch.compiler.disable` |
+| `errors` | errors of torch.export and of the compiler |
+| `inductor` | AOTInductor: options, one compile, the files that it generates |
+| `lowerings` | lowerings of AOTInductor: calls by name, no weights packed by templates |
+| `freezing` | the compiler's passes over weights, and the constants that they make |
+| `early_launch` | programmatic dependent launch of Triton kernels |
+| `cpp_toolchain` | the compiler's use of the C++ compiler |
+| `cpp_flags` | instruction sets: compiler flags and vector classes |
+| `cpp_headers` | precompiled C++ headers |
+| `cpp_interface` | the C++ code that all artifacts share |
+| `cpp_checks` | checks of values in generated C++ |
+
+Private is what torch's documentation lacks: modules and attributes with a leading underscore, `torch.fx.experimental`,
+everything of inductor, and the text of what it generates. `Private:` in a docstring names what a function uses,
+`Without it:` says what breaks when torch moves it. Operators of ATen are public under any name: captured graphs consist
+of them.
+
+The rest of the worker uses these functions and no private name; `tests/worker/test_private_names.py` holds it to that.
+Nothing here imports from the rest of the worker. So a difference between versions of torch stays inside one function.
+
+Written for torch 2.11.
+"""

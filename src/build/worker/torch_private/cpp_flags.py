@@ -1,0 +1,81 @@
+"""Instruction sets: flags of the C++ compiler, and the vector classes of torch's kernels."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# `[target] isa` -> the vector class of torch's C++ kernels that it allows, by name in `cpu_vec_isa`.
+_VECTORS = {"x86-64-v2": None, "x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}
+
+
+@contextmanager
+def flags_for(isa: str) -> Iterator[None]:
+    """Has commands of the C++ compiler made for an instruction set.
+
+    For each instruction set that the CPU has, inductor compiles a test program and starts a Python that imports torch
+    to load it: 14 to 30 seconds in every new process. The CPU's own answer, and a check that the compiler knows the
+    flags, say the same in milliseconds.
+
+    Private: `torch._inductor.cpp_builder._get_optimization_cflags`; `VecISA.check_build`, `valid_vec_isa_list` and
+    `supported_vec_isa_list` of `torch._inductor.cpu_vec_isa`. Without them: artifacts are compiled for the CPU of the
+    build, whatever `[target] isa` says.
+    """
+    from torch._inductor import cpp_builder, cpu_vec_isa
+
+    flags = cpp_builder._get_optimization_cflags
+    check, valid = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.valid_vec_isa_list
+
+    def baseline(*args: Any, **kwargs: Any) -> Any:
+        compile_flags, link_flags = flags(*args, **kwargs)
+        return [f"march={isa}" if flag == "march=native" else flag for flag in compile_flags], link_flags
+
+    cpu_vec_isa.VecISA.check_build = _compiler_knows
+    if isa != "native":
+        cpp_builder._get_optimization_cflags = baseline
+        vector = _VECTORS[isa]
+        allowed = [item for item in cpu_vec_isa.supported_vec_isa_list if type(item).__name__ == vector]
+        replacement = functools.cache(lambda: allowed)
+        cpu_vec_isa.valid_vec_isa_list = replacement
+    try:
+        yield
+    finally:
+        cpp_builder._get_optimization_cflags = flags
+        cpu_vec_isa.VecISA.check_build = check
+        cpu_vec_isa.valid_vec_isa_list = valid
+
+
+def _compiler_knows(vector: Any, code: str) -> bool:
+    """Returns whether the compiler takes an instruction set's flags. Whether the CPU has it is checked elsewhere."""
+    return _knows_flags(vector._arch_flags)
+
+
+@functools.cache
+def _knows_flags(flags: str) -> bool:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    command = [get_cpp_compiler(), *shlex.split(flags), "-fsyntax-only", "-x", "c++", os.devnull]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+@functools.cache
+def compiler_identity() -> tuple[str, ...]:
+    """Returns what compiled headers and objects depend on besides their text and flags: compiler, CPU and torch.
+
+    Private: `get_compiler_version_info` and `get_cpp_compiler` of `torch._inductor.cpp_builder`. Without them: nothing
+    compiles.
+    """
+    import torch
+    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
+
+    version = get_compiler_version_info(get_cpp_compiler())
+    # `-march=native` means another thing on another machine that mounts the same folder.
+    native = subprocess.run(
+        [get_cpp_compiler(), "-march=native", "-Q", "--help=target"], capture_output=True, text=True, check=False
+    ).stdout
+    return (version, native, torch.__version__, str(torch.version.git_version), torch.__file__)

@@ -1,0 +1,63 @@
+"""Lowerings of AOTInductor: what it makes of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def call_by_name(operator: Any, fake: Callable[..., Any], channels_last: bool) -> None:
+    """Lowers an operator to a call by its name. `fake` returns its results without data.
+
+    Private: `torch._inductor.lowering` with `lowerings`, `fallback_handler` and `register_lowering`;
+    `torch._inductor.ir.ExternKernel.require_channels_last`. Without them: `Context.call_by_name` of graph passes fails.
+    """
+    import torch
+    from torch._inductor import ir, lowering
+
+    if operator in lowering.lowerings:
+        return
+    fall_back = lowering.fallback_handler(operator)
+
+    def ordered(value: Any) -> Any:
+        is_image = channels_last and isinstance(value, ir.TensorBox) and len(value.get_size()) == 4
+        return ir.ExternKernel.require_channels_last(value) if is_image else value
+
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        return fall_back(*map(ordered, args), **{name: ordered(value) for name, value in kwargs.items()})
+
+    lowering.register_lowering(operator, type_promotion_kind=None)(lower)
+    torch.library.register_fake(operator._schema.name, fake, allow_override=True)
+
+
+@contextmanager
+def no_packed_weights() -> Iterator[None]:
+    """Keeps the C++ GEMM template from products with a weight, whose values it packs into the artifact.
+
+    Products of two activations, as in attention, keep it.
+
+    Private: `use_cpp_gemm_template` and `use_cpp_bmm_template` in the modules of `torch._inductor` that call them, and
+    the classes of `torch._inductor.ir` for constants and views. Without them: a segment with such a product does not
+    compile, because no weight set has the packed weight.
+    """
+    from torch._inductor import ir, mkldnn_lowerings, quantized_lowerings, utils
+    from torch._inductor.kernel import bmm, mm
+
+    places = [(module, "use_cpp_gemm_template") for module in (mm, mkldnn_lowerings, quantized_lowerings)]
+    before = [(module, name, getattr(module, name)) for module, name in [*places, (bmm, "use_cpp_bmm_template")]]
+
+    def use_for_activations(layout: Any, mat1: Any, mat2: Any) -> bool:
+        base = mat2
+        while isinstance(base, ir.MutableBox | ir.BaseView):
+            base = base.data
+        return not isinstance(base, ir.ConstantBuffer) and utils.use_cpp_bmm_template(layout, mat1, mat2)
+
+    try:
+        for module, name in places:
+            setattr(module, name, lambda *_, **__: False)
+        bmm.use_cpp_bmm_template = use_for_activations  # type: ignore[assignment]
+        yield
+    finally:
+        for module, name, original in before:
+            setattr(module, name, original)

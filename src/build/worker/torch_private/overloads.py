@@ -1,0 +1,85 @@
+"""Operators: overloads, their schemas and names, and where their kernels come from.
+
+Private: `torch._ops.OpOverload`, `OpOverloadPacket`, `HigherOrderOperator`; `_schema` and `_overloadname` of an
+overload. Without them: operators of a graph can't be told from Python functions, and no segment has a canonical text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+def is_overload(target: Any) -> bool:
+    """Returns whether a node calls an operator, and not a Python function."""
+    import torch
+
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def is_higher_order(target: Any) -> bool:
+    """Returns whether a node calls an operator that takes graphs, as `torch.cond`."""
+    import torch
+
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def overload_of(target: Any) -> Any:
+    """Returns the overload that a node calls, the default one of an operator without; None for anything else."""
+    import torch
+
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return getattr(target, "default", None)
+    return target if is_overload(target) else None
+
+
+def name_of(target: Any) -> str:
+    """Returns an operator's name without namespace and overload, as `embedding`; a function's own name."""
+    return getattr(getattr(target, "overloadpacket", target), "__name__", "")
+
+
+def overload_name(overload: Any) -> str:
+    """Returns the name of an overload, as `Tensor` of `aten.add.Tensor`."""
+    return overload._overloadname
+
+
+def qualified_name(overload: Any) -> str:
+    """Returns the name under which an operator is registered, as `aten::embedding`."""
+    return overload._schema.name
+
+
+def schema(overload: Any) -> str:
+    """Returns the schema as text."""
+    return str(overload._schema)
+
+
+def arguments(overload: Any) -> list[Any]:
+    """Returns the arguments of the schema: name, type and default value of each."""
+    return overload._schema.arguments
+
+
+def is_mutable(overload: Any) -> bool:
+    """Returns whether an operator writes into one of its arguments."""
+    return overload._schema.is_mutable
+
+
+def returns_view(overload: Any) -> bool:
+    """Returns whether a result of an operator may share memory with an argument."""
+    return any(result.alias_info is not None for result in overload._schema.returns)
+
+
+def has_native_kernel(name: str, device: str) -> bool:
+    """Returns whether an operator has a kernel for a device that was registered from C++.
+
+    Private: the text of `torch._C._dispatch_dump`, which says where each kernel was registered. Without it: every
+    custom operator counts as Python.
+    """
+    import torch
+
+    keys = {device.upper(), "CompositeExplicitAutograd[alias]", "CompositeImplicitAutograd[alias]"}
+    keys.add("CompositeExplicitAutogradNonFunctional[alias]")
+    for line in torch._C._dispatch_dump(name).splitlines():
+        key, _, rest = line.partition(": registered at ")
+        if key in keys and rest and not re.match(r"\S+\.py:\d+", rest):
+            return True
+    return False
