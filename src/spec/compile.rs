@@ -89,11 +89,6 @@ words!(FailPolicy {
 });
 
 impl Mode {
-    /// Returns whether programs are captured into CUDA graphs where the device has them.
-    pub fn cuda_graphs(self) -> bool {
-        matches!(self, Self::ReduceOverhead | Self::MaxAutotune)
-    }
-
     /// Returns whether the compiler times kernels to choose between them.
     pub fn autotunes(self) -> bool {
         matches!(self, Self::MaxAutotune | Self::MaxAutotuneNoCudagraphs)

@@ -17,7 +17,6 @@ use super::{
     layout::Layout,
     lock::Mode,
     reindex, rows,
-    verify::Verified,
 };
 
 /// What `repair` did.
@@ -198,14 +197,5 @@ impl Store {
         let mut file = super::bytes::open_plain(&path).at("read", &path)?;
         std::io::copy(&mut file, draft.file()).at("copy", &path)?;
         draft.replace(&path)
-    }
-}
-
-impl Verified {
-    /// Returns the defects that need `needs`.
-    pub fn that_need(&self, needs: Needs) -> impl Iterator<Item = &Defect> {
-        self.defects
-            .iter()
-            .filter(move |defect| defect.needs() == needs)
     }
 }
