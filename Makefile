@@ -126,8 +126,8 @@ torture: venv ## try to break the store at full size, into benches/results/tortu
 		$(CARGO) test --release --no-default-features --test torture -- --ignored --exact full --nocapture
 	$(CARGO) test --release --no-default-features --features sync-points --test torture two_processes
 
-torture-runtime: venv ## try to break the runtime, into benches/results/torture-runtime.json (SCALE=0.1 for a tenth)
-	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) $(CARGO) test --release --test runtime_torture -- --ignored --exact full --nocapture
+torture-runtime: venv ## try to break the runtime, into benches/results/torture-runtime.json (SCALE=0.1: a tenth; ONLY="15 hostile": one part)
+	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_ONLY="$(ONLY)" $(CARGO) test --release --test runtime_torture -- --ignored --exact full --nocapture
 
 bench-overhead: venv ## what a call adds to the artifact's own, and what a refused one costs, into benches/results/overhead-cpu.json
 	PRECAST_FIGURES=$(CURDIR)/benches/results/overhead-cpu.json CRITERION_HOME=$(CURDIR)/target/criterion \

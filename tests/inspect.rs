@@ -4,6 +4,7 @@ mod sample;
 
 use std::{fs, process::Command};
 
+use precast::Store;
 use sample::{Sample, sample};
 
 /// Runs precast over the sample's store and returns what it printed, with what changes from run to run made equal.
@@ -109,6 +110,40 @@ fn du_adds_up_by_model_module_and_release() {
         insta::assert_snapshot!("du-model", by_model);
         insta::assert_snapshot!("du-release", by_release);
     });
+}
+
+#[test]
+fn du_and_the_report_give_one_number_with_the_unpacked_copies() {
+    let sample = sample();
+    let store = Store::open(&sample.path).unwrap();
+    let object = store.put_bytes(&[7; 300_000]).unwrap();
+    drop(store.map(&object).unwrap());
+    drop(store);
+    let (du, _, _) = precast(&sample, &["du"]);
+    let columns = |row: &str| {
+        let line = du.lines().find(|line| line.starts_with(row)).unwrap();
+        let columns = line.split("  ").map(str::trim);
+        let columns: Vec<_> = columns.filter(|text| !text.is_empty()).collect();
+        columns.join("|")
+    };
+    let unpacked = columns("(unpacked)");
+    let unpacked = unpacked.split('|').nth(1).unwrap();
+    let total = columns("total");
+    let total = total.split('|').nth(4).unwrap();
+    let page = sample.dir.path().join("report.html");
+    let (_, told, code) = precast(&sample, &["report", "-o", page.to_str().unwrap()]);
+    assert_eq!(code, 0, "{told}");
+    let page = fs::read_to_string(page).unwrap();
+    let sentence = format!("On disk the store takes {total} for ");
+    assert!(
+        page.contains(&sentence),
+        "`{sentence}` is not in the report\n{du}"
+    );
+    let sentence = format!(", of which {unpacked} are unpacked copies");
+    assert!(
+        page.contains(&sentence),
+        "`{sentence}` is not in the report\n{du}"
+    );
 }
 
 #[test]

@@ -29,16 +29,10 @@ pub(super) fn with_torch() -> Result<PathBuf> {
     Ok(own.with_file_name(TORCH))
 }
 
-/// What libtorch's C++ has to say: its warnings are about its own insides.
-const LOG_LEVEL: (&str, &str) = ("TORCH_CPP_LOG_LEVEL", "ERROR");
-
 /// Becomes the program that has libtorch, with the arguments of this one.
-pub(super) fn hand_over(_: &Command, context: &Context) -> Result<u8> {
+pub(super) fn hand_over(_: &Command, _: &Context) -> Result<u8> {
     let program = with_torch()?;
     let mut command = process::Command::new(&program);
-    if env::var_os(LOG_LEVEL.0).is_none() && context.verbose == 0 {
-        command.env(LOG_LEVEL.0, LOG_LEVEL.1);
-    }
     let error = command.args(env::args_os().skip(1)).exec();
     Err(Usage {
         message: format!(

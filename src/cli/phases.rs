@@ -1,17 +1,40 @@
-//! How long the parts of loading took, from the runtime's spans.
+//! How long the parts of loading took, and what was warned of, from the runtime's spans and events.
 
 use std::{
     collections::HashMap,
+    fmt::Debug,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use tracing::{Subscriber, span};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+    span,
+};
 use tracing_subscriber::{Layer, layer, prelude::*, registry::LookupSpan};
 
-/// Seconds by span: what each took itself, without the spans within it.
 #[derive(Clone, Default)]
-pub(super) struct Phases(Arc<Mutex<HashMap<&'static str, Duration>>>);
+pub(super) struct Phases(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    /// What each span took itself, without the spans within it.
+    spans: HashMap<&'static str, Duration>,
+    warnings: Vec<String>,
+}
+
+/// The message of an event.
+#[derive(Default)]
+struct Message(String);
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
 
 /// When a span was entered, and how long those within it took.
 struct Entered(Instant, Duration);
@@ -25,11 +48,17 @@ impl Phases {
 
     /// Returns the seconds of each span that was seen.
     pub(super) fn seconds(&self) -> HashMap<&'static str, f64> {
-        let phases = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let seconds = phases.iter();
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let seconds = seen.spans.iter();
         seconds
             .map(|(&name, took)| (name, took.as_secs_f64()))
             .collect()
+    }
+
+    /// Returns what was warned of since this was asked last.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut seen.warnings)
     }
 }
 
@@ -52,7 +81,17 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Phases {
         {
             *within += took;
         }
-        let mut phases = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *phases.entry(span.name()).or_default() += took.saturating_sub(within);
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *seen.spans.entry(span.name()).or_default() += took.saturating_sub(within);
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: layer::Context<'_, S>) {
+        if *event.metadata().level() > Level::WARN {
+            return;
+        }
+        let mut message = Message::default();
+        event.record(&mut message);
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.warnings.push(message.0);
     }
 }

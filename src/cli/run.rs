@@ -126,6 +126,9 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
             bucket_name(served.bucket()),
             served.rung().name()
         ));
+        for text in phases.warnings() {
+            note(text);
+        }
         for (phase, took) in phases.seconds() {
             note(format_args!("{phase:<12} {}", seconds(took)));
         }

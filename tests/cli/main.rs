@@ -10,6 +10,7 @@ mod context;
 mod control;
 #[cfg(feature = "torch")]
 mod gate;
+mod hostile;
 mod inspect;
 mod layers;
 #[cfg(feature = "torch")]

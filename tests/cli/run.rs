@@ -39,6 +39,22 @@ fn an_exact_bucket() {
 }
 
 #[test]
+fn what_libtorch_warns_of_is_printed_when_it_is_asked_for() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: run warns");
+    let built = sandbox.run(&["build"]);
+    assert_eq!(built.code, 0, "{}", built.text());
+    assert!(!built.text().contains("fake artifact warns"));
+    rows(&sandbox, 4);
+    let ran = sandbox.run(&RUN);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    assert!(!ran.text().contains("fake artifact warns"));
+    let loud = RUN.map(|arg| if arg == "-q" { "-v" } else { arg });
+    let ran = sandbox.run(&loud);
+    assert!(ran.stderr.contains("fake artifact warns"), "{}", ran.text());
+}
+
+#[test]
 fn the_smallest_bucket_that_covers_padded_and_sliced_back() {
     let sandbox = Sandbox::built();
     rows(&sandbox, 3);

@@ -15,6 +15,7 @@
 //   LEAKS                      1: a zero at the very end, as padding has, changes the first element
 //   VARIES                     1: every other run differs in the last bits
 //   SLEEP_US                   how long every run takes, at least
+//   WARNS                      1: every run makes libtorch print a warning
 //   CRASHES                    1: every run ends the process
 
 #include <math.h>
@@ -35,6 +36,7 @@ typedef struct { Tensor scale; } Container;
 // From libtorch_cpu.so.
 int32_t aoti_torch_get_data_ptr(Tensor, void **);
 int32_t aoti_torch_delete_tensor_object(Tensor);
+void aoti_torch_warn(const char *, const char *, uint32_t, const char *);
 int32_t aoti_torch_empty_strided(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Tensor *);
 
 enum { FLOAT32 = 6 };
@@ -61,6 +63,7 @@ static int32_t run(Container *self, Tensor *inputs, Tensor *outputs) {
         return 1;
     }
     if (CRASHES) abort();
+    if (WARNS) aoti_torch_warn(__func__, __FILE__, __LINE__, "the fake artifact warns");
     nanosleep(&(struct timespec){ .tv_nsec = SLEEP_US * 1000L }, NULL);
     int64_t strides[DIMS + 1], count = 1;
     for (int d = DIMS - 1; d >= 0; d--) {

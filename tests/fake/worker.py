@@ -36,6 +36,7 @@ each for one request or, with a bucket, for that bucket:
     # fake: answers vary                   a little, every other time
     # fake: padding leaks                  into the answer of the artifact, not of eager
     # fake: run fails
+    # fake: run warns                  through libtorch
     # fake: device is small            memory for one capture or compile at a time: the first has it until another is
                                        refused, which makes a file `refused` beside the model
     # fake: device is full             memory for none
@@ -263,6 +264,7 @@ class Worker:
             "inputs": given,
             "offset": offset,
             "run_fails": self.told("run fails", sizes),
+            "run_warns": self.told("run warns", sizes),
             "answers_nan": self.told("answers nan", sizes),
             "answers_vary": self.told("answers vary", sizes),
             "leaks": self.told("padding leaks", sizes),
@@ -405,6 +407,7 @@ class Worker:
             "LEAKS": int(segment["leaks"]),
             "VARIES": int(segment["answers_vary"]),
             "SLEEP_US": sleep[-1] if sleep else 0,
+            "WARNS": int(segment["run_warns"]),
             "CRASHES": int("crashes" in says),
         }
         source, library = out / "model.c", out / "model.so"

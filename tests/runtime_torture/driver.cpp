@@ -38,7 +38,7 @@ struct Meta {
 };
 
 extern "C" {
-void precast_capture_messages();
+void precast_capture_messages(void (*said)(const char*));
 const char* precast_last_error();
 int32_t precast_tensor_meta(const void*, Meta*);
 Ptr precast_tensor_share(const void*);
@@ -205,8 +205,8 @@ int main(int argc, char** argv) {
   MUST(argc == 4);
   const std::string folder = argv[1], what = argv[2];
   const long rounds = std::atol(argv[3]);
-  precast_capture_messages();
-  precast_capture_messages();
+  precast_capture_messages([](const char*) {});
+  precast_capture_messages([](const char*) {});
   std::map<std::string, Library> libraries;
   for (const auto& behaviour : behaviours) {
     Ptr handle = dlopen((folder + "/" + behaviour + ".so").c_str(), RTLD_NOW | RTLD_LOCAL);

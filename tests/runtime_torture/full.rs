@@ -1,6 +1,7 @@
 //! The whole figures of PROMISES 15 to 25, written to `benches/results/torture-runtime.json`. `make torture-runtime` runs this.
 //!
-//! `PRECAST_TORTURE_SCALE` (1 by default) scales every count; the file says which it was.
+//! `PRECAST_TORTURE_SCALE` (1 by default) scales every count; the file says which it was. With `PRECAST_TORTURE_ONLY` only
+//! the parts whose names begin with its words are run, and replace what the file says of them.
 
 use std::{collections::BTreeMap, process::Command, time::Instant};
 
@@ -11,9 +12,17 @@ use crate::{
     SEED, bad_calls, crowds, exits, fake, loading, memory, padding, races, real, shim, values,
 };
 
+const FILE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/benches/results/torture-runtime.json"
+);
+
 struct Report {
     scale: f64,
+    /// What the names of the parts to run begin with: all of them when there is none.
+    only: Option<String>,
     parts: BTreeMap<String, Value>,
+    /// What went wrong in the parts that ran.
     bad: usize,
 }
 
@@ -29,12 +38,18 @@ impl Report {
         seed: Option<u64>,
         work: impl FnOnce() -> (T, Vec<String>),
     ) {
+        if !self.asked(name) {
+            return;
+        }
         let begin = Instant::now();
         let (told, bad) = work();
         let mut told = serde_json::to_value(told).unwrap();
+        told["date"] = json!(printed("date", &["-u", "+%F"]));
+        told["commit"] = json!(printed("git", &["rev-parse", "--short", "HEAD"]));
         if let Some(seed) = seed {
             told["seed"] = json!(seed);
         }
+        told["scale"] = json!(self.scale);
         told["bad"] = json!(bad.len());
         if !bad.is_empty() {
             told["examples"] = json!(bad.iter().take(5).collect::<Vec<_>>());
@@ -46,7 +61,15 @@ impl Report {
         self.save();
     }
 
+    fn asked(&self, name: &str) -> bool {
+        let asked = |only: &str| only.split(' ').zip(name.split(' ')).all(|(a, b)| a == b);
+        self.only.as_deref().is_none_or(asked)
+    }
+
     fn skip(&mut self, name: &str, why: &str) {
+        if !self.asked(name) {
+            return;
+        }
         println!("{name}: skipped: {why}");
         self.parts
             .insert(name.to_owned(), json!({ "skipped": why }));
@@ -55,15 +78,10 @@ impl Report {
 
     /// Saved after every part, so that what ran is there when a later part is cut off.
     fn save(&self) {
-        let path = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/benches/results/torture-runtime.json"
-        );
+        let bad = |part: &Value| part["bad"].as_u64().unwrap_or(0);
         let document = json!({
             "schema": 1,
             "command": "make torture-runtime",
-            "date": printed("date", &["-u", "+%F"]),
-            "commit": printed("git", &["rev-parse", "--short", "HEAD"]),
             "machine": {
                 "cpu": cpu(),
                 "cores": std::thread::available_parallelism().map_or(1, usize::from),
@@ -72,12 +90,11 @@ impl Report {
                 "compiler": printed("g++", &["-dumpfullversion"]),
             },
             "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
-            "scale": self.scale,
-            "bad": self.bad,
+            "bad": self.parts.values().map(bad).sum::<u64>(),
             "parts": self.parts,
         });
         let text = serde_json::to_string_pretty(&document).unwrap();
-        std::fs::write(path, format!("{text}\n")).unwrap();
+        std::fs::write(FILE, format!("{text}\n")).unwrap();
     }
 }
 
@@ -108,9 +125,18 @@ pub fn run() {
     let scale = std::env::var("PRECAST_TORTURE_SCALE")
         .ok()
         .and_then(|text| text.parse().ok());
+    let only = std::env::var("PRECAST_TORTURE_ONLY").ok();
+    let only = only.filter(|only| !only.is_empty());
+    let mut parts = BTreeMap::new();
+    if only.is_some() {
+        let text = std::fs::read_to_string(FILE).unwrap_or_default();
+        let before: Value = serde_json::from_str(&text).unwrap_or_default();
+        parts = serde_json::from_value(before["parts"].clone()).unwrap_or_default();
+    }
     let mut report = Report {
         scale: scale.unwrap_or(1.0),
-        parts: BTreeMap::new(),
+        only,
+        parts,
         bad: 0,
     };
     let report = &mut report;

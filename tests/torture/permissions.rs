@@ -54,7 +54,8 @@ const WAYS: &[Way] = &[
     }),
 ];
 
-/// Reads everything that a start may read, and a little more: of each of these files what it is the file of.
+/// Reads everything that a start may read, and a little more: of each of these files what it is the file of. Who may write
+/// also does what a builder and `gc` do.
 fn start(root: &Path, files: &[PathBuf], read_only: bool) -> Result<(), StoreError> {
     let options = Options {
         read_only,
@@ -82,6 +83,7 @@ fn start(root: &Path, files: &[PathBuf], read_only: bool) -> Result<(), StoreErr
         }
     }
     if !read_only {
+        drop(store.try_claim(&Digest::of(b"key"))?);
         store.gc(&Policy::default())?;
     }
     Ok(())

@@ -30,6 +30,7 @@ impl Interpreter {
     pub fn new(archive: File) -> Result<Self, String> {
         let path = CString::new(format!("/proc/self/fd/{}", archive.as_raw_fd()))
             .map_err(|error| error.to_string())?;
+        shim::capture_messages();
         let mut handle = std::ptr::null_mut();
         // SAFETY: a C string and a valid out pointer.
         checked(unsafe { shim::precast_eager_new(path.as_ptr(), &mut handle) })?;

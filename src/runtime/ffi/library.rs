@@ -126,8 +126,7 @@ impl Library {
 
     fn open(object: &Digest, file: File) -> Result<Self, RuntimeError> {
         let _span = tracing::info_span!("artifact", %object).entered();
-        // SAFETY: no preconditions; it sets a buffer under std::cerr once.
-        unsafe { shim::precast_capture_messages() };
+        shim::capture_messages();
         let loaded = open_verified(object, file, RTLD_LOCAL)?;
         Ok(Self {
             abi: resolve(loaded, object)?,

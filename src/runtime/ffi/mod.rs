@@ -19,6 +19,7 @@
 //!
 //! **Errors.** An artifact prints an exception's text on `std::cerr` and returns a code; some entry points let it
 //! through `extern "C"`. The shim catches it, and takes the text off `std::cerr` for the calling thread only.
+//! What a call prints beside an error, such as a warning of libtorch, is a `tracing` event.
 #![allow(unsafe_code)]
 
 mod container;

@@ -39,6 +39,8 @@ namespace {
 
 thread_local std::string last_error;
 thread_local std::string* sink = nullptr;
+// Takes what a call prints beside its error, such as a warning.
+void (*said)(const char*) = nullptr;
 
 // An artifact's entry points turn an exception into a return code and print its text on std::cerr. This buffer, put
 // under std::cerr once and for good, gives the text to the call that is being made on the same thread and passes
@@ -76,8 +78,14 @@ struct Capture {
   ~Capture() { sink = before; }
 };
 
-void keep(const char* what, const std::string& printed) noexcept {
+void keep(const char* what, std::string printed) noexcept {
   try {
+    // What was printed before the error is none.
+    size_t begin = printed.rfind("Error: ", 0) == 0 ? 0 : printed.find("\nError: ");
+    if (begin != 0 && begin != std::string::npos) {
+      if (said) said(printed.substr(0, begin).c_str());
+      printed.erase(0, begin + 1);
+    }
     last_error = what;
     if (!printed.empty()) {
       if (!last_error.empty()) last_error += "; ";
@@ -98,7 +106,11 @@ int32_t guarded(F f) noexcept {
   Capture capture;
   try {
     int32_t code = f();
-    if (code != 0) keep("", capture.text);
+    if (code != 0) {
+      keep("", capture.text);
+    } else if (said && !capture.text.empty()) {
+      said(capture.text.c_str());
+    }
     return code;
   } catch (const c10::Error& e) {
     // Its `what` ends with a backtrace of addresses.
@@ -134,9 +146,12 @@ struct PrecastMeta {
   uint8_t flags;
 };
 
-void precast_capture_messages() {
+void precast_capture_messages(void (*to)(const char*)) {
   static std::once_flag once;
-  std::call_once(once, [] { std::cerr.rdbuf(new PerThread(std::cerr.rdbuf())); });
+  std::call_once(once, [to] {
+    said = to;
+    std::cerr.rdbuf(new PerThread(std::cerr.rdbuf()));
+  });
 }
 
 const char* precast_last_error() { return last_error.c_str(); }

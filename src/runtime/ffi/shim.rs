@@ -74,7 +74,7 @@ unsafe extern "C" {
         made: *mut RawTensor,
     ) -> i32;
     pub fn precast_operators_delete(executor: *mut c_void);
-    pub fn precast_capture_messages();
+    fn precast_capture_messages(said: extern "C" fn(*const c_char));
     pub fn precast_last_error() -> *const c_char;
     pub fn precast_tensor_meta(tensor: *const c_void, out: *mut RawMeta) -> i32;
     pub fn precast_tensor_share(tensor: *const c_void) -> RawTensor;
@@ -122,6 +122,22 @@ unsafe extern "C" {
 /// The address of an imported function is that of its definition, so it lies in libtorch_cpu and not in this binary.
 pub fn libtorch_address() -> *const c_void {
     aoti_torch_abi_version as *const c_void
+}
+
+/// Lets nothing that libtorch prints in a call reach the terminal: an error's text belongs to the error, the rest, such
+/// as a warning, goes to `tracing`.
+pub fn capture_messages() {
+    // SAFETY: it sets a buffer under std::cerr, once and for good; `said` is there as long.
+    unsafe { precast_capture_messages(said) }
+}
+
+extern "C" fn said(text: *const c_char) {
+    // SAFETY: the shim passes a NUL-terminated string that lives until this returns.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    // A subscriber may panic, which must not cross C++.
+    let _ = std::panic::catch_unwind(|| {
+        tracing::warn!(target: "precast::libtorch", "libtorch: {}", text.trim());
+    });
 }
 
 /// Returns the text of this thread's last error.

@@ -1,0 +1,79 @@
+//! Small files that would take gigabytes or minutes to look at: each is refused by name, with little memory and little time.
+//!
+//! `ulimit` takes what a process has not asked for: one that goes on reading is ended, which is no clear error.
+
+use std::{fs, process::Command};
+
+use crate::sandbox::{Ran, Sandbox};
+
+/// Writes the files, of the sizes that once took 6 GB, 78 s, 840 MB, and 4 GB.
+const FILES: &str = r##"
+import struct, zipfile
+
+def elf(name, body, sections):
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    head += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, 64 + len(body), 0, 64, 56, 0, 64, len(sections), 1)
+    with open(name, "wb") as file:
+        file.write(head + body)
+        for kind, flags, offset, size, link in sections:
+            file.write(struct.pack("<IIQQQQIIQQ", 0, kind, flags, 0, offset, size, link, 0, 0, 24))
+
+SIZE = 7_600_000
+elf("sections.so", bytes(SIZE), [(0, 0, 0, 0, 0), (3, 0, 64, 1, 0)] + [(1, 2, 64, SIZE, 0)] * 3000)
+
+SYMBOLS = 1 << 19
+names = bytearray(b"a" * SYMBOLS)
+names[::4000] = bytes(len(names[::4000]))
+table = b"".join(struct.pack("<IBBHQQ", index, 0x10, 0, 1, 0, 0) for index in range(SYMBOLS))
+elf("symbols.so", bytes(names) + table, [
+    (0, 0, 0, 0, 0), (3, 0, 64, len(names), 0), (11, 2, 64 + len(names), len(table), 1),
+])
+
+with zipfile.ZipFile("bomb.pt2", "w", zipfile.ZIP_DEFLATED) as file:
+    for index in range(24):
+        file.writestr(f"m/{index}_metadata.json", '{"a":[' + "0," * (5 << 20) + "0]}")
+
+with open("huge.toml", "w") as file:
+    for _ in range(300):
+        file.write("# " + "x" * 999_997 + "\n")
+"##;
+
+/// Runs `precast` with 3 GiB of address space, of which libraries and threads have most, and a minute of one core.
+fn limited(sandbox: &Sandbox, args: &[&str]) -> Ran {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "ulimit -v 3145728; ulimit -t 60; exec \"$0\" \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_precast"))
+        .args(args)
+        .current_dir(sandbox.path(""));
+    sandbox.output(&mut command)
+}
+
+#[test]
+fn what_would_take_gigabytes_or_minutes_is_refused_by_its_limit() {
+    let sandbox = Sandbox::new();
+    sandbox.write("files.py", FILES);
+    let python = concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/bin/python");
+    let made = Command::new(python)
+        .args(["-S", "files.py"])
+        .current_dir(sandbox.path(""))
+        .status()
+        .unwrap();
+    assert!(made.success());
+    for (name, largest) in [
+        ("sections.so", 8 << 20),
+        ("symbols.so", 14 << 20),
+        ("bomb.pt2", 512 << 10),
+    ] {
+        let size = fs::metadata(sandbox.path(name)).unwrap().len();
+        assert!(size < largest, "{name}: {size}");
+        let ran = limited(&sandbox, &["inspect", name]);
+        assert_eq!(ran.code, 1, "{}", ran.text());
+        // Which limit is reached first depends on how fast this machine is.
+        let refused = format!("error: `{name}` is refused: ");
+        assert!(ran.stderr.contains(&refused), "{}", ran.text());
+    }
+    let ran = limited(&sandbox, &["plan", "huge.toml"]);
+    assert_eq!(ran.code, 2, "{}", ran.text());
+    assert!(ran.stderr.contains("huge.toml"), "{}", ran.text());
+}
