@@ -24,20 +24,14 @@
 //! ```
 #![deny(unsafe_code)]
 
-// Unit tests share the fakes of tests/, which name the crate.
-#[cfg(test)]
-extern crate self as precast;
-
 pub mod build;
 pub mod cli;
 pub mod inspect;
 pub mod plan;
-#[cfg(feature = "torch")]
-pub mod runtime;
 pub mod spec;
 
+#[cfg(feature = "torch")]
+pub use precast_runtime::{self as runtime, Model, Runtime, RuntimeError, Value};
 pub use precast_store::{
     self as store, Device, Digest, Mapped, Store, StoreError, Target, digest, record, target,
 };
-#[cfg(feature = "torch")]
-pub use runtime::{Model, Runtime, RuntimeError, Value};

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Device, Runtime,
-    inspect::stats::{self, Counts},
+    inspect::stats::Counts,
     record::bucket_name,
     runtime::{Loading, Prefetched, Rung, tensors},
 };
@@ -34,7 +34,7 @@ fn count(path: &Path, mut counts: Counts) -> Result<()> {
             }
             .into());
         }
-        stats::add(&mut counts, known.clone());
+        counts.add(known.clone());
     }
     let told = || format!("can't write `{}`", path.display());
     // Whole or not at all: another process may be reading it.

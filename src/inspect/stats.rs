@@ -44,22 +44,6 @@ pub fn parse(text: &[u8]) -> Result<Counts, CountsError> {
     }
 }
 
-/// Adds the counts of another process for the same model.
-pub fn add(to: &mut Counts, other: Counts) {
-    to.since = to.since.min(other.since);
-    to.until = to.until.max(other.until);
-    for calls in other.calls {
-        let same = |known: &&mut Calls| {
-            (&known.module, &known.sizes, &known.bucket, &known.rung)
-                == (&calls.module, &calls.sizes, &calls.bucket, &calls.rung)
-        };
-        match to.calls.iter_mut().find(same) {
-            Some(known) => known.count = known.count.saturating_add(calls.count),
-            None => to.calls.push(calls),
-        }
-    }
-}
-
 /// What was asked of one module, most frequent first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ModuleStats {

@@ -11,7 +11,7 @@ mod fake {
 
 fn example() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let store = precast::Store::create(folder.path()).unwrap();
+    let store = precast_store::Store::create(folder.path()).unwrap();
     let mut memory = fake::Memory::default();
     for (rows, cols) in [(1, 4), (4, 8)] {
         let fake = fake::Fake {

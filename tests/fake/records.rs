@@ -3,21 +3,29 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fs::{self, File},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     sync::Arc,
 };
 
-use precast::{
-    Device, Digest, Mapped,
+use precast_runtime::{Source, SourceError, host, sealed};
+use precast_store::{
+    Device, Digest, Mapped, Store, Target,
     record::{
         Artifact, Constant, Dtype, Entry, Follow, Input, Layout, Output, Pad, Padding, Program,
         Release, SCHEMA, Step,
     },
-    runtime::{Source, SourceError, host, sealed},
-    target::Target,
 };
 use serde_json::Value;
+
+/// Returns the folder that has tests/: that of the package, or one above it.
+fn checkout() -> PathBuf {
+    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    above
+        .find(|folder| folder.join("tests/fake").exists())
+        .unwrap()
+        .to_owned()
+}
 
 /// What to compile.
 #[derive(Clone, Debug)]
@@ -67,7 +75,8 @@ impl Fake {
 
     /// Returns the shared object, compiled at most once.
     pub fn object(&self) -> Vec<u8> {
-        let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fake/misbehaving.cpp");
+        let checkout = checkout();
+        let source = checkout.join("tests/fake/misbehaving.cpp");
         let options = [
             format!("-DROWS={}", self.rows),
             format!("-DCOLS={}", self.cols),
@@ -80,10 +89,10 @@ impl Fake {
         ];
         let text = fs::read(&source).unwrap();
         let name = Digest::of(&[text, options.join(" ").into_bytes()].concat());
-        // An example in the documentation is told of no folder.
-        let folder = option_env!("CARGO_TARGET_TMPDIR")
-            .unwrap_or(concat!(env!("CARGO_MANIFEST_DIR"), "/target/tmp"));
-        let folder = PathBuf::from(folder).join("fakes");
+        // Only integration tests are told of a folder.
+        let folder = option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from);
+        let folder = folder.unwrap_or_else(|| checkout.join("target/tmp"));
+        let folder = folder.join("fakes");
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join(format!("{}.so", name.short()));
         if !path.exists() {
@@ -289,8 +298,8 @@ impl Memory {
         let object = self.put(include_bytes!("../data/scale.pt2").to_vec());
         let mut artifact = fake.artifact(object);
         artifact.id = Digest::of(b"archive");
-        artifact.kind = precast::record::ArtifactKind::Archive;
-        program.eager = Some(precast::record::Eager {
+        artifact.kind = precast_store::record::ArtifactKind::Archive;
+        program.eager = Some(precast_store::record::Eager {
             artifact: artifact.id,
             weights: vec!["scale".to_owned()],
         });
@@ -300,7 +309,7 @@ impl Memory {
     }
 
     /// Publishes everything as the newest release of `model`.
-    pub fn publish(&mut self, store: &precast::Store, model: &str) {
+    pub fn publish(&mut self, store: &Store, model: &str) {
         for bytes in self.objects.values() {
             store.put_bytes(bytes).unwrap();
         }

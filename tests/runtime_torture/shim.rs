@@ -168,7 +168,7 @@ fn in_its_place(command: &mut Command) {
 /// Compiles the uploads with one sanitizer, once for their sources.
 fn build_uploads(sanitizer: &str) -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let ffi = root.join("src/runtime/ffi");
+    let ffi = root.join("crates/precast-runtime/shim");
     let cudart = root.join("tests/runtime_torture/cudart");
     let driver = root.join("tests/runtime_torture/uploads.cpp");
     let headers = [
@@ -260,7 +260,7 @@ fn digest(files: &[PathBuf]) -> Digest {
 /// Compiles the CUDA half with its driver, once for their sources.
 fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let ffi = root.join("src/runtime/ffi");
+    let ffi = root.join("crates/precast-runtime/shim");
     let sources = [
         root.join("tests/runtime_torture/graphs.cpp"),
         ffi.join("shim_cuda.cpp"),
@@ -299,13 +299,13 @@ fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
 fn build() -> Result<(PathBuf, PathBuf), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let sources = [
-        root.join("src/runtime/ffi/shim.cpp"),
-        root.join("src/runtime/ffi/operators.cpp"),
+        root.join("crates/precast-runtime/shim/shim.cpp"),
+        root.join("crates/precast-runtime/shim/operators.cpp"),
         root.join("tests/runtime_torture/driver.cpp"),
         root.join("tests/runtime_torture/operators.cpp"),
         root.join("tests/fake/misbehaving.cpp"),
         root.join("tests/runtime_torture/must.h"),
-        root.join("src/runtime/ffi/operators.h"),
+        root.join("crates/precast-runtime/shim/operators.h"),
     ];
     let folder =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("asan-{}", digest(&sources).short()));
@@ -344,7 +344,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
                 .arg("-I")
                 .arg(torch.join("include"))
                 .arg("-I")
-                .arg(root.join("src/runtime/ffi"))
+                .arg(root.join("crates/precast-runtime/shim"))
                 .arg(source)
                 .arg("-o")
                 .arg(&made),

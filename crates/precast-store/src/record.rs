@@ -12,8 +12,10 @@ use serde_json::Value;
 
 use crate::{Digest, Target};
 
+mod counts;
 mod prepared;
 
+pub use counts::{Calls, Counts};
 pub use prepared::{Operand, Prepared, Recipe};
 
 /// The version written as `"schema"` into every record.
@@ -504,29 +506,4 @@ pub struct Failure {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Digest>,
     pub provenance: Value,
-}
-
-/// What one process counted for one model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Counts {
-    pub schema: u32,
-    pub model: String,
-    /// When counting began and when this was written, in seconds since 1970.
-    pub since: i64,
-    pub until: i64,
-    pub calls: Vec<Calls>,
-}
-
-/// Calls that asked for the same and got the same.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Calls {
-    pub module: String,
-    /// What was asked for; empty where requests of many sizes are counted together.
-    pub sizes: Sizes,
-    /// The bucket that answered, if one did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bucket: Option<Sizes>,
-    /// `exact`, `padded`, `dynamic`, `eager`, or `refused` when nothing answered.
-    pub rung: String,
-    pub count: u64,
 }

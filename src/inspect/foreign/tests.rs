@@ -125,7 +125,7 @@ fn a_shared_object_tells_what_it_needs_gives_and_holds() {
 
 #[test]
 fn the_entry_points_are_those_the_runtime_asks_for() {
-    let source = include_str!("../../runtime/ffi/library.rs");
+    let source = include_str!("../../../crates/precast-runtime/src/ffi/library.rs");
     let asked: std::collections::BTreeSet<&str> = source
         .split("symbol!(b\"")
         .skip(1)

@@ -120,13 +120,19 @@ fn every_error_of_a_run_says_what_to_do() {
         .iter()
         .map(|e| variant(&**e))
         .collect();
-    let runtime = variants(include_str!("../../../runtime/error.rs"), "RuntimeError");
+    let runtime = variants(
+        include_str!("../../../../crates/precast-runtime/src/error.rs"),
+        "RuntimeError",
+    );
     let tensors = variants(
-        include_str!("../../../runtime/tensors.rs"),
+        include_str!("../../../../crates/precast-runtime/src/tensors.rs"),
         "TensorFileError",
     );
     assert_eq!(sampled, runtime.union(&tensors).cloned().collect());
-    let inputs = variants(include_str!("../../../runtime/problem.rs"), "Problem");
+    let inputs = variants(
+        include_str!("../../../../crates/precast-runtime/src/problem.rs"),
+        "Problem",
+    );
     let sampled = run::runtime_errors()
         .into_iter()
         .filter_map(|error| match error.downcast() {

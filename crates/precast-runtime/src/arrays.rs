@@ -1,0 +1,396 @@
+//! Plain memory with a shape, in and out: for callers who do not use tch.
+//!
+//! [`Value`] is what a call takes, [`Array`] what it gives. Both are copies, so that nothing of a call is left in the
+//! caller's memory and nothing of the caller's in a call; who hands in `tch` tensors that are on the device already
+//! pays for no copy. With the feature `ndarray` a `Value` is made of an array or a view of one, and an `Array` becomes one.
+
+use half::{
+    bf16, f16,
+    slice::{HalfBitsSliceExt, HalfFloatSliceExt},
+};
+use tch::{TchError, Tensor};
+
+use super::{Outputs, RuntimeError, ffi::Meta, tensors, threads};
+use precast_store::{Device, record::Dtype};
+
+/// What an array can be of: `f32`, `f64`, `half::f16`, `half::bf16`, `i64`, `i32`, `i16`, `i8`, `u8` and `bool`.
+pub trait Element: sealed::Plain + Copy + 'static {
+    /// The dtype of its tensors.
+    const DTYPE: Dtype;
+}
+
+/// What [`Model::run`](super::Model::run) takes: a `tch::Tensor`, a [`Value`], or a reference to one.
+pub trait Argument: sealed::Input {}
+
+/// An input of a call: a copy of plain memory with a shape, in the host's memory.
+///
+/// A model on a CUDA device takes it as well and copies it there. Of several devices it goes to the one with the fewest
+/// calls under way.
+///
+/// ```
+/// use precast_runtime::{RuntimeError, Value};
+///
+/// let ids = Value::new(&[101_i64, 7592, 102, 101, 2088, 102], &[2, 3])?;
+/// assert_eq!((ids.dtype().name(), ids.shape()), ("int64", vec![2, 3]));
+///
+/// let error = Value::new(&[1.0_f32; 5], &[2, 3]).unwrap_err();
+/// assert_eq!(error.to_string(), "an array of shape [2, 3] has 6 elements, got 5");
+/// # Ok::<(), RuntimeError>(())
+/// ```
+#[derive(Debug)]
+pub struct Value(Tensor);
+
+impl Value {
+    /// Copies `data`, which has the elements of an array of `shape` with the last axis moving fastest.
+    ///
+    /// Fails with [`RuntimeError::Shape`] when there are more or fewer of them, and with [`RuntimeError::Array`] when
+    /// there is no memory for the copy.
+    pub fn new<T: Element>(data: &[T], shape: &[usize]) -> Result<Self, RuntimeError> {
+        let elements = |n: usize, &size: &usize| n.checked_mul(size);
+        let needed = shape.iter().try_fold(1, elements);
+        let sizes: Result<Vec<i64>, _> = shape.iter().map(|&size| i64::try_from(size)).collect();
+        match (needed, sizes) {
+            (Some(needed), Ok(sizes)) if needed == data.len() => {
+                let flat = T::tensor(data).and_then(|flat| flat.f_view(&sizes[..]));
+                flat.map(Self).map_err(refused)
+            }
+            _ => Err(RuntimeError::Shape {
+                shape: shape.to_vec(),
+                needed,
+                got: data.len(),
+            }),
+        }
+    }
+
+    /// Returns the dtype of its elements.
+    pub fn dtype(&self) -> Dtype {
+        // There is no element without one.
+        Meta::of(&self.0).dtype().unwrap_or(Dtype::Uint8)
+    }
+
+    /// Returns its sizes.
+    pub fn shape(&self) -> Vec<usize> {
+        shape_of(&self.0)
+    }
+}
+
+/// An output of a call: plain memory with a shape, the last axis moving fastest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Array<T> {
+    shape: Vec<usize>,
+    data: Vec<T>,
+}
+
+impl<T: Element> Array<T> {
+    /// Returns its sizes.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Returns its elements.
+    pub fn data(&self) -> &[T] {
+        &self.data
+    }
+
+    /// Returns its elements for keeps.
+    pub fn into_data(self) -> Vec<T> {
+        self.data
+    }
+
+    /// Copies a tensor, from wherever it is.
+    fn of(tensor: &Tensor) -> Result<Self, RuntimeError> {
+        // A large one is copied in parallel.
+        threads::find(Device::Cpu)?;
+        let data = T::data(tensor).map_err(refused)?;
+        let shape = shape_of(tensor);
+        Ok(Self { shape, data })
+    }
+}
+
+impl Outputs {
+    /// Copies an output into the host's memory; `output` counts from 0 in the module's order.
+    ///
+    /// On CUDA it waits until the output is there. Fails with [`RuntimeError::NoOutput`] when there are fewer outputs,
+    /// with [`RuntimeError::OutputDtype`] when it has other elements, with what [`Self::check`] finds, and with
+    /// [`RuntimeError::Array`] when libtorch can't copy it.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
+    /// # use precast_runtime::{Device, Runtime, Store, Value};
+    /// # use precast_store::record::Dtype;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = example();
+    /// # let model = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?.load("tiny")?;
+    /// let out = model.run("double", &[Value::new(&[1.0_f32, 2.0, 3.0], &[1, 3])?])?;
+    /// assert_eq!(out.array::<f32>(0)?.data(), [2.0, 4.0, 6.0]);
+    /// assert_eq!(out.array_named::<f32>("sum")?.shape(), [1]);
+    ///
+    /// let error = out.array::<i64>(0).unwrap_err();
+    /// assert_eq!(error.to_string(), "output `y` of module `double` is float32, not int64");
+    /// # Ok(()) }
+    /// ```
+    pub fn array<T: Element>(&self, output: usize) -> Result<Array<T>, RuntimeError> {
+        let program = self.served().program();
+        let (Some(tensor), Some(record)) = (self.get(output), program.outputs.get(output)) else {
+            return Err(self.no_output(output.to_string()));
+        };
+        match tensors::dtype(tensor.kind()) {
+            Some(dtype) if dtype == T::DTYPE => self.check().and_then(|()| Array::of(tensor)),
+            _ => Err(RuntimeError::OutputDtype {
+                module: program.module.as_str().into(),
+                output: record.name.clone(),
+                asked: T::DTYPE,
+                got: record.layout.dtype,
+            }),
+        }
+    }
+
+    /// Copies the output of this name into the host's memory, as [`Self::array`] does.
+    pub fn array_named<T: Element>(&self, output: &str) -> Result<Array<T>, RuntimeError> {
+        let mut names = self.served().program().outputs.iter();
+        match names.position(|known| known.name == output) {
+            Some(index) => self.array(index),
+            None => Err(self.no_output(format!("`{output}`"))),
+        }
+    }
+
+    fn no_output(&self, output: String) -> RuntimeError {
+        let program = self.served().program();
+        let known = program.outputs.iter().map(|output| output.name.clone());
+        RuntimeError::NoOutput {
+            module: program.module.as_str().into(),
+            output,
+            known: known.collect(),
+        }
+    }
+}
+
+fn shape_of(tensor: &Tensor) -> Vec<usize> {
+    let sizes = Meta::of(tensor).sizes().iter();
+    sizes.map(|&size| size.unsigned_abs() as usize).collect()
+}
+
+fn refused(error: TchError) -> RuntimeError {
+    RuntimeError::Array {
+        reason: super::error::first_line(&error),
+    }
+}
+
+mod sealed {
+    use tch::{TchError, Tensor};
+
+    /// How elements get into a tensor and out of it.
+    pub trait Plain: Sized {
+        /// Returns a tensor of one axis on the CPU.
+        fn tensor(data: &[Self]) -> Result<Tensor, TchError>;
+        /// Returns the elements of a tensor of this dtype.
+        fn data(tensor: &Tensor) -> Result<Vec<Self>, TchError>;
+    }
+
+    pub trait Input {
+        fn tensor(&self) -> &Tensor;
+        /// Whether it is the runtime's to bring it to the device, whatever `Inputs` says.
+        fn is_plain(&self) -> bool;
+    }
+}
+
+macro_rules! elements {
+    ($($type:ty: $dtype:ident,)*) => {$(
+        impl Element for $type {
+            const DTYPE: Dtype = Dtype::$dtype;
+        }
+
+        impl sealed::Plain for $type {
+            fn tensor(data: &[Self]) -> Result<Tensor, TchError> {
+                Tensor::f_from_slice(data)
+            }
+
+            fn data(tensor: &Tensor) -> Result<Vec<Self>, TchError> {
+                let mut data = vec![Self::default(); tensor.numel()];
+                tensor.f_copy_data(&mut data, tensor.numel())?;
+                Ok(data)
+            }
+        }
+    )*};
+}
+
+elements! {
+    f32: Float32,
+    f64: Float64,
+    f16: Float16,
+    i64: Int64,
+    i32: Int32,
+    i16: Int16,
+    i8: Int8,
+    u8: Uint8,
+}
+
+impl Element for bf16 {
+    const DTYPE: Dtype = Dtype::Bfloat16;
+}
+
+/// tch 0.24 says that a `bf16` is a half (`Element::KIND` in its wrappers/kind.rs), so its bits go as those of one.
+impl sealed::Plain for bf16 {
+    fn tensor(data: &[Self]) -> Result<Tensor, TchError> {
+        let halves: &[f16] = data.reinterpret_cast().reinterpret_cast();
+        Tensor::f_from_slice(halves)?.f_view_dtype(tch::Kind::BFloat16)
+    }
+
+    fn data(tensor: &Tensor) -> Result<Vec<Self>, TchError> {
+        let halves = f16::data(&tensor.f_contiguous()?.f_view_dtype(tch::Kind::Half)?)?;
+        Ok(halves
+            .into_iter()
+            .map(|half| Self::from_bits(half.to_bits()))
+            .collect())
+    }
+}
+
+impl Element for bool {
+    const DTYPE: Dtype = Dtype::Bool;
+}
+
+/// A kernel may have written any byte for true; a Rust `bool` may hold none but 1.
+impl sealed::Plain for bool {
+    fn tensor(data: &[Self]) -> Result<Tensor, TchError> {
+        Tensor::f_from_slice(data)
+    }
+
+    fn data(tensor: &Tensor) -> Result<Vec<Self>, TchError> {
+        let mut bytes = vec![0; tensor.numel()];
+        tensor.f_copy_data_u8(&mut bytes, tensor.numel())?;
+        Ok(bytes.into_iter().map(|byte| byte != 0).collect())
+    }
+}
+
+impl Argument for Tensor {}
+impl sealed::Input for Tensor {
+    fn tensor(&self) -> &Tensor {
+        self
+    }
+
+    fn is_plain(&self) -> bool {
+        false
+    }
+}
+
+impl Argument for Value {}
+impl sealed::Input for Value {
+    fn tensor(&self) -> &Tensor {
+        &self.0
+    }
+
+    fn is_plain(&self) -> bool {
+        true
+    }
+}
+
+impl<A: Argument> Argument for &A {}
+impl<A: Argument> sealed::Input for &A {
+    fn tensor(&self) -> &Tensor {
+        (**self).tensor()
+    }
+
+    fn is_plain(&self) -> bool {
+        (**self).is_plain()
+    }
+}
+
+/// The way of a slice of arguments to the runtime.
+pub(super) fn is_plain(argument: &impl Argument) -> bool {
+    sealed::Input::is_plain(argument)
+}
+
+pub(super) fn tensor(argument: &impl Argument) -> &Tensor {
+    sealed::Input::tensor(argument)
+}
+
+#[cfg(feature = "ndarray")]
+mod with_ndarray {
+    use ndarray::{ArrayBase, ArrayD, Data, Dimension, IxDyn};
+
+    use super::{Array, Element, RuntimeError, Value};
+
+    /// Copies an array or a view of one, whatever its strides.
+    impl<T: Element, S: Data<Elem = T>, D: Dimension> TryFrom<&ArrayBase<S, D>> for Value {
+        type Error = RuntimeError;
+
+        fn try_from(array: &ArrayBase<S, D>) -> Result<Self, RuntimeError> {
+            match array.as_slice() {
+                Some(data) => Self::new(data, array.shape()),
+                None => Self::new(&array.iter().copied().collect::<Vec<T>>(), array.shape()),
+            }
+        }
+    }
+
+    impl<T: Element> From<Array<T>> for ArrayD<T> {
+        fn from(array: Array<T>) -> Self {
+            Self::from_shape_vec(IxDyn(&array.shape), array.data)
+                .expect("an array has as many elements as its shape says")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round<T: Element + PartialEq + std::fmt::Debug>(data: [T; 6]) {
+        let value = Value::new(&data, &[2, 3]).unwrap();
+        assert_eq!(value.dtype(), T::DTYPE);
+        let back = Array::<T>::of(&value.0).unwrap();
+        assert_eq!((back.shape(), back.data()), (&[2, 3][..], &data[..]));
+        // Of a view with other strides the elements come in the order of its axes.
+        let turned = Array::<T>::of(&value.0.transpose(0, 1)).unwrap();
+        assert_eq!(turned.shape(), [3, 2]);
+        assert_eq!(turned.data()[..2], [data[0], data[3]]);
+    }
+
+    #[test]
+    fn every_element_goes_in_and_comes_out() {
+        round([1.5f32, -0.0, f32::INFINITY, 3.25, 1e-40, f32::MAX]);
+        round([1.5f64, -0.0, 1e300, 3.25, 5e-324, f64::MIN]);
+        round([1.5, -2.0, 65504.0, 3.25, 6e-8, 0.0].map(f16::from_f32));
+        round([1.5, -2.0, 3e38, 3.25, 1e-40, 0.0].map(bf16::from_f32));
+        round([i64::MIN, -1, 0, 1, 2, i64::MAX]);
+        round([i32::MIN, -1, 0, 1, 2, i32::MAX]);
+        round([i16::MIN, -1, 0, 1, 2, i16::MAX]);
+        round([i8::MIN, -1, 0, 1, 2, i8::MAX]);
+        round([0u8, 1, 2, 127, 128, 255]);
+        round([true, false, true, true, false, false]);
+    }
+
+    #[test]
+    fn a_bool_that_is_no_rust_bool_is_true() {
+        let bytes = Tensor::from_slice(&[0u8, 1, 2, 255]);
+        let bools = bytes.view_dtype(tch::Kind::Bool);
+        let read = Array::<bool>::of(&bools).unwrap();
+        assert_eq!(read.data(), [false, true, true, true]);
+    }
+
+    #[test]
+    fn what_libtorch_says_comes_without_its_stack() {
+        let six = Tensor::from_slice(&[0i64; 6]);
+        let error = six.f_view([4i64]).unwrap_err();
+        assert!(error.to_string().lines().count() > 2, "{error}");
+        let RuntimeError::Array { reason } = refused(error) else {
+            panic!("another error")
+        };
+        insta::assert_snapshot!(reason, @"Internal torch error: shape '[4]' is invalid for input of size 6");
+    }
+
+    #[test]
+    fn any_shape_of_as_many_elements_is_taken() {
+        assert_eq!(Value::new(&[1.0f32], &[]).unwrap().shape(), [0usize; 0]);
+        assert_eq!(Value::new::<f32>(&[], &[0, 3]).unwrap().shape(), [0, 3]);
+        let shapes: [&[usize]; 4] = [&[], &[3], &[1, 1, 3], &[usize::MAX, usize::MAX]];
+        for shape in shapes {
+            let error = Value::new(&[1.0f32, 2.0], shape).unwrap_err();
+            assert!(
+                matches!(error, RuntimeError::Shape { got: 2, .. }),
+                "{error}"
+            );
+        }
+        let error = Value::new(&[1.0f32], &[1 << 40, 1 << 40]).unwrap_err();
+        insta::assert_snapshot!(error.to_string(), @"an array of shape [1099511627776, 1099511627776] has too many elements for any memory, got 1");
+    }
+}

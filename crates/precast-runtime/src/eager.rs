@@ -1,0 +1,200 @@
+//! The last rung of the ladder: a program's exported graph, run by libtorch's interpreter.
+//!
+//! It serves a program whose artifact does not load or was never made. The archive holds no weights: they are passed
+//! as inputs, so they are those every other program uses. It is read and loaded when the first call needs it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use smallvec::SmallVec;
+
+use super::{
+    RuntimeError,
+    ffi::{Handle, Interpreter, Weight},
+    identity,
+    lane::Handles,
+    operators,
+    pad::Buffers,
+    pool::{Held, Pool, Wait},
+    program::With,
+    source::Source,
+    weights::Weights,
+};
+use precast_store::{
+    Digest,
+    record::{Eager as Archive, Program},
+};
+
+type Aliases = std::collections::BTreeMap<String, String>;
+
+pub(super) struct Eager {
+    program: Arc<Program>,
+    module: Arc<str>,
+    archive: Archive,
+    aliases: Arc<Aliases>,
+    extras: Option<Arc<Weights>>,
+    object: Digest,
+    source: Arc<dyn Source>,
+    /// Loaded on first use. A caller has one alone.
+    pool: Pool<Lane>,
+    bound: Mutex<Arc<Bound>>,
+}
+
+/// An interpreter, and what padded calls use.
+struct Lane {
+    interpreter: Interpreter,
+    buffers: Buffers,
+}
+
+/// A lane that its holder has alone; it goes back on drop.
+pub(super) struct Taken<'a>(Held<'a, Lane>);
+
+struct Bound {
+    weights: Arc<Weights>,
+    tensors: Vec<Arc<Weight>>,
+}
+
+impl Eager {
+    /// Reads the archive's record and binds its weights; the archive itself is left for the first call.
+    pub fn new(
+        source: &Arc<dyn Source>,
+        program: &Arc<Program>,
+        archive: &Archive,
+        with: &With,
+    ) -> Result<Self, RuntimeError> {
+        let With {
+            weights,
+            aliases,
+            extras,
+            ..
+        } = with.clone();
+        let key = archive.artifact;
+        let record = identity::artifact(&**source, &key, (with.device, &*with.host))?;
+        operators::prepare(source, &record, with.device)?;
+        let object = record.object;
+        let module = program.module.as_str().into();
+        let bound = bind(archive, weights, &aliases, extras.as_deref())?;
+        Ok(Self {
+            program: program.clone(),
+            module,
+            archive: archive.clone(),
+            object,
+            aliases,
+            extras,
+            source: source.clone(),
+            pool: Pool::new(with.instances),
+            bound: Mutex::new(bound),
+        })
+    }
+
+    /// Makes every call that begins from now on use `weights`.
+    pub fn swap(&self, weights: Arc<Weights>) -> Result<(), RuntimeError> {
+        *self.bound.lock().unwrap_or_else(PoisonError::into_inner) = bind(
+            &self.archive,
+            weights,
+            &self.aliases,
+            self.extras.as_deref(),
+        )?;
+        Ok(())
+    }
+
+    /// Finds out whether `weights` can be bound.
+    pub fn accepts(&self, weights: Arc<Weights>) -> Result<(), RuntimeError> {
+        bind(
+            &self.archive,
+            weights,
+            &self.aliases,
+            self.extras.as_deref(),
+        )
+        .map(drop)
+    }
+
+    /// Takes an interpreter, loading it if there is none idle; waits while all are taken.
+    pub fn take(&self, wait: Wait) -> Result<Taken<'_>, RuntimeError> {
+        let held = self.pool.take(wait);
+        let mut held = held.ok_or_else(|| RuntimeError::Busy {
+            module: self.module.clone(),
+            bucket: self.program.bucket(),
+            contexts: self.pool.limit(),
+        })?;
+        if held.get().is_none() {
+            held.put(self.load()?);
+        }
+        Ok(Taken(held))
+    }
+
+    fn load(&self) -> Result<Lane, RuntimeError> {
+        let object = &self.object;
+        let file = self
+            .source
+            .memfd(object)
+            .map_err(|source| RuntimeError::Unreadable {
+                object: *object,
+                source,
+            })?;
+        Ok(Lane {
+            interpreter: Interpreter::new(file).map_err(|message| self.failed(message))?,
+            buffers: Buffers::new(self.program.inputs.len()),
+        })
+    }
+
+    /// Runs it on inputs of the bucket's sizes. Returns the outputs, behind them the outcomes of the checks, and the weights
+    /// they were made with.
+    pub fn run(
+        &self,
+        interpreter: &mut Interpreter,
+        inputs: &Handles,
+    ) -> Result<(Handles, Arc<Weights>), RuntimeError> {
+        let bound = self
+            .bound
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let weights = bound.tensors.iter().map(|weight| weight.handle());
+        let flat: SmallVec<[&Handle; 32]> = inputs.iter().chain(weights).collect();
+        let outputs = interpreter
+            .run(
+                &flat,
+                self.program.outputs.len() + self.program.checks.len(),
+            )
+            .map_err(|message| self.failed(message))?;
+        Ok((outputs, bound.weights.clone()))
+    }
+
+    fn failed(&self, message: String) -> RuntimeError {
+        RuntimeError::Failed {
+            module: self.module.clone(),
+            bucket: self.program.bucket(),
+            step: "eager".to_owned(),
+            message,
+        }
+    }
+}
+
+impl Taken<'_> {
+    /// Returns the interpreter and the padding buffers.
+    pub fn parts(&mut self) -> Result<(&mut Interpreter, &mut Buffers), RuntimeError> {
+        // It is there until `drop`; the error is never seen.
+        let lane = self.0.get().ok_or(RuntimeError::Devices)?;
+        Ok((&mut lane.interpreter, &mut lane.buffers))
+    }
+}
+
+fn bind(
+    archive: &Archive,
+    weights: Arc<Weights>,
+    aliases: &Aliases,
+    extras: Option<&Weights>,
+) -> Result<Arc<Bound>, RuntimeError> {
+    let find = |name: &String| {
+        let found = weights
+            .any(name, aliases)
+            .or_else(|| extras?.any(name, aliases));
+        found.ok_or_else(|| RuntimeError::Unbound {
+            artifact: archive.artifact,
+            constant: name.clone(),
+            reason: format!("the weight set has no tensor `{name}`"),
+        })
+    };
+    let tensors = archive.weights.iter().map(find).collect::<Result<_, _>>()?;
+    Ok(Arc::new(Bound { weights, tensors }))
+}

@@ -1,0 +1,318 @@
+//! CUDA, found while running: one binary serves machines with and without it.
+//!
+//! tch names `libtorch_cuda` at link time, but nothing in a Rust binary uses one of its symbols directly, so the
+//! linker drops it and libtorch never learns that CUDA exists. It is loaded here, from the folder `libtorch_cpu` came
+//! from and with its symbols global, before anything asks for a device: artifacts and the CUDA half of the shim take
+//! their symbols from it.
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_void},
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
+
+use super::{context, library::open_verified, shim};
+use crate::{ending, source::sealed};
+
+/// The CUDA half of the shim; empty when the crate was built without the headers.
+const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim_cuda.so"));
+
+/// What is known about CUDA in this process.
+pub struct Cuda {
+    devices: usize,
+    shim: Result<Functions, String>,
+}
+
+/// Declares the shim's functions once: as fields and as symbols to find.
+macro_rules! functions {
+    ($($name:ident: $symbol:literal = $type:ty;)*) => {
+        /// The functions of shim_cuda.cpp; all of them are there.
+        pub(super) struct Functions { $(pub $name: $type,)* }
+
+        fn find(library: &Loaded) -> Result<Functions, String> {
+            Ok(Functions { $($name: {
+                // SAFETY: the function of shim_cuda.cpp with this name has this type; both are built together.
+                let found = unsafe { library.get::<$type>($symbol.as_bytes()) };
+                *found.map_err(|error| error.to_string())?
+            },)* })
+        }
+    };
+}
+
+type Ptr = *mut c_void;
+
+functions! {
+    last_error: "precast_cuda_last_error" = unsafe extern "C" fn() -> *const c_char;
+    context: "precast_cuda_context" = unsafe extern "C" fn(i32) -> i32;
+    capability: "precast_cuda_capability" = unsafe extern "C" fn(i32, *mut i32, *mut i32) -> i32;
+    health: "precast_cuda_health" = unsafe extern "C" fn(i32) -> i32;
+    synchronize: "precast_cuda_synchronize" = unsafe extern "C" fn(i32) -> i32;
+    memory: "precast_cuda_memory" = unsafe extern "C" fn(i32, *mut u64, *mut u64, *mut u64, *mut u64, *mut u64) -> i32;
+    reset_peak: "precast_cuda_reset_peak" = unsafe extern "C" fn(i32) -> i32;
+    release_cached: "precast_cuda_release_cached" = unsafe extern "C" fn() -> i32;
+    stream_apart: "precast_cuda_stream_apart" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_new: "precast_cuda_stream_new" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_current: "precast_cuda_stream_current" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_current_raw: "precast_cuda_stream_current_raw" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_external: "precast_cuda_stream_external" = unsafe extern "C" fn(i32, Ptr, *mut Ptr) -> i32;
+    stream_delete: "precast_cuda_stream_delete" = unsafe extern "C" fn(Ptr);
+    stream_raw: "precast_cuda_stream_raw" = unsafe extern "C" fn(Ptr) -> Ptr;
+    stream_sync: "precast_cuda_stream_sync" = unsafe extern "C" fn(Ptr) -> i32;
+    stream_uses: "precast_cuda_stream_uses" = unsafe extern "C" fn(Ptr, *const c_void) -> i32;
+    wait: "precast_cuda_wait" = unsafe extern "C" fn(Ptr, Ptr, i32) -> i32;
+    scope_enter: "precast_cuda_scope_enter" = unsafe extern "C" fn(Ptr, *mut Ptr) -> i32;
+    scope_leave: "precast_cuda_scope_leave" = unsafe extern "C" fn(Ptr);
+    pool_new: "precast_cuda_pool_new" = unsafe extern "C" fn(*mut u64, *mut u64) -> i32;
+    graph_begin: "precast_cuda_graph_begin" = unsafe extern "C" fn(u64, u64, i32, *mut Ptr) -> i32;
+    graph_end: "precast_cuda_graph_end" = unsafe extern "C" fn(Ptr) -> i32;
+    graph_replay: "precast_cuda_graph_replay" = unsafe extern "C" fn(Ptr) -> i32;
+    graph_delete: "precast_cuda_graph_delete" = unsafe extern "C" fn(Ptr);
+    upload: "precast_cuda_upload" = unsafe extern "C" fn(i32, *mut u8, u64, c_int, *const Piece, usize, usize, u64) -> i32;
+}
+
+/// A part of a file and where it goes in a device block.
+#[repr(C)]
+pub(super) struct Piece {
+    pub to: u64,
+    pub from: u64,
+    pub bytes: u64,
+}
+
+/// Loads libtorch's CUDA half on first use; the reason when there is none.
+pub fn cuda() -> Result<&'static Cuda, String> {
+    cuda_for(&[])
+}
+
+/// As [`cuda`], with the contexts of some devices made meanwhile.
+pub fn cuda_for(devices: &[usize]) -> Result<&'static Cuda, String> {
+    static CUDA: OnceLock<Result<Cuda, String>> = OnceLock::new();
+    let load = || {
+        let _span = tracing::info_span!("libtorch_cuda").entered();
+        // An exit of the process waits for it.
+        let _work = ending::work();
+        let _contexts = context::preload(devices);
+        Cuda::load()
+    };
+    CUDA.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+impl Cuda {
+    fn load() -> Result<Self, String> {
+        let path = libtorch_folder()
+            .unwrap_or_default()
+            .join("libtorch_cuda.so");
+        // SAFETY: it is libtorch's own library, of the folder the process runs libtorch from; its initialisers
+        // register the CUDA backend.
+        let loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
+        match loaded {
+            Ok(library) => std::mem::forget(library),
+            Err(error) => {
+                let why = std::error::Error::source(&error)
+                    .map_or(error.to_string(), ToString::to_string);
+                return Err(format!("libtorch has no CUDA half here: {why}"));
+            }
+        }
+        let devices = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
+        if devices == 0 {
+            return Err("this machine has no CUDA device".to_owned());
+        }
+        Ok(Self {
+            devices,
+            shim: functions(),
+        })
+    }
+
+    /// Returns how many devices there are; at least one.
+    pub fn devices(&self) -> usize {
+        self.devices
+    }
+
+    /// Makes the device's context, if the process has none there yet. The caller's current device stays what it is.
+    pub fn context(&self, device: usize) -> Result<(), String> {
+        let _span = tracing::info_span!("context", device).entered();
+        let Ok(functions) = &self.shim else {
+            // libtorch makes it when it must.
+            return Ok(());
+        };
+        // SAFETY: the shim's own function.
+        functions.check(unsafe { (functions.context)(ordinal(device)?) })
+    }
+
+    /// Returns the compute capability of a device, as `90` for 9.0.
+    pub fn capability(&self, device: usize) -> Result<String, String> {
+        let functions = self.functions()?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the shim's own function, with valid out pointers.
+        functions
+            .check(unsafe { (functions.capability)(ordinal(device)?, &mut major, &mut minor) })?;
+        Ok(format!("{major}{minor}"))
+    }
+
+    /// Returns the error an earlier operation left on the device, if it is one that stays.
+    pub fn health(&self, device: usize) -> Result<(), String> {
+        let functions = self.functions()?;
+        // SAFETY: the shim's own function; it only asks.
+        functions.check(unsafe { (functions.health)(ordinal(device)?) })
+    }
+
+    /// Waits until everything that was put on the device is done.
+    ///
+    /// Fails where tch's own would panic: a context with an error that stays can still be waited for when it is dropped.
+    pub fn synchronize(&self, device: usize) -> Result<(), String> {
+        let Ok(functions) = &self.shim else {
+            tch::Cuda::synchronize(device as i64);
+            return Ok(());
+        };
+        // SAFETY: the shim's own function; it only waits.
+        functions.check(unsafe { (functions.synchronize)(ordinal(device)?) })
+    }
+
+    /// Returns how the device's memory is used.
+    pub fn memory(&self, device: usize) -> Result<DeviceMemory, String> {
+        let functions = self.functions()?;
+        let mut memory = DeviceMemory::default();
+        let DeviceMemory {
+            allocated,
+            peak,
+            reserved,
+            free,
+            total,
+        } = &mut memory;
+        // SAFETY: the shim's own function, with valid out pointers.
+        functions.check(unsafe {
+            (functions.memory)(ordinal(device)?, allocated, peak, reserved, free, total)
+        })?;
+        Ok(memory)
+    }
+
+    /// Starts looking for the most that tensors use.
+    pub fn reset_peak(&self, device: usize) -> Result<(), String> {
+        let functions = self.functions()?;
+        // SAFETY: the shim's own function; it touches counters of torch's allocator, under its lock.
+        functions.check(unsafe { (functions.reset_peak)(ordinal(device)?) })
+    }
+
+    /// Gives the memory that torch's allocator keeps and nothing uses back to the devices, all of them.
+    pub fn release_cached(&self) -> Result<(), String> {
+        let functions = self.functions()?;
+        // SAFETY: the shim's own function; the allocator frees, under its lock, only what no tensor has.
+        functions.check(unsafe { (functions.release_cached)() })
+    }
+
+    /// Returns the raw stream torch works on now on this thread; null is the default stream.
+    pub fn current_stream(&self, device: usize) -> Result<RawStream, String> {
+        let Ok(functions) = &self.shim else {
+            // Without the shim nothing in the process changes torch's stream but the caller through foreign code.
+            return Ok(RawStream(std::ptr::null_mut()));
+        };
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the shim's own function, with a valid out pointer.
+        functions
+            .check(unsafe { (functions.stream_current_raw)(ordinal(device)?, &mut stream) })?;
+        Ok(RawStream(stream))
+    }
+
+    /// Makes what `waiter` gets from now on wait for what `other` has until now.
+    ///
+    /// Both are raw streams of `device` that live still: torch's own do for as long as the process.
+    pub(crate) fn wait(
+        &self,
+        waiter: RawStream,
+        other: RawStream,
+        device: usize,
+    ) -> Result<(), String> {
+        let functions = self.functions()?;
+        // SAFETY: both came from torch's current stream or from a `Stream`, whose makers say that they live.
+        functions.check(unsafe { (functions.wait)(waiter.0, other.0, ordinal(device)?) })
+    }
+
+    /// Returns the shim's functions, or why there are none.
+    pub(super) fn functions(&self) -> Result<&Functions, String> {
+        self.shim.as_ref().map_err(Clone::clone)
+    }
+}
+
+/// A raw `cudaStream_t`, as a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawStream(pub(super) *mut c_void);
+
+impl RawStream {
+    /// What the CPU gets, and CUDA's default stream.
+    pub const NONE: Self = Self(std::ptr::null_mut());
+}
+
+// SAFETY: a `cudaStream_t` is a name that CUDA's runtime API takes from any thread ("thread safe" in the CUDA C++
+// programming guide); this type never dereferences it.
+unsafe impl Send for RawStream {}
+
+/// Bytes of a device's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// What tensors use.
+    pub allocated: u64,
+    /// The most that tensors used.
+    pub peak: u64,
+    /// What torch's allocator has from the device.
+    pub reserved: u64,
+    pub free: u64,
+    pub total: u64,
+}
+
+pub(super) fn ordinal(device: usize) -> Result<i32, String> {
+    i32::try_from(device).map_err(|error| error.to_string())
+}
+
+impl Functions {
+    pub fn check(&self, code: i32) -> Result<(), String> {
+        match code {
+            0 => Ok(()),
+            // SAFETY: a NUL-terminated thread-local string, copied at once.
+            _ => Err(unsafe { CStr::from_ptr((self.last_error)()) }
+                .to_string_lossy()
+                .into_owned()),
+        }
+    }
+}
+
+fn functions() -> Result<Functions, String> {
+    if SHIM.is_empty() {
+        return Err("this binary was built without the CUDA headers".to_owned());
+    }
+    let library = {
+        let file = sealed("precast-cuda", SHIM).map_err(|error| error.to_string())?;
+        open_verified(&precast_store::Digest::of(SHIM), file, RTLD_LOCAL)
+            .map_err(|error| error.to_string())?
+    };
+    find(library)
+}
+
+/// Returns the folder libtorch_cpu was loaded from.
+pub fn libtorch_folder() -> Option<PathBuf> {
+    let mut info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
+    };
+    // SAFETY: the address is a function of libtorch_cpu, and `info` is a valid out pointer.
+    let found = unsafe { libc::dladdr(shim::libtorch_address(), &mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader gives a NUL-terminated path that lives as long as the library.
+    let path = unsafe { CStr::from_ptr(info.dli_fname) };
+    Path::new(path.to_str().ok()?).parent().map(Path::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_shim_asks_the_loader_for_nothing_special() {
+        // Empty where it was built without the CUDA headers.
+        if !super::SHIM.is_empty() {
+            assert_eq!(precast_store::segments::hazards(super::SHIM).unwrap(), []);
+        }
+    }
+}

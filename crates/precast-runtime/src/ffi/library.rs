@@ -1,0 +1,267 @@
+//! An artifact's shared object: verified, loaded once per digest and process, never unloaded.
+//!
+//! The bytes go into a sealed memory file, are hashed there, and that same file is what `dlopen` maps: between the
+//! check and the load nothing can change them, and no path on disk is trusted.
+
+use std::{
+    collections::HashMap,
+    ffi::c_int,
+    fs::File,
+    os::fd::AsRawFd,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
+use object::{
+    Endianness,
+    elf::FileHeader64,
+    read::elf::{FileHeader, ProgramHeader},
+};
+
+use super::{
+    libtorch_folder,
+    shim::{self, Bind, Count, Create, Delete, DtypeOf, FailedCheck, Flag, Name, Run, Size},
+};
+use crate::RuntimeError;
+use precast_store::{Digest, Mapped};
+
+/// The functions of an artifact that the runtime calls; all of them are there once a [`Library`] exists.
+pub(super) struct Abi {
+    pub create: Create,
+    pub delete: Delete,
+    pub run: Run,
+    pub num_inputs: Count,
+    pub num_outputs: Count,
+    pub num_constants: Count,
+    pub constant_name: Name,
+    pub constant_fqn: Name,
+    pub constant_folded: Flag,
+    pub constant_dtype: DtypeOf,
+    pub constant_bytes: Size,
+    pub bind: Bind,
+    /// Takes the text of the check that failed in this thread's last run, null if none did.
+    pub failed_check: Option<FailedCheck>,
+}
+
+/// A loaded artifact.
+pub struct Library {
+    pub(super) abi: Abi,
+    object: Digest,
+}
+
+/// Every library this process has loaded, and every one that it could not. Nothing is ever removed.
+///
+/// The map is locked for a look-up. Each object has a lock of its own, held while it is loaded: an initialiser that hangs
+/// holds up only who wants the same object, as far as this code goes (the system's loader has one lock for all).
+static LOADED: Mutex<Option<HashMap<Digest, Arc<Mutex<Known>>>>> = Mutex::new(None);
+
+/// None until it was tried.
+type Known = Option<Result<Arc<Library>, Refused>>;
+
+/// Why verified bytes are no artifact: that will not change, and trying again would map them again.
+enum Refused {
+    NotLoadable(String),
+    MissingSymbol(String),
+}
+
+/// Returns the entry of an object.
+fn entry(object: &Digest) -> Arc<Mutex<Known>> {
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    loaded
+        .get_or_insert_default()
+        .entry(*object)
+        .or_default()
+        .clone()
+}
+
+impl Library {
+    /// Returns whether this process has loaded the object with this digest, or was refused it. Waits for no load.
+    pub fn known(object: &Digest) -> bool {
+        entry(object).try_lock().is_ok_and(|known| known.is_some())
+    }
+
+    /// Loads the object with this digest, or returns it when the process has it already; one that was refused stays refused.
+    ///
+    /// `file` is asked for only when it has not. Fails when the bytes are not the digest's, when `dlopen` refuses
+    /// them, or when a function of the ABI is missing; nothing of a refused object has run then, except that
+    /// `dlopen` runs the initialisers of one that loads and lacks a function.
+    pub fn load(
+        object: &Digest,
+        file: impl FnOnce() -> Result<File, RuntimeError>,
+    ) -> Result<Arc<Self>, RuntimeError> {
+        let entry = entry(object);
+        // Held while loading, so that two threads can't load one object twice.
+        let mut known = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*known {
+            Some(Ok(library)) => return Ok(library.clone()),
+            Some(Err(Refused::NotLoadable(reason))) => {
+                let (object, reason) = (*object, reason.clone());
+                return Err(RuntimeError::NotLoadable { object, reason });
+            }
+            Some(Err(Refused::MissingSymbol(name))) => {
+                let (object, name) = (*object, name.clone());
+                return Err(RuntimeError::MissingSymbol { object, name });
+            }
+            None => {}
+        }
+        let opened = Self::open(object, file()?).map(Arc::new);
+        *known = match &opened {
+            Ok(library) => Some(Ok(library.clone())),
+            Err(error) if error.is_transient() => None,
+            Err(RuntimeError::NotLoadable { reason, .. }) => {
+                Some(Err(Refused::NotLoadable(reason.clone())))
+            }
+            Err(RuntimeError::MissingSymbol { name, .. }) => {
+                Some(Err(Refused::MissingSymbol(name.clone())))
+            }
+            // Other bytes, or none: the store may be mended meanwhile.
+            Err(_) => None,
+        };
+        opened
+    }
+
+    /// Returns the digest of the shared object.
+    pub fn object(&self) -> &Digest {
+        &self.object
+    }
+
+    fn open(object: &Digest, file: File) -> Result<Self, RuntimeError> {
+        let _span = tracing::info_span!("artifact", %object).entered();
+        shim::capture_messages();
+        let loaded = open_verified(object, file, RTLD_LOCAL)?;
+        Ok(Self {
+            abi: resolve(loaded, object)?,
+            object: *object,
+        })
+    }
+}
+
+/// Loads a file, once it is known to be sealed and to hold the digest's bytes. What is loaded stays for the life of the
+/// process. `scope` is `RTLD_LOCAL` or `RTLD_GLOBAL`.
+pub(super) fn open_verified(
+    object: &Digest,
+    file: File,
+    scope: c_int,
+) -> Result<&'static Loaded, RuntimeError> {
+    // Sealed first: what is hashed here can't change before, during or after `dlopen`.
+    let mapped = Mapped::sealed(&file).map_err(|source| RuntimeError::MemoryFile {
+        object: *object,
+        source,
+    })?;
+    let found = Digest::of(&mapped);
+    if found != *object {
+        return Err(RuntimeError::WrongBytes {
+            object: *object,
+            found,
+        });
+    }
+    whole(&mapped).map_err(|reason| RuntimeError::NotLoadable {
+        object: *object,
+        reason,
+    })?;
+    drop(mapped);
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let refused = |source: libloading::Error| RuntimeError::NotLoadable {
+        object: *object,
+        reason: reason(&source),
+    };
+    // SAFETY: the bytes are those a record names by digest; running their initialisers is what loading means.
+    let mut loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
+    if loaded
+        .as_ref()
+        .is_err_and(|error| reason(error).starts_with("libtorch.so:"))
+        && load_umbrella()
+    {
+        // SAFETY: as above.
+        loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
+    }
+    let loaded = loaded.map_err(refused)?;
+    // The file stays open: the loader finds objects by path, and a path of `/proc/self/fd` that came to mean another
+    // file would silently give this object again.
+    std::mem::forget(file);
+    Ok(Box::leak(Box::new(loaded)))
+}
+
+/// Checks that a shared object has all the bytes that its header says are mapped.
+///
+/// The loader maps them without a look at the size of the file, and a page behind its end is a SIGBUS.
+fn whole(bytes: &[u8]) -> Result<(), String> {
+    let text = |error: object::Error| format!("it is no shared object: {error}");
+    let header = FileHeader64::<Endianness>::parse(bytes).map_err(text)?;
+    let endian = header.endian().map_err(text)?;
+    for segment in header.program_headers(endian, bytes).map_err(text)? {
+        let end = segment
+            .p_offset(endian)
+            .checked_add(segment.p_filesz(endian));
+        if segment.p_type(endian) == object::elf::PT_LOAD
+            && end.is_none_or(|end| end > bytes.len() as u64)
+        {
+            return Err("the file is shorter than its header says".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Resolves every function, so that a missing one is an error here and not a crash later.
+fn resolve(library: &Loaded, object: &Digest) -> Result<Abi, RuntimeError> {
+    macro_rules! symbol {
+        ($name:literal) => {{
+            // SAFETY: the type is that of torch 2.11's aoti_runtime/interface.h, to which the target of every record
+            // that is loaded is tied.
+            match unsafe { library.get($name) } {
+                Ok(symbol) => *symbol,
+                Err(_) => {
+                    let name = String::from_utf8_lossy($name).into_owned();
+                    return Err(RuntimeError::MissingSymbol { object: *object, name });
+                }
+            }
+        }};
+    }
+    Ok(Abi {
+        create: symbol!(b"AOTInductorModelContainerCreateWithDevice"),
+        delete: symbol!(b"AOTInductorModelContainerDelete"),
+        run: symbol!(b"AOTInductorModelContainerRunSingleThreaded"),
+        num_inputs: symbol!(b"AOTInductorModelContainerGetNumInputs"),
+        num_outputs: symbol!(b"AOTInductorModelContainerGetNumOutputs"),
+        num_constants: symbol!(b"AOTInductorModelContainerGetNumConstants"),
+        constant_name: symbol!(b"AOTInductorModelContainerGetConstantName"),
+        constant_fqn: symbol!(b"AOTInductorModelContainerGetConstantOriginalFQN"),
+        constant_folded: symbol!(b"AOTInductorModelContainerGetConstantFromFolded"),
+        constant_dtype: symbol!(b"AOTInductorModelContainerGetConstantDtype"),
+        constant_bytes: symbol!(b"AOTInductorModelContainerGetConstantDataSize"),
+        bind: symbol!(b"AOTInductorModelContainerUpdateUserManagedConstantBufferPairs"),
+        // SAFETY: the worker writes the function with this type; artifacts whose kernels check nothing lack it.
+        failed_check: unsafe { library.get(b"precast_take_failed_check") }
+            .ok()
+            .map(|symbol| *symbol),
+    })
+}
+
+/// Loads `libtorch.so`, which has no code and needs all of libtorch, CUDA too. Artifacts that precast built do not need
+/// it; others name it, and a path in memory has no folder beside which the loader would find it.
+fn load_umbrella() -> bool {
+    let path = libtorch_folder().unwrap_or_default().join("libtorch.so");
+    // SAFETY: it is libtorch's own library, of the folder the process runs libtorch from.
+    match unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
+        Ok(library) => {
+            std::mem::forget(library);
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+/// Returns what the dynamic loader said, without the path of the memory file.
+fn reason(error: &libloading::Error) -> String {
+    let text = match std::error::Error::source(error) {
+        Some(source) => source.to_string(),
+        None => error.to_string(),
+    };
+    match text
+        .strip_prefix("/proc/self/fd/")
+        .and_then(|rest| rest.split_once(": "))
+    {
+        Some((_, rest)) => rest.to_owned(),
+        None => text,
+    }
+}

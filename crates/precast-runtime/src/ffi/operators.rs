@@ -1,0 +1,281 @@
+//! Operators that have no C entry point: libraries that register them, and what an artifact calls them through.
+
+use std::{
+    collections::HashSet,
+    ffi::{CStr, CString, c_char, c_void},
+    fs::File,
+    ptr::{self, NonNull},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use libloading::os::unix::RTLD_GLOBAL;
+
+use super::{
+    Handle,
+    library::open_verified,
+    shim::{self, checked},
+};
+use crate::RuntimeError;
+use precast_store::{Device, Digest};
+
+/// One operator call of an artifact: what is fixed, and what comes with the call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    /// As `namespace::name`.
+    pub name: String,
+    /// `""` for most.
+    pub overload: String,
+    pub arguments: Vec<(String, Value)>,
+}
+
+/// One argument. Tensors and integers come with the call; their number is fixed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    None,
+    Tensor,
+    Tensors(usize),
+    /// Which are there.
+    OptionalTensors(Vec<bool>),
+    Int,
+    Ints(usize),
+    Float(f64),
+    Floats(Vec<f64>),
+    Bool(bool),
+    Bools(Vec<bool>),
+    String(String),
+    /// By the number in torch's export schema, as the next two.
+    ScalarType(i64),
+    Layout(i64),
+    MemoryFormat(i64),
+    /// As `cpu` or `cuda:0`.
+    Device(String),
+}
+
+/// A `PrecastArgument` of the shim.
+#[repr(C)]
+pub struct RawArgument {
+    name: *const c_char,
+    kind: i32,
+    ints: *const i64,
+    n_ints: usize,
+    floats: *const f64,
+    n_floats: usize,
+    text: *const c_char,
+}
+
+/// The operators of one artifact on one device: a `torch::aot_inductor::ProxyExecutor`.
+pub struct Operators(NonNull<c_void>);
+
+// SAFETY: it is the shim's own class; after `new` nothing writes to it, and a call works on a copy of its arguments.
+// `c10::OperatorHandle::callBoxed` may be called from any thread (ATen/core/dispatch/Dispatcher.h).
+unsafe impl Send for Operators {}
+// SAFETY: as above.
+unsafe impl Sync for Operators {}
+
+impl Operators {
+    /// Resolves every call. Fails, naming the operator, when one is not registered or its schema is another.
+    pub fn new(calls: &[Call], device: Device) -> Result<Self, String> {
+        let device = text(&device.to_string())?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: a C string and a valid out pointer.
+        checked(unsafe { shim::precast_operators_new(device.as_ptr(), &mut raw) })?;
+        let made = Self(NonNull::new(raw).ok_or("no executor was made")?);
+        for call in calls {
+            made.add(call)
+                .map_err(|reason| format!("operator `{}`: {reason}", call.name))?;
+        }
+        Ok(made)
+    }
+
+    /// Returns what an artifact's run takes.
+    pub(super) fn raw(&self) -> *mut c_void {
+        self.0.as_ptr()
+    }
+
+    /// Makes the first call and returns its one result. `ints` and `tensors` are what comes with it, in the order of the
+    /// operator's schema.
+    pub fn call(&self, ints: &[i64], tensors: &[Handle]) -> Result<Handle, String> {
+        let raw: Vec<_> = tensors.iter().map(Handle::raw).collect();
+        let mut made = ptr::null_mut();
+        // SAFETY: an executor of the shim; arrays and handles outlive the call, which borrows them; a valid out pointer.
+        checked(unsafe {
+            shim::precast_operators_call(
+                self.raw(),
+                ints.as_ptr(),
+                ints.len(),
+                raw.as_ptr(),
+                raw.len(),
+                &mut made,
+            )
+        })?;
+        // SAFETY: a new `at::Tensor` that is the caller's.
+        unsafe { Handle::from_raw(made) }.ok_or_else(|| "it gave no tensor".to_owned())
+    }
+
+    fn add(&self, call: &Call) -> Result<(), String> {
+        let (name, overload) = (text(&call.name)?, text(&call.overload)?);
+        let flat: Vec<Flat> = call
+            .arguments
+            .iter()
+            .map(|(name, value)| Flat::new(name, value))
+            .collect::<Result<_, _>>()?;
+        let raw: Vec<RawArgument> = flat.iter().map(Flat::raw).collect();
+        // SAFETY: `self.0` is an executor of the shim; everything pointed to outlives the call, which copies it.
+        checked(unsafe {
+            shim::precast_operators_add(
+                self.raw(),
+                name.as_ptr(),
+                overload.as_ptr(),
+                raw.as_ptr(),
+                raw.len(),
+            )
+        })
+    }
+}
+
+impl Drop for Operators {
+    fn drop(&mut self) {
+        // SAFETY: `self` owns it, and containers that use it hold an `Arc` of it.
+        unsafe { shim::precast_operators_delete(self.raw()) }
+    }
+}
+
+/// An argument's parts, held while the shim reads them.
+struct Flat {
+    name: CString,
+    kind: i32,
+    ints: Vec<i64>,
+    floats: Vec<f64>,
+    text: CString,
+}
+
+impl Flat {
+    fn new(name: &str, value: &Value) -> Result<Self, String> {
+        let count = |n: &usize| i64::try_from(*n).map_err(|error| error.to_string());
+        let bits = |bits: &[bool]| bits.iter().map(|&bit| i64::from(bit)).collect();
+        let (mut ints, mut floats, mut words) = (Vec::new(), Vec::new(), "");
+        let kind = match value {
+            Value::None => 0,
+            Value::Tensor => 1,
+            Value::Tensors(n) => {
+                ints.push(count(n)?);
+                2
+            }
+            Value::OptionalTensors(given) => {
+                ints = bits(given);
+                3
+            }
+            Value::Int => {
+                ints.push(0);
+                4
+            }
+            // Their values come with the call; the shim takes their number.
+            Value::Ints(n) => {
+                ints = vec![0; *n];
+                5
+            }
+            Value::Float(value) => {
+                floats.push(*value);
+                6
+            }
+            Value::Floats(values) => {
+                floats.clone_from(values);
+                7
+            }
+            Value::Bool(value) => {
+                ints.push(i64::from(*value));
+                8
+            }
+            Value::Bools(values) => {
+                ints = bits(values);
+                9
+            }
+            Value::String(value) => {
+                words = value;
+                10
+            }
+            Value::ScalarType(number) => {
+                ints.push(*number);
+                11
+            }
+            Value::Layout(number) => {
+                ints.push(*number);
+                12
+            }
+            Value::MemoryFormat(number) => {
+                ints.push(*number);
+                13
+            }
+            Value::Device(name) => {
+                words = name;
+                14
+            }
+        };
+        Ok(Self {
+            name: text(name)?,
+            kind,
+            ints,
+            floats,
+            text: text(words)?,
+        })
+    }
+
+    fn raw(&self) -> RawArgument {
+        RawArgument {
+            name: self.name.as_ptr(),
+            kind: self.kind,
+            ints: self.ints.as_ptr(),
+            n_ints: self.ints.len(),
+            floats: self.floats.as_ptr(),
+            n_floats: self.floats.len(),
+            text: self.text.as_ptr(),
+        }
+    }
+}
+
+/// The operator libraries this process has loaded. Nothing is ever removed.
+static LOADED: Mutex<Option<HashSet<Digest>>> = Mutex::new(None);
+
+/// The right to load operator libraries: one caller at a time has it.
+pub struct Loading(MutexGuard<'static, Option<HashSet<Digest>>>);
+
+impl Loading {
+    /// Waits for the right.
+    pub fn begin() -> Self {
+        Self(LOADED.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns whether the process has loaded this library.
+    pub fn has(&self, object: &Digest) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|loaded| loaded.contains(object))
+    }
+
+    /// Loads a library whose initialisers register operators, once per digest and process. Its symbols are visible to
+    /// what is loaded after it, as they are under `torch.ops.load_library`.
+    pub fn load(&mut self, object: &Digest, file: File) -> Result<(), RuntimeError> {
+        if !self.has(object) {
+            open_verified(object, file, RTLD_GLOBAL)?;
+            self.0.get_or_insert_default().insert(*object);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the names of the operators of this process, as `namespace::name`.
+pub fn registered() -> Result<Vec<String>, String> {
+    extern "C" fn each(names: *mut c_void, name: *const c_char) {
+        // SAFETY: the shim passes back the vector it was given, and a C string.
+        let (names, name) = unsafe { (&mut *names.cast::<Vec<String>>(), CStr::from_ptr(name)) };
+        names.push(name.to_string_lossy().into_owned());
+    }
+    let mut names: Vec<String> = Vec::new();
+    // SAFETY: `each` takes what it is given here, and only during the call.
+    checked(unsafe { shim::precast_operator_names(each, (&raw mut names).cast()) })?;
+    Ok(names)
+}
+
+fn text(text: &str) -> Result<CString, String> {
+    CString::new(text).map_err(|error| error.to_string())
+}

@@ -1,0 +1,96 @@
+//! A file to a device block through a ring of pinned buffers that a few threads fill; `upload.h` says how.
+
+use std::{io, ops::Range, os::fd::AsRawFd, sync::LazyLock, thread::available_parallelism};
+
+use tch::Tensor;
+
+use super::{
+    Meta,
+    cuda::{Piece, cuda, ordinal},
+};
+use precast_store::{Device, Mapped, record::Dtype};
+
+/// Why bytes did not get to a device.
+pub enum UploadError {
+    File(io::Error),
+    Device(String),
+}
+
+impl From<String> for UploadError {
+    fn from(reason: String) -> Self {
+        Self::Device(reason)
+    }
+}
+
+/// Copies parts of a mapped file into a uint8 block on a CUDA device; done when it returns. They are read from the file: the
+/// map's pages stay untouched.
+///
+/// `parts` are where each goes in the block and what it is in the file, ascending and apart. With a `limit` in bytes a
+/// second it takes that long, so that calls being served keep their share of the bus.
+pub fn upload(
+    block: &mut Tensor,
+    file: &Mapped,
+    parts: &[(usize, Range<usize>)],
+    limit: Option<u64>,
+) -> Result<(), UploadError> {
+    let meta = Meta::of(block);
+    let (Some(Device::Cuda(device)), Some(Dtype::Uint8), &[bytes], &[1]) =
+        (meta.device(), meta.dtype(), meta.sizes(), meta.strides())
+    else {
+        return Err("the block is not a row of bytes on a CUDA device"
+            .to_owned()
+            .into());
+    };
+    let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
+    let mut end = 0;
+    let mut pieces = Vec::with_capacity(parts.len());
+    for (to, range) in parts {
+        let from = file
+            .get(range.clone())
+            .ok_or_else(|| "a part reaches past the end of the file".to_owned())?;
+        if *to < end || to.checked_add(from.len()).is_none_or(|end| end > bytes) {
+            return Err("parts overlap or reach past the end of the block"
+                .to_owned()
+                .into());
+        }
+        end = to + from.len();
+        pieces.push(Piece {
+            to: *to as u64,
+            from: range.start as u64,
+            bytes: from.len() as u64,
+        });
+    }
+    let functions = cuda()?.functions()?;
+    let address = meta.address() as *mut u8;
+    let limit = limit.unwrap_or(0);
+    // SAFETY: the block is a contiguous tensor that is borrowed mutably, the pieces lie in the block (checked above), the
+    // file is open as long as its map, and the call waits for its copies.
+    let code = unsafe {
+        (functions.upload)(
+            ordinal(device)?,
+            address,
+            bytes as u64,
+            file.file().as_raw_fd(),
+            pieces.as_ptr(),
+            pieces.len(),
+            readers(),
+            limit,
+        )
+    };
+    match code {
+        ..0 => Err(UploadError::File(io::Error::from_raw_os_error(-code))),
+        _ => Ok(functions.check(code)?),
+    }
+}
+
+/// Returns how many threads may read the file: one for each core beside the caller's.
+fn readers() -> usize {
+    static READERS: LazyLock<usize> =
+        LazyLock::new(|| available_parallelism().map_or(0, |cores| cores.get() - 1));
+    *READERS
+}
+
+/// Returns whether [`upload`] can work here.
+pub fn can_upload() -> bool {
+    cuda().and_then(|cuda| cuda.functions()).is_ok()
+}

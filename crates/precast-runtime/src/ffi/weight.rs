@@ -1,0 +1,74 @@
+//! A tensor together with the memory it views.
+
+use std::{ops::Range, sync::Arc};
+
+use super::{Handle, tensor::from_blob};
+use precast_store::{Device, Mapped, record::Dtype};
+
+/// A bound tensor. It is dropped before the memory it views.
+pub struct Weight {
+    handle: Handle,
+    _memory: Option<Mapped>,
+    /// What it was made of, whose memory it may view.
+    _made_of: Vec<Arc<Weight>>,
+}
+
+impl Weight {
+    /// Makes a tensor over a part of mapped memory, which stays mapped as long as the weight lives.
+    ///
+    /// Fails when the range does not hold exactly such a tensor or starts where the dtype can't.
+    pub fn over(
+        memory: &Mapped,
+        range: Range<usize>,
+        shape: &[i64],
+        stride: &[i64],
+        dtype: Dtype,
+    ) -> Result<Self, String> {
+        let elements = shape
+            .iter()
+            .try_fold(1i64, |n, &size| n.checked_mul(size))
+            .and_then(|n| usize::try_from(n).ok());
+        let expected = elements.and_then(|n| n.checked_mul(dtype.size()));
+        let part = memory
+            .get(range.clone())
+            .ok_or("it reaches past the end of the object")?;
+        if expected != Some(part.len()) {
+            return Err(format!(
+                "{dtype} {shape:?} does not take {} bytes",
+                part.len()
+            ));
+        }
+        if !(part.as_ptr() as usize).is_multiple_of(dtype.size()) {
+            return Err(format!(
+                "it starts at byte {}, where no {dtype} can",
+                range.start
+            ));
+        }
+        // SAFETY: the range lies in the map and has the tensor's size (checked above; strides are those of a dense
+        // tensor of this shape); the map is read-only, immutable, and held for as long as the handle.
+        let handle = unsafe { from_blob(part.as_ptr(), shape, stride, dtype, Device::Cpu) }?;
+        Ok(Self {
+            handle,
+            _memory: Some(memory.clone()),
+            _made_of: Vec::new(),
+        })
+    }
+
+    /// Wraps a tensor that owns its memory.
+    pub fn owned(handle: Handle) -> Self {
+        Self::made(handle, Vec::new())
+    }
+
+    /// Wraps a tensor that owns its memory or views that of others.
+    pub fn made(handle: Handle, of: Vec<Arc<Weight>>) -> Self {
+        Self {
+            handle,
+            _memory: None,
+            _made_of: of,
+        }
+    }
+
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}

@@ -1,0 +1,285 @@
+//! Values that only the device sees: inputs that are there already, and indices that a program computes.
+//!
+//! An index beyond a table ends the kernel that reads by it, and CUDA's context with it: nothing in the process gets an
+//! answer from the device again. Such values can't be looked at before the call without waiting for the device. So an
+//! input is clamped to its bounds on the device, where it lies, and the program clamps what it computes (its record's
+//! `checks`). What was clamped is noted in one small tensor on the device, which comes back with the outputs:
+//!
+//! | noted | by | read as |
+//! |---|---|---|
+//! | lowest and highest value of each input with bounds | the runtime, before the first step; captured into a graph | [`Problem::Value`] |
+//! | whether a check failed | the program's steps | [`RuntimeError::CheckFailed`] |
+//!
+//! [`Outputs::check`](super::Outputs::check) reads it and waits for that; [`Outputs::array`](super::Outputs::array), which
+//! waits anyway, checks first. Who keeps outputs on the device or takes them as `tch` tensors has to ask. Nothing in the
+//! call waits, and a program without such inputs and checks does nothing of this.
+//!
+//! What a graph clamps may be padded: there the pad value is among the bounds, whatever the spec says. What came from the
+//! host's memory was looked at there, and is clamped all the same: another thread may have written to it since.
+
+use std::{cell::Cell, sync::Arc};
+
+use smallvec::SmallVec;
+use tch::{Kind, TchError, Tensor};
+
+use super::{
+    RuntimeError,
+    error::first_line,
+    ffi::{kind_of, share},
+    lane::Handles,
+    problem::Problem,
+};
+use precast_store::{
+    Device,
+    record::{Dtype, Input, Pad, Program},
+};
+
+/// What is noted of one program's values.
+#[derive(Clone)]
+pub(super) struct Watch {
+    program: Arc<Program>,
+    module: Arc<str>,
+    inputs: SmallVec<[Watched; 4]>,
+}
+
+/// An input that is clamped: its number, and the lowest and highest value that it may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Watched {
+    input: usize,
+    low: i64,
+    high: i64,
+}
+
+/// What was noted in one call.
+pub(super) struct Flags {
+    watch: Watch,
+    /// On the device: two numbers for each of the inputs, then one for each check.
+    notes: Tensor,
+    /// The inputs as they were given, to look for the place of a value.
+    given: SmallVec<[Tensor; 4]>,
+    good: Cell<bool>,
+}
+
+impl Watch {
+    /// Watches a program's inputs where they can be on a device, and its checks. `padded` is for inputs that hold the pad
+    /// value beside the caller's.
+    pub fn new(program: &Arc<Program>, module: &Arc<str>, device: Device, padded: bool) -> Self {
+        let inputs = match device {
+            // They are looked at before the call.
+            Device::Cpu => SmallVec::new(),
+            Device::Cuda(_) => {
+                let inputs = program.inputs.iter().enumerate();
+                inputs
+                    .filter_map(|(at, input)| Watched::new(at, input, padded))
+                    .collect()
+            }
+        };
+        Self {
+            program: program.clone(),
+            module: module.clone(),
+            inputs,
+        }
+    }
+
+    /// Puts clamped inputs in the place of those with bounds. None where nothing is noted, by the program neither.
+    pub fn clamp(
+        &self,
+        inputs: &mut Handles,
+        device: tch::Device,
+    ) -> Result<Option<Flags>, TchError> {
+        let checks = self.program.checks.len();
+        if self.inputs.is_empty() && checks == 0 {
+            return Ok(None);
+        }
+        let room = (2 * self.inputs.len() + checks) as i64;
+        let notes = Tensor::f_empty([room], (Kind::Int64, device))?;
+        let mut given = SmallVec::new();
+        for (at, watched) in (0..).step_by(2).zip(&self.inputs) {
+            let own = inputs[watched.input].share().into_tensor();
+            let (least, most) = (notes.f_select(0, at)?, notes.f_select(0, at + 1)?);
+            if own.numel() == 0 {
+                let _ = notes.f_narrow(0, at, 2)?.f_fill_(watched.low)?;
+            } else {
+                let wide = match own.kind() {
+                    Kind::Int64 => own.shallow_clone(),
+                    _ => own.f_to_kind(Kind::Int64)?,
+                };
+                let _ = wide.f_aminmax_out(&least, &most, None, false)?;
+                inputs[watched.input] = share(&own.f_clamp(watched.low, watched.high)?);
+            }
+            given.push(own);
+        }
+        Ok(Some(Flags {
+            watch: self.clone(),
+            notes,
+            given,
+            good: Cell::new(false),
+        }))
+    }
+
+    /// Takes the outcomes of a program's checks off its results, and notes them.
+    pub fn outcomes(
+        &self,
+        results: &mut Handles,
+        flags: Option<&mut Flags>,
+    ) -> Result<(), RuntimeError> {
+        let outputs = self.program.outputs.len().min(results.len());
+        let outcomes: Handles = results.drain(outputs..).collect();
+        let Some(flags) = flags else { return Ok(()) };
+        let begin = 2 * flags.watch.inputs.len();
+        for (at, outcome) in (begin..).zip(outcomes) {
+            let meta = outcome.meta();
+            if !meta.defined() || !meta.dense() {
+                return Err(RuntimeError::Malformed {
+                    program: self.program.id,
+                    reason: "the outcome of a check is no dense tensor".to_owned(),
+                });
+            }
+            let note = || {
+                let outcome = outcome.share().into_tensor().f_any()?;
+                flags.notes.f_select(0, at as i64)?.f_copy_(&outcome)
+            };
+            note().map_err(|error| self.tensor(&error))?;
+        }
+        Ok(())
+    }
+
+    fn tensor(&self, error: &TchError) -> RuntimeError {
+        RuntimeError::Tensor {
+            module: self.module.clone(),
+            message: first_line(error),
+        }
+    }
+}
+
+impl Watched {
+    /// None for an input that may have any value of its dtype.
+    fn new(at: usize, input: &Input, padded: bool) -> Option<Self> {
+        let [low, past] = input.bounds?;
+        let (least, most) = limits(input.layout.dtype)?;
+        let (mut low, mut high) = (low.max(least), past.saturating_sub(1).min(most));
+        if let (true, Pad::Int(pad)) = (padded, input.pad) {
+            (low, high) = (low.min(pad), high.max(pad));
+        }
+        let any = low <= least && high >= most;
+        (!any && low <= high).then_some(Self {
+            input: at,
+            low,
+            high,
+        })
+    }
+}
+
+impl Flags {
+    /// Returns what a graph noted, for one call of it that was `given` these inputs: the next one writes over the notes.
+    pub fn of_call(&self, given: &Handles) -> Result<Self, TchError> {
+        let mut notes = self.notes.f_empty_like()?;
+        notes.f_copy_(&self.notes)?;
+        let inputs = self.watch.inputs.iter();
+        let given = inputs.map(|watched| given[watched.input].share().into_tensor());
+        Ok(Self {
+            watch: self.watch.clone(),
+            notes,
+            given: given.collect(),
+            good: Cell::new(false),
+        })
+    }
+
+    /// Waits for the notes and reads them: fails with what was out of bounds.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        if !self.good.get() {
+            self.read()?;
+            self.good.set(true);
+        }
+        Ok(())
+    }
+
+    /// As [`Self::check`], for notes that are written again and again.
+    pub fn read(&self) -> Result<(), RuntimeError> {
+        let notes = self.notes.f_to(tch::Device::Cpu);
+        let notes = notes.and_then(|notes| Vec::<i64>::try_from(&notes));
+        let notes = notes.map_err(|error| self.watch.tensor(&error))?;
+        let (inputs, outcomes) = notes.split_at((2 * self.watch.inputs.len()).min(notes.len()));
+        for ((watched, noted), given) in self
+            .watch
+            .inputs
+            .iter()
+            .zip(inputs.chunks(2))
+            .zip(&self.given)
+        {
+            let inside = |value: &i64| (watched.low..=watched.high).contains(value);
+            let Some(&value) = noted.iter().find(|value| !inside(value)) else {
+                continue;
+            };
+            let input = &self.watch.program.inputs[watched.input];
+            // It may have been written over since.
+            let found = position(given, inside);
+            let (position, value) = match found {
+                Some((position, value)) => (Some(position), value),
+                None => (None, value),
+            };
+            return Err(RuntimeError::BadInput {
+                module: self.watch.module.clone(),
+                input: input.name.as_str().into(),
+                problem: Problem::Value {
+                    position,
+                    value: Some(value),
+                    bounds: input.bounds.unwrap_or([watched.low, watched.high]),
+                },
+            });
+        }
+        let mut checks = self.watch.program.checks.iter().zip(outcomes);
+        match checks.find(|(_, outcome)| **outcome != 0) {
+            None => Ok(()),
+            Some((check, _)) => Err(RuntimeError::CheckFailed {
+                module: self.watch.module.clone(),
+                bucket: self.watch.program.bucket(),
+                check: match &check.location {
+                    Some(location) => format!("{} ({location})", check.text),
+                    None => check.text.clone(),
+                },
+            }),
+        }
+    }
+}
+
+impl std::fmt::Debug for Flags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flags")
+            .field("inputs", &self.watch.inputs)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns the first element that is not `inside`, row by row.
+fn position(given: &Tensor, inside: impl Fn(&i64) -> bool) -> Option<(Vec<i64>, i64)> {
+    let flat = given
+        .f_to(tch::Device::Cpu)
+        .ok()?
+        .f_to_kind(Kind::Int64)
+        .ok()?;
+    let values: Vec<i64> = flat.f_reshape([-1]).ok()?.try_into().ok()?;
+    let at = values.iter().position(|value| !inside(value))?;
+    let mut rest = at as i64;
+    let mut position: Vec<i64> = Vec::new();
+    for size in given.size().into_iter().rev() {
+        position.insert(0, rest % size);
+        rest /= size;
+    }
+    Some((position, values[at]))
+}
+
+/// Returns the lowest and highest value of an integer dtype.
+fn limits(dtype: Dtype) -> Option<(i64, i64)> {
+    Some(match kind_of(dtype) {
+        Kind::Int64 => (i64::MIN, i64::MAX),
+        Kind::Int => (i32::MIN.into(), i32::MAX.into()),
+        Kind::Int16 => (i16::MIN.into(), i16::MAX.into()),
+        Kind::Int8 => (i8::MIN.into(), i8::MAX.into()),
+        Kind::Uint8 => (0, u8::MAX.into()),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

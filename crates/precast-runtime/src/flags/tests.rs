@@ -1,0 +1,241 @@
+//! What is clamped and noted, on the CPU: the same calls of libtorch are made on a device.
+
+use super::*;
+use precast_store::{
+    record::{Check, Layout},
+    testing,
+};
+
+const VOCABULARY: [i64; 2] = [0, 30_522];
+
+/// A program with ids, a mask whose pad value the spec leaves out, and any integers.
+fn program(dtype: Dtype, checks: usize) -> Arc<Program> {
+    let mut program = testing::program("tiny", 2, &[]);
+    let input = |name: &str, dtype, bounds| Input {
+        name: name.to_owned(),
+        layout: Layout {
+            dtype,
+            shape: vec![2, 3],
+            stride: vec![3, 1],
+        },
+        dims: vec![Some("batch".to_owned()), None],
+        pad: Pad::Int(0),
+        range: None,
+        bounds,
+    };
+    program.inputs = vec![
+        input("any", Dtype::Int64, None),
+        input("ids", dtype, Some(VOCABULARY)),
+        input("mask", Dtype::Int64, Some([1, 2])),
+    ];
+    program.checks = (0..checks)
+        .map(|at| Check {
+            value: 4 + at,
+            text: format!("index in 0..{at} of aten.embedding"),
+            location: (at == 0).then(|| "model.py:12".to_owned()),
+        })
+        .collect();
+    Arc::new(program)
+}
+
+fn watch(program: &Arc<Program>, padded: bool) -> Watch {
+    Watch::new(program, &"encode".into(), Device::Cuda(0), padded)
+}
+
+fn inputs(ids: &Tensor, mask: i64) -> Handles {
+    let any = Tensor::full([2, 3], i64::MIN, (Kind::Int64, tch::Device::Cpu));
+    let mask = Tensor::full([2, 3], mask, (Kind::Int64, tch::Device::Cpu));
+    [any, ids.shallow_clone(), mask]
+        .into_iter()
+        .map(Into::into)
+        .collect()
+}
+
+fn clamp(watch: &Watch, inputs: &mut Handles) -> Flags {
+    watch.clamp(inputs, tch::Device::Cpu).unwrap().unwrap()
+}
+
+fn ids(at_4: i64) -> Tensor {
+    Tensor::from_slice(&[0, 30_521, 5, 6, at_4, 7]).view([2, 3])
+}
+
+#[test]
+fn what_is_out_of_bounds_is_clamped_and_named() {
+    let program = program(Dtype::Int64, 0);
+    let watch = watch(&program, false);
+    for (value, clamped) in [
+        (0, None),
+        (30_521, None),
+        (30_522, Some(30_521)),
+        (-1, Some(0)),
+        (i64::MAX, Some(30_521)),
+        (i64::MIN, Some(0)),
+    ] {
+        let given = ids(value);
+        let mut handles = inputs(&given, 1);
+        let flags = clamp(&watch, &mut handles);
+        let read = Vec::<i64>::try_from(handles[1].share().into_tensor().view(-1)).unwrap();
+        assert_eq!(read[4], clamped.unwrap_or(value));
+        assert_eq!(read[..4], [0, 30_521, 5, 6]);
+        assert_eq!(given, ids(value), "a caller's input was written to");
+        let Some(_) = clamped else {
+            flags.check().unwrap();
+            continue;
+        };
+        let RuntimeError::BadInput { input, problem, .. } = flags.check().unwrap_err() else {
+            panic!("another error")
+        };
+        let (position, value) = (Some(vec![1, 1]), Some(value));
+        let expected = Problem::Value {
+            position,
+            value,
+            bounds: VOCABULARY,
+        };
+        assert_eq!((&*input, problem), ("ids", expected));
+    }
+}
+
+#[test]
+fn a_value_is_known_where_its_place_is_not() {
+    let program = program(Dtype::Int64, 0);
+    let given = ids(-5);
+    let flags = clamp(&watch(&program, false), &mut inputs(&given, 1));
+    // The caller's again since the call.
+    let _ = given.shallow_clone().zero_();
+    assert_eq!(
+        flags.check().unwrap_err().to_string(),
+        "module `encode`, input `ids`: expected values from 0 to 30521, got -5"
+    );
+}
+
+#[test]
+fn every_dtype_has_bounds_of_its_own() {
+    for (dtype, kind, bad) in [
+        (Dtype::Int32, Kind::Int, 2_147_483_647),
+        (Dtype::Int32, Kind::Int, -2_147_483_648),
+        (Dtype::Int16, Kind::Int16, -1),
+        (Dtype::Int8, Kind::Int8, -128),
+    ] {
+        let program = program(dtype, 0);
+        let good = Tensor::from_slice(&[0, 1, 2, 3, 4, 5])
+            .to_kind(kind)
+            .view([2, 3]);
+        let watch = watch(&program, false);
+        let mut handles = inputs(&good, 1);
+        clamp(&watch, &mut handles).check().unwrap();
+        assert_eq!(handles[1].share().into_tensor().kind(), kind);
+        let flags = clamp(&watch, &mut inputs(&(good.ones_like() * bad), 1));
+        let error = flags.check().unwrap_err().to_string();
+        assert!(error.ends_with(&format!("got {bad} at [0, 0]")), "{error}");
+    }
+    // No value of it is out of bounds.
+    let program = program(Dtype::Uint8, 0);
+    assert_eq!(watch(&program, false).inputs.len(), 1);
+}
+
+#[test]
+fn an_input_without_elements_has_no_values() {
+    let program = program(Dtype::Int64, 0);
+    let mut handles = inputs(&ids(0), 1);
+    handles[1] = Tensor::zeros([0, 3], (Kind::Int64, tch::Device::Cpu)).into();
+    clamp(&watch(&program, false), &mut handles)
+        .check()
+        .unwrap();
+}
+
+#[test]
+fn where_inputs_are_padded_the_pad_value_is_in_bounds() {
+    let program = program(Dtype::Int64, 0);
+    let mut handles = inputs(&ids(0), 0);
+    let strict = clamp(&watch(&program, false), &mut handles);
+    assert!(
+        strict
+            .check()
+            .unwrap_err()
+            .to_string()
+            .contains("`mask`: expected values from 1 to 1, got 0")
+    );
+    clamp(&watch(&program, true), &mut inputs(&ids(0), 0))
+        .check()
+        .unwrap();
+    assert!(
+        clamp(&watch(&program, true), &mut inputs(&ids(0), 2))
+            .check()
+            .is_err()
+    );
+}
+
+#[test]
+fn the_host_has_looked_at_what_is_in_its_memory() {
+    let program = program(Dtype::Int64, 0);
+    let cpu = Watch::new(&program, &"encode".into(), Device::Cpu, false);
+    let mut handles = inputs(&ids(-1), 1);
+    assert!(cpu.clamp(&mut handles, tch::Device::Cpu).unwrap().is_none());
+}
+
+#[test]
+fn a_replay_is_noted_apart_from_the_next_one() {
+    let program = program(Dtype::Int64, 1);
+    let watch = watch(&program, true);
+    let mut made = clamp(&watch, &mut inputs(&ids(-7), 1));
+    let outcome =
+        |failed: bool| -> Handles { std::iter::once(Tensor::from(failed).into()).collect() };
+    watch
+        .outcomes(&mut outcome(false), Some(&mut made))
+        .unwrap();
+    let first = made.of_call(&inputs(&ids(-7), 1)).unwrap();
+    // What the next replay would write.
+    let next = clamp(&watch, &mut inputs(&ids(0), 1));
+    made.notes.copy_(&next.notes);
+    watch.outcomes(&mut outcome(true), Some(&mut made)).unwrap();
+    let second = made.of_call(&inputs(&ids(0), 1)).unwrap();
+    for _ in 0..2 {
+        assert!(
+            first
+                .check()
+                .unwrap_err()
+                .to_string()
+                .ends_with("got -7 at [1, 1]")
+        );
+        assert!(matches!(
+            second.check(),
+            Err(RuntimeError::CheckFailed { .. })
+        ));
+    }
+}
+
+#[test]
+fn outcomes_are_no_outputs_and_say_what_failed() {
+    let program = program(Dtype::Int64, 2);
+    let watch = watch(&program, false);
+    for (outcomes, failed) in [
+        ([false, false], None),
+        ([false, true], Some(1)),
+        ([true, true], Some(0)),
+    ] {
+        let mut handles = inputs(&ids(0), 1);
+        let mut flags = clamp(&watch, &mut handles);
+        let mut results: Handles = outcomes
+            .map(|outcome| {
+                Tensor::from_slice(&[false, outcome])
+                    .to_kind(Kind::Uint8)
+                    .into()
+            })
+            .into_iter()
+            .collect();
+        watch.outcomes(&mut results, Some(&mut flags)).unwrap();
+        assert!(results.is_empty());
+        let checked = flags.check();
+        let texts = [
+            "`index in 0..0 of aten.embedding (model.py:12)`",
+            "`index in 0..1 of aten.embedding`",
+        ];
+        match failed {
+            None => checked.unwrap(),
+            Some(at) => {
+                let error = checked.unwrap_err().to_string();
+                assert!(error.contains(texts[at]), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What this host is, to the runtime: the libtorch it runs, the CPU, and a device.
+
+use super::{
+    RuntimeError,
+    ffi::{DeviceMemory, cuda, libtorch_folder},
+};
+use precast_store::shortage::says_out_of_memory;
+
+use precast_store::{Device, Target, target::Torch};
+
+/// After an error for want of memory on a CUDA device: gives back what torch's allocator keeps and nothing uses.
+///
+/// The allocator does so by itself before it fails. The driver does not ask it: it finds no room for the code of an
+/// artifact or for a graph where the allocator keeps the whole card.
+pub(super) fn make_room(device: Device, error: &RuntimeError) {
+    if let Device::Cuda(_) = device
+        && error.is_out_of_memory()
+    {
+        release();
+    }
+}
+
+/// Does what the driver may find no room for once more where it did not, after giving back what torch's allocator keeps and
+/// nothing uses.
+pub(super) fn with_room<T>(work: impl FnMut() -> Result<T, String>) -> Result<T, String> {
+    twice(work, release)
+}
+
+fn twice<T>(
+    mut work: impl FnMut() -> Result<T, String>,
+    make_room: impl FnOnce(),
+) -> Result<T, String> {
+    match work() {
+        Err(reason) if says_out_of_memory(&reason) => {
+            tracing::debug!(reason, "once more, with the allocator's unused memory");
+            make_room();
+            work()
+        }
+        other => other,
+    }
+}
+
+fn release() {
+    if let Err(reason) = cuda().and_then(|cuda| cuda.release_cached()) {
+        tracing::warn!(reason, "the allocator's unused memory can't be given back");
+    }
+}
+
+/// Returns the target of this process on `device`: the torch whose `libtorch_cpu` it runs, and this machine.
+///
+/// The version is read from `version.py` of the torch package libtorch was loaded from. Fails when there is none, or
+/// when the device is not there.
+pub fn host(device: Device) -> Result<Target, RuntimeError> {
+    let unknown = |reason: String| RuntimeError::UnknownHost { reason };
+    let folder = libtorch_folder()
+        .ok_or_else(|| unknown("the loader does not say where libtorch is".to_owned()))?;
+    let folder = folder
+        .canonicalize()
+        .map_err(|error| unknown(format!("`{}`: {error}", folder.display())))?;
+    // <site-packages>/torch/lib
+    let site: Vec<_> = folder.ancestors().nth(2).into_iter().collect();
+    let torch = Torch::find(&site).ok_or_else(|| {
+        unknown(format!(
+            "there is no `torch/version.py` beside `{}`",
+            folder.display()
+        ))
+    })?;
+    let sm = match device {
+        Device::Cpu => Vec::new(),
+        Device::Cuda(ordinal) => {
+            let capability = cuda().and_then(|cuda| cuda.capability(ordinal));
+            vec![capability.map_err(|reason| RuntimeError::NoDevice { device, reason })?]
+        }
+    };
+    Ok(Target::on_host(device.kind(), "native", &torch, &sm))
+}
+
+/// Returns how the memory of a CUDA device is used. Fails on the CPU and when the device is not there.
+pub fn device_memory(device: Device) -> Result<DeviceMemory, RuntimeError> {
+    let memory = match device {
+        Device::Cpu => Err("the CPU has no memory of its own".to_owned()),
+        Device::Cuda(ordinal) => cuda().and_then(|cuda| cuda.memory(ordinal)),
+    };
+    memory.map_err(|reason| RuntimeError::NoDevice { device, reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use precast_store::Digest;
+
+    #[test]
+    fn what_there_is_no_room_for_is_tried_once_more_with_room() {
+        let short = || Err("CUDA error: out of memory".to_owned());
+        let (mut tried, mut made) = (0, 0);
+        let mut work = |until: usize| {
+            (tried, made) = (0, 0);
+            let done = twice(
+                || {
+                    tried += 1;
+                    if tried < until { short() } else { Ok(tried) }
+                },
+                || made += 1,
+            );
+            (done, tried, made)
+        };
+        assert_eq!(work(1), (Ok(1), 1, 0));
+        assert_eq!(work(2), (Ok(2), 2, 1));
+        assert_eq!(work(9), (short(), 2, 1));
+        let other = || Err::<(), _>("operation not permitted".to_owned());
+        assert_eq!(twice(other, || panic!("room is not what lacks")), other());
+    }
+
+    #[test]
+    fn a_lack_of_memory_is_nobodys_fault_but_the_hosts() {
+        let artifact = Digest::of(b"artifact");
+        let container = |reason: &str| RuntimeError::NoContainer {
+            artifact,
+            reason: reason.to_owned(),
+        };
+        let failed = |message: &str| RuntimeError::Failed {
+            module: "encode".into(),
+            bucket: "batch=8".to_owned(),
+            step: "main".to_owned(),
+            message: message.to_owned(),
+        };
+        for error in [
+            container("CUDA driver error: out of memory"),
+            failed(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.72 GiB",
+            ),
+            failed("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            failed(
+                "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried \
+                    to allocate 9000000000000 bytes. Error code 12 (Cannot allocate memory)",
+            ),
+        ] {
+            assert!(error.is_out_of_memory() && !error.is_artifacts(), "{error}");
+            assert!(
+                error.hint().contains("too little memory"),
+                "{}",
+                error.hint()
+            );
+        }
+        let its_own = container("invalid device function");
+        assert!(!its_own.is_out_of_memory() && its_own.is_artifacts());
+        assert!(!failed("size mismatch").is_out_of_memory());
+        assert!(!failed("a.so: cannot allocate memory in static TLS block").is_out_of_memory());
+    }
+}

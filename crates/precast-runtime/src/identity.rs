@@ -1,0 +1,71 @@
+//! That a record is the one that was asked for, and for this host.
+//!
+//! A record is found by its ID, which is the digest of its key; the key is explained in the record. So the digest is computed
+//! again from the explanation, and the target in it must be the record's own. A record that explains nothing, as one that no
+//! build has made, is taken as it is.
+
+use serde_json::Value;
+
+use super::{RuntimeError, program::in_store, source::Source};
+use precast_store::{
+    Device, Digest, Target,
+    canon::{self, again},
+    record::{Artifact, Program},
+};
+
+/// Reads the record of an artifact. Fails when it is another's, or was built for another kind of host.
+pub(super) fn artifact(
+    source: &dyn Source,
+    key: &Digest,
+    (device, host): (Device, &Target),
+) -> Result<Artifact, RuntimeError> {
+    let read = source.artifact(key);
+    let record = read.map_err(in_store(format!("artifact `{}`", key.short())))?;
+    check("artifact", key, record.id, &record.key, &record.target)?;
+    let mismatches = record.target.mismatches(host);
+    match mismatches.is_empty() {
+        true => Ok(record),
+        false => Err(RuntimeError::WrongArtifact {
+            artifact: *key,
+            device,
+            mismatches,
+        }),
+    }
+}
+
+/// Reads the record of a program. Fails when it is another's.
+pub(super) fn program(source: &dyn Source, id: &Digest) -> Result<Program, RuntimeError> {
+    let read = source.program(id);
+    let record = read.map_err(in_store(format!("program `{}`", id.short())))?;
+    check("program", id, record.id, &record.request, &record.target)?;
+    Ok(record)
+}
+
+fn check(
+    what: &'static str,
+    asked: &Digest,
+    own: Digest,
+    explained: &Value,
+    target: &Target,
+) -> Result<(), RuntimeError> {
+    let wrong = |reason| RuntimeError::WrongRecord {
+        what,
+        id: *asked,
+        reason,
+    };
+    if own != *asked {
+        return Err(wrong(format!("it is the record of `{}`", own.short())));
+    }
+    if explained.is_null() {
+        return Ok(());
+    }
+    match again::digest(explained) {
+        Some(digest) if digest == *asked => {}
+        Some(digest) => return Err(wrong(format!("its key hashes to `{}`", digest.short()))),
+        None => return Err(wrong("what it explains is no key".to_owned())),
+    }
+    match canon::explain(target) == *again::target(explained) {
+        true => Ok(()),
+        false => Err(wrong("its target is not that of its key".to_owned())),
+    }
+}

@@ -1,0 +1,103 @@
+//! Load artifacts and run them: safe, in process, with no Python.
+//!
+//! ```text
+//! call ─▶ validate (safe Rust, on metadata) ─▶ dispatch (which bucket) ─▶ lane (one per caller) ─▶ steps ─▶ cut
+//!                                                                           │
+//!                                             containers, one per step ─────┘ bound by pointer to one weight set
+//! ```
+//!
+//! **Ownership.** Shared objects are loaded once per digest and process, and nothing is ever unloaded: their code may
+//! be needed by thread-local destructors, OpenMP workers and CUDA's own teardown after the last call. Containers are
+//! owned by lanes, lanes by programs, programs by the model; dropping a [`Model`] frees all of it but the code. Weights
+//! are held by whoever may read them and freed with the last. Outputs are the caller's alone: one that would share
+//! memory with an input, a padding buffer or a weight is copied first.
+//!
+//! **Threads.** [`Model`] is `Send + Sync`. A call has a lane of its program to itself, so an artifact's code never
+//! runs twice at once on one container, and one caller's failure never meets another's. Callers beyond the number of
+//! lanes wait, as long as they say. Programs may be loaded by a thread behind the model, or by the call that needs one; a swap of weights waits
+//! for loads under way, and what is loaded after it has the new ones.
+//!
+//! **Failure.** What can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request goes to the next
+//! rung of the ladder: a covering bucket, a dynamic artifact, eager. Where the host was at fault for a moment, a later call tries
+//! again. With a [`Trial`] a process of its own is the first to load what may crash.
+//!
+//! **Ending.** libtorch's destructors must not meet a call. A process that exits while its threads are in calls first calls
+//! [`shut_down`].
+//!
+//! **Trust.** What is executed was hashed in the memory it is executed from, and its target was compared with this
+//! host before. Inputs are checked completely before a foreign call. This is no sandbox: an artifact that was built
+//! to do harm can.
+//!
+//! **Watching it.** [`Model::stats`] has counters by module, bucket and device, [`Model::counts`] what was asked for, both
+//! to be read at any time and written as JSON; [`Model::timings`] says how long loading took. Spans of the crate
+//! `tracing`, at the level info: `libtorch_cuda`, `context`, `weights` and in it `map`, `records` and `upload`, `load` and in it `artifact`, `container`, `bind`
+//! and `graph`, and in that `warm_up`. At the level trace: `run` with its bucket and rung, and within it `pad` and `eager`. They cost nothing
+//! that can be measured while nobody subscribes.
+
+#![deny(unsafe_code)]
+
+// Unit tests share the fakes of tests/, which name the crate.
+#[cfg(test)]
+extern crate self as precast_runtime;
+
+mod arrays;
+mod behind;
+mod cost;
+mod dispatch;
+mod eager;
+mod ending;
+mod error;
+mod ffi;
+mod flags;
+mod graphs;
+mod host;
+mod identity;
+mod lane;
+mod loader;
+mod model;
+mod operators;
+mod outputs;
+mod pad;
+mod peak;
+mod pool;
+mod prefetched;
+mod prepared;
+mod problem;
+mod program;
+mod replica;
+mod runtime;
+mod source;
+mod stats;
+mod swap;
+pub mod tensors;
+mod threads;
+mod together;
+mod trial;
+mod validate;
+mod variant;
+mod watch;
+mod weights;
+mod wiring;
+
+pub use precast_store::{Device, Store};
+
+pub use arrays::{Argument, Array, Element, Value};
+pub use behind::Timings;
+pub use ending::shut_down;
+pub use error::{NoFit, RuntimeError};
+pub use ffi::{DeviceMemory, Scope, Stream};
+pub use graphs::Session;
+pub use host::{device_memory, host};
+pub use loader::Loading;
+pub use model::{Inputs, Model};
+pub use outputs::{Outputs, Rung, Served};
+pub use peak::peak;
+pub use prefetched::Prefetched;
+pub use problem::Problem;
+pub use runtime::{Devices, Graphs, Runtime};
+pub use source::{Source, SourceError, sealed};
+pub use stats::{BucketStats, ModuleStats};
+pub use trial::Trial;
+pub use trial::{ARGUMENT as TRIAL, TRIED, answer as answer_trial, memory as trial_memory};
+pub use watch::{DeviceStats, Quarantined};
+pub use weights::WeightSet;

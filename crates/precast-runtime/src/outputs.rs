@@ -1,0 +1,139 @@
+//! What a call answers: tensors, and what made them.
+
+use std::{ops::Deref, sync::Arc};
+
+use smallvec::SmallVec;
+use tch::Tensor;
+
+use super::{RuntimeError, flags::Flags, validate::Request};
+use precast_store::{
+    Device,
+    record::{Program, Sizes},
+};
+
+/// Which rung of the ladder answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rung {
+    /// The bucket of exactly the request's sizes.
+    Exact,
+    /// A larger bucket, padded.
+    Padded,
+    /// An artifact for every size within bounds.
+    Dynamic,
+    /// The exported graph, by libtorch's interpreter.
+    Eager,
+}
+
+impl Rung {
+    /// Returns the rung's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Padded => "padded",
+            Self::Dynamic => "dynamic",
+            Self::Eager => "eager",
+        }
+    }
+}
+
+/// What answered a call.
+#[derive(Clone, Debug)]
+pub struct Served {
+    pub(super) program: Arc<Program>,
+    pub(super) rung: Rung,
+    pub(super) graph: bool,
+    pub(super) device: Device,
+    pub(super) request: Request,
+}
+
+impl Served {
+    /// Returns the program that ran.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Returns the sizes it was compiled for. Those of a dynamic program are the samples' it was captured with.
+    pub fn bucket(&self) -> &Sizes {
+        &self.program.sizes
+    }
+
+    /// Returns the rung of the ladder it stands on.
+    pub fn rung(&self) -> Rung {
+        self.rung
+    }
+
+    /// Returns whether it ran as one CUDA graph.
+    pub fn graph(&self) -> bool {
+        self.graph
+    }
+
+    /// Returns the device it ran on.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Returns the sizes that were asked for.
+    pub fn request(&self) -> Sizes {
+        let names = self.program.sizes.keys().cloned();
+        names.zip(self.request.iter().copied()).collect()
+    }
+}
+
+/// The outputs of one call, in the module's order. They belong to the caller.
+///
+/// On CUDA a call is answered before the device has seen the values of inputs that were there already. Where one of them
+/// is out of bounds, these are no answer: [`Self::array`] fails, and [`Self::check`] says so to callers who take the
+/// tensors.
+#[derive(Debug)]
+pub struct Outputs {
+    pub(super) tensors: SmallVec<[Tensor; 4]>,
+    /// What the device finds wrong with the call.
+    pub(super) flags: Option<Flags>,
+    pub(super) served: Served,
+}
+
+impl Outputs {
+    /// Returns what answered the call.
+    pub fn served(&self) -> &Served {
+        &self.served
+    }
+
+    /// Waits until the device has seen the values of the call's inputs, where it is to look at them, and fails with what was
+    /// wrong with them: [`RuntimeError::BadInput`] for a value out of bounds, [`RuntimeError::CheckFailed`] for an index that
+    /// the program computed. Then the outputs are to be thrown away; the model goes on answering.
+    ///
+    /// There is something to wait for only on CUDA, where inputs with bounds were on the device when the call began or the
+    /// program computes indices. It reads on the stream that is current on this thread, which must have the call before it.
+    /// [`Self::array`] does the same first; who uses the tensors themselves, or hands them on, calls this.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        self.flags.as_ref().map_or(Ok(()), Flags::check)
+    }
+
+    /// Returns name and tensor of each output.
+    pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let names = self.served.program.outputs.iter();
+        names.map(|output| output.name.as_str()).zip(&self.tensors)
+    }
+
+    /// Returns the tensors; [`Self::check`] comes before.
+    pub fn into_vec(self) -> Vec<Tensor> {
+        self.tensors.into_vec()
+    }
+}
+
+impl Deref for Outputs {
+    type Target = [Tensor];
+
+    fn deref(&self) -> &[Tensor] {
+        &self.tensors
+    }
+}
+
+impl IntoIterator for Outputs {
+    type Item = Tensor;
+    type IntoIter = smallvec::IntoIter<[Tensor; 4]>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.tensors.into_iter()
+    }
+}

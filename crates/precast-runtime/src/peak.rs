@@ -1,0 +1,81 @@
+//! How much memory a call takes beyond what its process had before.
+//!
+//! On the CPU that is resident memory as the kernel counts it: the heap's free pages are given back, the kernel's high-water
+//! mark is set to what is left, and read again after the call. What other threads take meanwhile counts too, so it is for
+//! processes that do nothing else. On CUDA it is what torch's allocator gave out; the memory of a captured graph was given
+//! out when it was captured.
+
+use std::fs;
+
+use super::{
+    ffi::{self, cuda},
+    host::device_memory,
+};
+use precast_store::Device;
+
+/// Returns what `call` returns, and the bytes that it had at most; none where that can't be known.
+pub fn peak<T>(device: Device, call: impl FnOnce() -> T) -> (T, Option<u64>) {
+    let before = mark(device);
+    let result = call();
+    let most = before.and_then(|before| Some(highest(device)?.saturating_sub(before)));
+    (result, most)
+}
+
+/// Sets the high-water mark to what there is now, and returns that.
+fn mark(device: Device) -> Option<u64> {
+    match device {
+        Device::Cpu => {
+            ffi::give_back();
+            // 5: the high-water mark of resident memory (man 5 proc_pid_clear_refs).
+            fs::write("/proc/self/clear_refs", "5").ok()?;
+            status("VmRSS:")
+        }
+        Device::Cuda(ordinal) => {
+            cuda().and_then(|cuda| cuda.reset_peak(ordinal)).ok()?;
+            Some(device_memory(device).ok()?.allocated)
+        }
+    }
+}
+
+fn highest(device: Device) -> Option<u64> {
+    match device {
+        Device::Cpu => status("VmHWM:"),
+        Device::Cuda(_) => Some(device_memory(device).ok()?.peak),
+    }
+}
+
+/// Returns a number of kilobytes from this process's status, in bytes.
+fn status(name: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use precast_store::testing::alone;
+
+    #[test]
+    fn a_call_is_told_by_what_it_held_and_not_by_what_it_kept() {
+        alone(
+            "peak::tests::a_call_is_told_by_what_it_held_and_not_by_what_it_kept",
+            measure,
+        );
+    }
+
+    fn measure() {
+        const MIB: u64 = 1 << 20;
+        let hold = || vec![1_u8; usize::try_from(256 * MIB).unwrap()].len();
+        // The kernel counts a thread's pages some at a time, so its numbers are off by a little.
+        let held = |bytes: u64| (250..320).contains(&(bytes / MIB));
+        let (_, Some(most)) = peak(Device::Cpu, hold) else {
+            panic!("this kernel does not say")
+        };
+        assert!(held(most), "{most}");
+        // What was freed is not there to be used unseen.
+        let (_, again) = peak(Device::Cpu, hold);
+        assert!(held(again.unwrap()), "{again:?}");
+    }
+}

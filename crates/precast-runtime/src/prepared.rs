@@ -1,0 +1,218 @@
+//! Constants that are made of weights when these are bound, once for each weight set.
+//!
+//! An artifact may want a weight in a form of its own: a matrix in the order that oneDNN's kernels read it, a filter with
+//! the batch norm after it multiplied in. Its record says how that is made, as calls of torch's operators on constants
+//! ([`precast_store::record::Prepared`]), and the first program that wants it has it made. What is made is kept with the weight
+//! set, under the recipe and the names of the tensors it is made of: buckets, steps and lanes that want the same share
+//! it, another weight set has its own, and both go when their weights go.
+//!
+//! Recipes are followed one after the other, with all threads that an operator may use: which order oneDNN chooses for a
+//! filter depends on how many there are, and in the order for one thread a call took twice as long on four.
+//!
+//! A recipe calls only operators of torch itself that write nothing: what it is made of is mapped for reading.
+//!
+//! The tensors it was made of stay where they are. On the CPU that is the mapped object, whose pages nobody reads
+//! any more, so that the system may take them back. On a device, matrices that are taken as one are so already
+//! ([`super::together`]); filters are there twice.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    ffi::{Call, Handle, Meta, Operators, Value, Weight},
+    together,
+    weights::{Weights, bytes_of, same_strides},
+};
+use precast_store::record::{Artifact, Layout, Operand, Prepared, Recipe};
+
+/// Whose operators a recipe may call: libtorch registers them itself.
+const NAMESPACES: [&str; 3] = ["aten", "mkldnn", "onednn"];
+
+/// The constants of one step.
+pub(super) struct Bound<'a> {
+    pub weights: &'a Weights,
+    /// Tensors that the program's code makes itself.
+    pub extras: Option<&'a Weights>,
+    pub aliases: &'a BTreeMap<String, String>,
+    pub artifact: &'a Artifact,
+    pub binding: &'a BTreeMap<String, String>,
+}
+
+impl Bound<'_> {
+    /// Returns the layout that the artifact's record says of a constant.
+    pub fn layout(&self, constant: &str) -> Result<&Layout, String> {
+        let mut known = self.artifact.constants.iter();
+        let found = known.find(|known| known.name == constant);
+        let found = found.ok_or("the artifact's record does not have it")?;
+        Ok(&found.layout)
+    }
+
+    /// Returns the tensor that is bound to a constant.
+    pub fn weight(&self, constant: &str, keep: bool) -> Result<Arc<Weight>, String> {
+        let layout = self.layout(constant)?;
+        let (set, name) = self.place(constant)?;
+        set.get(name, self.aliases, layout, keep)
+    }
+
+    /// Returns what a recipe gives; it is made unless it is there already.
+    pub fn prepared(&self, wanted: &Prepared) -> Result<Arc<Weight>, String> {
+        let mut call = wanted.call.clone();
+        self.rename(&mut call)?;
+        let key = serde_json::to_string(&call).map_err(|error| error.to_string())?;
+        let made = self.weights.made(key, || {
+            let mut of = Vec::new();
+            let handle = self.make(&wanted.call, &mut of)?;
+            // Most are copies; a view needs what it views.
+            let viewed = |weight: &Arc<Weight>| {
+                let (made, of) = (handle.meta(), weight.handle().meta());
+                made.dense() && made.storage() == of.storage()
+            };
+            of.retain(viewed);
+            let own = match of.is_empty() {
+                true => bytes_of(&wanted.shape, wanted.dtype),
+                false => 0,
+            };
+            Ok((Weight::made(handle, of), own))
+        })?;
+        check(&made.handle().meta(), wanted)?;
+        Ok(made)
+    }
+
+    fn place(&self, constant: &str) -> Result<(&Weights, &str), String> {
+        let name = self.binding.get(constant);
+        let name = name.ok_or("the program's binding does not name it")?;
+        let set = match self.extras {
+            Some(extras) if !self.weights.has(name, self.aliases) => extras,
+            _ => self.weights,
+        };
+        Ok((set, set.own_name(name, self.aliases)))
+    }
+
+    /// Puts the tensors' own names, and the order they are taken in, for those of constants.
+    fn rename(&self, call: &mut Recipe) -> Result<(), String> {
+        let mut operands = call.arguments.iter_mut();
+        operands.try_for_each(|(_, operand)| self.rename_in(operand))
+    }
+
+    fn rename_in(&self, operand: &mut Operand) -> Result<(), String> {
+        match operand {
+            Operand::Constant(name) => {
+                let layout = self.layout(name);
+                let renamed = layout.and_then(|layout| {
+                    let (_, own) = self.place(name)?;
+                    let Layout {
+                        dtype,
+                        shape,
+                        stride,
+                    } = layout;
+                    Ok(format!("{own} {dtype} {shape:?} {stride:?}"))
+                });
+                *name = renamed.map_err(|reason| format!("`{name}`: {reason}"))?;
+                Ok(())
+            }
+            Operand::Call(call) => self.rename(call),
+            Operand::Tensors(list) => list.iter_mut().try_for_each(|one| self.rename_in(one)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes one call, and those that it needs first. `of` gets the tensors it is made of.
+    fn make(&self, call: &Recipe, of: &mut Vec<Arc<Weight>>) -> Result<Handle, String> {
+        let known = call.operator.split_once("::");
+        if !known.is_some_and(|(space, _)| NAMESPACES.contains(&space)) {
+            return Err(format!(
+                "operator `{}`: a recipe calls only torch's own",
+                call.operator
+            ));
+        }
+        let (mut ints, mut tensors, mut arguments) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, operand) in &call.arguments {
+            let value = match operand {
+                Operand::Constant(_) | Operand::Call(_) => {
+                    tensors.push(self.tensor(operand, of)?);
+                    Value::Tensor
+                }
+                Operand::Tensors(list) => {
+                    for operand in list {
+                        tensors.push(self.tensor(operand, of)?);
+                    }
+                    Value::Tensors(list.len())
+                }
+                Operand::None(()) => Value::None,
+                Operand::Bool(value) => Value::Bool(*value),
+                Operand::Int(value) => {
+                    ints.push(*value);
+                    Value::Int
+                }
+                Operand::Ints(values) => {
+                    ints.extend(values);
+                    Value::Ints(values.len())
+                }
+                Operand::Float(value) => Value::Float(*value),
+                Operand::ScalarType(number) => Value::ScalarType(*number),
+                Operand::MemoryFormat(number) => Value::MemoryFormat(*number),
+            };
+            arguments.push((name.clone(), value));
+        }
+        if let Some(view) = together::as_one(call, &tensors) {
+            return Ok(view);
+        }
+        let (name, overload) = call
+            .operator
+            .split_once('.')
+            .unwrap_or((&call.operator, ""));
+        let operator = Call {
+            name: name.to_owned(),
+            overload: overload.to_owned(),
+            arguments,
+        };
+        let failed = |reason: String| format!("operator `{}`: {reason}", call.operator);
+        Operators::new(&[operator], self.weights.device())?
+            .call(&ints, &tensors)
+            .map_err(failed)
+    }
+
+    fn tensor(&self, operand: &Operand, of: &mut Vec<Arc<Weight>>) -> Result<Handle, String> {
+        match operand {
+            Operand::Call(call) => self.make(call, of),
+            Operand::Constant(name) => {
+                let weight = self.weight(name, false)?;
+                let handle = weight.handle().share();
+                of.push(weight);
+                Ok(handle)
+            }
+            other => Err(format!("{other:?} is no tensor")),
+        }
+    }
+}
+
+/// Fails when what was made is not what the artifact was compiled for.
+fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), String> {
+    let right = match &wanted.stride {
+        // Its operators check the rest, which nobody else can read.
+        None => !made.dense(),
+        Some(stride) => {
+            made.dense()
+                && made.sizes() == wanted.shape
+                && same_strides(&wanted.shape, made.strides(), stride)
+        }
+    };
+    match right && made.dtype() == Some(wanted.dtype) {
+        true => Ok(()),
+        false => Err(format!(
+            "its recipe does not give {} {:?} in the order it was compiled for",
+            wanted.dtype, wanted.shape
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_worker_makes_what_is_followed_here_and_nothing_else() {
+        let worker = include_str!("../../../src/build/worker/prepared.py");
+        let mut lines = worker.lines();
+        let theirs = lines.find_map(|line| line.strip_prefix("_NAMESPACES = "));
+        let names = theirs.unwrap().split('"').skip(1).step_by(2);
+        assert_eq!(names.collect::<Vec<_>>(), super::NAMESPACES);
+    }
+}

@@ -1,0 +1,154 @@
+//! A model on one device: its programs, the calls under way, and whether the device can be trusted.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock, atomic::Ordering},
+};
+
+use tch::Tensor;
+
+use super::{
+    RuntimeError,
+    ending::{self, Count},
+    ffi::cuda,
+    host::make_room,
+    loader::{Loader, Slot},
+    model::Call,
+    outputs::Outputs,
+    program::Ready,
+    variant::Variant,
+};
+use precast_store::Device;
+
+/// A model on one device.
+pub(super) struct Replica {
+    pub device: Device,
+    pub modules: HashMap<String, Vec<Variant>>,
+    pub loader: Arc<Loader>,
+    /// Calls under way.
+    pub running: Arc<Count>,
+    /// Why its device answers nothing right any more.
+    pub broken: OnceLock<String>,
+}
+
+impl Replica {
+    pub fn new(
+        device: Device,
+        modules: HashMap<String, Vec<Variant>>,
+        loader: Arc<Loader>,
+    ) -> Self {
+        Self {
+            device,
+            modules,
+            loader,
+            running: ending::count(),
+            broken: OnceLock::new(),
+        }
+    }
+
+    /// Returns every program, loaded or not.
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        let variants = self.modules.values().flatten();
+        variants.flat_map(|variant| &variant.programs)
+    }
+
+    /// Returns the programs that are loaded.
+    pub fn programs(&self) -> impl Iterator<Item = &Ready> {
+        self.slots().filter_map(Slot::ready)
+    }
+
+    /// Runs on it, and counts the call while it lasts.
+    ///
+    /// When a call fails on CUDA, the device is asked whether its error is one that stays (an illegal access, a failed
+    /// assertion). From then on every call is refused: what such a context answers can't be trusted. When there was too
+    /// little memory, what torch's allocator keeps unused is given back before the caller has the error and may try again.
+    pub fn answer(
+        &self,
+        variant: &Variant,
+        inputs: &[&Tensor],
+        call: Call,
+    ) -> Result<Outputs, RuntimeError> {
+        if let Some(reason) = self.broken.get() {
+            let (device, reason) = (self.device, reason.clone());
+            return Err(RuntimeError::Unready { device, reason });
+        }
+        let Some(entered) = ending::enter(&self.running) else {
+            return Err(RuntimeError::ending(self.device));
+        };
+        let result = variant.answer(inputs, call);
+        drop(entered);
+        if let (Err(error), Device::Cuda(ordinal)) = (&result, self.device) {
+            self.after(error, ordinal);
+        }
+        result
+    }
+
+    fn after(&self, error: &RuntimeError, ordinal: usize) {
+        if let RuntimeError::Failed { .. } | RuntimeError::Tensor { .. } = error
+            && let Err(reason) = cuda().and_then(|cuda| cuda.health(ordinal))
+        {
+            tracing::error!(device = %self.device, reason, "a device answers no more calls in this process");
+            let _ = self.broken.set(reason);
+            return;
+        }
+        make_room(self.device, error);
+    }
+}
+
+/// Returns the replica for a call whose inputs are on the device `at`: of those on this device, or of all where none is,
+/// one with the fewest calls under way. Of several such the one whose `turn` it is: on CUDA a call is over when its work
+/// is in the stream, so one caller alone would always find the first one idle.
+pub(super) fn choose(replicas: &[Replica], at: Option<Device>, turn: usize) -> Option<&Replica> {
+    let here = replicas.iter().any(|replica| Some(replica.device) == at);
+    let loads = replicas.iter().map(|replica| {
+        let fits = !here || Some(replica.device) == at;
+        fits.then(|| replica.running.load(Ordering::Relaxed))
+    });
+    pick(loads, replicas.len(), turn).map(|index| &replicas[index])
+}
+
+/// Returns the index of the least load, those that are none left out, counted from `turn`.
+fn pick(
+    loads: impl Iterator<Item = Option<usize>> + Clone,
+    count: usize,
+    turn: usize,
+) -> Option<usize> {
+    let distance = |index: usize| (index + count - turn % count) % count;
+    let known = loads.enumerate().filter_map(|(i, load)| Some((load?, i)));
+    known
+        .min_by_key(|&(load, index)| (load, distance(index)))
+        .map(|(_, index)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picked(loads: &[Option<usize>], turn: usize) -> Option<usize> {
+        pick(loads.iter().copied(), loads.len(), turn)
+    }
+
+    #[test]
+    fn the_least_busy_one_has_it() {
+        for turn in 0..7 {
+            assert_eq!(picked(&[Some(2), Some(1), Some(3)], turn), Some(1));
+            assert_eq!(picked(&[None, Some(9), None], turn), Some(1));
+            assert_eq!(picked(&[None, None], turn), None);
+        }
+        assert_eq!(picked(&[], 3), None);
+    }
+
+    #[test]
+    fn equally_busy_ones_have_it_in_turns() {
+        let turns = |loads: &[Option<usize>]| -> Vec<Option<usize>> {
+            (0..6).map(|turn| picked(loads, turn)).collect()
+        };
+        let idle = [0, 1, 2, 0, 1, 2].map(Some);
+        assert_eq!(turns(&[Some(0); 3]), idle);
+        assert_eq!(
+            turns(&[Some(1), None, Some(1)]),
+            [0, 2, 2, 0, 2, 2].map(Some)
+        );
+        assert_eq!(picked(&[Some(0), Some(0)], usize::MAX), Some(1));
+    }
+}

@@ -1,0 +1,539 @@
+//! What loads models: the devices, the source, and the weights they share.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, OnceLock, RwLock},
+    time::{Duration, Instant},
+};
+
+use super::{
+    RuntimeError,
+    ending::{self, Entered},
+    ffi::{cuda, cuda_for},
+    host::host,
+    identity,
+    loader::{Held, Loader, Loading, Slot},
+    model::{Inputs, Model},
+    program::in_store,
+    replica::Replica,
+    source::Source,
+    together::Together,
+    trial::{Trial, Trials},
+    variant::Variant,
+    weights::{WeightSet, Weights},
+};
+use precast_store::{
+    Device, Digest, Hold, Store, Target,
+    record::{Program, Release, bucket_name, split_model},
+};
+
+/// The devices a runtime works on, and where it takes artifacts and weights from.
+///
+/// A builder: [`Self::new`], then what is to be other than the default, then [`Self::load`], as often as there are models.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = example();
+/// # let artifacts = folder.path();
+/// use precast_runtime::{Device, Runtime, Store, Inputs, Loading};
+///
+/// let store = Store::open(artifacts)?;
+/// let runtime = Runtime::new(&store, Device::Cpu)?
+///     .instances(8) // callers at once of one program
+///     .inputs(Inputs::MayCopy)
+///     .loading(Loading::Background);
+/// let model = runtime.load("tiny")?;
+/// model.warm_up()?;
+/// assert_eq!(model.modules(), ["double"]);
+/// # Ok(()) }
+/// ```
+pub struct Runtime {
+    source: Arc<dyn Source>,
+    devices: Vec<Device>,
+    /// What this host is, for each device.
+    hosts: Vec<Target>,
+    instances: usize,
+    inputs: Inputs,
+    wait: Option<Duration>,
+    trial: Option<Trial>,
+    graphs: Graphs,
+    limit: Option<u64>,
+    eager: bool,
+    loading: Loading,
+    priority: Priority,
+    held: Arc<Held>,
+}
+
+/// Says how soon a program is to be loaded; the highest first.
+type Priority = Arc<dyn Fn(&Program) -> i64 + Send + Sync>;
+
+impl Runtime {
+    /// Makes a runtime over a store on one or several devices, as `Device::Cpu` or `[Device::Cuda(0), Device::Cuda(1)]`.
+    ///
+    /// A model has a replica on each. A call whose inputs are on one of the devices is answered there; any other goes to
+    /// the one with the fewest calls under way, in turns where several have as few ([`Model::devices`] counts). The CPU
+    /// may be named several times, each a replica with lanes of its own; all of them share one copy of the weights.
+    ///
+    /// Fails with [`RuntimeError::NoDevice`] when one is not there, where CUDA ordinals are those of this process
+    /// (`CUDA_VISIBLE_DEVICES`), and with [`RuntimeError::Devices`] when none is named or a CUDA device twice. The
+    /// caller's current CUDA device is what it was, here and after every call.
+    pub fn new(store: &Store, devices: impl Into<Devices>) -> Result<Self, RuntimeError> {
+        Self::over(Arc::new(store.clone()), devices)
+    }
+
+    /// Makes a runtime over another source than a store, as a build does for what it has not published yet.
+    pub fn over(
+        source: Arc<dyn Source>,
+        devices: impl Into<Devices>,
+    ) -> Result<Self, RuntimeError> {
+        let devices = devices.into().0;
+        let twice = devices
+            .iter()
+            .enumerate()
+            .any(|(i, device)| *device != Device::Cpu && devices[..i].contains(device));
+        if devices.is_empty() || twice {
+            return Err(RuntimeError::Devices);
+        }
+        let ordinals = devices.iter().filter_map(|device| match device {
+            Device::Cpu => None,
+            Device::Cuda(ordinal) => Some(*ordinal),
+        });
+        let ordinals: Vec<_> = ordinals.collect();
+        for &device in &devices {
+            check(device, &ordinals)?;
+        }
+        let hosts = devices
+            .iter()
+            .map(|&device| host(device))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            source,
+            devices,
+            hosts,
+            instances: 4,
+            inputs: Inputs::default(),
+            wait: None,
+            trial: None,
+            graphs: Graphs::default(),
+            limit: None,
+            eager: true,
+            loading: Loading::default(),
+            priority: Arc::new(|program| volume(program).saturating_neg()),
+            held: Arc::default(),
+        })
+    }
+
+    /// Sets how many callers one program may have at once on one device; others wait. 4 unless set.
+    pub fn instances(mut self, instances: usize) -> Self {
+        self.instances = instances.max(1);
+        self
+    }
+
+    /// Sets whether inputs may be copied to fit.
+    pub fn inputs(mut self, inputs: Inputs) -> Self {
+        self.inputs = inputs;
+        self
+    }
+
+    /// Sets how long a call waits for an execution context, while others have all of them: then it fails with
+    /// [`RuntimeError::Busy`]. Without end, unless set.
+    ///
+    /// A call that hangs inside an artifact keeps its context for ever. With a limit, the callers behind it are told so, and
+    /// other programs answer.
+    pub fn wait_limit(mut self, limit: Duration) -> Self {
+        self.wait = Some(limit);
+        self
+    }
+
+    /// Has artifacts that were never loaded on this kind of host loaded by a process of its own first, once: one whose
+    /// initialiser crashes or hangs is set aside then, and takes nothing with it. None is, unless set. The command line does it.
+    ///
+    /// ```no_run
+    /// # use precast_runtime::{Device, Runtime, Store, Trial};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = Store::open("artifacts")?;
+    /// let trial = Trial::with("/usr/local/bin/precast-torch").remember("/var/cache/app/loads");
+    /// let model = Runtime::new(&store, Device::Cpu)?.trial(trial).load("minilm")?;
+    /// # Ok(()) }
+    /// ```
+    pub fn trial(mut self, trial: Trial) -> Self {
+        self.trial = Some(trial);
+        self
+    }
+
+    /// Sets which programs run as CUDA graphs.
+    pub fn graphs(mut self, graphs: Graphs) -> Self {
+        self.graphs = graphs;
+        self
+    }
+
+    /// Sets whether the exported graph of a compiled program may answer in its place: where its artifact does not load,
+    /// or was slower when it was built. It may, unless set.
+    pub fn eager_fallback(mut self, allowed: bool) -> Self {
+        self.eager = allowed;
+        self
+    }
+
+    /// Sets when programs are loaded. All of them before [`Self::load`] returns, unless set.
+    ///
+    /// A program that runs as a CUDA graph is loaded and captured before in any case.
+    pub fn loading(mut self, loading: Loading) -> Self {
+        self.loading = loading;
+        self
+    }
+
+    /// Sets which programs are loaded first: those for which `priority` says the most. The smallest, unless set.
+    pub fn priority(mut self, priority: impl Fn(&Program) -> i64 + Send + Sync + 'static) -> Self {
+        self.priority = Arc::new(priority);
+        self
+    }
+
+    /// Throttles uploads of weights to so many bytes a second, for loading beside a model that serves.
+    pub fn upload_limit(mut self, bytes_per_second: u64) -> Self {
+        self.limit = Some(bytes_per_second.max(1));
+        self
+    }
+
+    /// Loads the newest release of a model, or a named one as `model@release`.
+    pub fn load(&self, model: &str) -> Result<Model, RuntimeError> {
+        let started = Instant::now();
+        let (name, release, hold) = self.release(model)?;
+        let programs = self.programs(&release)?;
+        let weights = self.weights_for(release.weights, &|| self.together(&programs))?;
+        let model = self.load_with(
+            started,
+            name,
+            &programs,
+            &weights,
+            &Arc::new(release.aliases),
+        )?;
+        Ok(model.holding(hold))
+    }
+
+    /// Loads programs that no release has yet, as a build does before it publishes them.
+    pub fn load_programs(
+        &self,
+        model: &str,
+        programs: Vec<Program>,
+        weights: Option<Digest>,
+        aliases: BTreeMap<String, String>,
+    ) -> Result<Model, RuntimeError> {
+        let started = Instant::now();
+        let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
+        let weights = self.weights_for(weights, &|| self.together(&programs))?;
+        self.load_with(started, model, &programs, &weights, &Arc::new(aliases))
+    }
+
+    /// Loads the newest release of a model, or a named one, with another weight set than its own: a fine-tune runs on
+    /// the same artifacts.
+    pub fn load_on(&self, model: &str, weights: &WeightSet) -> Result<Model, RuntimeError> {
+        let started = Instant::now();
+        let (name, release, hold) = self.release(model)?;
+        let programs = self.programs(&release)?;
+        let model = self.load_with(
+            started,
+            name,
+            &programs,
+            weights,
+            &Arc::new(release.aliases),
+        )?;
+        Ok(model.holding(hold))
+    }
+
+    /// Brings the weights of a model's newest release, or of a named one, to every device, for [`Model::swap`].
+    pub fn weights_of(&self, model: &str) -> Result<WeightSet, RuntimeError> {
+        let (_, release, _hold) = self.release(model)?;
+        // Without its programs the set is the same, only its matrices are copied where they are taken as one.
+        let together = || {
+            let programs = self.programs(&release);
+            programs.map_or_else(|_| Together::default(), |programs| self.together(&programs))
+        };
+        self.weights_for(release.weights, &together)
+    }
+
+    /// Brings a weight set to every device. One that a loaded model has already is shared.
+    ///
+    /// Matrices that a model's artifacts take as one are copied when it is loaded with it; [`Self::weights_of`] knows them
+    /// and puts them one behind the other.
+    pub fn weights(&self, digest: Option<Digest>) -> Result<WeightSet, RuntimeError> {
+        self.weights_for(digest, &Together::default)
+    }
+
+    /// Returns what programs take as one.
+    fn together(&self, programs: &[Arc<Program>]) -> Together {
+        Together::of(&*self.source, programs.iter().map(|program| &**program))
+    }
+
+    /// Brings a weight set to every device, its tensors where programs take them as one.
+    fn weights_for(
+        &self,
+        digest: Option<Digest>,
+        together: &dyn Fn() -> Together,
+    ) -> Result<WeightSet, RuntimeError> {
+        let _work = self.work()?;
+        let on = self
+            .devices
+            .iter()
+            .map(|&device| Ok((device, self.weights_on(digest, device, together)?)));
+        Ok(WeightSet::new(
+            digest,
+            on.collect::<Result<_, RuntimeError>>()?,
+        ))
+    }
+
+    /// Gives device memory that torch's allocator keeps for later, and that nothing uses, back to its devices: for another
+    /// process, or for what does not come from the allocator, as the code of artifacts, CUDA graphs and libraries.
+    ///
+    /// As `torch.cuda.empty_cache()`: tensors keep what they have, the allocator is the process's, so it is all its CUDA
+    /// devices at once, and the next calls are slower, because they take memory from the driver again. Whoever loads a
+    /// large model beside one that had a peak calls it between the two. After a call or a load that failed for want of
+    /// memory ([`RuntimeError::is_out_of_memory`]) it was done already. Does nothing on the CPU.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
+    /// # use precast_runtime::{Device, Runtime, Store};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = example();
+    /// let runtime = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?;
+    /// drop(runtime.load("tiny")?);
+    /// runtime.release_cached_memory()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn release_cached_memory(&self) -> Result<(), RuntimeError> {
+        let cuda_device = |device: &&Device| matches!(device, Device::Cuda(_));
+        let Some(&device) = self.devices.iter().find(cuda_device) else {
+            return Ok(());
+        };
+        cuda()
+            .and_then(|cuda| cuda.release_cached())
+            .map_err(|reason| RuntimeError::NoDevice { device, reason })
+    }
+
+    /// Finds a release, and keeps gc from what it needs.
+    fn release<'a>(
+        &self,
+        model: &'a str,
+    ) -> Result<(&'a str, Release, Option<Hold>), RuntimeError> {
+        let (name, release) = split_model(model);
+        let release = self
+            .source
+            .release(name, release)
+            .map_err(in_store(format!("model `{model}`")))?;
+        let hold = self.source.hold(&release);
+        Ok((name, release, hold))
+    }
+
+    fn programs(&self, release: &Release) -> Result<Vec<Arc<Program>>, RuntimeError> {
+        let read = |id: &Digest| Ok(Arc::new(identity::program(&*self.source, id)?));
+        release.programs.iter().map(read).collect()
+    }
+
+    fn load_with(
+        &self,
+        started: Instant,
+        model: &str,
+        programs: &[Arc<Program>],
+        weights: &WeightSet,
+        aliases: &Arc<BTreeMap<String, String>>,
+    ) -> Result<Model, RuntimeError> {
+        let _work = self.work()?;
+        let mut replicas = Vec::with_capacity(self.devices.len());
+        for (i, &device) in self.devices.iter().enumerate() {
+            // Before anything is loaded: a wrong host must not get as far as `dlopen`.
+            for program in programs {
+                self.check_target(program, i)?;
+            }
+            let trial = self.trial.clone();
+            let loader = Arc::new(Loader {
+                source: self.source.clone(),
+                device,
+                instances: self.instances,
+                host: Arc::new(self.hosts[i].clone()),
+                trials: trial.map(|trial| Arc::new(Trials::new(trial, &self.hosts[i]))),
+                graphs: self.graphs,
+                limit: self.limit,
+                eager: self.eager,
+                aliases: aliases.clone(),
+                held: self.held.clone(),
+                weights: RwLock::new(weights.on(device)?),
+                quarantined: Mutex::default(),
+                shared: OnceLock::new(),
+            });
+            let mut modules: BTreeMap<String, Vec<Slot>> = BTreeMap::new();
+            for program in programs {
+                modules
+                    .entry(program.module.clone())
+                    .or_default()
+                    .push(Slot::new(program.clone()));
+            }
+            let modules = modules
+                .into_iter()
+                .map(|(name, slots)| Ok((name, Variant::group(slots, &loader)?)));
+            let modules = modules.collect::<Result<HashMap<_, _>, RuntimeError>>()?;
+            let replica = Replica::new(device, modules, loader);
+            self.load_before(&replica)?;
+            replicas.push(replica);
+        }
+        let behind = self.loading == Loading::Background;
+        let order = behind.then(|| self.priority.clone());
+        let model = Model::new(
+            model.to_owned(),
+            replicas,
+            self.inputs,
+            self.wait,
+            weights.clone(),
+            started,
+        );
+        Ok(match order {
+            Some(priority) => model.load_behind(&*priority),
+            None => model,
+        })
+    }
+
+    /// Loads what is to be there before the model is handed out.
+    fn load_before(&self, replica: &Replica) -> Result<(), RuntimeError> {
+        let loader = &replica.loader;
+        // Graphs first, the largest of them before the others: it makes their pool as large as it must be. On demand the
+        // pool grows as they come.
+        let mut graphs: Vec<&Slot> = replica
+            .slots()
+            .filter(|slot| self.loading != Loading::OnDemand && loader.graph_wanted(&slot.program))
+            .collect();
+        graphs.sort_by_key(|slot| std::cmp::Reverse(volume(&slot.program)));
+        graphs.iter().try_for_each(|slot| slot.load(loader))?;
+        for variants in replica.modules.values() {
+            let mut slots: Vec<&Slot> = variants.iter().flat_map(|v| &v.programs).collect();
+            slots.sort_by_key(|slot| std::cmp::Reverse((self.priority)(&slot.program)));
+            match self.loading {
+                Loading::Before => slots.iter().try_for_each(|slot| slot.load(loader))?,
+                Loading::Background => {
+                    for slot in &slots {
+                        slot.load(loader)?;
+                        if !slot.lost() {
+                            break;
+                        }
+                    }
+                }
+                Loading::OnDemand => {}
+            }
+            // A module of which nothing is left would answer nothing: that is an error now, not at the first call.
+            if let Some(slot) = slots.first()
+                && slots.iter().all(|slot| slot.lost())
+                && let Some(error) = loader.take_error(&slot.program.module)
+            {
+                return Err(error);
+            }
+            variants.iter().for_each(Variant::refine);
+        }
+        Ok(())
+    }
+
+    /// Counts what is begun here, which the end of the process waits for.
+    fn work(&self) -> Result<Entered<'static>, RuntimeError> {
+        let device = self.devices[0];
+        ending::work().ok_or_else(|| RuntimeError::ending(device))
+    }
+
+    fn check_target(&self, program: &Program, i: usize) -> Result<(), RuntimeError> {
+        let device = self.devices[i];
+        let mismatches = program.target.mismatches(&self.hosts[i]);
+        match mismatches.is_empty() {
+            true => Ok(()),
+            false => Err(RuntimeError::WrongTarget {
+                program: program.id,
+                module: program.module.clone(),
+                bucket: bucket_name(&program.sizes),
+                device,
+                mismatches,
+            }),
+        }
+    }
+
+    fn weights_on(
+        &self,
+        digest: Option<Digest>,
+        device: Device,
+        together: &dyn Fn() -> Together,
+    ) -> Result<Arc<Weights>, RuntimeError> {
+        self.held
+            .on(&*self.source, digest, device, self.limit, together)
+    }
+}
+
+/// Which programs run as CUDA graphs, on a device that has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Graphs {
+    /// Those built with `mode = "reduce-overhead"` or `"max-autotune"`.
+    #[default]
+    AsBuilt,
+    /// Every program that can be captured.
+    Always,
+    /// None.
+    Never,
+}
+
+impl Graphs {
+    pub(super) fn wanted(self, program: &Program) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::AsBuilt => {
+                let mode = program
+                    .request
+                    .get("mode")
+                    .and_then(serde_json::Value::as_str);
+                matches!(mode, Some("reduce-overhead" | "max-autotune"))
+            }
+        }
+    }
+}
+
+/// Returns how many elements a program's inputs have.
+pub(super) fn volume(program: &Program) -> i64 {
+    let elements = |shape: &[i64]| shape.iter().fold(1i64, |n, &size| n.saturating_mul(size));
+    program
+        .inputs
+        .iter()
+        .map(|input| elements(&input.layout.shape))
+        .fold(0, i64::saturating_add)
+}
+
+/// One or more devices.
+pub struct Devices(Vec<Device>);
+
+impl From<Device> for Devices {
+    fn from(device: Device) -> Self {
+        Self(vec![device])
+    }
+}
+
+impl<const N: usize> From<[Device; N]> for Devices {
+    fn from(devices: [Device; N]) -> Self {
+        Self(devices.to_vec())
+    }
+}
+
+impl From<Vec<Device>> for Devices {
+    fn from(devices: Vec<Device>) -> Self {
+        Self(devices)
+    }
+}
+
+/// Fails where the device is not there. `ordinals` are those of all CUDA devices that are asked for.
+fn check(device: Device, ordinals: &[usize]) -> Result<(), RuntimeError> {
+    let Device::Cuda(ordinal) = device else {
+        return Ok(());
+    };
+    let no = |reason| RuntimeError::NoDevice { device, reason };
+    let cuda = cuda_for(ordinals).map_err(no)?;
+    let devices = cuda.devices();
+    match ordinal < devices {
+        true => cuda.context(ordinal).map_err(no),
+        false if devices == 1 => Err(no("this process sees one CUDA device, `cuda:0`".to_owned())),
+        false => Err(no(format!(
+            "this process sees {devices} CUDA devices, the last is `cuda:{}`",
+            devices - 1
+        ))),
+    }
+}

@@ -1,0 +1,106 @@
+//! Where the runtime takes records and objects from.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+use precast_store::{
+    Checking, Digest, Hold, Mapped, Store,
+    record::{Artifact, Program, Release},
+};
+
+/// What a source answers when it can't.
+pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Records and verified objects: a store, or what a build has made and not published yet.
+///
+/// `memfd` and `map` return bytes that hash to the digest they were asked for. The runtime hashes what it executes once
+/// more, in the sealed memory it executes it from; it trusts the source for weights.
+pub trait Source: Send + Sync {
+    /// Returns the newest release of `model`, or the one with this name.
+    fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError>;
+
+    /// Keeps what a release needs from being removed for as long as the answer lives; none where nothing is removed, or
+    /// where that can't be said: it can be read all the same.
+    fn hold(&self, _release: &Release) -> Option<Hold> {
+        None
+    }
+
+    /// Returns the program with this request key.
+    fn program(&self, id: &Digest) -> Result<Program, SourceError>;
+
+    /// Returns the artifact with this key.
+    fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError>;
+
+    /// Returns a shared object's bytes as a sealed file in memory, as [`sealed`] makes them.
+    fn memfd(&self, object: &Digest) -> Result<File, SourceError>;
+
+    /// Returns an object's bytes mapped, so that several processes can share them.
+    fn map(&self, object: &Digest) -> Result<Mapped, SourceError>;
+
+    /// As [`Self::map`], where the bytes may still be looked at while they are taken to a device: nothing is answered with
+    /// them before [`Checking::wait`] says that they are right.
+    fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
+        Ok((self.map(object)?, Checking::done()))
+    }
+}
+
+impl Source for Store {
+    fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
+        if let Some(found) = Store::release(self, model, name)? {
+            return Ok(found);
+        }
+        Err(match (name, self.last_release(model)?) {
+            (None, Some(last)) => format!(
+                "it has only partial releases, of which `{model}@{}` is the last one",
+                last.seq
+            )
+            .into(),
+            _ => "there is no such release".into(),
+        })
+    }
+
+    fn hold(&self, release: &Release) -> Option<Hold> {
+        Some(self.hold_found(release).ok()?.0)
+    }
+
+    fn program(&self, id: &Digest) -> Result<Program, SourceError> {
+        Store::program(self, id)?.ok_or_else(|| "there is no such record".into())
+    }
+
+    fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError> {
+        Store::artifact(self, key)?.ok_or_else(|| "there is no such record".into())
+    }
+
+    fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
+        Ok(Store::memfd(self, object)?)
+    }
+
+    fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
+        Ok(Store::map(self, object)?)
+    }
+
+    fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
+        Ok(Store::map_checking(self, object)?)
+    }
+}
+
+/// Returns `bytes` as a file in memory that nobody can change any more.
+pub fn sealed(name: &str, bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd_create(
+        name,
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?);
+    file.write_all(bytes)?;
+    fcntl_add_seals(&file, SEALS)?;
+    Ok(file)
+}
+
+/// What a file in memory must be sealed against before it is executed.
+pub(super) const SEALS: SealFlags = SealFlags::WRITE
+    .union(SealFlags::GROW)
+    .union(SealFlags::SHRINK)
+    .union(SealFlags::SEAL);

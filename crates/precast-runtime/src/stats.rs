@@ -1,0 +1,215 @@
+//! What a model counts while it runs, for metrics, for `precast why`, and for choosing between buckets.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        PoisonError, RwLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use serde::Serialize;
+
+use super::{outputs::Rung, validate::Request};
+use precast_store::record::{Calls, Sizes};
+
+/// One program's counters. Reading them stops nobody.
+#[derive(Default)]
+pub(super) struct Counters {
+    exact: AtomicU64,
+    padded: AtomicU64,
+    failed: AtomicU64,
+    /// Moving mean of the seconds of the calls that were timed, as bits; where an answer means that the work is done.
+    mean: AtomicU64,
+    timed: AtomicU64,
+    /// The mean that routes were last made with, as bits.
+    priced: AtomicU64,
+    /// Requested and computed elements of padded calls, to tell what padding wastes.
+    asked: AtomicU64,
+    computed: AtomicU64,
+}
+
+impl Counters {
+    /// Timed calls before the mean tells anything; from then on it moves by one part in so many.
+    const ENOUGH: u64 = 16;
+
+    /// Returns whether the next call should be timed: the first ones, then one of eight.
+    pub fn due(&self) -> bool {
+        const ONE_OF: u64 = 8;
+        let calls = self.exact.load(Relaxed) + self.padded.load(Relaxed);
+        calls.is_multiple_of(ONE_OF) || calls < Self::ENOUGH
+    }
+
+    pub fn whole(&self, took: Option<Duration>) {
+        self.exact.fetch_add(1, Relaxed);
+        self.time(took);
+    }
+
+    pub fn padded(&self, took: Option<Duration>, asked: u64, computed: u64) {
+        self.padded.fetch_add(1, Relaxed);
+        self.asked.fetch_add(asked, Relaxed);
+        self.computed.fetch_add(computed, Relaxed);
+        self.time(took);
+    }
+
+    pub fn failed(&self) {
+        self.failed.fetch_add(1, Relaxed);
+    }
+
+    fn time(&self, took: Option<Duration>) {
+        if let Some(took) = took {
+            // Two threads may overwrite each other's sample: it is a mean of many.
+            let parts = (self.timed.fetch_add(1, Relaxed) + 1).min(Self::ENOUGH);
+            let mean = f64::from_bits(self.mean.load(Relaxed));
+            let moved = mean + (took.as_secs_f64() - mean) / parts as f64;
+            self.mean.store(moved.to_bits(), Relaxed);
+        }
+    }
+
+    /// Returns the mean time of a call in seconds, once there were enough to tell.
+    pub fn measured(&self) -> Option<f64> {
+        let enough = self.timed.load(Relaxed) >= Self::ENOUGH;
+        enough.then(|| f64::from_bits(self.mean.load(Relaxed)))
+    }
+
+    /// Notes that routes are made with the mean as it is.
+    pub fn price(&self) {
+        let mean = self.measured().unwrap_or(0.0);
+        self.priced.store(mean.to_bits(), Relaxed);
+    }
+
+    /// Returns whether the mean is another by a tenth than the one that routes were made with.
+    pub fn moved(&self) -> bool {
+        let before = f64::from_bits(self.priced.load(Relaxed));
+        self.measured()
+            .is_some_and(|mean| (mean - before).abs() > before * 0.1)
+    }
+
+    /// Returns the counters as one bucket's row.
+    pub fn row(&self, bucket: &Sizes, runner: &'static str) -> BucketStats {
+        let (asked, computed) = (self.asked.load(Relaxed), self.computed.load(Relaxed));
+        BucketStats {
+            bucket: bucket.clone(),
+            runner,
+            exact: self.exact.load(Relaxed),
+            padded: self.padded.load(Relaxed),
+            failed: self.failed.load(Relaxed),
+            mean_seconds: self.measured(),
+            padding_waste: (computed > 0).then(|| 1.0 - asked as f64 / computed as f64),
+        }
+    }
+}
+
+/// What was asked for, by its sizes, and what answered it.
+#[derive(Default)]
+pub(super) struct Seen(RwLock<HashMap<Request, Asked>>);
+
+#[derive(Default)]
+struct Asked {
+    /// By rung, in the ladder's order.
+    answered: [AtomicU64; RUNGS.len()],
+    refused: AtomicU64,
+    /// The program that padded calls of this size had last.
+    bucket: AtomicUsize,
+}
+
+const RUNGS: [Rung; 4] = [Rung::Exact, Rung::Padded, Rung::Dynamic, Rung::Eager];
+
+impl Asked {
+    fn add(&self, answer: Option<(usize, Rung)>) {
+        match answer {
+            None => self.refused.fetch_add(1, Relaxed),
+            Some((bucket, rung)) => {
+                self.bucket.store(bucket, Relaxed);
+                let at = RUNGS.iter().position(|known| *known == rung).unwrap_or(0);
+                self.answered[at].fetch_add(1, Relaxed)
+            }
+        };
+    }
+}
+
+impl Seen {
+    /// How many different requests are told apart. Later ones are not recorded.
+    const LIMIT: usize = 4096;
+
+    /// Counts a request. Allocates only the first time it sees its sizes.
+    pub fn add(&self, request: &Request, answer: Option<(usize, Rung)>) {
+        let seen = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(asked) = seen.get(request) {
+            return asked.add(answer);
+        }
+        if seen.len() >= Self::LIMIT {
+            // Nobody waits for what is not recorded.
+            return;
+        }
+        drop(seen);
+        let mut seen = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if seen.len() < Self::LIMIT || seen.contains_key(request) {
+            seen.entry(request.clone()).or_default().add(answer);
+        }
+    }
+
+    /// Returns rows of sizes, bucket, rung and count; `dims` name the sizes, `buckets` are those of the table.
+    pub fn rows(&self, module: &str, dims: &[String], buckets: &[&Sizes]) -> Vec<Calls> {
+        let mut rows = Vec::new();
+        for (request, asked) in self.0.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            let sizes: Sizes = dims.iter().cloned().zip(request.iter().copied()).collect();
+            let mut row = |rung: &str, count: u64, bucket: Option<Sizes>| {
+                if count > 0 {
+                    let (module, sizes, rung) = (module.to_owned(), sizes.clone(), rung.to_owned());
+                    rows.push(Calls {
+                        module,
+                        sizes,
+                        bucket,
+                        rung,
+                        count,
+                    });
+                }
+            };
+            let last = buckets
+                .get(asked.bucket.load(Relaxed))
+                .map(|bucket| (*bucket).clone());
+            for (rung, count) in RUNGS.iter().zip(&asked.answered) {
+                let bucket = match rung {
+                    Rung::Exact | Rung::Dynamic => Some(sizes.clone()),
+                    Rung::Padded | Rung::Eager => last.clone(),
+                };
+                row(rung.name(), count.load(Relaxed), bucket);
+            }
+            row("refused", asked.refused.load(Relaxed), None);
+        }
+        rows.sort_by(|a, b| (&a.sizes, &a.rung).cmp(&(&b.sizes, &b.rung)));
+        rows
+    }
+}
+
+/// What one module did since it was loaded.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModuleStats {
+    /// Its name in the spec.
+    pub module: String,
+    /// The device, as `cpu` or `cuda:0`.
+    pub device: String,
+    /// A row for each program, loaded or not.
+    pub buckets: Vec<BucketStats>,
+}
+
+/// What one bucket did since it was loaded.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BucketStats {
+    /// Its sizes; of a program for every size within bounds, those of its samples.
+    pub bucket: Sizes,
+    /// What runs it: `artifact`, `graph` or `eager`.
+    pub runner: &'static str,
+    /// Calls of exactly its sizes, or within its bounds.
+    pub exact: u64,
+    /// Smaller calls, padded.
+    pub padded: u64,
+    /// Calls that were refused by what runs it.
+    pub failed: u64,
+    /// Moving mean of the seconds of a call on the CPU, of a sample of the calls. A CUDA call returns before it is done, so it has none.
+    pub mean_seconds: Option<f64>,
+    /// Of the elements that padded calls computed, the part nobody asked for.
+    pub padding_waste: Option<f64>,
+}

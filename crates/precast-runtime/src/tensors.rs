@@ -1,0 +1,232 @@
+//! Tensors from and to safetensors files: how the command line and the gate hand them over.
+
+use std::{borrow::Cow, collections::BTreeMap, fs, io, path::Path};
+
+use safetensors::{SafeTensorError, SafeTensors, tensor::View};
+use tch::{Kind, Tensor};
+
+use super::error::first_line;
+use precast_store::{Device, record::Dtype};
+
+/// Why tensors could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum TensorFileError {
+    /// The bytes are no safetensors file.
+    #[error("not a safetensors file: {0}")]
+    Format(#[from] safetensors::SafeTensorError),
+    /// The file could not be written.
+    #[error("the operating system refused to write it")]
+    Write(#[source] io::Error),
+    /// A tensor has a dtype that no module takes.
+    #[error("tensor `{name}` has dtype {dtype}, which modules don't take")]
+    Dtype { name: String, dtype: String },
+    /// libtorch did not make or copy a tensor.
+    #[error("tensor `{name}` can't be made: {reason}")]
+    Torch { name: String, reason: String },
+}
+
+impl TensorFileError {
+    /// Returns what to do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Format(_) => {
+                "`safetensors.torch.save_file` writes such a file; `precast inspect FILE` says what is in it"
+            }
+            Self::Write(error) => match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    "the disk is full: free some space, or write to another one"
+                }
+                io::ErrorKind::NotFound => "its folder must be there already",
+                _ => "check who may write there",
+            },
+            Self::Dtype { .. } => {
+                "convert it; `precast show ID` lists the inputs of a program and their dtypes"
+            }
+            Self::Torch { .. } => "libtorch refused it: there may be too little memory",
+        }
+    }
+}
+
+/// Reads every tensor of a safetensors file onto the CPU; nothing refers to `bytes` afterwards.
+pub fn read(bytes: &[u8]) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
+    let file = SafeTensors::deserialize(bytes)?;
+    let mut tensors = BTreeMap::new();
+    for (name, view) in file.tensors() {
+        let dtype = view.dtype();
+        let kind = dtype_of(dtype)
+            .map(kind)
+            .ok_or_else(|| TensorFileError::Dtype {
+                name: name.clone(),
+                dtype: format!("{dtype:?}"),
+            })?;
+        let shape: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
+        let tensor = Tensor::f_from_data_size(view.data(), &shape, kind).map_err(|error| {
+            TensorFileError::Torch {
+                name: name.clone(),
+                reason: first_line(&error),
+            }
+        })?;
+        tensors.insert(name, tensor);
+    }
+    Ok(tensors)
+}
+
+/// Writes tensors, from wherever they live, as one safetensors file: whole or not at all, unless `path` is a device or a
+/// pipe.
+pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFileError> {
+    let blobs = tensors
+        .iter()
+        .map(|(name, tensor)| Ok((name.clone(), Blob::new(name, tensor)?)));
+    let blobs = blobs.collect::<Result<Vec<_>, TensorFileError>>()?;
+    let special = fs::metadata(path).is_ok_and(|meta| !meta.is_file());
+    let written = match special {
+        // One that is renamed into its place would remove it.
+        true => safetensors::serialize(blobs, None).and_then(|bytes| Ok(fs::write(path, bytes)?)),
+        false => safetensors::serialize_to_file(blobs, None, path),
+    };
+    written.map_err(|error| match error {
+        SafeTensorError::IoError(error) => TensorFileError::Write(error),
+        other => TensorFileError::Format(other),
+    })
+}
+
+struct Blob {
+    dtype: safetensors::Dtype,
+    shape: Vec<usize>,
+    data: Vec<u8>,
+}
+
+impl Blob {
+    fn new(name: &str, tensor: &Tensor) -> Result<Self, TensorFileError> {
+        let unknown = || TensorFileError::Dtype {
+            name: name.to_owned(),
+            dtype: format!("{:?}", tensor.kind()),
+        };
+        let own = dtype(tensor.kind()).ok_or_else(unknown)?;
+        let mut data = vec![0; tensor.numel() * own.size()];
+        tensor
+            .f_copy_data_u8(&mut data, tensor.numel())
+            .map_err(|error| TensorFileError::Torch {
+                name: name.to_owned(),
+                reason: first_line(&error),
+            })?;
+        let shape = tensor.size().iter().map(|size| *size as usize).collect();
+        Ok(Self {
+            dtype: dtype_to(own),
+            shape,
+            data,
+        })
+    }
+}
+
+impl View for Blob {
+    fn dtype(&self) -> safetensors::Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.data)
+    }
+
+    fn data_len(&self) -> usize {
+        self.data.len()
+    }
+}
+
+/// Returns the kind that tch calls this dtype.
+pub fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::Float64 => Kind::Double,
+        Dtype::Float32 => Kind::Float,
+        Dtype::Float16 => Kind::Half,
+        Dtype::Bfloat16 => Kind::BFloat16,
+        Dtype::Int64 => Kind::Int64,
+        Dtype::Int32 => Kind::Int,
+        Dtype::Int16 => Kind::Int16,
+        Dtype::Int8 => Kind::Int8,
+        Dtype::Uint8 => Kind::Uint8,
+        Dtype::Bool => Kind::Bool,
+    }
+}
+
+/// Returns the dtype of this kind, if a module can take it.
+pub fn dtype(of: Kind) -> Option<Dtype> {
+    Dtype::ALL.into_iter().find(|dtype| kind(*dtype) == of)
+}
+
+/// Returns the device that tch calls this one.
+pub fn device(device: Device) -> tch::Device {
+    match device {
+        Device::Cpu => tch::Device::Cpu,
+        Device::Cuda(ordinal) => tch::Device::Cuda(ordinal),
+    }
+}
+
+const PAIRS: [(Dtype, safetensors::Dtype); 10] = [
+    (Dtype::Float64, safetensors::Dtype::F64),
+    (Dtype::Float32, safetensors::Dtype::F32),
+    (Dtype::Float16, safetensors::Dtype::F16),
+    (Dtype::Bfloat16, safetensors::Dtype::BF16),
+    (Dtype::Int64, safetensors::Dtype::I64),
+    (Dtype::Int32, safetensors::Dtype::I32),
+    (Dtype::Int16, safetensors::Dtype::I16),
+    (Dtype::Int8, safetensors::Dtype::I8),
+    (Dtype::Uint8, safetensors::Dtype::U8),
+    (Dtype::Bool, safetensors::Dtype::BOOL),
+];
+
+/// Returns the dtype that safetensors calls this, if a module can take it.
+pub fn dtype_of(dtype: safetensors::Dtype) -> Option<Dtype> {
+    PAIRS
+        .iter()
+        .find(|(_, other)| *other == dtype)
+        .map(|(own, _)| *own)
+}
+
+fn dtype_to(dtype: Dtype) -> safetensors::Dtype {
+    PAIRS
+        .iter()
+        .find(|(own, _)| *own == dtype)
+        .map_or(safetensors::Dtype::U8, |(_, other)| *other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_dtype_round_trips_and_strided_tensors_are_written_dense() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let base = Tensor::arange(6, (Kind::Int64, tch::Device::Cpu)).reshape([2, 3]);
+        let mut tensors: Vec<(String, Tensor)> = Dtype::ALL
+            .iter()
+            .map(|d| (d.name().to_owned(), base.to_kind(kind(*d))))
+            .collect();
+        tensors.push(("turned".to_owned(), base.transpose(0, 1)));
+        write(&path, &tensors).unwrap();
+        let back = read(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(back.len(), tensors.len());
+        for (name, tensor) in &tensors {
+            assert_eq!(back[name].kind(), tensor.kind(), "{name}");
+            assert_eq!(back[name].size(), tensor.size(), "{name}");
+            assert!(back[name].equal(tensor), "{name}");
+        }
+    }
+
+    #[test]
+    fn other_bytes_and_dtypes_are_refused() {
+        assert!(matches!(read(b"no"), Err(TensorFileError::Format(_))));
+        let complex = Tensor::zeros([1], (Kind::ComplexFloat, tch::Device::Cpu));
+        let folder = tempfile::tempdir().unwrap();
+        let error = write(&folder.path().join("x"), &[("c".to_owned(), complex)]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "tensor `c` has dtype ComplexFloat, which modules don't take"
+        );
+    }
+}

@@ -1,0 +1,188 @@
+//! Which tensors of a weight set lie one behind the other on a device: those that artifacts take as one.
+//!
+//! An artifact may want several matrices as one, since one product is faster than several of the same rows. Made like any
+//! other [`super::prepared`] constant that would be a copy, and such matrices are most of a transformer. Where the parts
+//! lie without a gap, it is a view of them, and costs nothing.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, HashMap},
+};
+
+use super::{
+    ffi::{Handle, Meta},
+    source::Source,
+    weights::{bytes_of, contiguous},
+};
+use precast_store::{
+    Digest,
+    record::{Program, Recipe},
+};
+
+/// Lists of tensors' names.
+#[derive(Default)]
+pub(super) struct Together(BTreeSet<Vec<String>>);
+
+/// Where tensors start on a device, as CUDA's own allocator would put them.
+const ALIGNMENT: usize = 256;
+
+impl Together {
+    /// Reads from their artifacts' records what programs take as one. A record that can't be read is no error here: it is
+    /// one when its program is loaded.
+    pub fn of<'a>(source: &dyn Source, programs: impl IntoIterator<Item = &'a Program>) -> Self {
+        let mut known: HashMap<Digest, Vec<Vec<String>>> = HashMap::new();
+        let mut lists = BTreeSet::new();
+        for step in programs.into_iter().flat_map(|program| &program.steps) {
+            let joined = known.entry(step.artifact).or_insert_with(|| {
+                let prepared = source
+                    .artifact(&step.artifact)
+                    .map(|record| record.prepared);
+                let joined = prepared
+                    .iter()
+                    .flatten()
+                    .filter_map(|made| made.call.joined());
+                let names = |list: Vec<&str>| list.into_iter().map(str::to_owned).collect();
+                joined.map(names).collect()
+            });
+            for list in joined {
+                let names = list.iter().map(|name| step.binding.get(name).cloned());
+                lists.extend(names.collect::<Option<Vec<_>>>());
+            }
+        }
+        Self(lists)
+    }
+
+    /// Returns where each of these tensors starts, given their names and bytes, and what all take. A tensor that is in two
+    /// lists lies as the larger wants it. A list in which one is no multiple of the alignment long is passed over.
+    pub fn places(&self, tensors: &[(&str, usize)]) -> (Vec<usize>, usize) {
+        let index: HashMap<&str, usize> = (tensors.iter().enumerate())
+            .map(|(i, (name, _))| (*name, i))
+            .collect();
+        let mut list_of: HashMap<usize, Vec<usize>> = HashMap::new();
+        let mut taken = BTreeSet::new();
+        let known = |list: &Vec<String>| -> Option<Vec<usize>> {
+            (list.iter())
+                .map(|name| index.get(name.as_str()).copied())
+                .collect()
+        };
+        let mut lists: Vec<Vec<usize>> = self.0.iter().filter_map(known).collect();
+        lists.sort_by_key(|list| Reverse(list.iter().map(|&i| tensors[i].1).sum::<usize>()));
+        for list in lists {
+            let distinct: BTreeSet<usize> = list.iter().copied().collect();
+            let aligned = list.iter().all(|&i| tensors[i].1.is_multiple_of(ALIGNMENT));
+            if aligned && distinct.len() == list.len() && distinct.is_disjoint(&taken) {
+                taken.extend(distinct);
+                list_of.extend(list.iter().map(|&i| (i, list.clone())));
+            }
+        }
+        let mut places = vec![None; tensors.len()];
+        let mut total = 0;
+        for i in 0..tensors.len() {
+            for &i in list_of.get(&i).map_or(&[i][..], Vec::as_slice) {
+                places[i].get_or_insert_with(|| {
+                    let at = total;
+                    total += tensors[i].1.next_multiple_of(ALIGNMENT);
+                    at
+                });
+            }
+        }
+        (places.into_iter().flatten().collect(), total)
+    }
+}
+
+/// Returns tensors as one along their first axis without a copy, where they lie one behind the other in one memory.
+pub(super) fn as_one(call: &Recipe, parts: &[Handle]) -> Option<Handle> {
+    let first = parts.first().filter(|_| call.joined().is_some())?.meta();
+    let (_, row) = first.sizes().split_first()?;
+    let (mut rows, mut end) = (0, first.address());
+    for part in parts {
+        let part: Meta<'_> = part.meta();
+        let (more, rest) = part.sizes().split_first()?;
+        let alike = part.dtype() == first.dtype() && part.storage() == first.storage();
+        let dense = part.strides() == contiguous(part.sizes());
+        if !alike || !dense || rest != row || part.address() != end {
+            return None;
+        }
+        rows += more;
+        end += bytes_of(part.sizes(), part.dtype()?);
+    }
+    let sizes = [&[rows], row].concat();
+    let whole = parts[0].share().into_tensor();
+    let view = whole.f_as_strided(&sizes, contiguous(&sizes), None);
+    view.ok().map(Handle::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Kind, Tensor};
+
+    use super::*;
+    use precast_store::record::Operand;
+
+    fn lists(lists: &[&[&str]]) -> Together {
+        let list = |names: &&[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Together(lists.iter().map(list).collect())
+    }
+
+    fn cat(parts: usize, axis: i64) -> Recipe {
+        let parts = (0..parts)
+            .map(|i| Operand::Constant(format!("c{i}")))
+            .collect();
+        let arguments = vec![
+            ("tensors".to_owned(), Operand::Tensors(parts)),
+            ("dim".to_owned(), Operand::Int(axis)),
+        ];
+        Recipe {
+            operator: "aten::cat".to_owned(),
+            arguments,
+        }
+    }
+
+    #[test]
+    fn what_is_taken_as_one_lies_without_a_gap_and_all_else_as_before() {
+        let tensors = [
+            ("k.b", 100),
+            ("k", 512),
+            ("q.b", 100),
+            ("q", 512),
+            ("v", 256),
+            ("z", 1),
+        ];
+        let plain = Together::default().places(&tensors);
+        assert_eq!(plain, (vec![0, 256, 768, 1024, 1536, 1792], 2048));
+        // `k`, `q` and `v` lie where the first of them is met; biases of 100 bytes can't lie without a gap.
+        let joined = lists(&[&["q", "k", "v"], &["q.b", "k.b"]]).places(&tensors);
+        assert_eq!(joined, (vec![0, 768, 1536, 256, 1280, 1792], 2048));
+    }
+
+    #[test]
+    fn a_tensor_lies_as_the_largest_list_wants_it_and_unknown_ones_are_passed_over() {
+        let tensors = [("a", 256), ("b", 256), ("c", 256)];
+        let some = lists(&[&["a", "c"], &["c", "gone"], &["c", "c"], &["c", "b", "a"]]);
+        assert_eq!(some.places(&tensors), (vec![512, 256, 0], 768));
+    }
+
+    #[test]
+    fn parts_that_lie_one_behind_the_other_are_one_without_a_copy() {
+        let memory = Tensor::arange(24, (Kind::Float, tch::Device::Cpu));
+        let part = |from: i64, rows: i64| memory.narrow(0, from, rows * 4).view([rows, 4]);
+        let one = |parts: &[Tensor], call: &Recipe| {
+            let parts: Vec<Handle> = parts
+                .iter()
+                .map(|part| part.shallow_clone().into())
+                .collect();
+            as_one(call, &parts).map(Handle::into_tensor)
+        };
+        let parts = [part(4, 2), part(12, 1), part(16, 2)];
+        let whole = one(&parts, &cat(3, 0)).unwrap();
+        assert_eq!(whole, Tensor::cat(&parts, 0));
+        assert_eq!(whole.data_ptr(), parts[0].data_ptr());
+        // Out of order, with a gap, along another axis, in another memory, or turned.
+        assert!(one(&[part(12, 1), part(4, 2)], &cat(2, 0)).is_none());
+        assert!(one(&[part(4, 1), part(12, 1)], &cat(2, 0)).is_none());
+        assert!(one(&parts, &cat(3, 1)).is_none());
+        assert!(one(&[part(4, 2), part(12, 1).copy()], &cat(2, 0)).is_none());
+        let square = |from: i64| memory.narrow(0, from, 4).view([2, 2]);
+        assert!(one(&[square(0).transpose(0, 1), square(4)], &cat(2, 0)).is_none());
+    }
+}

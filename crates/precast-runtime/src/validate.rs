@@ -1,0 +1,387 @@
+//! What an input must be before anything foreign sees it.
+//!
+//! An artifact checks nothing: a wrong dtype or stride gives wrong numbers, a short tensor reads past its end. So
+//! everything is checked here, in safe Rust, on metadata the shim reads in one call per tensor; a good call allocates
+//! nothing, but for an alias of each input that has clones: another thread may resize those meanwhile. The same walk reads the request's sizes off the inputs and checks that they agree with each other.
+//!
+//! **Values.** Metadata is checked first, and says how much there is to look at. When a program is found for the sizes,
+//! the values of inputs in host memory are compared with the program's own bounds ([`outside`](super::ffi::outside)), before
+//! anything is padded or copied. What only a device holds is clamped and noted there ([`flags`](super::flags)). Indices that
+//! a program computes are checked by its own kernels: their notes are read after each step
+//! ([`RunError::Check`](super::ffi::RunError)).
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::{ffi::Meta, problem::Problem};
+use precast_store::{
+    Device,
+    record::{Dtype, Input},
+};
+
+/// The sizes of a request, in the order of [`Signature::dims`].
+pub type Request = SmallVec<[i64; 4]>;
+
+/// What the inputs of one module are, whatever the bucket.
+#[derive(Clone, Debug)]
+pub struct Signature {
+    pub inputs: Vec<Spec>,
+    /// Names of the bucketed dimensions, in the order their sizes are kept.
+    pub dims: Vec<String>,
+}
+
+/// What one input is.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    pub name: Arc<str>,
+    pub dtype: Dtype,
+    axes: Vec<Axis>,
+    /// Axes from the one that moves fastest in memory to the slowest.
+    order: Vec<usize>,
+    /// Strides no order of axes explains: taken as they are.
+    fixed_strides: Option<Vec<i64>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Axis {
+    Fixed(i64),
+    Dim(usize),
+}
+
+/// What is the matter with an input that a copy would cure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// A kernel may read it as it is.
+    AsIs,
+    /// Right but for strides, alignment or device.
+    NeedsCopy,
+}
+
+/// Generated CUDA kernels load vectors of 16 bytes from inputs that were aligned when they were captured, and the
+/// worker captures with fresh tensors, which are.
+const CUDA_ALIGNMENT: usize = 16;
+
+impl Signature {
+    /// Makes the signature of a program's inputs. `dims` are the bucketed dimensions in their order.
+    ///
+    /// Fails, with words for it, on a record whose input has other numbers of axes, strides and dims, or a dimension
+    /// that is not among `dims`.
+    pub fn new(inputs: &[Input], dims: &[String]) -> Result<Self, String> {
+        let specs = inputs
+            .iter()
+            .map(|input| Spec::new(input, dims))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            inputs: specs,
+            dims: dims.to_vec(),
+        })
+    }
+
+    /// Returns whether two programs have one signature, so that one table can serve both.
+    pub fn agrees(&self, other: &Self) -> bool {
+        self.dims == other.dims
+            && self.inputs.len() == other.inputs.len()
+            && self.inputs.iter().zip(&other.inputs).all(|(a, b)| {
+                a.name == b.name
+                    && a.dtype == b.dtype
+                    && a.axes == b.axes
+                    && a.order.len() == b.order.len()
+            })
+    }
+
+    /// Checks input `i` on `device` and notes the sizes it shows in `request` (0: not seen yet).
+    pub fn check(
+        &self,
+        i: usize,
+        meta: &Meta<'_>,
+        device: Device,
+        request: &mut [i64],
+    ) -> Result<Fit, Problem> {
+        self.inputs[i].check(meta, device, &self.dims, request)
+    }
+}
+
+impl Spec {
+    fn new(input: &Input, dims: &[String]) -> Result<Self, String> {
+        let (shape, stride) = (&input.layout.shape, &input.layout.stride);
+        if stride.len() != shape.len() || input.dims.len() != shape.len() {
+            return Err(format!(
+                "input `{}` has {} sizes, {} strides and {} dims",
+                input.name,
+                shape.len(),
+                stride.len(),
+                input.dims.len()
+            ));
+        }
+        let axes: Vec<Axis> = std::iter::zip(shape, &input.dims)
+            .map(|(&size, dim)| match dim {
+                None => Ok(Axis::Fixed(size)),
+                Some(dim) => match dims.iter().position(|known| known == dim) {
+                    Some(at) => Ok(Axis::Dim(at)),
+                    None => Err(format!(
+                        "input `{}` has the dimension `{dim}`, which no bucket names",
+                        input.name
+                    )),
+                },
+            })
+            .collect::<Result<_, _>>()?;
+        let order = memory_order(shape, stride);
+        let explained = strides_of(shape, &order)
+            .iter()
+            .zip(stride)
+            .zip(shape)
+            .all(|((want, have), &size)| size == 1 || want == have);
+        Ok(Self {
+            name: input.name.as_str().into(),
+            dtype: input.layout.dtype,
+            axes,
+            order,
+            fixed_strides: (!explained).then(|| stride.clone()),
+        })
+    }
+
+    fn check(
+        &self,
+        meta: &Meta<'_>,
+        device: Device,
+        dims: &[String],
+        request: &mut [i64],
+    ) -> Result<Fit, Problem> {
+        if !meta.defined() {
+            return Err(Problem::Undefined);
+        }
+        if !meta.dense() {
+            return Err(Problem::NotDense);
+        }
+        if meta.dtype() != Some(self.dtype) {
+            return Err(Problem::Dtype {
+                expected: self.dtype,
+                got: dtype_name(meta),
+            });
+        }
+        let sizes = meta.sizes();
+        if sizes.len() != self.axes.len() {
+            return Err(Problem::Rank {
+                expected: self.axes.len(),
+                got: sizes.len(),
+            });
+        }
+        for (axis, (want, &got)) in self.axes.iter().zip(sizes).enumerate() {
+            match *want {
+                Axis::Fixed(expected) if expected != got => {
+                    return Err(Problem::Size {
+                        axis,
+                        expected,
+                        got,
+                    });
+                }
+                Axis::Fixed(_) => {}
+                Axis::Dim(dim) if got < 1 => {
+                    return Err(Problem::Empty {
+                        axis,
+                        dim: dims[dim].clone(),
+                    });
+                }
+                Axis::Dim(dim) => match request[dim] {
+                    0 => request[dim] = got,
+                    other if other != got => {
+                        return Err(Problem::Disagrees {
+                            axis,
+                            dim: dims[dim].clone(),
+                            size: got,
+                            other,
+                        });
+                    }
+                    _ => {}
+                },
+            }
+        }
+        if meta.lazy() {
+            return Err(Problem::Lazy);
+        }
+        let strides = meta.strides();
+        let needed = extent(sizes, strides).and_then(|n| n.checked_mul(self.dtype.size() as i64));
+        match needed {
+            Some(needed) if needed <= meta.room() => {}
+            _ => {
+                return Err(Problem::Storage {
+                    needed: needed.unwrap_or(i64::MAX),
+                    got: meta.room(),
+                });
+            }
+        }
+        if meta.device() != Some(device) {
+            return match meta.device() {
+                // It can be copied over, and a copy has the right strides.
+                Some(_) => Ok(Fit::NeedsCopy),
+                None => Err(Problem::Device {
+                    expected: device,
+                    got: "another kind of device".to_owned(),
+                }),
+            };
+        }
+        match self.strided(sizes, strides) && aligned(meta, device, self.dtype) {
+            true => Ok(Fit::AsIs),
+            false => Ok(Fit::NeedsCopy),
+        }
+    }
+
+    /// Returns what a copy would cure, as the problem it is for a caller who does not allow copies.
+    pub fn misfit(&self, meta: &Meta<'_>, device: Device) -> Problem {
+        if meta.device() != Some(device) {
+            let got = meta.device().map_or_else(
+                || "another kind of device".to_owned(),
+                |device| device.to_string(),
+            );
+            return Problem::Device {
+                expected: device,
+                got,
+            };
+        }
+        if !self.strided(meta.sizes(), meta.strides()) {
+            let expected = self.strides(meta.sizes());
+            return Problem::Strides {
+                expected,
+                got: meta.strides().to_vec(),
+            };
+        }
+        Problem::Alignment {
+            needed: alignment(device, self.dtype),
+            address: meta.address(),
+        }
+    }
+
+    /// Returns the strides a kernel wants for a tensor of these sizes.
+    pub fn strides(&self, sizes: &[i64]) -> Vec<i64> {
+        self.fixed_strides
+            .clone()
+            .unwrap_or_else(|| strides_of(sizes, &self.order))
+    }
+
+    /// Returns whether the strides are those a kernel was made for. An axis of size 1 may have any, and so may a tensor
+    /// without elements.
+    fn strided(&self, sizes: &[i64], strides: &[i64]) -> bool {
+        if sizes.contains(&0) {
+            return true;
+        }
+        if let Some(fixed) = &self.fixed_strides {
+            return fixed == strides;
+        }
+        let mut expected = 1;
+        for &axis in &self.order {
+            if sizes[axis] != 1 {
+                if strides[axis] != expected {
+                    return false;
+                }
+                expected *= sizes[axis];
+            }
+        }
+        true
+    }
+}
+
+fn alignment(device: Device, dtype: Dtype) -> usize {
+    match device {
+        Device::Cpu => dtype.size(),
+        Device::Cuda(_) => CUDA_ALIGNMENT,
+    }
+}
+
+fn aligned(meta: &Meta<'_>, device: Device, dtype: Dtype) -> bool {
+    meta.address().is_multiple_of(alignment(device, dtype))
+}
+
+/// Returns how many elements lie between the first and the end of the last; none when that overflows.
+fn extent(sizes: &[i64], strides: &[i64]) -> Option<i64> {
+    let mut last = 0i64;
+    for (&size, &stride) in sizes.iter().zip(strides) {
+        if size == 0 {
+            return Some(0);
+        }
+        last = last.checked_add((size - 1).checked_mul(stride)?)?;
+    }
+    last.checked_add(1)
+}
+
+/// Returns the axes from the fastest to the slowest. Of axes with equal strides the later is the faster.
+fn memory_order(shape: &[i64], stride: &[i64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..shape.len()).rev().collect();
+    // An axis of size 1 has no stride of its own; it stays where a contiguous tensor has it.
+    let key = |axis: usize| match shape[axis] {
+        1 => shape[axis + 1..]
+            .iter()
+            .zip(&stride[axis + 1..])
+            .filter(|(size, _)| **size != 1)
+            .map(|(_, s)| *s)
+            .max()
+            .unwrap_or(1),
+        _ => stride[axis],
+    };
+    order.sort_by_key(|&axis| key(axis));
+    order
+}
+
+/// Returns the strides of a tensor of `sizes` whose axes lie densely in `order`.
+fn strides_of(sizes: &[i64], order: &[usize]) -> Vec<i64> {
+    let mut strides = vec![1; sizes.len()];
+    let mut next = 1i64;
+    for &axis in order {
+        strides[axis] = next;
+        next = next.saturating_mul(sizes[axis].max(1));
+    }
+    strides
+}
+
+fn dtype_name(meta: &Meta<'_>) -> String {
+    match meta.dtype() {
+        Some(dtype) => dtype.to_string(),
+        None => format!(
+            "a dtype no artifact takes (torch's number {})",
+            meta.scalar_type()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Kind, Tensor};
+
+    use super::*;
+    use precast_store::record::{Layout, Pad};
+
+    #[test]
+    fn an_input_without_elements_lies_any_way() {
+        // What a decoder has of a past when there is none yet.
+        let past = Input {
+            name: "past".to_owned(),
+            layout: Layout {
+                dtype: Dtype::Float32,
+                shape: vec![2, 4, 0, 8],
+                stride: vec![32, 8, 8, 1],
+            },
+            dims: vec![Some("batch".to_owned()), None, None, None],
+            pad: Pad::Int(0),
+            range: None,
+            bounds: None,
+        };
+        let signature = Signature::new(&[past], &["batch".to_owned()]).unwrap();
+        let fit = |tensor: Tensor| {
+            let mut request = [0];
+            let fit = signature.check(0, &Meta::of(&tensor), Device::Cpu, &mut request);
+            fit.map(|fit| (fit, request[0]))
+        };
+        let options = (Kind::Float, tch::Device::Cpu);
+        assert_eq!(
+            fit(Tensor::zeros([2, 4, 0, 8], options)),
+            Ok((Fit::AsIs, 2))
+        );
+        let turned = Tensor::zeros([8, 0, 4, 1], options).permute([3, 2, 1, 0]);
+        assert_eq!(fit(turned), Ok((Fit::AsIs, 1)));
+        let sized = fit(Tensor::zeros([2, 4, 1, 8], options));
+        assert!(
+            matches!(sized, Err(Problem::Size { axis: 2, .. })),
+            "{sized:?}"
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! What a model says of itself: whether it answers, with what, and what it counted.
+
+use std::sync::{Arc, PoisonError, atomic::Ordering};
+
+use serde::Serialize;
+
+use super::{
+    Model, RuntimeError, model::now, replica::Replica, stats::ModuleStats, variant::Variant,
+};
+use precast_store::{
+    Device, Digest,
+    record::{Calls, Counts, Program, SCHEMA, Sizes},
+};
+
+/// A program that could not be loaded. Requests go to the model's other buckets.
+#[derive(Debug)]
+pub struct Quarantined {
+    /// Its request key.
+    pub program: Digest,
+    /// The module it is of, by its name in the spec.
+    pub module: String,
+    /// The sizes it is for.
+    pub bucket: Sizes,
+    /// Where it was to run.
+    pub device: Device,
+    /// What was wrong with it.
+    pub error: RuntimeError,
+}
+
+/// How one device of a model is doing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceStats {
+    /// The device, as `cpu` or `cuda:0`.
+    pub device: String,
+    /// Calls under way: those that a thread is in now. On CUDA a call is over when its work is in the stream.
+    pub in_flight: usize,
+    /// Calls since the model was loaded that a program of the device answered.
+    pub answered: u64,
+    /// Calls since then that were refused by what runs them.
+    pub failed: u64,
+    /// Why it answers no more calls in this process, where it does not.
+    pub broken: Option<String>,
+}
+
+impl Model {
+    /// Returns whether calls are answered: no device has an error that stays.
+    pub fn is_ready(&self) -> bool {
+        self.replicas
+            .iter()
+            .all(|replica| replica.broken.get().is_none())
+    }
+
+    /// Returns the programs that could not be loaded so far, and why.
+    pub fn quarantined(&self) -> Vec<Arc<Quarantined>> {
+        let lost = self.replicas.iter().flat_map(|replica| {
+            let quarantined = replica.loader.quarantined.lock();
+            quarantined.unwrap_or_else(PoisonError::into_inner).clone()
+        });
+        lost.collect()
+    }
+
+    /// Returns the programs that eager answers because, when they were built, it was faster than their artifacts.
+    pub fn faster_as_eager(&self) -> Vec<&Program> {
+        let ready = self.replicas.iter().flat_map(Replica::programs);
+        ready
+            .filter(|ready| ready.preferred)
+            .map(|ready| &*ready.plan.program)
+            .collect()
+    }
+
+    /// Returns the reason of each program that was to run as a CUDA graph and does not.
+    pub fn without_graph(&self) -> Vec<(&Program, &str)> {
+        let ready = self.replicas.iter().flat_map(Replica::programs);
+        ready
+            .filter_map(|ready| Some((&*ready.plan.program, ready.refused.as_deref()?)))
+            .collect()
+    }
+
+    /// Returns what was asked for since the model was loaded and what answered it, for `precast stats` and the planner.
+    pub fn counts(&self) -> Counts {
+        let until = now();
+        let counts = |calls| Counts {
+            schema: SCHEMA,
+            model: self.name.clone(),
+            since: self.since,
+            until,
+            calls,
+        };
+        let of = |replica: &Replica| -> Vec<Calls> {
+            let variants = replica.modules.values().flatten();
+            variants.flat_map(Variant::counts).collect()
+        };
+        let mut replicas = self.replicas.iter().map(of);
+        let mut sum = counts(replicas.next().unwrap_or_default());
+        replicas.for_each(|calls| sum.add(counts(calls)));
+        sum
+    }
+
+    /// Returns what was counted since the model was loaded, by module and device. Counting goes on meanwhile.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
+    /// # use precast_runtime::{Device, Runtime, Store, Value};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = example();
+    /// # let model = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?.load("tiny")?;
+    /// model.run("double", &[Value::new(&[1.0_f32; 3], &[1, 3])?])?;
+    /// let stats = model.stats();
+    /// assert_eq!((stats[0].module.as_str(), stats[0].device.as_str()), ("double", "cpu"));
+    /// let padded: u64 = stats[0].buckets.iter().map(|bucket| bucket.padded).sum();
+    /// assert_eq!(padded, 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn stats(&self) -> Vec<ModuleStats> {
+        let variants = self
+            .replicas
+            .iter()
+            .flat_map(|replica| replica.modules.values().flatten());
+        let mut stats: Vec<ModuleStats> = variants.map(Variant::stats).collect();
+        stats.sort_by(|a, b| (&a.module, &a.device).cmp(&(&b.module, &b.device)));
+        stats
+    }
+
+    /// Returns how each device is doing, in the order the runtime was given them.
+    pub fn devices(&self) -> Vec<DeviceStats> {
+        let row = |replica: &Replica| {
+            let variants = replica.modules.values().flatten();
+            let buckets: Vec<_> = variants.flat_map(|v| v.stats().buckets).collect();
+            DeviceStats {
+                device: replica.device.to_string(),
+                in_flight: replica.running.load(Ordering::Relaxed),
+                answered: buckets.iter().map(|b| b.exact + b.padded).sum(),
+                failed: buckets.iter().map(|b| b.failed).sum(),
+                broken: replica.broken.get().cloned(),
+            }
+        };
+        self.replicas.iter().map(row).collect()
+    }
+}

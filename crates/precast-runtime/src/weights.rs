@@ -1,0 +1,455 @@
+//! A weight set on one device: mapped or uploaded once, bound everywhere by pointer.
+//!
+//! On the CPU every tensor is a view of the mapped safetensors object; nothing is copied but what artifacts take in
+//! another form ([`super::prepared`]), and processes that map one object share its pages. On CUDA all tensors are views of one allocation. Either way a program holds an `Arc` of
+//! what it binds, so weights live as long as somebody may read them and no longer.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use safetensors::{Dtype as StDtype, SafeTensors};
+use tch::{Kind, Tensor};
+
+use super::{
+    RuntimeError,
+    error::first_line,
+    ffi::{self, Meta, UploadError, Weight, can_upload, cuda, kind_of},
+    program::in_store,
+    together::Together,
+};
+use precast_store::{
+    Device, Digest, Mapped,
+    record::{Dtype, Layout},
+};
+
+/// One weight set on every device of a runtime. Cloning shares it.
+#[derive(Clone)]
+pub struct WeightSet {
+    digest: Option<Digest>,
+    on: Vec<(Device, Arc<Weights>)>,
+}
+
+impl WeightSet {
+    pub(super) fn new(digest: Option<Digest>, on: Vec<(Device, Arc<Weights>)>) -> Self {
+        Self { digest, on }
+    }
+
+    /// Returns the digest of the safetensors object; none for a model without parameters and buffers.
+    pub fn digest(&self) -> Option<Digest> {
+        self.digest
+    }
+
+    /// Returns how many bytes the weights take on each device. On the CPU they are the mapped object's pages.
+    pub fn bytes(&self) -> usize {
+        self.on
+            .first()
+            .map_or(0, |(_, weights)| weights.memory.len())
+    }
+
+    /// Returns how many bytes take, on each device and beside the weights, the forms of them that artifacts wanted so
+    /// far: a matrix in the order its kernel reads it, a filter with the batch norm after it. Each is made once.
+    pub fn prepared_bytes(&self) -> usize {
+        self.on
+            .first()
+            .map_or(0, |(_, weights)| weights.made_bytes.load(Relaxed))
+    }
+
+    /// Returns how long the copies from the file to the devices took in all; none where nothing was copied, as on the CPU.
+    pub fn upload_time(&self) -> Option<Duration> {
+        let took = self.on.iter().map(|(_, weights)| weights.took);
+        took.flatten().reduce(|a, b| a + b)
+    }
+
+    /// Returns a copy of one tensor in the host's memory, as the first device has it; none without a tensor of that name.
+    pub fn read(&self, name: &str) -> Option<Tensor> {
+        let (_, weights) = self.on.first()?;
+        let held = weights.tensors.get(name)?.weight.handle().share();
+        let held = held.into_tensor();
+        let mut copy = Tensor::f_empty(held.size(), (held.kind(), tch::Device::Cpu)).ok()?;
+        copy.f_copy_(&held).ok()?;
+        Some(copy)
+    }
+
+    pub(super) fn on(&self, device: Device) -> Result<Arc<Weights>, RuntimeError> {
+        let found = self.on.iter().find(|(known, _)| *known == device);
+        let missing = || RuntimeError::NoDevice {
+            device,
+            reason: "the weight set was loaded without it".to_owned(),
+        };
+        found
+            .map(|(_, weights)| weights.clone())
+            .ok_or_else(missing)
+    }
+}
+
+/// One weight set on one device.
+pub struct Weights {
+    device: Device,
+    tensors: HashMap<String, Entry>,
+    /// What artifacts want in a form of their own, by what it is made of and how.
+    made: Mutex<HashMap<String, Arc<Weight>>>,
+    /// Bytes of what was made.
+    made_bytes: AtomicUsize,
+    /// Addresses of the memory every tensor views.
+    memory: Range<usize>,
+    /// How long the upload took.
+    took: Option<Duration>,
+}
+
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<i64>,
+    weight: Arc<Weight>,
+}
+
+impl Weights {
+    /// Makes the tensors of a mapped safetensors object usable on `device`, where those that are taken as one lie
+    /// `together`. `limit` throttles an upload, in bytes a second.
+    pub fn new(
+        digest: Digest,
+        bytes: &Mapped,
+        device: Device,
+        limit: Option<u64>,
+        together: &Together,
+    ) -> Result<Self, RuntimeError> {
+        let bad = |reason: String| RuntimeError::BadWeights {
+            weights: digest,
+            reason,
+        };
+        bytes.read_ahead();
+        let file = SafeTensors::deserialize(bytes).map_err(|error| bad(error.to_string()))?;
+        let mut views = Vec::new();
+        for (name, view) in file.iter() {
+            let dtype = dtype_of(view.dtype())
+                .ok_or_else(|| bad(format!("`{name}` has dtype {:?}", view.dtype())))?;
+            let shape = view
+                .shape()
+                .iter()
+                .map(|&size| i64::try_from(size))
+                .collect::<Result<Vec<_>, _>>();
+            let shape = shape.map_err(|_| bad(format!("`{name}` has an absurd shape")))?;
+            let start = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
+            views.push((
+                name.to_owned(),
+                dtype,
+                shape,
+                start..start + view.data().len(),
+            ));
+        }
+        // In file order, so that an upload reads the file from front to back, but for what lies together.
+        views.sort_by_key(|(.., range)| range.start);
+        let (tensors, memory, took) = match device {
+            Device::Cpu => (over(bytes, views).map_err(bad)?, range_of(bytes), None),
+            Device::Cuda(ordinal) => {
+                upload(bytes, views, ordinal, limit, together).map_err(|error| match error {
+                    UploadError::Device(reason) => RuntimeError::Upload { device, reason },
+                    UploadError::File(error) => {
+                        in_store(format!("weight set `{}`", digest.short()))(error.into())
+                    }
+                })?
+            }
+        };
+        Ok(Self {
+            device,
+            tensors,
+            made: Mutex::default(),
+            made_bytes: AtomicUsize::new(0),
+            memory,
+            took,
+        })
+    }
+
+    /// Makes an empty weight set, for a model without parameters and buffers.
+    pub fn none(device: Device) -> Self {
+        Self {
+            device,
+            tensors: HashMap::new(),
+            made: Mutex::default(),
+            made_bytes: AtomicUsize::new(0),
+            memory: 0..0,
+            took: None,
+        }
+    }
+
+    /// Returns whether an address lies in the weights' memory.
+    pub fn contains(&self, address: usize) -> bool {
+        self.memory.contains(&address)
+    }
+
+    /// Returns the tensor `name` laid out as `layout` wants it, or why there is none. A copy that was needed for it is
+    /// kept for others if `keep`.
+    pub fn get(
+        &self,
+        name: &str,
+        aliases: &BTreeMap<String, String>,
+        layout: &Layout,
+        keep: bool,
+    ) -> Result<Arc<Weight>, String> {
+        let held = self
+            .tensors
+            .get(name)
+            .or_else(|| self.tensors.get(aliases.get(name)?));
+        let Some(entry) = held else {
+            return Err(format!("the weight set has no tensor `{name}`"));
+        };
+        if entry.dtype != layout.dtype || entry.shape != layout.shape {
+            return Err(format!(
+                "it is {} {:?}, and `{name}` in the weight set is {} {:?}",
+                layout.dtype, layout.shape, entry.dtype, entry.shape
+            ));
+        }
+        if same_strides(&layout.shape, &layout.stride, &contiguous(&layout.shape)) {
+            return Ok(entry.weight.clone());
+        }
+        let name = self.own_name(name, aliases);
+        let copy = || self.restride(name, entry, layout);
+        match keep {
+            true => self.made(format!("{name} {:?}", layout.stride), || {
+                Ok((copy()?, bytes_of(&layout.shape, layout.dtype)))
+            }),
+            false => copy().map(Arc::new),
+        }
+    }
+
+    /// Returns what was made under this key, or makes it and says how many bytes of its own it has.
+    pub fn made(
+        &self,
+        key: String,
+        make: impl FnOnce() -> Result<(Weight, usize), String>,
+    ) -> Result<Arc<Weight>, String> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(weight) = made.get(&key) {
+            return Ok(weight.clone());
+        }
+        let (weight, bytes) = make()?;
+        // A view is there already.
+        if let (Device::Cuda(ordinal), 1..) = (self.device, bytes) {
+            // Whoever finds it here may use it on another stream than the one that makes it.
+            cuda().and_then(|cuda| cuda.synchronize(ordinal))?;
+        }
+        let weight = Arc::new(weight);
+        self.made_bytes.fetch_add(bytes, Relaxed);
+        made.insert(key, weight.clone());
+        Ok(weight)
+    }
+
+    /// Returns the name under which the set holds a tensor that may be known under another.
+    pub fn own_name<'a>(&self, name: &'a str, aliases: &'a BTreeMap<String, String>) -> &'a str {
+        match self.tensors.contains_key(name) {
+            true => name,
+            false => aliases.get(name).map_or(name, String::as_str),
+        }
+    }
+
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Returns the tensor `name`, whatever it is.
+    pub fn any(&self, name: &str, aliases: &BTreeMap<String, String>) -> Option<Arc<Weight>> {
+        let held = self
+            .tensors
+            .get(name)
+            .or_else(|| self.tensors.get(aliases.get(name)?));
+        held.map(|entry| entry.weight.clone())
+    }
+
+    /// Returns whether there is a tensor of this name.
+    pub fn has(&self, name: &str, aliases: &BTreeMap<String, String>) -> bool {
+        self.tensors.contains_key(name)
+            || aliases
+                .get(name)
+                .is_some_and(|alias| self.tensors.contains_key(alias))
+    }
+
+    fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Weight, String> {
+        let device = tch_device(self.device);
+        let source = entry.weight.handle().share().into_tensor();
+        let copy = Tensor::f_empty_strided(
+            &layout.shape,
+            &layout.stride,
+            (kind_of(layout.dtype), device),
+        )
+        .and_then(|mut copy| copy.f_copy_(&source).map(|()| copy))
+        .map_err(|error| {
+            format!(
+                "`{name}` can't be laid out with strides {:?}: {}",
+                layout.stride,
+                first_line(&error)
+            )
+        })?;
+        Ok(Weight::owned(copy.into()))
+    }
+}
+
+impl Drop for Weights {
+    fn drop(&mut self) {
+        if let (Device::Cuda(ordinal), false) = (self.device, self.tensors.is_empty()) {
+            // Kernels that were launched may still read them, on streams the allocator does not know of. A device that
+            // can't be waited for runs nothing any more.
+            let _ = cuda().and_then(|cuda| cuda.synchronize(ordinal));
+        }
+    }
+}
+
+/// Name, dtype, shape, and where it lies in the map.
+type Views = Vec<(String, Dtype, Vec<i64>, Range<usize>)>;
+
+fn over(bytes: &Mapped, views: Views) -> Result<HashMap<String, Entry>, String> {
+    let mut tensors = HashMap::with_capacity(views.len());
+    for (name, dtype, shape, range) in views {
+        let stride = contiguous(&shape);
+        let weight = Weight::over(bytes, range, &shape, &stride, dtype)
+            .map_err(|error| format!("`{name}`: {error}"))?;
+        tensors.insert(
+            name,
+            Entry {
+                dtype,
+                shape,
+                weight: Arc::new(weight),
+            },
+        );
+    }
+    Ok(tensors)
+}
+
+/// The tensors, the addresses of their block, and how long its bytes took to get there.
+type Uploaded = (HashMap<String, Entry>, Range<usize>, Option<Duration>);
+
+fn upload(
+    bytes: &Mapped,
+    views: Views,
+    ordinal: usize,
+    limit: Option<u64>,
+    together: &Together,
+) -> Result<Uploaded, UploadError> {
+    let _span = tracing::info_span!("upload", device = ordinal, bytes = bytes.len()).entered();
+    let text = |error: tch::TchError| first_line(&error);
+    let device = tch::Device::Cuda(ordinal);
+    let named: Vec<_> = (views.iter())
+        .map(|(name, .., range)| (name.as_str(), range.len()))
+        .collect();
+    let (offsets, total) = together.places(&named);
+    let signed = |n: usize| i64::try_from(n).map_err(|error| error.to_string());
+    let mut block = Tensor::f_empty([signed(total)?], (Kind::Uint8, device)).map_err(text)?;
+    let ranges = views.iter().map(|(.., range)| range.clone());
+    let mut parts: Vec<_> = offsets.iter().copied().zip(ranges).collect();
+    parts.sort_by_key(|(to, _)| *to);
+    let begin = Instant::now();
+    match can_upload() {
+        true => ffi::upload(&mut block, bytes, &parts, limit)?,
+        false => {
+            for (to, range) in parts {
+                let length = signed(range.len())?;
+                let source = Weight::over(bytes, range, &[length], &[1], Dtype::Uint8)?;
+                let mut place = block.f_narrow(0, signed(to)?, length).map_err(text)?;
+                place
+                    .f_copy_(&source.handle().share().into_tensor())
+                    .map_err(text)?;
+            }
+        }
+    }
+    let took = begin.elapsed();
+    tracing::debug!(
+        bytes = total,
+        seconds = took.as_secs_f64(),
+        "weights are on the device"
+    );
+    let mut tensors = HashMap::with_capacity(views.len());
+    for ((name, dtype, shape, range), offset) in views.into_iter().zip(offsets) {
+        let place = block
+            .f_narrow(0, signed(offset)?, signed(range.len())?)
+            .map_err(text)?;
+        let tensor = place
+            .f_view_dtype(kind_of(dtype))
+            .and_then(|flat| flat.f_view(shape.as_slice()))
+            .map_err(text)?;
+        let weight = Arc::new(Weight::owned(tensor.into()));
+        tensors.insert(
+            name,
+            Entry {
+                dtype,
+                shape,
+                weight,
+            },
+        );
+    }
+    let start = Meta::of(&block).storage();
+    Ok((tensors, start..start + total, Some(took)))
+}
+
+fn range_of(bytes: &Mapped) -> Range<usize> {
+    let start = bytes.as_ptr() as usize;
+    start..start + bytes.len()
+}
+
+/// Returns what a tensor without gaps takes.
+pub(super) fn bytes_of(shape: &[i64], dtype: Dtype) -> usize {
+    let sizes = shape.iter().map(|&size| usize::try_from(size).unwrap_or(0));
+    sizes.fold(dtype.size(), usize::saturating_mul)
+}
+
+/// Returns row-major strides.
+pub(super) fn contiguous(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        // A tensor without elements may have sizes whose product no number holds.
+        strides[axis - 1] = i64::saturating_mul(strides[axis], shape[axis].max(1));
+    }
+    strides
+}
+
+/// Returns whether two strides address a tensor of this shape alike: axes of size 1 do not matter.
+pub(super) fn same_strides(shape: &[i64], a: &[i64], b: &[i64]) -> bool {
+    shape.contains(&0)
+        || shape
+            .iter()
+            .zip(a)
+            .zip(b)
+            .all(|((&size, a), b)| size == 1 || a == b)
+}
+
+/// Maps to tch's device.
+pub(super) fn tch_device(device: Device) -> tch::Device {
+    match device {
+        Device::Cpu => tch::Device::Cpu,
+        Device::Cuda(ordinal) => tch::Device::Cuda(ordinal),
+    }
+}
+
+fn dtype_of(dtype: StDtype) -> Option<Dtype> {
+    Some(match dtype {
+        StDtype::F64 => Dtype::Float64,
+        StDtype::F32 => Dtype::Float32,
+        StDtype::F16 => Dtype::Float16,
+        StDtype::BF16 => Dtype::Bfloat16,
+        StDtype::I64 => Dtype::Int64,
+        StDtype::I32 => Dtype::Int32,
+        StDtype::I16 => Dtype::Int16,
+        StDtype::I8 => Dtype::Int8,
+        StDtype::U8 => Dtype::Uint8,
+        StDtype::BOOL => Dtype::Bool,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_no_number_holds_overflow_nothing() {
+        let absurd = [0, 1 << 62, 1 << 62];
+        assert_eq!(contiguous(&absurd), [i64::MAX, 1 << 62, 1]);
+        assert_eq!(bytes_of(&absurd, Dtype::Float32), 0);
+        assert_eq!(bytes_of(&absurd[1..], Dtype::Float32), usize::MAX);
+        assert_eq!(contiguous(&[2, 0, 3]), [3, 3, 1]);
+    }
+}

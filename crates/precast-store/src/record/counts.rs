@@ -1,0 +1,48 @@
+//! What a runtime counts: calls by module, request sizes and answer.
+
+use serde::{Deserialize, Serialize};
+
+use super::Sizes;
+
+/// What one process counted for one model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Counts {
+    pub schema: u32,
+    pub model: String,
+    /// When counting began and when this was written, in seconds since 1970.
+    pub since: i64,
+    pub until: i64,
+    pub calls: Vec<Calls>,
+}
+
+/// Calls that asked for the same and got the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Calls {
+    pub module: String,
+    /// What was asked for; empty where requests of many sizes are counted together.
+    pub sizes: Sizes,
+    /// The bucket that answered, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<Sizes>,
+    /// `exact`, `padded`, `dynamic`, `eager`, or `refused` when nothing answered.
+    pub rung: String,
+    pub count: u64,
+}
+
+impl Counts {
+    /// Adds the counts of another process for the same model.
+    pub fn add(&mut self, other: Self) {
+        self.since = self.since.min(other.since);
+        self.until = self.until.max(other.until);
+        for calls in other.calls {
+            let same = |known: &&mut Calls| {
+                (&known.module, &known.sizes, &known.bucket, &known.rung)
+                    == (&calls.module, &calls.sizes, &calls.bucket, &calls.rung)
+            };
+            match self.calls.iter_mut().find(same) {
+                Some(known) => known.count = known.count.saturating_add(calls.count),
+                None => self.calls.push(calls),
+            }
+        }
+    }
+}
