@@ -100,8 +100,8 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             padding: Padding::Allowed,
             call_spec: json!(null),
             request,
-            receipt: json!({}),
-            provenance: json!({}),
+            receipt: Default::default(),
+            provenance: Default::default(),
         };
         ids.push(store.put_program(&program).unwrap().id);
     }
@@ -115,7 +115,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
         weights: None,
         aliases: BTreeMap::new(),
         entry,
-        provenance: json!({}),
+        provenance: Default::default(),
     };
     store.put_release(&release).unwrap();
     (spec, store)

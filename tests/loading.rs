@@ -375,8 +375,10 @@ fn with_receipt(faster: &str) -> Arc<Watched> {
     let mut program = memory.add("f", &fake);
     archive(&mut memory, &mut program, &fake);
     let turns = json!({ "rounds": 20, "eager_faster": 20, "alone": true, "faster": faster });
-    program.receipt =
-        json!({ "gate": { "artifact_us": 300.0, "eager_us": 200.0, "turns": turns } });
+    program.receipt = serde_json::from_value(
+        json!({ "gate": { "artifact_us": 300.0, "eager_us": 200.0, "turns": turns } }),
+    )
+    .unwrap();
     memory.programs.insert(program.id, program);
     Watched::new(memory)
 }
@@ -447,7 +449,8 @@ fn what_is_measured_while_running_chooses_between_buckets() {
         } else {
             8e6
         };
-        program.receipt = json!({ "gate": { "artifact_us": micros } });
+        program.receipt =
+            serde_json::from_value(json!({ "gate": { "artifact_us": micros } })).unwrap();
     }
     let model = Watched::new(memory).runtime().load("fake").unwrap();
     let bucket = || model.run("f", &[x(1, 2)]).unwrap().served().bucket()["batch"];

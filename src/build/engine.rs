@@ -8,8 +8,6 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use serde_json::{Value, json};
-
 use super::{
     BuildError, Launcher, TORCH, gate,
     limits::{Limits, Stop},
@@ -24,7 +22,7 @@ use super::{
 use crate::{
     Digest, Target,
     plan::{self, Item, Known, Plan, Reason, State},
-    record::{Entry, Release, SCHEMA},
+    record::{Entry, Provenance, Release, SCHEMA},
     spec::Spec,
     store::{Store, StoreError, check_release_name},
     target::Torch,
@@ -572,9 +570,13 @@ fn publish(
 }
 
 /// Returns what a record says of its making; never part of a key.
-pub(super) fn provenance() -> Value {
+pub(super) fn provenance() -> Provenance {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
-    json!({ "precast": env!("CARGO_PKG_VERSION"), "created": now })
+    Provenance {
+        precast: env!("CARGO_PKG_VERSION").to_owned().into(),
+        created: i64::try_from(now).unwrap_or(i64::MAX).into(),
+        ..Provenance::default()
+    }
 }

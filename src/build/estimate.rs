@@ -61,9 +61,10 @@ impl Estimate {
         let Some(program) = store.program(id)? else {
             return Ok(());
         };
+        let phases = program.receipt.phases();
         for (kind, name) in [(Kind::Capture, "capture"), (Kind::Gate, "gate")] {
-            if let Some(seconds) = program.receipt["seconds"][name].as_f64() {
-                self.receipts[kind as usize].add(seconds);
+            if let Some(seconds) = phases.get(name) {
+                self.receipts[kind as usize].add(*seconds);
             }
         }
         let mut artifacts: Vec<Digest> = program.steps.iter().map(|step| step.artifact).collect();
@@ -139,10 +140,11 @@ mod tests {
     fn means_are_read_from_receipts() {
         let (_dir, store) = testing::store();
         let mut artifact = testing::artifact(&store, "block");
-        artifact.receipt = serde_json::json!({"seconds": {"lower": 1.0, "cpp": 2.0}});
+        artifact.receipt =
+            testing::read(serde_json::json!({"seconds": {"lower": 1.0, "cpp": 2.0}}));
         let artifact = store.put_artifact(&artifact).unwrap();
         let mut program = testing::program("m", 8, &[artifact.id]);
-        program.receipt = serde_json::json!({"seconds": {"capture": 4.0}});
+        program.receipt = testing::read(serde_json::json!({"seconds": {"capture": 4.0}}));
         let program = store.put_program(&program).unwrap();
         let mut estimate = Estimate::default();
         estimate.read(&program.id, &store).unwrap();

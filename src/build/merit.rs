@@ -12,9 +12,10 @@
 //! The runtime measures too, while it answers, and by that chooses between buckets. It doesn't choose between a program's artifact and
 //! eager, of which it loads one. A program that is built again is measured again.
 
-use serde_json::{Value, json};
-
-use crate::record::{Faster, Turns};
+use crate::record::{
+    Faster, Field, Turns,
+    receipt::{Gate, Other},
+};
 
 /// How likely two equal programs may be taken for a faster and a slower one.
 const CHANCE: f64 = 0.01;
@@ -37,40 +38,45 @@ pub(super) fn by_merit(wins: u64, rounds: u64) -> bool {
 }
 
 /// Returns whether a gate's report has eager ahead of the artifact by more than the margin.
-pub(super) fn in_doubt(report: &Value) -> bool {
-    let micros = |name: &str| report[name].as_f64().filter(|micros| *micros > 0.0);
-    let both = micros("artifact_us").zip(micros("eager_us"));
+pub(super) fn in_doubt(report: &Gate) -> bool {
+    let micros = |micros: &Field<f64>| micros.get().copied().filter(|micros| *micros > 0.0);
+    let both = micros(&report.artifact_us).zip(micros(&report.eager_us));
     both.is_some_and(|(artifact, eager)| artifact > eager * SLOWER)
 }
 
 /// Says what a gate measured that is in doubt.
-pub(super) fn told(report: &Value) -> String {
-    let micros = |name: &str| report[name].as_f64().unwrap_or_default();
-    let (eager, artifact) = (micros("eager_us"), micros("artifact_us"));
+pub(super) fn told(report: &Gate) -> String {
+    let micros = |micros: &Field<f64>| micros.get().copied().unwrap_or_default();
+    let (eager, artifact) = (micros(&report.eager_us), micros(&report.artifact_us));
     format!("eager took {eager:.1} µs and the artifact {artifact:.1} µs beside other tasks")
 }
 
 /// Puts what a gate measured of its program (0), or of one of the rivals (from 1 on), into the report of that one's own
 /// gate, with what follows from it. `alone`: the build did nothing else meanwhile.
-pub(super) fn put(report: &mut Value, measured: &Value, of: usize, alone: bool) {
+pub(super) fn put(report: &mut Gate, measured: &Gate, of: usize, alone: bool) {
+    fn at<T: Copy>(list: &Field<Vec<T>>, rival: usize) -> Option<T> {
+        list.get()?.get(rival).copied()
+    }
     let (micros, wins) = match of.checked_sub(1) {
-        None => (&measured["artifact_us"], &measured["eager_wins"]),
+        None => (
+            measured.artifact_us.get().copied(),
+            measured.eager_wins.get().copied(),
+        ),
         Some(rival) => (
-            &measured["rivals_us"][rival],
-            &measured["rivals_eager_wins"][rival],
+            at(&measured.rivals_us, rival),
+            at(&measured.rivals_eager_wins, rival),
         ),
     };
-    let (micros, wins) = (micros.clone(), wins.as_u64());
-    for name in ["artifact_runs", "eager_us", "eager_runs"] {
-        report[name] = measured[name].clone();
-    }
-    report["artifact_us"] = micros;
-    report["turns"] = json!(turns(report, wins, alone));
+    report.artifact_us = micros.into();
+    report.artifact_runs = measured.artifact_runs.get().copied().into();
+    report.eager_us = measured.eager_us.get().copied().into();
+    report.eager_runs = measured.eager_runs.get().copied().into();
+    report.turns = turns(report, wins, alone).into();
 }
 
 /// Returns what a report says of artifact and eager, which took less time in `wins` rounds; none where eager was not measured.
-fn turns(report: &Value, wins: Option<u64>, alone: bool) -> Option<Turns> {
-    let rounds = report["eager_runs"].as_u64()?;
+fn turns(report: &Gate, wins: Option<u64>, alone: bool) -> Option<Turns> {
+    let rounds = *report.eager_runs.get()?;
     let eager_faster = wins?.min(rounds);
     let faster = match in_doubt(report) {
         true if by_merit(eager_faster, rounds) => Faster::Eager,
@@ -82,12 +88,16 @@ fn turns(report: &Value, wins: Option<u64>, alone: bool) -> Option<Turns> {
         eager_faster,
         alone,
         faster,
+        other: Other::default(),
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::store::testing::read;
 
     #[test]
     fn chance_decides_nothing() {
@@ -105,11 +115,11 @@ mod tests {
     }
 
     /// What a gate measured of an artifact, of eager, and of a rival that is twice as fast.
-    fn measured(artifact: f64, eager: f64, wins: u64, rounds: u64) -> Value {
-        json!({
+    fn measured(artifact: f64, eager: f64, wins: u64, rounds: u64) -> Gate {
+        read(json!({
             "artifact_us": artifact, "artifact_runs": rounds, "eager_us": eager, "eager_runs": rounds,
             "eager_wins": wins, "rivals_us": [artifact / 2.0], "rivals_eager_wins": [0],
-        })
+        }))
     }
 
     #[test]
@@ -131,31 +141,32 @@ mod tests {
     #[test]
     fn a_receipt_has_what_was_measured_of_its_own_program() {
         let measured = measured(300.0, 200.0, 20, 20);
-        let mut report = json!({"outputs": [], "artifact_us": 9.0});
+        let mut report: Gate = read(json!({"outputs": [], "artifact_us": 9.0}));
         put(&mut report, &measured, 0, true);
         assert_eq!(
-            report["turns"],
+            json!(report.turns),
             json!({"rounds": 20, "eager_faster": 20, "alone": true, "faster": "eager"})
         );
         put(&mut report, &measured, 1, false);
         assert_eq!(
-            (&report["artifact_us"], &report["outputs"]),
-            (&json!(150.0), &json!([]))
+            (json!(report.artifact_us), json!(report.outputs)),
+            (json!(150.0), json!([]))
         );
         assert_eq!(
-            report["turns"],
+            json!(report.turns),
             json!({"rounds": 20, "eager_faster": 0, "alone": false, "faster": "artifact"})
         );
-        let no_eager = json!({"artifact_us": 100.0, "artifact_runs": 20});
+        let no_eager: Gate = read(json!({"artifact_us": 100.0, "artifact_runs": 20}));
         put(&mut report, &no_eager, 0, true);
         assert!(!in_doubt(&no_eager));
-        let slow = json!({"artifact_us": 300.0, "eager_us": 200.25});
+        let slow = read(json!({"artifact_us": 300.0, "eager_us": 200.25}));
         assert!(in_doubt(&slow));
         assert_eq!(
             told(&slow),
             "eager took 200.2 µs and the artifact 300.0 µs beside other tasks"
         );
-        assert_eq!(report["turns"], Value::Null);
-        assert!(!in_doubt(&json!({"artifact_us": 100.0, "eager_us": 0.0})));
+        assert_eq!(json!(report.turns), json!(null));
+        let timeless = read(json!({"artifact_us": 100.0, "eager_us": 0.0}));
+        assert!(!in_doubt(&timeless));
     }
 }

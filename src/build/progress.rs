@@ -1,9 +1,8 @@
 //! How a build tells what it does, without printing.
 
 use serde::Serialize;
-use serde_json::Value;
 
-use crate::{Digest, plan::Reason};
+use crate::{Digest, plan::Reason, record::Tried};
 
 /// Something that happened in a build. Serialises as one JSON document with an `event` tag.
 #[derive(Clone, Debug, Serialize)]
@@ -70,7 +69,7 @@ pub enum Event<'a> {
     Tuned {
         module: &'a str,
         bucket: &'a str,
-        tried: &'a [Value],
+        tried: &'a [Tried],
     },
     /// A program is not gated again: an earlier gate, of the program `by`, looked at the same things.
     GatedBefore {

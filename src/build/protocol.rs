@@ -18,7 +18,10 @@ use serde_json::Value;
 use super::error::{OUT_OF_MEMORY, REPORT};
 use crate::{
     plan::Pass,
-    record::{self, Constant, Input, Layout, Output, Package, Sizes, Source},
+    record::{
+        self, Constant, Field, Input, Layout, Output, Package, Receipt, Sizes, Source,
+        receipt::ModulePadding,
+    },
     spec::{Bounds, compile::Options},
 };
 
@@ -288,11 +291,42 @@ pub struct Captured {
     pub exported_weights: Vec<String>,
     /// Seconds it took.
     pub seconds: f64,
-    /// What eager in Python took on the sample inputs: `eager_us` (median of `eager_runs`), `threads`, on CUDA
-    /// `eager_peak_bytes`. `padding` says at which sizes padding was compared with the module's answer at its own size,
-    /// the largest difference, and whether other values than the spec's change the answer (`sensitive`).
     #[serde(default)]
-    pub receipt: Value,
+    pub receipt: Measured,
+}
+
+/// What was measured of the module itself, in Python, on the sample inputs.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Measured {
+    /// Median microseconds of a call.
+    pub eager_us: Option<f64>,
+    /// How many calls that is the median of.
+    pub eager_runs: Option<u64>,
+    /// How many threads torch used for them.
+    pub threads: Option<u64>,
+    /// Peak memory, on CUDA.
+    pub eager_peak_bytes: Option<u64>,
+    /// Its answers to requests that were padded into the bucket; none where that was not tried.
+    pub padding: Option<ModulePadding>,
+}
+
+impl Measured {
+    /// Returns the receipt of a program whose capture took so many seconds.
+    pub fn receipt(self, seconds: f64) -> Receipt {
+        fn field<T>(value: Option<T>) -> Field<T> {
+            value.map_or(Field::Absent, Field::Known)
+        }
+        let mut receipt = Receipt {
+            eager_us: field(self.eager_us),
+            eager_runs: field(self.eager_runs),
+            threads: field(self.threads),
+            eager_peak_bytes: field(self.eager_peak_bytes),
+            padding: field(self.padding),
+            ..Receipt::default()
+        };
+        receipt.took("capture", seconds);
+        receipt
+    }
 }
 
 /// Graph passes for the segments of a program.

@@ -9,8 +9,6 @@ use std::{
     time::Instant,
 };
 
-use serde_json::{Value, json};
-
 use super::{
     BuildError, Built, Outcome,
     engine::provenance,
@@ -26,7 +24,10 @@ use super::{
 use crate::{
     Digest,
     plan::{HeldKey, Known},
-    record::{Artifact, ArtifactKind, Eager, Failure, Layout, Padding, Program, SCHEMA, Step},
+    record::{
+        Artifact, ArtifactKind, CompileReceipt, Eager, Failure, Field, Layout, Padding, Program,
+        SCHEMA, Step, receipt::Seconds,
+    },
     spec::FailPolicy,
     store::StoreError,
 };
@@ -97,7 +98,7 @@ impl Work<'_> {
                 graph: None,
                 log: None,
                 key,
-                receipt: json!({}),
+                receipt: CompileReceipt::default(),
                 provenance: provenance(),
             })?;
         }
@@ -130,7 +131,7 @@ impl Work<'_> {
         };
         let graph = store.put_bytes(compile.segment.graph.as_bytes())?;
         let mut made = provenance();
-        made["metadata"] = compiled.metadata;
+        made.metadata = compiled.metadata.into();
         store.put_artifact(&Artifact {
             schema: SCHEMA,
             id: compile.key,
@@ -147,7 +148,10 @@ impl Work<'_> {
             graph: Some(graph),
             log,
             key: compile.explained,
-            receipt: json!({ "seconds": compiled.seconds }),
+            receipt: CompileReceipt {
+                seconds: Seconds::from(compiled.seconds).into(),
+                ..CompileReceipt::default()
+            },
             provenance: made,
         })?;
         Ok(())
@@ -246,7 +250,7 @@ impl Work<'_> {
             },
             call_spec: captured.call_spec,
             request: (*request).clone(),
-            receipt: receipt(captured.seconds, captured.receipt),
+            receipt: captured.receipt.receipt(captured.seconds),
             provenance: provenance(),
         };
         let name = item.name(self.options.spec);
@@ -274,29 +278,31 @@ impl Work<'_> {
                 }
                 None => None,
             };
-            program.receipt["gate_given"] = looked_at.into();
+            program.receipt.gate_given = looked_at.into();
             if let Some(earlier) = earlier {
                 self.progress.event(&Event::GatedBefore {
                     module: &module.name,
                     bucket: &item.form.name(),
                     by: earlier.by,
                 });
-                program.receipt["gate"] = earlier.gate;
-                program.receipt["gated_by"] = json!(earlier.by);
+                program.receipt.gate = earlier.gate.into();
+                program.receipt.gated_by = earlier.by.into();
                 program.padding = earlier.padding;
                 return self.publish(job, program, chosen_by, compiled);
             }
             match self.judge(number, place, &name, given, ways, &steps) {
                 Ok(judged) => {
                     program.steps = judged.steps;
-                    if let Some(why) = judged.report["padding"]["refused"].as_str() {
+                    if let Some(why) = judged.report.padding_refused() {
                         let why = why.to_owned();
                         program.padding = Padding::Refused { why };
                     }
-                    program.receipt["seconds"]["gate"] = started.elapsed().as_secs_f64().into();
-                    program.receipt["gate"] = judged.report;
+                    program
+                        .receipt
+                        .took("gate", started.elapsed().as_secs_f64());
+                    program.receipt.gate = judged.report.into();
                     if !judged.tuned.is_empty() {
-                        program.receipt["tuned"] = judged.tuned.into();
+                        program.receipt.tuned = judged.tuned.into();
                     }
                     if let Err(error) = self.measure_again(number, &name, again, &mut program) {
                         return self.fail(job, error, &[]);
@@ -329,8 +335,11 @@ impl Work<'_> {
         mut candidate: Candidate,
         program: &mut Program,
     ) -> Result<(), BuildError> {
-        let gate = &program.receipt["gate"];
-        if !merit::in_doubt(gate) || gate["turns"]["alone"] != false {
+        let Field::Known(gate) = &mut program.receipt.gate else {
+            return Ok(());
+        };
+        let beside = gate.turns.get().is_some_and(|turns| !turns.alone);
+        if !merit::in_doubt(gate) || !beside {
             return Ok(());
         }
         self.progress.event(&Event::Again {
@@ -343,8 +352,9 @@ impl Work<'_> {
         candidate.alone = true;
         let started = Instant::now();
         let measured = self.gate_one(number, Action::Measure, name, &candidate)?;
-        merit::put(&mut program.receipt["gate"], &measured, 0, true);
-        program.receipt["seconds"]["measure"] = started.elapsed().as_secs_f64().into();
+        merit::put(gate, &measured, 0, true);
+        let seconds = started.elapsed().as_secs_f64();
+        program.receipt.took("measure", seconds);
         Ok(())
     }
 
@@ -365,9 +375,9 @@ impl Work<'_> {
         if let Some(before) = chosen_by
             && let Some(before) = self.options.store.program(&before)?
         {
-            program.receipt["tuned"] = before.receipt["tuned"].clone();
-            let first = before.receipt.get("tuned_by").cloned();
-            program.receipt["tuned_by"] = first.unwrap_or_else(|| json!(before.id));
+            program.receipt.tuned = before.receipt.tuned;
+            let first = before.receipt.tuned_by.get().copied();
+            program.receipt.tuned_by = first.unwrap_or(before.id).into();
         }
         if let Some(path) = crate::plan::changed_source(&self.options.spec.root, &known.entry) {
             return self.fail(job, BuildError::SourceChanged { path }, &[]);
@@ -386,9 +396,7 @@ impl Work<'_> {
             id: *id,
             artifacts,
             compiled,
-            gated_by: program.receipt["gated_by"]
-                .as_str()
-                .and_then(|id| id.parse().ok()),
+            gated_by: program.receipt.gated_by.get().copied(),
             padding_refused: match &program.padding {
                 Padding::Refused { why } => Some(why.clone()),
                 Padding::Allowed => None,
@@ -480,13 +488,4 @@ impl Work<'_> {
         self.lock().done.outcomes.insert(*index, outcome);
         Ok(())
     }
-}
-
-/// Puts what the worker measured of the module beside the seconds of its capture.
-fn receipt(seconds: f64, measured: Value) -> Value {
-    let mut receipt = json!({ "seconds": { "capture": seconds } });
-    if let (Some(all), Value::Object(measured)) = (receipt.as_object_mut(), measured) {
-        all.extend(measured);
-    }
-    receipt
 }

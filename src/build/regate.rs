@@ -16,8 +16,6 @@
 
 use std::{fs, thread};
 
-use serde_json::{Value, json};
-
 use super::{
     BuildError,
     gate::Candidate,
@@ -27,7 +25,10 @@ use super::{
 use crate::{
     Digest,
     plan::State,
-    record::{Padding, Program},
+    record::{
+        Padding, Program,
+        receipt::{Gate, Given, Host},
+    },
     target::DeviceKind,
 };
 
@@ -35,29 +36,29 @@ use crate::{
 pub(super) struct Earlier {
     /// The program that it was made for.
     pub by: Digest,
-    pub gate: Value,
+    pub gate: Gate,
     pub padding: Padding,
 }
 
 /// Returns what a gate looks at beside the program; none where the samples can't be read, which the gate will say.
-pub(super) fn given(candidate: &Candidate) -> Option<Value> {
+pub(super) fn given(candidate: &Candidate) -> Option<Given> {
     let (samples, _) = Digest::of_file(&candidate.samples).ok()?;
     let refused = match &candidate.program.padding {
-        Padding::Refused { why } => Some(why),
+        Padding::Refused { why } => Some(why.clone()),
         Padding::Allowed => None,
     };
-    Some(json!({
-        "precast": env!("CARGO_PKG_VERSION"),
-        "host": host(candidate.program.target.device),
-        "samples": samples,
-        "weights": candidate.weights,
-        "aliases": candidate.aliases,
-        "steps": candidate.steps,
-        "rtol": candidate.rtol,
-        "atol": candidate.atol,
-        "computed_in": candidate.computed_in,
-        "padding_refused": refused,
-    }))
+    Some(Given {
+        precast: env!("CARGO_PKG_VERSION").to_owned(),
+        host: host(candidate.program.target.device),
+        samples,
+        weights: candidate.weights,
+        aliases: candidate.aliases.clone(),
+        steps: candidate.steps,
+        rtol: candidate.rtol,
+        atol: candidate.atol,
+        computed_in: candidate.computed_in.clone(),
+        padding_refused: refused,
+    })
 }
 
 impl Work<'_> {
@@ -67,7 +68,7 @@ impl Work<'_> {
         job: &Job<'_>,
         program: &Program,
         ways: &[Way],
-        given: &Value,
+        given: &Given,
     ) -> Result<Option<Earlier>, BuildError> {
         let (
             State::Miss {
@@ -85,10 +86,14 @@ impl Work<'_> {
         let Some(before) = self.options.store.program(before)? else {
             return Ok(None);
         };
-        let (gate, padding) = (before.receipt["gate"].clone(), before.padding.clone());
-        let by = before.receipt["gated_by"].as_str();
-        let by = by.and_then(|id| id.parse().ok()).unwrap_or(before.id);
-        let same = before.receipt["gate_given"] == *given && gate.is_object();
+        if before.receipt.gate_given.get() != Some(given) {
+            return Ok(None);
+        }
+        let Some(gate) = before.receipt.gate.get().cloned() else {
+            return Ok(None);
+        };
+        let padding = before.padding.clone();
+        let by = before.receipt.gated_by.get().copied().unwrap_or(before.id);
         let now = Program {
             schema: program.schema,
             id: program.id,
@@ -98,12 +103,12 @@ impl Work<'_> {
             provenance: program.provenance.clone(),
             ..before
         };
-        Ok((same && now == *program).then_some(Earlier { by, gate, padding }))
+        Ok((now == *program).then_some(Earlier { by, gate, padding }))
     }
 }
 
 /// Returns what tells hosts apart by what they answer and how fast they are.
-fn host(device: DeviceKind) -> Value {
+fn host(device: DeviceKind) -> Host {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     // The ID of a machine is not for others to see. An image without one has that of the boot.
     let machine = match read("/etc/machine-id") {
@@ -119,10 +124,10 @@ fn host(device: DeviceKind) -> Value {
         let version = read("/proc/driver/nvidia/version");
         version.lines().next().unwrap_or_default().to_owned()
     });
-    json!({
-        "machine": Digest::of(format!("precast gate {}", machine.trim()).as_bytes()).short(),
-        "cpu": cpu,
-        "cores": thread::available_parallelism().map_or(0, usize::from),
-        "driver": driver,
-    })
+    Host {
+        machine: Digest::of(format!("precast gate {}", machine.trim()).as_bytes()).short(),
+        cpu,
+        cores: thread::available_parallelism().map_or(0, usize::from),
+        driver,
+    }
 }

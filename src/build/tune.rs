@@ -11,8 +11,6 @@
 //! is faster by more than [`GAIN`] and in so many rounds that chance would hardly have it so ([`merit`]): anything less is
 //! noise, and a choice that flips from build to build explains nothing. The table goes into the program's receipt as `tuned`.
 
-use serde_json::{Value, json};
-
 use super::{
     BuildError,
     gate::{self, Candidate},
@@ -23,7 +21,10 @@ use super::{
 };
 use crate::{
     Digest,
-    record::Step,
+    record::{
+        Step, Tried,
+        receipt::{Gate, Other},
+    },
     store::{Store, StoreError},
 };
 
@@ -34,15 +35,15 @@ const GAIN: f64 = 0.98;
 struct Passed {
     way: usize,
     steps: Vec<Step>,
-    report: Value,
+    report: Gate,
 }
 
 /// A program that passed its gate.
 pub(super) struct Judged {
     pub steps: Vec<Step>,
-    pub report: Value,
+    pub report: Gate,
     /// A row for each way; empty where there is only one.
-    pub tuned: Vec<Value>,
+    pub tuned: Vec<Tried>,
 }
 
 impl Work<'_> {
@@ -62,10 +63,15 @@ impl Work<'_> {
         let mut passed: Vec<Passed> = Vec::new();
         let mut failed = None;
         for (index, way) in ways.iter().enumerate() {
-            let mut row = json!({
-                "options": way.set.name, "seconds": seconds(self.options.store, &way.keys)?, "latency": null,
-                "max_abs": null, "chosen": false, "refused": null,
-            });
+            let mut row = Tried {
+                options: way.set.name.clone(),
+                seconds: seconds(self.options.store, &way.keys)?,
+                latency: None,
+                max_abs: None,
+                chosen: false,
+                refused: None,
+                other: Other::default(),
+            };
             let verdict = match &way.refused {
                 Some(why) => Err(why.clone()),
                 None => {
@@ -87,21 +93,21 @@ impl Work<'_> {
                 }
             };
             // The first may be for exact sizes only; the others are no worse than it.
-            let verdict = verdict.and_then(|report| match report["padding"]["refused"].as_str() {
+            let verdict = verdict.and_then(|report| match report.padding_refused() {
                 Some(why) if index > 0 => Err(why.to_owned()),
                 _ => Ok(report),
             });
             match verdict {
                 Ok(report) => {
-                    row["latency"] = micros(&report["artifact_us"]);
-                    row["max_abs"] = worst(&report);
+                    row.latency = report.artifact_us.get().copied().map(in_seconds);
+                    row.max_abs = worst(&report);
                     passed.push(Passed {
                         way: index,
                         steps: std::mem::take(&mut candidate.program.steps),
                         report,
                     });
                 }
-                Err(why) => row["refused"] = why.into(),
+                Err(why) => row.refused = Some(why),
             }
             rows.push(row);
         }
@@ -120,7 +126,7 @@ impl Work<'_> {
         if !several {
             rows.clear();
         } else {
-            rows[best.way]["chosen"] = true.into();
+            rows[best.way].chosen = true;
             self.progress.event(&Event::Tuned {
                 module,
                 bucket,
@@ -140,7 +146,7 @@ impl Work<'_> {
         action: Action,
         name: &str,
         candidate: &Candidate,
-    ) -> Result<Value, BuildError> {
+    ) -> Result<Gate, BuildError> {
         let check = || {
             gate::in_child(
                 &self.options.gate,
@@ -166,7 +172,7 @@ impl Work<'_> {
         name: &str,
         mut candidate: Candidate,
         passed: &mut [Passed],
-        rows: &mut [Value],
+        rows: &mut [Tried],
     ) -> Result<usize, BuildError> {
         candidate.alone = true;
         candidate.program.steps.clone_from(&passed[0].steps);
@@ -180,26 +186,24 @@ impl Work<'_> {
             // Each was measured alone, which is no reason to choose another than the first.
             Err(_) => return Ok(0),
         };
-        let rivals = report["rivals_us"].as_array().cloned().unwrap_or_default();
-        let all: Vec<Value> = [report["artifact_us"].clone()]
+        let rivals = report.rivals_us.get().into_iter().flatten();
+        let all: Vec<f64> = report
+            .artifact_us
+            .get()
             .into_iter()
             .chain(rivals)
+            .copied()
             .collect();
         for (index, (one, taken)) in passed.iter_mut().zip(&all).enumerate() {
-            rows[one.way]["latency"] = micros(taken);
+            rows[one.way].latency = Some(in_seconds(*taken));
             merit::put(&mut one.report, &report, index, true);
         }
-        let runs = report["artifact_runs"].as_u64().unwrap_or(0);
-        let wins = report["rivals_wins"].as_array();
-        let wins = wins
-            .into_iter()
-            .flatten()
-            .map(|wins| wins.as_u64().unwrap_or(0));
+        let runs = report.artifact_runs.get().copied().unwrap_or(0);
+        let wins = report.rivals_wins.get().into_iter().flatten();
         // The first is to be beaten, where it is there.
         let clear: Vec<bool> = std::iter::once(true)
-            .chain(wins.map(|wins| passed[0].way != 0 || merit::by_merit(wins, runs)))
+            .chain(wins.map(|wins| passed[0].way != 0 || merit::by_merit(*wins, runs)))
             .collect();
-        let all: Vec<f64> = all.iter().filter_map(Value::as_f64).collect();
         Ok(fastest(&all, &clear, passed[0].way == 0))
     }
 }
@@ -230,20 +234,15 @@ fn seconds(store: &Store, keys: &[Digest]) -> Result<Option<f64>, StoreError> {
     Ok((!keys.is_empty()).then_some((total * 1e4).round() / 1e4))
 }
 
-fn micros(value: &Value) -> Value {
-    // As the gate rounds it.
-    let seconds = |micros: f64| (micros * 10.0).round() / 1e7;
-    value.as_f64().map(seconds).into()
+/// Rounds as the gate does.
+fn in_seconds(micros: f64) -> f64 {
+    (micros * 10.0).round() / 1e7
 }
 
 /// Returns the largest absolute error of a gate's report.
-fn worst(report: &Value) -> Value {
-    let outputs = report["outputs"].as_array();
-    let errors = outputs
-        .into_iter()
-        .flatten()
-        .filter_map(|row| row["max_abs"].as_f64());
-    errors.reduce(f64::max).into()
+fn worst(report: &Gate) -> Option<f64> {
+    let outputs = report.outputs.get().into_iter().flatten();
+    outputs.filter_map(|row| row.max_abs).reduce(f64::max)
 }
 
 #[cfg(test)]

@@ -268,17 +268,16 @@ impl Work<'_> {
         let Some(before) = before else {
             return Ok(None);
         };
-        let rows = before.receipt["tuned"].as_array();
-        let rows: Vec<&Value> = rows.into_iter().flatten().collect();
+        let rows = before.receipt.tried();
         // A plain build takes over what `--tune` chose too.
         let mut tried = [true, false].into_iter();
         let ways = tried.find_map(|all| {
             let ways = self.ways(job.item, &captured.segments, &captured.passes, known, all);
-            let names = ways.iter().map(|way| Some(way.set.name.as_str()));
-            let same = names.eq(rows.iter().map(|row| row["options"].as_str()));
+            let names = ways.iter().map(|way| &way.set.name);
+            let same = names.eq(rows.iter().map(|row| &row.options));
             (same && (all || job.request["tuned"] != true)).then_some(ways)
         });
-        let chosen = rows.iter().position(|row| row["chosen"] == true);
+        let chosen = rows.iter().position(|row| row.chosen);
         let Some(way) = ways
             .zip(chosen)
             .and_then(|(ways, row)| ways.into_iter().nth(row))

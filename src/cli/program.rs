@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Digest,
     inspect::{
-        receipt::{self, Latency, Receipt},
+        receipt::{self, Latency, Summary},
         words::time,
     },
     record::{Artifact, Input, Layout, Output, Padding, Prepared, Program, Step},
@@ -38,7 +38,7 @@ pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Resul
         },
     };
     out.line(format_args!("{name}, {release}"))?;
-    let measured = Receipt::of(program);
+    let measured = Summary::of(program);
     if program.dynamic.is_some() {
         let who = if program.steps.is_empty() {
             "eager runs it"
@@ -72,7 +72,11 @@ pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Resul
     receipt(&measured, context)?;
     host(&program.target, context)?;
     section(context, "key", &program.request)?;
-    section(context, "provenance", &program.provenance)
+    section(
+        context,
+        "provenance",
+        &serde_json::to_value(&program.provenance)?,
+    )
 }
 
 /// Returns the bytes that are made of weights when a process loads the program first; views among them take none, and so
@@ -250,7 +254,7 @@ fn list(program: &Program, artifacts: &Artifacts, store: &Store, context: &Conte
         let stored = store
             .object(&artifact.object)?
             .map_or_else(|| "missing".to_owned(), |row| bytes(row.stored));
-        let compile: f64 = receipt::compile_seconds(artifact).values().sum();
+        let compile: f64 = artifact.compile_seconds();
         let compile = if compile > 0.0 {
             time(compile)
         } else {
@@ -296,10 +300,10 @@ fn list(program: &Program, artifacts: &Artifacts, store: &Store, context: &Conte
     Ok(())
 }
 
-fn receipt(receipt: &Receipt, context: &Context) -> Result<()> {
+fn receipt(receipt: &Summary, context: &Context) -> Result<()> {
     let out = &context.out;
     out.line(format_args!("\n{}", "receipt".bold()))?;
-    if *receipt == Receipt::default() {
+    if *receipt == Summary::default() {
         return out.line("  nothing was measured");
     }
     let seconds: Vec<String> = receipt
@@ -385,7 +389,7 @@ fn receipt(receipt: &Receipt, context: &Context) -> Result<()> {
 }
 
 /// Prints the option sets that it was compiled with.
-fn tuned(receipt: &Receipt, context: &Context) -> Result<()> {
+fn tuned(receipt: &Summary, context: &Context) -> Result<()> {
     let out = &context.out;
     let Some(choice) = receipt::choice(&receipt.tuned) else {
         return Ok(());

@@ -170,7 +170,7 @@ impl Progress for Lines {
                 bucket,
                 tried,
             } => {
-                if let Some(choice) = receipt::choice(&receipt::tried(tried)) {
+                if let Some(choice) = receipt::choice(tried) {
                     note(format_args!("tuned: {module} {bucket}: {choice}"));
                 }
             }
@@ -318,7 +318,7 @@ impl Progress for Bars {
                 bucket,
                 tried,
             } => {
-                if let Some(choice) = receipt::choice(&receipt::tried(tried)) {
+                if let Some(choice) = receipt::choice(tried) {
                     let _ = self
                         .all
                         .println(format!("tuned {module} {bucket}: {choice}"));

@@ -90,8 +90,9 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
                 .weights
                 .map(|weights| weights.short())
                 .unwrap_or_default(),
-            release.provenance["created"]
-                .as_i64()
+            release
+                .provenance
+                .created()
                 .map_or_else(String::new, |made| ago(now, made)),
         ])
     });

@@ -153,10 +153,18 @@ fn show_artifact(artifact: &Artifact, context: &Context) -> Result<()> {
             made.name, made.dtype, made.shape, made.call.operator
         ))?;
     }
-    section(context, "receipt", &artifact.receipt)?;
+    section(
+        context,
+        "receipt",
+        &serde_json::to_value(&artifact.receipt)?,
+    )?;
     host(&artifact.target, context)?;
     section(context, "key", &artifact.key)?;
-    section(context, "provenance", &artifact.provenance)
+    section(
+        context,
+        "provenance",
+        &serde_json::to_value(&artifact.provenance)?,
+    )
 }
 
 /// Prints a JSON tree as indented `name: value` lines under a heading.

@@ -1,34 +1,18 @@
-//! What was measured when something was built, read out of the records.
+//! Receipts for people: of what a build measured, the figures that are worth showing.
 //!
-//! A receipt is JSON whose fields come and go as builds learn to measure more, so that everything here may be absent:
-//!
-//! | record | field | is |
-//! |---|---|---|
-//! | program | `seconds` | phase -> seconds (`capture`, `gate`, …) |
-//! | program | `gate.outputs[]` | `name`, and `max_abs`, `max_rel`, `cosine`, `rtol`, `atol`, or `equal` |
-//! | program | `gate.deterministic` | whether two runs gave the same bits |
-//! | program | `gate.artifact_us`, `gate.eager_us` | median microseconds of a call, by turns: of the artifacts, and of the exported graph without Python |
-//! | program | `gate.turns` | what those calls came to: `rounds`, `eager_faster` of them, whether the build was at nothing else (`alone`), and which is the `faster` one: `artifact`, `eager` or `neither` |
-//! | program | `eager_us` | the same of eager in Python, measured beside whatever the build was at: only where there is nothing better |
-//! | program | `gate.padding` | what the runtime made of smaller requests: `points`, `max_abs`, and `refused` where it was wrong |
-//! | program | `latency.eager`, `latency.artifact` | the same in seconds, with `median`, `low` and `high` |
-//! | program | `gate.artifact_peak_bytes`, `gate.eager_peak_bytes` | what a call takes of memory at most, beyond what its process had; null where that is not known |
-//! | program | `eager_peak_bytes` | the same of eager in Python, on CUDA |
-//! | program | `tuned[]` | the option sets it was compiled with, the one to beat first: `options`, `seconds` to compile, `latency` by turns, `max_abs`, `chosen`, `refused` |
-//! | program | `gate_given` | what the gate looked at beside the program: samples, weights, tolerances, host, … |
-//! | program | `gated_by` | the program whose gate it is, where that looked at the same things and was not repeated |
-//! | program | `tuned_by` | the program that was tuned, where its choice was taken over |
-//! | artifact | `seconds` | phase -> seconds (`lower`, `cpp`, `link`, …) |
-//! | both | `provenance.created` | when it was finished, in seconds since 1970 |
+//! [`record::receipt`](crate::record::receipt) says which fields a receipt may have. Older ones have less, so that
+//! everything here may be absent.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::{
     Digest,
-    record::{Artifact, Faster, Program, Turns},
+    record::{
+        Faster, Field, Program, Tried, Turns,
+        receipt::{self, Compared, Gate},
+    },
 };
 
 /// The error of one output against eager.
@@ -45,6 +29,19 @@ pub struct OutputError {
 }
 
 impl OutputError {
+    fn of(output: &Compared) -> Self {
+        let number = |value: Option<f64>| value.unwrap_or(0.0);
+        Self {
+            name: output.name.clone(),
+            exact: output.max_abs.is_none(),
+            max_abs: number(output.max_abs),
+            max_rel: number(output.max_rel),
+            cosine: output.cosine.unwrap_or(1.0),
+            rtol: number(output.rtol),
+            atol: number(output.atol),
+        }
+    }
+
     /// Returns which share of its tolerance the worst element uses at most: 1 is the limit.
     ///
     /// An element with error `e` against `x` passes when `e <= atol + rtol * |x|`, and `e` is at most the largest
@@ -71,24 +68,9 @@ pub struct Latency {
     pub high: Option<f64>,
 }
 
-/// One option set that a program was compiled with, to keep the fastest.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Tried {
-    /// How it differs from the module's own settings.
-    pub options: String,
-    /// Seconds its artifacts took to compile.
-    pub seconds: Option<f64>,
-    /// Seconds a call takes, measured by turns.
-    pub latency: Option<f64>,
-    pub max_abs: Option<f64>,
-    pub chosen: bool,
-    /// Why it could not be chosen.
-    pub refused: Option<String>,
-}
-
-/// The receipt of a program.
+/// The receipt of a program in short.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Receipt {
+pub struct Summary {
     /// Phase -> seconds.
     pub seconds: BTreeMap<String, f64>,
     pub outputs: Vec<OutputError>,
@@ -114,34 +96,32 @@ pub struct Receipt {
     pub finished: Option<i64>,
 }
 
-impl Receipt {
+impl Summary {
     /// Reads the receipt of a program.
     pub fn of(program: &Program) -> Self {
         let receipt = &program.receipt;
-        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-        let gate = &receipt["gate"];
-        let (eager, artifact) = (
-            &receipt["latency"]["eager"],
-            &receipt["latency"]["artifact"],
-        );
-        let eager_bytes = gate["eager_peak_bytes"].as_u64();
-        let eager_bytes = eager_bytes.or_else(|| receipt["eager_peak_bytes"].as_u64());
+        let no_gate = Gate::default();
+        let gate = receipt.gate.get().unwrap_or(&no_gate);
+        let latency = receipt.latency.get().cloned().unwrap_or_default();
+        let eager_bytes = gate.eager_peak_bytes.get();
+        let eager_bytes = eager_bytes.or(receipt.eager_peak_bytes.get()).copied();
+        let outputs = gate.outputs.get().into_iter().flatten();
         Self {
-            seconds: phases(&receipt["seconds"]),
-            outputs: list(&gate["outputs"]).iter().map(output).collect(),
-            deterministic: gate["deterministic"].as_bool(),
-            eager: latency(eager)
-                .or_else(|| micros(&gate["eager_us"]))
-                .or_else(|| micros(&receipt["eager_us"])),
-            artifact: latency(artifact).or_else(|| micros(&gate["artifact_us"])),
+            seconds: receipt.phases(),
+            outputs: outputs.map(OutputError::of).collect(),
+            deterministic: gate.deterministic.get().copied(),
+            eager: seconds(&latency.eager)
+                .or_else(|| micros(&gate.eager_us))
+                .or_else(|| micros(&receipt.eager_us)),
+            artifact: seconds(&latency.artifact).or_else(|| micros(&gate.artifact_us)),
             slower: program.slower_than_eager(),
-            turns: program.turns(),
-            sensitive: receipt["padding"]["sensitive"].as_bool(),
-            memory: eager_bytes.zip(gate["artifact_peak_bytes"].as_u64()),
-            tuned: tried(&list(&receipt["tuned"])),
-            tuned_by: receipt["tuned_by"].as_str().and_then(|id| id.parse().ok()),
-            gated_by: receipt["gated_by"].as_str().and_then(|id| id.parse().ok()),
-            finished: program.provenance["created"].as_i64(),
+            turns: receipt.turns().cloned(),
+            sensitive: receipt.padding.get().map(|padding| padding.sensitive),
+            memory: eager_bytes.zip(gate.artifact_peak_bytes.get().copied()),
+            tuned: receipt.tried().to_vec(),
+            tuned_by: receipt.tuned_by.get().copied(),
+            gated_by: receipt.gated_by.get().copied(),
+            finished: program.provenance.created(),
         }
     }
 
@@ -155,30 +135,6 @@ impl Receipt {
     pub fn worst(&self) -> Option<f64> {
         self.outputs.iter().map(OutputError::used).reduce(f64::max)
     }
-}
-
-/// Returns the seconds of each phase of an artifact's compile.
-pub fn compile_seconds(artifact: &Artifact) -> BTreeMap<String, f64> {
-    phases(&artifact.receipt["seconds"])
-}
-
-/// Returns when an artifact was finished, in seconds since 1970.
-pub fn finished(artifact: &Artifact) -> Option<i64> {
-    artifact.provenance["created"].as_i64()
-}
-
-/// Reads the option sets that a receipt, or an event of a build, has.
-pub fn tried(rows: &[Value]) -> Vec<Tried> {
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    let one = |row: &Value| Tried {
-        options: text(&row["options"]).unwrap_or_else(|| "default".to_owned()),
-        seconds: row["seconds"].as_f64(),
-        latency: row["latency"].as_f64(),
-        max_abs: row["max_abs"].as_f64(),
-        chosen: row["chosen"].as_bool().unwrap_or(false),
-        refused: text(&row["refused"]),
-    };
-    rows.iter().map(one).collect()
 }
 
 /// Says in one line what artifact and eager came to by turns, and which of them answers.
@@ -229,54 +185,19 @@ pub fn choice(tuned: &[Tried]) -> Option<String> {
     ))
 }
 
-fn phases(value: &Value) -> BTreeMap<String, f64> {
-    match value {
-        Value::Object(map) => {
-            let seconds = map
-                .iter()
-                .filter_map(|(name, s)| Some((name.clone(), s.as_f64()?)));
-            seconds
-                .filter(|(_, s)| s.is_finite() && *s >= 0.0)
-                .collect()
-        }
-        Value::Number(number) => {
-            let seconds = number.as_f64().unwrap_or(0.0);
-            BTreeMap::from([("compile".to_owned(), seconds)])
-        }
-        _ => BTreeMap::new(),
-    }
-}
-
-fn output(value: &Value) -> OutputError {
-    let number = |name: &str| value[name].as_f64().unwrap_or(0.0);
-    OutputError {
-        name: value["name"].as_str().unwrap_or("output").to_owned(),
-        exact: value["max_abs"].is_null(),
-        max_abs: number("max_abs"),
-        max_rel: number("max_rel"),
-        cosine: value["cosine"].as_f64().unwrap_or(1.0),
-        rtol: number("rtol"),
-        atol: number("atol"),
-    }
-}
-
-fn latency(value: &Value) -> Option<Latency> {
-    let plain = value.as_f64().map(|median| Latency {
-        median,
-        low: None,
-        high: None,
-    });
-    plain.or_else(|| {
-        Some(Latency {
-            median: value["median"].as_f64()?,
-            low: value["low"].as_f64(),
-            high: value["high"].as_f64(),
-        })
+fn seconds(latency: &Field<receipt::Latency>) -> Option<Latency> {
+    Some(match *latency.get()? {
+        receipt::Latency::Median(median) => Latency {
+            median,
+            low: None,
+            high: None,
+        },
+        receipt::Latency::Spread { median, low, high } => Latency { median, low, high },
     })
 }
 
-fn micros(value: &Value) -> Option<Latency> {
-    let median = value.as_f64()? / 1e6;
+fn micros(micros: &Field<f64>) -> Option<Latency> {
+    let median = micros.get()? / 1e6;
     Some(Latency {
         median,
         low: None,
@@ -286,7 +207,7 @@ fn micros(value: &Value) -> Option<Latency> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::store::testing;
@@ -294,46 +215,43 @@ mod tests {
     #[test]
     fn what_is_there_is_read_and_the_rest_is_absent() {
         let mut program = testing::program("m", 1, &[]);
-        assert_eq!(Receipt::of(&program), Receipt::default());
-        program.receipt = json!({
+        assert_eq!(Summary::of(&program), Summary::default());
+        program.receipt = testing::read(json!({
             "seconds": {"capture": 2.5, "odd": "x"},
             "latency": {"eager": 0.004, "artifact": {"median": 0.001, "low": 0.0009}},
             "gate": {"deterministic": true, "outputs": [
                 {"name": "y", "max_abs": 2e-6, "max_rel": 0.5, "cosine": 1.0, "rtol": 1e-4, "atol": 1e-5},
                 {"name": "n", "equal": true},
             ]},
-        });
-        let receipt = Receipt::of(&program);
-        let mut other = testing::program("m", 1, &[]);
-        other.receipt =
+        }));
+        let receipt = Summary::of(&program);
+        let of = |receipt: &Value| {
+            let mut program = testing::program("m", 1, &[]);
+            program.receipt = testing::read(receipt.clone());
+            Summary::of(&program)
+        };
+        let mut other =
             json!({"eager_us": 300.0, "eager_peak_bytes": 9, "gate": {"artifact_us": 100.0}});
-        assert_eq!(
-            Receipt::of(&other).memory,
-            None,
-            "of one alone it says nothing"
-        );
-        other.receipt["gate"]["artifact_peak_bytes"] = json!(4);
-        assert_eq!(Receipt::of(&other).memory, Some((9, 4)));
-        other.receipt["gate"]["eager_peak_bytes"] = json!(8);
-        assert_eq!(Receipt::of(&other).memory, Some((8, 4)));
-        assert!(
-            !Receipt::of(&other).slower,
-            "eager in Python does not count"
-        );
-        other.receipt["gate"]["eager_us"] = json!(80.0);
-        assert_eq!(Receipt::of(&other).speedup(), Some(0.8));
-        assert!(!Receipt::of(&other).slower, "nothing was decided");
+        assert_eq!(of(&other).memory, None, "of one alone it says nothing");
+        other["gate"]["artifact_peak_bytes"] = json!(4);
+        assert_eq!(of(&other).memory, Some((9, 4)));
+        other["gate"]["eager_peak_bytes"] = json!(8);
+        assert_eq!(of(&other).memory, Some((8, 4)));
+        assert!(!of(&other).slower, "eager in Python does not count");
+        other["gate"]["eager_us"] = json!(80.0);
+        assert_eq!(of(&other).speedup(), Some(0.8));
+        assert!(!of(&other).slower, "nothing was decided");
         let mut told = |faster: &str, rounds: u64, eager_faster: u64, alone: bool| {
-            other.receipt["gate"]["turns"] = json!({"rounds": rounds, "eager_faster": eager_faster, "alone": alone, "faster": faster});
-            let receipt = Receipt::of(&other);
+            other["gate"]["turns"] = json!({"rounds": rounds, "eager_faster": eager_faster, "alone": alone, "faster": faster});
+            let receipt = of(&other);
             assert_eq!(receipt.slower, faster == "eager");
             decided(&receipt.turns.unwrap())
         };
         insta::assert_snapshot!(told("eager", 200, 198, true), @"eager was faster in 198 of 200 rounds, with nothing else to do: eager answers in place of the artifact");
         insta::assert_snapshot!(told("artifact", 20, 0, false), @"eager was faster in 0 of 20 rounds: the artifact answers");
         insta::assert_snapshot!(told("neither", 1, 1, true), @"eager was faster in 1 of 1 round, with nothing else to do, which decides nothing: the artifact answers");
-        other.receipt["gate"]["eager_us"] = json!(null);
-        let ratio = Receipt::of(&other).speedup().unwrap();
+        other["gate"]["eager_us"] = json!(null);
+        let ratio = of(&other).speedup().unwrap();
         assert!((ratio - 3.0).abs() < 1e-9, "{ratio}");
         assert_eq!(receipt.seconds.len(), 1);
         assert_eq!(receipt.speedup(), Some(4.0));
@@ -344,9 +262,10 @@ mod tests {
     #[test]
     fn a_choice_says_what_it_was_made_by() {
         let row = |options: &str, latency: Option<f64>, refused: Option<&str>| json!({"options": options, "latency": latency, "refused": refused});
+        let tried = |rows: Vec<Value>| -> Vec<Tried> { testing::read(json!(rows)) };
         let told = |mut rows: Vec<Value>, chosen: usize| {
             rows[chosen]["chosen"] = true.into();
-            choice(&tried(&rows)).unwrap()
+            choice(&tried(rows)).unwrap()
         };
         let base = row("mode=default", Some(0.003), None);
         let other = row("epilogue_fusion=false", Some(0.002), None);
@@ -355,6 +274,6 @@ mod tests {
         insta::assert_snapshot!(told(vec![base.clone(), other.clone(), bad("x")], 1), @"kept `epilogue_fusion=false`, 1.50× as fast as `mode=default` (3 option sets, 1 refused)");
         insta::assert_snapshot!(told(vec![bad("mode=default"), other], 1), @"kept `epilogue_fusion=false`, the fastest that can be without `mode=default` (2 option sets, 1 refused)");
         assert_eq!(choice(&[]), None);
-        assert_eq!(choice(&tried(&[base])), None);
+        assert_eq!(choice(&tried(vec![base])), None);
     }
 }

@@ -10,12 +10,9 @@ use serde::Serialize;
 
 use crate::{
     Digest,
-    inspect::{
-        graph::{self, Graph},
-        receipt,
-    },
+    inspect::graph::{self, Graph},
     plan::{History, Place, Reason, bystanders, names, reasons},
-    record::{Artifact, Program},
+    record::{Artifact, Program, Tried},
     spec::Spec,
     store::{Filter, Store, StoreError},
 };
@@ -32,7 +29,7 @@ pub struct Why {
     pub before: Option<Digest>,
     /// The option sets it was compiled with, where there were several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tuned: Vec<receipt::Tried>,
+    pub tuned: Vec<Tried>,
     /// Most telling first. An artifact of another step or of another bucket may differ in much.
     pub reasons: Vec<Reason>,
     /// What became of the program's captured graph, where that can be told.
@@ -56,13 +53,13 @@ pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
         graph,
         name: format!("{module} {}", program.bucket()),
         id: program.id,
-        built: program.provenance["created"].as_i64(),
+        built: program.provenance.created(),
         reasons: match &before {
             Some(old) => reasons(&old.request, &program.request),
             None => vec![Reason::NeverBuilt],
         },
         before: before.map(|old| old.id),
-        tuned: receipt::Receipt::of(program).tuned,
+        tuned: program.receipt.tried().to_vec(),
     })
 }
 
@@ -92,7 +89,7 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
         graph: None,
         name: place(&caller),
         id: artifact.id,
-        built: receipt::finished(artifact),
+        built: artifact.provenance.created(),
         reasons: match &old {
             Some(old) => reasons(&old.key, &artifact.key),
             None => vec![Reason::NeverBuilt],

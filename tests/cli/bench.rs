@@ -22,10 +22,11 @@ fn sandbox(slow: bool) -> Sandbox {
     memory.add_with_archive(&fake(4));
     if slow {
         for program in memory.programs.values_mut() {
-            program.receipt = serde_json::json!({
+            program.receipt = serde_json::from_value(serde_json::json!({
                 "gate": { "artifact_us": 90.0, "artifact_runs": 20, "eager_us": 30.0, "eager_runs": 20,
                     "turns": { "rounds": 20, "eager_faster": 20, "alone": true, "faster": "eager" } },
-            });
+            }))
+            .unwrap();
         }
     } else {
         memory.add("f", &fake(2));

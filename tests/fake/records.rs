@@ -138,8 +138,8 @@ impl Fake {
             graph: None,
             log: None,
             key: Value::Null,
-            receipt: Value::Null,
-            provenance: Value::Null,
+            receipt: Default::default(),
+            provenance: Default::default(),
         }
     }
 
@@ -207,8 +207,8 @@ impl Fake {
             padding: Padding::Allowed,
             call_spec: Value::Null,
             request: Value::Null,
-            receipt: Value::Null,
-            provenance: Value::Null,
+            receipt: Default::default(),
+            provenance: Default::default(),
         }
     }
 
@@ -361,7 +361,7 @@ impl Source for Memory {
                 declared: Default::default(),
                 site_packages: vec![],
             },
-            provenance: Value::Null,
+            provenance: Default::default(),
         })
     }
 

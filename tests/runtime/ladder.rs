@@ -79,7 +79,9 @@ fn a_receipt_sends_a_request_to_the_faster_of_two_that_cover_it() {
         } else {
             1000.0
         };
-        program.receipt = serde_json::json!({ "gate": { "artifact_us": micros } });
+        program.receipt =
+            serde_json::from_value(serde_json::json!({ "gate": { "artifact_us": micros } }))
+                .unwrap();
     }
     let model = load(memory).unwrap();
     assert_eq!(

@@ -14,6 +14,7 @@ use precast::{
     },
     target::DeviceKind,
 };
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -99,10 +100,15 @@ fn artifact(store: &Store, step: &str, batch: i64, seq: i64, place: usize) -> Di
         graph: None,
         log: Some(store.put_bytes(log.as_bytes()).unwrap()),
         key: json!({"kind": "artifact", "format": 1, "graph": Digest::of(name.as_bytes()), "mode": "default"}),
-        receipt: json!({"seconds": {"lower": 1.5 + place as f64, "cpp": 3.25, "link": 0.4}}),
-        provenance: json!({"precast": "0.1.0", "created": BUILT + 12 * place as i64}),
+        receipt: read(json!({"seconds": {"lower": 1.5 + place as f64, "cpp": 3.25, "link": 0.4}})),
+        provenance: read(json!({"precast": "0.1.0", "created": BUILT + 12 * place as i64})),
     };
     store.put_artifact(&record).unwrap().id
+}
+
+/// Returns a part of a record that is written as this JSON.
+fn read<T: DeserializeOwned>(json: Value) -> T {
+    serde_json::from_value(json).unwrap()
 }
 
 fn request(model: &str, sizes: &Sizes, source: &str) -> Value {
@@ -169,7 +175,7 @@ fn program(store: &Store, batch: i64, seq: i64, source: &str, place: usize) -> P
         padding: Padding::Allowed,
         call_spec: json!(null),
         request,
-        receipt: json!({
+        receipt: read(json!({
             "seconds": {"capture": 2.5, "gate": 0.75},
             "gate": {"deterministic": true, "outputs": [{
                 "name": "output", "max_abs": 2.1e-6 * (1 + place) as f64, "max_rel": 2.7e-3, "cosine": 0.9999999,
@@ -184,8 +190,8 @@ fn program(store: &Store, batch: i64, seq: i64, source: &str, place: usize) -> P
                 {"options": "epilogue_fusion=false", "seconds": 9.4, "latency": eager / 1.7, "max_abs": 2.1e-6, "chosen": false, "refused": null},
                 {"options": "freezing=true", "seconds": null, "latency": null, "max_abs": null, "chosen": false, "refused": "it keeps values"},
             ],
-        }),
-        provenance: json!({"precast": "0.1.0", "created": BUILT + 60}),
+        })),
+        provenance: read(json!({"precast": "0.1.0", "created": BUILT + 60})),
         sizes,
     }
 }
@@ -226,7 +232,7 @@ pub fn sample() -> Sample {
         location: Some("model.py:31".into()),
         hint: Some("give the module `enabled = false`, or another backend".into()),
         log: Some(store.put_bytes(b"Traceback: no kernel\n").unwrap()),
-        provenance: json!({"created": BUILT}),
+        provenance: read(json!({"created": BUILT})),
     };
     store.put_failure(&failure).unwrap();
     drop(store);
@@ -257,7 +263,7 @@ fn release(programs: Vec<Digest>, weights: Digest) -> Release {
             declared: Default::default(),
             site_packages: vec![],
         },
-        provenance: json!({"created": BUILT}),
+        provenance: read(json!({"created": BUILT})),
     }
 }
 

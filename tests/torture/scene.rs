@@ -76,8 +76,8 @@ pub fn artifact(name: &str, object: Digest, size: u64, log: Option<Digest>) -> A
         kind: Default::default(),
         graph: None,
         key: json!({ "graph": name }),
-        receipt: json!({ "seconds": 1.5 }),
-        provenance: json!({}),
+        receipt: serde_json::from_value(json!({ "seconds": 1.5 })).unwrap(),
+        provenance: Default::default(),
     }
 }
 
@@ -115,8 +115,8 @@ pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
         padding: Padding::Allowed,
         call_spec: json!(null),
         request: json!({}),
-        receipt: json!({}),
-        provenance: json!({}),
+        receipt: Default::default(),
+        provenance: Default::default(),
     }
 }
 
@@ -137,7 +137,7 @@ pub fn release(model: &str, programs: &[Digest], weights: Option<Digest>) -> Rel
             declared: Default::default(),
             site_packages: vec![],
         },
-        provenance: json!({}),
+        provenance: Default::default(),
     }
 }
 
@@ -154,7 +154,7 @@ pub fn failure(name: &str, log: Digest) -> Failure {
         location: None,
         hint: None,
         log: Some(log),
-        provenance: json!({}),
+        provenance: Default::default(),
     }
 }
 

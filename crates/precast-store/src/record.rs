@@ -13,10 +13,14 @@ use serde_json::Value;
 use crate::{Digest, Target};
 
 mod counts;
+mod field;
 mod prepared;
+pub mod receipt;
 
 pub use counts::{Calls, Counts};
+pub use field::Field;
 pub use prepared::{Operand, Prepared, Recipe};
+pub use receipt::{CompileReceipt, Faster, Provenance, Receipt, Tried, Turns};
 
 /// The version written as `"schema"` into every record.
 pub const SCHEMA: u32 = 1;
@@ -274,9 +278,8 @@ pub struct Program {
     /// The explained request key.
     pub request: Value,
     /// What was measured when it was built.
-    pub receipt: Value,
-    /// Who built it, when and with what; never part of a key.
-    pub provenance: Value,
+    pub receipt: Receipt,
+    pub provenance: Provenance,
 }
 
 impl Program {
@@ -293,48 +296,26 @@ impl Program {
     /// Returns the seconds a call took when it was built: of its artifacts, or of the exported graph without Python. The gate
     /// measures both by turns.
     pub fn seconds(&self, eager: bool) -> Option<f64> {
-        let name = if eager { "eager_us" } else { "artifact_us" };
-        let seconds = self.receipt["gate"][name].as_f64()? / 1e6;
+        let gate = self.receipt.gate.get()?;
+        let micros = if eager {
+            &gate.eager_us
+        } else {
+            &gate.artifact_us
+        };
+        let seconds = micros.get()? / 1e6;
         (seconds.is_finite() && seconds > 0.0).then_some(seconds)
-    }
-
-    /// Returns what its build found out by running artifacts and eager in turns, where it did.
-    pub fn turns(&self) -> Option<Turns> {
-        serde_json::from_value(self.receipt["gate"]["turns"].clone()).ok()
     }
 
     /// Returns whether its artifacts were found to be slower than eager: then eager is to answer in their place.
     pub fn slower_than_eager(&self) -> bool {
-        self.turns()
-            .is_some_and(|turns| turns.faster == Faster::Eager)
+        let turns = self.receipt.turns();
+        turns.is_some_and(|turns| turns.faster == Faster::Eager)
     }
 
     /// Returns what tells the program from others of its module: `batch=8 seq=128`, `dynamic`, `eager`.
     pub fn bucket(&self) -> String {
         form_name(&self.sizes, self.dynamic.is_some(), !self.steps.is_empty())
     }
-}
-
-/// What calls of a program's artifacts and of eager, in turns, came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Turns {
-    /// How often each of them was called.
-    pub rounds: u64,
-    /// In how many rounds eager took less time.
-    pub eager_faster: u64,
-    /// Whether the build did nothing else meanwhile.
-    pub alone: bool,
-    pub faster: Faster,
-}
-
-/// Which of the two is the faster one, as far as that was decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Faster {
-    Artifact,
-    Eager,
-    /// Undecided, so that the artifact answers.
-    Neither,
 }
 
 /// Returns how a program of this form is called.
@@ -402,15 +383,14 @@ pub struct Artifact {
     /// The explained artifact key.
     pub key: Value,
     /// What was measured when it was compiled.
-    pub receipt: Value,
-    pub provenance: Value,
+    pub receipt: CompileReceipt,
+    pub provenance: Provenance,
 }
 
 impl Artifact {
     /// Returns the seconds that all phases of its compile took together.
     pub fn compile_seconds(&self) -> f64 {
-        let phases = self.receipt["seconds"].as_object().into_iter().flatten();
-        phases.filter_map(|(_, seconds)| seconds.as_f64()).sum()
+        self.receipt.phases().values().sum()
     }
 }
 
@@ -463,7 +443,7 @@ pub struct Release {
     #[serde(default)]
     pub aliases: BTreeMap<String, String>,
     pub entry: Entry,
-    pub provenance: Value,
+    pub provenance: Provenance,
 }
 
 impl Release {
@@ -505,5 +485,5 @@ pub struct Failure {
     /// Digest of the whole log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Digest>,
-    pub provenance: Value,
+    pub provenance: Provenance,
 }

@@ -254,7 +254,7 @@ mod tests {
         assert!(!store.has_artifact(&artifact.id).unwrap());
         assert_eq!(store.put_artifact(&artifact).unwrap(), artifact);
         let mut other = artifact.clone();
-        other.receipt = serde_json::json!({"seconds": 2});
+        other.receipt = testing::read(serde_json::json!({"seconds": 2.0}));
         assert_eq!(store.put_artifact(&other).unwrap(), artifact);
         assert_eq!(
             store.artifact(&artifact.id).unwrap(),
@@ -377,5 +377,29 @@ mod tests {
         assert!(told.to_string().contains(&one.id.hex()), "{told}");
         assert_eq!(store.put_artifact(&one).unwrap(), one);
         assert_eq!(store.artifact(&one.id).unwrap(), Some(one));
+    }
+
+    #[test]
+    fn a_receipt_that_is_no_object_is_an_error_that_names_record_and_field() {
+        let (_dir, store, _, program) = testing::filled();
+        let path = store.layout().record(Kind::Program, &program.id);
+        let mut json = serde_json::to_value(&program).unwrap();
+        let mut put = |receipt: serde_json::Value| {
+            json["receipt"] = receipt;
+            let (text, _) = sealed::encode(&json, &path).unwrap();
+            testing::damage(&path, |bytes| *bytes = text);
+            store.program(&program.id)
+        };
+        // A field of another type is no reason to refuse a program.
+        let odd = serde_json::json!({"gate": "passed"});
+        let read = put(odd.clone()).unwrap().unwrap();
+        assert_eq!(serde_json::to_value(&read.receipt).unwrap(), odd);
+        assert_eq!(
+            (read.seconds(false), read.slower_than_eager()),
+            (None, false)
+        );
+        let told = put(5.into()).unwrap_err().to_string();
+        assert!(told.contains(&program.id.hex()), "{told}");
+        assert!(told.contains("expected a receipt"), "{told}");
     }
 }

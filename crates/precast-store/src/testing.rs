@@ -9,7 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::json;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 pub use alone::alone;
@@ -35,6 +36,11 @@ pub fn filled() -> (TempDir, Store, Artifact, Program) {
     let artifact = store.put_artifact(&artifact(&store, "block")).unwrap();
     let program = store.put_program(&program("m", 8, &[artifact.id])).unwrap();
     (dir, store, artifact, program)
+}
+
+/// Returns a record, or a part of one, that is written as this JSON.
+pub fn read<T: DeserializeOwned>(json: Value) -> T {
+    serde_json::from_value(json).unwrap()
 }
 
 /// Makes the folder that `path` is in.
@@ -94,8 +100,8 @@ pub fn artifact(store: &Store, name: &str) -> Artifact {
         graph: None,
         log: None,
         key: json!({ "graph": name }),
-        receipt: json!({}),
-        provenance: json!({}),
+        receipt: Default::default(),
+        provenance: Default::default(),
     }
 }
 
@@ -135,8 +141,8 @@ pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
         padding: Padding::Allowed,
         call_spec: json!(null),
         request: json!({}),
-        receipt: json!({}),
-        provenance: json!({}),
+        receipt: Default::default(),
+        provenance: Default::default(),
     }
 }
 
@@ -157,7 +163,7 @@ pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release 
             declared: Default::default(),
             site_packages: vec![],
         },
-        provenance: json!({}),
+        provenance: Default::default(),
     }
 }
 
@@ -174,6 +180,6 @@ pub fn failure(id: Digest, message: &str) -> Failure {
         location: None,
         hint: None,
         log: None,
-        provenance: json!({}),
+        provenance: Default::default(),
     }
 }

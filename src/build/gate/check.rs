@@ -5,7 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
 use tch::Tensor;
 
 use super::{
@@ -14,7 +13,10 @@ use super::{
 };
 use crate::{
     Device,
-    record::{Padding, Program, Sizes, Step, bucket_name},
+    record::{
+        Padding, Program, Sizes, Step, bucket_name,
+        receipt::{Compared, Gate, GatePadding, Other},
+    },
     runtime::{Model, Runtime, Trial, peak, tensors, trial_memory},
     store::{Options, Store, StoreError},
     target::DeviceKind,
@@ -49,7 +51,9 @@ fn first(device: DeviceKind) -> Device {
 /// Runs a candidate and judges it.
 pub fn check(candidate: &Candidate) -> Verdict {
     match Bench::new(candidate).and_then(|bench| bench.report()) {
-        Ok(Ok(report)) => Verdict::Passed { report },
+        Ok(Ok(report)) => Verdict::Passed {
+            report: Box::new(report),
+        },
         Ok(Err(message)) => Verdict::Failed { message },
         Err(error) => Verdict::Failed {
             message: error.to_string(),
@@ -113,7 +117,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Compares one output with eager's.
-    fn compare(&self, index: usize, got: &Tensor, eager: &Tensor) -> Result<Value, String> {
+    fn compare(&self, index: usize, got: &Tensor, eager: &Tensor) -> Result<Compared, String> {
         let output = &self.candidate.program.outputs[index];
         let computed_in = self.candidate.computed_in.get(index).copied().flatten();
         let said = Said {
@@ -155,7 +159,7 @@ impl<'a> Bench<'a> {
         Ok(bytes)
     }
 
-    fn report(&self) -> Fallible<Result<Value, String>> {
+    fn report(&self) -> Fallible<Result<Gate, String>> {
         let Candidate {
             program,
             rivals,
@@ -177,46 +181,57 @@ impl<'a> Bench<'a> {
             }
         }
         let same = |later: &Vec<Tensor>| later.iter().zip(&outputs[0]).all(|(a, b)| equal(a, b));
-        let mut report = json!({
-            "outputs": rows, "deterministic": outputs[1..].iter().all(same), "steps": steps,
-            "seconds_per_run": seconds, "artifact_peak_bytes": self.peak(&model)?,
-        });
-        match self.at_smaller_sizes(&model) {
-            Ok(padding) => report["padding"] = padding,
+        let artifact_peak = self.peak(&model)?;
+        let padding = match self.at_smaller_sizes(&model) {
+            Ok(padding) => padding,
             // It is wrong, where it should answer without padding.
             Err(error) => return Ok(Err(error)),
-        }
+        };
         let eager = self.exported();
-        report["eager_peak_bytes"] = match &eager {
-            Some(eager) => self.peak(eager)?.into(),
-            None => Value::Null,
+        let eager_peak = match &eager {
+            Some(eager) => self.peak(eager)?,
+            None => None,
+        };
+        let mut report = Gate {
+            outputs: rows.into(),
+            deterministic: outputs[1..].iter().all(same).into(),
+            steps: u64::from(steps).into(),
+            seconds_per_run: seconds.into(),
+            artifact_peak_bytes: artifact_peak.into(),
+            padding: padding.into(),
+            eager_peak_bytes: eager_peak.into(),
+            ..Gate::default()
         };
         let rivals = rivals.iter().map(|steps| self.load(steps));
         let rivals = rivals.collect::<Fallible<Vec<_>>>()?;
         let models = [&model].into_iter().chain(&eager).chain(&rivals);
         let taken = self.latencies(&models.collect::<Vec<_>>())?;
-        let names = ["artifact", "eager"];
         let (own, others) = taken.split_at(1 + usize::from(eager.is_some()));
-        for (name, taken) in names.iter().zip(own) {
-            report[format!("{name}_us")] = median(taken).into();
-            report[format!("{name}_runs")] = taken.len().into();
-        }
+        let runs = |taken: &Vec<f64>| taken.len() as u64;
+        report.artifact_us = median(&own[0]).into();
+        report.artifact_runs = runs(&own[0]).into();
         // How often the one was faster than the other in the same round.
-        let wins = |a: &[f64], b: &[f64]| a.iter().zip(b).filter(|(a, b)| a < b).count();
+        let wins = |a: &[f64], b: &[f64]| a.iter().zip(b).filter(|(a, b)| a < b).count() as u64;
+        let each = |wins: &dyn Fn(&[f64]) -> u64| -> Vec<u64> {
+            others.iter().map(|rival| wins(rival)).collect()
+        };
         if let [artifact, eager] = own {
-            report["eager_wins"] = wins(eager, artifact).into();
-            report["rivals_eager_wins"] = others.iter().map(|rival| wins(eager, rival)).collect();
+            report.eager_us = median(eager).into();
+            report.eager_runs = runs(eager).into();
+            report.eager_wins = wins(eager, artifact).into();
+            report.rivals_eager_wins = each(&|rival| wins(eager, rival)).into();
         }
         if !rivals.is_empty() {
-            report["rivals_us"] = others.iter().map(|taken| median(taken)).collect();
-            report["rivals_wins"] = others.iter().map(|rival| wins(rival, &own[0])).collect();
+            let medians: Vec<f64> = others.iter().map(|taken| median(taken)).collect();
+            report.rivals_us = medians.into();
+            report.rivals_wins = each(&|rival| wins(rival, &own[0])).into();
         }
         Ok(Ok(report))
     }
 
     /// Compares what the runtime makes of smaller requests with eager at their own sizes. A bucket that is wrong only then
     /// is not to be padded into; the reason is in the report.
-    fn at_smaller_sizes(&self, model: &Model) -> Result<Value, String> {
+    fn at_smaller_sizes(&self, model: &Model) -> Result<GatePadding, String> {
         let program = &self.candidate.program;
         let (mut points, mut max_abs) = (Vec::new(), 0.0_f64);
         let mut refused = None;
@@ -236,7 +251,7 @@ impl<'a> Bench<'a> {
             let judged = judged.and_then(|got| {
                 for (index, (got, eager)) in got.iter().zip(expected).enumerate() {
                     let row = self.compare(index, got, eager)?;
-                    max_abs = max_abs.max(row["max_abs"].as_f64().unwrap_or(0.0));
+                    max_abs = max_abs.max(row.max_abs.unwrap_or(0.0));
                 }
                 Ok(())
             });
@@ -249,7 +264,12 @@ impl<'a> Bench<'a> {
                 break;
             }
         }
-        Ok(json!({ "points": points, "max_abs": max_abs, "refused": refused }))
+        Ok(GatePadding {
+            points,
+            max_abs,
+            refused,
+            other: Other::default(),
+        })
     }
 
     /// Returns the exported graph of a compiled program, where it runs and is right: at run time it may answer in the

@@ -1,10 +1,9 @@
 //! Whether an output is what eager's is, and how far it is from it.
 
-use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 use super::tolerance;
-use crate::record::{Dtype, Output};
+use crate::record::{Dtype, Output, receipt::Compared};
 
 /// Returns whether both have the same elements; a NaN is the same as another.
 pub fn equal(a: &Tensor, b: &Tensor) -> bool {
@@ -26,7 +25,12 @@ pub struct Said {
 }
 
 /// Returns the error of one output against eager's, or why it is too large.
-pub fn compare(said: Said, output: &Output, got: &Tensor, eager: &Tensor) -> Result<Value, String> {
+pub fn compare(
+    said: Said,
+    output: &Output,
+    got: &Tensor,
+    eager: &Tensor,
+) -> Result<Compared, String> {
     if got.size() != eager.size() || got.kind() != eager.kind() {
         return Err(format!(
             "is {:?} {:?}, eager's is {:?} {:?}",
@@ -36,9 +40,14 @@ pub fn compare(said: Said, output: &Output, got: &Tensor, eager: &Tensor) -> Res
             eager.size()
         ));
     }
+    let name = output.name.clone();
     if !output.layout.dtype.is_float() {
         return match equal(got, eager) {
-            true => Ok(json!({ "name": output.name, "equal": true })),
+            true => Ok(Compared {
+                name,
+                equal: Some(true),
+                ..Compared::default()
+            }),
             false => Err("differs from eager's".to_owned()),
         };
     }
@@ -114,9 +123,15 @@ pub fn compare(said: Said, output: &Output, got: &Tensor, eager: &Tensor) -> Res
             error.numel()
         ));
     }
-    Ok(json!({
-        "name": output.name, "max_abs": max_abs, "max_rel": max_rel, "cosine": cosine, "rtol": rtol, "atol": atol,
-    }))
+    Ok(Compared {
+        name,
+        max_abs: Some(max_abs),
+        max_rel: Some(max_rel),
+        cosine: Some(cosine),
+        rtol: Some(rtol),
+        atol: Some(atol),
+        ..Compared::default()
+    })
 }
 
 fn limits(said: Said, dtype: Dtype, largest: f64) -> (f64, f64) {
@@ -151,7 +166,7 @@ mod tests {
     }
 
     /// Compares two vectors of this dtype.
-    fn judge(dtype: Dtype, said: Said, got: &[f64], eager: &[f64]) -> Result<Value, String> {
+    fn judge(dtype: Dtype, said: Said, got: &[f64], eager: &[f64]) -> Result<Compared, String> {
         let kind = match dtype {
             Dtype::Float64 => Kind::Double,
             Dtype::Float16 => Kind::Half,
@@ -174,8 +189,8 @@ mod tests {
         ];
         for (dtype, near, far) in tried {
             let row = judge(dtype, Said::default(), &[1.0 + near, -1.0], &[1.0, -1.0]).unwrap();
-            assert!(row["max_abs"].as_f64().unwrap() > near / 2.0, "{row}");
-            assert!(row["cosine"].as_f64().unwrap() > 0.99, "{row}");
+            assert!(row.max_abs.unwrap() > near / 2.0, "{row:?}");
+            assert!(row.cosine.unwrap() > 0.99, "{row:?}");
             let off = judge(dtype, Said::default(), &[1.0 + far, -1.0], &[1.0, -1.0]);
             assert!(
                 off.unwrap_err().starts_with("differs from eager in 1 of 2"),
@@ -248,6 +263,6 @@ mod tests {
         let wrong = judge(Dtype::Float32, Said::default(), &[1.0], &[1.0, 2.0]).unwrap_err();
         assert_eq!(wrong, "is Float [1], eager's is Float [2]");
         let row = judge(Dtype::Float32, Said::default(), &[], &[]).unwrap();
-        assert_eq!(row["max_abs"], 0.0);
+        assert_eq!(row.max_abs, Some(0.0));
     }
 }

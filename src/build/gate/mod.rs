@@ -26,7 +26,6 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{
     BuildError,
@@ -36,7 +35,7 @@ use super::{
 };
 use crate::{
     Digest,
-    record::{Dtype, Program, Step},
+    record::{Dtype, Program, Step, receipt::Gate},
 };
 
 /// How long a candidate may run.
@@ -78,7 +77,7 @@ pub struct Candidate {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Verdict {
-    Passed { report: Value },
+    Passed { report: Box<Gate> },
     Failed { message: String },
 }
 
@@ -100,7 +99,7 @@ pub(super) fn in_child(
     limits: &Limits,
     limit: Duration,
     stop: &Stop,
-) -> Result<Value, BuildError> {
+) -> Result<Gate, BuildError> {
     let failed = |message: String, log: &str| BuildError::Gate {
         message,
         log: log.to_owned(),
@@ -166,7 +165,7 @@ pub(super) fn in_child(
         ));
     }
     match serde_json::from_str(&out) {
-        Ok(Verdict::Passed { report }) => Ok(report),
+        Ok(Verdict::Passed { report }) => Ok(*report),
         Ok(Verdict::Failed { message }) => Err(failed(message, &log)),
         Err(_) => Err(failed(
             format!("the process that checks it ended with {status}"),

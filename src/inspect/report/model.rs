@@ -9,7 +9,7 @@ use crate::{
     inspect::{
         coverage::{self, Grid},
         list::bucket_order,
-        receipt::{self, Receipt},
+        receipt::Summary,
     },
     record::{Failure, Program, Release, Sizes},
     store::{Filter, Store, StoreError},
@@ -66,7 +66,7 @@ pub struct ProgramLine {
     pub fixed: bool,
     /// Whether smaller requests may be padded into it.
     pub padded: bool,
-    pub receipt: Receipt,
+    pub receipt: Summary,
 }
 
 /// One artifact.
@@ -230,8 +230,8 @@ impl ModelPart {
                             programs: 0,
                             calls: 0,
                             bytes: artifact.size,
-                            seconds: receipt::compile_seconds(&artifact),
-                            finished: receipt::finished(&artifact),
+                            seconds: artifact.receipt.phases(),
+                            finished: artifact.provenance.created(),
                         });
                     }
                     Ok(None) => {
@@ -287,7 +287,7 @@ fn line(program: &Program, bytes: u64) -> ProgramLine {
         bytes,
         fixed: program.dynamic.is_none(),
         padded: program.padding == crate::record::Padding::Allowed,
-        receipt: Receipt::of(program),
+        receipt: Summary::of(program),
     }
 }
 

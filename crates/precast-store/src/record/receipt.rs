@@ -1,0 +1,407 @@
+//! Receipts: what was measured when something was built.
+//!
+//! A program has a [`Receipt`], an artifact a [`CompileReceipt`], and every record a [`Provenance`]. Builds learn to measure
+//! more, so each of their fields may be absent. A [`Field`] with a value of another type, as a later version may write it, is
+//! kept as it is and counts as absent; a field of an unknown name is kept in `other`. So a receipt never keeps a program from
+//! running, and a record that is read and written again loses nothing.
+//!
+//! | record | field | is |
+//! |---|---|---|
+//! | program | `seconds` | phase -> seconds (`capture`, `gate`, `measure`) |
+//! | program | `eager_us`, `eager_runs`, `threads` | median microseconds of a call of eager in Python, measured beside other tasks of the build |
+//! | program | `eager_peak_bytes` | what that takes of memory at most, on CUDA |
+//! | program | `padding` | what the module itself made of padded requests: `points`, `max_abs`, `sensitive` |
+//! | program | `gate_given` | what the gate looked at beside the program: samples, weights, tolerances, host, … |
+//! | program | `gate` | the [gate's report](Gate) |
+//! | program | `gated_by` | the program whose gate it is, where that looked at the same things and was not repeated |
+//! | program | `tuned` | the [option sets](Tried) it was compiled with, the one to beat first |
+//! | program | `tuned_by` | the program that was tuned, where its choice was taken over |
+//! | program | `latency` | of old builds: seconds of a call of `eager` and of the `artifact` |
+//! | artifact | `seconds` | phase -> seconds (`lower`, `cpp`, `link`, …) |
+//! | every one | `provenance.created` | when it was finished, in seconds since 1970 |
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Dtype, Field, Sizes};
+use crate::Digest;
+
+/// Fields that this version does not know.
+pub type Other = serde_json::Map<String, Value>;
+
+/// What was measured when a program was built.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, expecting = "a receipt, which is an object")]
+pub struct Receipt {
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub seconds: Field<Seconds>,
+    /// Microseconds of a call of eager in Python, with other tasks of the build beside it.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub eager_us: Field<f64>,
+    /// How many calls that is the median of.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub eager_runs: Field<u64>,
+    /// How many threads torch used for them.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub threads: Field<u64>,
+    /// Peak memory of eager in Python, on CUDA.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub eager_peak_bytes: Field<u64>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub padding: Field<ModulePadding>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub gate_given: Field<Given>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub gate: Field<Gate>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub gated_by: Field<Digest>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub tuned: Field<Vec<Tried>>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub tuned_by: Field<Digest>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub latency: Field<Latencies>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+impl Receipt {
+    /// Returns the option sets that it was compiled with; none where there was one.
+    pub fn tried(&self) -> &[Tried] {
+        self.tuned.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the result of calling artifacts and eager in turns, where they were.
+    pub fn turns(&self) -> Option<&Turns> {
+        self.gate.get()?.turns.get()
+    }
+
+    /// Returns the seconds of each phase.
+    pub fn phases(&self) -> BTreeMap<String, f64> {
+        phases(&self.seconds)
+    }
+
+    /// Notes what a phase took.
+    pub fn took(&mut self, phase: &str, seconds: f64) {
+        if !matches!(self.seconds, Field::Known(Seconds::Phases(_))) {
+            self.seconds = Seconds::default().into();
+        }
+        if let Field::Known(Seconds::Phases(phases)) = &mut self.seconds {
+            phases.insert(phase.to_owned(), seconds.into());
+        }
+    }
+}
+
+/// What was measured when an artifact was compiled.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, expecting = "a receipt, which is an object")]
+pub struct CompileReceipt {
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub seconds: Field<Seconds>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+impl CompileReceipt {
+    /// Returns the seconds of each phase.
+    pub fn phases(&self) -> BTreeMap<String, f64> {
+        phases(&self.seconds)
+    }
+}
+
+/// Seconds that a build took.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Seconds {
+    /// By phase.
+    Phases(BTreeMap<String, Field<f64>>),
+    /// As a whole, in old records.
+    Whole(f64),
+}
+
+impl Default for Seconds {
+    fn default() -> Self {
+        Self::Phases(BTreeMap::new())
+    }
+}
+
+impl From<BTreeMap<String, f64>> for Seconds {
+    fn from(phases: BTreeMap<String, f64>) -> Self {
+        let phases = phases.into_iter().map(|(name, s)| (name, s.into()));
+        Self::Phases(phases.collect())
+    }
+}
+
+fn phases(seconds: &Field<Seconds>) -> BTreeMap<String, f64> {
+    match seconds.get() {
+        None => BTreeMap::new(),
+        Some(Seconds::Whole(seconds)) => BTreeMap::from([("compile".to_owned(), *seconds)]),
+        Some(Seconds::Phases(phases)) => {
+            let known = phases
+                .iter()
+                .filter_map(|(name, s)| Some((name, *s.get()?)));
+            known
+                .filter(|(_, s)| s.is_finite() && *s >= 0.0)
+                .map(|(name, s)| (name.clone(), s))
+                .collect()
+        }
+    }
+}
+
+/// The answers of the module itself, in Python, to requests that were padded into the bucket.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModulePadding {
+    /// The sizes that were tried.
+    pub points: Vec<PaddedPoint>,
+    /// The largest difference from its answer to the same request without padding.
+    pub max_abs: f64,
+    /// Whether other values in the padding than the spec's change the answer.
+    pub sensitive: bool,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// A size that padding was tried at.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PaddedPoint {
+    pub sizes: Sizes,
+    /// The module's error at this size, without padding: there is no answer to compare with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<String>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// What a gate looked at beside the program. A gate of an equal program that was given the same holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Given {
+    /// Version of precast.
+    pub precast: String,
+    pub host: Host,
+    /// Digest of the file with inputs and eager's outputs.
+    pub samples: Digest,
+    pub weights: Option<Digest>,
+    pub aliases: BTreeMap<String, String>,
+    /// How often the program was run.
+    pub steps: u32,
+    pub rtol: Option<f64>,
+    pub atol: Option<f64>,
+    pub computed_in: Vec<Option<Dtype>>,
+    /// Why the module can't be padded, if it can't.
+    pub padding_refused: Option<String>,
+}
+
+/// What tells hosts apart by their answers and their speed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Digest of the machine's ID, which is not for others to see.
+    pub machine: String,
+    /// Model name of the CPU.
+    pub cpu: Option<String>,
+    /// How many cores the build may use.
+    pub cores: usize,
+    /// Version of the GPU's driver.
+    pub driver: Option<String>,
+}
+
+/// The report of a gate: how a program's artifacts compare with eager.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Gate {
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub outputs: Field<Vec<Compared>>,
+    /// Whether all runs gave the same bits.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub deterministic: Field<bool>,
+    /// How often it was run.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub steps: Field<u64>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub seconds_per_run: Field<f64>,
+    /// Peak memory of a call of the artifacts, beyond what the process had before; null where it can't be known.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub artifact_peak_bytes: Field<u64>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub padding: Field<GatePadding>,
+    /// The same of the exported graph; null where it did not run.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub eager_peak_bytes: Field<u64>,
+    /// Median microseconds of a call of the artifacts, in turns with the exported graph.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub artifact_us: Field<f64>,
+    /// How many calls that is the median of.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub artifact_runs: Field<u64>,
+    /// The same of the exported graph, without Python.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub eager_us: Field<f64>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub eager_runs: Field<u64>,
+    /// In how many rounds the exported graph took less time than the artifacts.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub eager_wins: Field<u64>,
+    /// The same for each of the other option sets that were measured with it.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub rivals_eager_wins: Field<Vec<u64>>,
+    /// Median microseconds of a call of each of them.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub rivals_us: Field<Vec<f64>>,
+    /// In how many rounds each of them took less time than this one.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub rivals_wins: Field<Vec<u64>>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub turns: Field<Turns>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+impl Gate {
+    /// Returns why smaller requests may not be padded into the bucket, if they may not.
+    pub fn padding_refused(&self) -> Option<&str> {
+        self.padding.get()?.refused.as_deref()
+    }
+}
+
+/// How far one output is from eager's.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Compared {
+    #[serde(default = "output")]
+    pub name: String,
+    /// Of integers, which must be equal; the numbers are absent then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub equal: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_abs: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rel: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cosine: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rtol: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub atol: Option<f64>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+fn output() -> String {
+    "output".to_owned()
+}
+
+/// The runtime's answers to requests that it padded into the bucket.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GatePadding {
+    /// The sizes that were tried.
+    pub points: Vec<Sizes>,
+    /// The largest difference from eager at its own size.
+    pub max_abs: f64,
+    /// Why smaller requests may not be padded into the bucket, if they may not.
+    pub refused: Option<String>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// The result of calling a program's artifacts and eager in turns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Turns {
+    /// How often each of them was called.
+    pub rounds: u64,
+    /// In how many rounds eager took less time.
+    pub eager_faster: u64,
+    /// Whether the build did nothing else meanwhile.
+    pub alone: bool,
+    pub faster: Faster,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Which of the two is the faster one, as far as that was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Faster {
+    Artifact,
+    Eager,
+    /// Undecided, so that the artifact answers.
+    Neither,
+}
+
+/// One option set that a program was compiled with, to keep the fastest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tried {
+    /// How it differs from the module's own settings.
+    #[serde(default = "own")]
+    pub options: String,
+    /// Seconds its artifacts took to compile.
+    pub seconds: Option<f64>,
+    /// Seconds a call takes, measured in turns.
+    pub latency: Option<f64>,
+    /// The largest absolute error of an output.
+    pub max_abs: Option<f64>,
+    #[serde(default)]
+    pub chosen: bool,
+    /// Why it could not be chosen.
+    pub refused: Option<String>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+fn own() -> String {
+    "default".to_owned()
+}
+
+/// What a call takes, as old records have it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Latencies {
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub eager: Field<Latency>,
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub artifact: Field<Latency>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+/// Seconds that a call takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Latency {
+    Median(f64),
+    Spread {
+        median: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        low: Option<f64>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        high: Option<f64>,
+    },
+}
+
+/// Which precast wrote a record, and when; never part of a key.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, expecting = "a provenance, which is an object")]
+pub struct Provenance {
+    /// Version of precast.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub precast: Field<String>,
+    /// Seconds since 1970.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub created: Field<i64>,
+    /// AOTInductor's own metadata, for an artifact.
+    #[serde(skip_serializing_if = "Field::is_absent")]
+    pub metadata: Field<Value>,
+    #[serde(flatten)]
+    pub other: Other,
+}
+
+impl Provenance {
+    /// Returns when the record was written, in seconds since 1970, if it says so.
+    pub fn created(&self) -> Option<i64> {
+        self.created.get().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests;
