@@ -24,12 +24,10 @@
 //! ```
 #![deny(unsafe_code)]
 
-pub mod build;
 pub mod cli;
 pub mod inspect;
-pub mod plan;
-pub mod spec;
 
+pub use precast_builder::{self as build, plan, spec};
 #[cfg(feature = "torch")]
 pub use precast_runtime::{self as runtime, Model, Runtime, RuntimeError, Value};
 pub use precast_store::{

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A worker that speaks the protocol of src/build/protocol.rs without torch, for tests.
+"""A worker that speaks the protocol of crates/precast-builder/src/protocol.rs without torch, for tests.
 
 Every module of a fake model computes `scale * (input 0 + input 1 + …) + OFFSET`, elementwise, in float32 (artifact.c):
 `scale` is the model's only weight. The model's file is imported like a real one. Its entry returns a dict of

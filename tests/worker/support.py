@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "src" / "build" / "worker"
+SOURCES = ROOT / "crates/precast-builder/worker"
 # Headers outlive a run of the tests, as they outlive a build.
 os.environ.setdefault("PRECAST_HEADER_DIR", str(ROOT / "target" / "headers"))
 

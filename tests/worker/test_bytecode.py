@@ -11,7 +11,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-WORKER = Path(__file__).resolve().parent.parent.parent / "src/build/worker"
+WORKER = Path(__file__).resolve().parent.parent.parent / "crates/precast-builder/worker"
 # What a worker does: looks for bytecode, imports torch. Says where it came from, and what this process had made.
 USE = """
 import json, subprocess, sys

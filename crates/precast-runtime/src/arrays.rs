@@ -8,10 +8,10 @@ use half::{
     bf16, f16,
     slice::{HalfBitsSliceExt, HalfFloatSliceExt},
 };
+use precast_store::{Device, record::Dtype};
 use tch::{TchError, Tensor};
 
 use super::{Outputs, RuntimeError, ffi::Meta, tensors, threads};
-use precast_store::{Device, record::Dtype};
 
 /// What an array can be of: `f32`, `f64`, `half::f16`, `half::bf16`, `i64`, `i32`, `i16`, `i8`, `u8` and `bool`.
 pub trait Element: sealed::Plain + Copy + 'static {

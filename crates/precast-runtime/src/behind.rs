@@ -9,8 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Model, RuntimeError, ending, program::Ready, variant::Variant};
 use precast_store::{Digest, record::Program};
+
+use super::{Model, RuntimeError, ending, program::Ready, variant::Variant};
 
 /// How long it took from the beginning of a load until a model was of use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

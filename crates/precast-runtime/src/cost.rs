@@ -5,8 +5,9 @@
 //! mean. Both are costs of the same thing in different circumstances, so what was measured here counts first, and
 //! receipts are scaled to it for programs that had no calls yet.
 
-use super::{loader::Slot, runtime::volume};
 use precast_store::record::Sizes;
+
+use super::{loader::Slot, runtime::volume};
 
 /// One program, as far as its cost goes.
 struct Known<'a> {

@@ -5,6 +5,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use precast_store::{
+    Digest,
+    record::{Eager as Archive, Program},
+};
 use smallvec::SmallVec;
 
 use super::{
@@ -18,10 +22,6 @@ use super::{
     program::With,
     source::Source,
     weights::Weights,
-};
-use precast_store::{
-    Digest,
-    record::{Eager as Archive, Program},
 };
 
 type Aliases = std::collections::BTreeMap<String, String>;

@@ -2,13 +2,14 @@
 
 use std::{io, sync::Arc};
 
-use super::problem::Problem;
 use precast_store::{
     Device, Digest, StoreError,
     record::{Dtype, Sizes, bucket_name},
     shortage::says_out_of_memory,
     target::Mismatch,
 };
+
+use super::problem::Problem;
 
 /// Why a model did not load or a call was not answered.
 #[derive(Debug, thiserror::Error)]

@@ -19,6 +19,10 @@
 
 use std::{cell::Cell, sync::Arc};
 
+use precast_store::{
+    Device,
+    record::{Dtype, Input, Pad, Program},
+};
 use smallvec::SmallVec;
 use tch::{Kind, TchError, Tensor};
 
@@ -28,10 +32,6 @@ use super::{
     ffi::{kind_of, share},
     lane::Handles,
     problem::Problem,
-};
-use precast_store::{
-    Device,
-    record::{Dtype, Input, Pad, Program},
 };
 
 /// What is noted of one program's values.

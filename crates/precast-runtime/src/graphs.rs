@@ -14,6 +14,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use precast_store::{Device, record::Input};
 use tch::{TchError, Tensor};
 
 use super::{
@@ -27,7 +28,6 @@ use super::{
     pool::{self, Wait},
     weights::{Weights, tch_device},
 };
-use precast_store::{Device, record::Input};
 
 /// Runs before the capture.
 const WARM_UP: usize = 3;

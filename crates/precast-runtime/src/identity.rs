@@ -4,14 +4,14 @@
 //! again from the explanation, and the target in it must be the record's own. A record that explains nothing, as one that no
 //! build has made, is taken as it is.
 
-use serde_json::Value;
-
-use super::{RuntimeError, program::in_store, source::Source};
 use precast_store::{
     Device, Digest, Target,
     canon::{self, again},
     record::{Artifact, Program},
 };
+use serde_json::Value;
+
+use super::{RuntimeError, program::in_store, source::Source};
 
 /// Reads the record of an artifact. Fails when it is another's, or was built for another kind of host.
 pub(super) fn artifact(

@@ -16,6 +16,10 @@ use std::{
     },
 };
 
+use precast_store::{
+    Device, Digest,
+    record::{Artifact, Program, Step},
+};
 use smallvec::SmallVec;
 
 use super::{
@@ -25,10 +29,6 @@ use super::{
     pool::{Held, Pool, Wait},
     prepared::Bound,
     weights::{Weights, bytes_of},
-};
-use precast_store::{
-    Device, Digest,
-    record::{Artifact, Program, Step},
 };
 
 /// Tensor handles of one call.

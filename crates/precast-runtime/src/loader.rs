@@ -14,6 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use precast_store::{Checking, Device, Digest, Mapped, Target, record::Program};
+
 use super::{
     RuntimeError,
     graphs::Shared,
@@ -30,7 +32,6 @@ use super::{
     watch::Quarantined,
     weights::Weights,
 };
-use precast_store::{Checking, Device, Digest, Mapped, Target, record::Program};
 
 /// When programs are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

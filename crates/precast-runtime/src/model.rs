@@ -9,6 +9,10 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use precast_store::{
+    Hold,
+    record::{Program, Sizes, bucket_name},
+};
 use smallvec::SmallVec;
 use tch::Tensor;
 
@@ -24,10 +28,6 @@ use super::{
     replica::{self, Replica},
     variant::Variant,
     weights::WeightSet,
-};
-use precast_store::{
-    Hold,
-    record::{Program, Sizes, bucket_name},
 };
 
 /// Whether the runtime may copy an input that is right but for strides, alignment or device.

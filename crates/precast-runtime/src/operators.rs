@@ -12,6 +12,7 @@
 use std::sync::Arc;
 
 use memchr::memmem;
+use precast_store::{Device, Digest, Mapped, record::Artifact};
 use serde_json::Value as Json;
 
 use super::{
@@ -19,7 +20,6 @@ use super::{
     ffi::{Call, Loading, Operators, Value, registered},
     source::Source,
 };
-use precast_store::{Device, Digest, Mapped, record::Artifact};
 
 /// Loads an artifact's operator libraries and resolves its calls; none for an artifact without.
 pub(super) fn prepare(

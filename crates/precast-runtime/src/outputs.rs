@@ -2,14 +2,14 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use smallvec::SmallVec;
-use tch::Tensor;
-
-use super::{RuntimeError, flags::Flags, validate::Request};
 use precast_store::{
     Device,
     record::{Program, Sizes},
 };
+use smallvec::SmallVec;
+use tch::Tensor;
+
+use super::{RuntimeError, flags::Flags, validate::Request};
 
 /// Which rung of the ladder answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

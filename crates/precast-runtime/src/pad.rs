@@ -1,14 +1,14 @@
 //! A smaller request inside a larger bucket: inputs filled up with their pad value, outputs cut back.
 
+use precast_store::{
+    Device,
+    record::{Input, Layout, Output, Pad},
+};
 use tch::{Scalar, TchError, Tensor};
 
 use super::{
     ffi::{Meta, RawStream, kind_of},
     weights::tch_device,
-};
-use precast_store::{
-    Device,
-    record::{Input, Layout, Output, Pad},
 };
 
 /// Bucket-sized inputs for padded calls, made on first use. One caller has them at a time.

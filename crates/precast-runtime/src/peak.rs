@@ -7,11 +7,12 @@
 
 use std::fs;
 
+use precast_store::Device;
+
 use super::{
     ffi::{self, cuda},
     host::device_memory,
 };
-use precast_store::Device;
 
 /// Returns what `call` returns, and the bytes that it had at most; none where that can't be known.
 pub fn peak<T>(device: Device, call: impl FnOnce() -> T) -> (T, Option<u64>) {

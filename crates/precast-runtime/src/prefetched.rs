@@ -7,13 +7,14 @@ use std::{
     thread,
 };
 
-use super::{
-    runtime::volume,
-    source::{Source, SourceError},
-};
 use precast_store::{
     Checking, Digest, Hold, Mapped,
     record::{Artifact, Program, Release, split_model},
+};
+
+use super::{
+    runtime::volume,
+    source::{Source, SourceError},
 };
 
 /// Another source, and what a thread has read of one model's artifacts since this was made.

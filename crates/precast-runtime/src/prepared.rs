@@ -17,12 +17,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use precast_store::record::{Artifact, Layout, Operand, Prepared, Recipe};
+
 use super::{
     ffi::{Call, Handle, Meta, Operators, Value, Weight},
     together,
     weights::{Weights, bytes_of, same_strides},
 };
-use precast_store::record::{Artifact, Layout, Operand, Prepared, Recipe};
 
 /// Whose operators a recipe may call: libtorch registers them itself.
 const NAMESPACES: [&str; 3] = ["aten", "mkldnn", "onednn"];
@@ -209,7 +210,7 @@ fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), String> {
 mod tests {
     #[test]
     fn the_worker_makes_what_is_followed_here_and_nothing_else() {
-        let worker = include_str!("../../../src/build/worker/prepared.py");
+        let worker = include_str!("../../precast-builder/worker/prepared.py");
         let mut lines = worker.lines();
         let theirs = lines.find_map(|line| line.strip_prefix("_NAMESPACES = "));
         let names = theirs.unwrap().split('"').skip(1).step_by(2);

@@ -2,6 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use precast_store::{
+    Device, Target,
+    record::{Artifact, Eager as Archive, Program},
+};
 use smallvec::SmallVec;
 use tch::Tensor;
 
@@ -21,10 +25,6 @@ use super::{
     trial::Trials,
     weights::{Weights, tch_device},
     wiring::{check_layouts, last_uses},
-};
-use precast_store::{
-    Device, Target,
-    record::{Artifact, Eager as Archive, Program},
 };
 
 /// A program that can run.

@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, OnceLock, atomic::Ordering},
 };
 
+use precast_store::Device;
 use tch::Tensor;
 
 use super::{
@@ -18,7 +19,6 @@ use super::{
     program::Ready,
     variant::Variant,
 };
-use precast_store::Device;
 
 /// A model on one device.
 pub(super) struct Replica {

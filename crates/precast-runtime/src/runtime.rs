@@ -6,6 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use precast_store::{
+    Device, Digest, Hold, Store, Target,
+    record::{Program, Release, bucket_name, split_model},
+};
+
 use super::{
     RuntimeError,
     ending::{self, Entered},
@@ -21,10 +26,6 @@ use super::{
     trial::{Trial, Trials},
     variant::Variant,
     weights::{WeightSet, Weights},
-};
-use precast_store::{
-    Device, Digest, Hold, Store, Target,
-    record::{Program, Release, bucket_name, split_model},
 };
 
 /// The devices a runtime works on, and where it takes artifacts and weights from.

@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
+use precast_store::record::{Calls, Sizes};
 use serde::Serialize;
 
 use super::{outputs::Rung, validate::Request};
-use precast_store::record::{Calls, Sizes};
 
 /// One program's counters. Reading them stops nobody.
 #[derive(Default)]

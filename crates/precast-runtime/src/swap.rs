@@ -2,8 +2,9 @@
 
 use std::sync::PoisonError;
 
-use super::{Model, RuntimeError, ending, weights::WeightSet};
 use precast_store::{Device, Digest};
+
+use super::{Model, RuntimeError, ending, weights::WeightSet};
 
 impl Model {
     /// Makes every call that begins after it returns use another weight set. Calls under way finish with the one they

@@ -2,11 +2,11 @@
 
 use std::{borrow::Cow, collections::BTreeMap, fs, io, path::Path};
 
+use precast_store::{Device, record::Dtype};
 use safetensors::{SafeTensorError, SafeTensors, tensor::View};
 use tch::{Kind, Tensor};
 
 use super::error::first_line;
-use precast_store::{Device, record::Dtype};
 
 /// Why tensors could not be read or written.
 #[derive(Debug, thiserror::Error)]

@@ -16,8 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::RuntimeError;
 use precast_store::Device;
+
+use super::RuntimeError;
 
 thread_local! {
     /// How many threads, with itself, the calling thread was found to have.

@@ -9,14 +9,15 @@ use std::{
     collections::{BTreeSet, HashMap},
 };
 
+use precast_store::{
+    Digest,
+    record::{Program, Recipe},
+};
+
 use super::{
     ffi::{Handle, Meta},
     source::Source,
     weights::{bytes_of, contiguous},
-};
-use precast_store::{
-    Digest,
-    record::{Program, Recipe},
 };
 
 /// Lists of tensors' names.

@@ -30,6 +30,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use precast_store::{Digest, Target, canon, record::Artifact, target::DeviceKind};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +40,6 @@ use super::{
     model::now,
     source::{Source, SourceError, sealed},
 };
-use precast_store::{Digest, Target, canon, record::Artifact, target::DeviceKind};
 
 /// The argument that makes `precast-torch` the helper.
 pub const ARGUMENT: &str = "__trial";

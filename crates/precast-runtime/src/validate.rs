@@ -12,13 +12,13 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
-use super::{ffi::Meta, problem::Problem};
 use precast_store::{
     Device,
     record::{Dtype, Input},
 };
+use smallvec::SmallVec;
+
+use super::{ffi::Meta, problem::Problem};
 
 /// The sizes of a request, in the order of [`Signature::dims`].
 pub type Request = SmallVec<[i64; 4]>;

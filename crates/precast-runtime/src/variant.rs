@@ -6,6 +6,10 @@ use std::sync::{
 };
 use std::time::Instant;
 
+use precast_store::{
+    Device,
+    record::{Calls, Padding, Program, Sizes},
+};
 use smallvec::SmallVec;
 use tch::Tensor;
 
@@ -26,10 +30,6 @@ use super::{
     threads,
     validate::{Fit, Request, Signature},
     weights::tch_device,
-};
-use precast_store::{
-    Device,
-    record::{Calls, Padding, Program, Sizes},
 };
 
 /// After so many calls the table is made again with what was measured.

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, PoisonError, atomic::Ordering};
 
+use precast_store::{
+    Device, Digest,
+    record::{Calls, Counts, Program, SCHEMA, Sizes},
+};
 use serde::Serialize;
 
 use super::{
     Model, RuntimeError, model::now, replica::Replica, stats::ModuleStats, variant::Variant,
-};
-use precast_store::{
-    Device, Digest,
-    record::{Calls, Counts, Program, SCHEMA, Sizes},
 };
 
 /// A program that could not be loaded. Requests go to the model's other buckets.

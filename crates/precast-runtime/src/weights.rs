@@ -14,6 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use precast_store::{
+    Device, Digest, Mapped,
+    record::{Dtype, Layout},
+};
 use safetensors::{Dtype as StDtype, SafeTensors};
 use tch::{Kind, Tensor};
 
@@ -23,10 +27,6 @@ use super::{
     ffi::{self, Meta, UploadError, Weight, can_upload, cuda, kind_of},
     program::in_store,
     together::Together,
-};
-use precast_store::{
-    Device, Digest, Mapped,
-    record::{Dtype, Layout},
 };
 
 /// One weight set on every device of a runtime. Cloning shares it.

@@ -1,7 +1,8 @@
 //! Whether a program's record holds together: what its steps pass to each other, and when a value is read last.
 
-use super::{lane::PlanStep, weights::same_strides};
 use precast_store::record::{Layout, Program};
+
+use super::{lane::PlanStep, weights::same_strides};
 
 /// Returns, for each value, the step that reads it last; none for results and for what nobody reads.
 ///

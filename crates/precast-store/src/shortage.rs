@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn the_worker_knows_the_same_words() {
-        let worker = include_str!("../../../src/build/worker/failures.py");
+        let worker = include_str!("../../precast-builder/worker/failures.py");
         let quoted = |name: &str| -> Vec<&str> {
             let named = |line: &&str| line.starts_with(&format!("{name} = "));
             let line = worker.lines().find(named).unwrap();

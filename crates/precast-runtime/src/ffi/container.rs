@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use precast_store::{Device, record::Dtype};
 use smallvec::SmallVec;
 
 use super::{
@@ -14,7 +15,6 @@ use super::{
     shim::{self, Pair, checked},
     tensor::dtype_of,
 };
-use precast_store::{Device, record::Dtype};
 
 /// A constant the container must be given.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,13 +17,13 @@ use object::{
     elf::FileHeader64,
     read::elf::{FileHeader, ProgramHeader},
 };
+use precast_store::{Digest, Mapped};
 
 use super::{
     libtorch_folder,
     shim::{self, Bind, Count, Create, Delete, DtypeOf, FailedCheck, Flag, Name, Run, Size},
 };
 use crate::RuntimeError;
-use precast_store::{Digest, Mapped};
 
 /// The functions of an artifact that the runtime calls; all of them are there once a [`Library`] exists.
 pub(super) struct Abi {

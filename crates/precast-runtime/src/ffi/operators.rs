@@ -9,6 +9,7 @@ use std::{
 };
 
 use libloading::os::unix::RTLD_GLOBAL;
+use precast_store::{Device, Digest};
 
 use super::{
     Handle,
@@ -16,7 +17,6 @@ use super::{
     shim::{self, checked},
 };
 use crate::RuntimeError;
-use precast_store::{Device, Digest};
 
 /// One operator call of an artifact: what is fixed, and what comes with the call.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,6 +2,7 @@
 
 use std::{ffi::c_void, marker::PhantomData, ptr::NonNull};
 
+use precast_store::{Device, record::Dtype};
 use smallvec::SmallVec;
 use tch::Tensor;
 
@@ -10,7 +11,6 @@ use super::shim::{
     precast_tensor_share,
 };
 use crate::error::first_line;
-use precast_store::{Device, record::Dtype};
 
 /// One owned `at::Tensor*`.
 #[derive(Debug)]

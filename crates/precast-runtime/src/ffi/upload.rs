@@ -2,13 +2,13 @@
 
 use std::{io, ops::Range, os::fd::AsRawFd, sync::LazyLock, thread::available_parallelism};
 
+use precast_store::{Device, Mapped, record::Dtype};
 use tch::Tensor;
 
 use super::{
     Meta,
     cuda::{Piece, cuda, ordinal},
 };
-use precast_store::{Device, Mapped, record::Dtype};
 
 /// Why bytes did not get to a device.
 pub enum UploadError {

@@ -1,10 +1,10 @@
 //! Whether the elements of a tensor in host memory lie within bounds: one pass that a compiler turns into vector
 //! instructions, and a second one for the position of the first element outside, where there is one.
 
+use precast_store::{Device, record::Dtype};
 use smallvec::SmallVec;
 
 use super::Meta;
-use precast_store::{Device, record::Dtype};
 
 /// An element outside its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]

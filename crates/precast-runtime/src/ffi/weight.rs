@@ -2,8 +2,9 @@
 
 use std::{ops::Range, sync::Arc};
 
-use super::{Handle, tensor::from_blob};
 use precast_store::{Device, Mapped, record::Dtype};
+
+use super::{Handle, tensor::from_blob};
 
 /// A bound tensor. It is dropped before the memory it views.
 pub struct Weight {

@@ -1,10 +1,11 @@
 //! What is clamped and noted, on the CPU: the same calls of libtorch are made on a device.
 
-use super::*;
 use precast_store::{
     record::{Check, Layout},
     testing,
 };
+
+use super::*;
 
 const VOCABULARY: [i64; 2] = [0, 30_522];
 

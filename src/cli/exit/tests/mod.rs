@@ -75,12 +75,12 @@ fn told(errors: Vec<Error>) -> String {
 fn every_error_of_the_build_says_what_to_do() {
     let plan = whole(
         build::plan_errors(),
-        include_str!("../../../plan/mod.rs"),
+        include_str!("../../../../crates/precast-builder/src/plan/mod.rs"),
         "PlanError",
     );
     let build = whole(
         build::build_errors(),
-        include_str!("../../../build/error.rs"),
+        include_str!("../../../../crates/precast-builder/src/error.rs"),
         "BuildError",
     );
     insta::assert_snapshot!("plan", told(plan));
@@ -146,7 +146,7 @@ fn every_error_of_a_run_says_what_to_do() {
 fn every_error_of_a_spec_says_what_to_do() {
     for error in whole(
         build::spec_errors(),
-        include_str!("../../../spec/error.rs"),
+        include_str!("../../../../crates/precast-builder/src/spec/error.rs"),
         "SpecError",
     ) {
         let error = error.downcast::<SpecError>().unwrap();

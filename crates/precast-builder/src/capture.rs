@@ -1,0 +1,173 @@
+//! Capturing programs, and scheduling what must be compiled for them.
+
+use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
+
+use precast_store::{Digest, record::Sizes};
+
+use super::{
+    BuildError,
+    progress::Event,
+    protocol::{Captured, CapturedStep, ModuleRequest, Request, Sampled, Segment},
+    task::{CapturedProgram, Compile},
+    ways::Way,
+    work::{Action, Job, Slot, Work},
+};
+use crate::{
+    plan::{Item, Known},
+    spec::Module,
+};
+
+/// How long a capture may take.
+const CAPTURE_LIMIT: Duration = Duration::from_secs(1800);
+
+impl Work<'_> {
+    /// Captures a program. Returns whether it can be gated.
+    pub(super) fn capture(&self, slot: &mut Slot, job: usize) -> Result<bool, BuildError> {
+        let Job { item, id, .. } = &self.jobs[job];
+        let module = &self.options.spec.modules[item.module];
+        let name = item.name(self.options.spec);
+        let (inputs, structure) = match module.sized_inputs(&item.form.sizes) {
+            Some(inputs) => (inputs, None),
+            None => {
+                let request = self.watch(module, &item.form.sizes);
+                let action = (Action::Inputs, &*name);
+                let (answer, log) = self.ask::<Sampled>(slot, action, &request, CAPTURE_LIMIT);
+                match answer {
+                    Ok(sampled) => (sampled.inputs, Some(sampled.structure)),
+                    Err(error) => return self.fail(job, error, &log).map(|()| false),
+                }
+            }
+        };
+        let request = Request::Capture {
+            module: ModuleRequest {
+                name: module.name.clone(),
+                path: module.path.clone(),
+                method: module.method.clone(),
+                inputs,
+                compiled: item.form.compiled,
+                regions: match item.form.compiled {
+                    true => module.regions.clone(),
+                    false => vec![],
+                },
+                passes: item.settings.compile.passes.clone(),
+                dynamic: item.form.dynamic.clone(),
+                structure,
+            },
+            sizes: item.form.sizes.clone(),
+            out: self.workers.scratch.join(format!("capture-{}", id.short())),
+        };
+        let action = (Action::Capture, &*name);
+        let (answer, log) = self.ask::<Captured>(slot, action, &request, CAPTURE_LIMIT);
+        match answer {
+            Ok(captured) => self.captured(job, captured).map(|()| true),
+            Err(error) => self.fail(job, error, &log).map(|()| false),
+        }
+    }
+
+    /// Asks for inputs that the spec leaves out: from the samples it names, or from the model's own inputs where
+    /// another module of it has them.
+    fn watch(&self, module: &Module, sizes: &Sizes) -> Request {
+        let model = &self.options.spec.model;
+        let whole = self.options.spec.modules.iter().find(|other| {
+            other.path.is_empty() && other.method == "forward" && other.inputs.is_some()
+        });
+        // The model's inputs at the smallest bucket, where the module has no sizes of its own.
+        let inputs = whole.and_then(|whole| {
+            let own = whole.buckets.first().cloned().unwrap_or_default();
+            let mut at = own;
+            at.extend(sizes.clone());
+            whole.sized_inputs(&at)
+        });
+        Request::Inputs {
+            path: module.path.clone(),
+            method: module.method.clone(),
+            samples: model.samples.clone(),
+            inputs: inputs.unwrap_or_default(),
+            sizes: sizes.clone(),
+        }
+    }
+
+    /// Schedules what must be compiled for a captured program.
+    fn captured(&self, job: usize, captured: Captured) -> Result<(), BuildError> {
+        let Job { item, request, .. } = &self.jobs[job];
+        let Some(known) = &self.plan.known else {
+            return Err(BuildError::Protocol {
+                message: "captured before the target was known".to_owned(),
+            });
+        };
+        let segments = match item.form.compiled {
+            true => &captured.segments[..],
+            false => &[],
+        };
+        let tuned = request["tuned"] == true;
+        let mut ways = self.ways(item, segments, &captured.passes, known, tuned);
+        let mut chosen_by = None;
+        if let Some((before, way)) = self.chosen_before(&self.jobs[job], &captured, known)? {
+            (ways, chosen_by) = (vec![way], Some(before));
+        }
+        let compiles = self.compiles(item, &ways, segments, &captured.steps, known)?;
+        let module = &self.options.spec.modules[item.module].name;
+        let artifacts: BTreeSet<&Digest> = ways.iter().flat_map(|way| &way.keys).collect();
+        for message in &captured.notes {
+            let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+            if noted.insert(message.clone()) {
+                self.progress.event(&Event::Note { message });
+            }
+        }
+        self.progress.event(&Event::Captured {
+            module,
+            bucket: &item.form.name(),
+            steps: captured.steps.len(),
+            artifacts: artifacts.len(),
+            missing: compiles.len(),
+        });
+        let program = CapturedProgram {
+            captured,
+            compiled: compiles.len(),
+            ways,
+            chosen_by,
+        };
+        let mut state = self.lock();
+        state.estimate.lacked(compiles.len());
+        state.captured.insert(job, program);
+        for compile in compiles {
+            let size = compile.segment.graph.len();
+            if state.schedule.lacks(job, compile.key, size) {
+                state.compiles.insert(compile.key, compile);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns what the store lacks of a program's artifacts.
+    fn compiles(
+        &self,
+        item: &Item,
+        ways: &[Way],
+        segments: &[Segment],
+        steps: &[CapturedStep],
+        known: &Known,
+    ) -> Result<Vec<Compile>, BuildError> {
+        let name = item.name(self.options.spec);
+        let mut compiles: Vec<Compile> = Vec::new();
+        // Of equally large artifacts the one that is scheduled last is compiled first.
+        for way in ways.iter().rev().filter(|way| way.refused.is_none()) {
+            for (index, (key, segment)) in way.keys.iter().zip(segments).enumerate() {
+                if self.options.store.keep_artifact(key)? || compiles.iter().any(|c| c.key == *key)
+                {
+                    continue;
+                }
+                let step = steps.iter().find(|step| step.segment == index);
+                let step = step.map_or("", |step| &step.name);
+                compiles.push(Compile {
+                    key: *key,
+                    explained: way.set.key(item, segment, known).1,
+                    segment: segment.clone(),
+                    set: way.set.clone(),
+                    name: way.of(format!("{name} {step}").trim_end(), ways.len()),
+                });
+            }
+        }
+        Ok(compiles)
+    }
+}

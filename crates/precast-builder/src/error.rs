@@ -1,0 +1,246 @@
+//! What can go wrong while building, with what to do about it.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use precast_store::{Digest, StoreError, shortage::says_out_of_memory};
+
+use super::protocol::WorkerError;
+pub(super) use crate::plan::OUT_OF_MEMORY;
+use crate::{plan::PlanError, spec::SpecError};
+
+/// What to do about a bug.
+pub(super) const REPORT: &str =
+    "this is a bug of precast: please report it, with what `precast build -vv` prints";
+
+/// Why a build, or one program of it, failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error("can't start Python `{}`", program.display())]
+    NoPython { program: PathBuf, source: io::Error },
+    #[error("Python at `{}` has torch {found}, this binary is made for torch {expected}", program.display())]
+    WrongTorch {
+        program: PathBuf,
+        found: String,
+        expected: &'static str,
+    },
+    #[error("{0}")]
+    Worker(Box<WorkerError>),
+    /// The model can't be made, which no program has the log of.
+    #[error("{error}")]
+    Model {
+        error: Box<WorkerError>,
+        /// Digest of the Python stack.
+        log: Digest,
+    },
+    #[error("the worker ended in the middle of a request ({status})")]
+    WorkerDied { status: String, log: String },
+    #[error("the worker did not answer within {seconds} s")]
+    WorkerHung { seconds: u64, log: String },
+    #[error("the worker took too much memory: {what}")]
+    WorkerGreedy { what: String, log: String },
+    #[error("the worker and this binary don't understand each other: {message}")]
+    Protocol { message: String },
+    #[error("can't use the scratch folder `{}`", path.display())]
+    Scratch { path: PathBuf, source: io::Error },
+    #[error("the artifact failed its gate: {message}")]
+    Gate { message: String, log: String },
+    /// Its shared object asks the loader for what no artifact needs.
+    #[error("the artifact's shared object is refused: {what}")]
+    UnsafeObject { what: String },
+    #[error("can't use `{}` as weights: {message}", path.display())]
+    BadWeights { path: PathBuf, message: String },
+    #[error("the weights in `{}` don't fit the model: {message}", path.display())]
+    Weights { path: PathBuf, message: String },
+    #[error("`{path}` changed while it was being compiled")]
+    SourceChanged { path: String },
+    #[error("{missing} of {total} programs are missing and `--locked` forbids compiling")]
+    Locked { missing: usize, total: usize },
+    #[error("release `{name}` would lack {missing} of {total} programs")]
+    Incomplete {
+        name: String,
+        missing: usize,
+        total: usize,
+    },
+    #[error("nothing answers {}: no release was published", listed(modules))]
+    Unanswered { modules: Vec<String> },
+    #[error("{failed} of {total} programs failed")]
+    Failed { failed: usize, total: usize },
+    /// The model lacks what the spec names.
+    #[error(transparent)]
+    Spec(Box<SpecError>),
+    #[error("interrupted")]
+    Interrupted,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+impl BuildError {
+    /// Returns what the user can do.
+    pub fn hint(&self) -> String {
+        let text = match self {
+            Self::NoPython { .. } => {
+                "name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`"
+            }
+            Self::WrongTorch { expected, .. } => {
+                return format!(
+                    "install torch {expected} there, or name another interpreter with `--python PATH` or `PRECAST_PYTHON`"
+                );
+            }
+            Self::Worker(error) | Self::Model { error, .. } => return error.hint(),
+            Self::WorkerDied { .. } => {
+                "its log says what it did last; where memory was short, fewer workers help: `-j 1`"
+            }
+            Self::WorkerHung { .. } => {
+                "its log says where it was; `--timeout SECONDS` gives it longer"
+            }
+            Self::WorkerGreedy { .. } => {
+                "`-j N` runs fewer workers at once, `--memory SIZE` says what each may take"
+            }
+            Self::Protocol { .. } => REPORT,
+            Self::Scratch { .. } => "name another folder with `TMPDIR`",
+            // A difference names an output; anything else would be no better under other tolerances.
+            Self::Gate { message, .. } if !message.contains("output `") => {
+                "its log says what it did last; `enabled = false` leaves the module to eager"
+            }
+            Self::Gate { .. } => {
+                "if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager"
+            }
+            Self::UnsafeObject { .. } => {
+                "look for linker flags in `LDFLAGS`, `CXX` and the options of `[module.compile]`"
+            }
+            Self::BadWeights { .. } => {
+                "`weights` in [model] names one safetensors file, from the folder of the spec"
+            }
+            Self::Weights { .. } => {
+                "export the file again from the model that `entry` makes, or give that model another `name`"
+            }
+            Self::SourceChanged { .. } => "run `precast build` again",
+            Self::Locked { .. } => {
+                "run `precast build` where compiling is allowed, then deploy the store"
+            }
+            Self::Incomplete { .. } => {
+                "nothing was published: mend what failed and build again, or build without `--release`"
+            }
+            Self::Unanswered { modules } => {
+                let without = modules
+                    .iter()
+                    .map(|module| format!(" --without '{module}'"));
+                return format!(
+                    "the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that \
+                     has nothing for it: `precast build{}`",
+                    without.collect::<String>()
+                );
+            }
+            Self::Failed { .. } => "`precast log ID` prints the log of a failed program",
+            Self::Spec(_) => "change the spec where it is marked",
+            Self::Interrupted => "what a build finished is kept: run it again to go on",
+            Self::Store(error) => return error.hint().to_owned(),
+            Self::Plan(error) => return error.hint(),
+        };
+        text.to_owned()
+    }
+
+    /// Returns whether the build ends with this: no other program can fare better, or the spec names something that
+    /// the model does not have.
+    pub(super) fn ends_build(&self) -> bool {
+        match self {
+            Self::Interrupted | Self::Store(_) | Self::NoPython { .. } | Self::Scratch { .. } => {
+                true
+            }
+            Self::Worker(error) => matches!(error.code.as_str(), "no_module" | "no_method"),
+            _ => false,
+        }
+    }
+
+    /// Returns whether memory was short, which it may not be when nothing else is done.
+    pub(super) fn short_of_memory(&self) -> bool {
+        match self {
+            Self::WorkerGreedy { .. } => true,
+            Self::Gate { message, .. } => says_out_of_memory(message),
+            _ => self.code() == OUT_OF_MEMORY,
+        }
+    }
+
+    /// Returns a stable word for what failed, as failure records keep it.
+    pub fn code(&self) -> &str {
+        match self {
+            Self::Worker(error) | Self::Model { error, .. } => &error.code,
+            Self::WorkerDied { .. } => "worker_died",
+            Self::WorkerHung { .. } => "worker_hung",
+            Self::WorkerGreedy { .. } => "worker_greedy",
+            Self::Gate { .. } => "gate",
+            Self::UnsafeObject { .. } => "unsafe_object",
+            Self::SourceChanged { .. } => "source_changed",
+            _ => "build",
+        }
+    }
+
+    /// Returns the line of the user's own code that caused it, as `model.py:12`, for a model that lies in `root`.
+    pub fn location(&self, root: &Path) -> Option<String> {
+        match self {
+            Self::Worker(error) | Self::Model { error, .. } => error.location.clone(),
+            Self::WorkerDied { log, .. }
+            | Self::WorkerHung { log, .. }
+            | Self::WorkerGreedy { log, .. } => stack_location(log, root),
+            _ => None,
+        }
+    }
+
+    /// Returns the log that belongs to this error; empty when there is none.
+    pub fn log(&self) -> &str {
+        match self {
+            Self::Worker(error) | Self::Model { error, .. } => &error.trace,
+            Self::WorkerDied { log, .. }
+            | Self::WorkerHung { log, .. }
+            | Self::WorkerGreedy { log, .. }
+            | Self::Gate { log, .. } => log,
+            _ => "",
+        }
+    }
+}
+
+/// Returns names in backticks.
+fn listed(names: &[String]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    names.join(", ")
+}
+
+/// Returns the innermost line of a project in the last stack that Python's faulthandler wrote to a log.
+fn stack_location(log: &str, root: &Path) -> Option<String> {
+    let start = log.rfind("Current thread 0x")?;
+    let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+    log[start..].lines().find_map(|line| {
+        let (file, rest) = line
+            .trim()
+            .strip_prefix("File \"")?
+            .split_once("\", line ")?;
+        let own = Path::new(file).strip_prefix(&root).ok()?;
+        let number = rest.split_whitespace().next()?;
+        let foreign = |part: &std::ffi::OsStr| part == "site-packages" || part == "dist-packages";
+        (!own.iter().any(foreign)).then(|| format!("{}:{number}", own.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_of_the_model_in_a_stack() {
+        let log = "before\nThread 0x0001 (most recent call first):\n  File \"/m/other.py\", line 9 in wait\n\n\
+            Current thread 0x0002 (most recent call first):\n  File \"/m/.venv/site-packages/torch/a.py\", line 3 in f\n  \
+            File \"/m/net/model.py\", line 12 in forward\n  File \"/m/model.py\", line 40 in load\n";
+        let root = Path::new("/m");
+        assert_eq!(
+            stack_location(log, root).as_deref(),
+            Some("net/model.py:12")
+        );
+        assert_eq!(stack_location(log, Path::new("/other")), None);
+        assert_eq!(stack_location("nothing said", root), None);
+    }
+}

@@ -1,0 +1,155 @@
+//! How long a build will still take: the mean of each kind of task, times how many are left, over the workers.
+//!
+//! Means are those of this build. Until it has one, they come from the receipts of the programs whose place the missing
+//! ones take, or of the last release. Without either there is no estimate.
+
+use precast_store::{Digest, Store, StoreError};
+
+use crate::plan::{Plan, State};
+
+use super::schedule::{Kind, Schedule};
+
+/// How many receipts are read: a release may have thousands.
+const SAMPLE: usize = 32;
+
+/// Seconds and how many tasks took them.
+#[derive(Clone, Copy, Default)]
+struct Mean {
+    seconds: f64,
+    count: u32,
+}
+
+impl Mean {
+    fn add(&mut self, seconds: f64) {
+        self.seconds += seconds;
+        self.count += 1;
+    }
+
+    fn get(self) -> Option<f64> {
+        (self.count > 0).then(|| self.seconds / f64::from(self.count))
+    }
+}
+
+/// What tasks took, by [`Kind`].
+#[derive(Default)]
+pub(super) struct Estimate {
+    receipts: [Mean; 4],
+    measured: [Mean; 4],
+    /// Artifacts of each program in the receipts, and how many each capture of this build lacked.
+    artifacts: Mean,
+    lacked: Mean,
+}
+
+impl Estimate {
+    /// Reads receipts of earlier builds.
+    pub fn new(plan: &Plan, store: &Store) -> Result<Self, StoreError> {
+        let mut estimate = Self::default();
+        let before = plan.missing().filter_map(|item| match &item.state {
+            State::Miss { before, .. } => *before,
+            _ => None,
+        });
+        let last = plan.release.iter().flat_map(|release| &release.programs);
+        for id in before.chain(last.copied()).take(SAMPLE) {
+            estimate.read(&id, store)?;
+        }
+        Ok(estimate)
+    }
+
+    fn read(&mut self, id: &Digest, store: &Store) -> Result<(), StoreError> {
+        let Some(program) = store.program(id)? else {
+            return Ok(());
+        };
+        let phases = program.receipt.phases();
+        for (kind, name) in [(Kind::Capture, "capture"), (Kind::Gate, "gate")] {
+            if let Some(seconds) = phases.get(name) {
+                self.receipts[kind as usize].add(*seconds);
+            }
+        }
+        let mut artifacts: Vec<Digest> = program.steps.iter().map(|step| step.artifact).collect();
+        artifacts.sort_unstable();
+        artifacts.dedup();
+        self.artifacts.add(artifacts.len() as f64);
+        for artifact in artifacts {
+            if let Some(artifact) = store.artifact(&artifact)? {
+                self.receipts[Kind::Compile as usize].add(artifact.compile_seconds());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note of what a task took.
+    pub fn took(&mut self, kind: Kind, seconds: f64) {
+        self.measured[kind as usize].add(seconds);
+    }
+
+    /// Takes note of how many artifacts a captured program lacked.
+    pub fn lacked(&mut self, artifacts: usize) {
+        self.lacked.add(artifacts as f64);
+    }
+
+    /// Returns about how many seconds so many workers will still take, where there is anything to go by.
+    pub fn left(&self, schedule: &Schedule, workers: usize) -> Option<f64> {
+        let mean = |kind: Kind| {
+            let measured = self.measured[kind as usize].get();
+            measured.or(self.receipts[kind as usize].get())
+        };
+        let captures = schedule.left(Kind::Capture);
+        let to_come = match captures {
+            0 => 0.0,
+            _ => captures as f64 * self.lacked.get().or(self.artifacts.get())?,
+        };
+        let compiles = schedule.left(Kind::Compile) as f64 + to_come;
+        let mut seconds = schedule.left(Kind::Gate) as f64 * mean(Kind::Gate).unwrap_or(0.0);
+        for (count, kind) in [(captures as f64, Kind::Capture), (compiles, Kind::Compile)] {
+            if count > 0.0 {
+                seconds += count * mean(kind)?;
+            }
+        }
+        Some(seconds / workers.max(1) as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{Captures, Task};
+    use precast_store::testing;
+
+    #[test]
+    fn nothing_to_go_by_is_no_estimate() {
+        let mut schedule = Schedule::new(2);
+        let mut estimate = Estimate::default();
+        assert_eq!(estimate.left(&schedule, 2), None);
+        schedule.next(Captures::Holds, false, 0);
+        estimate.took(Kind::Capture, 4.0);
+        estimate.lacked(1);
+        schedule.lacks(0, Digest::of(b"a"), 1);
+        schedule.ended(Task::Capture(0), true);
+        assert_eq!(estimate.left(&schedule, 2), None, "no compile has ended");
+        estimate.took(Kind::Compile, 10.0);
+        // One capture, and two compiles: one that is known and one that the capture will bring.
+        assert_eq!(estimate.left(&schedule, 1), Some(24.0));
+        assert_eq!(estimate.left(&schedule, 2), Some(12.0));
+        estimate.took(Kind::Gate, 1.0);
+        assert_eq!(estimate.left(&schedule, 1), Some(26.0));
+    }
+
+    #[test]
+    fn means_are_read_from_receipts() {
+        let (_dir, store) = testing::store();
+        let mut artifact = testing::artifact(&store, "block");
+        artifact.receipt =
+            testing::read(serde_json::json!({"seconds": {"lower": 1.0, "cpp": 2.0}}));
+        let artifact = store.put_artifact(&artifact).unwrap();
+        let mut program = testing::program("m", 8, &[artifact.id]);
+        program.receipt = testing::read(serde_json::json!({"seconds": {"capture": 4.0}}));
+        let program = store.put_program(&program).unwrap();
+        let mut estimate = Estimate::default();
+        estimate.read(&program.id, &store).unwrap();
+        estimate.read(&Digest::of(b"gone"), &store).unwrap();
+        assert_eq!(estimate.left(&Schedule::new(1), 1), Some(7.0));
+        // What this build measured is a better guess.
+        estimate.took(Kind::Compile, 5.0);
+        assert_eq!(estimate.left(&Schedule::new(1), 1), Some(9.0));
+    }
+}

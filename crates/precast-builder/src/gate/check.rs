@@ -1,0 +1,377 @@
+//! The part that runs in the child.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use precast_runtime::{Model, Runtime, Trial, peak, tensors, trial_memory};
+use precast_store::{
+    Device, Options, Store, StoreError,
+    record::{
+        Padding, Program, Sizes, Step, bucket_name,
+        receipt::{Compared, Gate, GatePadding, Other},
+    },
+    target::DeviceKind,
+};
+use tch::Tensor;
+
+use super::{
+    Candidate, Verdict,
+    compare::{Said, compare, equal},
+};
+
+type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Rounds of which fewer decide nothing, and how long they may take.
+const LEAST: usize = 7;
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// What matters little to a call that takes as long: what is in the caches.
+const LONG: Duration = Duration::from_millis(50);
+
+/// Opens the store that the build has open, which knows what its user trusts.
+fn open(store: &Path) -> Result<Store, StoreError> {
+    let options = Options {
+        shared: true,
+        trusted: true,
+        ..Options::default()
+    };
+    Store::open_with(store, options)
+}
+
+fn first(device: DeviceKind) -> Device {
+    match device {
+        DeviceKind::Cpu => Device::Cpu,
+        DeviceKind::Cuda => Device::Cuda(0),
+    }
+}
+
+/// Runs a candidate and judges it.
+pub fn check(candidate: &Candidate) -> Verdict {
+    match Bench::new(candidate).and_then(|bench| bench.report()) {
+        Ok(Ok(report)) => Verdict::Passed {
+            report: Box::new(report),
+        },
+        Ok(Err(message)) => Verdict::Failed { message },
+        Err(error) => Verdict::Failed {
+            message: error.to_string(),
+        },
+    }
+}
+
+/// What a candidate is run with, and on.
+struct Bench<'a> {
+    candidate: &'a Candidate,
+    runtime: Runtime,
+    device: Device,
+    inputs: Vec<Tensor>,
+    /// Eager's outputs.
+    expected: Vec<Tensor>,
+    /// Inputs at smaller sizes, and eager's outputs.
+    smaller: Vec<(Vec<Tensor>, Vec<Tensor>)>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(candidate: &'a Candidate) -> Fallible<Self> {
+        let store = open(&candidate.store)?;
+        let program = &candidate.program;
+        let device = first(program.target.device);
+        // First of all: it loads the device's half of libtorch, without which no tensor can go there.
+        // What is judged is the artifact: nothing may answer in its place.
+        // What this process survives needs no other one to try it.
+        let trial = Trial::here().remember(trial_memory(store.path()));
+        let runtime = Runtime::new(&store, device)?
+            .eager_fallback(false)
+            .trial(trial);
+        let mut samples = tensors::read(&std::fs::read(&candidate.samples)?)?;
+        let place = tensors::device(device);
+        let mut take = |prefix: &str| -> Fallible<(Vec<Tensor>, Vec<Tensor>)> {
+            let mut all = |kind: &str, count: usize| -> Fallible<Vec<Tensor>> {
+                let named = (0..count).map(|i| format!("{prefix}{kind}.{i}"));
+                named
+                    .map(|name| {
+                        samples
+                            .remove(&name)
+                            .ok_or_else(|| format!("the samples lack `{name}`").into())
+                    })
+                    .collect()
+            };
+            let inputs = all("in", program.inputs.len())?;
+            let inputs = inputs.iter().map(|t| t.f_to_device(place));
+            let inputs = inputs.collect::<Result<_, _>>()?;
+            Ok((inputs, all("out", program.outputs.len())?))
+        };
+        let (inputs, expected) = take("")?;
+        let smaller = (0..).map_while(|index| take(&format!("smaller.{index}.")).ok());
+        let smaller = smaller.collect();
+        Ok(Self {
+            candidate,
+            runtime,
+            device,
+            inputs,
+            expected,
+            smaller,
+        })
+    }
+
+    /// Compares one output with eager's.
+    fn compare(&self, index: usize, got: &Tensor, eager: &Tensor) -> Result<Compared, String> {
+        let output = &self.candidate.program.outputs[index];
+        let computed_in = self.candidate.computed_in.get(index).copied().flatten();
+        let said = Said {
+            rtol: self.candidate.rtol,
+            atol: self.candidate.atol,
+            computed_in,
+        };
+        compare(said, output, got, eager).map_err(|why| format!("output `{}` {why}", output.name))
+    }
+
+    /// Loads the program with other steps.
+    fn load(&self, steps: &[Step]) -> Fallible<Model> {
+        let program = Program {
+            steps: steps.to_vec(),
+            ..self.candidate.program.clone()
+        };
+        let name = program.model.clone();
+        let Candidate {
+            weights, aliases, ..
+        } = self.candidate;
+        Ok(self
+            .runtime
+            .load_programs(&name, vec![program], *weights, aliases.clone())?)
+    }
+
+    /// Runs the module once; its outputs are on the CPU.
+    fn run(&self, model: &Model, inputs: &[Tensor]) -> Fallible<Vec<Tensor>> {
+        let out = model.run(&self.candidate.program.module, inputs)?;
+        out.check()?;
+        let out = out.iter().map(|t| t.f_to_device(tch::Device::Cpu));
+        Ok(out.collect::<Result<_, _>>()?)
+    }
+
+    /// Returns the bytes that a call takes at most, where that can be known.
+    fn peak(&self, model: &Model) -> Fallible<Option<u64>> {
+        let module = &self.candidate.program.module;
+        let (out, bytes) = peak(self.device, || model.run(module, &self.inputs));
+        out?;
+        Ok(bytes)
+    }
+
+    fn report(&self) -> Fallible<Result<Gate, String>> {
+        let Candidate {
+            program,
+            rivals,
+            steps,
+            ..
+        } = self.candidate;
+        let model = self.load(&program.steps)?;
+        // Twice at least, to see whether it is deterministic.
+        let steps = *steps.max(&2);
+        let started = Instant::now();
+        let outputs = (0..steps).map(|_| self.run(&model, &self.inputs));
+        let outputs = outputs.collect::<Fallible<Vec<_>>>()?;
+        let seconds = started.elapsed().as_secs_f64() / f64::from(steps);
+        let mut rows = Vec::new();
+        for (index, (got, eager)) in outputs[0].iter().zip(&self.expected).enumerate() {
+            match self.compare(index, got, eager) {
+                Ok(row) => rows.push(row),
+                Err(message) => return Ok(Err(message)),
+            }
+        }
+        let same = |later: &Vec<Tensor>| later.iter().zip(&outputs[0]).all(|(a, b)| equal(a, b));
+        let artifact_peak = self.peak(&model)?;
+        let padding = match self.at_smaller_sizes(&model) {
+            Ok(padding) => padding,
+            // It is wrong, where it should answer without padding.
+            Err(error) => return Ok(Err(error)),
+        };
+        let eager = self.exported();
+        let eager_peak = match &eager {
+            Some(eager) => self.peak(eager)?,
+            None => None,
+        };
+        let mut report = Gate {
+            outputs: rows.into(),
+            deterministic: outputs[1..].iter().all(same).into(),
+            steps: u64::from(steps).into(),
+            seconds_per_run: seconds.into(),
+            artifact_peak_bytes: artifact_peak.into(),
+            padding: padding.into(),
+            eager_peak_bytes: eager_peak.into(),
+            ..Gate::default()
+        };
+        let rivals = rivals.iter().map(|steps| self.load(steps));
+        let rivals = rivals.collect::<Fallible<Vec<_>>>()?;
+        let models = [&model].into_iter().chain(&eager).chain(&rivals);
+        let taken = self.latencies(&models.collect::<Vec<_>>())?;
+        let (own, others) = taken.split_at(1 + usize::from(eager.is_some()));
+        let runs = |taken: &Vec<f64>| taken.len() as u64;
+        report.artifact_us = median(&own[0]).into();
+        report.artifact_runs = runs(&own[0]).into();
+        // How often the one was faster than the other in the same round.
+        let wins = |a: &[f64], b: &[f64]| a.iter().zip(b).filter(|(a, b)| a < b).count() as u64;
+        let each = |wins: &dyn Fn(&[f64]) -> u64| -> Vec<u64> {
+            others.iter().map(|rival| wins(rival)).collect()
+        };
+        if let [artifact, eager] = own {
+            report.eager_us = median(eager).into();
+            report.eager_runs = runs(eager).into();
+            report.eager_wins = wins(eager, artifact).into();
+            report.rivals_eager_wins = each(&|rival| wins(eager, rival)).into();
+        }
+        if !rivals.is_empty() {
+            let medians: Vec<f64> = others.iter().map(|taken| median(taken)).collect();
+            report.rivals_us = medians.into();
+            report.rivals_wins = each(&|rival| wins(rival, &own[0])).into();
+        }
+        Ok(Ok(report))
+    }
+
+    /// Compares what the runtime makes of smaller requests with eager at their own sizes. A bucket that is wrong only then
+    /// is not to be padded into; the reason is in the report.
+    fn at_smaller_sizes(&self, model: &Model) -> Result<GatePadding, String> {
+        let program = &self.candidate.program;
+        let (mut points, mut max_abs) = (Vec::new(), 0.0_f64);
+        let mut refused = None;
+        for (inputs, expected) in &self.smaller {
+            let sizes = sizes_of(program, inputs);
+            let bounded = |(dim, size): (&String, &i64)| {
+                let bounds = program.dynamic.as_ref().and_then(|dims| dims.get(dim));
+                bounds.is_none_or(|bounds| (bounds.min..=bounds.max).contains(size))
+            };
+            // A dynamic program takes them as they are.
+            let padded = program.dynamic.is_none();
+            if (padded && program.padding != Padding::Allowed) || !sizes.iter().all(bounded) {
+                continue;
+            }
+            let place = bucket_name(&sizes);
+            let judged = self.run(model, inputs).map_err(|error| error.to_string());
+            let judged = judged.and_then(|got| {
+                for (index, (got, eager)) in got.iter().zip(expected).enumerate() {
+                    let row = self.compare(index, got, eager)?;
+                    max_abs = max_abs.max(row.max_abs.unwrap_or(0.0));
+                }
+                Ok(())
+            });
+            points.push(sizes);
+            if let Err(why) = judged {
+                if program.dynamic.is_some() {
+                    return Err(format!("at {place} {why}"));
+                }
+                refused = Some(format!("padded from {place}, {why}"));
+                break;
+            }
+        }
+        Ok(GatePadding {
+            points,
+            max_abs,
+            refused,
+            other: Other::default(),
+        })
+    }
+
+    /// Returns the exported graph of a compiled program, where it runs and is right: at run time it may answer in the
+    /// artifacts' place.
+    fn exported(&self) -> Option<Model> {
+        let program = &self.candidate.program;
+        if program.eager.is_none() || program.steps.is_empty() {
+            return None;
+        }
+        let model = self.load(&[]).ok()?;
+        let got = self.run(&model, &self.inputs).ok()?;
+        let mut rows = got.iter().zip(&self.expected).enumerate();
+        rows.all(|(index, (got, eager))| self.compare(index, got, eager).is_ok())
+            .then_some(model)
+    }
+
+    /// Returns the microseconds of calls of each model.
+    fn latencies(&self, models: &[&Model]) -> Fallible<Vec<Vec<f64>>> {
+        // What is to be chosen by looks closer.
+        let (most, each, least) = match self.candidate.alone {
+            false => (20, Duration::from_secs(1), 1),
+            true => (200, Duration::from_secs(4), LEAST),
+        };
+        let longest = each * u32::try_from(models.len())?;
+        let begun = Instant::now();
+        let more = |round: usize| {
+            let enough = if round < least { LONGEST } else { longest };
+            round < most && (round == 0 || begun.elapsed() <= enough)
+        };
+        by_turns(models.len(), more, |index| {
+            let started = Instant::now();
+            let out = models[index].run(&self.candidate.program.module, &self.inputs)?;
+            if let Device::Cuda(ordinal) = self.device {
+                tch::Cuda::synchronize(i64::try_from(ordinal)?);
+            }
+            let taken = started.elapsed();
+            drop(out);
+            Ok(taken)
+        })
+    }
+}
+
+/// Returns the microseconds of calls of so many, in as many rounds as there are to be. They take turns, and turns at being
+/// first, so that what else the machine does meets all of them alike. What the one before left in caches is not what a
+/// process finds there that only runs this one: a turn is two calls, of which the second counts, unless they are long.
+fn by_turns(
+    count: usize,
+    more: impl Fn(usize) -> bool,
+    mut call: impl FnMut(usize) -> Fallible<Duration>,
+) -> Fallible<Vec<Vec<f64>>> {
+    let mut taken: Vec<Vec<f64>> = vec![Vec::new(); count];
+    let mut round = 0;
+    while more(round) {
+        for turn in 0..count {
+            let index = (turn + round) % count;
+            let mut time = call(index)?;
+            if time < LONG {
+                time = call(index)?;
+            }
+            taken[index].push(time.as_secs_f64() * 1e6);
+        }
+        round += 1;
+    }
+    Ok(taken)
+}
+
+fn median(taken: &[f64]) -> f64 {
+    let mut taken = taken.to_vec();
+    taken.sort_by(f64::total_cmp);
+    let middle = (taken[(taken.len() - 1) / 2] + taken[taken.len() / 2]) / 2.0;
+    (middle * 10.0).round() / 10.0
+}
+
+/// Returns the sizes of the bucketed dimensions that inputs have.
+fn sizes_of(program: &Program, inputs: &[Tensor]) -> Sizes {
+    let axes = program
+        .inputs
+        .iter()
+        .zip(inputs)
+        .flat_map(|(input, given)| {
+            let sizes = given.size();
+            let named = input.dims.iter().zip(sizes);
+            named.filter_map(|(dim, size)| Some((dim.clone()?, size)))
+        });
+    axes.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_counts_the_call_that_follows_one_of_its_own() {
+        let mut order = Vec::new();
+        let call = |index: usize| {
+            let first = order.last() != Some(&index);
+            order.push(index);
+            let millis = [[20, 10], [5, 1], [80, 70]][index][usize::from(!first)];
+            Ok(Duration::from_millis(millis))
+        };
+        let taken = by_turns(3, |round| round < 2, call).unwrap();
+        assert_eq!(taken, [vec![10e3; 2], vec![1e3; 2], vec![80e3; 2]]);
+        // Who takes long is called once a turn; the other round begins with another one.
+        assert_eq!(order, [0, 0, 1, 1, 2, 1, 1, 2, 0, 0]);
+    }
+}

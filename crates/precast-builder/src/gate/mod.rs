@@ -1,0 +1,183 @@
+//! Nothing is published before it ran: a candidate program is run and compared with eager.
+//!
+//! The candidate runs through the same runtime that production uses, in a process of its own, so that an artifact that
+//! crashes or hangs harms nothing. Its objects and artifact records are in the store already; the program's record is
+//! not, and is handed over here.
+//!
+//! An output passes when it has eager's dtype and shape, no NaN and no infinity where eager has none, and each element
+//! differs from eager's by at most `atol + rtol * |eager|`. A spec may say both; otherwise they follow the coarsest dtype that
+//! the output was computed in (a float32 answer of a bfloat16 convolution is no nearer than bfloat16), with `atol` scaled by
+//! the largest magnitude in eager's output.
+//!
+//! Each candidate has a process of its own, which loads libtorch first: a crash there harms no other candidate.
+//!
+//! Then the same at smaller sizes, which the runtime pads into the bucket: where that does not give what eager gives at its
+//! own size, the program is published for its exact size only.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    io::{Read, Write},
+    os::unix::process::ExitStatusExt,
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use precast_store::{
+    Digest,
+    record::{Dtype, Program, Step, receipt::Gate},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    BuildError,
+    launcher::WAIT_POLICY,
+    lifeline,
+    limits::{Limits, Stop, end_family},
+};
+
+/// How long a candidate may run.
+pub(super) const LIMIT: Duration = Duration::from_secs(900);
+
+/// The command that reads a [`Candidate`] as JSON on stdin and answers with a [`Verdict`] on stdout.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    pub program: PathBuf,
+    pub args: Vec<OsString>,
+}
+
+/// A program that is not published yet, and what to compare it with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Candidate {
+    pub store: PathBuf,
+    pub program: Program,
+    /// Steps that could be in the place of the program's, to be measured by turns with it.
+    #[serde(default)]
+    pub rivals: Vec<Vec<Step>>,
+    /// Whether its build does nothing else meanwhile: what is measured then is to choose by, and measured for longer.
+    #[serde(default)]
+    pub alone: bool,
+    pub weights: Option<Digest>,
+    pub aliases: BTreeMap<String, String>,
+    /// Inputs `in.N` and eager's outputs `out.N`, as safetensors; `smaller.K.in.N` and `smaller.K.out.N` are the same at
+    /// sizes inside the bucket.
+    pub samples: PathBuf,
+    /// How often to run it.
+    pub steps: u32,
+    pub rtol: Option<f64>,
+    pub atol: Option<f64>,
+    /// For each output the coarsest dtype that it was computed in on the way, where that is below float32.
+    #[serde(default)]
+    pub computed_in: Vec<Option<Dtype>>,
+}
+
+/// What the gate found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "verdict", rename_all = "snake_case")]
+pub enum Verdict {
+    Passed { report: Box<Gate> },
+    Failed { message: String },
+}
+
+/// The tolerances of an output of this dtype where the spec says none; `atol` is to be scaled.
+pub fn tolerance(dtype: Dtype) -> (f64, f64) {
+    match dtype {
+        Dtype::Float64 => (1e-7, 1e-8),
+        Dtype::Float32 => (1e-4, 1e-5),
+        Dtype::Float16 => (1e-2, 4e-3),
+        Dtype::Bfloat16 => (4e-2, 2e-2),
+        _ => (0.0, 0.0),
+    }
+}
+
+/// Checks a candidate in a child process, and returns the report for its receipt.
+pub(super) fn in_child(
+    launcher: &Launcher,
+    candidate: &Candidate,
+    limits: &Limits,
+    limit: Duration,
+    stop: &Stop,
+) -> Result<Gate, BuildError> {
+    let failed = |message: String, log: &str| BuildError::Gate {
+        message,
+        log: log.to_owned(),
+    };
+    let mut command = Command::new(&launcher.program);
+    command
+        .args(&launcher.args)
+        .env("OMP_WAIT_POLICY", WAIT_POLICY)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let started = lifeline::spawn(&mut command);
+    let (mut child, _lifeline) = started.map_err(|source| BuildError::NoPython {
+        program: launcher.program.clone(),
+        source,
+    })?;
+    let request = serde_json::to_vec(candidate).map_err(|e| BuildError::Protocol {
+        message: e.to_string(),
+    })?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // In a thread: a child that loads libtorch does not read yet. A child that died early is found by its status.
+        thread::spawn(move || stdin.write_all(&request));
+    }
+    let collect = |pipe: Option<Box<dyn Read + Send>>| {
+        thread::spawn(move || {
+            let mut text = Vec::new();
+            pipe.map(|mut pipe| pipe.read_to_end(&mut text));
+            String::from_utf8_lossy(&text).into_owned()
+        })
+    };
+    let out = collect(child.stdout.take().map(|pipe| Box::new(pipe) as _));
+    let log = collect(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let started = Instant::now();
+    let mut watch = limits.watch(child.id());
+    let status = loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            break status;
+        }
+        let ended = if stop.is_set() {
+            Some(BuildError::Interrupted)
+        } else if started.elapsed() > limit {
+            let message = format!("it did not end within {} s", limit.as_secs());
+            Some(failed(message, ""))
+        } else {
+            let greedy = watch.check();
+            greedy.map(|what| failed(format!("it took too much memory: {what}"), ""))
+        };
+        if let Some(error) = ended {
+            end_family(child.id());
+            let _ = child.wait();
+            return Err(error);
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    let (out, log) = (
+        out.join().unwrap_or_default(),
+        log.join().unwrap_or_default(),
+    );
+    if let Some(signal) = status.signal() {
+        return Err(failed(
+            format!("it ended its process with signal {signal}"),
+            &log,
+        ));
+    }
+    match serde_json::from_str(&out) {
+        Ok(Verdict::Passed { report }) => Ok(*report),
+        Ok(Verdict::Failed { message }) => Err(failed(message, &log)),
+        Err(_) => Err(failed(
+            format!("the process that checks it ended with {status}"),
+            &log,
+        )),
+    }
+}
+
+#[cfg(feature = "torch")]
+pub use check::check;
+
+#[cfg(feature = "torch")]
+mod check;
+#[cfg(feature = "torch")]
+mod compare;

@@ -1,0 +1,175 @@
+//! How a worker is started: which program, with which files and which environment.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use super::{
+    BuildError,
+    lifeline::{self, Lifeline},
+};
+
+/// The worker's program, as paths from its folder and texts; written out where Python can run it.
+const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/worker.rs"));
+
+/// OpenMP's threads spin while they wait, unless they are told not to. With more workers and compilers than cores that
+/// made eager runs seven times as slow as need be.
+pub(super) const WAIT_POLICY: &str = "passive";
+
+/// How to start a worker.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// The interpreter, or the whole worker program when `args` says so.
+    pub program: PathBuf,
+    /// Arguments before the worker's own path; none is the usual case.
+    pub args: Vec<OsString>,
+    /// Start `program` itself, instead of the embedded worker under it.
+    pub replaces_worker: bool,
+    /// A folder that outlives builds, for precompiled C++ headers; without one each build makes its own.
+    pub headers: Option<PathBuf>,
+    /// Another one for bytecode of torch, where it was installed without; without one each worker makes its own.
+    pub bytecode: Option<PathBuf>,
+}
+
+impl Launcher {
+    /// Runs the embedded worker with this interpreter.
+    pub fn python(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            args: vec![],
+            replaces_worker: false,
+            headers: None,
+            bytecode: None,
+        }
+    }
+
+    /// Runs `program` as the worker.
+    pub fn program(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            args: vec![],
+            replaces_worker: true,
+            headers: None,
+            bytecode: None,
+        }
+    }
+
+    /// Starts a worker whose private files lie in `private`, in a process group of its own.
+    pub(super) fn spawn(&self, private: &Path) -> Result<(Child, Lifeline), BuildError> {
+        let scratch_error = |source| BuildError::Scratch {
+            path: private.to_owned(),
+            source,
+        };
+        let mut command = self.command(private)?;
+        for (variable, folder) in [
+            ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
+            ("TRITON_CACHE_DIR", "triton"),
+            ("TMPDIR", "tmp"),
+        ] {
+            let folder = private.join(folder);
+            std::fs::create_dir_all(&folder).map_err(scratch_error)?;
+            command.env(variable, folder);
+        }
+        let stderr = File::create(log(private)).map_err(scratch_error)?;
+        command
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("OMP_WAIT_POLICY", WAIT_POLICY)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(stderr);
+        lifeline::spawn(&mut command).map_err(|source| BuildError::NoPython {
+            program: self.program.clone(),
+            source,
+        })
+    }
+
+    fn command(&self, private: &Path) -> Result<Command, BuildError> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args);
+        if let Some(headers) = &self.headers {
+            command.env("PRECAST_HEADER_DIR", headers);
+        }
+        if let Some(bytecode) = &self.bytecode {
+            command.env("PRECAST_BYTECODE_DIR", bytecode);
+        }
+        if !self.replaces_worker {
+            command.args(["-P", "-u"]).arg(unpack(private)?);
+        }
+        Ok(command)
+    }
+}
+
+/// Writes the embedded worker into `private` and returns its folder. Each worker has files of its own: writing shared ones
+/// again would empty, for a moment, what a worker that is just starting reads.
+fn unpack(private: &Path) -> Result<PathBuf, BuildError> {
+    let folder = private.join("precast_worker");
+    let write = || {
+        FILES.iter().try_for_each(|(name, text)| {
+            let path = folder.join(name);
+            path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            std::fs::write(path, text)
+        })
+    };
+    write().map_err(|source| BuildError::Scratch {
+        path: folder.clone(),
+        source,
+    })?;
+    Ok(folder)
+}
+
+/// Returns where a worker writes what it has to say.
+pub(super) fn log(private: &Path) -> PathBuf {
+    private.join("log")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starting_a_worker_leaves_the_files_of_the_others_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let launcher = Launcher::python("true");
+        let [first, second] = ["worker-1", "worker-2"].map(|name| scratch.path().join(name));
+        launcher.spawn(&first).unwrap().0.wait().unwrap();
+        let mine = first.join("precast_worker").join(FILES[0].0);
+        std::fs::write(&mine, "as it was").unwrap();
+        launcher.spawn(&second).unwrap().0.wait().unwrap();
+        assert_eq!(std::fs::read_to_string(mine).unwrap(), "as it was");
+        assert!(second.join("precast_worker").join(FILES[0].0).exists());
+    }
+
+    #[test]
+    fn every_file_of_the_worker_is_embedded() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("worker");
+        let mut there: Vec<String> = walkdir::WalkDir::new(&folder)
+            .into_iter()
+            .filter_map(|entry| {
+                let entry = entry.unwrap();
+                let name = entry.path().strip_prefix(&folder).unwrap().to_str()?;
+                name.ends_with(".py").then(|| name.to_owned())
+            })
+            .collect();
+        there.sort();
+        let mut embedded: Vec<&str> = FILES.iter().map(|(name, _)| *name).collect();
+        embedded.sort();
+        assert_eq!(there, embedded);
+        assert!(embedded.contains(&"torch_private/__init__.py"));
+    }
+
+    #[test]
+    fn the_worker_is_written_out_with_its_folders() {
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = unpack(scratch.path()).unwrap();
+        for (name, text) in FILES {
+            assert_eq!(
+                std::fs::read_to_string(folder.join(name)).unwrap(),
+                *text,
+                "{name}"
+            );
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Makes exist what the plan says is missing: capture, compile, gate, publish.
+//!
+//! Workers are Python processes that stay alive (`worker`) and speak one JSON document per line ([`protocol`]). The
+//! first worker holds the model and captures; every worker compiles. A program whose artifacts are all there is run in
+//! a process of its own and compared with eager ([`gate`]) before its record is published, so nothing that was not seen
+//! to work can be dispatched to. One failing program never stops the others. A release is published at the end, and
+//! only by a build that was not interrupted.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `engine` | one build from plan to release |
+//! | `schedule` | the graph of tasks: what is waiting, ready, running, done and failed |
+//! | `work` | the threads that run tasks, one for each worker |
+//! | `workers` | starting worker processes |
+//! | `task`, `capture`, `compile` | what a task works on, and how it is done |
+//! | `estimate` | how long the build will still take |
+//! | `publish` | what goes into the store |
+//! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
+//! | `limits` | what a process may take, and how it ends |
+//! | `lifeline` | how it ends with a build that is killed |
+//! | `scratch` | a build's private folder, and what killed builds left |
+//! | `gate` | comparing a candidate with eager |
+//! | `regate` | when an earlier gate holds for a program |
+//! | `merit` | a sign test: which of two programs is the faster one |
+//! | `ways` | the option sets that a program can be made with |
+//! | `tune` | gating a program in each way, and keeping the fastest |
+//!
+//! What is not promised: a sandbox. The worker runs the model's own code with the rights of its user.
+
+#![deny(unsafe_code)]
+
+pub mod plan;
+pub mod spec;
+
+mod capture;
+mod compile;
+mod engine;
+mod error;
+mod estimate;
+pub mod gate;
+mod launcher;
+mod lifeline;
+mod limits;
+mod merit;
+pub mod progress;
+pub mod protocol;
+mod publish;
+mod regate;
+mod schedule;
+mod scratch;
+mod task;
+mod tune;
+mod ways;
+mod weights;
+mod work;
+mod worker;
+mod workers;
+
+pub use self::{
+    engine::{Built, Options, Outcome, Summary, build},
+    error::BuildError,
+    launcher::Launcher,
+    limits::machine_memory,
+    scratch::sweep,
+};
+
+/// The torch that this binary is made for.
+pub const TORCH: &str = "2.11.0";

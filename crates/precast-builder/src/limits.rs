@@ -1,0 +1,241 @@
+//! What a child process may take, and how it ends with everything that it started.
+//!
+//! Memory is what processes have for themselves (anonymous and shared pages), of a worker and all its descendants: an
+//! address-space limit would stop CUDA, which reserves terabytes and uses none of it. Without a limit of their own
+//! workers may take what they need until, together, they come near what the machine has; then the largest one ends,
+//! instead of whatever the kernel would choose.
+
+use std::{
+    collections::HashMap,
+    fs,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// How often memory is looked at.
+const EVERY: Duration = Duration::from_millis(250);
+/// The share of the machine's memory that all workers together may take, in percent.
+const SHARE: u64 = 90;
+
+/// Says to end: from outside, or because the build is over.
+#[derive(Clone, Default)]
+pub struct Stop {
+    outside: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
+}
+
+impl Stop {
+    pub fn new(outside: &Arc<AtomicBool>) -> Self {
+        Self {
+            outside: outside.clone(),
+            over: Arc::default(),
+        }
+    }
+
+    pub fn is_set(&self) -> bool {
+        let flags = [&self.outside, &self.over];
+        flags.iter().any(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    /// Ends what is still running: nobody waits for it.
+    pub fn set(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What the workers of a build may take.
+#[derive(Clone, Default)]
+pub struct Limits {
+    /// Bytes for each worker; none: as much as the machine has, for all together.
+    pub memory: Option<u64>,
+    /// Process -> bytes it and its descendants had when they were last looked at.
+    taken: Arc<Mutex<HashMap<u32, u64>>>,
+}
+
+impl Limits {
+    pub fn new(memory: Option<u64>) -> Self {
+        Self {
+            memory,
+            taken: Arc::default(),
+        }
+    }
+
+    /// Watches a process.
+    pub fn watch(&self, pid: u32) -> Watch {
+        Watch {
+            pid,
+            limits: self.clone(),
+            looked: Instant::now(),
+            machine: machine_memory().unwrap_or(u64::MAX) / 100 * SHARE,
+        }
+    }
+}
+
+/// Looks at what one process takes.
+pub struct Watch {
+    pid: u32,
+    limits: Limits,
+    looked: Instant,
+    machine: u64,
+}
+
+impl Watch {
+    fn own(&self) -> u64 {
+        family(self.pid).into_iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Says what the process took, when that is too much.
+    pub fn check(&mut self) -> Option<String> {
+        if self.looked.elapsed() < EVERY {
+            return None;
+        }
+        self.looked = Instant::now();
+        let own = self.own();
+        if let Some(limit) = self.limits.memory {
+            return (own > limit).then(|| format!("{} of {} allowed", mib(own), mib(limit)));
+        }
+        let mut taken = self
+            .limits
+            .taken
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        taken.insert(self.pid, own);
+        let all: u64 = taken.values().sum();
+        let largest = taken.values().all(|other| *other <= own);
+        (all > self.machine && largest).then(|| {
+            format!(
+                "{} where all workers may take {}",
+                mib(own),
+                mib(self.machine)
+            )
+        })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut taken = self
+            .limits
+            .taken
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        taken.remove(&self.pid);
+    }
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+/// Returns the machine's memory in bytes, or what this process's control group may take of it.
+pub fn machine_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    let group = [
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ];
+    let group = group
+        .iter()
+        .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
+    group.chain([kib << 10]).min()
+}
+
+/// Has a worker write where it is to its log; one that knows nothing of the question ends.
+pub fn ask_for_stack(pid: u32) {
+    if let Some(worker) = raw(pid) {
+        let _ = kill_process(worker, Signal::USR1);
+    }
+}
+
+/// Ends a process, its group and everything that it started, wherever that went.
+pub fn end_family(pid: u32) {
+    let all = family(pid);
+    if let Some(group) = raw(pid) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    for (other, _) in all {
+        if let Some(other) = raw(other) {
+            let _ = kill_process(other, Signal::KILL);
+        }
+    }
+}
+
+fn raw(pid: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(pid).ok()?)
+}
+
+/// Returns a process and its descendants, each with the bytes it has for itself.
+fn family(pid: u32) -> Vec<(u32, u64)> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(child) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        if let Some(parent) = parent(child) {
+            children.entry(parent).or_default().push(child);
+        }
+    }
+    let mut found = vec![pid];
+    let mut at = 0;
+    while let Some(next) = found.get(at).copied() {
+        at += 1;
+        found.extend(children.remove(&next).unwrap_or_default());
+    }
+    found.into_iter().map(|pid| (pid, own_bytes(pid))).collect()
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is a name in parentheses, which may hold anything.
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+fn own_bytes(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let kib = |line: &str| -> Option<u64> { line.split_whitespace().nth(1)?.parse().ok() };
+    let own = status
+        .lines()
+        .filter(|line| line.starts_with("RssAnon:") || line.starts_with("RssShmem:"));
+    own.filter_map(kib).sum::<u64>() << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{hint::black_box, thread};
+
+    use super::*;
+    use precast_store::testing::alone;
+
+    #[test]
+    fn a_process_that_takes_more_than_its_limit_is_reported() {
+        alone(
+            "limits::tests::a_process_that_takes_more_than_its_limit_is_reported",
+            measure,
+        );
+    }
+
+    fn measure() {
+        const MIB: u64 = 1 << 20;
+        let own = Limits::new(None).watch(std::process::id()).own();
+        let mut watch = Limits::new(Some(own + 128 * MIB)).watch(std::process::id());
+        let mut check = || {
+            thread::sleep(EVERY * 2);
+            watch.check()
+        };
+        assert_eq!(check(), None);
+        let taken = black_box(vec![1_u8; 512 << 20]);
+        assert!(check().is_some_and(|what| what.ends_with("allowed")));
+        drop(taken);
+    }
+}

@@ -1,0 +1,172 @@
+//! Which of two programs is the faster one, by calls of both in turns.
+//!
+//! One median beside another says little on a machine that does other work. So whoever is to be called faster must be so in
+//! so many rounds that chance would hardly have it so, and, where the choice costs something, by more than a margin.
+//!
+//! **Artifact or eager.** The gate of a program runs beside compiles and other gates, which is noise that meets the two
+//! unlike: what uses all cores waits for the slowest of them. It is good enough to say that the artifact is no slower, as
+//! nearly all are. Where eager seems the faster one, the program is measured again at once, for more rounds and with no other task
+//! running; only that measurement marks it. So a program in doubt costs a process and some seconds, and other workers wait
+//! for it after their present task. When nothing is decided the artifact answers.
+//!
+//! The runtime measures too, while it answers, and by that chooses between buckets. It doesn't choose between a program's artifact and
+//! eager, of which it loads one. A program that is built again is measured again.
+
+use precast_store::record::{
+    Faster, Field, Turns,
+    receipt::{Gate, Other},
+};
+
+/// How likely two equal programs may be taken for a faster and a slower one.
+const CHANCE: f64 = 0.01;
+
+/// How many times as long as eager an artifact must take for eager to answer in its place.
+const SLOWER: f64 = 1.1;
+
+/// Returns whether being faster in `wins` of `rounds` is no chance: a sign test.
+pub(super) fn by_merit(wins: u64, rounds: u64) -> bool {
+    // The chance of `k` wins of equals, from k = 0 on.
+    let mut exactly = 0.5_f64.powi(i32::try_from(rounds).unwrap_or(i32::MAX));
+    let mut at_least = 0.0;
+    for k in 0..=rounds {
+        if k >= wins {
+            at_least += exactly;
+        }
+        exactly *= (rounds - k) as f64 / (k + 1) as f64;
+    }
+    at_least < CHANCE
+}
+
+/// Returns whether a gate's report has eager ahead of the artifact by more than the margin.
+pub(super) fn in_doubt(report: &Gate) -> bool {
+    let micros = |micros: &Field<f64>| micros.get().copied().filter(|micros| *micros > 0.0);
+    let both = micros(&report.artifact_us).zip(micros(&report.eager_us));
+    both.is_some_and(|(artifact, eager)| artifact > eager * SLOWER)
+}
+
+/// Says what a gate measured that is in doubt.
+pub(super) fn told(report: &Gate) -> String {
+    let micros = |micros: &Field<f64>| micros.get().copied().unwrap_or_default();
+    let (eager, artifact) = (micros(&report.eager_us), micros(&report.artifact_us));
+    format!("eager took {eager:.1} µs and the artifact {artifact:.1} µs beside other tasks")
+}
+
+/// Puts what a gate measured of its program (0), or of one of the rivals (from 1 on), into the report of that one's own
+/// gate, with what follows from it. `alone`: the build did nothing else meanwhile.
+pub(super) fn put(report: &mut Gate, measured: &Gate, of: usize, alone: bool) {
+    fn at<T: Copy>(list: &Field<Vec<T>>, rival: usize) -> Option<T> {
+        list.get()?.get(rival).copied()
+    }
+    let (micros, wins) = match of.checked_sub(1) {
+        None => (
+            measured.artifact_us.get().copied(),
+            measured.eager_wins.get().copied(),
+        ),
+        Some(rival) => (
+            at(&measured.rivals_us, rival),
+            at(&measured.rivals_eager_wins, rival),
+        ),
+    };
+    report.artifact_us = micros.into();
+    report.artifact_runs = measured.artifact_runs.get().copied().into();
+    report.eager_us = measured.eager_us.get().copied().into();
+    report.eager_runs = measured.eager_runs.get().copied().into();
+    report.turns = turns(report, wins, alone).into();
+}
+
+/// Returns what a report says of artifact and eager, which took less time in `wins` rounds; none where eager was not measured.
+fn turns(report: &Gate, wins: Option<u64>, alone: bool) -> Option<Turns> {
+    let rounds = *report.eager_runs.get()?;
+    let eager_faster = wins?.min(rounds);
+    let faster = match in_doubt(report) {
+        true if by_merit(eager_faster, rounds) => Faster::Eager,
+        false if by_merit(rounds - eager_faster, rounds) => Faster::Artifact,
+        _ => Faster::Neither,
+    };
+    Some(Turns {
+        rounds,
+        eager_faster,
+        alone,
+        faster,
+        other: Other::default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use precast_store::testing::read;
+
+    #[test]
+    fn chance_decides_nothing() {
+        let merit = |wins, rounds| by_merit(wins, rounds);
+        assert_eq!(
+            (merit(10, 10), merit(9, 10), merit(0, 0)),
+            (true, false, false)
+        );
+        assert_eq!((merit(16, 20), merit(15, 20)), (true, false));
+        assert_eq!((merit(7, 7), merit(6, 6)), (true, false));
+        assert_eq!(
+            (merit(118, 200), merit(110, 200), merit(200, 200)),
+            (true, false, true)
+        );
+    }
+
+    /// What a gate measured of an artifact, of eager, and of a rival that is twice as fast.
+    fn measured(artifact: f64, eager: f64, wins: u64, rounds: u64) -> Gate {
+        read(json!({
+            "artifact_us": artifact, "artifact_runs": rounds, "eager_us": eager, "eager_runs": rounds,
+            "eager_wins": wins, "rivals_us": [artifact / 2.0], "rivals_eager_wins": [0],
+        }))
+    }
+
+    #[test]
+    fn an_artifact_is_slower_by_a_margin_and_in_most_rounds() {
+        let faster = |artifact: f64, eager: f64, wins: u64, rounds: u64| {
+            turns(&measured(artifact, eager, wins, rounds), Some(wins), true)
+                .unwrap()
+                .faster
+        };
+        assert_eq!(faster(300.0, 200.0, 19, 20), Faster::Eager);
+        // By as much in the median, but not often enough; and often enough, but by nothing that matters.
+        assert_eq!(faster(300.0, 200.0, 13, 20), Faster::Neither);
+        assert_eq!(faster(300.0, 200.0, 3, 3), Faster::Neither);
+        assert_eq!(faster(205.0, 200.0, 20, 20), Faster::Neither);
+        assert_eq!(faster(100.0, 200.0, 1, 20), Faster::Artifact);
+        assert_eq!(faster(100.0, 200.0, 9, 20), Faster::Neither);
+    }
+
+    #[test]
+    fn a_receipt_has_what_was_measured_of_its_own_program() {
+        let measured = measured(300.0, 200.0, 20, 20);
+        let mut report: Gate = read(json!({"outputs": [], "artifact_us": 9.0}));
+        put(&mut report, &measured, 0, true);
+        assert_eq!(
+            json!(report.turns),
+            json!({"rounds": 20, "eager_faster": 20, "alone": true, "faster": "eager"})
+        );
+        put(&mut report, &measured, 1, false);
+        assert_eq!(
+            (json!(report.artifact_us), json!(report.outputs)),
+            (json!(150.0), json!([]))
+        );
+        assert_eq!(
+            json!(report.turns),
+            json!({"rounds": 20, "eager_faster": 0, "alone": false, "faster": "artifact"})
+        );
+        let no_eager: Gate = read(json!({"artifact_us": 100.0, "artifact_runs": 20}));
+        put(&mut report, &no_eager, 0, true);
+        assert!(!in_doubt(&no_eager));
+        let slow = read(json!({"artifact_us": 300.0, "eager_us": 200.25}));
+        assert!(in_doubt(&slow));
+        assert_eq!(
+            told(&slow),
+            "eager took 200.2 µs and the artifact 300.0 µs beside other tasks"
+        );
+        assert_eq!(json!(report.turns), json!(null));
+        let timeless = read(json!({"artifact_us": 100.0, "eager_us": 0.0}));
+        assert!(!in_doubt(&timeless));
+    }
+}

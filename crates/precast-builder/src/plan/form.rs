@@ -1,0 +1,151 @@
+//! Which programs a module asks for.
+//!
+//! | module | programs |
+//! |---|---|
+//! | compiled | one for each bucket; with `dynamic`, one more for every size within bounds |
+//! | left to eager | one for each bucket that eager runs |
+//! | both, unless `fail_policy` is `raise` and it is compiled | one that eager runs at any size: what answers a request that no bucket covers |
+
+use precast_store::record::{self, Bounds, Sizes, form_name};
+
+use crate::spec::{Backend, Compile, Dynamic, FailPolicy, Module, glob};
+
+/// One program of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Form {
+    /// The bucket, or the sizes to capture a dynamic program at.
+    pub sizes: Sizes,
+    pub dynamic: Option<record::Dynamic>,
+    /// False for a program that only eager runs.
+    pub compiled: bool,
+}
+
+impl Form {
+    /// Returns what `ls` calls it: `batch=8 seq=128`, `dynamic`, `eager`.
+    pub fn name(&self) -> String {
+        form_name(&self.sizes, self.dynamic.is_some(), self.compiled)
+    }
+
+    /// Returns whether the module can do without it: it is only there for requests that nothing else answers.
+    pub fn optional(&self) -> bool {
+        !self.compiled && self.dynamic.is_some()
+    }
+
+    /// Returns whether a failure with this code leaves it out of its module, or its module out of the model, which is
+    /// then reported and no error.
+    pub fn left_out(&self, code: &str, settings: &Compile) -> bool {
+        self.optional() || (!settings.fullgraph && code == "capture")
+    }
+}
+
+/// Returns the programs of `module` under these settings, buckets first.
+pub fn forms(module: &Module, settings: &Compile) -> Vec<Form> {
+    let compiled = left_to_eager(module, settings).is_none();
+    let mut forms: Vec<Form> = module
+        .buckets
+        .iter()
+        .map(|sizes| Form {
+            sizes: sizes.clone(),
+            dynamic: None,
+            compiled,
+        })
+        .collect();
+    let largest = largest(module);
+    let every = || {
+        let unbounded = Bounds {
+            min: 1,
+            max: Bounds::UNBOUNDED,
+        };
+        largest.keys().map(|dim| (dim.clone(), unbounded)).collect()
+    };
+    let asked: Option<record::Dynamic> = match &settings.dynamic {
+        Dynamic::All(false) => None,
+        Dynamic::All(true) => Some(every()),
+        // A default speaks to modules that do not have all of its dimensions.
+        Dynamic::Dims(dims) => {
+            let own = |(dim, _): &(&String, _)| largest.contains_key(*dim);
+            let own: record::Dynamic = dims
+                .iter()
+                .filter(own)
+                .map(|(d, b)| (d.clone(), *b))
+                .collect();
+            (!own.is_empty()).then_some(own)
+        }
+    };
+    let any_size = |dynamic, compiled| Form {
+        sizes: largest.clone(),
+        dynamic: Some(dynamic),
+        compiled,
+    };
+    if let Some(dims) = &asked
+        && compiled
+    {
+        forms.push(any_size(dims.clone(), true));
+    }
+    let falls_back = settings.fail_policy == FailPolicy::FallbackEager || !compiled;
+    if falls_back && !largest.is_empty() {
+        forms.push(any_size(every(), false));
+    }
+    forms
+}
+
+/// Returns the largest size of each bucketed dimension.
+fn largest(module: &Module) -> Sizes {
+    let mut largest = Sizes::new();
+    for (dim, size) in module.buckets.iter().flatten() {
+        let known = largest.entry(dim.clone()).or_insert(*size);
+        // torch.export takes sizes from 2 for dynamic ones: a program of any size is captured at no less.
+        *known = (*known).max(*size).max(2);
+    }
+    largest
+}
+
+/// Returns why the spec leaves a module to eager, if it does.
+pub fn left_to_eager(module: &Module, settings: &Compile) -> Option<String> {
+    if !settings.enabled {
+        return Some("`enabled` is false".to_owned());
+    }
+    if settings.backend == Backend::Eager {
+        return Some("`backend` is `eager`".to_owned());
+    }
+    let path = &module.path;
+    let blocked = settings.blocklist.iter();
+    if let Some(glob) = blocked.into_iter().find(|glob| glob::matches(glob, path)) {
+        return Some(format!("`blocklist` has `{glob}`"));
+    }
+    (!settings.compiles(path)).then(|| "`allowlist` does not have it".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::spec::{Overrides, Spec};
+
+    fn names(settings: &str) -> String {
+        let text = format!(
+            "schema = 1\n[model]\nname = \"m\"\nentry = \"m:load\"\n[[module]]\nname = \"f\"\npath = \"body\"\n{settings}\n\
+             [module.inputs]\nx = {{ dtype = \"float32\", shape = [\"batch\", 4] }}\n\
+             [module.buckets]\nbatch = [1, 8]\n"
+        );
+        let spec = Spec::parse(&text, Path::new("precast.toml"))
+            .map_err(|e| e.render())
+            .unwrap();
+        let module = &spec.modules[0];
+        let settings = spec.settings(module, &Overrides::default(), &Overrides::default());
+        let forms = forms(module, &settings.compile);
+        let show = |form: &Form| format!("{}{}", form.name(), if form.compiled { "" } else { "*" });
+        forms.iter().map(show).collect::<Vec<_>>().join(", ")
+    }
+
+    #[test]
+    fn every_module_has_its_buckets_and_what_the_ladder_needs() {
+        insta::assert_snapshot!(names(""), @"batch=1, batch=8, eager*");
+        insta::assert_snapshot!(names("dynamic = true"), @"batch=1, batch=8, dynamic, eager*");
+        insta::assert_snapshot!(names("fail_policy = \"raise\""), @"batch=1, batch=8");
+        insta::assert_snapshot!(names("dynamic.batch = { min = 1, max = 9 }"), @"batch=1, batch=8, dynamic, eager*");
+        insta::assert_snapshot!(names("enabled = false"), @"batch=1*, batch=8*, eager*");
+        insta::assert_snapshot!(names("blocklist = [\"body\"]\nfail_policy = \"raise\""), @"batch=1*, batch=8*, eager*");
+    }
+}

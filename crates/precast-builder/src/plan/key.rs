@@ -1,0 +1,280 @@
+//! The two keys: what is hashed, and what is not.
+//!
+//! **The request key** names a program. It is known before any Python starts: from the spec, from the digests of the
+//! sources that were remembered when the entry was last imported, and from the target. When it is in the store, there
+//! is nothing to do. **The artifact key** names a compiled segment. It is known after a capture: from the canonical
+//! graph, and from nothing that has a name or a path in the project. So a changed comment moves request keys, costs a
+//! capture, and finds every artifact.
+//!
+//! | | request key | artifact key |
+//! |---|---|---|
+//! | format version, worker protocol | yes | yes |
+//! | target: OS, CPU architecture, ISA and its features, device, SM, torch and its commit, CUDA, C++ ABI | yes | yes |
+//! | model name, entry, samples callable; module name, path, method | yes | no: names are not code |
+//! | sources by path and digest, packages by name and version | yes | no: what they change is in the graph |
+//! | bucket, inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
+//! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
+//! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but of passes only those that run on segments, by name and source digest: what others change is in the graph |
+//! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
+//! | `--tune`, where it was asked for | yes | no: what it chose is `mode` and `options` |
+//! | canonical graph; constants in order, with the names a binding uses | no | yes |
+//! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
+//! | weight values; host, user, time, folders, number of workers | no | no |
+//!
+//! `fullgraph` decides what a failed capture means and `fail_policy` what a missing artifact means: neither changes what
+//! a finished program is. Smoke steps and tolerances decide whether one is published; a program that was published
+//! under looser ones stays. A tuned program has a name of its own, so that it can stand beside the one that the spec alone
+//! asks for; a build without `--tune` takes it where it is there. The padding value and the range of samples change no artifact, but they are part of a
+//! program's record, so they are in its name.
+
+use std::collections::BTreeMap;
+
+use precast_store::{
+    Digest, Target,
+    record::{ArtifactKind, Constant, Dynamic, Input, Layout, Package, Sizes, Source},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use precast_store::canon::{self, Canon, Shared, Sink, record};
+
+use crate::spec::{Backend, Compile, Mode};
+
+/// The version of the worker: part of every key, so that a change in how it captures or compiles makes every old artifact miss. What only makes
+/// new artifacts faster leaves it as it is.
+pub const PROTOCOL: u32 = 2;
+
+/// What all programs of a model have in common: walk it once with [`Common::shared`].
+#[derive(Clone, Copy, Debug)]
+pub struct Common<'a> {
+    pub model: &'a str,
+    pub entry: &'a str,
+    pub samples: Option<&'a str>,
+    /// Whether the spec names a file of weights: programs then hold what no such file has.
+    pub weights_file: bool,
+    pub sources: &'a [Source],
+    pub packages: &'a [Package],
+    pub target: &'a Target,
+}
+
+/// What decides a program.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestKey<'a> {
+    /// From [`Common::shared`].
+    pub common: &'a Shared,
+    pub module: &'a str,
+    pub path: &'a str,
+    pub method: &'a str,
+    /// At this bucket, in call order; none when they are captured from sample inputs.
+    pub inputs: Option<&'a [Input]>,
+    pub sizes: &'a Sizes,
+    /// Bounds of the dynamic dimensions, for a program that is not for one bucket.
+    pub dynamic: Option<&'a Dynamic>,
+    /// False for a program that only eager runs.
+    pub compiled: bool,
+    pub regions: &'a [String],
+    pub settings: &'a Compile,
+    /// Whether it is to be chosen among several option sets by measuring.
+    pub tuned: bool,
+}
+
+/// What decides an artifact.
+#[derive(Clone, Copy, Debug)]
+pub struct ArtifactKey<'a> {
+    /// Digest of the canonical graph's text.
+    pub graph: &'a Digest,
+    pub inputs: &'a [Layout],
+    pub outputs: &'a [Layout],
+    pub constants: &'a [Constant],
+    pub backend: Backend,
+    pub mode: Mode,
+    pub options: &'a BTreeMap<String, Value>,
+    pub passes: &'a [Pass],
+    pub target: &'a Target,
+}
+
+/// What names an archive or constants that a program holds: the object itself, on its target.
+#[derive(Clone, Copy, Debug)]
+pub struct HeldKey<'a> {
+    pub kind: ArtifactKind,
+    pub object: &'a Digest,
+    /// Libraries of the custom operators an archive calls.
+    pub libraries: &'a [Digest],
+    pub target: &'a Target,
+}
+
+/// A graph pass that runs on segments, and the digest of its source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pass {
+    /// As the spec names it.
+    pub callable: String,
+    /// Of the project's files that it is made of; of an installed one the version and every Python file of its package.
+    pub source: Digest,
+}
+
+impl Common<'_> {
+    /// Walks it once for any number of [`RequestKey`]s.
+    pub fn shared(&self) -> Shared {
+        Shared::new(self)
+    }
+}
+
+impl RequestKey<'_> {
+    /// Returns the key alone: all that a build with nothing to do needs.
+    pub fn digest(&self) -> Digest {
+        canon::digest(self)
+    }
+
+    /// Returns the key and its explanation.
+    pub fn explained(&self) -> (Digest, Value) {
+        canon::key(self)
+    }
+}
+
+impl ArtifactKey<'_> {
+    /// Returns the key and its explanation.
+    pub fn explained(&self) -> (Digest, Value) {
+        canon::key(self)
+    }
+}
+
+impl Canon for Common<'_> {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let sources: BTreeMap<&str, &Digest> = self
+            .sources
+            .iter()
+            .map(|s| (s.path.as_str(), &s.digest))
+            .collect();
+        let packages: BTreeMap<&str, &str> = (self.packages.iter())
+            .map(|p| (p.name.as_str(), p.version.as_str()))
+            .collect();
+        let fields: [(&str, &dyn Canon); 7] = [
+            ("model", &self.model),
+            ("entry", &self.entry),
+            ("samples", &self.samples),
+            ("sources", &sources),
+            ("packages", &packages),
+            ("target", self.target),
+            ("weights", &"file"),
+        ];
+        // A model with its own weights has the key it always had.
+        record(sink, &fields[..6 + usize::from(self.weights_file)]);
+    }
+}
+
+impl Canon for RequestKey<'_> {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let fields: [(&str, &dyn Canon); 17] = [
+            ("kind", &"request"),
+            ("format", &canon::FORMAT),
+            ("protocol", &PROTOCOL),
+            ("common", self.common),
+            ("module", &self.module),
+            ("path", &self.path),
+            ("method", &self.method),
+            ("inputs", &self.inputs),
+            ("sizes", self.sizes),
+            ("regions", &self.regions),
+            ("compiles", &self.compiled),
+            ("dynamic", &self.dynamic),
+            ("backend", &self.settings.backend),
+            ("mode", &self.settings.mode),
+            ("options", &self.settings.options),
+            ("passes", &self.settings.passes),
+            ("tuned", &self.tuned),
+        ];
+        // What is not tuned has the key it always had.
+        record(sink, &fields[..16 + usize::from(self.tuned)]);
+    }
+}
+
+impl Canon for ArtifactKey<'_> {
+    fn walk(&self, sink: &mut dyn Sink) {
+        record(
+            sink,
+            &[
+                ("kind", &"artifact"),
+                ("format", &canon::FORMAT),
+                ("protocol", &PROTOCOL),
+                ("graph", self.graph),
+                ("inputs", &self.inputs),
+                ("outputs", &self.outputs),
+                ("constants", &self.constants),
+                ("backend", &self.backend),
+                ("mode", &self.mode),
+                ("options", self.options),
+                ("passes", &self.passes),
+                ("target", self.target),
+            ],
+        );
+    }
+}
+
+impl HeldKey<'_> {
+    /// Returns the key and its explanation.
+    pub fn explained(&self) -> (Digest, Value) {
+        canon::key(self)
+    }
+}
+
+impl Canon for HeldKey<'_> {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let (ordinal, kind) = match self.kind {
+            ArtifactKind::Library => (0, "library"),
+            ArtifactKind::Archive => (1, "archive"),
+            ArtifactKind::Constants => (2, "constants"),
+        };
+        // An archive without custom operators has the key it always had.
+        let libraries = !self.libraries.is_empty();
+        sink.begin_map(5 + usize::from(libraries));
+        sink.name("kind");
+        sink.word(ordinal, kind);
+        for (name, number) in [("format", canon::FORMAT), ("protocol", PROTOCOL)] {
+            sink.name(name);
+            sink.integer(i64::from(number));
+        }
+        sink.name("object");
+        self.object.walk(sink);
+        if libraries {
+            sink.name("libraries");
+            self.libraries.walk(sink);
+        }
+        sink.name("target");
+        self.target.walk(sink);
+        sink.end();
+    }
+}
+
+impl Canon for Pass {
+    fn walk(&self, sink: &mut dyn Sink) {
+        record(
+            sink,
+            &[("callable", &self.callable), ("source", &self.source)],
+        );
+    }
+}
+
+impl Canon for Backend {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let ordinal = match self {
+            Self::Inductor => 0,
+            Self::Eager => 1,
+        };
+        sink.word(ordinal, self.name());
+    }
+}
+
+impl Canon for Mode {
+    fn walk(&self, sink: &mut dyn Sink) {
+        let ordinal = match self {
+            Self::Default => 0,
+            Self::ReduceOverhead => 1,
+            Self::MaxAutotune => 2,
+            Self::MaxAutotuneNoCudagraphs => 3,
+        };
+        sink.word(ordinal, self.name());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,571 @@
+//! Every knob moves the key or does not, and a few keys are pinned.
+
+use std::{collections::BTreeSet, path::Path};
+
+use precast_store::canon::again;
+use precast_store::{
+    record::{Dtype, Pad},
+    target::DeviceKind,
+};
+
+use super::*;
+use crate::{
+    plan::forms,
+    spec::{Overrides, Spec, compile, parse},
+};
+
+const SPEC: &str = r#"schema = 1
+[model]
+name = "tiny"
+entry = "model:load"
+[target]
+device = "cpu"
+[compile]
+options = { epilogue_fusion = true, "triton.x" = 1 }
+[[module]]
+name = "encode"
+path = "body"
+regions = ["layer.*"]
+passes = ["passes:fold"]
+[module.inputs]
+ids = { dtype = "int64", shape = ["batch", 4], pad = 0 }
+mask = { dtype = "bool", shape = ["batch", 4] }
+[module.buckets]
+batch = [2]
+[module.gate]
+rtol = 1e-4
+"#;
+
+/// Everything outside the spec that a request key sees.
+#[derive(Clone)]
+struct World {
+    sources: Vec<Source>,
+    packages: Vec<Package>,
+    target: Target,
+}
+
+fn world() -> World {
+    World {
+        sources: vec![
+            Source {
+                path: "model.py".into(),
+                digest: Digest::of(b"model"),
+            },
+            Source {
+                path: "layers.py".into(),
+                digest: Digest::of(b"layers"),
+            },
+        ],
+        packages: vec![Package {
+            name: "torch".into(),
+            version: "2.11.0".into(),
+        }],
+        target: Target {
+            os: "linux".into(),
+            arch: "x86_64".into(),
+            isa: "native".into(),
+            features: vec!["avx2".into(), "fma".into()],
+            device: DeviceKind::Cpu,
+            sm: None,
+            torch: "2.11.0+cu130".into(),
+            torch_git: "70d99e9".into(),
+            cuda: Some("13.0".into()),
+            cxx11_abi: true,
+        },
+    }
+}
+
+/// Checks that a key follows from its explanation, as a record keeps it.
+fn same_again((digest, explained): (Digest, Value)) -> (Digest, Value) {
+    let text = serde_json::to_string(&explained).unwrap();
+    let read: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(again::digest(&read), Some(digest), "{text}");
+    (digest, explained)
+}
+
+/// Returns the request key of the first module at its first bucket.
+fn request(text: &str, world: &World) -> (Digest, Value) {
+    asked(text, world, false)
+}
+
+/// The same, tuned or not.
+fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
+    let spec = Spec::parse(text, Path::new("precast.toml"))
+        .map_err(|error| error.render())
+        .unwrap();
+    let target = Target {
+        isa: match spec.target.isa.as_str() {
+            "native" => world.target.isa.clone(),
+            level => level.to_owned(),
+        },
+        device: match spec.target.device {
+            DeviceKind::Cpu => world.target.device,
+            DeviceKind::Cuda => DeviceKind::Cuda,
+        },
+        ..world.target.clone()
+    };
+    let common = Common {
+        model: &spec.model.name,
+        entry: &spec.model.entry,
+        samples: spec.model.samples.as_deref(),
+        weights_file: spec.model.weights.file().is_some(),
+        sources: &world.sources,
+        packages: &world.packages,
+        target: &target,
+    };
+    let module = &spec.modules[0];
+    let inputs = module.sized_inputs(&module.buckets[0]);
+    let settings = spec.settings(module, &Overrides::default(), &Overrides::default());
+    let shared = common.shared();
+    let forms = forms(module, &settings.compile);
+    // With `dynamic` it is the program that `dynamic` adds which is looked at.
+    let added = forms
+        .iter()
+        .find(|form| form.compiled && form.dynamic.is_some());
+    let form = added.unwrap_or(&forms[0]);
+    let key = RequestKey {
+        common: &shared,
+        module: &module.name,
+        path: &module.path,
+        method: &module.method,
+        inputs: inputs.as_deref(),
+        sizes: &form.sizes,
+        dynamic: form.dynamic.as_ref(),
+        compiled: form.compiled,
+        regions: &module.regions,
+        settings: &settings.compile,
+        tuned,
+    };
+    assert_eq!(key.digest(), key.explained().0);
+    same_again(key.explained())
+}
+
+/// Knobs of the spec as `(knob, text, other text)`; the knob is the key of `precast.toml`.
+const MOVES: &[(&str, &str, &str)] = &[
+    ("name", "\"tiny\"", "\"tiny2\""),
+    ("entry", "\"model:load\"", "\"model:load2\""),
+    ("samples", "entry =", "samples = \"model:samples\"\nentry ="),
+    ("device", "\"cpu\"", "\"cuda\""),
+    ("isa", "device =", "isa = \"x86-64-v3\"\ndevice ="),
+    ("enabled", "[[module]]", "[[module]]\nenabled = false"),
+    ("backend", "[[module]]", "[[module]]\nbackend = \"eager\""),
+    ("mode", "[[module]]", "[[module]]\nmode = \"max-autotune\""),
+    ("mode", "[compile]", "[compile]\nmode = \"reduce-overhead\""),
+    (
+        "mode",
+        "[compile]",
+        "[compile]\nmode = \"max-autotune-no-cudagraphs\"",
+    ),
+    ("dynamic", "[[module]]", "[[module]]\ndynamic = true"),
+    (
+        "dynamic",
+        "[[module]]",
+        "[[module]]\ndynamic.batch = { min = 1, max = 8 }",
+    ),
+    (
+        "options",
+        "epilogue_fusion = true",
+        "epilogue_fusion = false",
+    ),
+    ("options", "epilogue_fusion = true", "epilogue_fusion = 1"),
+    ("options", "\"triton.x\" = 1", "\"triton.x\" = 1.0"),
+    ("options", "\"triton.x\" = 1", "\"triton.x\" = \"1\""),
+    ("options", ", \"triton.x\" = 1", ""),
+    ("options", "options = {", "options = { freezing = false,"),
+    (
+        "options",
+        "options = {",
+        "options = { attention = \"math\",",
+    ),
+    ("passes", "\"passes:fold\"", "\"passes:unfold\""),
+    (
+        "passes",
+        "\"passes:fold\"",
+        "\"passes:fold\", \"passes:fold\"",
+    ),
+    (
+        "allowlist",
+        "[[module]]",
+        "[[module]]\nallowlist = [\"head\"]",
+    ),
+    (
+        "blocklist",
+        "[compile]",
+        "[compile]\nblocklist = [\"body\"]",
+    ),
+    ("name", "\"encode\"", "\"decode\""),
+    ("path", "\"body\"", "\"body.0\""),
+    ("method", "path =", "method = \"embed\"\npath ="),
+    ("regions", "\"layer.*\"", "\"layer.**\""),
+    ("regions", "\"layer.*\"", "\"layer.*\", \"head\""),
+    (
+        "inputs",
+        "ids = { dtype = \"int64\"",
+        "ids = { dtype = \"int32\"",
+    ),
+    (
+        "inputs",
+        "\"int64\", shape = [\"batch\", 4]",
+        "\"int64\", shape = [\"batch\", 5]",
+    ),
+    (
+        "inputs",
+        "\"int64\", shape = [\"batch\", 4]",
+        "\"int64\", shape = [2, 4]",
+    ),
+    ("inputs", "pad = 0", "pad = 1"),
+    ("inputs", "pad = 0", "range = [0, 9]"),
+    ("inputs", "ids =", "tokens ="),
+    (
+        "inputs",
+        "mask = { dtype = \"bool\", shape = [\"batch\", 4] }",
+        "",
+    ),
+    ("buckets", "batch = [2]", "batch = [3]"),
+    // Programs hold what a file of weights has not; which file it is does not matter.
+    (
+        "weights",
+        "entry =",
+        "weights = \"other.safetensors\"\nentry =",
+    ),
+];
+
+const STAYS: &[(&str, &str, &str)] = &[
+    ("fullgraph", "[[module]]", "[[module]]\nfullgraph = false"),
+    (
+        "healthcheck",
+        "[[module]]",
+        "[[module]]\nhealthcheck = false",
+    ),
+    (
+        "smoketest_steps",
+        "[compile]",
+        "[compile]\nsmoketest_steps = 9",
+    ),
+    (
+        "fail_policy",
+        "[compile]",
+        "[compile]\nfail_policy = \"raise\"",
+    ),
+    ("gate", "rtol = 1e-4", "rtol = 1e-2\natol = 1"),
+    ("gate", "[module.gate]\nrtol = 1e-4", ""),
+    // The same thing in other words.
+    ("path", "\"body\"", "'body'"),
+    ("mode", "[[module]]", "[[module]]\nmode = \"default\""),
+    ("method", "path =", "method = \"forward\"\npath ="),
+    ("isa", "device =", "isa = \"native\"\ndevice ="),
+    (
+        "allowlist",
+        "[[module]]",
+        "[[module]]\nallowlist = [\"b*\", \"other\"]",
+    ),
+    (
+        "blocklist",
+        "[compile]",
+        "[compile]\nblocklist = [\"head\"]",
+    ),
+    (
+        "options",
+        "epilogue_fusion = true, \"triton.x\" = 1",
+        "triton = { x = 1 }, epilogue_fusion = true",
+    ),
+    // What goes without saying on a CPU.
+    ("options", "options = {", "options = { freezing = true,"),
+    (
+        "options",
+        "options = {",
+        "options = { attention = \"auto\",",
+    ),
+    ("inputs", "pad = 0", "pad = 0x0"),
+    ("inputs", ", pad = 0", ""),
+    ("buckets", "batch = [2]", "points = [{ batch = 2 }]"),
+    // Another bucket is another program.
+    ("buckets", "batch = [2]", "batch = [7, 2]"),
+    ("name", "# end", "[[module]]\nname = \"other\""),
+];
+
+#[test]
+fn every_knob_of_the_spec_moves_the_key_or_does_not() {
+    let spec = format!("{SPEC}# end");
+    let (base, _) = request(&spec, &world());
+    let mut seen = BTreeSet::from([base]);
+    let mut knobs = BTreeSet::new();
+    for (knob, from, to) in MOVES {
+        assert!(spec.contains(from), "{from}");
+        let (key, _) = request(&spec.replacen(from, to, 1), &world());
+        // Three ways to say that a module is not compiled: one outcome, one key.
+        let outcome = matches!(*knob, "enabled" | "allowlist" | "blocklist");
+        assert!(
+            key != base && (seen.insert(key) || outcome),
+            "{knob}: `{from}` -> `{to}` gave a key that was there"
+        );
+        knobs.insert(*knob);
+    }
+    for (knob, from, to) in STAYS {
+        assert!(spec.contains(from), "{from}");
+        assert_eq!(
+            request(&spec.replacen(from, to, 1), &world()).0,
+            base,
+            "{knob}: `{from}` -> `{to}`"
+        );
+        knobs.insert(*knob);
+    }
+    let all = [parse::MODEL, parse::TARGET, parse::MODULE, compile::KEYS].concat();
+    let missing: Vec<_> = all.iter().filter(|knob| !knobs.contains(*knob)).collect();
+    assert!(missing.is_empty(), "knobs that nobody turned: {missing:?}");
+}
+
+/// Returns worlds that must each have a key of their own, by what is other in them.
+fn other_worlds() -> Vec<(&'static str, World)> {
+    let mut worlds = Vec::new();
+    let mut with = |name, change: &dyn Fn(&mut World)| {
+        let mut world = world();
+        change(&mut world);
+        worlds.push((name, world));
+    };
+    with("source bytes", &|w| {
+        w.sources[0].digest = Digest::of(b"model ")
+    });
+    with("source path", &|w| w.sources[0].path = "model2.py".into());
+    with("source added", &|w| {
+        w.sources.push(Source {
+            path: "x.py".into(),
+            digest: Digest::of(b""),
+        })
+    });
+    with("source removed", &|w| drop(w.sources.pop()));
+    with("sources swapped", &|w| {
+        let (a, b) = w.sources.split_at_mut(1);
+        std::mem::swap(&mut a[0].digest, &mut b[0].digest);
+    });
+    with("package version", &|w| {
+        w.packages[0].version = "2.11.1".into()
+    });
+    with("package name", &|w| w.packages[0].name = "torch2".into());
+    with("package removed", &|w| w.packages.clear());
+    with("os", &|w| w.target.os = "macos".into());
+    with("arch", &|w| w.target.arch = "aarch64".into());
+    with("isa", &|w| w.target.isa = "x86-64-v4".into());
+    with("features", &|w| w.target.features.push("sha".into()));
+    with("device", &|w| w.target.device = DeviceKind::Cuda);
+    with("sm", &|w| w.target.sm = Some("90".into()));
+    with("torch", &|w| w.target.torch = "2.11.0".into());
+    with("torch_git", &|w| w.target.torch_git = "0".into());
+    with("cuda", &|w| w.target.cuda = None);
+    with("cxx11_abi", &|w| w.target.cxx11_abi = false);
+    worlds
+}
+
+#[test]
+fn everything_outside_the_spec_that_matters_moves_the_key() {
+    let (base, _) = request(SPEC, &world());
+    let mut seen = BTreeSet::from([base]);
+    for (what, world) in other_worlds() {
+        assert!(seen.insert(request(SPEC, &world).0), "{what}");
+    }
+    let turned: BTreeSet<&str> = other_worlds().iter().map(|(what, _)| *what).collect();
+    let Ok(Value::Object(target)) = serde_json::to_value(world().target) else {
+        panic!()
+    };
+    for field in target.keys() {
+        assert!(
+            turned.contains(field.as_str()),
+            "nobody turned the target's {field}"
+        );
+    }
+    let mut shuffled = world();
+    shuffled.sources.reverse();
+    shuffled.target.features.reverse();
+    assert_eq!(
+        request(SPEC, &shuffled).0,
+        base,
+        "the order in which things were found"
+    );
+}
+
+fn artifact(change: impl Fn(&mut Value)) -> (Digest, Value) {
+    // A JSON form is easy to turn at every leaf.
+    let layout = |shape: [i64; 2]| serde_json::json!({"dtype": "float32", "shape": shape, "stride": [shape[1], 1]});
+    let mut knobs = serde_json::json!({
+        "graph": Digest::of(b"graph"),
+        "inputs": [layout([2, 4]), layout([1, 1])],
+        "outputs": [layout([2, 8])],
+        "constants": [{"name": "c0", "dtype": "float32", "shape": [8, 4], "stride": [4, 1]}],
+        "backend": "inductor",
+        "mode": "default",
+        "options": {"epilogue_fusion": true},
+        "passes": ["passes:fold", Digest::of(b"pass")],
+        "target": world().target,
+    });
+    change(&mut knobs);
+    fn field<T: serde::de::DeserializeOwned>(knobs: &Value, name: &str) -> T {
+        serde_json::from_value(knobs[name].clone()).unwrap()
+    }
+    let (callable, source) = field(&knobs, "passes");
+    let key = ArtifactKey {
+        graph: &field(&knobs, "graph"),
+        inputs: &field::<Vec<Layout>>(&knobs, "inputs"),
+        outputs: &field::<Vec<Layout>>(&knobs, "outputs"),
+        constants: &field::<Vec<Constant>>(&knobs, "constants"),
+        backend: field(&knobs, "backend"),
+        mode: field(&knobs, "mode"),
+        options: &field(&knobs, "options"),
+        passes: &[Pass { callable, source }],
+        target: &field(&knobs, "target"),
+    }
+    .explained();
+    same_again(key)
+}
+
+#[test]
+fn a_key_follows_from_its_explanation() {
+    let (object, target) = (Digest::of(b"object"), world().target);
+    for libraries in [&[][..], &[Digest::of(b"a"), Digest::of(b"b")]] {
+        for kind in [
+            ArtifactKind::Library,
+            ArtifactKind::Archive,
+            ArtifactKind::Constants,
+        ] {
+            let key = HeldKey {
+                kind,
+                object: &object,
+                libraries,
+                target: &target,
+            };
+            same_again(key.explained());
+        }
+    }
+    // Numbers that JSON has none for, and one that takes all its digits.
+    let shared = Common {
+        model: "m",
+        entry: "m:f",
+        samples: None,
+        weights_file: true,
+        sources: &[],
+        packages: &[],
+        target: &target,
+    };
+    let shared = shared.shared();
+    for pad in [f64::NEG_INFINITY, f64::NAN, f64::from(f32::MIN), -0.0, 0.1] {
+        let input = Input {
+            name: "x".into(),
+            layout: Layout {
+                dtype: Dtype::Float64,
+                shape: vec![1],
+                stride: vec![1],
+            },
+            dims: vec![None],
+            pad: Pad::Float(pad),
+            range: None,
+            bounds: None,
+        };
+        let key = RequestKey {
+            common: &shared,
+            module: "f",
+            path: "",
+            method: "forward",
+            inputs: Some(&[input]),
+            sizes: &Sizes::new(),
+            dynamic: None,
+            compiled: true,
+            regions: &[],
+            settings: &Compile::default(),
+            tuned: false,
+        };
+        same_again(key.explained());
+    }
+    let (key, explained) = request(SPEC, &world());
+    let changed = |path: &str, value: Value| {
+        let mut explained = explained.clone();
+        *explained.pointer_mut(path).unwrap() = value;
+        again::digest(&explained)
+    };
+    let other = changed("/common/target/torch_git", "0".into());
+    assert!(other.is_some_and(|other| other != key));
+    assert!(changed("/mode", "max-autotune".into()).is_some_and(|other| other != key));
+    assert_eq!(changed("/mode", "fast".into()), None);
+    assert_eq!(changed("/inputs/0/dtype", "int128".into()), None);
+    assert_eq!(
+        changed("/common/sources", serde_json::json!({"a": "b"})),
+        None
+    );
+    assert_eq!(again::digest(&serde_json::json!({})), None);
+    let mut longer = explained.clone();
+    longer["more"] = 1.into();
+    assert_eq!(again::digest(&longer), None);
+    assert_eq!(*again::target(&explained), canon::explain(&target));
+}
+
+#[test]
+fn every_knob_of_an_artifact_moves_its_key() {
+    let mut seen = BTreeSet::from([artifact(|_| ()).0]);
+    let digest = serde_json::to_value(Digest::of(b"other")).unwrap();
+    let changes: &[(&str, Value)] = &[
+        ("/graph", digest.clone()),
+        ("/inputs/0/dtype", "float16".into()),
+        ("/inputs/0/shape/0", 3.into()),
+        ("/inputs/0/stride/0", 8.into()),
+        ("/outputs/0/shape/1", 9.into()),
+        ("/constants/0/name", "c1".into()),
+        ("/constants/0/dtype", "bfloat16".into()),
+        ("/constants/0/shape/0", 9.into()),
+        ("/constants/0/stride/1", 2.into()),
+        ("/backend", "eager".into()),
+        ("/mode", "max-autotune".into()),
+        ("/options/epilogue_fusion", false.into()),
+        ("/options", serde_json::json!({})),
+        ("/passes/0", "passes:unfold".into()),
+        ("/passes/1", digest),
+        ("/inputs", serde_json::json!([])),
+        ("/constants", serde_json::json!([])),
+        ("/target/sm", "90".into()),
+        ("/target/features", serde_json::json!([])),
+    ];
+    for (knob, value) in changes {
+        let (key, _) = artifact(|knobs| *knobs.pointer_mut(knob).unwrap() = value.clone());
+        assert!(seen.insert(key), "{knob}");
+    }
+    let (swapped, _) = artifact(|knobs| knobs["inputs"].as_array_mut().unwrap().swap(0, 1));
+    assert!(seen.insert(swapped), "order of inputs");
+    assert!(
+        seen.insert(request(SPEC, &world()).0),
+        "a request key is no artifact key"
+    );
+}
+
+/// If this fails, every key of every store out there misses: raise [`canon::FORMAT`], or undo the change.
+#[test]
+fn a_tuned_program_has_a_name_of_its_own_and_says_so() {
+    let (plain, before) = request(SPEC, &world());
+    let (tuned, after) = asked(SPEC, &world(), true);
+    assert_ne!(plain, tuned);
+    let told = |old: &Value, new: &Value| {
+        let reasons = crate::plan::reasons(old, new);
+        reasons.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told(&before, &after),
+        ["`tuned` changed: `false` -> `true`"]
+    );
+    assert_eq!(
+        told(&after, &before),
+        ["`tuned` changed: `true` -> `false`"]
+    );
+}
+
+#[test]
+fn the_bytes_of_a_few_keys_are_pinned() {
+    assert_eq!(
+        (canon::FORMAT, PROTOCOL),
+        (1, 2),
+        "pin the keys of the new version below"
+    );
+    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"a610636adc25eec0aba4a3baed2739a35e77b89f84d44fd6b60078777203a8a2");
+    insta::assert_snapshot!(artifact(|_| ()).0.hex(), @"ff0fa929c013ac5817e3fa01e7c59a104b7b4c9131c636e874bd66b8cee27978");
+    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"4e3ae583e181241e1c0a8b645a97ea5c514059e4efe65e44944963efc8ee924d");
+}
+
+#[test]
+fn an_explained_key_shows_what_was_hashed() {
+    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":1,"protocol":2,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true}},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"freezing":true,"triton.x":1},"passes":["passes:fold"]}"#);
+}

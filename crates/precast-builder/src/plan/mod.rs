@@ -1,0 +1,404 @@
+//! What must exist: the programs a spec asks for, their keys, and why each one is or is not there yet.
+//!
+//! Pure but for reading the project's sources. A program is one module at one bucket, named by its *request key*: taken
+//! from the spec entry, the digests of every source file that defines the model, the versions of the installed
+//! packages it imports, and the target. Which files and packages those are is found by importing the entry once, and
+//! remembered in the model's latest release; so an unchanged build is planned without starting Python.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `key` | what goes into a request key and into an artifact key |
+//! | `reason` | why a key is another one than before |
+//! | `diff` | the fields of two explained keys that differ |
+//! | `form` | which programs a module asks for |
+//! | `history` | which program stood for a module and bucket before |
+//! | `sources` | the digests of the remembered files, and the versions of the packages |
+
+mod diff;
+mod form;
+mod history;
+mod key;
+mod reason;
+mod sources;
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    path::PathBuf,
+};
+
+use precast_store::{
+    Digest, Store, StoreError, Target,
+    record::{Entry, Program, Release},
+};
+use serde_json::Value;
+
+use self::form::left_to_eager;
+pub use self::{
+    diff::{Field, diff},
+    form::{Form, forms},
+    history::{History, Place, names},
+    key::{ArtifactKey, Common, HeldKey, PROTOCOL, Pass, RequestKey},
+    reason::{Reason, reasons},
+    sources::{StatCache, bystanders, changed_source, file_digest, known, refresh},
+};
+pub use precast_store::canon::{Canon, Shared, Sink};
+
+use crate::spec::{CommandLine, Effective, Module, Origin, Overrides, Spec};
+
+/// The code of what failed because memory was short, of the device or the host.
+pub(crate) const OUT_OF_MEMORY: &str = "out_of_memory";
+
+/// Why a plan can't be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    #[error("can't read `{}`", path.display())]
+    Source {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error(
+        "submodule `{path}` declares a compile config for `{method}` that can't be used: {message}"
+    )]
+    Declared {
+        path: String,
+        method: String,
+        message: String,
+    },
+    #[error("no module or bucket matches `{0}`")]
+    NothingMatches(String),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl PlanError {
+    /// Returns what the user can do.
+    pub fn hint(&self) -> String {
+        let text = match self {
+            Self::Source { .. } => "it is a source of the model: put it back, or let it be read",
+            Self::Declared { .. } => {
+                "`get_torch_compile_config()` returns method -> keys of [compile]"
+            }
+            Self::NothingMatches(_) => {
+                "`precast plan` without `--only` lists every module and bucket"
+            }
+            Self::Store(error) => error.hint(),
+        };
+        text.to_owned()
+    }
+}
+
+/// One program that a spec asks for.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// Index into [`Spec::modules`].
+    pub module: usize,
+    pub form: Form,
+    pub settings: Effective,
+    /// Why the spec leaves its module to eager, if it does.
+    pub left_to_eager: Option<String>,
+    pub state: State,
+}
+
+/// Whether a program is there.
+#[derive(Clone, Debug)]
+pub enum State {
+    /// It is in the store.
+    Hit { id: Digest },
+    /// It is not; the key is unknown while the entry has never been imported.
+    Miss {
+        key: Option<(Digest, Value)>,
+        reasons: Vec<Reason>,
+        /// What stood in its place before.
+        before: Option<Digest>,
+        /// Whether it is known that every artifact is there: it is captured, and nothing is compiled for it.
+        capture_only: bool,
+    },
+    /// The module can do without it, and the last attempt with this very key failed.
+    Skipped { key: Digest, why: String },
+}
+
+/// Everything a spec asks for, and what of it is missing.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub items: Vec<Item>,
+    /// What the plan was made from; none while the entry has never been imported.
+    pub known: Option<Known>,
+    /// The model's latest release, if there is one.
+    pub release: Option<Release>,
+}
+
+/// What must be known of the outside before keys can be computed.
+#[derive(Clone, Debug)]
+pub struct Known {
+    pub entry: Entry,
+    pub target: Target,
+}
+
+impl Item {
+    /// Returns `encode batch=1 seq=32`, and `answer(ids, image) batch=1` where the module has variants.
+    pub fn name(&self, spec: &Spec) -> String {
+        format!("{} {}", spec.title(self.module), self.form.name())
+    }
+
+    /// Returns whether eager answers what no bucket covers by the default of `fail_policy`, and not because the spec asks.
+    pub fn eager_unasked(&self) -> bool {
+        self.form.optional()
+            && self.left_to_eager.is_none()
+            && self.settings.origin("fail_policy") == Origin::BuiltIn
+    }
+}
+
+impl Plan {
+    /// Returns the items that must be made.
+    pub fn missing(&self) -> impl Iterator<Item = &Item> {
+        self.items
+            .iter()
+            .filter(|item| matches!(item.state, State::Miss { .. }))
+    }
+
+    /// Returns the programs that are there.
+    pub fn hits(&self) -> Vec<Digest> {
+        let hit = |item: &Item| match item.state {
+            State::Hit { id } => Some(id),
+            _ => None,
+        };
+        self.items.iter().filter_map(hit).collect()
+    }
+
+    /// Returns how many programs there are to be.
+    pub fn wanted(&self) -> usize {
+        let skipped = |item: &&Item| matches!(item.state, State::Skipped { .. });
+        self.items.len() - self.items.iter().filter(skipped).count()
+    }
+}
+
+/// What the caller narrows a plan with.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// A glob over `module` or `module batch=1 seq=32`.
+    pub only: Option<String>,
+    /// Settings from the command line.
+    pub command_line: CommandLine,
+    /// Whether every compiled program is to be the fastest of several option sets.
+    pub tune: bool,
+}
+
+/// Says what building `spec` would do, with what is `known` of the entry and the target.
+pub fn plan(
+    spec: &Spec,
+    store: Option<&Store>,
+    known: Option<Known>,
+    request: &Request,
+) -> Result<Plan, PlanError> {
+    let release = match store {
+        Some(store) => store.release(&spec.model.name, None)?,
+        None => None,
+    };
+    let common = known.as_ref().map(|known| {
+        let common = Common {
+            model: &spec.model.name,
+            entry: &spec.model.entry,
+            samples: spec.model.samples.as_deref(),
+            weights_file: spec.model.weights.file().is_some(),
+            sources: &known.entry.sources,
+            packages: &known.entry.packages,
+            target: &known.target,
+        };
+        common.shared()
+    });
+    let mut past = match store {
+        Some(store) => Some(Past {
+            store,
+            history: History::new(store, &spec.model.name)?,
+            device: spec.target.device.to_string(),
+        }),
+        None => None,
+    };
+    // What the newest release has is current, though a tuned one may be there: somebody went back to it.
+    let current: HashSet<Digest> = release.iter().flat_map(|r| r.programs.clone()).collect();
+    let mut items = Vec::new();
+    for (index, module) in spec.modules.iter().enumerate() {
+        let declared = declared(module, known.as_ref())?;
+        let settings = spec.settings(module, &declared, &request.command_line.of(&module.name));
+        for form in forms(module, &settings.compile) {
+            let text = format!("{} {}", module.name, form.name());
+            let only = request.only.as_ref();
+            if only.is_some_and(|only| !selects(only, &module.name, &text)) {
+                continue;
+            }
+            let state = match &common {
+                None => State::Miss {
+                    key: None,
+                    reasons: vec![match release {
+                        Some(_) => Reason::EntryUnknown,
+                        None => Reason::NeverBuilt,
+                    }],
+                    before: None,
+                    capture_only: false,
+                },
+                Some(common) => {
+                    let inputs = module.sized_inputs(&form.sizes);
+                    let key = RequestKey {
+                        common,
+                        module: &module.name,
+                        path: &module.path,
+                        method: &module.method,
+                        inputs: inputs.as_deref(),
+                        sizes: &form.sizes,
+                        dynamic: form.dynamic.as_ref(),
+                        compiled: form.compiled,
+                        regions: &module.regions,
+                        settings: &settings.compile,
+                        tuned: false,
+                    };
+                    let tuned = RequestKey { tuned: true, ..key };
+                    // What is not compared with eager is not measured.
+                    let can = form.compiled && settings.compile.healthcheck;
+                    let plain = key.digest();
+                    let there = match (can && !request.tune, store) {
+                        (true, Some(store)) if !current.contains(&plain) => {
+                            store.has_program(&tuned.digest())?
+                        }
+                        _ => false,
+                    };
+                    let (key, id) = match can && (request.tune || there) {
+                        true => (tuned, tuned.digest()),
+                        false => (key, plain),
+                    };
+                    look_up(&key, id, &form, siblings(spec, module), past.as_mut())?
+                }
+            };
+            items.push(Item {
+                module: index,
+                left_to_eager: left_to_eager(module, &settings.compile),
+                form,
+                settings: settings.clone(),
+                state,
+            });
+        }
+    }
+    match (&request.only, items.is_empty()) {
+        (Some(only), true) => Err(PlanError::NothingMatches(only.clone())),
+        _ => Ok(Plan {
+            items,
+            known,
+            release,
+        }),
+    }
+}
+
+fn selects(only: &str, module: &str, text: &str) -> bool {
+    let glob = globset::Glob::new(only).map(|glob| glob.compile_matcher());
+    glob.is_ok_and(|glob| glob.is_match(module) || glob.is_match(text))
+}
+
+/// Returns what the submodule says of itself, as far as it is known.
+fn declared(module: &Module, known: Option<&Known>) -> Result<Overrides, PlanError> {
+    let methods = known.and_then(|known| known.entry.declared.get(&module.path));
+    let Some(says) = methods.and_then(|methods| methods.get(&module.method)) else {
+        return Ok(Overrides::default());
+    };
+    serde_json::from_value(says.clone()).map_err(|error| PlanError::Declared {
+        path: module.path.clone(),
+        method: module.method.clone(),
+        message: error.to_string(),
+    })
+}
+
+/// Returns the names of the inputs of a module's other variants.
+fn siblings(spec: &Spec, module: &Module) -> Vec<BTreeSet<String>> {
+    let names = |module: &Module| module.input_names();
+    let own = names(module);
+    let variants = spec
+        .modules
+        .iter()
+        .filter(|other| other.name == module.name);
+    variants
+        .filter_map(names)
+        .filter(|names| Some(names) != own.as_ref())
+        .collect()
+}
+
+/// Returns whether the store has everything that a program calls.
+fn has_artifacts(store: &Store, program: &Program) -> Result<bool, StoreError> {
+    for step in &program.steps {
+        if !store.has_artifact(&step.artifact)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What was built before.
+struct Past<'a> {
+    store: &'a Store,
+    history: History<'a>,
+    device: String,
+}
+
+/// Says whether a program is in the store, and if not, what it differs in from the one before.
+fn look_up(
+    request: &RequestKey<'_>,
+    id: Digest,
+    form: &Form,
+    siblings: Vec<BTreeSet<String>>,
+    past: Option<&mut Past<'_>>,
+) -> Result<State, PlanError> {
+    let Some(past) = past else {
+        return Ok(State::Miss {
+            key: Some(request.explained()),
+            reasons: vec![Reason::NeverBuilt],
+            before: None,
+            capture_only: false,
+        });
+    };
+    // The explanation is made only for what is missing.
+    if past.store.has_program(&id)? {
+        return Ok(State::Hit { id });
+    }
+    let failure = past.store.failure(&id)?;
+    if let Some(failure) = &failure
+        && form.left_out(&failure.code, request.settings)
+        // Memory may not be short again.
+        && failure.code != OUT_OF_MEMORY
+    {
+        let why = failure.message.clone();
+        return Ok(State::Skipped { key: id, why });
+    }
+    let (_, explained) = request.explained();
+    let history = &mut past.history;
+    let place = Place {
+        module: request.module,
+        bucket: &form.name(),
+        device: &past.device,
+        inputs: request
+            .inputs
+            .map(|inputs| inputs.iter().map(|input| input.name.clone()).collect()),
+        siblings,
+    };
+    let before = history.previous(&place, None)?;
+    let before = match before {
+        Some(before) => past.store.program(&before)?,
+        None => None,
+    };
+    let id_before = before.as_ref().map(|before| before.id);
+    let reasons = match (failure, &before) {
+        (Some(failure), _) => vec![Reason::FailedBefore {
+            message: failure.message,
+        }],
+        (None, Some(before)) => reasons(&before.request, &explained),
+        (None, None) => vec![Reason::NeverBuilt],
+    };
+    let capture_only = match &before {
+        Some(before) if !reasons.is_empty() => {
+            reasons.iter().all(Reason::leaves_artifacts) && has_artifacts(past.store, before)?
+        }
+        _ => false,
+    };
+    Ok(State::Miss {
+        key: Some((id, explained)),
+        reasons,
+        before: id_before,
+        capture_only,
+    })
+}

@@ -1,0 +1,469 @@
+//! Why something is built, or is not: every answer is a value with its old and new state.
+//!
+//! A record holds its explained key. Comparing it with the explained key of now gives [`Field`]s ([`super::diff`],
+//! for `precast diff`), and reading those gives [`Reason`]s ([`reasons`], for `plan` and `why`). Both work on the
+//! explanation alone, so they also explain records of older versions whose keys had other fields.
+
+use std::{collections::BTreeSet, fmt};
+
+use precast_store::Digest;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::diff::{Field, bare, compare, shown};
+
+/// Why a program or an artifact has to be built, or why a change did not matter.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "reason", rename_all = "kebab-case")]
+pub enum Reason {
+    /// Nothing of this name and bucket was built before.
+    NeverBuilt,
+    /// The last attempt with this key failed.
+    FailedBefore {
+        message: String,
+    },
+    /// The record is there and an object that it needs is not.
+    ObjectMissing {
+        what: String,
+        object: Digest,
+    },
+    /// What the entry imports is not known: another entry, or its torch or the GPU is not there.
+    EntryUnknown,
+    FormatChanged {
+        old: Value,
+        new: Value,
+    },
+    ProtocolChanged {
+        old: Value,
+        new: Value,
+    },
+    SourceChanged {
+        path: String,
+    },
+    SourceAdded {
+        path: String,
+    },
+    SourceRemoved {
+        path: String,
+    },
+    PackageChanged {
+        name: String,
+        old: Value,
+        new: Value,
+    },
+    PackageAdded {
+        name: String,
+        version: Value,
+    },
+    PackageRemoved {
+        name: String,
+        version: Value,
+    },
+    TargetChanged {
+        field: String,
+        old: Value,
+        new: Value,
+    },
+    OptionChanged {
+        name: String,
+        old: Option<Value>,
+        new: Option<Value>,
+    },
+    /// A field of the spec: `mode`, `entry`, `regions`, …
+    SettingChanged {
+        name: String,
+        old: Value,
+        new: Value,
+    },
+    InputChanged {
+        name: String,
+        field: String,
+        old: Value,
+        new: Value,
+    },
+    InputAdded {
+        name: String,
+    },
+    InputRemoved {
+        name: String,
+    },
+    InputsReordered,
+    PassChanged {
+        callable: String,
+    },
+    GraphChanged,
+    /// Layouts of an artifact's inputs, outputs or constants.
+    LayoutChanged {
+        what: String,
+    },
+    /// A field that this version of precast does not know.
+    FieldChanged {
+        field: Field,
+    },
+    /// Why nothing was rebuilt: a file changed that the entry neither imports nor reads.
+    NotASource {
+        path: String,
+    },
+    /// Why nothing was rebuilt: nothing changed.
+    Unchanged,
+}
+
+impl Reason {
+    /// Returns whether no artifact can be another one for this: it only changes a program's record, as the names of things
+    /// and what pads an input.
+    pub fn leaves_artifacts(&self) -> bool {
+        match self {
+            Self::SettingChanged { name, .. } => matches!(&**name, "model" | "module"),
+            Self::InputChanged { field, .. } => field == "pad",
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NeverBuilt => write!(f, "never built"),
+            Self::FailedBefore { message } => write!(f, "failed before: {message}"),
+            Self::ObjectMissing { what, object } => {
+                write!(f, "{what} `{}` is missing", object.short())
+            }
+            Self::EntryUnknown => write!(f, "what the entry imports has to be found out anew"),
+            Self::FormatChanged { old, new } => changed(f, "the key format", old, new),
+            Self::ProtocolChanged { old, new } => changed(f, "the worker protocol", old, new),
+            Self::SourceChanged { path } => write!(f, "`{path}` changed"),
+            Self::SourceAdded { path } => write!(f, "`{path}` became a source"),
+            Self::SourceRemoved { path } => write!(f, "`{path}` is no source any more"),
+            Self::PackageChanged { name, old, new } => {
+                changed(f, &format!("package `{name}`"), old, new)
+            }
+            Self::PackageAdded { name, version } => {
+                write!(f, "package `{name}` {} is imported now", bare(version))
+            }
+            Self::PackageRemoved { name, version } => {
+                write!(
+                    f,
+                    "package `{name}` {} is not imported any more",
+                    bare(version)
+                )
+            }
+            Self::TargetChanged { field, old, new } => match field.as_str() {
+                "sm" => write!(f, "the target changed: {} -> {}", chip(old), chip(new)),
+                "isa" | "device" | "arch" | "os" => changed(f, "the target", old, new),
+                "features" => write!(
+                    f,
+                    "the target changed: CPU features {}",
+                    gained_and_lost(old, new)
+                ),
+                _ => changed(f, &format!("the target's {field}"), old, new),
+            },
+            Self::OptionChanged { name, old, new } => {
+                write!(
+                    f,
+                    "option `{name}` changed: {} -> {}",
+                    shown(old.as_ref()),
+                    shown(new.as_ref())
+                )
+            }
+            Self::SettingChanged { name, old, new } => changed(f, &format!("`{name}`"), old, new),
+            Self::InputChanged {
+                name,
+                field,
+                old,
+                new,
+            } => changed(f, &format!("`{field}` of input `{name}`"), old, new),
+            Self::InputAdded { name } => write!(f, "input `{name}` was added"),
+            Self::InputRemoved { name } => write!(f, "input `{name}` was removed"),
+            Self::InputsReordered => write!(f, "the order of the inputs changed"),
+            Self::PassChanged { callable } => write!(f, "pass `{callable}` changed"),
+            Self::GraphChanged => write!(f, "the captured graph changed"),
+            Self::LayoutChanged { what } => write!(f, "the layout of the {what} changed"),
+            Self::FieldChanged { field } => write!(f, "{field}"),
+            Self::NotASource { path } => write!(f, "`{path}` is not a source"),
+            Self::Unchanged => write!(f, "nothing changed"),
+        }
+    }
+}
+
+fn changed(f: &mut fmt::Formatter<'_>, what: &str, old: &Value, new: &Value) -> fmt::Result {
+    write!(
+        f,
+        "{what} changed: {} -> {}",
+        shown(Some(old)),
+        shown(Some(new))
+    )
+}
+
+fn chip(value: &Value) -> String {
+    match value {
+        Value::Null => "`cpu`".to_owned(),
+        sm => format!("`sm_{}`", bare(sm)),
+    }
+}
+
+/// Returns `+avx512f -sse4a`.
+fn gained_and_lost(old: &Value, new: &Value) -> String {
+    let names = |value: &Value| -> BTreeSet<String> {
+        value.as_array().into_iter().flatten().map(bare).collect()
+    };
+    let (old, new) = (names(old), names(new));
+    let gained = new.difference(&old).map(|name| format!("+{name}"));
+    let lost = old.difference(&new).map(|name| format!("-{name}"));
+    let all: Vec<String> = gained.chain(lost).collect();
+    format!("`{}`", all.join(" "))
+}
+
+/// Returns why a thing whose key was explained as `old` is another one now, most telling first; empty when both are
+/// the same.
+pub fn reasons(old: &Value, new: &Value) -> Vec<Reason> {
+    let mut found = Vec::new();
+    let empty = Map::new();
+    let (old, new) = (
+        old.as_object().unwrap_or(&empty),
+        new.as_object().unwrap_or(&empty),
+    );
+    for (name, old, new) in pairs(old, new) {
+        match name.as_str() {
+            "common" => {
+                let (old, new) = (object(&old), object(&new));
+                for (name, old, new) in pairs(&old, &new) {
+                    field(&mut found, &["common"], &name, &old, &new);
+                }
+            }
+            _ => field(&mut found, &[], &name, &old, &new),
+        }
+    }
+    found.sort_by_key(rank);
+    found
+}
+
+/// Reads one top-level field of a key, or one of the fields that its model shares.
+fn field(
+    found: &mut Vec<Reason>,
+    above: &[&str],
+    name: &str,
+    old: &Option<Value>,
+    new: &Option<Value>,
+) {
+    if old == new {
+        return;
+    }
+    let plain = |value: &Option<Value>| value.clone().unwrap_or_default();
+    match name {
+        "format" => found.push(Reason::FormatChanged {
+            old: plain(old),
+            new: plain(new),
+        }),
+        "protocol" => found.push(Reason::ProtocolChanged {
+            old: plain(old),
+            new: plain(new),
+        }),
+        "sources" => found.extend(pairs(&object(old), &object(new)).into_iter().filter_map(
+            |(path, old, new)| match (old, new) {
+                (old, new) if old == new => None,
+                (Some(_), Some(_)) => Some(Reason::SourceChanged { path }),
+                (None, _) => Some(Reason::SourceAdded { path }),
+                (_, None) => Some(Reason::SourceRemoved { path }),
+            },
+        )),
+        "packages" => found.extend(pairs(&object(old), &object(new)).into_iter().filter_map(
+            |(name, old, new)| match (old, new) {
+                (old, new) if old == new => None,
+                (Some(old), Some(new)) => Some(Reason::PackageChanged { name, old, new }),
+                (Some(version), None) => Some(Reason::PackageRemoved { name, version }),
+                (None, version) => Some(Reason::PackageAdded {
+                    name,
+                    version: version.unwrap_or_default(),
+                }),
+            },
+        )),
+        "target" => found.extend(pairs(&object(old), &object(new)).into_iter().filter_map(
+            |(field, old, new)| {
+                let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
+                (old != new).then_some(Reason::TargetChanged { field, old, new })
+            },
+        )),
+        "options" => found.extend(
+            (pairs(&object(old), &object(new)).into_iter())
+                .filter(|(_, old, new)| old != new)
+                .map(|(name, old, new)| Reason::OptionChanged { name, old, new }),
+        ),
+        "inputs" if named(old) || named(new) => inputs(found, old, new),
+        "inputs" | "outputs" | "constants" if old.is_some() && new.is_some() => {
+            found.push(Reason::LayoutChanged {
+                what: name.to_owned(),
+            });
+        }
+        "tuned" => {
+            let told = |value: &Option<Value>| value.clone().unwrap_or(Value::Bool(false));
+            found.push(Reason::SettingChanged {
+                name: name.to_owned(),
+                old: told(old),
+                new: told(new),
+            });
+        }
+        "weights" => {
+            let told = |value: &Option<Value>| value.clone().unwrap_or_else(|| "auto".into());
+            found.push(Reason::SettingChanged {
+                name: name.to_owned(),
+                old: told(old),
+                new: told(new),
+            });
+        }
+        "graph" => found.push(Reason::GraphChanged),
+        "passes" => passes(found, &plain(old), &plain(new)),
+        "compiles" | "dynamic" | "backend" | "mode" | "model" | "entry" | "samples" | "module"
+        | "path" | "method" | "sizes" | "regions" => found.push(Reason::SettingChanged {
+            name: name.to_owned(),
+            old: plain(old),
+            new: plain(new),
+        }),
+        _ => {
+            let path: Vec<String> = above
+                .iter()
+                .copied()
+                .chain([name])
+                .map(str::to_owned)
+                .collect();
+            let mut fields = Vec::new();
+            compare(&mut path.clone(), old.as_ref(), new.as_ref(), &mut fields);
+            found.extend(
+                fields
+                    .into_iter()
+                    .map(|field| Reason::FieldChanged { field }),
+            );
+        }
+    }
+}
+
+/// Returns whether these are a module's inputs: with names, where an artifact has layouts only.
+fn named(list: &Option<Value>) -> bool {
+    match list {
+        Some(Value::Array(items)) => items.first().is_some_and(|item| item.get("dims").is_some()),
+        _ => false,
+    }
+}
+
+fn inputs(found: &mut Vec<Reason>, old: &Option<Value>, new: &Option<Value>) {
+    let items = |list: &Option<Value>| -> Vec<(String, Map<String, Value>)> {
+        let items = list.iter().filter_map(Value::as_array).flatten();
+        items
+            .map(|item| {
+                (
+                    item.get("name").map(bare).unwrap_or_default(),
+                    object(&Some(item.clone())),
+                )
+            })
+            .collect()
+    };
+    let (old, new) = (items(old), items(new));
+    let get = |list: &[(String, Map<String, Value>)], name: &str| {
+        list.iter().find(|(n, _)| n == name).cloned()
+    };
+    for (name, before) in &old {
+        let Some((_, after)) = get(&new, name) else {
+            found.push(Reason::InputRemoved { name: name.clone() });
+            continue;
+        };
+        for (field, old, new) in pairs(before, &after) {
+            // The stride follows the shape.
+            let follows = field == "stride" && before.get("shape") != after.get("shape");
+            if old != new && !follows {
+                found.push(Reason::InputChanged {
+                    name: name.clone(),
+                    field,
+                    old: old.unwrap_or_default(),
+                    new: new.unwrap_or_default(),
+                });
+            }
+        }
+    }
+    for (name, _) in new.iter().filter(|(name, _)| get(&old, name).is_none()) {
+        found.push(Reason::InputAdded { name: name.clone() });
+    }
+    let common = |list: &[(String, Map<String, Value>)],
+                  other: &[(String, Map<String, Value>)]|
+     -> Vec<String> {
+        list.iter()
+            .map(|(name, _)| name.clone())
+            .filter(|name| get(other, name).is_some())
+            .collect()
+    };
+    if common(&old, &new) != common(&new, &old) {
+        found.push(Reason::InputsReordered);
+    }
+}
+
+/// Passes are names in a request key, and names with source digests in an artifact key.
+fn passes(found: &mut Vec<Reason>, old: &Value, new: &Value) {
+    let name = |pass: &Value| pass.get("callable").map_or_else(|| bare(pass), bare);
+    let list = |passes: &Value| passes.as_array().cloned().unwrap_or_default();
+    let (old, new) = (list(old), list(new));
+    let names = |passes: &[Value]| passes.iter().map(name).collect::<Vec<_>>();
+    if names(&old) != names(&new) {
+        found.push(Reason::SettingChanged {
+            name: "passes".to_owned(),
+            old: names(&old).into(),
+            new: names(&new).into(),
+        });
+        return;
+    }
+    let differ = old.iter().zip(&new).filter(|(old, new)| old != new);
+    found.extend(differ.map(|(old, _)| Reason::PassChanged {
+        callable: name(old),
+    }));
+}
+
+/// Returns what both maps have: `(name, old, new)`, in the order of the old one, then what only the new one has.
+fn pairs(
+    old: &Map<String, Value>,
+    new: &Map<String, Value>,
+) -> Vec<(String, Option<Value>, Option<Value>)> {
+    let of_old = old
+        .iter()
+        .map(|(name, value)| (name.clone(), Some(value.clone()), new.get(name).cloned()));
+    let of_new = new.iter().filter(|(name, _)| !old.contains_key(*name));
+    of_old
+        .chain(of_new.map(|(name, value)| (name.clone(), None, Some(value.clone()))))
+        .collect()
+}
+
+fn object(value: &Option<Value>) -> Map<String, Value> {
+    value
+        .as_ref()
+        .and_then(Value::as_object)
+        .cloned()
+        .unwrap_or_default()
+}
+
+/// What people look for first: what they edited, then what the machine is, then what follows from those.
+fn rank(reason: &Reason) -> u8 {
+    match reason {
+        Reason::NeverBuilt
+        | Reason::FailedBefore { .. }
+        | Reason::ObjectMissing { .. }
+        | Reason::EntryUnknown => 0,
+        Reason::SourceChanged { .. }
+        | Reason::SourceAdded { .. }
+        | Reason::SourceRemoved { .. } => 1,
+        Reason::OptionChanged { .. }
+        | Reason::SettingChanged { .. }
+        | Reason::InputChanged { .. }
+        | Reason::InputAdded { .. }
+        | Reason::InputRemoved { .. }
+        | Reason::InputsReordered
+        | Reason::PassChanged { .. } => 2,
+        Reason::TargetChanged { .. } => 3,
+        Reason::PackageChanged { .. }
+        | Reason::PackageAdded { .. }
+        | Reason::PackageRemoved { .. } => 4,
+        Reason::GraphChanged | Reason::LayoutChanged { .. } => 5,
+        Reason::FormatChanged { .. }
+        | Reason::ProtocolChanged { .. }
+        | Reason::FieldChanged { .. } => 6,
+        Reason::NotASource { .. } | Reason::Unchanged => 7,
+    }
+}
+
+#[cfg(test)]
+mod tests;

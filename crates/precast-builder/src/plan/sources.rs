@@ -1,0 +1,490 @@
+//! What the entry was made of last time, looked at again without Python.
+//!
+//! The worker says once which of the project's files the entry imports or reads and which packages it imports; the
+//! release remembers them ([`Entry`]). [`refresh`] finds what those files and packages are now: files by their digest,
+//! packages by the name of their `.dist-info` folder. A file whose status has not changed since it was hashed is not
+//! read again ([`StatCache`]).
+//!
+//! Not seen, because only an import shows it: a new file that would be imported in place of an old one, and a package
+//! that was edited in place without another version.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use precast_store::{
+    Digest, Store, Target,
+    record::{Entry, Package, Source},
+    target::Torch,
+};
+use serde::{Deserialize, Serialize};
+use walkdir::WalkDir;
+
+use super::{Known, PlanError};
+use crate::spec::Spec;
+
+/// A file that changed this shortly before it was hashed may change again without another time stamp.
+const SETTLED: i128 = 2_000_000_000;
+
+/// Digests of files, by what the file system says of them.
+///
+/// One JSON file; it may be deleted at any time and costs only time. Like git's index it does not trust a stamp that
+/// was young when the file was hashed: such a file is read again.
+#[derive(Debug, Default)]
+pub struct StatCache {
+    file: PathBuf,
+    stamps: BTreeMap<PathBuf, Stamp>,
+    changed: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Stamp {
+    size: u64,
+    /// Nanoseconds since 1970. The second one changes whenever anything about the file does, and no program can set it.
+    mtime: i128,
+    ctime: i128,
+    inode: u64,
+    device: u64,
+    /// When it was hashed.
+    hashed: i128,
+    digest: Digest,
+}
+
+impl StatCache {
+    /// Reads the cache at `file`; an empty one when there is none that can be read.
+    #[cfg(test)]
+    pub fn load(file: &Path) -> Self {
+        Self::of(file, fs::File::open(file))
+    }
+
+    /// Reads the cache of a store; an empty one when there is none that can be read, or others could have written it.
+    pub fn in_store(store: &Store) -> Self {
+        let file = store.path().join("cache").join("sources.json");
+        Self::of(&file, store.open_file(&file))
+    }
+
+    fn of(file: &Path, open: io::Result<fs::File>) -> Self {
+        let read = |mut file: fs::File| {
+            let mut bytes = Vec::new();
+            io::Read::read_to_end(&mut file, &mut bytes).map(|_| bytes)
+        };
+        let stamps = open
+            .and_then(read)
+            .ok()
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        Self {
+            file: file.to_owned(),
+            stamps: stamps.unwrap_or_default(),
+            changed: false,
+        }
+    }
+
+    /// Returns the digest of the file at `path`, reading it only when it may have changed.
+    pub fn digest(&mut self, path: &Path) -> io::Result<Digest> {
+        let hashed = nanoseconds(SystemTime::now());
+        let meta = fs::metadata(path)?;
+        let now = |digest| Stamp {
+            size: meta.size(),
+            mtime: i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()),
+            ctime: i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec()),
+            inode: meta.ino(),
+            device: meta.dev(),
+            hashed,
+            digest,
+        };
+        if let Some(stamp) = self.stamps.get(path) {
+            let same = Stamp {
+                hashed: stamp.hashed,
+                ..now(stamp.digest)
+            };
+            if same == *stamp && stamp.mtime.max(stamp.ctime) + SETTLED < stamp.hashed {
+                return Ok(stamp.digest);
+            }
+        }
+        let (digest, _) = Digest::of_file(path)?;
+        self.stamps.insert(path.to_owned(), now(digest));
+        self.changed = true;
+        Ok(digest)
+    }
+
+    /// Writes the cache, if anything was hashed.
+    pub fn save(&self) -> io::Result<()> {
+        let Some(folder) = self.file.parent().filter(|_| self.changed) else {
+            return Ok(());
+        };
+        fs::create_dir_all(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        serde_json::to_writer(&mut file, &self.stamps)?;
+        file.persist(&self.file).map_err(|error| error.error)?;
+        Ok(())
+    }
+}
+
+fn nanoseconds(time: SystemTime) -> i128 {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => i128::try_from(since.as_nanos()).unwrap_or(i128::MAX),
+        Err(_) => 0,
+    }
+}
+
+/// Returns what keys are made of, as far as it can be told without Python: none when the model was never built from
+/// this entry, or when its torch or the GPU is not to be found.
+pub fn known(spec: &Spec, store: &Store) -> Result<Option<Known>, PlanError> {
+    let release = store.last_release(&spec.model.name)?;
+    let Some(entry) = release
+        .map(|release| release.entry)
+        .filter(|entry| entry.entry == spec.model.entry)
+    else {
+        return Ok(None);
+    };
+    let Some(target) = Target::of_host(spec.target.device, &spec.target.isa, &entry.site_packages)
+    else {
+        return Ok(None);
+    };
+    let mut cache = cache(store);
+    let entry = refresh(&spec.root, &entry, &mut cache)?;
+    // A store that can't be written costs the time of hashing again.
+    cache.save().ok();
+    Ok(Some(Known { entry, target }))
+}
+
+fn cache(store: &Store) -> StatCache {
+    StatCache::in_store(store)
+}
+
+/// Returns the digest of a file, which is read only when it may have changed.
+pub fn file_digest(path: &Path, store: &Store) -> Result<Digest, PlanError> {
+    let mut cache = cache(store);
+    let digest = cache.digest(path).map_err(|source| PlanError::Source {
+        path: path.to_owned(),
+        source,
+    })?;
+    cache.save().ok();
+    Ok(digest)
+}
+
+/// Returns the entry with the digests and versions of now. Files and packages that are gone are left out.
+pub fn refresh(root: &Path, entry: &Entry, cache: &mut StatCache) -> Result<Entry, PlanError> {
+    let mut sources = Vec::new();
+    for source in &entry.sources {
+        let path = root.join(&source.path);
+        match cache.digest(&path) {
+            Ok(digest) => sources.push(Source {
+                path: source.path.clone(),
+                digest,
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(PlanError::Source { path, source }),
+        }
+    }
+    Ok(Entry {
+        entry: entry.entry.clone(),
+        sources,
+        packages: packages(&entry.packages, &entry.site_packages),
+        declared: entry.declared.clone(),
+        site_packages: entry.site_packages.clone(),
+    })
+}
+
+/// Returns the first source whose bytes are other ones than `entry` says, read anew.
+pub fn changed_source(root: &Path, entry: &Entry) -> Option<String> {
+    let same = |source: &Source| {
+        Digest::of_file(&root.join(&source.path)).is_ok_and(|(now, _)| now == source.digest)
+    };
+    entry
+        .sources
+        .iter()
+        .find(|source| !same(source))
+        .map(|source| source.path.clone())
+}
+
+/// Returns the installed versions of these packages.
+fn packages(remembered: &[Package], site_packages: &[String]) -> Vec<Package> {
+    let installed = installed(site_packages);
+    let torch = Torch::find(site_packages).map(|torch| torch.version);
+    let version = |package: &Package| {
+        // torch's own version has a build tag (`+cu130`) that its folder's name may lack: either one counts.
+        if package.name == "torch" && torch.as_deref() == Some(&package.version) {
+            return torch.clone();
+        }
+        installed.get(&normal(&package.name)).cloned()
+    };
+    (remembered.iter())
+        .filter_map(|package| {
+            Some(Package {
+                name: package.name.clone(),
+                version: version(package)?,
+            })
+        })
+        .collect()
+}
+
+/// Returns the version of every installed package by its normal name; the first folder wins.
+fn installed(site_packages: &[String]) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for folder in site_packages {
+        let entries = WalkDir::new(folder)
+            .min_depth(1)
+            .max_depth(1)
+            .sort_by_file_name();
+        for entry in entries.into_iter().filter_map(Result::ok) {
+            let name = entry.file_name().to_string_lossy();
+            let Some(stem) = name
+                .strip_suffix(".dist-info")
+                .or_else(|| name.strip_suffix(".egg-info"))
+            else {
+                continue;
+            };
+            // `name-version`, and for eggs `name-version-py3.11`: neither name nor version has a hyphen.
+            let mut parts = stem.split('-');
+            if let (Some(name), Some(version)) = (parts.next(), parts.next()) {
+                found
+                    .entry(normal(name))
+                    .or_insert_with(|| version.to_owned());
+            }
+        }
+    }
+    found
+}
+
+/// Returns a package's name as the packaging standards compare it: lower case, runs of `-`, `_` and `.` as one `-`.
+fn normal(name: &str) -> String {
+    let parts: Vec<&str> = name
+        .split(['-', '_', '.'])
+        .filter(|part| !part.is_empty())
+        .collect();
+    parts.join("-").to_lowercase()
+}
+
+/// Returns files of the project that changed after `since` and are not sources, sorted, at most `limit` of them: what
+/// `why` can say had no effect. Hidden folders, `__pycache__` and `skip` are left out.
+pub fn bystanders(
+    root: &Path,
+    entry: &Entry,
+    since: SystemTime,
+    skip: &[&Path],
+    limit: usize,
+) -> Vec<String> {
+    let wanted = |found: &walkdir::DirEntry| {
+        let name = found.file_name().to_string_lossy();
+        let hidden = found.depth() > 0 && name.starts_with('.');
+        !hidden && name != "__pycache__" && !skip.contains(&found.path())
+    };
+    let walk = WalkDir::new(root)
+        .sort_by_file_name()
+        .into_iter()
+        .filter_entry(wanted);
+    walk.filter_map(Result::ok)
+        .filter(|found| found.file_type().is_file())
+        .filter(|found| {
+            found
+                .metadata()
+                .ok()
+                .and_then(|meta| meta.modified().ok())
+                .is_some_and(|time| time > since)
+        })
+        .filter_map(|found| {
+            Some(
+                found
+                    .path()
+                    .strip_prefix(root)
+                    .ok()?
+                    .to_string_lossy()
+                    .into_owned(),
+            )
+        })
+        .filter(|path| !entry.sources.iter().any(|source| source.path == *path))
+        .take(limit)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, time::Duration};
+
+    use super::*;
+
+    fn project(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    fn entry(root: &Path, sources: &[&str], packages: &[(&str, &str)]) -> Entry {
+        let source = |path: &&str| Source {
+            path: (*path).to_owned(),
+            digest: Digest::of_file(&root.join(path)).unwrap().0,
+        };
+        Entry {
+            entry: "model:load".into(),
+            sources: sources.iter().map(source).collect(),
+            packages: packages
+                .iter()
+                .map(|(name, version)| Package {
+                    name: (*name).into(),
+                    version: (*version).into(),
+                })
+                .collect(),
+            declared: Default::default(),
+            site_packages: vec![root.join("site").to_string_lossy().into_owned()],
+        }
+    }
+
+    /// Makes the file look as if it was written a minute ago, as files of a checkout are.
+    fn age(cache: &mut StatCache) {
+        for stamp in cache.stamps.values_mut() {
+            stamp.hashed += 60_000_000_000;
+        }
+    }
+
+    #[test]
+    fn an_unchanged_file_is_not_read_again_and_a_changed_one_is() {
+        let folder = project(&[("model.py", "one")]);
+        let path = folder.path().join("model.py");
+        let file = folder.path().join("cache/sources.json");
+        let mut cache = StatCache::load(&file);
+        let one = cache.digest(&path).unwrap();
+        age(&mut cache);
+        cache.save().unwrap();
+
+        let mut cache = StatCache::load(&file);
+        // A poisoned digest shows whether the file was read.
+        let poison = Digest::of(b"poison");
+        cache.stamps.get_mut(&path).unwrap().digest = poison;
+        assert_eq!(cache.digest(&path).unwrap(), poison);
+        assert!(!cache.changed);
+
+        // Same size, and a time stamp set back to what it was: the change time gives it away.
+        let before = fs::metadata(&path).unwrap().modified().unwrap();
+        fs::write(&path, "two").unwrap();
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(before)
+            .unwrap();
+        let two = cache.digest(&path).unwrap();
+        assert_eq!(two, Digest::of(b"two"));
+        assert_ne!(one, two);
+    }
+
+    #[test]
+    fn a_file_that_was_young_when_it_was_hashed_is_read_again() {
+        let folder = project(&[("model.py", "one")]);
+        let path = folder.path().join("model.py");
+        let mut cache = StatCache::load(&folder.path().join("cache.json"));
+        cache.digest(&path).unwrap();
+        cache.stamps.get_mut(&path).unwrap().digest = Digest::of(b"poison");
+        assert_eq!(cache.digest(&path).unwrap(), Digest::of(b"one"));
+    }
+
+    #[test]
+    fn a_damaged_cache_is_an_empty_one() {
+        let folder = project(&[("cache.json", "{\"a\": 1}"), ("model.py", "one")]);
+        let mut cache = StatCache::load(&folder.path().join("cache.json"));
+        assert_eq!(
+            cache.digest(&folder.path().join("model.py")).unwrap(),
+            Digest::of(b"one")
+        );
+        cache.save().unwrap();
+        assert_eq!(
+            StatCache::load(&folder.path().join("cache.json"))
+                .stamps
+                .len(),
+            1
+        );
+        assert!(cache.digest(&folder.path().join("gone.py")).is_err());
+    }
+
+    #[test]
+    fn an_entry_is_seen_as_it_is_now() {
+        let folder = project(&[
+            ("model.py", "a"),
+            ("sub/layers.py", "b"),
+            ("old.py", "c"),
+            ("site/x/__init__.py", ""),
+        ]);
+        let root = folder.path();
+        for name in [
+            "My_Pkg-1.2.dist-info",
+            "eggy-3.0-py3.11.egg-info",
+            "torch-2.11.0.dist-info",
+            "torch",
+        ] {
+            fs::create_dir_all(root.join("site").join(name)).unwrap();
+        }
+        let version = "__version__ = '2.11.0+cu130'\ngit_version = 'f'\ncuda = None\n";
+        fs::write(root.join("site/torch/version.py"), version).unwrap();
+        let packages = [
+            ("my.pkg", "1.2"),
+            ("eggy", "2.0"),
+            ("gone", "1"),
+            ("torch", "2.11.0+cu130"),
+            ("torch", "2.11.0"),
+        ];
+        let before = entry(root, &["model.py", "sub/layers.py", "old.py"], &packages);
+        assert_eq!(changed_source(root, &before), None);
+        fs::write(root.join("sub/layers.py"), "B").unwrap();
+        fs::remove_file(root.join("old.py")).unwrap();
+
+        let now = refresh(root, &before, &mut StatCache::default()).unwrap();
+        let paths: Vec<&str> = now
+            .sources
+            .iter()
+            .map(|source| source.path.as_str())
+            .collect();
+        assert_eq!(paths, ["model.py", "sub/layers.py"]);
+        assert_eq!(now.sources[0], before.sources[0]);
+        assert_eq!(now.sources[1].digest, Digest::of(b"B"));
+        let versions: Vec<String> = now
+            .packages
+            .iter()
+            .map(|p| format!("{} {}", p.name, p.version))
+            .collect();
+        assert_eq!(
+            versions,
+            [
+                "my.pkg 1.2",
+                "eggy 3.0",
+                "torch 2.11.0+cu130",
+                "torch 2.11.0"
+            ]
+        );
+        assert_eq!(
+            changed_source(root, &before),
+            Some("sub/layers.py".to_owned())
+        );
+    }
+
+    #[test]
+    fn bystanders_are_new_files_that_are_no_sources() {
+        let folder = project(&[
+            ("model.py", ""),
+            ("README.md", ""),
+            (".git/x", ""),
+            ("__pycache__/m.pyc", ""),
+            ("artifacts/a", ""),
+            ("old.txt", ""),
+        ]);
+        let root = folder.path();
+        let entry = entry(root, &["model.py"], &[]);
+        let past = SystemTime::now() - Duration::from_secs(60);
+        File::options()
+            .write(true)
+            .open(root.join("old.txt"))
+            .unwrap()
+            .set_modified(past - Duration::from_secs(60))
+            .unwrap();
+        let skip = root.join("artifacts");
+        assert_eq!(bystanders(root, &entry, past, &[&skip], 9), ["README.md"]);
+        assert_eq!(bystanders(root, &entry, past, &[], 1), ["README.md"]);
+    }
+}

@@ -1,0 +1,391 @@
+//! What `precast` and its Python worker say to each other: one JSON document per line, in both directions.
+//!
+//! The worker reads requests on stdin and answers on its original stdout; everything that torch, a model or a compiler
+//! prints goes to the worker's stderr, which is its log. A request has an `id`; the worker answers it with exactly one
+//! `result` or `error` of that id, and may send `event`s before. A worker serves one request at a time and stays alive.
+//! Paths in answers are absolute and lie in the `out` folder of the request; the store takes its own copy of them.
+//!
+//! Environment of a worker: `TORCHINDUCTOR_CACHE_DIR`, `TRITON_CACHE_DIR` and `TMPDIR` are private folders of the build.
+//! `PRECAST_HEADER_DIR` may name a folder that outlives builds, for C++ headers that take 10 s to compile and are the
+//! same for every build on a machine; the worker uses it only if it is this user's and nobody else can write it. So does
+//! `PRECAST_BYTECODE_DIR`, for bytecode of a torch that was installed without.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use precast_store::record::{
+    self, Constant, Field, Input, Layout, Output, Package, Receipt, Sizes, Source,
+    receipt::ModulePadding,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::error::{OUT_OF_MEMORY, REPORT};
+use crate::{
+    plan::Pass,
+    spec::{Bounds, compile::Options},
+};
+
+pub use crate::plan::PROTOCOL;
+
+/// What a worker is asked to do.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    /// Says what the worker is: answered with [`Hello`].
+    Hello,
+    /// Gets ready to compile: imports the compiler, and makes the C++ headers that every compile on a machine needs.
+    /// Answered with [`Prepared`]; nothing depends on it but speed.
+    Prepare {
+        device: String,
+        isa: String,
+        out: PathBuf,
+    },
+    /// Imports the entry and makes the model: answered with [`Opened`]. Once per worker and model.
+    Open {
+        /// The spec's folder, first on `sys.path`.
+        root: PathBuf,
+        /// `module:callable`.
+        entry: String,
+        /// `cpu` or `cuda`.
+        device: String,
+        /// Further `module:callable`s that captures will use (passes, samples): their files are sources too.
+        also: Vec<String>,
+        /// A safetensors file whose values the model gets instead of its own.
+        weights: Option<PathBuf>,
+    },
+    /// Writes the weight set as safetensors, unless it came from a file: answered with [`Weights`].
+    Weights { out: PathBuf },
+    /// Finds the inputs of a module that the spec leaves out, by running the model once: answered with [`Sampled`].
+    Inputs {
+        path: String,
+        method: String,
+        /// `module:callable` that gives sample inputs of the model, with the sizes it has parameters for.
+        samples: Option<String>,
+        /// Inputs of the model itself, where there is no such callable.
+        inputs: Vec<Input>,
+        /// Sizes to run at; those of the module's buckets.
+        sizes: Sizes,
+    },
+    /// Captures one module at one bucket: answered with [`Captured`].
+    Capture {
+        module: ModuleRequest,
+        sizes: Sizes,
+        out: PathBuf,
+    },
+    /// Compiles one captured segment: answered with [`Compiled`].
+    Compile {
+        /// [`Segment::file`] of an earlier answer, of this worker or another.
+        file: PathBuf,
+        device: String,
+        /// `native` or a level of [`precast_store::target::ISA_LEVELS`].
+        isa: String,
+        mode: String,
+        options: serde_json::Map<String, Value>,
+        /// Graph passes to run on it, in order. One whose source is another now is refused.
+        passes: Vec<Pass>,
+        out: PathBuf,
+    },
+}
+
+/// The module to capture, as the plan has it.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModuleRequest {
+    pub name: String,
+    /// FQN of the submodule, empty for the model itself.
+    pub path: String,
+    pub method: String,
+    /// In call order. `layout.shape` holds the sizes of this bucket.
+    pub inputs: Vec<Input>,
+    /// Whether its segments will be compiled; else only the archive for eager is saved.
+    pub compiled: bool,
+    /// FQN globs of the regions to cut out.
+    pub regions: Vec<String>,
+    /// Graph passes, `module:callable`: in order those for whole graphs run before the graph is cut.
+    pub passes: Vec<String>,
+    /// Dimensions to capture as dynamic, each with its bounds: one segment and one archive for every size in them.
+    pub dynamic: Option<BTreeMap<String, Bounds>>,
+    /// [`Sampled::structure`], for inputs that were found by running the model.
+    pub structure: Option<Value>,
+}
+
+/// One line from a worker.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Line {
+    Result {
+        id: u64,
+        value: Value,
+    },
+    Error {
+        id: u64,
+        error: WorkerError,
+    },
+    /// Where the request is, as `lower` or `link`; for progress only.
+    Event {
+        id: u64,
+        phase: String,
+    },
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, Deserialize, Serialize, thiserror::Error)]
+#[error("{message}")]
+pub struct WorkerError {
+    /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `no_device`, `no_module`, `no_method`, `bad_input`,
+    /// `capture`, `pass`, `compile`, `weights`, `protocol`, `internal`.
+    pub code: String,
+    /// One line, lower case, no final period: names the thing.
+    pub message: String,
+    /// The user's file and line that caused it, as `model.py:12`.
+    #[serde(default)]
+    pub location: Option<String>,
+    #[serde(default)]
+    pub hint: Option<String>,
+    /// The value in the spec that is wrong, where it is that.
+    #[serde(default)]
+    pub spec: Option<String>,
+    /// The whole Python traceback.
+    #[serde(default)]
+    pub trace: String,
+}
+
+impl WorkerError {
+    /// Returns what the user can do: what the worker says, or else what helps against errors of this kind.
+    pub fn hint(&self) -> String {
+        if let Some(hint) = &self.hint {
+            return hint.clone();
+        }
+        let text = match self.code.as_str() {
+            "entry_import" | "entry_call" => {
+                "`entry` names a `module:callable` beside the spec; calling it in that Python shows the same"
+            }
+            "torch_missing" => {
+                "name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`"
+            }
+            "no_device" => "build on a host that has this device, or change `[target] device`",
+            "no_module" => "`path` is one of the names that `named_modules()` gives",
+            "no_method" => "`method` is a method of that submodule",
+            "bad_input" => "give the inputs of this module in the spec, as the model takes them",
+            "capture" => {
+                "`torch.export.export` must be able to capture it; eager runs the captured graph too"
+            }
+            "pass" => "mend the pass, or take it out of `passes`",
+            "compile" => {
+                "other `options` or another `mode` may do; `enabled = false` leaves the module to eager"
+            }
+            "weights" => "weights are dense tensors of a dtype that safetensors has",
+            OUT_OF_MEMORY => {
+                "end other processes that take memory, or ask for smaller buckets; `-j 1` leaves all of it to one worker"
+            }
+            _ => REPORT,
+        };
+        text.to_owned()
+    }
+}
+
+/// What the worker is.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Hello {
+    pub protocol: u32,
+    /// Version, as `3.11.7`.
+    pub python: String,
+    pub site_packages: Vec<String>,
+    pub torch: String,
+    pub torch_git: String,
+    pub cuda: Option<String>,
+    pub cxx11_abi: bool,
+    /// Compute capability of each CUDA device, as `90`; empty without one.
+    pub sm: Vec<String>,
+}
+
+/// A worker that is ready to compile.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Prepared {
+    /// Seconds by phase.
+    pub seconds: BTreeMap<String, f64>,
+}
+
+/// What importing the entry and making the model showed.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Opened {
+    /// The project's own files that were imported or read, sorted by path.
+    pub sources: Vec<Source>,
+    /// Installed packages that were imported, sorted by name.
+    pub packages: Vec<Package>,
+    /// FQN -> class name of every submodule; the model itself is under the empty name.
+    pub modules: BTreeMap<String, String>,
+    /// FQN -> method -> keys of `[compile]`: what `get_torch_compile_config` and `torch.compiler.disable` say.
+    #[serde(default)]
+    pub declared: BTreeMap<String, BTreeMap<String, Value>>,
+    /// Tells weights from others, by some of the values of each: an entry may draw other ones in another worker.
+    #[serde(default)]
+    pub fingerprint: Option<String>,
+    /// What the user should know of the model, as that it was in training mode.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+/// The inputs of a module, as the model calls it.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Sampled {
+    /// Tensors in order, named by the parameter and the path inside it (`cache.0`).
+    pub inputs: Vec<Input>,
+    /// How they nest: `{"args": […], "kwargs": {…}}` of `{"tensor": n}`, `{"value": v}`, `{"list": […]}`, `{"tuple": […]}`
+    /// and `{"dict": {…}}`.
+    pub structure: Value,
+}
+
+/// The weight set of the opened model.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Weights {
+    /// None when the model has no parameters and no buffers.
+    pub file: Option<PathBuf>,
+    /// Names of tied tensors -> the name under which the file holds them.
+    pub aliases: BTreeMap<String, String>,
+}
+
+/// A captured program: segments to compile and the steps that call them.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Captured {
+    pub segments: Vec<Segment>,
+    pub steps: Vec<CapturedStep>,
+    /// What runs, or may run, when the segments are compiled.
+    #[serde(default)]
+    pub passes: SegmentPasses,
+    pub inputs: Vec<Input>,
+    pub outputs: Vec<Output>,
+    /// Value numbers of the outputs.
+    pub results: Vec<usize>,
+    /// What is checked while it runs; the values are outputs of steps.
+    #[serde(default)]
+    pub checks: Vec<record::Check>,
+    /// How many values there are.
+    pub values: usize,
+    pub call_spec: Value,
+    /// Why a smaller request can't be padded into this bucket, if it can't.
+    #[serde(default)]
+    pub padding_refused: Option<String>,
+    /// What the user should know of the module, as that an output is no tensor.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// For each output the coarsest dtype below float32 that it was computed in on the way, if any.
+    #[serde(default)]
+    pub computed_in: Vec<Option<record::Dtype>>,
+    /// A safetensors file with `in.0`, `in.1`, … (inputs) and `out.0`, … (what eager answers).
+    pub samples: PathBuf,
+    /// A safetensors file with tensors that bindings name and the weight set lacks: made by the code itself, with no
+    /// name in the model. Named by their content, so that those of several captures can be put together.
+    #[serde(default)]
+    pub extra_weights: Option<PathBuf>,
+    /// The bounds that a dynamic capture holds for; torch.export starts at 2. Sizes in layouts are then those of the
+    /// sample inputs.
+    #[serde(default)]
+    pub dynamic: Option<BTreeMap<String, Bounds>>,
+    /// A `torch.export.save` archive of the whole module at this bucket, for libtorch's interpreter. It holds no
+    /// weights: its flat inputs are the module's inputs in call order and then `exported_weights`; its outputs are
+    /// `outputs`.
+    #[serde(default)]
+    pub exported: Option<PathBuf>,
+    /// Tensor names in the weight set, in the order the archive takes them after the inputs.
+    #[serde(default)]
+    pub exported_weights: Vec<String>,
+    /// Seconds it took.
+    pub seconds: f64,
+    #[serde(default)]
+    pub receipt: Measured,
+}
+
+/// What was measured of the module itself, in Python, on the sample inputs.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Measured {
+    /// Median microseconds of a call.
+    pub eager_us: Option<f64>,
+    /// How many calls that is the median of.
+    pub eager_runs: Option<u64>,
+    /// How many threads torch used for them.
+    pub threads: Option<u64>,
+    /// Peak memory, on CUDA.
+    pub eager_peak_bytes: Option<u64>,
+    /// Its answers to requests that were padded into the bucket; none where that was not tried.
+    pub padding: Option<ModulePadding>,
+}
+
+impl Measured {
+    /// Returns the receipt of a program whose capture took so many seconds.
+    pub fn receipt(self, seconds: f64) -> Receipt {
+        fn field<T>(value: Option<T>) -> Field<T> {
+            value.map_or(Field::Absent, Field::Known)
+        }
+        let mut receipt = Receipt {
+            eager_us: field(self.eager_us),
+            eager_runs: field(self.eager_runs),
+            threads: field(self.threads),
+            eager_peak_bytes: field(self.eager_peak_bytes),
+            padding: field(self.padding),
+            ..Receipt::default()
+        };
+        receipt.took("capture", seconds);
+        receipt
+    }
+}
+
+/// Graph passes for the segments of a program.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct SegmentPasses {
+    /// Those of the module's own passes that run on segments, in order.
+    pub own: Vec<Pass>,
+    /// Option sets that installed packages offer for these segments, for `--tune` to try.
+    pub offered: Vec<Offer>,
+}
+
+/// An option set that a package offers, beside the module's own settings.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Offer {
+    /// Passes after the module's own.
+    pub passes: Vec<Pass>,
+    pub options: Options,
+}
+
+/// One distinct piece of a captured program.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Segment {
+    /// The canonical graph: no names of nodes, modules or files, no paths, no float weight values.
+    pub graph: String,
+    /// Where the piece lies, ready to compile by any worker.
+    pub file: PathBuf,
+    pub inputs: Vec<Layout>,
+    pub outputs: Vec<Layout>,
+    pub constants: Vec<Constant>,
+    /// Libraries of custom operators to load before the artifact, in this order; their digests are in the text.
+    #[serde(default)]
+    pub libraries: Vec<PathBuf>,
+}
+
+/// One call of a segment.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct CapturedStep {
+    pub name: String,
+    /// Index into [`Captured::segments`].
+    pub segment: usize,
+    pub inputs: Vec<usize>,
+    pub outputs: Vec<usize>,
+    /// Constant name in the segment -> tensor name in the weight set.
+    pub binding: BTreeMap<String, String>,
+}
+
+/// A compiled segment.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Compiled {
+    /// The shared object.
+    pub library: PathBuf,
+    /// JSON for the proxy executor, if the artifact calls operators through it.
+    #[serde(default)]
+    pub proxy: Option<PathBuf>,
+    /// Constants that it takes in a form of its own, and how they are made of the segment's.
+    #[serde(default)]
+    pub prepared: Vec<record::Prepared>,
+    /// AOTInductor's own metadata, as written beside the library.
+    pub metadata: Value,
+    /// Seconds by phase (`lower`, `cpp`, `link`, …).
+    pub seconds: BTreeMap<String, f64>,
+}

@@ -1,0 +1,134 @@
+//! A gate that would look at the same things again is not repeated.
+//!
+//! A source that changed without changing the graph (a comment, a docstring, another module's code) gives a program a new
+//! key, and its capture finds every artifact. What the gate of the program that stood in its place found then holds for the
+//! new one too, if nothing differs that it looks at:
+//!
+//! | of | must be equal |
+//! |---|---|
+//! | the program | all of its record but its key, its receipt and its provenance: steps with their artifacts and bindings, the exported graph, constants, layouts, checks, what pads it |
+//! | the gate | the digest of the samples (inputs, and what eager answered), the weight set and its aliases, smoke steps, tolerances, what each output was computed in |
+//! | the host | the machine, its CPU model, how many cores the build may use, and the driver where it has a GPU |
+//! | precast | its version |
+//!
+//! The second to fourth are in the receipt as `gate_given`; `gated_by` names the program whose gate it was. A program that
+//! is tuned anew is gated in every way.
+
+use std::{fs, thread};
+
+use precast_store::{
+    Digest,
+    record::{
+        Padding, Program,
+        receipt::{Gate, Given, Host},
+    },
+    target::DeviceKind,
+};
+
+use super::{
+    BuildError,
+    gate::Candidate,
+    ways::Way,
+    work::{Job, Work},
+};
+use crate::plan::State;
+
+/// An earlier gate that holds for a program.
+pub(super) struct Earlier {
+    /// The program that it was made for.
+    pub by: Digest,
+    pub gate: Gate,
+    pub padding: Padding,
+}
+
+/// Returns what a gate looks at beside the program; none where the samples can't be read, which the gate will say.
+pub(super) fn given(candidate: &Candidate) -> Option<Given> {
+    let (samples, _) = Digest::of_file(&candidate.samples).ok()?;
+    let refused = match &candidate.program.padding {
+        Padding::Refused { why } => Some(why.clone()),
+        Padding::Allowed => None,
+    };
+    Some(Given {
+        precast: env!("CARGO_PKG_VERSION").to_owned(),
+        host: host(candidate.program.target.device),
+        samples,
+        weights: candidate.weights,
+        aliases: candidate.aliases.clone(),
+        steps: candidate.steps,
+        rtol: candidate.rtol,
+        atol: candidate.atol,
+        computed_in: candidate.computed_in.clone(),
+        padding_refused: refused,
+    })
+}
+
+impl Work<'_> {
+    /// Returns the gate of the program that stood in the place of this one, if that looked at the same things.
+    pub(super) fn gated_before(
+        &self,
+        job: &Job<'_>,
+        program: &Program,
+        ways: &[Way],
+        given: &Given,
+    ) -> Result<Option<Earlier>, BuildError> {
+        let (
+            State::Miss {
+                before: Some(before),
+                ..
+            },
+            [way],
+        ) = (&job.item.state, ways)
+        else {
+            return Ok(None);
+        };
+        if way.refused.is_some() {
+            return Ok(None);
+        }
+        let Some(before) = self.options.store.program(before)? else {
+            return Ok(None);
+        };
+        if before.receipt.gate_given.get() != Some(given) {
+            return Ok(None);
+        }
+        let Some(gate) = before.receipt.gate.get().cloned() else {
+            return Ok(None);
+        };
+        let padding = before.padding.clone();
+        let by = before.receipt.gated_by.get().copied().unwrap_or(before.id);
+        let now = Program {
+            schema: program.schema,
+            id: program.id,
+            padding: program.padding.clone(),
+            request: program.request.clone(),
+            receipt: program.receipt.clone(),
+            provenance: program.provenance.clone(),
+            ..before
+        };
+        Ok((now == *program).then_some(Earlier { by, gate, padding }))
+    }
+}
+
+/// Returns what tells hosts apart by what they answer and how fast they are.
+fn host(device: DeviceKind) -> Host {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    // The ID of a machine is not for others to see. An image without one has that of the boot.
+    let machine = match read("/etc/machine-id") {
+        id if id.trim().is_empty() => read("/proc/sys/kernel/random/boot_id"),
+        id => id,
+    };
+    let cpu = read("/proc/cpuinfo");
+    let cpu = cpu.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == "model name").then(|| value.trim().to_owned())
+    });
+    let driver = (device == DeviceKind::Cuda).then(|| {
+        let version = read("/proc/driver/nvidia/version");
+        version.lines().next().unwrap_or_default().to_owned()
+    });
+    Host {
+        machine: Digest::of(format!("precast gate {}", machine.trim()).as_bytes()).short(),
+        cpu,
+        cores: thread::available_parallelism().map_or(0, usize::from),
+        driver,
+    }
+}

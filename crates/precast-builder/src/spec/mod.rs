@@ -1,0 +1,292 @@
+//! The spec, `precast.toml`: what the user asked for. Pure: it reads one file and knows no torch and no store.
+//!
+//! ```text
+//! schema = 1
+//! [model]      name, entry = "module:callable", weights = "auto" | "x.safetensors", samples = "module:callable"
+//! [target]     device = "cpu" | "cuda", isa = "native" | "x86-64-v3" | …
+//! [compile]    defaults of the settings, see `compile`
+//! [[module]]   name, path, method, regions, and any setting of [compile]
+//!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
+//!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
+//!   [module.gate]      rtol, atol
+//! ```
+//!
+//! One run may say settings otherwise: see `setting`.
+//!
+//! A spec is read into a tree that knows its places and walked by hand, so that one run reports everything that is
+//! wrong, each with its line and a caret ([`SpecError`]). Two modules may share a name when they take inputs of other
+//! names: they are variants, and dispatch picks by the names a request gives. What a file outside the spec decides
+//! (does the entry import, is there such a submodule) is found later, by the build.
+
+mod buckets;
+pub mod compile;
+mod error;
+pub mod glob;
+mod inputs;
+pub(crate) mod parse;
+mod reader;
+mod setting;
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+pub use compile::{
+    Backend, Bounds, Compile, Dynamic, Effective, FailPolicy, Mode, Origin, Overrides, effective,
+};
+pub use error::{Problem, SpecError};
+pub use setting::CommandLine;
+
+use precast_store::{
+    record::{Dtype, Input, Layout, Pad, Sizes},
+    target::DeviceKind,
+};
+
+/// The version a spec says in `schema`.
+pub const SCHEMA: i64 = 1;
+
+/// Bytes that a spec may have: some twenty thousand lines.
+const MOST: u64 = 1 << 20;
+
+/// What `precast.toml` asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    pub file: PathBuf,
+    /// The folder of the file: where the entry is imported from and relative paths start.
+    pub root: PathBuf,
+    pub model: Model,
+    pub target: TargetSpec,
+    /// The `[compile]` table.
+    pub compile: Overrides,
+    /// At least one, in the order of the file.
+    pub modules: Vec<Module>,
+}
+
+/// The model the modules belong to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    pub name: String,
+    /// `module:callable`.
+    pub entry: String,
+    pub weights: WeightsFrom,
+    /// `module:callable` that gives sample inputs, for modules whose inputs are left out.
+    pub samples: Option<String>,
+}
+
+/// Where the weight set comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WeightsFrom {
+    /// The model's own parameters and buffers.
+    Auto,
+    /// A safetensors file; absolute or under [`Spec::root`], which is joined already.
+    File(PathBuf),
+}
+
+impl WeightsFrom {
+    /// Returns the file, where it is one.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Auto => None,
+            Self::File(path) => Some(path),
+        }
+    }
+}
+
+/// What to compile for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetSpec {
+    pub device: DeviceKind,
+    /// `native` or a name of [`precast_store::target::ISA_LEVELS`].
+    pub isa: String,
+}
+
+/// One callable of the model and how to compile it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Module {
+    /// What callers ask for.
+    pub name: String,
+    /// FQN of the submodule, empty for the model itself.
+    pub path: String,
+    pub method: String,
+    /// In call order; none when they are to be captured from sample inputs.
+    pub inputs: Option<Vec<InputSpec>>,
+    /// Sorted and distinct. A module without bucketed dimensions has one bucket, with empty sizes.
+    pub buckets: Vec<Sizes>,
+    /// FQN globs relative to the submodule.
+    pub regions: Vec<String>,
+    /// The settings this entry says.
+    pub compile: Overrides,
+    pub gate: Gate,
+}
+
+/// One named input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputSpec {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<Dim>,
+    /// Fits `dtype`: a boolean for bool, an integer in range for integers, a finite float for floats.
+    pub pad: Pad,
+    /// The values that it may have, `range[0]..range[1]`. Samples are drawn from it.
+    pub range: Option<[i64; 2]>,
+}
+
+/// The size of one axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Dim {
+    Fixed(i64),
+    /// The size a bucket gives to this dimension.
+    Named(String),
+}
+
+/// How far from eager an artifact may be; the build has defaults by dtype.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gate {
+    pub rtol: Option<f64>,
+    pub atol: Option<f64>,
+}
+
+impl Spec {
+    /// Reads and checks the file at `path`.
+    pub fn load(path: &Path) -> Result<Self, SpecError> {
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes));
+        read.map_err(|source| SpecError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        if bytes.len() as u64 > MOST {
+            return Err(SpecError::TooLarge {
+                path: path.to_owned(),
+                most: MOST,
+            });
+        }
+        let text = String::from_utf8(bytes).map_err(|error| SpecError::NotText {
+            path: path.to_owned(),
+            offset: error.utf8_error().valid_up_to(),
+        })?;
+        Self::parse(&text, path)
+    }
+
+    /// Checks `text` as the content of the file at `path`, which is not read.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, SpecError> {
+        parse::spec(text, path)
+    }
+
+    /// Says what is wrong with a value at the place where the file has it, in quotes; none if no key that names code has it.
+    pub fn mark(&self, value: &str, message: String, help: String) -> Option<SpecError> {
+        let text = fs::read_to_string(&self.file).ok()?;
+        let quoted = ['"', '\''].map(|quote| format!("{quote}{value}{quote}"));
+        let mut found = quoted.iter().flat_map(|quoted| text.match_indices(quoted));
+        // Names may be the same word.
+        let (start, _) = found.find(|(start, _)| {
+            let line = text[..*start].rfind('\n').map_or(0, |newline| newline + 1);
+            let key = text[line..*start].trim_start();
+            ["entry", "samples", "path", "method", "passes", "regions"]
+                .iter()
+                .any(|known| key.starts_with(known))
+        })?;
+        let at = start..start + value.len() + 2;
+        let problem = Problem::new(self.file.clone(), &text, at, message, help);
+        Some(SpecError::Invalid(vec![problem]))
+    }
+
+    /// Returns what a module is called where it has to be told from its variants: `encode`, or `answer(ids, image)`.
+    pub fn title(&self, module: usize) -> String {
+        let module = &self.modules[module];
+        let variants = self
+            .modules
+            .iter()
+            .filter(|other| other.name == module.name);
+        match &module.inputs {
+            Some(inputs) if variants.count() > 1 => {
+                let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
+                format!("{}({})", module.name, names.join(", "))
+            }
+            _ => module.name.clone(),
+        }
+    }
+
+    /// Returns the settings of one module. `submodule` is what it declares itself, `command_line` what this run says.
+    pub fn settings(
+        &self,
+        module: &Module,
+        submodule: &Overrides,
+        command_line: &Overrides,
+    ) -> Effective {
+        let mut settings = effective(&[
+            (Origin::Spec, &self.compile),
+            (Origin::Submodule, submodule),
+            (Origin::Module, &module.compile),
+            (Origin::CommandLine, command_line),
+        ]);
+        // Prepacked weights are worth a copy; on a device only graph passes ask for some.
+        let freezing = settings.compile.options.entry("freezing".to_owned());
+        freezing.or_insert(true.into());
+        settings
+    }
+}
+
+impl Module {
+    /// Returns the names of the inputs, which tell it from its variants; none when the spec leaves them out.
+    pub fn input_names(&self) -> Option<BTreeSet<String>> {
+        let inputs = self.inputs.as_ref()?;
+        Some(inputs.iter().map(|input| input.name.clone()).collect())
+    }
+
+    /// Returns the inputs at one bucket, contiguous, in call order; none when the spec leaves them out. A dimension
+    /// that `sizes` lacks has size 1.
+    pub fn sized_inputs(&self, sizes: &Sizes) -> Option<Vec<Input>> {
+        let inputs = self.inputs.as_ref()?;
+        Some(inputs.iter().map(|input| input.sized(sizes)).collect())
+    }
+}
+
+impl InputSpec {
+    fn sized(&self, sizes: &Sizes) -> Input {
+        let size = |dim: &Dim| match dim {
+            Dim::Fixed(size) => *size,
+            Dim::Named(name) => sizes.get(name).copied().unwrap_or(1),
+        };
+        let shape: Vec<i64> = self.shape.iter().map(size).collect();
+        Input {
+            name: self.name.clone(),
+            layout: Layout {
+                dtype: self.dtype,
+                stride: contiguous(&shape),
+                shape,
+            },
+            dims: self.shape.iter().map(Dim::name).collect(),
+            pad: self.pad,
+            range: self.range,
+            bounds: None,
+        }
+    }
+}
+
+impl Dim {
+    fn name(&self) -> Option<String> {
+        match self {
+            Self::Fixed(_) => None,
+            Self::Named(name) => Some(name.clone()),
+        }
+    }
+}
+
+/// Returns the strides, in elements, of a row-major tensor.
+fn contiguous(shape: &[i64]) -> Vec<i64> {
+    let mut strides = Vec::with_capacity(shape.len());
+    let mut stride = 1_i64;
+    for size in shape.iter().rev() {
+        strides.push(stride);
+        stride = stride.saturating_mul(*size);
+    }
+    strides.reverse();
+    strides
+}
+
+#[cfg(test)]
+mod tests;

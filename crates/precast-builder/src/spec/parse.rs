@@ -1,0 +1,364 @@
+//! The walk over a spec: one function per table. How a module is compiled is read in `control`.
+
+mod control;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use precast_store::target::{DeviceKind, ISA_LEVELS};
+use toml::de::DeTable;
+
+use super::{
+    Dim, Dynamic, Gate, Model, Module, Overrides, SCHEMA, Spec, SpecError, TargetSpec, WeightsFrom,
+    buckets, compile,
+    error::Problem,
+    inputs,
+    reader::{Field, Place, Reader, Section},
+};
+use control::{globs, overrides};
+pub(super) use control::{option, setting};
+
+const TOP: &[&str] = &["schema", "model", "target", "compile", "module"];
+pub(crate) const MODEL: &[&str] = &["name", "entry", "weights", "samples"];
+pub(crate) const TARGET: &[&str] = &["device", "isa"];
+pub(crate) const MODULE: &[&str] = &[
+    "name", "path", "method", "regions", "inputs", "buckets", "gate",
+];
+
+/// Where a key belongs that was found in another table.
+const HOMES: &[(&str, &str)] = &[
+    ("entry", "[model]"),
+    ("weights", "[model]"),
+    ("samples", "[model]"),
+    ("device", "[target]"),
+    ("isa", "[target]"),
+    ("inputs", "[[module]]"),
+    ("buckets", "[[module]]"),
+    ("regions", "[[module]]"),
+    ("gate", "[[module]]"),
+    ("rtol", "[module.gate]"),
+    ("atol", "[module.gate]"),
+];
+
+/// Reads a whole spec.
+pub(super) fn spec(text: &str, path: &Path) -> Result<Spec, SpecError> {
+    let (document, syntax) = DeTable::parse_recoverable(text);
+    if !syntax.is_empty() {
+        let problem = |error: &toml::de::Error| {
+            let place = error.span().unwrap_or(0..0);
+            let message = format!("invalid TOML: {}", error.message());
+            let help = "this is no TOML: strings are in quotes, tables are under `[name]`";
+            Problem::new(path.to_owned(), text, place, message, help.to_owned())
+        };
+        return Err(SpecError::Invalid(syntax.iter().map(problem).collect()));
+    }
+    let mut reader = Reader::new(text, path);
+    let found = top(
+        &mut reader,
+        path,
+        &Section::new("the spec", document.get_ref(), 0..0),
+    );
+    let problems = reader.into_problems();
+    match found {
+        Some(spec) if problems.is_empty() => Ok(spec),
+        _ => Err(SpecError::Invalid(problems)),
+    }
+}
+
+fn top<'t>(reader: &mut Reader<'t>, path: &Path, top: &Section<'t>) -> Option<Spec> {
+    let root = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let schema = reader.required(top, "schema", "schema = 1");
+    if let Some(field) = schema
+        && let Some(version) = reader.integer(&field)
+        && version != SCHEMA
+    {
+        let help = format!("this `precast` reads schema {SCHEMA}");
+        reader.wrong_help(&field.place, format!("unknown schema {version}"), help);
+        // Another schema may mean other keys: say only that.
+        return None;
+    }
+    reader.check_keys(
+        top,
+        TOP,
+        &[HOMES, &[("modules", "`[[module]]` tables")]].concat(),
+    );
+    let model = reader
+        .required(top, "model", "[model]")
+        .and_then(|field| model(reader, &field, &root));
+    let target = match top.field("target") {
+        Some(field) => target(reader, &field),
+        None => Some(TargetSpec {
+            device: DeviceKind::Cpu,
+            isa: "native".to_owned(),
+        }),
+    };
+    let compile = match top.field("compile") {
+        Some(field) => reader.table(&field, "[compile]").map(|section| {
+            reader.check_keys(&section, compile::KEYS, HOMES);
+            overrides(reader, &section)
+        }),
+        None => Some(Overrides::default()),
+    };
+    let modules = modules(reader, top);
+    Some(Spec {
+        file: path.to_owned(),
+        root,
+        model: model?,
+        target: target?,
+        compile: compile?,
+        modules: modules?,
+    })
+}
+
+fn model<'t>(reader: &mut Reader<'t>, field: &Field<'t>, root: &Path) -> Option<Model> {
+    let section = reader.table(field, "[model]")?;
+    reader.check_keys(&section, MODEL, HOMES);
+    let name = (reader.required(&section, "name", "name = \"my-model\""))
+        .and_then(|field| name(reader, &field));
+    let entry = (reader.required(&section, "entry", "entry = \"model:load\""))
+        .and_then(|field| callable(reader, &field));
+    let samples = optional(&section, "samples", |field| callable(reader, field));
+    let weights = optional(&section, "weights", |field| weights(reader, field, root));
+    Some(Model {
+        name: name?,
+        entry: entry?,
+        weights: weights?.unwrap_or(WeightsFrom::Auto),
+        samples: samples?,
+    })
+}
+
+fn weights<'t>(reader: &mut Reader<'t>, field: &Field<'t>, root: &Path) -> Option<WeightsFrom> {
+    let text = reader.string(field)?;
+    if text == "auto" {
+        return Some(WeightsFrom::Auto);
+    }
+    if !text.ends_with(".safetensors") || text.contains('\0') {
+        let message = format!("`{text}` is not a weight set");
+        reader.wrong_help(
+            &field.place,
+            message,
+            "write `auto` or the path of a `.safetensors` file",
+        );
+        return None;
+    }
+    Some(WeightsFrom::File(root.join(text)))
+}
+
+fn target<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<TargetSpec> {
+    let section = reader.table(field, "[target]")?;
+    reader.check_keys(&section, TARGET, HOMES);
+    let devices = [("cpu", DeviceKind::Cpu), ("cuda", DeviceKind::Cuda)];
+    let device = optional(&section, "device", |field| {
+        reader.choice(field, "device", &devices)
+    });
+    let isas: Vec<(&str, &str)> = (std::iter::once("native")
+        .chain(ISA_LEVELS.iter().map(|(name, _)| *name)))
+    .map(|name| (name, name))
+    .collect();
+    let isa = optional(&section, "isa", |field| {
+        let known: Vec<(&str, usize)> = isas
+            .iter()
+            .enumerate()
+            .map(|(i, (name, _))| (*name, i))
+            .collect();
+        reader.choice(field, "isa", &known)
+    });
+    Some(TargetSpec {
+        device: device?.unwrap_or(DeviceKind::Cpu),
+        isa: isas[isa?.unwrap_or(0)].0.to_owned(),
+    })
+}
+
+fn modules<'t>(reader: &mut Reader<'t>, top: &Section<'t>) -> Option<Vec<Module>> {
+    let field = reader.required(top, "module", "[[module]]")?;
+    if let toml::de::DeValue::Table(_) = field.value {
+        reader.wrong_help(
+            &field.place,
+            "`module` is one table, not a list",
+            "write `[[module]]`",
+        );
+        return None;
+    }
+    let items = reader.array(&field, "tables")?;
+    if items.is_empty() {
+        reader.wrong_help(&field.place, "the spec has no module", "add `[[module]]`");
+    }
+    let read: Vec<_> = (items.iter())
+        .map(|item| Some((module(reader, item)?, item.place.clone())))
+        .collect();
+    let read: Vec<(Module, Place)> = read.into_iter().collect::<Option<_>>()?;
+    for (later, (module, place)) in read.iter().enumerate() {
+        if let Some((_, other)) = read[..later]
+            .iter()
+            .find(|(earlier, _)| clash(earlier, module))
+        {
+            let line = reader.line(other);
+            let message = format!(
+                "a second module is named `{}` and can't be told from the one in line {line}",
+                module.name
+            );
+            reader.wrong_help(
+                place,
+                message,
+                "rename it, or give both `inputs`, of other names: dispatch picks by them",
+            );
+        }
+    }
+    Some(read.into_iter().map(|(module, _)| module).collect())
+}
+
+/// Returns whether a request could mean either module.
+fn clash(a: &Module, b: &Module) -> bool {
+    a.name == b.name
+        && match (a.input_names(), b.input_names()) {
+            (Some(a), Some(b)) => a == b,
+            _ => true,
+        }
+}
+
+fn module<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Module> {
+    let section = reader.table(field, "[[module]]")?;
+    let homes = [
+        HOMES,
+        &[("compile", "[[module]], key by key: write `mode = …` here")],
+    ]
+    .concat();
+    reader.check_keys(&section, &[MODULE, compile::KEYS].concat(), &homes);
+    let name = (reader.required(&section, "name", "name = \"forward\""))
+        .and_then(|field| name(reader, &field));
+    let path = optional(&section, "path", |field| path(reader, field));
+    let method = optional(&section, "method", |field| method(reader, field));
+    let regions = optional(&section, "regions", |field| globs(reader, field));
+    let inputs = optional(&section, "inputs", |field| inputs::inputs(reader, field));
+    let buckets = optional(&section, "buckets", |field| buckets::buckets(reader, field));
+    let gate = optional(&section, "gate", |field| gate(reader, field));
+    let compile = overrides(reader, &section);
+    let (inputs, buckets) = (inputs?, buckets?);
+    if let Some(inputs) = &inputs {
+        buckets::check(reader, &section, inputs, buckets.as_ref());
+    }
+    if let (Some(Dynamic::Dims(dims)), Some(inputs)) = (&compile.dynamic, &inputs) {
+        for dim in dims.keys() {
+            let used = inputs
+                .iter()
+                .any(|(input, _)| input.shape.contains(&Dim::Named(dim.clone())));
+            let place = section
+                .field("dynamic")
+                .map_or(section.place.clone(), |field| field.place);
+            if !used {
+                reader.wrong_help(
+                    &place,
+                    format!("no input has the dynamic dimension `{dim}`"),
+                    "a `shape` in [module.inputs] uses it, as `shape = [\"batch\", 3]`",
+                );
+            }
+        }
+    }
+    Some(Module {
+        name: name?,
+        path: path?.unwrap_or_default(),
+        method: method?.unwrap_or_else(|| "forward".to_owned()),
+        inputs: inputs.map(|inputs| inputs.into_iter().map(|(input, _)| input).collect()),
+        buckets: buckets.map_or_else(|| vec![BTreeMap::new()], |buckets| buckets.points),
+        regions: regions?.unwrap_or_default(),
+        compile,
+        gate: gate?.unwrap_or_default(),
+    })
+}
+
+fn gate<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Gate> {
+    let section = reader.table(field, "[module.gate]")?;
+    reader.check_keys(&section, &["rtol", "atol"], &[]);
+    let mut tolerance = |key| {
+        optional(&section, key, |field| {
+            let value = reader.number(field)?;
+            if value < 0.0 {
+                let message = format!("{} must not be negative", field.name);
+                reader.wrong_help(&field.place, message, "0 asks for equal numbers");
+            }
+            Some(value)
+        })
+    };
+    Some(Gate {
+        rtol: tolerance("rtol")?,
+        atol: tolerance("atol")?,
+    })
+}
+
+/// Reads the name of a model or module.
+fn name<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+    let text = reader.string(field)?;
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if text.is_empty()
+        || text.len() > 100
+        || !text.chars().all(good)
+        || text.starts_with(['-', '.'])
+    {
+        let message = format!("{} is not a name", field.name);
+        let help = "a name has 1 to 100 letters, digits, `_`, `-` or `.`, and starts with none of the last two";
+        reader.wrong_help(&field.place, message, help);
+    }
+    Some(text.to_owned())
+}
+
+/// Reads `module:callable`.
+fn callable<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+    let text = reader.string(field)?;
+    let good = text.split_once(':').is_some_and(|(module, callable)| {
+        module.split('.').all(inputs::is_identifier)
+            && callable.split('.').all(inputs::is_identifier)
+    });
+    if !good {
+        let message = format!("{} must be `module:callable`, not `{text}`", field.name);
+        let help = match text.split_once(".py:") {
+            Some((module, callable)) => format!("write `{}:{callable}`", module.replace('/', ".")),
+            None => "write `model:load` for the function `load` in `model.py`".to_owned(),
+        };
+        reader.wrong_help(&field.place, message, help);
+    }
+    Some(text.to_owned())
+}
+
+/// Reads the FQN of a submodule.
+fn path<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+    let text = reader.string(field)?;
+    let empty = text.split('.').any(str::is_empty);
+    if !text.is_empty() && (empty || text.contains(['*', ' ', '/'])) {
+        let message = format!("`{text}` is not the name of a submodule");
+        reader.wrong_help(
+            &field.place,
+            message,
+            "write it as `named_modules()` does: `encoder.layer.0`",
+        );
+    }
+    Some(text.to_owned())
+}
+
+fn method<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+    let text = reader.string(field)?;
+    if !inputs::is_identifier(text) {
+        reader.wrong_help(
+            &field.place,
+            format!("`{text}` is not the name of a method"),
+            "write the name alone, as `encode_text`",
+        );
+    }
+    Some(text.to_owned())
+}
+
+/// Reads a value that may be absent: `None` when it is there and wrong.
+fn optional<'t, T>(
+    section: &Section<'t>,
+    key: &str,
+    read: impl FnOnce(&Field<'t>) -> Option<T>,
+) -> Option<Option<T>> {
+    match section.field(key) {
+        Some(field) => read(&field).map(Some),
+        None => Some(None),
+    }
+}

@@ -1,0 +1,451 @@
+//! The ways to make a program: option sets for all of its segments, and the keys that their artifacts have.
+//!
+//! | way | tried |
+//! |---|---|
+//! | the module's own settings | always |
+//! | `mode=default` | where the module's mode autotunes |
+//! | `coordinate_descent_tuning=true`, `epilogue_fusion=false`, `max_autotune=true` | by `--tune`, where the settings do not say it already |
+//! | `layout_optimization=false` | by `--tune`, where the graph has convolutions |
+//! | `attention=efficient`, `attention=flash` | by `--tune`, on CUDA, where the graph has attention and the settings do not say it |
+//! | `triton.enable_pdl=true` | by `--tune`, on CUDA |
+//! | `attention=efficient coordinate_descent_tuning=true` | as each of these: what is best where there is little to do, together |
+//! | `freezing=false` | by `--tune`, on a CPU: weights as they are, where they are otherwise laid out for the kernels at load |
+//! | what installed packages offer, as `precast_kernels:split_k triton.enable_pdl=true` | by `--tune`, where the package says so for the program's segments ([`SegmentPasses::offered`]) and the settings do not say all of it already |
+//!
+//! Which of torch's attention kernels is the fastest depends on sizes: on an H200 torch's own choice is cuDNN's, which is
+//! best where there is much to do and not where there is little. `attention=cudnn` is not tried: torch prefers it by itself
+//! on the devices it is made for, of compute capability 9.0 and 10.0.
+//!
+//! **Keys.** What is chosen depends on a measurement, so it can't be part of a name that is known before. A tuned program's
+//! request key says that it is tuned, and nothing of the choice; the artifact keys it lists say which options were chosen.
+//! A plain build takes the tuned program where the newest release does not have the untuned one, so it does not undo what
+//! `--tune` did; `--tune` finds it too, and tunes nothing again. When only names or sources changed and every way would have
+//! the same artifacts as before, the earlier choice and its table are taken over, by a plain build too.
+
+use precast_store::{Digest, target::DeviceKind};
+use serde_json::Value;
+
+use super::{
+    BuildError,
+    protocol::{Captured, Segment, SegmentPasses},
+    work::{Job, Work},
+};
+use crate::{
+    plan::{ArtifactKey, Item, Known, Pass, State},
+    spec::{
+        Compile, Mode,
+        compile::{ATTENTION, Options},
+    },
+};
+
+/// What a program can be compiled with.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Set {
+    pub mode: Mode,
+    pub options: Options,
+    /// Graph passes that run on segments, in order.
+    pub passes: Vec<Pass>,
+    /// What the table calls it: how it differs from the module's own settings.
+    pub name: String,
+}
+
+/// An option set for one program, and what came of it so far.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    pub set: Set,
+    /// Key of each segment's artifact.
+    pub keys: Vec<Digest>,
+    pub refused: Option<String>,
+}
+
+impl Way {
+    /// Returns the name to tell a task of it with, where there are several.
+    pub fn of(&self, program: &str, ways: usize) -> String {
+        match ways {
+            1 => program.to_owned(),
+            _ => format!("{program} [{}]", self.set.name),
+        }
+    }
+}
+
+/// What a program has that some options are about.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Has {
+    convolution: bool,
+    /// One that torch has several kernels for.
+    attention: bool,
+    device: bool,
+}
+
+impl Has {
+    fn of(segments: &[Segment], device: DeviceKind) -> Self {
+        let any = |operator: &str| segments.iter().any(|s| s.graph.contains(operator));
+        let device = device == DeviceKind::Cuda;
+        Self {
+            convolution: any("convolution"),
+            attention: device && any("scaled_dot_product_attention"),
+            device,
+        }
+    }
+}
+
+/// Returns the option sets to compile a program with; the first is kept unless another is faster.
+///
+/// `all`: as `--tune` says.
+pub(super) fn sets(settings: &Compile, all: bool, has: Has, passes: &SegmentPasses) -> Vec<Set> {
+    let mode = settings.mode;
+    let own = Set {
+        mode,
+        options: settings.options.clone(),
+        passes: passes.own.clone(),
+        name: std::iter::once(format!("mode={}", mode.name()))
+            .chain(settings.options.iter().filter(said).map(option))
+            .collect::<Vec<_>>()
+            .join(" "),
+    };
+    let mut sets = Vec::new();
+    // Without a gate there is nothing to choose by.
+    if !settings.healthcheck {
+        return vec![own];
+    }
+    if mode.autotunes() {
+        sets.push(Set {
+            mode: Mode::Default,
+            name: "mode=default".to_owned(),
+            ..own.clone()
+        });
+    }
+    sets.push(own.clone());
+    let implied: &[&str] = match mode.autotunes() {
+        true => &["coordinate_descent_tuning", "max_autotune"],
+        false => &[],
+    };
+    let descent = ("coordinate_descent_tuning", Value::from(true));
+    let kernel = |name: &str| (ATTENTION, Value::from(name));
+    let early = ("triton.enable_pdl", Value::from(true));
+    let tried = [
+        (vec![descent.clone()], true),
+        (vec![("epilogue_fusion", false.into())], true),
+        (vec![("max_autotune", true.into())], true),
+        (vec![("layout_optimization", false.into())], has.convolution),
+        (vec![kernel("efficient")], has.attention),
+        (vec![kernel("flash")], has.attention),
+        (vec![kernel("efficient"), descent], has.attention),
+        (vec![early], has.device),
+        (
+            vec![("freezing", false.into())],
+            frozen(settings) && !has.device,
+        ),
+    ];
+    for (added, applies) in tried {
+        let says = |key: &str| {
+            key != "freezing" && (settings.options.contains_key(key) || implied.contains(&key))
+        };
+        if !all || !applies || added.iter().any(|(key, _)| says(key)) {
+            continue;
+        }
+        let mut options = settings.options.clone();
+        let name: Vec<String> = (added.iter())
+            .map(|(key, value)| option((&key.to_string(), value)))
+            .collect();
+        options.extend(
+            added
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value)),
+        );
+        sets.push(Set {
+            mode,
+            options,
+            passes: passes.own.clone(),
+            name: name.join(" "),
+        });
+    }
+    let offered = passes.offered.iter().filter(|_| all);
+    for offer in offered {
+        let new: Vec<&Pass> = (offer.passes.iter())
+            .filter(|pass| !passes.own.contains(pass))
+            .collect();
+        let said = |(key, value)| settings.options.get(key) == Some(value);
+        let contradicted = |(key, value)| settings.options.get(key).is_some_and(|own| own != value);
+        if offer.options.iter().any(contradicted)
+            || (new.is_empty() && offer.options.iter().all(said))
+        {
+            continue;
+        }
+        let name = (offer.passes.iter().map(|pass| pass.callable.clone()))
+            .chain(offer.options.iter().map(option))
+            .collect::<Vec<_>>()
+            .join(" ");
+        let mut options = settings.options.clone();
+        options.extend(offer.options.clone());
+        sets.push(Set {
+            mode,
+            options,
+            passes: passes.own.iter().chain(new).cloned().collect(),
+            name,
+        });
+    }
+    sets
+}
+
+fn frozen(settings: &Compile) -> bool {
+    settings.options.get("freezing") == Some(&true.into())
+}
+
+/// Returns whether an option is worth naming: that weights are laid out at load goes without saying.
+fn said(option: &(&String, &Value)) -> bool {
+    *option != (&"freezing".to_owned(), &true.into())
+}
+
+/// Returns an option as `--set` takes it: words without quotes.
+fn option((key, value): (&String, &Value)) -> String {
+    match value {
+        Value::String(word) => format!("{key}={word}"),
+        _ => format!("{key}={value}"),
+    }
+}
+
+impl Set {
+    /// Returns the key of a segment that is compiled with it, and its explanation.
+    pub fn key(&self, item: &Item, segment: &Segment, known: &Known) -> (Digest, Value) {
+        let key = ArtifactKey {
+            graph: &Digest::of(segment.graph.as_bytes()),
+            inputs: &segment.inputs,
+            outputs: &segment.outputs,
+            constants: &segment.constants,
+            backend: item.settings.compile.backend,
+            mode: self.mode,
+            options: &self.options,
+            passes: &self.passes,
+            target: &known.target,
+        };
+        key.explained()
+    }
+}
+
+impl Work<'_> {
+    /// Returns the ways to make a program; `all`: as `--tune` says.
+    pub(super) fn ways(
+        &self,
+        item: &Item,
+        segments: &[Segment],
+        passes: &SegmentPasses,
+        known: &Known,
+        all: bool,
+    ) -> Vec<Way> {
+        let has = Has::of(segments, self.options.spec.target.device);
+        let mut sets = sets(&item.settings.compile, all, has, passes);
+        if segments.is_empty() {
+            sets.truncate(1);
+        }
+        let way = |set: Set| Way {
+            keys: (segments.iter())
+                .map(|segment| set.key(item, segment, known).0)
+                .collect(),
+            refused: None,
+            set,
+        };
+        sets.into_iter().map(way).collect()
+    }
+
+    /// Returns the way in which what stood in a program's place was fastest, and which program that is: where every way
+    /// would have the same artifacts as then, and those of this one are there.
+    pub(super) fn chosen_before(
+        &self,
+        job: &Job<'_>,
+        captured: &Captured,
+        known: &Known,
+    ) -> Result<Option<(Digest, Way)>, BuildError> {
+        let store = self.options.store;
+        let before = match &job.item.state {
+            State::Miss {
+                before: Some(before),
+                ..
+            } => store.program(before)?,
+            _ => None,
+        };
+        let Some(before) = before else {
+            return Ok(None);
+        };
+        let rows = before.receipt.tried();
+        // A plain build takes over what `--tune` chose too.
+        let mut tried = [true, false].into_iter();
+        let ways = tried.find_map(|all| {
+            let ways = self.ways(job.item, &captured.segments, &captured.passes, known, all);
+            let names = ways.iter().map(|way| &way.set.name);
+            let same = names.eq(rows.iter().map(|row| &row.options));
+            (same && (all || job.request["tuned"] != true)).then_some(ways)
+        });
+        let chosen = rows.iter().position(|row| row.chosen);
+        let Some(way) = ways
+            .zip(chosen)
+            .and_then(|(ways, row)| ways.into_iter().nth(row))
+        else {
+            return Ok(None);
+        };
+        let called = before.steps.iter().map(|step| Some(step.artifact));
+        let calls = captured.steps.iter();
+        if !called.eq(calls.map(|step| way.keys.get(step.segment).copied())) {
+            return Ok(None);
+        }
+        for key in &way.keys {
+            if !store.keep_artifact(key)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some((before.id, way)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Offer;
+
+    const PLAIN: Has = Has {
+        convolution: false,
+        attention: false,
+        device: false,
+    };
+
+    const CONVOLVES: Has = Has {
+        convolution: true,
+        ..PLAIN
+    };
+
+    fn names(settings: &Compile, all: bool, has: Has) -> Vec<String> {
+        let none = SegmentPasses::default();
+        let sets = sets(settings, all, has, &none).into_iter();
+        sets.map(|set| set.name).collect()
+    }
+
+    #[test]
+    fn a_plain_program_has_one_way_and_a_mode_that_autotunes_has_two() {
+        let plain = Compile::default();
+        assert_eq!(names(&plain, false, CONVOLVES), ["mode=default"]);
+        let auto = Compile {
+            mode: Mode::MaxAutotune,
+            ..plain.clone()
+        };
+        // What is kept unless it is beaten comes first.
+        assert_eq!(
+            names(&auto, false, CONVOLVES),
+            ["mode=default", "mode=max-autotune"]
+        );
+        let unchecked = Compile {
+            healthcheck: false,
+            ..auto
+        };
+        assert_eq!(names(&unchecked, false, CONVOLVES), ["mode=max-autotune"]);
+    }
+
+    #[test]
+    fn tuning_tries_what_the_settings_do_not_say_already() {
+        insta::assert_snapshot!(names(&Compile::default(), true, PLAIN).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true");
+        let mut says = Compile {
+            mode: Mode::MaxAutotuneNoCudagraphs,
+            ..Compile::default()
+        };
+        says.options.insert("epilogue_fusion".into(), false.into());
+        insta::assert_snapshot!(names(&says, true, CONVOLVES).join(", "), @"mode=default, mode=max-autotune-no-cudagraphs epilogue_fusion=false, layout_optimization=false");
+        // On a CPU a plan says so, without being told.
+        let mut cpu = Compile::default();
+        cpu.options.insert("freezing".into(), true.into());
+        insta::assert_snapshot!(names(&cpu, true, PLAIN).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, freezing=false");
+        let sets = sets(&says, true, CONVOLVES, &SegmentPasses::default());
+        assert_eq!(
+            sets[2].options.len(),
+            2,
+            "what the spec says stays: {sets:?}"
+        );
+    }
+
+    #[test]
+    fn tuning_tries_other_kernels_for_attention() {
+        let attends = Has {
+            attention: true,
+            ..PLAIN
+        };
+        let mut settings = Compile::default();
+        insta::assert_snapshot!(names(&settings, true, attends).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, attention=efficient, attention=flash, attention=efficient coordinate_descent_tuning=true");
+        assert_eq!(names(&settings, false, attends), ["mode=default"]);
+        let tried = sets(&settings, true, attends, &SegmentPasses::default());
+        assert_eq!(tried[4].options["attention"], "efficient");
+        assert_eq!(tried[6].options.len(), 2);
+        settings.options.insert(ATTENTION.into(), "math".into());
+        insta::assert_snapshot!(names(&settings, true, attends).join(", "), @"mode=default attention=math, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true");
+    }
+
+    #[test]
+    fn only_a_device_has_several_kernels_for_attention() {
+        let segment = |graph: &str| Segment {
+            graph: graph.to_owned(),
+            file: "".into(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            constants: Vec::new(),
+            libraries: Vec::new(),
+        };
+        let segments = [
+            segment("aten.add.Tensor"),
+            segment("aten.scaled_dot_product_attention.default"),
+        ];
+        let has = Has::of(&segments, DeviceKind::Cuda);
+        assert!(has.attention && has.device);
+        let has = Has::of(&segments, DeviceKind::Cpu);
+        assert!(!has.attention && !has.device);
+        let has = Has::of(&segments[..1], DeviceKind::Cuda);
+        assert!(!has.attention);
+        let device = Has {
+            device: true,
+            ..PLAIN
+        };
+        insta::assert_snapshot!(names(&Compile::default(), true, device).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, triton.enable_pdl=true");
+    }
+
+    #[test]
+    fn tuning_tries_what_packages_offer_unless_it_is_said_already_or_otherwise() {
+        let pass = |name: &str| Pass {
+            callable: name.to_owned(),
+            source: Digest::of(name.as_bytes()),
+        };
+        let early = || Options::from([("triton.enable_pdl".to_owned(), true.into())]);
+        let offer = |passes: &[&str], options: Options| Offer {
+            passes: passes.iter().map(|name| pass(name)).collect(),
+            options,
+        };
+        let passes = |own: &[&str]| SegmentPasses {
+            own: own.iter().map(|name| pass(name)).collect(),
+            offered: vec![
+                offer(&["kernels:fuse"], Options::new()),
+                offer(&["kernels:fuse", "kernels:split"], early()),
+            ],
+        };
+        let tried = |settings: &Compile, all: bool, own: &[&str]| {
+            let sets = sets(settings, all, PLAIN, &passes(own)).into_iter();
+            let told = |set: Set| {
+                let passes = set.passes.iter().map(|pass| pass.callable.as_str());
+                format!("{}: {}", set.name, passes.collect::<Vec<_>>().join(", "))
+            };
+            let kept = sets.filter(|set| set.name.contains(':') || set.name.contains("mode"));
+            kept.map(told).collect::<Vec<_>>().join("\n")
+        };
+        let mut settings = Compile::default();
+        insta::assert_snapshot!(tried(&settings, true, &["own:pass"]), @"
+        mode=default: own:pass
+        kernels:fuse: own:pass, kernels:fuse
+        kernels:fuse kernels:split triton.enable_pdl=true: own:pass, kernels:fuse, kernels:split
+        ");
+        assert_eq!(tried(&settings, false, &[]), "mode=default: ");
+        insta::assert_snapshot!(tried(&settings, true, &["kernels:fuse"]), @"
+        mode=default: kernels:fuse
+        kernels:fuse kernels:split triton.enable_pdl=true: kernels:fuse, kernels:split
+        ");
+        let pdl = settings.options.entry("triton.enable_pdl".to_owned());
+        pdl.or_insert(false.into());
+        insta::assert_snapshot!(tried(&settings, true, &[]), @"
+        mode=default triton.enable_pdl=false: 
+        kernels:fuse: kernels:fuse
+        ");
+    }
+}

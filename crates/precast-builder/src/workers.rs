@@ -1,0 +1,142 @@
+//! The worker processes of one build: what each is started with, and how many may hold the model.
+//!
+//! A worker is of use some seconds after it was started: Python imports torch, then the compiler. The first compile of a
+//! machine also needs C++ headers that take ten seconds. So where programs are new, workers for their compiles start while
+//! the first one loads the model. Later ones start when there is a task for them.
+//!
+//! The first worker holds the model. Others load it too, to help with captures, as long as all of their models together
+//! take at most an eighth of the machine's memory, or 2 GiB of a device.
+
+use std::{path::Path, time::Duration};
+
+use precast_store::target::DeviceKind;
+
+use super::{
+    BuildError, Options,
+    limits::{Limits, Stop, machine_memory},
+    progress::{Event, Progress},
+    protocol::{Hello, Prepared, Request},
+    worker::Worker,
+};
+use crate::plan::{Plan, Reason, State};
+
+/// How long getting ready may take.
+const PREPARE_LIMIT: Duration = Duration::from_secs(600);
+
+/// What every process of a build is started with.
+pub(super) struct Workers<'a> {
+    pub options: &'a Options<'a>,
+    pub scratch: &'a Path,
+    pub progress: &'a dyn Progress,
+    pub limits: Limits,
+    pub stop: Stop,
+}
+
+impl Workers<'_> {
+    /// Returns how many workers beside the first to start at once: one for each new program to compile. Of a program that
+    /// was built before nobody knows whether anything must be compiled.
+    pub fn at_once(&self, plan: &Plan) -> usize {
+        let new = plan.missing().filter(|item| {
+            item.form.compiled
+                && matches!(&item.state, State::Miss { reasons, .. } if reasons.contains(&Reason::NeverBuilt))
+        });
+        new.count().min(self.options.jobs.max(1) - 1)
+    }
+
+    /// Starts a worker and waits until it says what it is.
+    pub fn start(&self, number: usize) -> Result<(Worker, Hello), BuildError> {
+        let started = std::time::Instant::now();
+        let mut worker = Worker::spawn(
+            &self.options.launcher,
+            self.scratch,
+            &format!("worker-{number}"),
+            &self.limits,
+            &self.stop,
+        )?;
+        let hello = worker.hello()?;
+        self.progress.event(&Event::Worker {
+            worker: number,
+            python: &hello.python,
+            torch: &hello.torch,
+            seconds: started.elapsed().as_secs_f64(),
+        });
+        Ok((worker, hello))
+    }
+
+    /// Starts a worker, and has it import the compiler and make the machine's headers.
+    pub fn prepare(&self, number: usize) -> Result<Worker, BuildError> {
+        let target = &self.options.spec.target;
+        let request = Request::Prepare {
+            device: target.device.to_string(),
+            isa: target.isa.clone(),
+            out: self.scratch.join(format!("prepare-{number}")),
+        };
+        let (mut worker, _) = self.start(number)?;
+        let mut on_event = |phase: &str| {
+            let worker = number;
+            self.progress.event(&Event::Phase { worker, phase });
+        };
+        let (job, what) = ("prepare", "the compiler");
+        self.progress.event(&Event::Begin {
+            worker: number,
+            job,
+            what,
+        });
+        let started = std::time::Instant::now();
+        let prepared = worker.call::<Prepared>(&request, PREPARE_LIMIT, &mut on_event);
+        self.progress.event(&Event::End {
+            worker: number,
+            job,
+            what,
+            seconds: started.elapsed().as_secs_f64(),
+        });
+        match prepared {
+            // A compile will report the cause better.
+            Ok(_) | Err(BuildError::Worker(_)) => Ok(worker),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns how many workers beside the first may hold a model with this file of weights.
+    pub fn more_models(&self, weights: Option<&Path>) -> usize {
+        let bytes = weights.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
+        let room = room(
+            self.options.spec.target.device,
+            machine_memory().unwrap_or(0),
+        );
+        bytes.map_or(0, |bytes| models(room, bytes))
+    }
+}
+
+/// Returns how many bytes all models beside the first one may take.
+fn room(device: DeviceKind, machine: u64) -> u64 {
+    const OF_MACHINE: u64 = 8;
+    const ON_DEVICE: u64 = 2 << 30;
+    match device {
+        DeviceKind::Cpu => machine / OF_MACHINE,
+        DeviceKind::Cuda => ON_DEVICE.min(machine / OF_MACHINE),
+    }
+}
+
+fn models(room: u64, bytes: u64) -> usize {
+    let models = room.checked_div(bytes);
+    models.map_or(usize::MAX, |models| {
+        usize::try_from(models).unwrap_or(usize::MAX)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_model_may_be_in_several_workers() {
+        assert_eq!(room(DeviceKind::Cpu, 64 << 30), 8 << 30);
+        assert_eq!(room(DeviceKind::Cuda, 64 << 30), 2 << 30);
+        assert_eq!(room(DeviceKind::Cuda, 8 << 30), 1 << 30);
+        assert_eq!(models(8 << 30, 1 << 30), 8);
+        assert_eq!(models(8 << 30, 3 << 30), 2);
+        assert_eq!(models(8 << 30, 9 << 30), 0);
+        assert_eq!(models(0, 0), usize::MAX);
+    }
+}
