@@ -75,7 +75,7 @@ pub(super) fn report(error: &Error) -> u8 {
         note(errors.render());
         return USAGE;
     }
-    let (code, hint) = judge(error);
+    let (code, hint) = classify(error);
     note(format_args!("{} {error}", "error:".red().bold()));
     if let Some(place) = error.chain().find_map(place) {
         note(format_args!("  {} {place}", "-->".cyan()));
@@ -159,7 +159,7 @@ fn closed_pipe(error: &Error) -> bool {
 }
 
 /// Returns the exit code of an error, and what to do about it: every error has something.
-fn judge(error: &Error) -> (u8, String) {
+fn classify(error: &Error) -> (u8, String) {
     for cause in error.chain() {
         if let Some(usage) = cause.downcast_ref::<Usage>() {
             return (USAGE, usage.hint.clone());

@@ -101,7 +101,7 @@ import json, subprocess, sys
 asked = sys.stdin.read()
 ran = subprocess.run([REAL, *sys.argv[1:]], input=asked, capture_output=True, text=True, check=True)
 verdict = json.loads(ran.stdout)
-verdict["report"].update(ALONE if json.loads(asked)["alone"] else BESIDE)
+verdict["report"].update(ALONE if json.loads(asked)["exclusive"] else BESIDE)
 print(json.dumps(verdict))
 "#;
     let figures = |value: &Value| value.to_string().replace("null", "None");
@@ -119,11 +119,11 @@ print(json.dumps(verdict))
         python.display(),
         sandbox.path("gate.py").display()
     );
-    judged_by(jobs, sandbox, &script)
+    built_with_gate(jobs, sandbox, &script)
 }
 
-/// Returns the command to build with where this script is what judges.
-pub fn judged_by(jobs: &str, sandbox: &Sandbox, script: &str) -> Command {
+/// Returns the command to build with, where this script is the gate.
+pub fn built_with_gate(jobs: &str, sandbox: &Sandbox, script: &str) -> Command {
     std::fs::create_dir(sandbox.path("bin")).unwrap();
     sandbox.script("bin/precast-torch", script);
     // By a process of its own: while this one has it open for writing, what another test starts may inherit that.

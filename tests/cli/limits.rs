@@ -94,7 +94,7 @@ fn descendants(of: &str) -> Vec<String> {
 #[test]
 fn a_killed_build_leaves_no_process_and_its_folder_goes_with_the_next_command() {
     let sandbox = Sandbox::new();
-    // Several workers, one in the middle of a compile, and processes that wait to judge.
+    // Several workers, one in the middle of a compile, and processes that wait to gate.
     sandbox.append("model.py", "# fake: compile waits");
     let kill = || {
         let waiting = sandbox.path("waiting");

@@ -396,21 +396,21 @@ fn a_bit_of_the_unpacked_weights_that_changed_on_the_disk_is_noticed_unless_they
 }
 
 #[test]
-fn a_first_load_is_tried_once_and_what_a_build_judged_is_known() {
+fn a_first_load_is_tried_once_and_what_a_build_gated_is_known() {
     let sandbox = Sandbox::built();
     rows(&sandbox, 4);
     let memory = sandbox.path("artifacts/cache/loads");
-    let judged = fs::read_to_string(&memory).unwrap();
+    let gated = fs::read_to_string(&memory).unwrap();
     assert!(
-        judged.lines().all(|line| line.contains(" loads ")),
-        "{judged}"
+        gated.lines().all(|line| line.contains(" loads ")),
+        "{gated}"
     );
     let run = || {
         let ran = sandbox.run(&RUN);
         assert_eq!(ran.code, 0, "{}", ran.text());
         fs::read_to_string(&memory).unwrap()
     };
-    assert_eq!(run(), judged, "the gate loaded it in a process of its own");
+    assert_eq!(run(), gated, "the gate loaded it in a process of its own");
     fs::remove_file(&memory).unwrap();
     let tried = run();
     let [line] = tried.lines().collect::<Vec<_>>()[..] else {
@@ -418,7 +418,7 @@ fn a_first_load_is_tried_once_and_what_a_build_judged_is_known() {
     };
     let object = |line: &str| line.split(' ').nth(1).unwrap().to_owned();
     assert!(
-        judged.lines().any(|known| object(known) == object(line)),
+        gated.lines().any(|known| object(known) == object(line)),
         "{line}"
     );
     assert_eq!(run(), tried, "once");

@@ -172,7 +172,7 @@ impl Lab {
         let run = [
             "run",
             name,
-            // What is judged is the artifact, also where eager happened to be faster.
+            // The artifact is compared, also where eager happened to be faster.
             "--compiled",
             "--model",
             model,

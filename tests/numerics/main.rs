@@ -3,10 +3,10 @@
 
 mod lab;
 mod memory;
-mod merit;
 mod operators;
 mod prepared;
 mod receipts;
+mod slower;
 mod values;
 mod vlm;
 

@@ -6,10 +6,10 @@ use precast_store::{Digest, record::Sizes};
 
 use super::{
     BuildError,
+    candidates::Candidate,
     progress::Event,
     protocol::{Captured, CapturedStep, ModuleRequest, Request, Sampled, Segment},
     task::{CapturedProgram, Compile},
-    ways::Way,
     work::{Action, Job, Slot, Work},
 };
 use crate::{
@@ -100,14 +100,17 @@ impl Work<'_> {
             false => &[],
         };
         let tuned = request["tuned"] == true;
-        let mut ways = self.ways(item, segments, &captured.passes, known, tuned);
+        let mut candidates = self.candidates(item, segments, &captured.passes, known, tuned);
         let mut chosen_by = None;
-        if let Some((before, way)) = self.chosen_before(&self.jobs[job], &captured, known)? {
-            (ways, chosen_by) = (vec![way], Some(before));
+        if let Some((before, candidate)) = self.chosen_before(&self.jobs[job], &captured, known)? {
+            (candidates, chosen_by) = (vec![candidate], Some(before));
         }
-        let compiles = self.compiles(item, &ways, segments, &captured.steps, known)?;
+        let compiles = self.compiles(item, &candidates, segments, &captured.steps, known)?;
         let module = &self.options.spec.modules[item.module].name;
-        let artifacts: BTreeSet<&Digest> = ways.iter().flat_map(|way| &way.keys).collect();
+        let artifacts: BTreeSet<&Digest> = candidates
+            .iter()
+            .flat_map(|candidate| &candidate.keys)
+            .collect();
         for message in &captured.notes {
             let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
             if noted.insert(message.clone()) {
@@ -124,7 +127,7 @@ impl Work<'_> {
         let program = CapturedProgram {
             captured,
             compiled: compiles.len(),
-            ways,
+            candidates,
             chosen_by,
         };
         let mut state = self.lock();
@@ -143,7 +146,7 @@ impl Work<'_> {
     fn compiles(
         &self,
         item: &Item,
-        ways: &[Way],
+        candidates: &[Candidate],
         segments: &[Segment],
         steps: &[CapturedStep],
         known: &Known,
@@ -151,8 +154,12 @@ impl Work<'_> {
         let name = item.name(self.options.spec);
         let mut compiles: Vec<Compile> = Vec::new();
         // Of equally large artifacts the one that is scheduled last is compiled first.
-        for way in ways.iter().rev().filter(|way| way.refused.is_none()) {
-            for (index, (key, segment)) in way.keys.iter().zip(segments).enumerate() {
+        for candidate in candidates
+            .iter()
+            .rev()
+            .filter(|candidate| candidate.refused.is_none())
+        {
+            for (index, (key, segment)) in candidate.keys.iter().zip(segments).enumerate() {
                 if self.options.store.keep_artifact(key)? || compiles.iter().any(|c| c.key == *key)
                 {
                     continue;
@@ -161,10 +168,10 @@ impl Work<'_> {
                 let step = step.map_or("", |step| &step.name);
                 compiles.push(Compile {
                     key: *key,
-                    explained: way.set.key(item, segment, known).1,
+                    explained: candidate.set.key(item, segment, known).1,
                     segment: segment.clone(),
-                    set: way.set.clone(),
-                    name: way.of(format!("{name} {step}").trim_end(), ways.len()),
+                    set: candidate.set.clone(),
+                    name: candidate.of(format!("{name} {step}").trim_end(), candidates.len()),
                 });
             }
         }

@@ -21,9 +21,9 @@
 //! | `scratch` | a build's private folder, and what killed builds left |
 //! | `gate` | comparing a candidate with eager |
 //! | `regate` | when an earlier gate holds for a program |
-//! | `merit` | a sign test: which of two programs is the faster one |
-//! | `ways` | the option sets that a program can be made with |
-//! | `tune` | gating a program in each way, and keeping the fastest |
+//! | `sign_test` | a sign test: which of two programs is the faster one |
+//! | `candidates` | the option sets that a program can be compiled with |
+//! | `tune` | gating the candidates of a program, and keeping the fastest |
 //!
 //! What is not promised: a sandbox. The worker runs the model's own code with the rights of its user.
 
@@ -32,6 +32,7 @@
 pub mod plan;
 pub mod spec;
 
+mod candidates;
 mod capture;
 mod compile;
 mod engine;
@@ -41,16 +42,15 @@ pub mod gate;
 mod launcher;
 mod lifeline;
 mod limits;
-mod merit;
 pub mod progress;
 pub mod protocol;
 mod publish;
 mod regate;
 mod schedule;
 mod scratch;
+mod sign_test;
 mod task;
 mod tune;
-mod ways;
 mod weights;
 mod work;
 mod worker;

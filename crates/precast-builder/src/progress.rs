@@ -66,7 +66,7 @@ pub enum Event<'a> {
         artifacts: usize,
         missing: usize,
     },
-    /// A program was made in several ways: a row for each, as receipts have them.
+    /// A program was compiled with several option sets: a row for each candidate, as in receipts.
     Tuned {
         module: &'a str,
         bucket: &'a str,

@@ -19,14 +19,13 @@ use precast_store::{
 
 use super::{
     BuildError, Built, Outcome,
+    candidates::Candidate,
     engine::provenance,
-    gate::Candidate,
-    merit,
+    gate::GateRequest,
     progress::Event,
     protocol::Compiled,
-    regate,
+    regate, sign_test,
     task::{CapturedProgram, Compile},
-    ways::Way,
     work::{Action, CompileFailure, Job, Work},
 };
 use crate::{
@@ -165,11 +164,11 @@ impl Work<'_> {
         };
         let CapturedProgram {
             captured,
-            mut ways,
+            mut candidates,
             chosen_by,
             compiled,
         } = program;
-        if let Some(failure) = self.refuse_ways(&mut ways) {
+        if let Some(failure) = self.refuse_candidates(&mut candidates) {
             return self.fail_with(job, &failure.0, &failure.1);
         }
         let (Some(known), Some(weights)) = (&self.plan.known, self.weights.get()) else {
@@ -243,7 +242,10 @@ impl Work<'_> {
             results: captured.results,
             checks: captured.checks,
             values: captured.values,
-            steps: ways.first().map(|way| steps(&way.keys)).unwrap_or_default(),
+            steps: candidates
+                .first()
+                .map(|candidate| steps(&candidate.keys))
+                .unwrap_or_default(),
             eager,
             constants,
             padding: match captured.padding_refused {
@@ -257,11 +259,11 @@ impl Work<'_> {
         };
         let name = item.name(self.options.spec);
         if item.settings.compile.healthcheck {
-            let given = Candidate {
+            let given = GateRequest {
                 store: self.options.store.path().to_owned(),
                 program: program.clone(),
-                rivals: vec![],
-                alone: false,
+                others: vec![],
+                exclusive: false,
                 weights: weights.object,
                 aliases: weights.aliases.clone(),
                 samples: captured.samples,
@@ -276,7 +278,7 @@ impl Work<'_> {
             let looked_at = regate::given(&given);
             let earlier = match &looked_at {
                 Some(looked_at) => {
-                    self.gated_before(&self.jobs[job], &program, &ways, looked_at)?
+                    self.gated_before(&self.jobs[job], &program, &candidates, looked_at)?
                 }
                 None => None,
             };
@@ -292,19 +294,19 @@ impl Work<'_> {
                 program.padding = earlier.padding;
                 return self.publish(job, program, chosen_by, compiled);
             }
-            match self.judge(number, place, &name, given, ways, &steps) {
-                Ok(judged) => {
-                    program.steps = judged.steps;
-                    if let Some(why) = judged.report.padding_refused() {
+            match self.gate_candidates(number, place, &name, given, candidates, &steps) {
+                Ok(fastest) => {
+                    program.steps = fastest.steps;
+                    if let Some(why) = fastest.report.padding_refused() {
                         let why = why.to_owned();
                         program.padding = Padding::Refused { why };
                     }
                     program
                         .receipt
                         .took("gate", started.elapsed().as_secs_f64());
-                    program.receipt.gate = judged.report.into();
-                    if !judged.tuned.is_empty() {
-                        program.receipt.tuned = judged.tuned.into();
+                    program.receipt.gate = fastest.report.into();
+                    if !fastest.tuned.is_empty() {
+                        program.receipt.tuned = fastest.tuned.into();
                     }
                     if let Err(error) = self.measure_again(number, &name, again, &mut program) {
                         return self.fail(job, error, &[]);
@@ -316,45 +318,55 @@ impl Work<'_> {
         self.publish(job, program, chosen_by, compiled)
     }
 
-    /// Refuses the ways of which an artifact could not be compiled. Returns why, where no way is left.
-    fn refuse_ways(&self, ways: &mut [Way]) -> Option<CompileFailure> {
+    /// Refuses candidates with an artifact that could not be compiled. Returns the reason where no candidate is left.
+    fn refuse_candidates(&self, candidates: &mut [Candidate]) -> Option<CompileFailure> {
         let state = self.lock();
         let mut first = None;
-        for way in ways.iter_mut() {
-            if let Some(failure) = way.keys.iter().find_map(|key| state.failures.get(key)) {
-                way.refused.get_or_insert_with(|| failure.0.to_string());
+        for candidate in candidates.iter_mut() {
+            if let Some(failure) = candidate
+                .keys
+                .iter()
+                .find_map(|key| state.failures.get(key))
+            {
+                candidate
+                    .refused
+                    .get_or_insert_with(|| failure.0.to_string());
                 first.get_or_insert_with(|| failure.clone());
             }
         }
-        first.filter(|_| ways.iter().all(|way| way.refused.is_some()))
+        first.filter(|_| {
+            candidates
+                .iter()
+                .all(|candidate| candidate.refused.is_some())
+        })
     }
 
-    /// Measures a program that seemed slower than eager again, with no other task running; that decides who answers.
+    /// Measures a program that seemed slower than eager again, with no other task running. That decides which of them answers.
     fn measure_again(
         &self,
         number: usize,
         name: &str,
-        mut candidate: Candidate,
+        mut request: GateRequest,
         program: &mut Program,
     ) -> Result<(), BuildError> {
         let Field::Known(gate) = &mut program.receipt.gate else {
             return Ok(());
         };
         let beside = gate.turns.get().is_some_and(|turns| !turns.alone);
-        if !merit::in_doubt(gate) || !beside {
+        if !sign_test::in_doubt(gate) || !beside {
             return Ok(());
         }
         self.progress.event(&Event::Again {
             worker: number,
             job: Action::Measure.name(),
             what: name,
-            message: &merit::told(gate),
+            message: &sign_test::told(gate),
         });
-        candidate.program.steps.clone_from(&program.steps);
-        candidate.alone = true;
+        request.program.steps.clone_from(&program.steps);
+        request.exclusive = true;
         let started = Instant::now();
-        let measured = self.gate_one(number, Action::Measure, name, &candidate)?;
-        merit::put(gate, &measured, 0, true);
+        let measured = self.gate_one(number, Action::Measure, name, &request)?;
+        sign_test::put(gate, &measured, 0, true);
         let seconds = started.elapsed().as_secs_f64();
         program.receipt.took("measure", seconds);
         Ok(())

@@ -11,8 +11,8 @@
 //! | the host | the machine, its CPU model, how many cores the build may use, and the driver where it has a GPU |
 //! | precast | its version |
 //!
-//! The second to fourth are in the receipt as `gate_given`; `gated_by` names the program whose gate it was. A program that
-//! is tuned anew is gated in every way.
+//! The second to fourth are in the receipt as `gate_given`; `gated_by` names the program whose gate it was. Of a program that
+//! is tuned anew every candidate is gated.
 
 use std::{fs, thread};
 
@@ -27,8 +27,8 @@ use precast_store::{
 
 use super::{
     BuildError,
-    gate::Candidate,
-    ways::Way,
+    candidates::Candidate,
+    gate::GateRequest,
     work::{Job, Work},
 };
 use crate::plan::State;
@@ -42,22 +42,22 @@ pub(super) struct Earlier {
 }
 
 /// Returns what a gate looks at beside the program; none where the samples can't be read, which the gate will say.
-pub(super) fn given(candidate: &Candidate) -> Option<Given> {
-    let (samples, _) = Digest::of_file(&candidate.samples).ok()?;
-    let refused = match &candidate.program.padding {
+pub(super) fn given(request: &GateRequest) -> Option<Given> {
+    let (samples, _) = Digest::of_file(&request.samples).ok()?;
+    let refused = match &request.program.padding {
         Padding::Refused { why } => Some(why.clone()),
         Padding::Allowed => None,
     };
     Some(Given {
         precast: env!("CARGO_PKG_VERSION").to_owned(),
-        host: host(candidate.program.target.device),
+        host: host(request.program.target.device),
         samples,
-        weights: candidate.weights,
-        aliases: candidate.aliases.clone(),
-        steps: candidate.steps,
-        rtol: candidate.rtol,
-        atol: candidate.atol,
-        computed_in: candidate.computed_in.clone(),
+        weights: request.weights,
+        aliases: request.aliases.clone(),
+        steps: request.steps,
+        rtol: request.rtol,
+        atol: request.atol,
+        computed_in: request.computed_in.clone(),
         padding_refused: refused,
     })
 }
@@ -68,7 +68,7 @@ impl Work<'_> {
         &self,
         job: &Job<'_>,
         program: &Program,
-        ways: &[Way],
+        candidates: &[Candidate],
         given: &Given,
     ) -> Result<Option<Earlier>, BuildError> {
         let (
@@ -76,12 +76,12 @@ impl Work<'_> {
                 before: Some(before),
                 ..
             },
-            [way],
-        ) = (&job.item.state, ways)
+            [candidate],
+        ) = (&job.item.state, candidates)
         else {
             return Ok(None);
         };
-        if way.refused.is_some() {
+        if candidate.refused.is_some() {
             return Ok(None);
         }
         let Some(before) = self.options.store.program(before)? else {

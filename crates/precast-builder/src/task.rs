@@ -4,8 +4,8 @@ use precast_store::Digest;
 use serde_json::Value;
 
 use super::{
+    candidates::{Candidate, OptionSet},
     protocol::{Captured, Segment},
-    ways::{Set, Way},
 };
 
 /// An artifact to compile.
@@ -13,7 +13,7 @@ pub(super) struct Compile {
     pub key: Digest,
     pub explained: Value,
     pub segment: Segment,
-    pub set: Set,
+    pub set: OptionSet,
     /// What progress calls it.
     pub name: String,
 }
@@ -21,9 +21,9 @@ pub(super) struct Compile {
 /// A captured program that waits for its artifacts.
 pub(super) struct CapturedProgram {
     pub captured: Captured,
-    /// How it is compiled: the first way is kept unless another is faster.
-    pub ways: Vec<Way>,
-    /// The program whose choice of a way this is, where it was made before.
+    /// The first candidate is kept unless another is faster.
+    pub candidates: Vec<Candidate>,
+    /// The earlier program whose choice of a candidate was taken over, if any.
     pub chosen_by: Option<Digest>,
     /// How many artifacts the store lacked.
     pub compiled: usize,

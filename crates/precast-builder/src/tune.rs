@@ -1,15 +1,15 @@
-//! Compiles a program in several ways and keeps the fastest one that passes its gate.
+//! Gates the candidates of a program and keeps the fastest one that passes.
 //!
-//! A [way](super::ways) is an option set for all segments of a program. `--tune` tries a few beside the module's own, and a `mode` that
-//! autotunes is one of two ways: torch picks kernels by timing each alone, which is no measure of the program (on an H200
-//! such a choice made a whole block a fifth slower), so what it picks has to beat `mode = "default"`.
+//! A [candidate](super::candidates) is an option set for all segments of a program. `--tune` tries a few beside the module's own. A
+//! `mode` that autotunes has two candidates: torch picks kernels by timing each alone, which is no measure of the program (on an
+//! H200 such a choice made a whole block a fifth slower), so its picks have to beat `mode = "default"`.
 //!
-//! Every way has artifacts of its own, with keys like any other: a segment is compiled once for an option set, whoever
-//! asks. Each way passes the gate in a process of its own; what fails to compile or to pass, crashes or hangs is refused
-//! with its reason, and the program fails only when nothing is left. Those that pass are then measured by turns, as whole
-//! programs and as they will run, in one process and while the build does nothing else. The first way is kept unless another
-//! is faster by more than [`GAIN`] and in so many rounds that chance would hardly have it so ([`merit`]): anything less is
-//! noise, and a choice that flips from build to build explains nothing. The table goes into the program's receipt as `tuned`.
+//! Every candidate has artifacts of its own, with keys like any other: a segment is compiled once for an option set. Each candidate
+//! passes the gate in a process of its own. One that fails to compile or to pass, crashes or hangs is refused with its
+//! reason, and the program fails only when none is left. Those that pass are then measured in turns, as whole programs, in one
+//! process and with no other task running. The first candidate is kept unless another one is faster by more than [`GAIN`], by a
+//! [sign test](super::sign_test): anything less is noise, and a choice that flips from build to build explains nothing. The
+//! table goes into the program's receipt as `tuned`.
 
 use precast_store::{
     Digest, Store, StoreError,
@@ -21,66 +21,70 @@ use precast_store::{
 
 use super::{
     BuildError,
-    gate::{self, Candidate},
-    merit,
+    candidates::Candidate,
+    gate::{self, GateRequest},
     progress::Event,
-    ways::Way,
+    sign_test,
     work::{Action, Work},
 };
 
-/// The share of the first way's latency that another must stay below.
+/// The share of the first candidate's latency that another must stay below.
 const GAIN: f64 = 0.98;
 
-/// What passed its gate.
+/// A candidate that passed its gate.
 struct Passed {
-    way: usize,
+    candidate: usize,
     steps: Vec<Step>,
     report: Gate,
 }
 
-/// A program that passed its gate.
-pub(super) struct Judged {
+/// The program with its fastest candidate.
+pub(super) struct Fastest {
     pub steps: Vec<Step>,
     pub report: Gate,
-    /// A row for each way; empty where there is only one.
+    /// A row for each candidate; empty where there is only one.
     pub tuned: Vec<Tried>,
 }
 
 impl Work<'_> {
-    /// Gates a program in every way that is left of it, and returns it in the best one. `steps` makes the steps of a way
-    /// out of its artifacts.
-    pub(super) fn judge(
+    /// Gates every candidate that is not refused, and returns the fastest one. `steps` makes the steps of a candidate from its
+    /// artifacts.
+    pub(super) fn gate_candidates(
         &self,
         number: usize,
         (module, bucket): (&str, &str),
         name: &str,
-        mut candidate: Candidate,
-        ways: Vec<Way>,
+        mut request: GateRequest,
+        candidates: Vec<Candidate>,
         steps: &dyn Fn(&[Digest]) -> Vec<Step>,
-    ) -> Result<Judged, BuildError> {
-        let several = ways.len() > 1;
+    ) -> Result<Fastest, BuildError> {
+        let several = candidates.len() > 1;
         let mut rows = Vec::new();
         let mut passed: Vec<Passed> = Vec::new();
         let mut failed = None;
-        for (index, way) in ways.iter().enumerate() {
+        for (index, candidate) in candidates.iter().enumerate() {
             let mut row = Tried {
-                options: way.set.name.clone(),
-                seconds: seconds(self.options.store, &way.keys)?,
+                options: candidate.set.name.clone(),
+                seconds: seconds(self.options.store, &candidate.keys)?,
                 latency: None,
                 max_abs: None,
                 chosen: false,
                 refused: None,
                 other: Other::default(),
             };
-            let verdict = match &way.refused {
+            let verdict = match &candidate.refused {
                 Some(why) => Err(why.clone()),
                 None => {
-                    candidate.program.steps = steps(&way.keys);
-                    match self.gate_one(number, Action::Gate, &way.of(name, ways.len()), &candidate)
-                    {
+                    request.program.steps = steps(&candidate.keys);
+                    match self.gate_one(
+                        number,
+                        Action::Gate,
+                        &candidate.of(name, candidates.len()),
+                        &request,
+                    ) {
                         Ok(mut report) => {
                             let measured = report.clone();
-                            merit::put(&mut report, &measured, 0, false);
+                            sign_test::put(&mut report, &measured, 0, false);
                             Ok(report)
                         }
                         Err(error) if error.ends_build() || !several => return Err(error),
@@ -92,7 +96,7 @@ impl Work<'_> {
                     }
                 }
             };
-            // The first may be for exact sizes only; the others are no worse than it.
+            // The first may be for exact sizes only. The others must not lose padding that it has.
             let verdict = verdict.and_then(|report| match report.padding_refused() {
                 Some(why) if index > 0 => Err(why.to_owned()),
                 _ => Ok(report),
@@ -102,8 +106,8 @@ impl Work<'_> {
                     row.latency = report.artifact_us.get().copied().map(in_seconds);
                     row.max_abs = worst(&report);
                     passed.push(Passed {
-                        way: index,
-                        steps: std::mem::take(&mut candidate.program.steps),
+                        candidate: index,
+                        steps: std::mem::take(&mut request.program.steps),
                         report,
                     });
                 }
@@ -120,20 +124,20 @@ impl Work<'_> {
                 return Err(failed.unwrap_or_else(nothing));
             }
             [_] => 0,
-            _ => self.race(number, name, candidate, &mut passed, &mut rows)?,
+            _ => self.measure_in_turns(number, name, request, &mut passed, &mut rows)?,
         };
         let best = passed.swap_remove(best);
         if !several {
             rows.clear();
         } else {
-            rows[best.way].chosen = true;
+            rows[best.candidate].chosen = true;
             self.progress.event(&Event::Tuned {
                 module,
                 bucket,
                 tried: &rows,
             });
         }
-        Ok(Judged {
+        Ok(Fastest {
             steps: best.steps,
             report: best.report,
             tuned: rows,
@@ -145,12 +149,12 @@ impl Work<'_> {
         number: usize,
         action: Action,
         name: &str,
-        candidate: &Candidate,
+        request: &GateRequest,
     ) -> Result<Gate, BuildError> {
         let check = || {
             gate::in_child(
                 &self.options.gate,
-                candidate,
+                request,
                 &self.workers.limits,
                 self.limit(gate::LIMIT),
                 &self.workers.stop,
@@ -165,46 +169,46 @@ impl Work<'_> {
         verdict
     }
 
-    /// Measures what passed by turns, and returns which is the best.
-    fn race(
+    /// Measures the candidates that passed in turns, and returns the index of the fastest.
+    fn measure_in_turns(
         &self,
         number: usize,
         name: &str,
-        mut candidate: Candidate,
+        mut request: GateRequest,
         passed: &mut [Passed],
         rows: &mut [Tried],
     ) -> Result<usize, BuildError> {
-        candidate.alone = true;
-        candidate.program.steps.clone_from(&passed[0].steps);
-        candidate.rivals = passed[1..]
+        request.exclusive = true;
+        request.program.steps.clone_from(&passed[0].steps);
+        request.others = passed[1..]
             .iter()
-            .map(|rival| rival.steps.clone())
+            .map(|other| other.steps.clone())
             .collect();
-        let report = match self.gate_one(number, Action::Measure, name, &candidate) {
+        let report = match self.gate_one(number, Action::Measure, name, &request) {
             Ok(report) => report,
             Err(error) if error.ends_build() => return Err(error),
-            // Each was measured alone, which is no reason to choose another than the first.
+            // Their gates' own measurements are no reason to choose another than the first.
             Err(_) => return Ok(0),
         };
-        let rivals = report.rivals_us.get().into_iter().flatten();
+        let others = report.rivals_us.get().into_iter().flatten();
         let all: Vec<f64> = report
             .artifact_us
             .get()
             .into_iter()
-            .chain(rivals)
+            .chain(others)
             .copied()
             .collect();
         for (index, (one, taken)) in passed.iter_mut().zip(&all).enumerate() {
-            rows[one.way].latency = Some(in_seconds(*taken));
-            merit::put(&mut one.report, &report, index, true);
+            rows[one.candidate].latency = Some(in_seconds(*taken));
+            sign_test::put(&mut one.report, &report, index, true);
         }
         let runs = report.artifact_runs.get().copied().unwrap_or(0);
         let wins = report.rivals_wins.get().into_iter().flatten();
-        // The first is to be beaten, where it is there.
+        // Where the first candidate passed, the others have to beat it.
         let clear: Vec<bool> = std::iter::once(true)
-            .chain(wins.map(|wins| passed[0].way != 0 || merit::by_merit(*wins, runs)))
+            .chain(wins.map(|wins| passed[0].candidate != 0 || sign_test::significant(*wins, runs)))
             .collect();
-        Ok(fastest(&all, &clear, passed[0].way == 0))
+        Ok(fastest(&all, &clear, passed[0].candidate == 0))
     }
 }
 
@@ -219,7 +223,7 @@ fn fastest(latencies: &[f64], clear: &[bool], first: bool) -> usize {
     }
 }
 
-/// Returns what compiling the artifacts of a way took, each counted once; none where one of them is not there.
+/// Returns what compiling the artifacts of a candidate took, each counted once; none where one of them is not there.
 fn seconds(store: &Store, keys: &[Digest]) -> Result<Option<f64>, StoreError> {
     let mut total = 0.0;
     for (index, key) in keys.iter().enumerate() {

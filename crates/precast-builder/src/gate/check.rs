@@ -17,7 +17,7 @@ use precast_store::{
 use tch::Tensor;
 
 use super::{
-    Candidate, Verdict,
+    GateRequest, Verdict,
     compare::{Said, compare, equal},
 };
 
@@ -47,9 +47,9 @@ fn first(device: DeviceKind) -> Device {
     }
 }
 
-/// Runs a candidate and judges it.
-pub fn check(candidate: &Candidate) -> Verdict {
-    match Bench::new(candidate).and_then(|bench| bench.report()) {
+/// Runs a candidate and compares it with eager.
+pub fn check(request: &GateRequest) -> Verdict {
+    match Bench::new(request).and_then(|bench| bench.report()) {
         Ok(Ok(report)) => Verdict::Passed {
             report: Box::new(report),
         },
@@ -60,9 +60,9 @@ pub fn check(candidate: &Candidate) -> Verdict {
     }
 }
 
-/// What a candidate is run with, and on.
+/// A candidate with its runtime, device and samples.
 struct Bench<'a> {
-    candidate: &'a Candidate,
+    request: &'a GateRequest,
     runtime: Runtime,
     device: Device,
     inputs: Vec<Tensor>,
@@ -73,18 +73,18 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(candidate: &'a Candidate) -> Fallible<Self> {
-        let store = open(&candidate.store)?;
-        let program = &candidate.program;
+    fn new(request: &'a GateRequest) -> Fallible<Self> {
+        let store = open(&request.store)?;
+        let program = &request.program;
         let device = first(program.target.device);
         // First of all: it loads the device's half of libtorch, without which no tensor can go there.
-        // What is judged is the artifact: nothing may answer in its place.
+        // The gate is about the artifact: nothing may answer in its place.
         // What this process survives needs no other one to try it.
         let trial = Trial::here().remember(trial_memory(store.path()));
         let runtime = Runtime::new(&store, device)?
             .eager_fallback(false)
             .trial(trial);
-        let mut samples = tensors::read(&std::fs::read(&candidate.samples)?)?;
+        let mut samples = tensors::read(&std::fs::read(&request.samples)?)?;
         let place = tensors::device(device);
         let mut take = |prefix: &str| -> Fallible<(Vec<Tensor>, Vec<Tensor>)> {
             let mut all = |kind: &str, count: usize| -> Fallible<Vec<Tensor>> {
@@ -106,7 +106,7 @@ impl<'a> Bench<'a> {
         let smaller = (0..).map_while(|index| take(&format!("smaller.{index}.")).ok());
         let smaller = smaller.collect();
         Ok(Self {
-            candidate,
+            request,
             runtime,
             device,
             inputs,
@@ -117,11 +117,11 @@ impl<'a> Bench<'a> {
 
     /// Compares one output with eager's.
     fn compare(&self, index: usize, got: &Tensor, eager: &Tensor) -> Result<Compared, String> {
-        let output = &self.candidate.program.outputs[index];
-        let computed_in = self.candidate.computed_in.get(index).copied().flatten();
+        let output = &self.request.program.outputs[index];
+        let computed_in = self.request.computed_in.get(index).copied().flatten();
         let said = Said {
-            rtol: self.candidate.rtol,
-            atol: self.candidate.atol,
+            rtol: self.request.rtol,
+            atol: self.request.atol,
             computed_in,
         };
         compare(said, output, got, eager).map_err(|why| format!("output `{}` {why}", output.name))
@@ -131,12 +131,12 @@ impl<'a> Bench<'a> {
     fn load(&self, steps: &[Step]) -> Fallible<Model> {
         let program = Program {
             steps: steps.to_vec(),
-            ..self.candidate.program.clone()
+            ..self.request.program.clone()
         };
         let name = program.model.clone();
-        let Candidate {
+        let GateRequest {
             weights, aliases, ..
-        } = self.candidate;
+        } = self.request;
         Ok(self
             .runtime
             .load_programs(&name, vec![program], *weights, aliases.clone())?)
@@ -144,7 +144,7 @@ impl<'a> Bench<'a> {
 
     /// Runs the module once; its outputs are on the CPU.
     fn run(&self, model: &Model, inputs: &[Tensor]) -> Fallible<Vec<Tensor>> {
-        let out = model.run(&self.candidate.program.module, inputs)?;
+        let out = model.run(&self.request.program.module, inputs)?;
         out.check()?;
         let out = out.iter().map(|t| t.f_to_device(tch::Device::Cpu));
         Ok(out.collect::<Result<_, _>>()?)
@@ -152,19 +152,19 @@ impl<'a> Bench<'a> {
 
     /// Returns the bytes that a call takes at most, where that can be known.
     fn peak(&self, model: &Model) -> Fallible<Option<u64>> {
-        let module = &self.candidate.program.module;
+        let module = &self.request.program.module;
         let (out, bytes) = peak(self.device, || model.run(module, &self.inputs));
         out?;
         Ok(bytes)
     }
 
     fn report(&self) -> Fallible<Result<Gate, String>> {
-        let Candidate {
+        let GateRequest {
             program,
-            rivals,
+            others,
             steps,
             ..
-        } = self.candidate;
+        } = self.request;
         let model = self.load(&program.steps)?;
         // Twice at least, to see whether it is deterministic.
         let steps = *steps.max(&2);
@@ -201,9 +201,9 @@ impl<'a> Bench<'a> {
             eager_peak_bytes: eager_peak.into(),
             ..Gate::default()
         };
-        let rivals = rivals.iter().map(|steps| self.load(steps));
-        let rivals = rivals.collect::<Fallible<Vec<_>>>()?;
-        let models = [&model].into_iter().chain(&eager).chain(&rivals);
+        let others = others.iter().map(|steps| self.load(steps));
+        let others = others.collect::<Fallible<Vec<_>>>()?;
+        let models = [&model].into_iter().chain(&eager).chain(&others);
         let taken = self.latencies(&models.collect::<Vec<_>>())?;
         let (own, others) = taken.split_at(1 + usize::from(eager.is_some()));
         let runs = |taken: &Vec<f64>| taken.len() as u64;
@@ -212,18 +212,18 @@ impl<'a> Bench<'a> {
         // How often the one was faster than the other in the same round.
         let wins = |a: &[f64], b: &[f64]| a.iter().zip(b).filter(|(a, b)| a < b).count() as u64;
         let each = |wins: &dyn Fn(&[f64]) -> u64| -> Vec<u64> {
-            others.iter().map(|rival| wins(rival)).collect()
+            others.iter().map(|other| wins(other)).collect()
         };
         if let [artifact, eager] = own {
             report.eager_us = median(eager).into();
             report.eager_runs = runs(eager).into();
             report.eager_wins = wins(eager, artifact).into();
-            report.rivals_eager_wins = each(&|rival| wins(eager, rival)).into();
+            report.rivals_eager_wins = each(&|other| wins(eager, other)).into();
         }
-        if !rivals.is_empty() {
+        if !others.is_empty() {
             let medians: Vec<f64> = others.iter().map(|taken| median(taken)).collect();
             report.rivals_us = medians.into();
-            report.rivals_wins = each(&|rival| wins(rival, &own[0])).into();
+            report.rivals_wins = each(&|other| wins(other, &own[0])).into();
         }
         Ok(Ok(report))
     }
@@ -231,7 +231,7 @@ impl<'a> Bench<'a> {
     /// Compares what the runtime makes of smaller requests with eager at their own sizes. A bucket that is wrong only then
     /// is not to be padded into; the reason is in the report.
     fn at_smaller_sizes(&self, model: &Model) -> Result<GatePadding, String> {
-        let program = &self.candidate.program;
+        let program = &self.request.program;
         let (mut points, mut max_abs) = (Vec::new(), 0.0_f64);
         let mut refused = None;
         for (inputs, expected) in &self.smaller {
@@ -246,8 +246,8 @@ impl<'a> Bench<'a> {
                 continue;
             }
             let place = bucket_name(&sizes);
-            let judged = self.run(model, inputs).map_err(|error| error.to_string());
-            let judged = judged.and_then(|got| {
+            let compared = self.run(model, inputs).map_err(|error| error.to_string());
+            let compared = compared.and_then(|got| {
                 for (index, (got, eager)) in got.iter().zip(expected).enumerate() {
                     let row = self.compare(index, got, eager)?;
                     max_abs = max_abs.max(row.max_abs.unwrap_or(0.0));
@@ -255,7 +255,7 @@ impl<'a> Bench<'a> {
                 Ok(())
             });
             points.push(sizes);
-            if let Err(why) = judged {
+            if let Err(why) = compared {
                 if program.dynamic.is_some() {
                     return Err(format!("at {place} {why}"));
                 }
@@ -274,7 +274,7 @@ impl<'a> Bench<'a> {
     /// Returns the exported graph of a compiled program, where it runs and is right: at run time it may answer in the
     /// artifacts' place.
     fn exported(&self) -> Option<Model> {
-        let program = &self.candidate.program;
+        let program = &self.request.program;
         if program.eager.is_none() || program.steps.is_empty() {
             return None;
         }
@@ -287,8 +287,8 @@ impl<'a> Bench<'a> {
 
     /// Returns the microseconds of calls of each model.
     fn latencies(&self, models: &[&Model]) -> Fallible<Vec<Vec<f64>>> {
-        // What is to be chosen by looks closer.
-        let (most, each, least) = match self.candidate.alone {
+        // A measurement that decides takes more rounds.
+        let (most, each, least) = match self.request.exclusive {
             false => (20, Duration::from_secs(1), 1),
             true => (200, Duration::from_secs(4), LEAST),
         };
@@ -300,7 +300,7 @@ impl<'a> Bench<'a> {
         };
         by_turns(models.len(), more, |index| {
             let started = Instant::now();
-            let out = models[index].run(&self.candidate.program.module, &self.inputs)?;
+            let out = models[index].run(&self.request.program.module, &self.inputs)?;
             if let Device::Cuda(ordinal) = self.device {
                 tch::Cuda::synchronize(i64::try_from(ordinal)?);
             }

@@ -166,7 +166,7 @@ mod tests {
     }
 
     /// Compares two vectors of this dtype.
-    fn judge(dtype: Dtype, said: Said, got: &[f64], eager: &[f64]) -> Result<Compared, String> {
+    fn compared(dtype: Dtype, said: Said, got: &[f64], eager: &[f64]) -> Result<Compared, String> {
         let kind = match dtype {
             Dtype::Float64 => Kind::Double,
             Dtype::Float16 => Kind::Half,
@@ -188,10 +188,10 @@ mod tests {
             (Dtype::Bfloat16, 3e-2, 1.3e-1),
         ];
         for (dtype, near, far) in tried {
-            let row = judge(dtype, Said::default(), &[1.0 + near, -1.0], &[1.0, -1.0]).unwrap();
+            let row = compared(dtype, Said::default(), &[1.0 + near, -1.0], &[1.0, -1.0]).unwrap();
             assert!(row.max_abs.unwrap() > near / 2.0, "{row:?}");
             assert!(row.cosine.unwrap() > 0.99, "{row:?}");
-            let off = judge(dtype, Said::default(), &[1.0 + far, -1.0], &[1.0, -1.0]);
+            let off = compared(dtype, Said::default(), &[1.0 + far, -1.0], &[1.0, -1.0]);
             assert!(
                 off.unwrap_err().starts_with("differs from eager in 1 of 2"),
                 "{dtype}"
@@ -200,42 +200,42 @@ mod tests {
                 rtol: Some(far * 2.0),
                 ..Said::default()
             };
-            assert!(judge(dtype, said, &[1.0 + far, -1.0], &[1.0, -1.0]).is_ok());
+            assert!(compared(dtype, said, &[1.0 + far, -1.0], &[1.0, -1.0]).is_ok());
             let strict = Said {
                 rtol: Some(0.0),
                 atol: Some(0.0),
                 computed_in: Some(Dtype::Bfloat16),
             };
-            assert!(judge(dtype, strict, &[1.0 + near, -1.0], &[1.0, -1.0]).is_err());
+            assert!(compared(dtype, strict, &[1.0 + near, -1.0], &[1.0, -1.0]).is_err());
         }
         // What was rounded on the way is no nearer than that, whatever it is given back as.
         let inside = Said {
             computed_in: Some(Dtype::Bfloat16),
             ..Said::default()
         };
-        assert!(judge(Dtype::Float32, inside, &[1.03, -1.0], &[1.0, -1.0]).is_ok());
-        assert!(judge(Dtype::Float32, inside, &[1.13, -1.0], &[1.0, -1.0]).is_err());
+        assert!(compared(Dtype::Float32, inside, &[1.03, -1.0], &[1.0, -1.0]).is_ok());
+        assert!(compared(Dtype::Float32, inside, &[1.13, -1.0], &[1.0, -1.0]).is_err());
         // A spec that says one of the two leaves the other where it is without it.
         let one = Said {
             rtol: Some(1e-4),
             ..inside
         };
-        let zero = |got: f64| judge(Dtype::Float32, one, &[got, 1.0], &[0.0, 1.0]);
+        let zero = |got: f64| compared(Dtype::Float32, one, &[got, 1.0], &[0.0, 1.0]);
         assert!(zero(5e-3).is_err());
         assert!(zero(1e-6).is_ok());
-        // What is small beside the rest of the output is judged by the rest.
+        // The tolerance of a small element follows the rest of the output.
         let large = [1000.0, 1e-3];
-        assert!(judge(Dtype::Float32, Said::default(), &[1000.0, 2e-3], &large).is_ok());
-        assert!(judge(Dtype::Int32, Said::default(), &[3.0, 4.0], &[3.0, 4.0]).is_ok());
-        assert!(judge(Dtype::Int32, Said::default(), &[3.0, 5.0], &[3.0, 4.0]).is_err());
+        assert!(compared(Dtype::Float32, Said::default(), &[1000.0, 2e-3], &large).is_ok());
+        assert!(compared(Dtype::Int32, Said::default(), &[3.0, 4.0], &[3.0, 4.0]).is_ok());
+        assert!(compared(Dtype::Int32, Said::default(), &[3.0, 5.0], &[3.0, 4.0]).is_err());
     }
 
     #[test]
     fn nan_and_infinity_only_where_eager_has_them() {
         let (nan, inf) = (f64::NAN, f64::INFINITY);
         let told = |got: f64, eager: f64| {
-            let judged = judge(Dtype::Float32, Said::default(), &[1.0, got], &[1.0, eager]);
-            judged.err().unwrap_or_default()
+            let refused = compared(Dtype::Float32, Said::default(), &[1.0, got], &[1.0, eager]);
+            refused.err().unwrap_or_default()
         };
         for bad in [nan, inf, -inf] {
             assert_eq!(told(bad, 2.0), "has NaN or infinity where eager has none");
@@ -254,15 +254,15 @@ mod tests {
                 "has another value where eager has infinity"
             );
         }
-        let rest = judge(Dtype::Float32, Said::default(), &[5.0, inf], &[1.0, inf]);
+        let rest = compared(Dtype::Float32, Said::default(), &[5.0, inf], &[1.0, inf]);
         assert!(rest.is_err(), "the rest is compared as ever");
     }
 
     #[test]
     fn another_shape_or_dtype_is_no_answer_and_an_empty_one_is_equal() {
-        let wrong = judge(Dtype::Float32, Said::default(), &[1.0], &[1.0, 2.0]).unwrap_err();
+        let wrong = compared(Dtype::Float32, Said::default(), &[1.0], &[1.0, 2.0]).unwrap_err();
         assert_eq!(wrong, "is Float [1], eager's is Float [2]");
-        let row = judge(Dtype::Float32, Said::default(), &[], &[]).unwrap();
+        let row = compared(Dtype::Float32, Said::default(), &[], &[]).unwrap();
         assert_eq!(row.max_abs, Some(0.0));
     }
 }

@@ -41,24 +41,24 @@ use super::{
 /// How long a candidate may run.
 pub(super) const LIMIT: Duration = Duration::from_secs(900);
 
-/// The command that reads a [`Candidate`] as JSON on stdin and answers with a [`Verdict`] on stdout.
+/// The command that reads a [`GateRequest`] as JSON on stdin and answers with a [`Verdict`] on stdout.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     pub program: PathBuf,
     pub args: Vec<OsString>,
 }
 
-/// A program that is not published yet, and what to compare it with.
+/// A program that is not published yet, the samples to compare it with, and the tolerances.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Candidate {
+pub struct GateRequest {
     pub store: PathBuf,
     pub program: Program,
-    /// Steps that could be in the place of the program's, to be measured by turns with it.
+    /// The steps of other candidates, to be measured in turns with the program's.
     #[serde(default)]
-    pub rivals: Vec<Vec<Step>>,
-    /// Whether its build does nothing else meanwhile: what is measured then is to choose by, and measured for longer.
+    pub others: Vec<Vec<Step>>,
+    /// Whether no other task of the build runs meanwhile: then it is measured for longer, and the result decides.
     #[serde(default)]
-    pub alone: bool,
+    pub exclusive: bool,
     pub weights: Option<Digest>,
     pub aliases: BTreeMap<String, String>,
     /// Inputs `in.N` and eager's outputs `out.N`, as safetensors; `smaller.K.in.N` and `smaller.K.out.N` are the same at
@@ -95,7 +95,7 @@ pub fn tolerance(dtype: Dtype) -> (f64, f64) {
 /// Checks a candidate in a child process, and returns the report for its receipt.
 pub(super) fn in_child(
     launcher: &Launcher,
-    candidate: &Candidate,
+    request: &GateRequest,
     limits: &Limits,
     limit: Duration,
     stop: &Stop,
@@ -116,7 +116,7 @@ pub(super) fn in_child(
         program: launcher.program.clone(),
         source,
     })?;
-    let request = serde_json::to_vec(candidate).map_err(|e| BuildError::Protocol {
+    let request = serde_json::to_vec(request).map_err(|e| BuildError::Protocol {
         message: e.to_string(),
     })?;
     if let Some(mut stdin) = child.stdin.take() {

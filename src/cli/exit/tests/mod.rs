@@ -61,7 +61,7 @@ fn whole<E: std::error::Error + Send + Sync + 'static>(
 fn told(errors: Vec<Error>) -> String {
     let mut lines = String::new();
     for error in errors {
-        let (code, hint) = judge(&error);
+        let (code, hint) = classify(&error);
         assert!(
             !hint.is_empty() && !hint.ends_with('.') && !hint.contains('\n'),
             "{error}: {hint}"
@@ -165,9 +165,9 @@ fn what_the_operating_system_refuses_says_what_to_do() {
         let error = Err::<(), _>(io(kind))
             .context("can't read `x`")
             .unwrap_err();
-        let (code, hint) = judge(&error);
+        let (code, hint) = classify(&error);
         assert_eq!(code, USAGE);
         assert!(!hint.is_empty());
     }
-    assert_eq!(judge(&Error::msg("no such thing")).0, BUG);
+    assert_eq!(classify(&Error::msg("no such thing")).0, BUG);
 }

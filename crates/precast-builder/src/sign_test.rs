@@ -1,16 +1,16 @@
-//! Which of two programs is the faster one, by calls of both in turns.
+//! A sign test: which of two programs is the faster one, from calls of both in turns.
 //!
-//! One median beside another says little on a machine that does other work. So whoever is to be called faster must be so in
-//! so many rounds that chance would hardly have it so, and, where the choice costs something, by more than a margin.
+//! One median beside another says little on a machine that does other work. A program is called faster only if it was faster
+//! in more rounds than chance explains, and, where the choice costs something, by more than a margin.
 //!
-//! **Artifact or eager.** The gate of a program runs beside compiles and other gates, which is noise that meets the two
-//! unlike: what uses all cores waits for the slowest of them. It is good enough to say that the artifact is no slower, as
-//! nearly all are. Where eager seems the faster one, the program is measured again at once, for more rounds and with no other task
-//! running; only that measurement marks it. So a program in doubt costs a process and some seconds, and other workers wait
-//! for it after their present task. When nothing is decided the artifact answers.
+//! **Artifact or eager.** The gate of a program runs beside compiles and other gates. That noise does not meet both alike: a
+//! program that uses all cores waits for the slowest of them. It is good enough to find that the artifact is no slower, as
+//! nearly all are. Where eager seems faster, the program is measured again at once, for more rounds and with no other task
+//! running. Only that measurement marks it as slower. It costs a process and some seconds, and the other workers wait
+//! for it after their present task. When nothing is decided, the artifact answers.
 //!
-//! The runtime measures too, while it answers, and by that chooses between buckets. It doesn't choose between a program's artifact and
-//! eager, of which it loads one. A program that is built again is measured again.
+//! The runtime measures calls too, to choose between buckets. It doesn't choose between a program's artifact and eager: it loads
+//! only one of them. A program that is built again is measured again.
 
 use precast_store::record::{
     Faster, Field, Turns,
@@ -23,8 +23,8 @@ const CHANCE: f64 = 0.01;
 /// How many times as long as eager an artifact must take for eager to answer in its place.
 const SLOWER: f64 = 1.1;
 
-/// Returns whether being faster in `wins` of `rounds` is no chance: a sign test.
-pub(super) fn by_merit(wins: u64, rounds: u64) -> bool {
+/// Returns whether chance does not explain `wins` of `rounds`.
+pub(super) fn significant(wins: u64, rounds: u64) -> bool {
     // The chance of `k` wins of equals, from k = 0 on.
     let mut exactly = 0.5_f64.powi(i32::try_from(rounds).unwrap_or(i32::MAX));
     let mut at_least = 0.0;
@@ -37,34 +37,34 @@ pub(super) fn by_merit(wins: u64, rounds: u64) -> bool {
     at_least < CHANCE
 }
 
-/// Returns whether a gate's report has eager ahead of the artifact by more than the margin.
+/// Returns whether eager was faster than the artifact by more than the margin.
 pub(super) fn in_doubt(report: &Gate) -> bool {
     let micros = |micros: &Field<f64>| micros.get().copied().filter(|micros| *micros > 0.0);
     let both = micros(&report.artifact_us).zip(micros(&report.eager_us));
     both.is_some_and(|(artifact, eager)| artifact > eager * SLOWER)
 }
 
-/// Says what a gate measured that is in doubt.
+/// Describes the measurement that is in doubt.
 pub(super) fn told(report: &Gate) -> String {
     let micros = |micros: &Field<f64>| micros.get().copied().unwrap_or_default();
     let (eager, artifact) = (micros(&report.eager_us), micros(&report.artifact_us));
     format!("eager took {eager:.1} µs and the artifact {artifact:.1} µs beside other tasks")
 }
 
-/// Puts what a gate measured of its program (0), or of one of the rivals (from 1 on), into the report of that one's own
-/// gate, with what follows from it. `alone`: the build did nothing else meanwhile.
+/// Puts the measurement of a gate's own program (0), or of another candidate (from 1 on), into the report of that candidate, with
+/// the result of the sign test. `alone`: no other task of the build was running.
 pub(super) fn put(report: &mut Gate, measured: &Gate, of: usize, alone: bool) {
-    fn at<T: Copy>(list: &Field<Vec<T>>, rival: usize) -> Option<T> {
-        list.get()?.get(rival).copied()
+    fn at<T: Copy>(list: &Field<Vec<T>>, other: usize) -> Option<T> {
+        list.get()?.get(other).copied()
     }
     let (micros, wins) = match of.checked_sub(1) {
         None => (
             measured.artifact_us.get().copied(),
             measured.eager_wins.get().copied(),
         ),
-        Some(rival) => (
-            at(&measured.rivals_us, rival),
-            at(&measured.rivals_eager_wins, rival),
+        Some(other) => (
+            at(&measured.rivals_us, other),
+            at(&measured.rivals_eager_wins, other),
         ),
     };
     report.artifact_us = micros.into();
@@ -79,8 +79,8 @@ fn turns(report: &Gate, wins: Option<u64>, alone: bool) -> Option<Turns> {
     let rounds = *report.eager_runs.get()?;
     let eager_faster = wins?.min(rounds);
     let faster = match in_doubt(report) {
-        true if by_merit(eager_faster, rounds) => Faster::Eager,
-        false if by_merit(rounds - eager_faster, rounds) => Faster::Artifact,
+        true if significant(eager_faster, rounds) => Faster::Eager,
+        false if significant(rounds - eager_faster, rounds) => Faster::Artifact,
         _ => Faster::Neither,
     };
     Some(Turns {
@@ -101,20 +101,24 @@ mod tests {
 
     #[test]
     fn chance_decides_nothing() {
-        let merit = |wins, rounds| by_merit(wins, rounds);
+        let significant = |wins, rounds| significant(wins, rounds);
         assert_eq!(
-            (merit(10, 10), merit(9, 10), merit(0, 0)),
+            (significant(10, 10), significant(9, 10), significant(0, 0)),
             (true, false, false)
         );
-        assert_eq!((merit(16, 20), merit(15, 20)), (true, false));
-        assert_eq!((merit(7, 7), merit(6, 6)), (true, false));
+        assert_eq!((significant(16, 20), significant(15, 20)), (true, false));
+        assert_eq!((significant(7, 7), significant(6, 6)), (true, false));
         assert_eq!(
-            (merit(118, 200), merit(110, 200), merit(200, 200)),
+            (
+                significant(118, 200),
+                significant(110, 200),
+                significant(200, 200)
+            ),
             (true, false, true)
         );
     }
 
-    /// What a gate measured of an artifact, of eager, and of a rival that is twice as fast.
+    /// A measurement of an artifact, of eager, and of another candidate that is twice as fast.
     fn measured(artifact: f64, eager: f64, wins: u64, rounds: u64) -> Gate {
         read(json!({
             "artifact_us": artifact, "artifact_runs": rounds, "eager_us": eager, "eager_runs": rounds,

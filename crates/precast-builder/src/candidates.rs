@@ -1,6 +1,6 @@
-//! The ways to make a program: option sets for all of its segments, and the keys that their artifacts have.
+//! The candidates of a program: option sets for all of its segments, and the keys of their artifacts.
 //!
-//! | way | tried |
+//! | candidate | tried |
 //! |---|---|
 //! | the module's own settings | always |
 //! | `mode=default` | where the module's mode autotunes |
@@ -19,8 +19,8 @@
 //! **Keys.** What is chosen depends on a measurement, so it can't be part of a name that is known before. A tuned program's
 //! request key says that it is tuned, and nothing of the choice; the artifact keys it lists say which options were chosen.
 //! A plain build takes the tuned program where the newest release does not have the untuned one, so it does not undo what
-//! `--tune` did; `--tune` finds it too, and tunes nothing again. When only names or sources changed and every way would have
-//! the same artifacts as before, the earlier choice and its table are taken over, by a plain build too.
+//! `--tune` did; `--tune` finds it too, and tunes nothing again. When only names or sources changed and every candidate would
+//! have the same artifacts as before, the earlier choice and its table are taken over, by a plain build too.
 
 use precast_store::{Digest, target::DeviceKind};
 use serde_json::Value;
@@ -38,9 +38,9 @@ use crate::{
     },
 };
 
-/// What a program can be compiled with.
+/// An option set that a program can be compiled with.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Set {
+pub(super) struct OptionSet {
     pub mode: Mode,
     pub options: Options,
     /// Graph passes that run on segments, in order.
@@ -49,19 +49,19 @@ pub(super) struct Set {
     pub name: String,
 }
 
-/// An option set for one program, and what came of it so far.
+/// An option set for one program, with the keys of its artifacts. `refused` says why it can't be chosen.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
-    pub set: Set,
+pub(super) struct Candidate {
+    pub set: OptionSet,
     /// Key of each segment's artifact.
     pub keys: Vec<Digest>,
     pub refused: Option<String>,
 }
 
-impl Way {
-    /// Returns the name to tell a task of it with, where there are several.
-    pub fn of(&self, program: &str, ways: usize) -> String {
-        match ways {
+impl Candidate {
+    /// Returns the name of a task of it: the program's, with the option set where there are several candidates.
+    pub fn of(&self, program: &str, candidates: usize) -> String {
+        match candidates {
             1 => program.to_owned(),
             _ => format!("{program} [{}]", self.set.name),
         }
@@ -92,9 +92,14 @@ impl Has {
 /// Returns the option sets to compile a program with; the first is kept unless another is faster.
 ///
 /// `all`: as `--tune` says.
-pub(super) fn sets(settings: &Compile, all: bool, has: Has, passes: &SegmentPasses) -> Vec<Set> {
+pub(super) fn option_sets(
+    settings: &Compile,
+    all: bool,
+    has: Has,
+    passes: &SegmentPasses,
+) -> Vec<OptionSet> {
     let mode = settings.mode;
-    let own = Set {
+    let own = OptionSet {
         mode,
         options: settings.options.clone(),
         passes: passes.own.clone(),
@@ -109,7 +114,7 @@ pub(super) fn sets(settings: &Compile, all: bool, has: Has, passes: &SegmentPass
         return vec![own];
     }
     if mode.autotunes() {
-        sets.push(Set {
+        sets.push(OptionSet {
             mode: Mode::Default,
             name: "mode=default".to_owned(),
             ..own.clone()
@@ -153,7 +158,7 @@ pub(super) fn sets(settings: &Compile, all: bool, has: Has, passes: &SegmentPass
                 .into_iter()
                 .map(|(key, value)| (key.to_owned(), value)),
         );
-        sets.push(Set {
+        sets.push(OptionSet {
             mode,
             options,
             passes: passes.own.clone(),
@@ -178,7 +183,7 @@ pub(super) fn sets(settings: &Compile, all: bool, has: Has, passes: &SegmentPass
             .join(" ");
         let mut options = settings.options.clone();
         options.extend(offer.options.clone());
-        sets.push(Set {
+        sets.push(OptionSet {
             mode,
             options,
             passes: passes.own.iter().chain(new).cloned().collect(),
@@ -205,7 +210,7 @@ fn option((key, value): (&String, &Value)) -> String {
     }
 }
 
-impl Set {
+impl OptionSet {
     /// Returns the key of a segment that is compiled with it, and its explanation.
     pub fn key(&self, item: &Item, segment: &Segment, known: &Known) -> (Digest, Value) {
         let key = ArtifactKey {
@@ -224,38 +229,38 @@ impl Set {
 }
 
 impl Work<'_> {
-    /// Returns the ways to make a program; `all`: as `--tune` says.
-    pub(super) fn ways(
+    /// Returns the candidates of a program; `all`: as with `--tune`.
+    pub(super) fn candidates(
         &self,
         item: &Item,
         segments: &[Segment],
         passes: &SegmentPasses,
         known: &Known,
         all: bool,
-    ) -> Vec<Way> {
+    ) -> Vec<Candidate> {
         let has = Has::of(segments, self.options.spec.target.device);
-        let mut sets = sets(&item.settings.compile, all, has, passes);
+        let mut sets = option_sets(&item.settings.compile, all, has, passes);
         if segments.is_empty() {
             sets.truncate(1);
         }
-        let way = |set: Set| Way {
+        let candidate = |set: OptionSet| Candidate {
             keys: (segments.iter())
                 .map(|segment| set.key(item, segment, known).0)
                 .collect(),
             refused: None,
             set,
         };
-        sets.into_iter().map(way).collect()
+        sets.into_iter().map(candidate).collect()
     }
 
-    /// Returns the way in which what stood in a program's place was fastest, and which program that is: where every way
-    /// would have the same artifacts as then, and those of this one are there.
+    /// Returns the candidate that was chosen for the program before this one, and the ID of that program. None unless every candidate
+    /// would have the same artifacts as then, and those of the chosen one are in the store.
     pub(super) fn chosen_before(
         &self,
         job: &Job<'_>,
         captured: &Captured,
         known: &Known,
-    ) -> Result<Option<(Digest, Way)>, BuildError> {
+    ) -> Result<Option<(Digest, Candidate)>, BuildError> {
         let store = self.options.store;
         let before = match &job.item.state {
             State::Miss {
@@ -270,30 +275,31 @@ impl Work<'_> {
         let rows = before.receipt.tried();
         // A plain build takes over what `--tune` chose too.
         let mut tried = [true, false].into_iter();
-        let ways = tried.find_map(|all| {
-            let ways = self.ways(job.item, &captured.segments, &captured.passes, known, all);
-            let names = ways.iter().map(|way| &way.set.name);
+        let candidates = tried.find_map(|all| {
+            let candidates =
+                self.candidates(job.item, &captured.segments, &captured.passes, known, all);
+            let names = candidates.iter().map(|candidate| &candidate.set.name);
             let same = names.eq(rows.iter().map(|row| &row.options));
-            (same && (all || job.request["tuned"] != true)).then_some(ways)
+            (same && (all || job.request["tuned"] != true)).then_some(candidates)
         });
         let chosen = rows.iter().position(|row| row.chosen);
-        let Some(way) = ways
+        let Some(candidate) = candidates
             .zip(chosen)
-            .and_then(|(ways, row)| ways.into_iter().nth(row))
+            .and_then(|(candidates, row)| candidates.into_iter().nth(row))
         else {
             return Ok(None);
         };
         let called = before.steps.iter().map(|step| Some(step.artifact));
         let calls = captured.steps.iter();
-        if !called.eq(calls.map(|step| way.keys.get(step.segment).copied())) {
+        if !called.eq(calls.map(|step| candidate.keys.get(step.segment).copied())) {
             return Ok(None);
         }
-        for key in &way.keys {
+        for key in &candidate.keys {
             if !store.keep_artifact(key)? {
                 return Ok(None);
             }
         }
-        Ok(Some((before.id, way)))
+        Ok(Some((before.id, candidate)))
     }
 }
 
@@ -315,12 +321,12 @@ mod tests {
 
     fn names(settings: &Compile, all: bool, has: Has) -> Vec<String> {
         let none = SegmentPasses::default();
-        let sets = sets(settings, all, has, &none).into_iter();
+        let sets = option_sets(settings, all, has, &none).into_iter();
         sets.map(|set| set.name).collect()
     }
 
     #[test]
-    fn a_plain_program_has_one_way_and_a_mode_that_autotunes_has_two() {
+    fn a_plain_program_has_one_candidate_and_a_mode_that_autotunes_has_two() {
         let plain = Compile::default();
         assert_eq!(names(&plain, false, CONVOLVES), ["mode=default"]);
         let auto = Compile {
@@ -352,7 +358,7 @@ mod tests {
         let mut cpu = Compile::default();
         cpu.options.insert("freezing".into(), true.into());
         insta::assert_snapshot!(names(&cpu, true, PLAIN).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, freezing=false");
-        let sets = sets(&says, true, CONVOLVES, &SegmentPasses::default());
+        let sets = option_sets(&says, true, CONVOLVES, &SegmentPasses::default());
         assert_eq!(
             sets[2].options.len(),
             2,
@@ -369,7 +375,7 @@ mod tests {
         let mut settings = Compile::default();
         insta::assert_snapshot!(names(&settings, true, attends).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, attention=efficient, attention=flash, attention=efficient coordinate_descent_tuning=true");
         assert_eq!(names(&settings, false, attends), ["mode=default"]);
-        let tried = sets(&settings, true, attends, &SegmentPasses::default());
+        let tried = option_sets(&settings, true, attends, &SegmentPasses::default());
         assert_eq!(tried[4].options["attention"], "efficient");
         assert_eq!(tried[6].options.len(), 2);
         settings.options.insert(ATTENTION.into(), "math".into());
@@ -422,8 +428,8 @@ mod tests {
             ],
         };
         let tried = |settings: &Compile, all: bool, own: &[&str]| {
-            let sets = sets(settings, all, PLAIN, &passes(own)).into_iter();
-            let told = |set: Set| {
+            let sets = option_sets(settings, all, PLAIN, &passes(own)).into_iter();
+            let told = |set: OptionSet| {
                 let passes = set.passes.iter().map(|pass| pass.callable.as_str());
                 format!("{}: {}", set.name, passes.collect::<Vec<_>>().join(", "))
             };
