@@ -25,9 +25,11 @@
 #![deny(unsafe_code)]
 
 pub mod cli;
-pub mod inspect;
+#[cfg(feature = "torch")]
+pub mod gate;
 
 pub use precast_builder::{self as build, plan, spec};
+pub use precast_inspect as inspect;
 #[cfg(feature = "torch")]
 pub use precast_runtime::{self as runtime, Model, Runtime, RuntimeError, Value};
 pub use precast_store::{

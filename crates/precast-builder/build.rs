@@ -1,4 +1,4 @@
-//! Lists the Python worker's files for embedding, and points the tests at libtorch.
+//! Lists the Python worker's files for embedding.
 
 use std::{
     env, fs,
@@ -9,10 +9,6 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     let made = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
     fs::write(made.join("worker.rs"), worker_files()).expect("OUT_DIR is writable");
-    // The runtime says where libtorch is; without the `torch` feature there is none.
-    if let Ok(lib) = env::var("DEP_PRECAST_SHIM_LIBTORCH_LIB") {
-        println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
-    }
 }
 
 /// Returns a Rust expression with name and text of every file of the worker: `&[("call.py", include_str!("…")), …]`. Names

@@ -47,9 +47,8 @@ pub(super) fn hand_over(_: &Command, _: &Context) -> Result<u8> {
 /// Checks the candidate on stdin; the verdict goes to stdout.
 #[cfg(feature = "torch")]
 pub(super) fn gate() -> Result<u8> {
-    use crate::build::gate;
     let candidate = serde_json::from_reader(std::io::stdin().lock())?;
-    serde_json::to_writer(std::io::stdout().lock(), &gate::check(&candidate))?;
+    serde_json::to_writer(std::io::stdout().lock(), &crate::gate::check(&candidate))?;
     Ok(0)
 }
 

@@ -105,10 +105,13 @@ fn every_error_of_a_look_says_what_to_do() {
         .map(|e| variant(&**e))
         .collect();
     let foreign = variants(
-        include_str!("../../../inspect/foreign/mod.rs"),
+        include_str!("../../../../crates/precast-inspect/src/foreign/mod.rs"),
         "ForeignError",
     );
-    let counts = variants(include_str!("../../../inspect/stats.rs"), "CountsError");
+    let counts = variants(
+        include_str!("../../../../crates/precast-inspect/src/stats.rs"),
+        "CountsError",
+    );
     assert_eq!(sampled, foreign.union(&counts).cloned().collect());
 }
 

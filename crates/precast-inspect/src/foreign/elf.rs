@@ -13,6 +13,7 @@ use object::{
         elf::{FileHeader, SectionHeader, SectionTable, Sym},
     },
 };
+use precast_store::segments::{self, Hazard};
 use serde::Serialize;
 
 use super::{
@@ -20,7 +21,6 @@ use super::{
     budget::{Budget, Counted},
     cuda::{self, Kernel},
 };
-use crate::store::segments::{self, Hazard};
 
 /// The functions of an artifact that precast's runtime calls, by their names in torch 2.11's
 /// `torch/csrc/inductor/aoti_runtime/interface.h`.

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-pub use crate::record::{Calls, Counts};
-use crate::record::{SCHEMA, Sizes};
+pub use precast_store::record::{Calls, Counts};
+use precast_store::record::{SCHEMA, Sizes};
 
 /// Why a file of counts can't be read.
 #[derive(Debug, thiserror::Error)]

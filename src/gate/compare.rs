@@ -1,9 +1,8 @@
 //! Whether an output is what eager's is, and how far it is from it.
 
+use precast_builder::gate::tolerance;
 use precast_store::record::{Dtype, Output, receipt::Compared};
 use tch::{Kind, Tensor};
-
-use super::tolerance;
 
 /// Returns whether both have the same elements; a NaN is the same as another.
 pub fn equal(a: &Tensor, b: &Tensor) -> bool {

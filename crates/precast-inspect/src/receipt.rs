@@ -1,13 +1,13 @@
 //! Receipts for people: of what a build measured, the figures that are worth showing.
 //!
-//! [`record::receipt`](crate::record::receipt) says which fields a receipt may have. Older ones have less, so that
+//! [`record::receipt`](precast_store::record::receipt) says which fields a receipt may have. Older ones have less, so that
 //! everything here may be absent.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::{
+use precast_store::{
     Digest,
     record::{
         Faster, Field, Program, Tried, Turns,
@@ -210,7 +210,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::store::testing;
+    use precast_store::testing;
 
     #[test]
     fn what_is_there_is_read_and_the_rest_is_absent() {

@@ -1,6 +1,7 @@
 //! The page itself.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use precast_store::record::bucket_name;
 
 use super::{
     Page,
@@ -8,11 +9,8 @@ use super::{
     model::{FailureLine, ModelPart},
 };
 use crate::{
-    inspect::{
-        stats::ModuleStats,
-        words::{asked, bytes, date, time},
-    },
-    record::bucket_name,
+    stats::ModuleStats,
+    words::{asked, bytes, date, time},
 };
 
 const CSS: &str = include_str!("page.css");

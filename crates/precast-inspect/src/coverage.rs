@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::record::Sizes;
+use precast_store::record::Sizes;
 
 /// The requests that one cell of the grid stands for: larger than the cell before it, up to this size.
 #[derive(Clone, Debug, PartialEq, Serialize)]

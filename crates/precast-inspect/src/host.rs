@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{
+use precast_store::{
     Target,
     target::{Mismatch, host_features},
 };
@@ -39,7 +39,7 @@ pub fn verdict(target: &Target) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::testing;
+    use precast_store::testing;
 
     #[test]
     fn a_wrong_machine_is_named_and_this_one_runs_it() {

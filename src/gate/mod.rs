@@ -1,10 +1,16 @@
-//! The part that runs in the child.
+//! The gate's checker: runs a candidate program and compares it with eager.
+//!
+//! A build starts it in a process of its own (`precast_builder::gate` says why, and what passes). It is here because it needs
+//! the builder's candidates and the runtime, which know nothing of each other.
+
+mod compare;
 
 use std::{
     path::Path,
     time::{Duration, Instant},
 };
 
+use precast_builder::gate::{GateRequest, Verdict};
 use precast_runtime::{Model, Runtime, Trial, peak, tensors, trial_memory};
 use precast_store::{
     Device, Options, Store, StoreError,
@@ -16,10 +22,7 @@ use precast_store::{
 };
 use tch::Tensor;
 
-use super::{
-    GateRequest, Verdict,
-    compare::{Said, compare, equal},
-};
+use self::compare::{Said, compare, equal};
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 

@@ -4,11 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::{
-    Digest,
-    record::Program,
-    store::{Store, StoreError},
-};
+use precast_store::{Digest, Store, StoreError, record::Program};
 
 /// What became of a graph from one program to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -87,7 +83,7 @@ fn graphs(store: &Store, program: &Program) -> Result<Option<Vec<(String, Digest
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::testing;
+    use precast_store::testing;
 
     #[test]
     fn a_graph_is_the_same_or_compiled_otherwise_or_another_one() {

@@ -173,11 +173,3 @@ pub(super) fn in_child(
         )),
     }
 }
-
-#[cfg(feature = "torch")]
-pub use check::check;
-
-#[cfg(feature = "torch")]
-mod check;
-#[cfg(feature = "torch")]
-mod compare;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use maud::{Markup, html};
 
 use super::model::{ArtifactLine, ModelPart, Module};
-use crate::inspect::{coverage::Grid, receipt::Latency, words::time};
+use crate::{coverage::Grid, receipt::Latency, words::time};
 
 /// Charts with a row for each program show at most so many.
 pub(super) const ROWS: usize = 120;
@@ -48,9 +48,9 @@ pub(super) fn coverage(grid: &Grid) -> Markup {
                 @let told = match (&cell.bucket, cell.waste) {
                     (Some(bucket), Some(waste)) => format!(
                         "requests up to {}: {} of the bucket {} is padding on average",
-                        crate::record::bucket_name(&cell.sizes), percent(waste), crate::record::bucket_name(bucket)
+                        precast_store::record::bucket_name(&cell.sizes), percent(waste), precast_store::record::bucket_name(bucket)
                     ),
-                    _ => format!("requests up to {}: no bucket covers them", crate::record::bucket_name(&cell.sizes)),
+                    _ => format!("requests up to {}: no bucket covers them", precast_store::record::bucket_name(&cell.sizes)),
                 };
                 g {
                     title { (told) }

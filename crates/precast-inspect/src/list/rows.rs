@@ -1,11 +1,8 @@
 //! One row at a time: what was built, then what failed.
 
+use precast_store::{Dated, Digest, Filter, ProgramRow, Store, StoreError, record::Failure};
+
 use super::{Query, Row, State};
-use crate::{
-    Digest,
-    record::Failure,
-    store::{Dated, Filter, ProgramRow, Store, StoreError},
-};
 
 /// Returns every row that the query asks for, unsorted.
 pub(super) fn rows(

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::store::{GroupBy, Store, StoreError};
+use precast_store::{GroupBy, Store, StoreError};
 
 /// The bytes of a group, or of the whole store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -99,7 +99,7 @@ impl Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Digest, store::testing};
+    use precast_store::{Digest, testing};
 
     #[test]
     fn shared_objects_count_once_in_total_and_in_each_group() {

@@ -2,6 +2,8 @@
 //!
 //! The command line prints what these functions return; `--format json` is the same data. Nothing here needs torch.
 
+#![deny(unsafe_code)]
+
 pub mod coverage;
 pub mod diff;
 pub mod foreign;
@@ -17,7 +19,7 @@ pub mod words;
 
 use std::path::Path;
 
-use crate::store::{Options, Store, StoreError};
+use precast_store::{Options, Store, StoreError};
 
 /// Opens a store to look at it: nothing in it changes, not even when things were last used.
 ///

@@ -6,16 +6,17 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use precast_builder::{
+    plan::{History, Place, Reason, bystanders, names, reasons},
+    spec::Spec,
+};
+use precast_store::{
+    Digest, Filter, Store, StoreError,
+    record::{Artifact, Program, Tried},
+};
 use serde::Serialize;
 
-use crate::{
-    Digest,
-    inspect::graph::{self, Graph},
-    plan::{History, Place, Reason, bystanders, names, reasons},
-    record::{Artifact, Program, Tried},
-    spec::Spec,
-    store::{Filter, Store, StoreError},
-};
+use crate::graph::{self, Graph};
 
 /// The answer for one thing in the store.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -171,7 +172,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::store::testing;
+    use precast_store::testing;
 
     fn put(store: &Store, artifact: &str, key: Value, request: Value) -> Program {
         let mut made = testing::artifact(store, artifact);

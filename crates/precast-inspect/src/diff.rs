@@ -2,16 +2,12 @@
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
+use precast_builder::plan::{self, Field, Reason};
+use precast_store::{Digest, Filter, Store, StoreError, record::Release};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::graph::{self, Graph};
-use crate::{
-    Digest,
-    plan::{self, Field, Reason},
-    record::Release,
-    store::{Filter, Store, StoreError},
-};
 
 /// How two explained keys differ.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -224,7 +220,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::store::testing;
+    use precast_store::testing;
 
     #[test]
     fn releases_differ_by_what_was_added_removed_and_changed() {

@@ -9,14 +9,11 @@ mod rows;
 use std::{collections::BTreeSet, fmt};
 
 use globset::{GlobBuilder, GlobMatcher};
+use precast_store::{Digest, Store, StoreError};
 use serde::{Deserialize, Serialize};
 
 pub use self::order::{Column, bucket_order};
 use self::{order::Sorted, rows::rows};
-use crate::{
-    Digest,
-    store::{Store, StoreError},
-};
 
 /// Where a program stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

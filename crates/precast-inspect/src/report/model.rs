@@ -2,17 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use precast_store::{
+    Digest, Filter, Store, StoreError,
+    record::{Failure, Program, Release, Sizes},
+};
 use serde::Serialize;
 
 use crate::{
-    Digest,
-    inspect::{
-        coverage::{self, Grid},
-        list::bucket_order,
-        receipt::Summary,
-    },
-    record::{Failure, Program, Release, Sizes},
-    store::{Filter, Store, StoreError},
+    coverage::{self, Grid},
+    list::bucket_order,
+    receipt::Summary,
 };
 
 /// A model's release, or all its programs where it has none.
@@ -286,7 +285,7 @@ fn line(program: &Program, bytes: u64) -> ProgramLine {
         artifacts: artifacts.len(),
         bytes,
         fixed: program.dynamic.is_none(),
-        padded: program.padding == crate::record::Padding::Allowed,
+        padded: program.padding == precast_store::record::Padding::Allowed,
         receipt: Summary::of(program),
     }
 }

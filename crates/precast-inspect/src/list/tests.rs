@@ -1,5 +1,6 @@
+use precast_store::testing;
+
 use super::*;
-use crate::store::testing;
 
 fn filled() -> (tempfile::TempDir, Store) {
     let (dir, store) = testing::store();

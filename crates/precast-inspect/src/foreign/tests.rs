@@ -39,7 +39,7 @@ fn compiled(source: &str) -> Vec<u8> {
 fn with_kernels() -> &'static [u8] {
     static MADE: OnceLock<Vec<u8>> = OnceLock::new();
     MADE.get_or_init(|| {
-        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
         let embed = |name: &str| format!(".incbin \\\"{}\\\"\\n", data.join(name).display());
         compiled(&format!(
             "__asm__(\".section .rodata\\n.byte 1\\n{}{}.previous\\n\");\n\
@@ -125,7 +125,7 @@ fn a_shared_object_tells_what_it_needs_gives_and_holds() {
 
 #[test]
 fn the_entry_points_are_those_the_runtime_asks_for() {
-    let source = include_str!("../../../crates/precast-runtime/src/ffi/library.rs");
+    let source = include_str!("../../../precast-runtime/src/ffi/library.rs");
     let asked: std::collections::BTreeSet<&str> = source
         .split("symbol!(b\"")
         .skip(1)
@@ -136,7 +136,7 @@ fn the_entry_points_are_those_the_runtime_asks_for() {
 
 #[test]
 fn a_fat_binary_lists_its_architectures() {
-    let cubin = include_bytes!("../../../tests/data/add-sm90a.cubin");
+    let cubin = include_bytes!("../../../../tests/data/add-sm90a.cubin");
     let mut body = Vec::new();
     for (kind, sm, bytes) in [(1_u16, 80_u32, &b".version 8.0"[..]), (2, 90, &cubin[..])] {
         let mut header = [0; 64];

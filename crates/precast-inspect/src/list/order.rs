@@ -5,10 +5,10 @@
 
 use std::{cmp::Ordering, collections::VecDeque, path::Path};
 
+use precast_store::StoreError;
 use rusqlite::{Connection, params, types::Value};
 
 use super::Row;
-use crate::store::StoreError;
 
 /// By what rows are sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,13 +8,13 @@ mod charts;
 mod html;
 mod model;
 
+use precast_store::{GroupBy, Store, StoreError};
 use serde::Serialize;
 
 use super::{
     stats::{self, Counts, ModuleStats},
     usage::{self, Usage},
 };
-use crate::store::{GroupBy, Store, StoreError};
 
 pub use model::{ArtifactLine, FailureLine, ModelPart, Module, ProgramLine};
 

@@ -1,6 +1,6 @@
 //! Numbers and times as people read them.
 
-use crate::record::{Sizes, bucket_name};
+use precast_store::record::{Sizes, bucket_name};
 
 /// Returns bytes with three digits and a binary unit, as `1.24 MiB`.
 pub fn bytes(bytes: u64) -> String {
