@@ -9,13 +9,13 @@ from tests.worker.support import part
 
 def context_of(module: Any, device: str = "cuda", freezing: bool = True, **options: Any) -> Any:
     """Returns the context of a segment that is compiled for a device, none of whose weights is prepacked yet."""
-    weights = part("prepared").Weights.of(module)
+    weights = part("prepacked").Weights.of(module)
     return part("segment_passes").Context(device, {"freezing": freezing, **options}, weights)
 
 
-def made(context: Any) -> dict[str, Any]:
+def recipes(context: Any) -> dict[str, Any]:
     """Returns the recipes of prepacked weights, by constant."""
-    return context._weights.made
+    return context._weights.prepacked
 
 
 def tidy(module: Any, context: Any, passes: list[Any]) -> None:

@@ -16,7 +16,7 @@ from tests.worker.artifact import run
 from tests.worker.support import Project, Quiet, part
 from tests.worker.test_compile import follow
 
-from .support import context_of, hooks, made, tidy
+from .support import context_of, hooks, recipes, tidy
 
 RESIDUAL = """
 import torch
@@ -155,10 +155,10 @@ class ConvEpiloguesTest(Project):
         self.assertIs(added.target, aten.convolution.default)
         self.assertIsNone(added.args[2])
         self.assertIs(second.args[2], first)
-        sums = [name for name, one in made(context).items() if one["call"]["operator"] == "aten::add.Tensor"]
+        sums = [name for name, one in recipes(context).items() if one["call"]["operator"] == "aten::add.Tensor"]
         self.assertEqual(sums, [first.args[4].target])
         found = 0
-        for name, recipe in made(context).items():
+        for name, recipe in recipes(context).items():
             weights[name] = follow(recipe["call"], weights)
             if hasattr(lowered, name):
                 self.assertTrue(torch.equal(weights[name], getattr(lowered, name)), name)
@@ -237,9 +237,11 @@ class ConvEpiloguesTest(Project):
         # One after a convolution that something else reads too stays.
         norms = [node for node in module.graph.nodes if "batch_norm" in str(node.target)]
         self.assertEqual(len(norms), 1)
-        self.assertEqual([recipe["shape"] for recipe in made(context).values()], [[8, 3, 3, 3], [8], [8, 4, 3, 3], [8]])
+        self.assertEqual(
+            [recipe["shape"] for recipe in recipes(context).values()], [[8, 3, 3, 3], [8], [8, 4, 3, 3], [8]]
+        )
         held = dict(module.named_buffers())
-        for name, recipe in made(context).items():
+        for name, recipe in recipes(context).items():
             self.assertTrue(torch.equal(follow(recipe["call"], weights), held[name]))
         for got, want in zip(module(x), wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
@@ -262,7 +264,7 @@ class ConvEpiloguesTest(Project):
         module, _, _ = self.load_segment(textwrap.dedent(text), [3, 8, 8])
         context = context_of(module)
         tidy(module, context, [precast_kernels.conv_epilogues])
-        self.assertEqual(made(context), {})
+        self.assertEqual(recipes(context), {})
 
     def test_folded_filters_are_laid_out_too(self) -> None:
         module, weights, inputs = self.load_segment(NORMS, [2, 3, 9, 9])
@@ -270,7 +272,7 @@ class ConvEpiloguesTest(Project):
         wanted = module(*inputs)
         context, compiler = context_of(module), part("compiler")
         tidy(module, context, [precast_kernels.conv_epilogues])
-        self.assertEqual(len(made(context)), 4)
+        self.assertEqual(len(recipes(context)), 4)
         files = self.compiled(module, inputs, context, [precast_kernels.conv_epilogues])
         constants = compiler.result(files, context._weights)["prepared"]
         self.assertIn(([8, 3, 3, 3], [27, 1, 9, 3]), [(one["shape"], one["stride"]) for one in constants])
@@ -289,7 +291,7 @@ class ConvEpiloguesTest(Project):
         context, compiler = context_of(module), part("compiler")
         files = self.compiled(module, inputs, context, [precast_kernels.conv_epilogues])
         # A filter of one point is laid out alike either way.
-        ((name, recipe),) = made(context).items()
+        ((name, recipe),) = recipes(context).items()
         self.assertEqual((recipe["shape"], recipe["stride"]), ([8, 3, 3, 3], [27, 1, 9, 3]))
         weights[name] = follow(recipe["call"], weights)
         self.assertEqual([one["name"] for one in compiler.result(files, context._weights)["prepared"]], [name])

@@ -10,7 +10,7 @@ import precast_kernels
 from tests.worker.support import Project, Quiet, part
 from tests.worker.test_compile import follow
 
-from .support import context_of, made, tidy
+from .support import context_of, recipes, tidy
 
 PRODUCTS = """
 import torch
@@ -83,16 +83,16 @@ class FusedLinearTest(Project):
         context = context_of(module)
         tidy(module, context, [precast_kernels.fused_linear])
         # A query, a key and a value, their biases, and a gate with what it gates.
-        self.assertEqual([recipe["shape"] for recipe in made(context).values()], [[32, 16], [32], [48, 16]])
+        self.assertEqual([recipe["shape"] for recipe in recipes(context).values()], [[32, 16], [32], [48, 16]])
         held = dict(module.named_buffers())
-        for name, recipe in made(context).items():
+        for name, recipe in recipes(context).items():
             self.assertTrue(torch.equal(follow(recipe["call"], weights), held[name]))
         products = module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
         self.assertEqual(len(products), 4)
         for got, want in zip(module(x), wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         tidy(module, context, [precast_kernels.fused_linear])
-        self.assertEqual(len(made(context)), 3)
+        self.assertEqual(len(recipes(context)), 3)
 
     def test_what_must_lie_as_it_was_is_left_apart(self) -> None:
         import torch
@@ -136,7 +136,7 @@ class FusedLinearTest(Project):
                 wanted = module(x)
                 context = context_of(module)
                 tidy(module, context, [precast_kernels.fused_linear])
-                self.assertEqual(len(made(context)), joined.get(name, 0))
+                self.assertEqual(len(recipes(context)), joined.get(name, 0))
                 for got, want in zip(module(x), wanted, strict=True):
                     torch.testing.assert_close(got, want)
                     self.assertEqual(got.stride(), want.stride())

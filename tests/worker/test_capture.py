@@ -481,7 +481,7 @@ class MistakesTest(Project):
             (
                 "module `m` returns a `Answer`, which can't be taken apart into tensors",
                 None,
-                "`torch.export.register_dataclass(Answer)` behind its definition, or return a dict of its tensors",
+                "`torch.export.register_dataclass(Answer)` after its definition, or return a dict of its tensors",
             ),
         )
         known = text.replace(

@@ -285,7 +285,7 @@ class CompileTest(Project):
     def test_what_the_passes_for_weights_fail_at_is_compiled_without_them(self) -> None:
         captured = self.capture(self.open(MODEL), inputs=[("x", "float32", [4, 8])])
         said = io.StringIO()
-        failing = unittest.mock.patch.object(part("prepared"), "_fold", side_effect=RuntimeError("no such filter"))
+        failing = unittest.mock.patch.object(part("prepacked"), "_fold", side_effect=RuntimeError("no such filter"))
         with failing, contextlib.redirect_stderr(said):
             answer = self.compile(captured, "plain", options={"freezing": True})
         self.assertEqual(answer["prepared"], [])

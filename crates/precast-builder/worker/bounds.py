@@ -1,14 +1,14 @@
-"""Which values integer inputs may have: those with which the model finds a row wherever it uses one as an index.
+"""Bounds of integer inputs: the values with which every index into a table is within the table.
 
-An artifact does not raise as eager does when an index lies beyond a table, so the runtime looks at the values of a call
-before it starts anything. What it looks for is found here: from every operation that takes an index, back through
-operations that hand on all values as they are, to an input. A constant that is added on the way (positions that start
-behind a padding row) moves the bounds.
+An artifact does not raise as eager does when an index is out of bounds, so the runtime checks the inputs of a call
+before it starts anything. The bounds are found here: from every operation that takes an index, back through operations
+that keep all values, to an input. A constant that is added on the way (positions that start after a padding row) moves
+the bounds.
 
-An index that is computed, or chosen among an input's values, has no bounds here: compiled code checks it where it is
-used, a program for CUDA clamps it (`checks`). So does a table whose size is not a number.
+An index that is computed, or chosen among the values of an input, has no bounds here: compiled code checks it where it
+is used, a program for CUDA clamps it (`checks`). The same holds for tables whose size is symbolic.
 
-What a negative index means is as in eager: `x[ids]` counts from the end, an embedding, `gather` and the like raise.
+Negative indices mean what they mean in eager: `x[ids]` counts from the end; an embedding, `gather` and the like raise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .flat import Flat
 from .torch_private import fake, overloads, symbols
 from .wire import Failure
 
-# Operators that hand on every value of their first argument: some in another shape, some more than once.
+# Operators whose result has every value of their first argument, perhaps in another shape or several times.
 _KEEP = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "contiguous"}
 _KEEP |= {"clone", "alias", "detach", "flatten", "unflatten", "transpose", "t", "permute", "movedim", "repeat", "tile"}
 _KEEP |= {"broadcast_to", "flip", "roll", "lift_fresh_copy", "swapaxes", "reshape_as", "to", "_to_copy", "type_as"}
@@ -48,10 +48,10 @@ class Use:
 
 @dataclass
 class Bounds:
-    """The values that an input may have, `low..past`, and the use that allows the fewest."""
+    """The values that an input may have, `low..end`, and the use that allows the fewest."""
 
     low: int
-    past: int
+    end: int
     use: Use
 
 
@@ -65,7 +65,7 @@ def uses_of(node: Any) -> Iterator[Use]:
     """Yields every use of a tensor of integers as an index by one operation."""
     if node.op == "call_function":
         for site in checks.sites(node):
-            # Where one value stands for none, no bounds say which values there may be.
+            # A use that ignores one value has no interval of allowed values.
             if site.ignored is None:
                 yield Use(node, site.index, site.size, site.wraps)
 
@@ -87,8 +87,8 @@ def of_inputs(graph: Any, inputs: list[Any]) -> list[Bounds | None]:
             bounds = Bounds((-rows if use.wraps else 0) - shift, rows - shift, use)
             before = found.get(root)
             if before is not None:
-                tightest = before if before.past - before.low <= bounds.past - bounds.low else bounds
-                bounds = Bounds(max(before.low, bounds.low), min(before.past, bounds.past), tightest.use)
+                tightest = before if before.end - before.low <= bounds.end - bounds.low else bounds
+                bounds = Bounds(max(before.low, bounds.low), min(before.end, bounds.end), tightest.use)
             found[root] = bounds
     return [found.get(node) for node in inputs]
 
@@ -98,25 +98,26 @@ def check_range(spec: dict[str, Any], bounds: Bounds | None, what: str, root: Pa
     given = spec.get("range")
     if bounds is None:
         return given
-    low, past = bounds.low, bounds.past
+    low, end = bounds.low, bounds.end
     if given is None:
-        return [low, past] if low < past else None
-    if given[0] < low or given[1] > past:
+        return [low, end] if low < end else None
+    if given[0] < low or given[1] > end:
         raise Failure(
             "bad_input",
             f"`range` of input `{spec['name']}` of {what} is {list(given)}, and `{bounds.use.name}` takes values of "
-            f"[{low}, {past}]",
+            f"[{low}, {end}]",
             location=failures.from_stack_trace(bounds.use.node.meta.get("stack_trace"), root),
-            hint=f"write `range = [{max(low, given[0])}, {min(past, given[1])}]`, or leave it out",
+            hint=f"write `range = [{max(low, given[0])}, {min(end, given[1])}]`, or leave it out",
         )
     return list(given)
 
 
 def refuse_negative(flat: Flat, ranges: dict[Any, checks.Range]) -> int:
-    """Has computed indices that are negative found where eager raises; returns how many uses there were.
+    """Lets compiled code find negative indices where eager raises; returns the number of such uses.
 
-    Compilers count negative indices from the end for every operator. So one that must not be negative is replaced by
-    one beyond any table, which compiled code checks. `ranges` are those of inputs, both ends included.
+    Compilers count negative indices from the end for every operator. So an index that must not be negative is replaced
+    by one that is out of bounds of any table, and compiled code checks it. `ranges` are those of inputs, both ends
+    included.
     """
     import torch
 
@@ -136,18 +137,18 @@ def refuse_negative(flat: Flat, ranges: dict[Any, checks.Range]) -> int:
             with graph.inserting_before(node):
                 below = graph.call_function(aten.lt.Scalar, (use.index, 0))
                 index = graph.call_function(aten.masked_fill.Scalar, (use.index, below, beyond))
-            for made in (below, index):
-                made.meta = dict(node.meta)
-                fake.propagate_node(made)
+            for new in (below, index):
+                new.meta = dict(node.meta)
+                fake.propagate_node(new)
             node.replace_input_with(use.index, index)
             count += 1
     return count
 
 
 def _roots(node: Any, shift: int) -> list[tuple[Any, int]] | None:
-    """Returns the placeholders whose every value, plus what is added to it, is among those of a node, and nothing else.
+    """Returns the placeholders whose values, each with a constant added, are the values of a node.
 
-    None where some are computed otherwise.
+    Returns None if some of the node's values are computed in another way.
     """
     if node.op == "placeholder":
         return [(node, shift)]
@@ -173,7 +174,7 @@ def _roots(node: Any, shift: int) -> list[tuple[Any, int]] | None:
 
 
 def _whole_slice(name: str, node: Any) -> bool:
-    """Returns whether a slice leaves nothing out."""
+    """Returns whether a slice has all values of its argument."""
     return name == "slice" and tuple(node.meta["val"].shape) == tuple(node.args[0].meta["val"].shape)
 
 

@@ -1,7 +1,6 @@
-"""Captures one module at one bucket: sample inputs, eager's answer, the graph, its segments and the steps.
+"""Captures one module at one bucket: the graph, its segments and steps, sample inputs, and eager's outputs.
 
-The answer of eager that is written beside the inputs comes from the module itself, never from the captured graph: it
-is what every artifact is measured against. The segments are told before it: others compile them meanwhile.
+Eager's outputs come from the module itself, never from the captured graph: every artifact is compared with them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from . import (
-    behind,
     bounds,
     call,
     checks,
@@ -20,10 +18,11 @@ from . import (
     entry,
     failures,
     flat,
-    follow,
     masks,
     measure,
+    norm_fusion,
     operators,
+    output_sizes,
     padding,
     passes,
     samples,
@@ -35,10 +34,10 @@ from . import (
 from .torch_private import fake, overloads
 from .wire import Failure, Wire
 
-# Microseconds of a call up to which running the module is cheaper than following its shapes on fake tensors.
+# Microseconds of a call up to which running the module is cheaper than computing its shapes on fake tensors.
 _QUICK = 200_000
-# Operators that hand on the values they are given; those that convert them; and those that fill some in, with the place
-# of these among the arguments.
+# Operators that move values; operators that convert them; operators that fill some in, with the position of the fill
+# value among the arguments.
 _MOVES = {"getitem", "clone", "contiguous", "reshape", "cat", "stack", "embedding", "index", "index_select", "gather"}
 _MOVES |= {"zeros", "zeros_like", "ones", "ones_like"}
 _CASTS = {"to", "_to_copy", "type_as"}
@@ -69,11 +68,11 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         specs = [_at(spec, sizes) for spec in specs]
     first = [samples.lowest(spec, spec["shape"], opened.device) for spec in specs]
     if asked is not None:
-        program, held = dynamic.export(wrapped, first, specs, asked, opened.root, what)
+        exported, held = dynamic.export(wrapped, first, specs, asked, opened.root, what)
     else:
-        program = flat.export(wrapped, first, opened.root, what)
+        exported = flat.export(wrapped, first, opened.root, what)
     named = opened.named()
-    graph = flat.flatten(program, named, module["path"], opened.root)
+    graph = flat.flatten(exported, named, module["path"], opened.root)
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")
         passes.run(name, graph, opened.root)
@@ -92,19 +91,19 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
 
     wire.event("cut")
     regions = module["regions"] if asked is None else []
-    parts = behind.cut_behind_norms(graph, regions, module["path"]) if regions else cut.cut(graph, [], module["path"])
+    parts = norm_fusion.cut_and_fuse(graph, regions, module["path"]) if regions else cut.cut(graph, [], module["path"])
     compiled = module.get("compiled", True)
     segments, steps, values, numbers = _steps(parts, graph, out, opened, compiled)
-    told = {"segments": [one for one, _ in segments], "steps": steps}
+    program = {"segments": [one for one, _ in segments], "steps": steps}
     if compiled:
-        told["passes"] = {
+        program["passes"] = {
             "own": segment_passes.described(module.get("passes") or [], opened.root),
             "offered": segment_passes.offered(opened, [built for _, built in segments]),
         }
 
     wire.event("eager")
     tables = samples.index_bounds(graph.graph, graph.inputs)
-    drawn = [_drawn(*each) for each in zip(specs, tables, limits, strict=True)]
+    drawn = [_with_sample_range(*each) for each in zip(specs, tables, limits, strict=True)]
     inputs = [
         samples.make(spec, spec["shape"], table, opened.device) for spec, table in zip(drawn, tables, strict=True)
     ]
@@ -123,16 +122,16 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
 
     wire.event("padding")
     used = {dim: size for dim, size in sizes.items() if any(dim in spec["dims"] for spec in specs)}
-    smaller = padding.own(wrapped, drawn, used, tables, opened.device)
+    smaller = padding.run_unpadded(wrapped, drawn, used, tables, opened.device)
     quick = receipt["eager_us"] < _QUICK
-    refused = _follow(wrapped, drawn, used, tables, outputs, smaller, opened, quick)
+    refused = _find_output_dims(wrapped, drawn, used, tables, outputs, smaller, opened, quick)
     if refused is None:
         refused, receipt["padding"] = padding.check(wrapped, specs, smaller, outputs)
 
     wire.event("save")
     eager, eager_weights = _eager_archive(graph, out, opened)
-    answer = {
-        **told,
+    captured = {
+        **program,
         "inputs": [_input(*pair) for pair in zip(specs, ranges, strict=True)],
         "outputs": outputs,
         "results": [numbers[node] for node in graph.outputs],
@@ -143,7 +142,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
         "notes": notes,
-        "computed_in": _computed_in(graph),
+        "computed_in": _compute_dtypes(graph),
         "samples": str(_write_samples(out, inputs, results, smaller)),
         "receipt": receipt,
         "dynamic": held,
@@ -151,24 +150,24 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "exported_weights": eager_weights,
     }
     if graph.extra:
-        answer["extra_weights"] = str(tensors.write(out / "extra.safetensors", graph.extra))
+        captured["extra_weights"] = str(tensors.write(out / "extra.safetensors", graph.extra))
     entry.check_imports(opened)
-    answer["seconds"] = time.perf_counter() - started
-    return answer
+    captured["seconds"] = time.perf_counter() - started
+    return captured
 
 
 def _input(spec: dict[str, Any], values: list[int] | None) -> dict[str, Any]:
-    """Returns the record's form of an input that may have these values."""
-    made = {**spec, "stride": _dense(spec["shape"])}
-    return made if values is None else {**made, "bounds": values}
+    """Returns the record of an input; `values` are the bounds of its values."""
+    record = {**spec, "stride": _dense(spec["shape"])}
+    return record if values is None else {**record, "bounds": values}
 
 
-def _drawn(spec: dict[str, Any], table: int | None, limit: bounds.Bounds | None) -> dict[str, Any]:
-    """Returns an input as samples of it are drawn: within its bounds where these are not simply a table's size."""
-    if spec.get("range") or limit is None or (table == limit.past and limit.low <= 0):
+def _with_sample_range(spec: dict[str, Any], table: int | None, limit: bounds.Bounds | None) -> dict[str, Any]:
+    """Returns an input with the range that samples are drawn from: its bounds, unless a table's size implies them."""
+    if spec.get("range") or limit is None or (table == limit.end and limit.low <= 0):
         return spec
     low = max(limit.low, 0)
-    return {**spec, "range": [low, limit.past]} if low < limit.past else spec
+    return {**spec, "range": [low, limit.end]} if low < limit.end else spec
 
 
 def _at(spec: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
@@ -210,8 +209,8 @@ def _outputs(graph: flat.Flat, names: list[str], results: list[Any], what: str) 
     return outputs
 
 
-def _computed_in(graph: flat.Flat) -> list[str | None]:
-    """Returns for each output the coarsest dtype below float32 that values were rounded to on the way, if any."""
+def _compute_dtypes(graph: flat.Flat) -> list[str | None]:
+    """Returns the compute dtype of each output: the coarsest dtype below float32 that its values were rounded to."""
     import torch
 
     ranks = [None, torch.float16, torch.bfloat16]
@@ -220,7 +219,7 @@ def _computed_in(graph: flat.Flat) -> list[str | None]:
         held = node.meta.get("val")
         dtype = getattr(held, "dtype", None)
         if isinstance(held, (int, torch.SymInt)) or (dtype and not (dtype.is_floating_point or dtype.is_complex)):
-            found[node] = 0  # is the same or is not, and what follows starts from that
+            found[node] = 0  # exact, and so a new start
             continue
         rounded = node.op == "call_function" and dtype in ranks[1:] and not _moves(node, dtype)
         before = [found[value] for value in node.all_input_nodes]
@@ -230,9 +229,9 @@ def _computed_in(graph: flat.Flat) -> list[str | None]:
 
 
 def _moves(node: Any, dtype: Any) -> bool:
-    """Returns whether a node only moves values that have its dtype already, or fills in ones that need no rounding.
+    """Returns whether a node rounds nothing: it moves values of its own dtype, or fills in values that are exact in it.
 
-    A cast from a wider dtype is not among them: eager rounds there, a fused kernel goes on with what was not rounded.
+    A cast from a wider dtype rounds in eager; a fused kernel may go on with the value before rounding.
     """
     import torch
 
@@ -253,17 +252,17 @@ def _show(tensor: Any) -> str:
     return f"{tensors.dtype_name(tensor.dtype)}{list(tensor.shape)}"
 
 
-def _follow(
+def _find_output_dims(
     wrapped: Any,
     specs: list[dict[str, Any]],
     sizes: dict[str, int],
     tables: list[int | None],
     outputs: list[dict[str, Any]],
-    smaller: list[padding.Own],
+    smaller: list[padding.Unpadded],
     opened: Any,
     quick: bool,
 ) -> str | None:
-    """Fills in how outputs follow the bucketed dimensions; returns why they can't be padded, if they can't."""
+    """Fills in how outputs depend on the bucketed dimensions; returns why they can't be padded, if they can't."""
 
     def inputs(at: dict[str, int]) -> list[Any]:
         made = []
@@ -271,31 +270,31 @@ def _follow(
             made.append(samples.make(spec, _at(spec, at)["shape"], table, opened.device))
         return made
 
-    def run(at: dict[str, int]) -> follow.Shapes:
+    def run(at: dict[str, int]) -> output_sizes.Shapes:
         import torch
 
         with torch.no_grad():
             if quick:
                 try:
                     return shapes(structure.tensors_of(wrapped(*inputs(at))))
-                except Exception:  # it may be that only memory is short
+                except Exception:  # perhaps memory was not enough
                     pass
             try:
                 with fake.mode_with_real_parameters() as mode:
                     returned = wrapped(*[mode.from_tensor(value) for value in inputs(at)])
-            except Exception:  # what needs real values can only be run
+            except Exception:  # a module that needs real values
                 returned = wrapped(*inputs(at))
         return shapes(structure.tensors_of(returned))
 
-    def shapes(tensors: list[Any]) -> follow.Shapes:
+    def shapes(tensors: list[Any]) -> output_sizes.Shapes:
         return [tuple(int(size) for size in tensor.shape) for tensor in tensors]
 
     try:
         base = [tuple(output["shape"]) for output in outputs]
         names = [output["name"] for output in outputs]
         seen = [(one.sizes, shapes(one.outputs)) for one in smaller if one.error is None]
-        found = follow.solve(sizes, base, names, seen, run)
-    except follow.NotAffine as reason:
+        found = output_sizes.solve(sizes, base, names, seen, run)
+    except output_sizes.NotAffine as reason:
         return str(reason)
     for output, dims in zip(outputs, found, strict=True):
         output["dims"] = dims
@@ -305,7 +304,8 @@ def _follow(
 def _steps(
     parts: list[cut.Part], graph: flat.Flat, out: Path, opened: Any, compiled: bool
 ) -> tuple[list[tuple[dict[str, Any], Any]], list[dict[str, Any]], int, dict[Any, int]]:
-    """Builds the segments, one for each canonical text, with their graphs, and the steps that call them."""
+    """Returns the segments, one for each canonical text, with their graphs; the steps that call them; the number of
+    values, and the number of each."""
     numbers = {node: index for index, node in enumerate(graph.inputs)}
     segments: list[tuple[dict[str, Any], Any]] = []
     known: dict[str, int] = {}
@@ -338,14 +338,14 @@ def _steps(
 
 
 def _eager_archive(graph: flat.Flat, out: Path, opened: Any) -> tuple[Path, list[str]]:
-    """Saves the whole module for libtorch's interpreter, its weights as further inputs: they stay stored once."""
+    """Saves the whole module for libtorch's interpreter. Weights are further inputs, so that they are stored once."""
     (whole,) = cut.cut(graph, [], "")
-    # Every input of the module, used or not, and its outputs in their own order: a caller needs no other table.
+    # All inputs of the module, used or not, and its outputs in their own order: a caller needs no other table.
     whole.inputs = list(graph.inputs)
     whole.outputs = [*graph.outputs, *(check.outcome for check in graph.checks)]
     built = segment.build(whole, graph)
     built.values = {}
-    # No compiler will ask which line an operation came from, and that is most of the archive.
+    # Stack traces are for errors of the compiler, and most of the archive.
     for node in built.graph.nodes:
         node.meta.pop("stack_trace", None)
     path = segment.save(built, out / "eager.pt2", opened.root, opened.entry)
@@ -367,13 +367,13 @@ def _segment(built: segment.Segment, path: Path) -> dict[str, Any]:
     }
 
 
-def _write_samples(out: Path, inputs: list[Any], results: list[Any], smaller: list[padding.Own]) -> Path:
+def _write_samples(out: Path, inputs: list[Any], results: list[Any], smaller: list[padding.Unpadded]) -> Path:
     named = {}
-    own = [(one.inputs, one.outputs) for one in smaller if one.error is None]
-    sets = [("", inputs, results), *((f"smaller.{index}.", *one) for index, one in enumerate(own))]
-    for prefix, given, answers in sets:
-        named |= {f"{prefix}in.{index}": tensor for index, tensor in enumerate(given)}
-        named |= {f"{prefix}out.{index}": tensor for index, tensor in enumerate(answers)}
+    runs = [(run.inputs, run.outputs) for run in smaller if run.error is None]
+    sets = [("", inputs, results), *((f"smaller.{index}.", *run) for index, run in enumerate(runs))]
+    for prefix, ins, outs in sets:
+        named |= {f"{prefix}in.{index}": tensor for index, tensor in enumerate(ins)}
+        named |= {f"{prefix}out.{index}": tensor for index, tensor in enumerate(outs)}
     return tensors.write(out / "samples.safetensors", named)
 
 

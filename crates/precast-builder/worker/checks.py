@@ -1,13 +1,12 @@
-"""Makes indices that a program computes safe on a device, and has it say which were out of bounds.
+"""Checks of computed indices on a device: indices are clamped, and the program returns whether one was out of bounds.
 
 On CUDA an index out of bounds stops the kernel that uses it, and with it the context of the whole process. So an index
-that is not known to be in bounds is clamped, and whether that changed it becomes a further output of the program, which
-the runtime reads where it reads the answer. An assertion about values becomes such an output too.
+that may be out of bounds is clamped. Whether clamping changed it becomes a further output of the program, which the
+runtime reads together with the results. An assertion about values becomes such an output too.
 
-Known to be in bounds is what does not depend on the values of an input (a buffer of positions), what follows from the
-bounds of the inputs, which the runtime keeps, and what an operation gives by its nature (the index of a maximum). What
-is inside a branch of `torch.cond`, the offsets of `embedding_bag`, and what a custom operator does with an index is not
-seen.
+An index needs no check if it does not depend on the values of an input (a buffer of positions), if the bounds of the
+inputs imply it, or if its operation does (the index of a maximum). Not checked are indices inside a branch of
+`torch.cond`, the offsets of `embedding_bag`, and indices inside of custom operators.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from . import failures, tensors
 from .flat import Check, Flat
 from .torch_private import fake, overloads, symbols
 
-# On others a check is an error of the call and of nothing else.
+# Elsewhere compiled code checks indices, and a failed check ends the call only.
 DEVICES = ("cuda",)
 
 # The lowest and the highest value, both included.
 Range = tuple[int, int]
 
-# Operation -> the argument with its index; the axis is the argument `dim`, as torch's schemas call it.
+# Operation -> the name of its index argument; the axis is the argument `dim`.
 _ALONG = dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), "index")
 _ALONG |= dict.fromkeys(("index_select", "index_add", "index_copy", "index_fill", "index_reduce"), "index")
 _ALONG |= {"take_along_dim": "indices"}
@@ -38,44 +37,50 @@ _LISTS = {"index", "_unsafe_index", "index_put", "_index_put_impl", "_unsafe_ind
 _PLANES = {"max_unpool2d", "max_unpool3d"}
 _CLASSES = {"nll_loss", "nll_loss_nd", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss"}
 
-# Operation -> how many axes its second result, an index of these, runs over.
-_OVER = {"max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3, "adaptive_max_pool2d": 2, "adaptive_max_pool3d": 3}
+# Operation -> the number of last axes that its second result, a flat index, indexes.
+_POOLED = {
+    "max_pool2d_with_indices": 2,
+    "max_pool3d_with_indices": 3,
+    "adaptive_max_pool2d": 2,
+    "adaptive_max_pool3d": 3,
+}
 
-# Operations whose values are values of their first argument.
+# Operations whose result has values of their first argument only.
 _PASSING = {"view", "reshape", "unsqueeze", "squeeze", "slice", "expand", "contiguous", "clone", "alias", "detach"}
 _PASSING |= {"flatten", "transpose", "permute", "select", "index_select", "gather", "index", "unflatten", "narrow", "t"}
 _PASSING |= {"flip", "roll", "repeat", "tile", "view_as", "expand_as", "broadcast_to", "movedim", "split", "chunk"}
 _PASSING |= {"unbind", "split_with_sizes", "unfold", "take_along_dim", "amax", "amin"}
 _CASTS = {"to", "_to_copy", "type_as"}
-# Operations whose result depends on what shape an argument has, not on its values.
+# Operations whose result depends on the shape of an argument, not on its values.
 _SHAPES = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 _SHAPES |= {"sym_size", "sym_stride", "sym_numel", "rand_like", "randn_like"}
-# Operations whose result, or second result, is an index of the axis `dim`.
+# Operations whose result, or second result, is an index into the axis `dim`.
 _POSITION = {"argmax", "argmin", "argsort"}
 _WITH_POSITION = {"max", "min", "topk", "sort", "kthvalue", "median", "mode", "cummax", "cummin"}
 
 
 @dataclass
 class _Site:
-    """One use of an index: how the node takes it, and what it must be."""
+    """One use of an index by a node, and its bounds."""
 
     index: Any
-    # The argument that it is, and which of the indices where that is a list.
+    # The name of the argument, and the position in it if it is a list.
     argument: str
     item: int | None
-    # The tensor and the axis it chooses from; no axis for all elements. Or how many classes there are.
+    # The indexed tensor and axis; no axis for a flat index, no tensor for a class.
     table: Any
     axis: int | None
+    # The size of that axis, or the number of elements or classes.
     size: Any
-    # Whether a negative one counts from the end.
+    # Whether a negative index counts from the end.
     wraps: bool = False
     ignored: int | None = None
 
 
 def add(flat: Flat, bounds: dict[Any, Range], root: Path) -> int:
-    """Clamps indices that may be out of bounds; returns how many. `bounds` are those of inputs, both included.
+    """Clamps indices that may be out of bounds; returns their number. `bounds` are those of inputs, both ends included.
 
-    The outcomes are in `flat.checks`, to become outputs.
+    The outcomes are added to `flat.checks`, and become outputs.
     """
     known = Known(flat, bounds)
     before = len(flat.checks)
@@ -97,7 +102,7 @@ def _name(node: Any) -> str:
 
 
 def _given(node: Any, name: str) -> Any:
-    """Returns an argument of an operation, however it was passed; none without one of this name."""
+    """Returns an argument of an operation, by position or by name; None if it has no argument of this name."""
     for place, argument in enumerate(overloads.arguments(node.target)):
         if argument.name == name:
             passed = node.args[place] if place < len(node.args) else node.kwargs.get(name)
@@ -165,11 +170,11 @@ def sites(node: Any) -> list[_Site]:
 
 
 class Known:
-    """What is known of the values of a graph's integers."""
+    """Ranges of the integers in a graph."""
 
     def __init__(self, flat: Flat, bounds: dict[Any, Range]) -> None:
         self.flat = flat
-        # What depends on the values of an input.
+        # Nodes that depend on the values of an input.
         self.varying: set[Any] = set(flat.inputs)
         self.ranges: dict[Any, Range] = dict(bounds)
         for node in flat.weights:
@@ -178,7 +183,7 @@ class Known:
                 self.ranges[node] = (int(held.min()), int(held.max()))
 
     def learn(self, node: Any) -> None:
-        """Finds out about a node, whose arguments are known."""
+        """Adds a node, after its arguments."""
         if _name(node) not in _SHAPES and any(given in self.varying for given in node.all_input_nodes):
             self.varying.add(node)
         found = self._range(node)
@@ -186,14 +191,14 @@ class Known:
             self.ranges[node] = found
 
     def within(self, site: _Site) -> bool:
-        """Returns whether an index is in bounds whatever the inputs."""
-        least, _ = self.size(site.size)
-        low = -least if site.wraps else 0
+        """Returns whether an index is in bounds for all inputs."""
+        lowest, _ = self.size(site.size)
+        low = -lowest if site.wraps else 0
         found = self.ranges.get(site.index)
-        return found is not None and low <= found[0] and found[1] < least
+        return found is not None and low <= found[0] and found[1] < lowest
 
     def size(self, size: Any) -> Range:
-        """Returns what a size is between."""
+        """Returns the range of a size."""
         return symbols.bounds(size, self.flat.ranges)
 
     @staticmethod
@@ -220,7 +225,7 @@ class Known:
         return self.ranges.get(value) if isinstance(value, torch.fx.Node) else None
 
     def _range(self, node: Any) -> Range | None:
-        """Returns the range of a node's values, none where it is not known."""
+        """Returns the range of a node's values; None if it is not known."""
         import torch
 
         held, name = _held(node), _name(node)
@@ -268,15 +273,15 @@ class Known:
 
     def _item(self, node: Any) -> Range | None:
         source, at = node.args[0], node.args[1]
-        if _name(source) in _OVER:
-            sizes = _held(source.args[0]).shape[-_OVER[_name(source)] :]
+        if _name(source) in _POOLED:
+            sizes = _held(source.args[0]).shape[-_POOLED[_name(source)] :]
             return (0, math.prod(self.size(size)[1] for size in sizes) - 1) if at == 1 else None
         if _name(source) not in _WITH_POSITION:
             return self.ranges.get(source)
         return self._position(source) if at == 1 else None
 
     def _position(self, node: Any) -> Range:
-        """Returns the range of an index of the axis that a node looks along; of all elements where it names none."""
+        """Returns the range of an index into the axis that a node searches; into all elements if it names none."""
         held, axis = _held(node.args[0]), _given(node, "dim")
         sizes = held.shape if axis is None or not held.dim() else [held.shape[axis]]
         return 0, max(math.prod(self.size(size)[1] for size in sizes) - 1, 0)
@@ -285,8 +290,8 @@ class Known:
         held, axes = _held(node.args[0]), _given(node, "dim")
         axes = [axes] if isinstance(axes, int) else axes
         sizes = [held.shape[axis] for axis in axes] if axes else held.shape
-        most = math.prod(self.size(size)[1] for size in sizes) if held.dim() else 1
-        ends = [end * count for end in one for count in ((1, most) if name == "cumsum" else (0, most))]
+        highest = math.prod(self.size(size)[1] for size in sizes) if held.dim() else 1
+        ends = [end * count for end in one for count in ((1, highest) if name == "cumsum" else (0, highest))]
         return min(ends), max(ends)
 
 
@@ -305,10 +310,10 @@ def _arange(given: list[Range | None]) -> Range | None:
 
 
 def _arithmetic(name: str, node: Any, given: list[Range | None]) -> Range | None:
-    """Returns the range of what is computed of ranges."""
+    """Returns the range of an arithmetic operation on ranges."""
     if name == "remainder" and len(given) > 1 and given[1] is not None and given[1][0] > 0:
-        least, most = given[0] or (-1, 0)
-        return (least, most) if 0 <= least and most < given[1][0] else (0, given[1][1] - 1)
+        low, high = given[0] or (-1, 0)
+        return (low, high) if 0 <= low and high < given[1][0] else (0, given[1][1] - 1)
     if not given or given[0] is None:
         return None
     first = given[0]
@@ -336,31 +341,31 @@ def _arithmetic(name: str, node: Any, given: list[Range | None]) -> Range | None
     return None
 
 
-def _clamped(given: Range | None, least: Range | None, most: Range | None) -> Range | None:
-    """Returns the range of values between others; one that is not known is the widest."""
+def _clamped(given: Range | None, lower: Range | None, upper: Range | None) -> Range | None:
+    """Returns the range of values after clamping; an unknown range counts as the widest."""
     low, high = given or (-(2**63), 2**63 - 1)
-    if given is None and least is None and most is None:
+    if given is None and lower is None and upper is None:
         return None
-    if least is not None:
-        low, high = max(low, least[0]), max(high, least[1])
-    if most is not None:
-        low, high = min(low, most[0]), min(high, most[1])
+    if lower is not None:
+        low, high = max(low, lower[0]), max(high, lower[1])
+    if upper is not None:
+        low, high = min(low, upper[0]), min(high, upper[1])
     return low, high
 
 
 def _guard(flat: Flat, node: Any, site: _Site, known: Known, root: Path) -> None:
-    """Has a node use an index that is in bounds, and the program say whether the one it had was not."""
+    """Gives a node a clamped index, and adds a check of whether clamping changed it."""
     import torch
 
     aten = torch.ops.aten
     with flat.graph.inserting_before(node):
 
         def new(target: Any, *args: Any) -> Any:
-            made = flat.graph.call_function(target, args)
-            made.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
-            fake.propagate_node(made)
-            known.learn(made)
-            return made
+            created = flat.graph.call_function(target, args)
+            created.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
+            fake.propagate_node(created)
+            known.learn(created)
+            return created
 
         size = symbols.fixed(site.size)
         limits = torch.iinfo(_held(site.index).dtype)
@@ -383,26 +388,26 @@ def _guard(flat: Flat, node: Any, site: _Site, known: Known, root: Path) -> None
             differs = new(aten.logical_and.default, differs, new(aten.ne.Scalar, site.index, site.ignored))
             safe = new(aten.where.self, differs, safe, site.index)
         outcome = new(aten.any.default, differs)
-    _give(node, site, safe)
+    _replace(node, site, safe)
     text = f"index in {'-n' if site.wraps and size is None else low}..{'n' if size is None else size}"
     text = f"{text} of {node.target.namespace}.{_name(node)}"
     flat.checks.append(Check(outcome, text, failures.from_stack_trace(node.meta.get("stack_trace"), root)))
 
 
-def _give(node: Any, site: _Site, safe: Any) -> None:
-    """Hands a node another index in place of its own."""
+def _replace(node: Any, site: _Site, safe: Any) -> None:
+    """Replaces an index of a node."""
     place = [argument.name for argument in overloads.arguments(node.target)].index(site.argument)
-    made = safe
+    value = safe
     if site.item is not None:
-        made = [safe if at == site.item else one for at, one in enumerate(_given(node, site.argument))]
+        value = [safe if at == site.item else one for at, one in enumerate(_given(node, site.argument))]
     if place < len(node.args):
-        node.update_arg(place, made)
+        node.update_arg(place, value)
     else:
-        node.update_kwarg(site.argument, made)
+        node.update_kwarg(site.argument, value)
 
 
 def _assertion(flat: Flat, node: Any, root: Path) -> None:
-    """Has the program say that an assertion about a value does not hold, instead of stopping."""
+    """Replaces an assertion about a value, which would stop the kernel, by a check."""
     import torch
 
     aten = torch.ops.aten
@@ -410,7 +415,7 @@ def _assertion(flat: Flat, node: Any, root: Path) -> None:
         failed = flat.graph.call_function(aten.logical_not.default, (node.args[0],))
         failed.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
         fake.propagate_node(failed)
-    said = node.args[1] if len(node.args) > 1 and node.args[1] else "an assertion of the model"
+    message = node.args[1] if len(node.args) > 1 and node.args[1] else "an assertion of the model"
     location = failures.from_stack_trace(node.meta.get("stack_trace"), root)
-    flat.checks.append(Check(failed, str(said).splitlines()[0], location))
+    flat.checks.append(Check(failed, str(message).splitlines()[0], location))
     flat.graph.erase_node(node)

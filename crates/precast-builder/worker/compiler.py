@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import bounds, failures, prepared, segment, segment_passes
+from . import bounds, failures, prepacked, segment, segment_passes
 from .clock import Clock
 from .torch_private import errors, inductor, lowerings
 from .torch_private.cpp_toolchain import toolchain
@@ -108,7 +108,7 @@ class _How:
 
 
 def _compile(module: Any, inputs: list[Any], how: _How, root: Path, clock: Clock) -> dict[str, Any]:
-    weights = prepared.Weights.of(module)
+    weights = prepacked.Weights.of(module)
     context = segment_passes.Context(how.device, how.options, weights)
     passes = segment_passes.load(how.passes, context, root)
     passes.segment(module)
@@ -131,13 +131,13 @@ def generate(
     isa: str,
     out: Path,
     clock: Clock,
-    weights: prepared.Weights,
+    weights: prepacked.Weights,
 ) -> list[str]:
     """Runs the compiler; returns the files that it generated. `weights` gets the prepacked ones."""
     patches = [
         toolchain(isa, clock, bounds.operators_of),
         lowerings.no_packed_weights(),
-        prepared.recording(weights, isa),
+        prepacked.recording(weights, isa),
     ]
     if options.get("triton.enable_pdl"):
         patches.append(early_launch())
@@ -236,7 +236,7 @@ def _failure(outer: Exception, root: Path, attention: str | None) -> Failure:
     return Failure("compile", f"{where}{text}"[:500], location=place)
 
 
-def result(files: list[str], weights: prepared.Weights) -> dict[str, Any]:
+def result(files: list[str], weights: prepacked.Weights) -> dict[str, Any]:
     """Returns the protocol's `Compiled`. A constant that is neither the segment's nor prepacked can't be bound."""
     found = inductor.generated(files)
     if len(found.libraries) != 1:
@@ -249,11 +249,11 @@ def result(files: list[str], weights: prepared.Weights) -> dict[str, Any]:
                 hint="an option or a pass made it pack or fold weights: leave it out",
             )
     fields = ("call", "dtype", "shape", "stride")
-    made = weights.made
-    used = [name for name in made if name in found.constants]
+    recipes = weights.prepacked
+    used = [name for name in recipes if name in found.constants]
     return {
         "library": str(Path(found.libraries[0]).resolve()),
         "proxy": found.proxy,
         "metadata": found.metadata,
-        "prepared": [{"name": name, **{field: made[name][field] for field in fields}} for name in used],
+        "prepared": [{"name": name, **{field: recipes[name][field] for field in fields}} for name in used],
     }

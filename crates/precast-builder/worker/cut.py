@@ -1,10 +1,11 @@
 """Cuts a flat graph at region boundaries: runs of operations that become segments, and the tensors between them.
 
-A region's instance is one call of the outermost module whose FQN matches a glob (`*` stands for one part of a dotted
-name): a module called three times in a row is three steps of one segment. The operations between two instances are
-glue, and segments of their own; to which region a norm between two goes, behind.py says. A value crosses a cut only
-when it is dense and starts its memory; a view that is not (an expanded mask, a slice of a buffer) is made again where
-it is used.
+An instance of a region is one call of the outermost module whose FQN matches a glob (`*` stands for one part of a
+dotted name): a module that is called three times is three steps of one segment. The operations between two instances
+are glue, and segments of their own; norm_fusion.py decides about norms between two regions.
+
+Only dense tensors that start their memory pass from part to part. Other views, such as an expanded mask or a slice of a
+buffer, are computed again by each part that uses them.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from .flat import Flat
 from .torch_private import fake, overloads
 from .wire import Failure
 
-# Operations that make a tensor from nothing: cheaper to run again than to pass on.
-_MADE = ("full", "arange", "zeros", "ones", "scalar_tensor")
+# Operations that fill a new tensor: cheaper to run again than to pass on.
+_FACTORIES = ("full", "arange", "zeros", "ones", "scalar_tensor")
 
 
 @dataclass
 class Part:
-    """One run of operations: what it takes, which weights it holds, what it gives."""
+    """One run of operations, with its inputs, weights and results."""
 
     name: str
     nodes: list[Any]
@@ -44,7 +45,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def check_regions(patterns: list[str], path: str, names: list[str]) -> None:
-    """Refuses a region that is no submodule of the captured module."""
+    """Refuses a region that matches no submodule of the captured module."""
     for pattern in patterns:
         if not any(name and (matches(pattern, name) or matches(pattern, outer_name(path, name))) for name in names):
             globs = dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name) for name in names if name)
@@ -59,24 +60,24 @@ def check_regions(patterns: list[str], path: str, names: list[str]) -> None:
 
 
 def cut(flat: Flat, patterns: list[str], path: str) -> list[Part]:
-    """Returns the parts in the order they run; without patterns there is one."""
+    """Returns the parts in the order in which they run; without patterns there is one."""
     return connect(runs(flat, patterns, path), flat)
 
 
 def connect(parts: list[Part], flat: Flat) -> list[Part]:
-    """Fills in what each part takes and gives; leaves out those that give nothing."""
+    """Fills in the inputs, weights and results of each part; leaves out parts without results."""
     home = {node: part for part in parts for node in part.nodes}
     for part in parts:
         _imports(part, flat, home)
-    wanted = {node for part in parts for node in part.inputs} | set(flat.outputs)
-    wanted |= {check.outcome for check in flat.checks}
+    used = {node for part in parts for node in part.inputs} | set(flat.outputs)
+    used |= {check.outcome for check in flat.checks}
     for part in parts:
-        part.outputs = [node for node in part.nodes if node in wanted]
+        part.outputs = [node for node in part.nodes if node in used]
     return [part for part in parts if part.outputs]
 
 
 def runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
-    """Returns the runs of operations, each with nothing but its name and its operations."""
+    """Returns the runs of operations, with names and operations only."""
     parts: list[Part] = []
     home: dict[Any, Part] = {}
     last: tuple[str, str] | bool | None = False
@@ -106,9 +107,9 @@ def runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
 
 
 def _region(node: Any, patterns: list[str], path: str) -> tuple[str, str] | None:
-    """Returns the FQN of the instance that an operation is in, and what tells one call of it from the next."""
+    """Returns the FQN of the instance that an operation is in, and an identity of the call."""
     for call, (named, _) in (node.meta.get("nn_module_stack") or {}).items():
-        # Captured strictly, calls are numbered in the name; else in the key.
+        # A strict capture numbers the calls in the name, any other in the key.
         inner = re.sub(r"@\d+", "", named)
         full = outer_name(path, inner)
         short = outer_name("", inner)
@@ -118,11 +119,11 @@ def _region(node: Any, patterns: list[str], path: str) -> tuple[str, str] | None
 
 
 def _imports(part: Part, flat: Flat, home: dict[Any, Part]) -> None:
-    """Fills in what a part takes from elsewhere, in order of first use; views that can't cross are made again."""
+    """Fills in the inputs and weights of a part, in order of first use; repeats views that can't be passed on."""
     own = set(part.nodes)
     inputs: dict[Any, None] = {}
     constants: dict[Any, None] = {}
-    again: list[Any] = []
+    repeated: list[Any] = []
 
     def need(value: Any) -> None:
         if value in own or value in inputs or value in constants:
@@ -131,30 +132,30 @@ def _imports(part: Part, flat: Flat, home: dict[Any, Part]) -> None:
             constants[value] = None
         elif value.op == "placeholder":
             inputs[value] = None
-        elif value.op == "get_attr" or _made_again(value, flat):
+        elif value.op == "get_attr" or _is_repeated(value, flat):
             own.add(value)
             for argument in value.all_input_nodes:
                 need(argument)
-            again.append(value)
+            repeated.append(value)
         else:
             inputs[value] = None
 
     for node in part.nodes:
         for argument in node.all_input_nodes:
             need(argument)
-    part.nodes = again + part.nodes
+    part.nodes = repeated + part.nodes
     part.inputs, part.constants = list(inputs), list(constants)
 
 
-def _made_again(node: Any, flat: Flat) -> bool:
-    """Returns whether a value is a cheap view that should not cross a cut."""
+def _is_repeated(node: Any, flat: Flat) -> bool:
+    """Returns whether a part computes a value again that another part has."""
     import torch
 
     held = node.meta["val"]
     if not isinstance(held, torch.Tensor):
         return True
     if not node.all_input_nodes:
-        return node.op == "call_function" and overloads.name_of(node.target) in _MADE
+        return node.op == "call_function" and overloads.name_of(node.target) in _FACTORIES
     if len(node.all_input_nodes) != 1 or not fake.is_view(node):
         return False
     base = node.all_input_nodes[0]

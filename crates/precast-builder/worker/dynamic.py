@@ -1,7 +1,7 @@
 """Captures with dynamic dimensions: one graph for every size between two bounds.
 
-torch.export says that a dimension was specialised, and not where. A second capture that may specialise what it likes
-keeps the line that did it.
+torch.export reports that a dimension was specialised, but not where. A second capture, which may specialise every
+dimension, keeps the line that did it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from . import failures, flat
 from .torch_private import errors, exported, symbols
 from .wire import Failure
 
-# torch.export reasons about sizes from 2: those of 0 and 1 broadcast and are other programs.
-LEAST = 2
-# What the protocol says for "no upper bound".
+# torch.export reasons about sizes from 2: tensors of size 0 and 1 broadcast, and are other programs.
+MIN_SIZE = 2
+# "No upper bound" in the protocol.
 UNBOUNDED = 2**63 - 1
 
 Bounds = dict[str, dict[str, int]]
 
 
 def sizes(asked: Bounds, at: dict[str, int]) -> dict[str, int]:
-    """Returns sizes to capture at: those given, moved into the bounds."""
-    moved = dict(at)
+    """Returns the sizes to capture at: `at`, clamped to the bounds."""
+    clamped = dict(at)
     for dim, bounds in asked.items():
-        low, high = max(bounds["min"], LEAST), bounds["max"]
+        low, high = max(bounds["min"], MIN_SIZE), bounds["max"]
         if high <= low:
             raise Failure(
                 "capture", f"dimension `{dim}` goes from {bounds['min']} to {high}: too few sizes to be dynamic"
             )
-        moved[dim] = min(max(at.get(dim, low), low), high)
-    return moved
+        clamped[dim] = min(max(at.get(dim, low), low), high)
+    return clamped
 
 
 def export(
@@ -48,7 +48,7 @@ def export(
         fixed = _specialised(wrapped, inputs, specs, asked, root, what, cause)
         if fixed.location is not None or not errors.unproven_guard(cause):
             raise fixed from cause
-        # A guard that torch can't prove for all sizes, often one that always holds: it becomes a check in the graph.
+        # torch can't prove a guard for all sizes. Often it always holds, so it becomes a check in the graph.
         try:
             program = flat.export(wrapped, inputs, root, what, _shapes(specs, dims), deferred=True)
         except Failure:
@@ -56,17 +56,17 @@ def export(
     ranges = symbols.ranges(program)
     found = {}
     for dim, bounds in asked.items():
-        low, high = ranges.get(_symbol(program, specs, dim), (max(bounds["min"], LEAST), bounds["max"]))
-        found[dim] = {"min": max(low, LEAST, bounds["min"]), "max": min(high, bounds["max"])}
+        low, high = ranges.get(_symbol(program, specs, dim), (max(bounds["min"], MIN_SIZE), bounds["max"]))
+        found[dim] = {"min": max(low, MIN_SIZE, bounds["min"]), "max": min(high, bounds["max"])}
     return program, found
 
 
 def _dim(dim: str, bounds: dict[str, int]) -> Any:
     from torch.export import Dim
 
-    least = max(bounds["min"], LEAST)
-    # Without an upper bound the code may bring one of its own (a table of positions); it is read back afterwards.
-    return Dim.DYNAMIC(min=least) if bounds["max"] >= UNBOUNDED else Dim(dim, min=least, max=bounds["max"])
+    low = max(bounds["min"], MIN_SIZE)
+    # Without an upper bound in the spec, the code may have one (a table of positions), which is read afterwards.
+    return Dim.DYNAMIC(min=low) if bounds["max"] >= UNBOUNDED else Dim(dim, min=low, max=bounds["max"])
 
 
 def _shapes(specs: list[dict[str, Any]], dims: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _shapes(specs: list[dict[str, Any]], dims: dict[str, Any]) -> dict[str, Any]
 
 
 def _symbol(program: Any, specs: list[dict[str, Any]], dim: str) -> str:
-    """The symbol that stands for a dimension in the program."""
+    """Returns the symbol of a dimension in the program."""
     for spec, node in zip(specs, exported.user_inputs(program), strict=True):
         for axis, name in enumerate(spec["dims"]):
             if name == dim:

@@ -1,13 +1,13 @@
 """The captured module as one flat graph: inputs, weights by name, plain ATen operations, tensor outputs.
 
-`torch.export` captures; here its program is made simple enough to cut and to name:
+`torch.export` captures. Its program is then simplified, so that it can be cut and its weights have names:
 
-- operations that write into their arguments are made functional; writing into a weight or an input is refused;
-- what is inside `torch.autocast` becomes plain operations, its casts among them;
-- assertions about what is static anyway are dropped;
-- tensors without a name that the code made (`torch.tensor([…])`) become operations when they are small, and constants
-  of the program's own when they are not;
-- an output that shares memory with an input, a weight or another output is copied, so that it is the caller's alone.
+- operations that write into their arguments become functional; a write into a weight or an input is refused;
+- the body of `torch.autocast` becomes plain operations, with its casts;
+- assertions about sizes and dtypes are removed: they are static;
+- tensors that the code creates (`torch.tensor([…])`) have no name: small ones become operations, others become
+  constants of the program;
+- an output that shares memory with an input, a weight or another output is copied: the caller owns outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INLINE = 16
 
 @dataclass
 class Check:
-    """What a program finds out about values while it runs: its outcome is true where they are not as they must be."""
+    """A check of values while a program runs. The outcome is a boolean output, true if the check failed."""
 
     outcome: Any
     text: str
@@ -38,14 +38,14 @@ class Check:
 
 @dataclass
 class Flat:
-    """A graph whose nodes all have `meta["val"]`, fake tensors that share memory as the real ones will."""
+    """A graph whose nodes all have `meta["val"]`: fake tensors that share memory as the real ones do."""
 
     graph: Any
     inputs: list[Any]
     # Placeholder -> name in the weight set.
     weights: dict[Any, str]
     outputs: list[Any]
-    # Further outputs, for the runtime alone.
+    # Further outputs, which the runtime reads.
     checks: list[Check] = field(default_factory=list)
     # Tensors of this program that have no name in the model, by content.
     extra: dict[str, Any] = field(default_factory=dict)
@@ -55,21 +55,22 @@ class Flat:
     _digests: dict[Any, str] = field(default_factory=dict)
 
     def digest(self, node: Any) -> str:
-        """Returns the digest of what a weight holds, which is taken once: it may be large, and on a device."""
+        """Returns the digest of a weight's values. It is computed once: the weight may be large, and on a device."""
         if node not in self._digests:
             self._digests[node] = tensors.digest(self.tensors[node])
         return self._digests[node]
 
 
 def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = None, deferred: bool = False) -> Any:
-    """Captures with torch.export: non-strict first, strict when that fails; the first failure is the one reported.
+    """Captures with torch.export: not strictly first, strictly if that fails. The first failure is reported.
 
-    `shapes` are dynamic dimensions; `deferred` leaves what can't be proven about them to checks in the graph.
+    `shapes` are dynamic dimensions; with `deferred`, conditions on them that can't be proven become checks in the
+    graph.
     """
     import torch
 
     first: BaseException | None = None
-    # A second opinion costs time and says the same where sizes were specialised.
+    # With dynamic sizes a strict capture fails for the same reason.
     for strict in (False, True) if shapes is None else (False,):
         try:
             with torch.no_grad(), exported.quiet():
@@ -88,7 +89,7 @@ def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = No
         name = unknown.__name__
         hint = "return tensors, in lists, tuples and dicts; a transformers model with `config.use_cache = False`"
         if dataclasses.is_dataclass(unknown):
-            hint = f"`torch.export.register_dataclass({name})` behind its definition, or return a dict of its tensors"
+            hint = f"`torch.export.register_dataclass({name})` after its definition, or return a dict of its tensors"
         raise Failure(
             "capture", f"{what} returns a `{name}`, which can't be taken apart into tensors", hint=hint
         ) from first
@@ -100,22 +101,22 @@ def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = No
 
 
 def _unknown_output(call: Any, inputs: list[Any]) -> type | None:
-    """Returns the type of what a module returns and torch.export can't take apart, if that is why it failed."""
+    """Returns the type of an output that torch.export can't flatten, if there is one."""
     import torch
 
     known = (torch.Tensor, int, float, complex, bool, str, bytes, type(None))
     try:
         with torch.no_grad():
             leaves = pytrees.leaves(call(*inputs))
-    except Exception:  # then it is not what it returns
+    except Exception:  # the module itself fails
         return None
-    # torch's own values, as a dtype, are constants to it.
-    odd = (type(leaf) for leaf in leaves if not isinstance(leaf, known) and type(leaf).__module__ != "torch")
-    return next(odd, None)
+    # To torch.export, torch's own values, as a dtype, are constants.
+    unknown = (type(leaf) for leaf in leaves if not isinstance(leaf, known) and type(leaf).__module__ != "torch")
+    return next(unknown, None)
 
 
 def _check_sizes(graph: Any, root: Path) -> None:
-    """Refuses sizes that depend on values: no artifact has them, and nobody could say how large an output is."""
+    """Refuses sizes that depend on values: the size of an output would be unknown until the program has run."""
     for node in graph.nodes:
         if node.op != "output" and symbols.depends_on_values(node.meta.get("val")):
             raise Failure(
@@ -127,7 +128,7 @@ def _check_sizes(graph: Any, root: Path) -> None:
 
 
 def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
-    """Returns the simple form of an exported program; weights are named as in the opened model."""
+    """Returns the simplified graph of an exported program; weights have their names in the opened model."""
     program = _functional(program, root)
     graph = exported.copy_graph(program)
     flat = Flat(graph, [], {}, [], ranges=dict(program.range_constraints))
@@ -152,7 +153,7 @@ def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
     _check_sizes(graph, root)
     flat.weights = {node: name for node, name in flat.weights.items() if node in set(graph.nodes)}
     fake.propagate(graph)
-    if _drop_idle(graph):
+    if _drop_copies(graph):
         fake.propagate(graph)
     end = next(node for node in graph.nodes if node.op == "output")
     flat.outputs = list(end.args[0])
@@ -183,7 +184,7 @@ def _functional(program: Any, root: Path) -> Any:
 
 
 def _bind(flat: Flat, node: Any, held: Any, name: str, named: Named) -> None:
-    """Gives a lifted tensor its name in the weight set, or writes it into the graph."""
+    """Gives a lifted tensor its name in the weight set, or replaces it by operations."""
     if not node.users:
         return
     if name in named.tensors or name in named.aliases:
@@ -214,12 +215,12 @@ def _inline(graph: Any, node: Any, held: Any) -> None:
     with graph.inserting_before(_first_operation(graph)):
         if len(values) == 0 or held.dim() == 0 or len(set(map(repr, values))) == 1:
             fill = values[0] if values else 0
-            made = graph.call_function(aten.full.default, (list(held.shape), fill), place)
+            tensor = graph.call_function(aten.full.default, (list(held.shape), fill), place)
         else:
             parts = [graph.call_function(aten.full.default, ([1], value), place) for value in values]
-            made = graph.call_function(aten.cat.default, (parts,))
-            made = graph.call_function(aten.reshape.default, (made, list(held.shape)))
-    node.replace_all_uses_with(made)
+            flat = graph.call_function(aten.cat.default, (parts,))
+            tensor = graph.call_function(aten.reshape.default, (flat, list(held.shape)))
+    node.replace_all_uses_with(tensor)
 
 
 def _first_operation(graph: Any) -> Any:
@@ -227,7 +228,7 @@ def _first_operation(graph: Any) -> Any:
 
 
 def _drop_assertions(graph: Any) -> None:
-    """Removes checks that hold by construction: sizes, dtypes and devices are those that were captured."""
+    """Removes assertions that always hold: sizes, dtypes and devices are those of the capture."""
     import torch
 
     aten = torch.ops.aten
@@ -237,11 +238,11 @@ def _drop_assertions(graph: Any) -> None:
             graph.erase_node(node)
 
 
-def _drop_idle(graph: Any) -> bool:
-    """Removes casts that hand on what they are given, and copies of it: nothing writes into what a copy protects.
+def _drop_copies(graph: Any) -> bool:
+    """Removes casts to the same dtype, and copies: no operation writes into its arguments any more.
 
-    So a value has one name before and behind them. Dropout that is switched off becomes such a copy where operations
-    were made functional. Returns whether other values share memory now than did before.
+    So a value has one node, before and after them. Dropout in eval mode becomes such a copy when operations become
+    functional. Returns whether values share memory now that did not before.
     """
     import torch
 
@@ -251,20 +252,20 @@ def _drop_idle(graph: Any) -> bool:
         packet = getattr(node.target, "overloadpacket", None)
         if node.op != "call_function" or packet not in (aten.to, aten.clone):
             continue
-        given, made = node.args[0].meta.get("val"), node.meta["val"]
-        if given is None:
+        source, result = node.args[0].meta.get("val"), node.meta["val"]
+        if source is None:
             continue
-        known = all(isinstance(size, int) for size in given.shape)
-        alike = packet == aten.clone and known and fake.is_dense(given) and given.stride() == made.stride()
-        if alike or fake.storage(given) == fake.storage(made):
+        static = all(isinstance(size, int) for size in source.shape)
+        copied = packet == aten.clone and static and fake.is_dense(source) and source.stride() == result.stride()
+        if copied or fake.storage(source) == fake.storage(result):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-            shared = shared or alike
+            shared = shared or copied
     return shared
 
 
 def own_outputs(flat: Flat) -> None:
-    """Copies what shares memory with an input, a weight or another output; drops outputs that are no tensors."""
+    """Copies outputs that share memory with an input, a weight or another output; drops outputs that are no tensors."""
     import torch
 
     graph = flat.graph

@@ -1,8 +1,8 @@
-"""Turns the boolean masks of several attentions into numbers once each, before the graph is cut.
+"""Converts the boolean masks of attentions to numbers, once for each mask, before the graph is cut.
 
-Torch's kernels for attention add a mask to the scores, so a boolean one becomes numbers first: a kernel of its own on a
-device. Where a graph is compiled whole, attentions of one mask share it; where each layer is a segment, each has one.
-What the numbers are depends on the kernel that torch chooses for the device, so torch is asked.
+Torch's attention kernels add a mask to the scores, so a boolean mask is converted first: on a device, by a kernel of
+its own. In a graph that is compiled whole, attentions with the same mask share the conversion; in segments, each layer
+would have its own. The numbers depend on the kernel that torch chooses for the device, so they are taken from torch.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any
 from .flat import Flat
 from .torch_private import fake, overloads
 
-# What torch makes numbers of a mask with, the last of them at the end.
-_NUMBERS = {"logical_not", "scalar_tensor", "full", "where"}
+# The operations of torch's conversion; `where` is the last.
+_CONVERSION = {"logical_not", "scalar_tensor", "full", "where"}
 
 
 def as_numbers(flat: Flat) -> int:
-    """Converts the masks of attentions that are alike, where there is more than one; returns how many masks.
+    """Converts the masks of attentions with the same shapes, if there are several; returns the number of masks.
 
-    Also a mask that one alone has: layers that differ in their mask only, as every other one of Gemma 2, stay alike.
+    A mask that only one of them has is converted too: layers that differ in their mask only, as in Gemma 2, stay the
+    same segment.
     """
     import torch
 
@@ -30,9 +31,9 @@ def as_numbers(flat: Flat) -> int:
         given = [one.meta.get("val") for one in node.all_input_nodes]
         if mask is None or mask.meta["val"].dtype != torch.bool or not all(map(_static, given)):
             continue
-        # For others torch may choose another kernel.
+        # For other shapes torch may choose another kernel.
         alike = tuple((value.dtype, value.shape, value.stride()) for value in given)
-        kinds.setdefault(alike, {}).setdefault(_seen(mask), []).append(node)
+        kinds.setdefault(alike, {}).setdefault(_base(mask), []).append(node)
     count = 0
     for masks in kinds.values():
         if sum(map(len, masks.values())) == 1:
@@ -53,11 +54,11 @@ def _mask(attention: Any) -> Any:
     return attention.args[3] if len(attention.args) > 3 else attention.kwargs.get("attn_mask")
 
 
-def _seen(mask: Any) -> Any:
-    """Returns what a mask is a view of, where that looks the same: a slice that leaves nothing out."""
+def _base(mask: Any) -> Any:
+    """Returns the tensor that a mask is a view of, as long as its layout is the same: a slice of everything."""
     while mask.op == "call_function" and mask.all_input_nodes and fake.is_view(mask):
-        base, held = mask.all_input_nodes[0].meta["val"], mask.meta["val"]
-        if not _static(base) or _layout(base) != _layout(held):
+        whole, held = mask.all_input_nodes[0].meta["val"], mask.meta["val"]
+        if not _static(whole) or _layout(whole) != _layout(held):
             break
         mask = mask.all_input_nodes[0]
     return mask
@@ -74,7 +75,7 @@ def _static(held: Any) -> bool:
 
 
 def _converted(mask: Any, attention: Any) -> Any:
-    """Returns a mask as torch hands it to the kernel that it chooses for an attention; none if that is no other."""
+    """Returns a mask as torch passes it to the kernel that it chooses for an attention; None if it is the same."""
     import torch
 
     given = attention.all_input_nodes
@@ -87,15 +88,15 @@ def _converted(mask: Any, attention: Any) -> Any:
 
     try:
         traced = fake.trace(call, attention.graph, list(values.values()))
-    except Exception:  # the compiler will say what is wrong, or take it
+    except Exception:  # the compiler reports the error, or compiles it
         return None
     dtype = attention.args[0].meta["val"].dtype
     placeholders = traced.find_nodes(op="placeholder")
     copies = {placeholders[given.index(_mask(attention))]: mask}
-    # What comes of the mask alone, up to the numbers; behind them it may be padded for the kernel.
+    # The operations on the mask alone, up to the conversion; after it torch may pad the mask for the kernel.
     for node in traced.nodes:
         name = overloads.name_of(node.target)
-        if name not in _NUMBERS or any(one not in copies for one in node.all_input_nodes):
+        if name not in _CONVERSION or any(one not in copies for one in node.all_input_nodes):
             continue
         before = list(copies.values())[-1]
         with attention.graph.inserting_after(before):

@@ -1,4 +1,4 @@
-"""Custom operators: whether they run without Python, and which libraries must be loaded first."""
+"""Custom operators: whether they run without Python, and the libraries that they come from."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from . import failures
 from .torch_private import overloads
 from .wire import Failure
 
-# Namespaces that libtorch itself brings.
+# Namespaces of libtorch's own operators.
 _OWN = ("aten", "prims", "prim", "quantized", "mkldnn", "inductor", "higher_order")
 
 
 def custom(nodes: Iterable[Any]) -> dict[str, Any]:
-    """Returns the operators of a graph that are not torch's own, by qualified name, with a node that calls each."""
+    """Returns the custom operators of a graph by qualified name, each with a node that calls it."""
     found: dict[str, Any] = {}
     for node in nodes:
-        # One that writes to its inputs is an argument of the node that makes it functional.
+        # An operator that writes into its inputs is an argument of the node that makes it functional.
         for target in (node.target, *getattr(node, "args", ())):
             if overloads.is_overload(target) and target.namespace not in _OWN:
                 found.setdefault(overloads.qualified_name(target), node)
@@ -29,7 +29,7 @@ def custom(nodes: Iterable[Any]) -> dict[str, Any]:
 
 
 def check(nodes: Iterable[Any], device: str, root: Path) -> None:
-    """Refuses operators whose kernels are Python: nothing could run them where the artifact runs."""
+    """Refuses operators whose kernels are Python: an artifact runs without Python."""
     for name, node in custom(nodes).items():
         if not overloads.has_native_kernel(name, device):
             raise Failure(
@@ -42,7 +42,7 @@ def check(nodes: Iterable[Any], device: str, root: Path) -> None:
 
 
 def libraries(nodes: Iterable[Any]) -> list[str]:
-    """Returns the loaded libraries that the operators of a graph come from, ordered by content."""
+    """Returns the libraries that the custom operators of a graph come from, in the order of their digests."""
     import torch
 
     names = custom(nodes)
@@ -61,8 +61,8 @@ def digests(paths: Iterable[str]) -> list[str]:
     return [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
 
 
-def prepare(paths: Iterable[str], root: str, module: str) -> None:
-    """Loads libraries and what the project says about their operators, in a worker that has not opened the model."""
+def load(paths: Iterable[str], root: str, module: str) -> None:
+    """Loads libraries, and the module that registers their fake kernels, in a worker that has not opened the model."""
     import torch
 
     for path in paths:

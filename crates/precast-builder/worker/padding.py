@@ -1,10 +1,10 @@
-"""Whether a smaller request may be padded into a bucket: the module is asked, at several sizes.
+"""Checks whether a smaller request may be padded into a bucket, by running the module at several sizes.
 
-Inputs of a smaller size are run as they are, and again padded into the bucket as the spec says; the valid part of the
-second answer must be the first. If it is not, the module is never padded. Padding with other values, once and as far as
-it goes, shows whether the answer depends on what is there; that is worth knowing, and no failure.
+Inputs of a smaller size are run unpadded, and again padded as the spec says. The valid part of the padded outputs must
+equal the unpadded outputs; otherwise the module is never padded. One more run, with other values as padding, shows
+whether outputs depend on the padding value. It is reported, and no failure.
 
-Inputs and answers at smaller sizes go to the gate too: the artifact has to give the same, padded by the runtime.
+The gate gets inputs and outputs at smaller sizes too: the artifact, padded by the runtime, must give the same outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from . import failures, samples, structure, tensors
 
-# Relative and absolute tolerance by dtype; the latter is scaled by the largest magnitude of the output.
+# Relative and absolute tolerance by dtype; the absolute one is scaled by the largest magnitude of the output.
 _TOLERANCES = {"float64": (1e-7, 1e-8), "float32": (1e-4, 1e-5), "float16": (1e-2, 4e-3), "bfloat16": (4e-2, 2e-2)}
 
 # The protocol's JSON has no infinity.
@@ -32,36 +32,36 @@ def points(sizes: dict[str, int]) -> list[dict[str, int]]:
 
 
 @dataclass
-class Own:
-    """What the module answers at a smaller size, given as it is."""
+class Unpadded:
+    """One run of the module at a smaller size, without padding."""
 
     sizes: dict[str, int]
     inputs: list[Any]
     outputs: list[Any]
-    # Why it answers nothing, if it does not take the size.
+    # Why it failed, if the module does not take the size.
     error: str | None
 
 
-def own(
+def run_unpadded(
     wrapped: Any, specs: list[dict[str, Any]], sizes: dict[str, int], bounds: list[int | None], device: str
-) -> list[Own]:
+) -> list[Unpadded]:
     """Runs the module at sizes inside its bucket."""
     found = []
     for point in points(sizes):
         inputs = _inputs(specs, point, bounds, device)
         try:
-            found.append(Own(point, inputs, _run(wrapped, inputs), None))
-        except Exception as error:  # a size that the module does not take alone is no size to compare with
+            found.append(Unpadded(point, inputs, _run(wrapped, inputs), None))
+        except Exception as error:  # the module does not take this size, so there is nothing to compare with
             if failures.short_of_memory(error):
                 raise
-            found.append(Own(point, inputs, [], failures.one_line(error)))
+            found.append(Unpadded(point, inputs, [], failures.one_line(error)))
     return found
 
 
 def check(
-    wrapped: Any, specs: list[dict[str, Any]], smaller: list[Own], outputs: list[dict[str, Any]]
+    wrapped: Any, specs: list[dict[str, Any]], smaller: list[Unpadded], outputs: list[dict[str, Any]]
 ) -> tuple[str | None, dict[str, Any]]:
-    """Returns why the module can't be padded, if it can't, and what was found."""
+    """Returns why the module can't be padded, if it can't, and a report."""
     report: dict[str, Any] = {"points": [], "max_abs": 0.0, "sensitive": False}
     last = None
     for one in smaller:
@@ -71,12 +71,12 @@ def check(
         padded = [_pad(value, spec, spec["pad"]) for value, spec in zip(one.inputs, specs, strict=True)]
         where = " ".join(f"{dim}={size}" for dim, size in one.sizes.items())
         try:
-            answer = _run(wrapped, padded)
+            returned = _run(wrapped, padded)
         except Exception as error:
             if failures.short_of_memory(error):
                 raise
             return f"padded from {where}, the module fails: {failures.one_line(error)}", report
-        gap, name = _difference(answer, one.outputs, outputs, one.sizes)
+        gap, name = _difference(returned, one.outputs, outputs, one.sizes)
         report["points"].append({"sizes": one.sizes})
         report["max_abs"] = max(report["max_abs"], gap)
         if name is not None:
@@ -87,7 +87,7 @@ def check(
         other = [_pad(value, spec, _other(spec)) for value, spec in zip(last.inputs, specs, strict=True)]
         try:
             report["sensitive"] = _difference(_run(wrapped, other), last.outputs, outputs, last.sizes)[1] is not None
-        except Exception:  # a value that is no index, or no value at all, to the module
+        except Exception:  # the module may not take the value, as one that is no index
             report["sensitive"] = True
     return None, report
 
@@ -110,7 +110,7 @@ def _pad(value: Any, spec: dict[str, Any], fill: Any) -> Any:
 
 
 def _other(spec: dict[str, Any]) -> Any:
-    """A value that is not the padding, and an index into any table."""
+    """Returns a value that is not the padding, and an index into any table of two rows."""
     if isinstance(spec["pad"], bool):
         return not spec["pad"]
     return 1 if spec["pad"] != 1 else 0
@@ -124,17 +124,17 @@ def _run(wrapped: Any, inputs: list[Any]) -> list[Any]:
 
 
 def _difference(
-    found: list[Any], expected: list[Any], outputs: list[dict[str, Any]], at: dict[str, int]
+    padded: list[Any], expected: list[Any], outputs: list[dict[str, Any]], at: dict[str, int]
 ) -> tuple[float, str | None]:
-    """Returns the largest difference in the valid parts, and the first output that is out of tolerance."""
+    """Returns the largest difference of the valid parts, and the name of the first output out of tolerance."""
     import torch
 
     worst, name = 0.0, None
-    for value, wanted, output in zip(found, expected, outputs, strict=True):
+    for value, wanted, output in zip(padded, expected, outputs, strict=True):
         cut = value
-        for axis, follow in enumerate(output["dims"]):
-            if follow is not None:
-                cut = cut.narrow(axis, 0, follow["scale"] * at[follow["dim"]] + follow["offset"])
+        for axis, rule in enumerate(output["dims"]):
+            if rule is not None:
+                cut = cut.narrow(axis, 0, rule["scale"] * at[rule["dim"]] + rule["offset"])
         if cut.shape != wanted.shape:
             return _UNBOUNDED, output["name"]
         if not wanted.numel():

@@ -1,9 +1,9 @@
-"""Graph passes of the project: functions that change the captured ATen graph before it is cut.
+"""Graph passes on whole programs: they change the captured ATen graph before it is cut.
 
-A pass is a function, or an object whose method `graph` is one; for its other stages see segment_passes.py. It takes a
-`torch.fx.GraphModule` whose placeholders are the inputs and the weights, and changes it in place or
-returns another. It may not add inputs or outputs. Whether it changed the numbers is the gate's business: what an
-artifact is measured against comes from the module, not from this graph.
+A pass is a function, or an object with a method `graph`; for its other stages see segment_passes.py. It takes a
+`torch.fx.GraphModule` whose placeholders are the inputs and the weights, and changes it in place or returns another. It
+may not add inputs or outputs. The gate notices a pass that changes results: it compares artifacts with the module, not
+with this graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .wire import Failure
 
 
 def run(name: str, flat: Flat, root: Path) -> None:
-    """Runs one pass, `module:callable`, on a flat graph, if it is one for whole graphs."""
+    """Runs one pass, `module:callable`, on a flat graph, if it has the stage `graph`."""
     import torch
 
     found = entry.load(root, name)
@@ -55,7 +55,7 @@ def run(name: str, flat: Flat, root: Path) -> None:
 
 
 def _adopt(name: str, flat: Flat, changed: Any, before: list[str], count: int) -> None:
-    """Makes the changed graph the flat one; inputs and weights are found again by the names of their placeholders."""
+    """Takes over the changed graph. Inputs and weights are found by the names of their placeholders."""
     import torch
 
     graph = changed.graph

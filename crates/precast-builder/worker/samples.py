@@ -1,8 +1,8 @@
-"""Inputs to capture and check with: seeded, and of a kind that the module could really be given.
+"""Sample inputs for captures and checks: seeded, and with values that the module could get in use.
 
-A range that the spec gives decides. Else an integer that chooses rows of a table stays inside the table; other integers
-and booleans of rank 2 and more are taken for masks and get a run of ones and a rest of zeros, so that no row is all of
-one kind; floats are normal.
+The spec's `range` decides. Without one, an integer that indexes a table is within the table; other integers, and
+booleans of rank 2 and more, are taken for masks: each row starts with ones and ends with zeros. Floats are normally
+distributed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from .torch_private import overloads, symbols
 
-# Operations that pass an index on unchanged, and the position of the argument they pass.
+# Operations that keep the values of their first argument, or some of them.
 _PASSING = (
     "view",
     "reshape",
@@ -30,12 +30,12 @@ _PASSING += ("_to_copy", "flatten", "transpose", "permute", "select", "index_sel
 
 
 def seed(*parts: Any) -> int:
-    """Returns a seed that depends on names and sizes only."""
+    """Returns a seed that depends on these parts only."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "little")
 
 
 def make(spec: dict[str, Any], shape: list[int], bound: int | None, device: str, salt: Any = 0) -> Any:
-    """Returns a tensor for one input: `bound` is the exclusive limit of an index, none for everything else."""
+    """Returns a tensor for one input. `bound` is the exclusive upper bound of an index, None for other inputs."""
     import torch
 
     dtype = getattr(torch, spec["dtype"])
@@ -57,7 +57,7 @@ def make(spec: dict[str, Any], shape: list[int], bound: int | None, device: str,
 
 
 def lowest(spec: dict[str, Any], shape: list[int], device: str) -> Any:
-    """Returns an input before the graph is known: an integer may be an index, so it is the least one."""
+    """Returns an input before the graph is known: integers may be indices, so they have the lowest value."""
     import torch
 
     dtype = getattr(torch, spec["dtype"])
@@ -67,7 +67,7 @@ def lowest(spec: dict[str, Any], shape: list[int], device: str) -> Any:
 
 
 def index_bounds(graph: Any, placeholders: list[Any]) -> list[int | None]:
-    """Returns for each integer input the size of the smallest table that it indexes, none if it indexes none."""
+    """Returns for each integer input the size of the smallest table that it indexes, None for other inputs."""
     return [_bound(node) for node in placeholders]
 
 
@@ -89,7 +89,7 @@ def _bound(node: Any) -> int | None:
 
 
 def _limits(target: Any, user: Any, value: Any) -> list[int]:
-    """Table sizes that one use of an index implies."""
+    """Returns the sizes of the tables that one use of an index reads."""
     name = overloads.name_of(target)
     args = user.args
     if name in ("embedding", "embedding_bag") and len(args) > 1 and args[1] is value:

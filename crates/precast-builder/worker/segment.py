@@ -1,8 +1,8 @@
-"""A segment on disk: its graph and layouts, ready to compile by any worker, without the weights.
+"""A segment on disk: graph and layouts without weights, which any worker can compile.
 
-The file is an ordinary `torch.export` archive whose float weights are inputs named `c0`, `c1`, …, after the real
-inputs; integer and boolean constants are in it with their values. Compiling makes the former constants again, filled
-with random numbers, so that nothing about a weight's values can be folded into the code.
+The file is an archive of `torch.export` whose weights are inputs named `c0`, `c1`, …, after the segment's own inputs.
+Integer and boolean constants are in it with their values. To compile it, the weights become constants again, with
+random numbers for values, so that no value of a weight can get into the code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOTE = "precast_segment.json"
 
 @dataclass
 class Segment:
-    """One piece of a program with its own numbering of inputs and constants."""
+    """One piece of a program, with its own numbers of inputs and constants."""
 
     graph: Any
     inputs: list[Any]
@@ -33,7 +33,7 @@ class Segment:
     text: str
     # Symbol of a dynamic size -> its bounds.
     ranges: dict[Any, Any]
-    # Libraries of custom operators to load first.
+    # Libraries of custom operators, which must be loaded first.
     libraries: list[str]
 
 
@@ -53,11 +53,11 @@ def build(part: Part, flat: Flat) -> Segment:
         new[node] = copy
     exported.copy_owner(flat.graph, graph)
     graph.output(tuple(new[node] for node in part.outputs))
-    counting = [node for node in part.constants if _value_counts(flat.tensors[node])]
-    values = {new[node]: flat.tensors[node] for node in counting}
+    with_values = [node for node in part.constants if _keeps_values(flat.tensors[node])]
+    values = {new[node]: flat.tensors[node] for node in with_values}
     inputs = [new[node] for node in part.inputs]
     constants = [new[node] for node in part.constants]
-    digests = {new[node]: flat.digest(node) for node in counting}
+    digests = {new[node]: flat.digest(node) for node in with_values}
     outputs = [new[node] for node in part.outputs]
     libraries = operators.libraries(graph.nodes)
     text = canonical.text(graph, inputs, constants, digests, flat.ranges)
@@ -66,18 +66,18 @@ def build(part: Part, flat: Flat) -> Segment:
 
 
 def _placeholder(graph: Any, name: str, node: Any) -> Any:
-    made = graph.placeholder(name)
-    made.meta = {"val": node.meta["val"]}
-    return made
+    placeholder = graph.placeholder(name)
+    placeholder.meta = {"val": node.meta["val"]}
+    return placeholder
 
 
-def _value_counts(tensor: Any) -> bool:
-    """Indices, masks and counters are part of the program; quantised weights are weights."""
+def _keeps_values(tensor: Any) -> bool:
+    """Returns whether a constant's values are part of the program, as indices and masks. Quantised weights are not."""
     return not tensor.dtype.is_floating_point and tensors.dtype_name(tensor.dtype) not in ("int8", "uint8")
 
 
 def save(segment: Segment, path: Path, root: Path, entry: str) -> Path:
-    """Writes a segment; `root` and `entry` say where its custom operators are described, if it has any."""
+    """Writes a segment. `root` and `entry` name the project that registers its custom operators, if it has any."""
     values = {node.name: value.detach().contiguous() for node, value in segment.values.items()}
     note = {
         "inputs": [node.name for node in segment.inputs],
@@ -91,14 +91,14 @@ def save(segment: Segment, path: Path, root: Path, entry: str) -> Path:
 
 
 def load(path: Path, device: str) -> tuple[Any, list[Any], Path]:
-    """Returns a module whose weights are constants of the right layout, inputs of the right layout, and the project.
+    """Returns a module with constants and inputs of the segment's layouts, and the folder of its project.
 
-    The project is where the lines of code that the graph remembers lie.
+    Stack traces in the graph name files of the project.
     """
     import torch
 
     note = json.loads(archives.read_note(path, _NOTE))
-    operators.prepare(note["libraries"], note["root"], note["module"])
+    operators.load(note["libraries"], note["root"], note["module"])
     program = archives.load_program(path)
     generator = torch.Generator().manual_seed(0)
     graph = exported.copy_graph(program)
@@ -127,13 +127,13 @@ def load(path: Path, device: str) -> tuple[Any, list[Any], Path]:
 
 
 def _filled(held: Any, device: str, generator: Any) -> Any:
-    """A tensor with the layout of a fake one: random when it stands for a weight, zero when for an input."""
+    """Returns a tensor with the layout of a fake one: random values for a weight, zeros for an input."""
     import torch
 
     where = "cpu" if held.device.type == "cpu" else device
     shape, stride = map(symbols.example, held.shape), map(symbols.example, held.stride())
-    made = torch.empty_strided(tuple(shape), tuple(stride), dtype=held.dtype, device=where)
+    tensor = torch.empty_strided(tuple(shape), tuple(stride), dtype=held.dtype, device=where)
     if generator is None or not held.dtype.is_floating_point:
-        return made.zero_()
+        return tensor.zero_()
     draw = torch.randn(held.shape, generator=generator, dtype=torch.float32)
-    return made.copy_(draw.to(held.dtype))
+    return tensor.copy_(draw.to(held.dtype))

@@ -1,17 +1,17 @@
-"""Graph passes of the compile step: what a pass may change where a segment's weights are constants, and may ask for.
+"""Graph passes on segments, and the interface that the worker offers to passes.
 
-A pass is an object with a method for each stage at which it changes something; a function is one for `graph`:
+A pass is an object with a method for each stage at which it changes a graph; a function is a pass for `graph`:
 
 | stage | its module | in the artifact key |
 |---|---|---|
-| `graph(module)` | the captured graph, before it is cut (passes.py) | by the graph that it leaves |
+| `graph(module)` | the captured graph, before it is cut (passes.py) | through the changed graph |
 | `segment(module, context)` | one segment, its weights `get_attr` nodes, before the compiler | by its source |
 | `post_grad_pre(module, context)` | functional, decomposed, before inductor's fusions | by its source |
 | `post_grad_post(module, context)` | after inductor's fusions, about to be lowered | by its source |
 
-A pass changes `module.graph` in place. `Context` is all that it may ask of the worker. What it does with torch besides
-is its own affair. Installed packages may offer passes to `build --tune`: functions `offers(device, graphs)` under the
-entry points `precast.passes`, which return option sets for the segments of a program.
+A pass changes `module.graph` in place. `Context` is its whole interface to the worker; beside it, a pass may use torch
+as it likes. Installed packages may offer passes to `build --tune`: functions `offers(device, graphs)` under the entry
+points `precast.passes`, which return option sets for the segments of a program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import entry, failures, prepared
+from . import entry, failures, prepacked
 from .torch_private import lowerings
 from .wire import Failure
 
@@ -34,9 +34,9 @@ _ENTRY_POINTS = "precast.passes"
 
 
 class Context:
-    """What a pass may ask of the worker while one segment is compiled."""
+    """The worker's interface to a pass, while one segment is compiled."""
 
-    def __init__(self, device: str, options: dict[str, Any], weights: prepared.Weights) -> None:
+    def __init__(self, device: str, options: dict[str, Any], weights: prepacked.Weights) -> None:
         self.device = device
         """`cpu` or `cuda`."""
         self.options = dict(options)
@@ -45,7 +45,7 @@ class Context:
 
     @property
     def processors(self) -> int:
-        """Returns the multiprocessors of the device, or the threads that a CPU's kernels may have."""
+        """The number of multiprocessors of the device, or of threads for a CPU's kernels."""
         import torch
 
         if self.device == "cuda":
@@ -57,20 +57,21 @@ class Context:
         return getattr(node, "op", "") == "get_attr" and node.target in self._weights
 
     def prepack(self, node: Any) -> Any:
-        """Puts a constant in the place of a new node that nothing uses yet: calls of torch's operators on constants,
-        which the runtime makes again for each weight set. Returns the constant's node; None, with the node gone, where
-        weights stay as they are (`freezing = false`) or no recipe can say how it is made."""
+        """Replaces a new node without users, which calls torch's operators on constants, by a prepacked weight.
+
+        The runtime computes it for each weight set. Returns the constant's node. Returns None, and removes the node,
+        with `freezing = false`, and if there is no recipe for the node.
+        """
         if not self.options.get("freezing"):
             node.graph.erase_node(node)
             return None
-        return prepared.constant(node.graph.owning_module, node, self._weights)
+        return prepacked.prepack(node.graph.owning_module, node, self._weights)
 
     def call_by_name(self, operator: Any, fake: Callable[..., Any], channels_last: bool = False) -> None:
-        """Has the artifact call an operator that AOTInductor has no C function for by its name, through the proxy
-        executor.
+        """Lets the artifact call an operator by name, through the proxy executor: AOTInductor has no C function for it.
 
-        `fake` returns what the operator would for tensors without data. With `channels_last`, images go in and come
-        out in that order.
+        `fake` returns the operator's results for tensors without data. With `channels_last`, images have that layout
+        in arguments and results.
         """
         lowerings.call_by_name(operator, fake, channels_last)
 
@@ -82,7 +83,7 @@ class Passes:
         self.passes, self.context, self.root = passes, context, root
 
     def segment(self, module: Any) -> None:
-        """Runs the stage `segment`, and takes weights away that the graph does not read any more."""
+        """Runs the stage `segment`, and removes weights that the graph no longer reads."""
         before = _signature(module.graph)
         if not self._run("segment", module):
             return
@@ -103,7 +104,7 @@ class Passes:
         """Returns inductor's options that run the other stages."""
 
         def hook(stage: str) -> Callable[[Any], None]:
-            # A function: inductor copies options, and any other object with what it holds.
+            # A function: inductor copies its options deeply, and functions not at all.
             def run(graph: Any) -> None:
                 self._run(stage, graph.owning_module)
 
@@ -154,7 +155,7 @@ def _method(found: Any, stage: str) -> Any:
 
 
 def load(named: list[dict[str, str]], context: Context, root: Path) -> Passes:
-    """Returns the passes of a request, whose sources must be what they were when the program was captured."""
+    """Returns the passes of a request. Their sources must be the same as when the program was captured."""
     if named and str(root) not in sys.path:
         sys.path.insert(0, str(root))
     passes = []
@@ -168,13 +169,13 @@ def load(named: list[dict[str, str]], context: Context, root: Path) -> Passes:
 
 
 def described(names: list[str], root: Path) -> list[dict[str, str]]:
-    """Returns those of some passes that run on segments, by name and digest of their source."""
-    wanted = [name for name in names if any(_method(entry.load(root, name), stage) for stage in _STAGES)]
-    return [{"callable": name, "source": _digest(name, root)} for name in wanted]
+    """Returns the passes among `names` that run on segments, with the digests of their sources."""
+    found = [name for name in names if any(_method(entry.load(root, name), stage) for stage in _STAGES)]
+    return [{"callable": name, "source": _digest(name, root)} for name in found]
 
 
 def offered(opened: entry.Opened, graphs: list[Any]) -> list[dict[str, Any]]:
-    """Returns the option sets that installed packages offer for segments: passes by name and digest, and options."""
+    """Returns the option sets that installed packages offer for segments: passes with digests, and options."""
     found: list[dict[str, Any]] = []
     points = _entry_points()
     before = entry.module_files(opened.root) if points else set()
@@ -186,7 +187,7 @@ def offered(opened: entry.Opened, graphs: list[Any]) -> list[dict[str, Any]]:
                 if len(passes) != len(names):
                     raise ValueError("only passes that run on segments can be offered")
                 found.append({"passes": passes, "options": dict(offer.get("options") or {})})
-        except Exception as error:  # another package's trouble is none of this program's
+        except Exception as error:  # an error of another package fails no build
             why = f"{type(error).__name__}: {failures.one_line(error)}"
             print(f"`{point.value}` offers nothing: {why}", file=sys.stderr)
     if points:
@@ -202,8 +203,10 @@ def _entry_points() -> tuple[Any, ...]:
 
 
 def _digest(name: str, root: Path) -> str:
-    """Returns the digest of what decides a pass: the project's files that its module imports, or its package's Python
-    files and version."""
+    """Returns the digest of a pass's source.
+
+    It covers the project's files that its module imports, or the version and all Python files of its package.
+    """
     module = sys.modules[name.partition(":")[0]]
     path = os.path.realpath(module.__file__ or "")
     digest = hashlib.sha256()

@@ -210,7 +210,7 @@ fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), String> {
 mod tests {
     #[test]
     fn the_worker_makes_what_is_followed_here_and_nothing_else() {
-        let worker = include_str!("../../precast-builder/worker/prepared.py");
+        let worker = include_str!("../../precast-builder/worker/prepacked.py");
         let mut lines = worker.lines();
         let theirs = lines.find_map(|line| line.strip_prefix("_NAMESPACES = "));
         let names = theirs.unwrap().split('"').skip(1).step_by(2);

@@ -1,17 +1,17 @@
-"""Constants that are made of weights once, when these are bound, and not in every call.
+"""Prepacked weights: constants that are computed from weights once, when the weights are bound, and not in every call.
 
-Inductor's freezing knows what pays on a CPU: a batch norm folded into the convolution before it, filters and matrices
-in the order that oneDNN's kernels read them. Graph passes may ask for more, on any device (segment_passes.py). Inductor
-does it with the values of weights, which an artifact must not have.
-Here the same passes run, and beside every tensor they make stands how it is made: a *recipe*, operators of torch on
-constants of the segment. The artifact gets a constant in its place; the runtime follows the recipe for each weight set.
+On a CPU, inductor's freezing decides about most of them: batch norms are folded into convolutions, filters and matrices
+get the layout that oneDNN's kernels read. Graph passes may ask for more, on any device (segment_passes.py). Inductor
+computes with the values of weights, which an artifact must not contain. Here its passes run too, and each tensor that
+they compute gets a *recipe*: calls of torch's operators on constants of the segment. The artifact has a constant in
+its place; the runtime runs the recipe for each weight set.
 
-What is not made: anything much larger than what it is made of, results of the module, views with gaps, and whatever
-needs more than operators that libtorch itself has. That stays in the code, as without freezing. A program that torch's
-passes can't take at all is compiled without them; its log says so.
+Not prepacked are tensors much larger than their weights, results of the module, views with gaps, and anything that
+needs operators which libtorch itself lacks. These stay in the code, as without freezing. A program that inductor's
+passes can't handle is compiled without them, and its log says so.
 
-Buckets share what they make alike. So a recipe says no more of its bucket than it must: a matrix is laid out for many
-rows, and a filter for a batch of one where oneDNN chooses the same order for both.
+Buckets share equal prepacked weights. So a recipe depends on its bucket as little as possible: a matrix has the layout
+for many rows, and a filter the one for a batch of one where oneDNN chooses the same for both.
 """
 
 from __future__ import annotations
@@ -26,65 +26,65 @@ from .torch_private import archives, fake, freezing, overloads, symbols
 
 Recipe = dict[str, Any]
 
-# A call of oneDNN costs 10 to 15 us before it computes anything, and one of MKL 2 to 6: packing has to be worth it.
-# Measured on 4 cores with AVX-512, rows 1 to 64, columns 32 to 2048: from these on it was, below it was not.
+# A call of oneDNN costs 10 to 15 us before it computes anything, a call of MKL 2 to 6. Measured on 4 cores with
+# AVX-512, rows 1 to 64, columns 32 to 2048: products of at least these sizes were faster packed, smaller ones were not.
 _ELEMENTS = 1 << 19
 _PRODUCTS = 1 << 21
 
-# Whose operators a recipe may call: libtorch has them. The runtime follows no others (runtime/prepared.rs).
+# Namespaces of the operators that a recipe may call: libtorch has them. The runtime refuses others.
 _NAMESPACES = ("aten", "mkldnn", "onednn")
 
-# For this many rows oneDNN takes the blocked order of its own kernels. For fewer, or when it is not told how many, it
-# may take a transposed matrix and its general product: for 32 to 1024 rows that was no faster, with 4 threads up to
-# a third slower, and the code of the general product takes 35 ms to make when a process first needs it.
+# For this many rows oneDNN chooses the blocked layout of its own kernels. For fewer, or an unknown number, it may
+# choose a transposed matrix and its general product: for 32 to 1024 rows that was no faster, with 4 threads up to a
+# third slower, and a process needs 35 ms to generate the general product when it first runs.
 _ROWS = 1024
 
-# A value that is used twice is made twice, so a chain of squares would grow without end; and JSON is read to a depth of
-# 128, of which a call takes 4.
+# The most calls of a recipe. A value that is used twice is computed twice, so a chain of squares would grow
+# exponentially; and JSON is read to a depth of 128, of which a call takes 4.
 _CALLS = 28
 
 
 @dataclass
 class Weights:
-    """The constants of a segment, and what is made of them."""
+    """The constants of a segment, and the prepacked ones."""
 
-    known: frozenset[str]
-    """Names of the segment's own."""
-    made: dict[str, Recipe] = field(default_factory=dict)
-    """Name of a prepacked constant -> how it is made, and its layout."""
+    own: frozenset[str]
+    """Names of the segment's constants."""
+    prepacked: dict[str, Recipe] = field(default_factory=dict)
+    """Name of a prepacked constant -> its recipe and its layout."""
 
     def __contains__(self, name: object) -> bool:
-        return name in self.known or name in self.made
+        return name in self.own or name in self.prepacked
 
     @classmethod
     def of(cls, module: Any) -> Weights:
-        """Returns those of a segment of which nothing is made yet."""
+        """Returns the weights of a segment before anything is prepacked."""
         return cls(frozenset(name for name, _ in module.named_buffers()))
 
 
 def recording(weights: Weights, isa: str) -> AbstractContextManager[None]:
-    """Has `weights` get what is made while their segment is compiled with freezing."""
-    return freezing.folded_by(lambda module: _fold(module, weights), _worth_packing, _ours, isa)
+    """Adds the weights that are prepacked while a segment is compiled with freezing."""
+    return freezing.folded_by(lambda module: _fold(module, weights), _is_worth_packing, _has_kernels, isa)
 
 
-def _ours(node: Any) -> bool:
-    """Returns whether oneDNN has kernels for what a node multiplies; the passes ask for some dtypes only."""
+def _has_kernels(node: Any) -> bool:
+    """Returns whether oneDNN has kernels for the dtypes of a node's operands; inductor checks some dtypes only."""
     import torch
 
     dtypes = {value.meta["val"].dtype for value in node.args[:3] if isinstance(value, torch.fx.Node)}
     return dtypes <= {torch.float32, torch.bfloat16, torch.float16}
 
 
-def _worth_packing(product: Any) -> bool:
-    """Returns whether a product with a weight is large enough for oneDNN's order to pay."""
+def _is_worth_packing(product: Any) -> bool:
+    """Returns whether a product with a weight is large enough to be faster in oneDNN's layout."""
     import torch
 
     rows, weight = (node.meta["val"] for node in product.args[-2:])
     elements = symbols.example(weight.shape[0]) * symbols.example(weight.shape[1])
     products = symbols.example(rows.shape[0]) * elements
-    # MKL has no kernels for what is below float32: there it is oneDNN either way.
+    # MKL has no kernels below float32: those products are oneDNN's in any case.
     worth = weight.dtype != torch.float32 or elements >= _ELEMENTS or products >= _PRODUCTS
-    return worth and _ours(product)
+    return worth and _has_kernels(product)
 
 
 def _fold(module: Any, weights: Weights) -> None:
@@ -95,8 +95,8 @@ def _fold(module: Any, weights: Weights) -> None:
             recipe = _recipe(module, node, value, weights)
             if recipe is None:
                 continue
-            name = f"p{len(weights.made)}"
-            weights.made[name] = recipe
+            name = f"p{len(weights.prepacked)}"
+            weights.prepacked[name] = recipe
             freezing.replace_by_constant(module, node, value, name)
         for node in graph.find_nodes(op="get_attr"):
             if not node.users:
@@ -106,16 +106,18 @@ def _fold(module: Any, weights: Weights) -> None:
         module.recompile()
 
 
-def constant(module: Any, node: Any, weights: Weights) -> Any:
-    """Puts a constant of its own in the place of a new node, made of the segment's or of other new nodes of these;
-    returns none, and takes the node away, if no recipe can say how."""
+def prepack(module: Any, node: Any, weights: Weights) -> Any:
+    """Replaces a new node, which depends on constants alone, by a prepacked constant; returns the constant's node.
+
+    Returns None, and removes the node, if there is no recipe for it.
+    """
     import torch
 
     def run(node: Any, value_of: Any) -> Any:
-        def part(of: Any) -> Any:
+        def operand(of: Any) -> Any:
             return value_of(of) if of.op == "get_attr" else run(of, value_of)
 
-        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), part)
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), operand)
         with torch.no_grad():
             return node.target(*args, **kwargs)
 
@@ -125,15 +127,15 @@ def constant(module: Any, node: Any, weights: Weights) -> Any:
         module.graph.erase_node(node)
         return None
     node.meta = {"val": run(node, lambda of: of.meta["val"])}
-    name = f"p{len(weights.made)}"
-    weights.made[name] = recipe
+    name = f"p{len(weights.prepacked)}"
+    weights.prepacked[name] = recipe
     before = node.prev
     freezing.replace_by_constant(module, node, value, name)
     return before.next
 
 
 def _recipe(module: Any, node: Any, value: Any, weights: Weights) -> Recipe | None:
-    """Returns how a node's value is made of the segment's constants; none for what is better left in the code."""
+    """Returns the recipe of a node's value; None for a value that is better computed in every call."""
     import torch
 
     if not isinstance(value, torch.Tensor) or not tensors.supported(value.dtype) or _escapes(node):
@@ -141,22 +143,29 @@ def _recipe(module: Any, node: Any, value: Any, weights: Weights) -> Recipe | No
     if not value.is_mkldnn and not fake.is_dense(value):
         return None
     roots: dict[str, int] = {}
-    room = [_CALLS]
+    remaining = [_CALLS]
     try:
-        call = _call(module, node, weights.made, roots, room)
-    except _Left:
+        call = _call(module, node, weights.prepacked, roots, remaining)
+    except _NoRecipe:
         return None
-    # A pass of torch's may bring constants of its own; blocks of columns may need some zeros.
-    if not roots or not roots.keys() <= weights.known or 8 * value.numel() > 9 * sum(roots.values()):
+    # A pass of inductor may add constants of its own; blocks of columns may need some zeros.
+    if not roots or not roots.keys() <= weights.own or 8 * value.numel() > 9 * sum(roots.values()):
         return None
     shape = list(value.shape)
     dtype = tensors.dtype_name(value.dtype)
     stride = None if value.is_mkldnn else list(value.stride())
-    return {"call": call, "dtype": dtype, "shape": shape, "stride": stride, "roots": roots, "calls": _CALLS - room[0]}
+    return {
+        "call": call,
+        "dtype": dtype,
+        "shape": shape,
+        "stride": stride,
+        "roots": roots,
+        "calls": _CALLS - remaining[0],
+    }
 
 
 def _escapes(node: Any) -> bool:
-    """Returns whether a result of the module may share memory with a node's value: a result is the caller's alone."""
+    """Returns whether a result of the module may share memory with a node's value: the caller owns results."""
     import torch
 
     def views(user: Any) -> bool:
@@ -168,16 +177,20 @@ def _escapes(node: Any) -> bool:
     return any(user.op == "output" or (views(user) and _escapes(user)) for user in node.users)
 
 
-class _Left(Exception):
-    """A value that no recipe can say."""
+class _NoRecipe(Exception):
+    """A value that no recipe can compute."""
 
 
-def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int], room: list[int]) -> dict[str, Any]:
-    """Returns a call with all arguments in the order of its schema; `roots` gets the sizes of the constants in it, and
-    `room` has how many calls it may still be."""
+def _call(
+    module: Any, node: Any, prepacked: dict[str, Recipe], roots: dict[str, int], remaining: list[int]
+) -> dict[str, Any]:
+    """Returns a call with all arguments in the order of its schema.
+
+    `roots` gets the sizes of the constants that it reads; `remaining` counts down the calls that a recipe may have.
+    """
     import torch
 
-    _spend(room, 1)
+    _spend(remaining, 1)
     operator, given = overloads.overload_of(node.target), dict(node.kwargs)
     if operator is torch.ops.prims.convert_element_type.default:
         operator, given = torch.ops.aten._to_copy.default, {"dtype": node.args[1]}
@@ -185,10 +198,10 @@ def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int]
     else:
         positional = node.args
     if operator is None or operator.namespace not in _NAMESPACES or overloads.is_mutable(operator):
-        raise _Left
+        raise _NoRecipe
     # The shape, or the code, would depend on a weight's values.
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(operator.tags):
-        raise _Left
+        raise _NoRecipe
     arguments = []
     for index, argument in enumerate(overloads.arguments(operator)):
         if index < len(positional):
@@ -198,64 +211,65 @@ def _call(module: Any, node: Any, made: dict[str, Recipe], roots: dict[str, int]
         elif argument.has_default_value():
             value = argument.default_value
         else:
-            raise _Left
+            raise _NoRecipe
         if isinstance(value, int | float):
             wanted = str(argument.type)
             if "Tensor" in wanted:
                 arguments.append([argument.name, {"call": _number(node, value)}])
                 continue
             value = float(value) if "float" in wanted and not isinstance(value, bool) else value
-        arguments.append([argument.name, _argument(module, value, made, roots, room)])
+        arguments.append([argument.name, _argument(module, value, prepacked, roots, remaining)])
     name, overload = overloads.name_of(operator), overloads.overload_name(operator)
     suffix = f".{overload}" if overload != "default" else ""
     return {"operator": f"{operator.namespace}::{name}{suffix}", "arguments": arguments}
 
 
 def _number(node: Any, value: float) -> dict[str, Any]:
-    """A number in a tensor's place is a tensor without axes, which does not decide the dtype beside one with axes."""
+    """Returns the call that makes a tensor without axes of a number: beside a tensor with axes it has no say in the
+    dtype."""
     import torch
 
     beside = [operand.meta.get("val") for operand in node.all_input_nodes]
     if isinstance(value, bool) or not all(isinstance(held, torch.Tensor) and held.dim() > 0 for held in beside):
-        raise _Left
-    # A tensor of float64 does decide beside integers, and a number stands for the default dtype.
+        raise _NoRecipe
+    # Beside integers a float64 tensor does decide the dtype, while a number has the default dtype.
     if isinstance(value, float) and not any(held.is_floating_point() for held in beside):
-        raise _Left
+        raise _NoRecipe
     kind, dtype = ("int", torch.int64) if isinstance(value, int) else ("float", torch.float64)
     if not math.isfinite(value):
-        raise _Left
+        raise _NoRecipe
     fixed = [[name, {"none": None}] for name in ("layout", "device", "pin_memory")]
-    made = [["s", {kind: value}], ["dtype", _dtype(dtype)], *fixed]
-    return {"operator": "aten::scalar_tensor", "arguments": made}
+    arguments = [["s", {kind: value}], ["dtype", _dtype(dtype)], *fixed]
+    return {"operator": "aten::scalar_tensor", "arguments": arguments}
 
 
 def _dtype(dtype: Any) -> dict[str, Any]:
     return {"scalar_type": archives.dtype_number(dtype)}
 
 
-def _spend(room: list[int], calls: int) -> None:
-    room[0] -= calls
-    if room[0] < 0:
-        raise _Left
+def _spend(remaining: list[int], calls: int) -> None:
+    remaining[0] -= calls
+    if remaining[0] < 0:
+        raise _NoRecipe
 
 
 def _argument(
-    module: Any, value: Any, made: dict[str, Recipe], roots: dict[str, int], room: list[int]
+    module: Any, value: Any, prepacked: dict[str, Recipe], roots: dict[str, int], remaining: list[int]
 ) -> dict[str, Any]:
     import torch
 
     if isinstance(value, torch.fx.Node):
         if value.op == "call_function":
-            return {"call": _call(module, value, made, roots, room)}
+            return {"call": _call(module, value, prepacked, roots, remaining)}
         if value.op != "get_attr":
-            raise _Left
-        if value.target in made:
-            roots |= made[value.target]["roots"]
-            _spend(room, made[value.target]["calls"])
-            return {"call": made[value.target]["call"]}
+            raise _NoRecipe
+        if value.target in prepacked:
+            roots |= prepacked[value.target]["roots"]
+            _spend(remaining, prepacked[value.target]["calls"])
+            return {"call": prepacked[value.target]["call"]}
         held = getattr(module, value.target, None)
         if not isinstance(held, torch.Tensor):
-            raise _Left
+            raise _NoRecipe
         roots[value.target] = held.numel()
         return {"constant": value.target}
     if value is None:
@@ -274,5 +288,5 @@ def _argument(
         if all(isinstance(part, int) and not isinstance(part, bool) for part in value):
             return {"ints": list(value)}
         if all(isinstance(part, torch.fx.Node) for part in value):
-            return {"tensors": [_argument(module, part, made, roots, room) for part in value]}
-    raise _Left
+            return {"tensors": [_argument(module, part, prepacked, roots, remaining) for part in value]}
+    raise _NoRecipe
