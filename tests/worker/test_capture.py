@@ -517,7 +517,7 @@ class MistakesTest(Project):
         # The compiler keeps it beside its own exception.
         wrapped = RuntimeError("backend failed")
         wrapped.inner_exception = MemoryError()
-        short = part("failures").short_of_memory
+        short = part("failures").is_out_of_memory
         self.assertEqual((short(wrapped), short(RuntimeError("size mismatch"))), (True, False))
         # A compiler that can't be started, and a library that no memory helps.
         self.assertTrue(short(OSError(12, "Cannot allocate memory")))

@@ -290,12 +290,12 @@ class CompileTest(Project):
             answer = self.compile(captured, "plain", options={"freezing": True})
         self.assertEqual(answer["prepared"], [])
         self.assertTrue(Path(answer["library"]).is_file())
-        self.assertIn("weights are left as they are: RuntimeError: no such filter\n", said.getvalue())
+        self.assertIn("weights are not prepacked: RuntimeError: no such filter\n", said.getvalue())
 
     def test_getting_ready_makes_what_a_compile_needs(self) -> None:
         opened = self.open(MODEL)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
-        part("compiler").prepare({"device": "cpu", "isa": "native"}, self.out, Quiet())
+        part("compiler").warm_up({"device": "cpu", "isa": "native"}, self.out, Quiet())
         seconds = self.compile(captured, "ready")["seconds"]
         self.assertNotIn("headers", seconds)
 
@@ -305,9 +305,9 @@ class CompileTest(Project):
         own = {"PRECAST_HEADER_DIR": str(self.out / "own")}
         part("torch_private.cpp_headers").header.cache_clear()
         with unittest.mock.patch.dict("os.environ", own):
-            part("compiler").prepare({"device": "cpu", "isa": "native"}, self.out / "first", Quiet())
+            part("compiler").warm_up({"device": "cpu", "isa": "native"}, self.out / "first", Quiet())
             first = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
-            part("compiler").prepare({"device": "cpu", "isa": "native"}, self.out / "second", Quiet())
+            part("compiler").warm_up({"device": "cpu", "isa": "native"}, self.out / "second", Quiet())
             made = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
             self.assertEqual(made, first, "the second worker made nothing anew")
             self.assertEqual(sorted({Path(name).suffix for name in made}), [".cpp", ".gch", ".h", ".lock", ".o"])
@@ -341,7 +341,7 @@ begun.result()
         with unittest.mock.patch.dict("os.environ", own):
             made = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
             self.assertEqual([sum(name.endswith(end) for name in made) for end in (".gch", ".o")], [2, 1])
-            part("compiler").prepare(request, self.out / "0", Quiet())
+            part("compiler").warm_up(request, self.out / "0", Quiet())
             self.compile(captured, "begun")
             after = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
         self.assertEqual(after, made, "what was begun is what a compile needs, and all of it")

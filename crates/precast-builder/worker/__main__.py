@@ -10,11 +10,11 @@ import sys
 
 
 def main() -> int:
-    # A worker that crashes, or is told to say where it is before it is ended, leaves the Python stack in its log.
+    # A crash leaves the Python stack in the log, and so does SIGUSR1, which precedes the end of a worker that hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     here = os.path.dirname(os.path.abspath(__file__))
-    # A folder given to python lands on sys.path; left there, our `compiler` would hide a module of the user.
+    # Python adds the folder to sys.path, where our `compiler` would hide a module of the user.
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     sys.path.insert(0, os.path.dirname(here))
     package = os.path.basename(here)

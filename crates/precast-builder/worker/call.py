@@ -1,4 +1,4 @@
-"""Finds the submodule and method to capture, and makes them one module whose forward takes flat tensors."""
+"""Finds the submodule and method to capture, and wraps them in a module whose forward takes flat tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find(model: Any, path: str) -> Any:
 
 
 def method_of(module: Any, path: str, method: str) -> Any:
-    """Returns the bound method that is captured."""
+    """Returns the bound method to capture."""
     function = getattr(module, method, None)
     if not callable(function):
         own = [name for name, value in vars(type(module)).items() if callable(value) and not name.startswith("_")]
@@ -36,7 +36,7 @@ def method_of(module: Any, path: str, method: str) -> Any:
 
 
 def by_name(function: Any, names: list[str]) -> bool:
-    """Returns whether inputs go in by keyword: every one of them is the name of a parameter."""
+    """Returns whether inputs are passed by keyword: every name is the name of a parameter."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -46,7 +46,7 @@ def by_name(function: Any, names: list[str]) -> bool:
 
 
 def check_inputs(function: Any, names: list[str], what: str) -> None:
-    """Refuses inputs that the method can't be called with, by name or in their order."""
+    """Refuses inputs that the method does not take, by name or in their order."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -62,7 +62,7 @@ def check_inputs(function: Any, names: list[str], what: str) -> None:
 
 
 def wrap(module: Any, method: str, names: list[str], nesting: dict[str, Any] | None = None) -> Any:
-    """Returns a module that calls `method` of `module` with tensors in the order of `names`, nested as it was seen."""
+    """Returns a module that calls `method` of `module` with tensors in the order of `names`, nested as in `nesting`."""
     import torch
 
     function = getattr(module, method)
@@ -74,18 +74,18 @@ def wrap(module: Any, method: str, names: list[str], nesting: dict[str, Any] | N
             self.add_module(INNER, module)
 
         def forward(self, *inputs: Any) -> Any:
-            # forward goes through __call__, so that hooks run as they do for everyone else.
+            # `forward` is called through `__call__`, so that hooks run.
             inner = getattr(self, INNER)
             target = inner if method == "forward" else getattr(inner, method)
             if nesting is not None:
-                args = [structure.put_together(item, inputs) for item in nesting["args"]]
-                return target(*args, **{k: structure.put_together(v, inputs) for k, v in nesting["kwargs"].items()})
+                args = [structure.unflatten(item, inputs) for item in nesting["args"]]
+                return target(*args, **{k: structure.unflatten(v, inputs) for k, v in nesting["kwargs"].items()})
             return target(**dict(zip(names, inputs, strict=True))) if keyword else target(*inputs)
 
     return Call().eval()
 
 
 def outer_name(path: str, name: str) -> str:
-    """Returns the FQN in the opened model of a name inside the wrapper."""
+    """Returns the FQN, in the opened model, of a name inside the wrapper."""
     inner = name.removeprefix(INNER).removeprefix(".")
     return ".".join(part for part in (path, inner) if part)

@@ -111,7 +111,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     results = structure.tensors_of(returned)
     notes = [
         f"output `{name}` of {what} is a {kind}: only tensors are returned, it is left out"
-        for name, kind in structure.left_out(returned)
+        for name, kind in structure.other_outputs(returned)
     ]
     names = structure.names_of(returned)
     if len(results) != len(graph.outputs):

@@ -16,7 +16,7 @@ from .torch_private.cpp_toolchain import toolchain
 from .torch_private.early_launch import early_launch
 from .wire import Failure, Wire
 
-# What makes an artifact self-contained, and keeps values of weights out of it.
+# Options that make an artifact self-contained, and keep values of weights out of it.
 _FIXED = {
     "aot_inductor.package": True,
     "aot_inductor.package_constants_in_so": False,
@@ -39,7 +39,7 @@ _REFUSED = {
     "fx_wrapper": "an artifact is C++ already",
     "triton.cudagraphs": "the runtime captures graphs: set `mode`",
 }
-# Values of the option `attention`, which is not inductor's own, and torch's names for them.
+# Values of the option `attention`, which is Precast's own, and torch's names for them.
 _ATTENTION = {
     "flash": "FLASH_ATTENTION",
     "efficient": "EFFICIENT_ATTENTION",
@@ -65,39 +65,39 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     module, inputs, root = segment.load(path, device)
     options = _options(request, device)
     attention = _attention(request)
-    how = _How(device, options, attention, request.get("passes") or [], request["isa"], out)
+    target = _Target(device, options, attention, request.get("passes") or [], request["isa"], out)
     clock.seconds["load"] = time.perf_counter() - started
     wire.event("lower")
-    answer, left = None, False
-    if options["freezing"] and (device == "cpu" or how.passes):
+    compiled, retried = None, False
+    if options["freezing"] and (device == "cpu" or target.passes):
         try:
-            answer = _compile(module, inputs, how, root, clock)
+            compiled = _compile(module, inputs, target, root, clock)
         except Exception as error:
-            # On a device the passes for weights take memory of it themselves.
-            mistaken = isinstance(errors.unwrap(error), Failure)
-            if mistaken or (failures.short_of_memory(error) and device == "cpu"):
+            # On a device the passes over weights take memory of it themselves.
+            refused = isinstance(errors.unwrap(error), Failure)
+            if refused or (failures.is_out_of_memory(error) and device == "cpu"):
                 raise _failure(error, root, attention) from error
-            # The passes for weights know fewer programs than the compiler does.
-            print(f"weights are left as they are: {_failure(error, root, attention).message}", file=sys.stderr)
-            options["freezing"], left = False, True
+            # The passes over weights can handle fewer programs than the compiler.
+            print(f"weights are not prepacked: {_failure(error, root, attention).message}", file=sys.stderr)
+            options["freezing"], retried = False, True
     try:
-        if left:
+        if retried:
             del module, inputs
             if device == "cuda":
                 torch.cuda.empty_cache()
             module, inputs, _ = segment.load(path, device)
-        answer = answer or _compile(module, inputs, how, root, clock)
+        compiled = compiled or _compile(module, inputs, target, root, clock)
     except Exception as error:
         raise _failure(error, root, attention) from error
     total = time.perf_counter() - started
     clock.seconds["lower"] = max(0.0, total - sum(clock.seconds.values()))
-    answer["seconds"] = {name: round(value, 4) for name, value in clock.seconds.items()}
-    return answer
+    compiled["seconds"] = {name: round(value, 4) for name, value in clock.seconds.items()}
+    return compiled
 
 
 @dataclass
-class _How:
-    """What a segment is compiled for, and with."""
+class _Target:
+    """The device, the options and the passes of one compile."""
 
     device: str
     options: dict[str, Any]
@@ -107,20 +107,20 @@ class _How:
     out: Path
 
 
-def _compile(module: Any, inputs: list[Any], how: _How, root: Path, clock: Clock) -> dict[str, Any]:
+def _compile(module: Any, inputs: list[Any], target: _Target, root: Path, clock: Clock) -> dict[str, Any]:
     weights = prepacked.Weights.of(module)
-    context = segment_passes.Context(how.device, how.options, weights)
-    passes = segment_passes.load(how.passes, context, root)
+    context = segment_passes.Context(target.device, target.options, weights)
+    passes = segment_passes.load(target.passes, context, root)
     passes.segment(module)
-    options = how.options | passes.hooks()
-    # A tensor of one element counts as a known value in inductor's folding, unless it is told not to fold.
+    options = target.options | passes.hooks()
+    # Inductor's folding takes the value of a tensor of one element for known, unless this option is off.
     if any(buffer.numel() == 1 for buffer in module.buffers()):
         options["joint_graph_constant_folding"] = False
-    if how.device == "cuda":
-        # Inductor's own would pack values of weights.
+    if target.device == "cuda":
+        # Inductor's freezing would put values of weights into the artifact.
         options["freezing"] = False
-    with _attending(how.attention):
-        files = generate(module, inputs, options, how.isa, how.out, clock, weights)
+    with _attention_kernel(target.attention):
+        files = generate(module, inputs, options, target.isa, target.out, clock, weights)
     return result(files, weights)
 
 
@@ -144,10 +144,10 @@ def generate(
     return inductor.compile_aot(module, inputs, options, out, patches)
 
 
-def _attending(attention: str | None) -> AbstractContextManager[Any]:
-    """Has scaled_dot_product_attention lowered to this kernel alone; without one, torch chooses by device and shapes.
+def _attention_kernel(attention: str | None) -> AbstractContextManager[Any]:
+    """Restricts scaled_dot_product_attention to one kernel; with None, torch chooses by device and shapes.
 
-    Captured graphs have it whole: torch takes it apart where the compiler traces them.
+    Captured graphs have the operator whole: torch decomposes it when the compiler traces them.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -156,8 +156,8 @@ def _attending(attention: str | None) -> AbstractContextManager[Any]:
     return sdpa_kernel(SDPBackend.__members__[_ATTENTION[attention]])
 
 
-def prepare(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
-    """Gets ready to compile for a device, and makes the headers that every compile needs."""
+def warm_up(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
+    """Imports the compiler and compiles the headers that a device needs; returns the protocol's `Prepared`."""
     device = request["device"]
     clock = Clock(wire.event)
     started = time.perf_counter()
@@ -169,12 +169,12 @@ def prepare(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
 
 
 def _threads(options: dict[str, Any], device: str) -> dict[str, Any]:
-    """Keeps inductor from starting processes of its own, as workers are parallel; but trying Triton kernels."""
-    many = device == "cuda" and _tries_many(options)
-    return {} if many else {"compile_threads": 1}
+    """Keeps inductor from starting processes, because workers run in parallel; autotuning of Triton kernels may."""
+    autotunes = device == "cuda" and _autotunes(options)
+    return {} if autotunes else {"compile_threads": 1}
 
 
-def _tries_many(options: dict[str, Any]) -> Any:
+def _autotunes(options: dict[str, Any]) -> Any:
     return options.get("max_autotune") or options.get("max_autotune_gemm") or options.get("coordinate_descent_tuning")
 
 
@@ -194,12 +194,11 @@ def _options(request: dict[str, Any], device: str) -> dict[str, Any]:
             options[key] = value
     options.setdefault("freezing", False)
     if device == "cpu":
-        # Values that a loop must have for each thread before it takes more than one: inductor's 512 take less time
-        # than waking a thread does.
+        # The minimum of values for each thread of a loop: inductor's 512 take less time than to wake a thread.
         options.setdefault("cpp.min_chunk_size", 4096)
     if options["freezing"] and device == "cpu":
-        # Two or three matrices of one shape that multiply the same rows, as a query's, a key's and a value's, are
-        # laid out as one: one call.
+        # Fused linear: two or three matrices of one shape that multiply the same rows, as those of query, key and
+        # value, become one product.
         options.setdefault("cpp.enable_concat_linear", True)
     return {**_threads(options, device), **options, **_FIXED}
 
@@ -245,8 +244,8 @@ def result(files: list[str], weights: prepacked.Weights) -> dict[str, Any]:
         if constant not in weights:
             raise Failure(
                 "compile",
-                f"the compiler derived a constant (`{constant}`) from the weights it was shown",
-                hint="an option or a pass made it pack or fold weights: leave it out",
+                f"the compiler derived the constant `{constant}` from weights",
+                hint="an option or a pass lets it pack or fold weights: leave it out",
             )
     fields = ("call", "dtype", "shape", "stride")
     recipes = weights.prepacked

@@ -1,4 +1,4 @@
-"""Turns an exception into the protocol's error: code, one line, the user's file and line, hint, whole trace."""
+"""Describes exceptions as the protocol's errors: code, one line, the user's file and line, hint, the whole trace."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .wire import Failure
 
 _MAX_MESSAGE = 400
 
-# The code of whatever failed because memory was short: it says nothing of the model, and may do when it is alone.
+# The code of a task that ran out of memory. The model may be fine: the task is retried with no other running.
 OUT_OF_MEMORY = "out_of_memory"
 
-# What to do about it. Eager runs the captured graph too, so leaving the module to eager would not help.
+# Hints. Eager runs the captured graph too, so leaving the module to eager does not help.
 _NO_EAGER = "; eager runs the captured graph too, so `enabled = false` does not help"
 BRANCH = "use `torch.where` or `torch.cond`, or let the caller decide which of two modules to call" + _NO_EAGER
 SIZE = "compute at the largest size with a mask, or take the size from an input's shape" + _NO_EAGER
 
-# The same words as in crates/precast-store/src/shortage.rs, where a test compares them.
+# The same texts as in Rust (`shortage.rs`), where a test compares them.
 _SHORT = ("out of memory", "OUT_OF_MEMORY", "STATUS_ALLOC_FAILED", "allocate memory", "std::bad_alloc")
 _OTHER = "static TLS block"
 
@@ -34,12 +34,12 @@ def describe(error: BaseException, root: Path | None) -> dict[str, Any]:
     failure = error if isinstance(error, Failure) else _unexpected(error)
     cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
     place = failure.location or (location(cause, root) if root is not None else None)
-    short = short_of_memory(error)
+    no_memory = is_out_of_memory(error)
     return {
-        "code": OUT_OF_MEMORY if short else failure.code,
+        "code": OUT_OF_MEMORY if no_memory else failure.code,
         "message": failure.message,
         "location": place,
-        "hint": None if short else failure.hint,
+        "hint": None if no_memory else failure.hint,
         "spec": failure.spec,
         "trace": "".join(traceback.format_exception(error)),
     }
@@ -55,30 +55,30 @@ def _unexpected(error: BaseException) -> Failure:
     return Failure("internal", f"{type(error).__name__}: {one_line(error)}")
 
 
-def short_of_memory(error: BaseException) -> bool:
-    """Returns whether an exception, or what it came from, says that the memory of device or host was not enough."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an exception, or one of its causes, reports too little memory of device or host."""
     seen: set[int] = set()
-    left = [error]
-    while left:
-        one = left.pop()
+    pending = [error]
+    while pending:
+        one = pending.pop()
         if id(one) in seen:
             continue
         seen.add(id(one))
-        # torch.OutOfMemoryError is a RuntimeError, and so is what the driver and cuBLAS say; a process that can't be
+        # torch.OutOfMemoryError is a RuntimeError, as are errors of the driver and of cuBLAS; a process that can't be
         # started is an OSError.
-        if isinstance(one, MemoryError) or (isinstance(one, (RuntimeError, OSError)) and _says_so(str(one))):
+        if isinstance(one, MemoryError) or (isinstance(one, (RuntimeError, OSError)) and _names_memory(str(one))):
             return True
         causes = (one.__cause__, one.__context__, errors.inner(one))
-        left += [cause for cause in causes if cause is not None]
+        pending += [cause for cause in causes if cause is not None]
     return False
 
 
-def _says_so(text: str) -> bool:
+def _names_memory(text: str) -> bool:
     return any(words in text for words in _SHORT) and _OTHER not in text
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an exception's first sentence-like line, without its final period."""
+    """Returns the first line of an exception's text, without a final period; the first two after a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     if text.endswith(":") and len(lines) > 1:
@@ -88,7 +88,7 @@ def one_line(error: BaseException) -> str:
 
 
 def location(error: BaseException, root: Path) -> str | None:
-    """Returns the innermost `file:line` of the project that an exception or its causes passed through."""
+    """Returns the innermost `file:line` of the project in the traceback of an exception or of its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -108,7 +108,7 @@ def location(error: BaseException, root: Path) -> str | None:
 
 
 def from_stack_trace(text: str | None, root: Path) -> str | None:
-    """Returns the last `file:line` of the project in a formatted stack, as a graph node keeps it."""
+    """Returns the last `file:line` of the project in a formatted stack trace, as graph nodes have it."""
     found = None
     for path, line in re.findall(r'File "([^"]+)", line (\d+)', text or ""):
         found = inside(path, int(line), root) or found
@@ -116,7 +116,7 @@ def from_stack_trace(text: str | None, root: Path) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str], what: str) -> str | None:
-    """Returns `did you mean …` for a misspelt name, or what there is when nothing is near."""
+    """Returns `did you mean …` for a misspelt name; the known names if none is similar."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
@@ -134,7 +134,7 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def inside(path: str | None, line: int | None, root: Path) -> str | None:
-    """Returns `file:line` relative to the root for a file of the project, none for any other."""
+    """Returns `file:line`, relative to the root, for a file of the project; None for any other."""
     if not path or path.startswith("<"):
         return None
     real = os.path.realpath(path)
@@ -144,7 +144,7 @@ def inside(path: str | None, line: int | None, root: Path) -> str | None:
 
 
 def own_file(real: str, root: Path) -> bool:
-    """Returns whether a real path is the project's own: under its root, and not in an environment inside it."""
+    """Returns whether a real path is a file of the project: under its root, and not in an environment inside it."""
     base = str(root)
     if not real.startswith(base.rstrip(os.sep) + os.sep):
         return False

@@ -1,4 +1,4 @@
-"""What the worker is: versions of Python, torch and CUDA, and the devices."""
+"""Describes the worker: versions of Python, torch and CUDA, and the devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .wire import PROTOCOL, Failure
 
 
 def torch_or_fail() -> Any:
-    """Imports torch; a missing or broken one is the answer `torch_missing`."""
+    """Imports torch; raises `torch_missing` if it is missing or broken."""
     try:
         import torch
 
@@ -30,8 +30,10 @@ def torch_or_fail() -> Any:
 
 
 def site_packages() -> list[str]:
-    """Returns the folders that packages are installed in, in the order of imports: those of the environment, and any
-    other that it sees (`.pth` files, `--system-site-packages`, PYTHONPATH)."""
+    """Returns the folders of installed packages, in the order of imports.
+
+    They are the environment's own and others on its path (`.pth` files, `--system-site-packages`, PYTHONPATH).
+    """
     return [path for path in dict.fromkeys(sys.path) if path and any(Path(path).glob("*.dist-info"))]
 
 

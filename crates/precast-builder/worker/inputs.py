@@ -165,7 +165,7 @@ def _seen(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen:
     seen = Seen([], [], {})
 
     def walk(value: Any, name: str) -> Any:
-        return structure.take_apart(value, name, seen.names, seen.values)
+        return structure.flatten(value, name, seen.names, seen.values)
 
     named = [positions[index] if index < len(positions) else f"args.{index}" for index in range(len(args))]
     seen.structure = {

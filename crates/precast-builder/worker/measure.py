@@ -1,7 +1,7 @@
-"""What eager costs: latency and peak device memory of the module itself, in Python, on the sample inputs.
+"""Measures eager: latency and peak device memory of the module itself, in Python, on the sample inputs.
 
-Other work on the machine moves these numbers; they are a hint beside what the gate measures, and say how often they
-were taken. The module has run on these inputs before.
+Other work on the machine changes these numbers. They are a hint, reported with the number of runs; the gate measures
+what decides. The module has run on these inputs before.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ import statistics
 import time
 from typing import Any
 
-_RUNS = 20
-_LEAST = 3
+_MAX_RUNS = 20
+_MIN_RUNS = 3
 _SECONDS = 0.2
 
 
 def eager(wrapped: Any, inputs: list[Any], device: str) -> dict[str, Any]:
-    """Returns the median microseconds of a call, how many calls it is of, and peak memory where it can be known."""
+    """Returns the median microseconds of a call, the number of calls, and on CUDA the peak memory."""
     import torch
 
     def sync() -> None:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    taken: list[float] = []
+    seconds: list[float] = []
     with torch.inference_mode():
         sync()
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated() if device == "cuda" else 0
         begun = time.perf_counter()
-        while len(taken) < _RUNS and (len(taken) < _LEAST or time.perf_counter() - begun < _SECONDS):
+        while len(seconds) < _MAX_RUNS and (len(seconds) < _MIN_RUNS or time.perf_counter() - begun < _SECONDS):
             started = time.perf_counter()
             wrapped(*inputs)
             sync()
-            taken.append(time.perf_counter() - started)
-    answer: dict[str, Any] = {
-        "eager_us": round(statistics.median(taken) * 1e6, 1),
-        "eager_runs": len(taken),
+            seconds.append(time.perf_counter() - started)
+    receipt: dict[str, Any] = {
+        "eager_us": round(statistics.median(seconds) * 1e6, 1),
+        "eager_runs": len(seconds),
         "threads": torch.get_num_threads(),
     }
     if device == "cuda":
-        answer["eager_peak_bytes"] = torch.cuda.max_memory_allocated() - held
-    return answer
+        receipt["eager_peak_bytes"] = torch.cuda.max_memory_allocated() - held
+    return receipt

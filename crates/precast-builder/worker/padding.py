@@ -52,7 +52,7 @@ def run_unpadded(
         try:
             found.append(Unpadded(point, inputs, _run(wrapped, inputs), None))
         except Exception as error:  # the module does not take this size, so there is nothing to compare with
-            if failures.short_of_memory(error):
+            if failures.is_out_of_memory(error):
                 raise
             found.append(Unpadded(point, inputs, [], failures.one_line(error)))
     return found
@@ -73,7 +73,7 @@ def check(
         try:
             returned = _run(wrapped, padded)
         except Exception as error:
-            if failures.short_of_memory(error):
+            if failures.is_out_of_memory(error):
                 raise
             return f"padded from {where}, the module fails: {failures.one_line(error)}", report
         gap, name = _difference(returned, one.outputs, outputs, one.sizes)

@@ -127,7 +127,7 @@ class Passes:
             except Failure:
                 raise
             except Exception as error:
-                if failures.short_of_memory(error):
+                if failures.is_out_of_memory(error):
                     raise
                 raise Failure(
                     "pass",

@@ -1,4 +1,4 @@
-"""The requests, one after the other, until stdin closes."""
+"""Serves requests, one at a time, until stdin closes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .wire import PROTOCOL, Failure, Wire
 
 
 class Session:
-    """What stays between requests: the opened model."""
+    """The state between requests: the opened model."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.opened: Any = None
 
     def model(self) -> Any:
-        """Returns the opened model; a request that needs one before `open` is a protocol error."""
+        """Returns the opened model; without one, raises a protocol error."""
         if self.opened is None:
             raise Failure("protocol", "no model is open", hint="send `open` first")
         return self.opened
@@ -74,11 +74,11 @@ def _compile(session: Session, request: dict[str, Any]) -> Any:
     return compiler.compile_segment(request, _folder(request["out"]), session.wire)
 
 
-def _prepare(session: Session, request: dict[str, Any]) -> Any:
+def _warm_up(session: Session, request: dict[str, Any]) -> Any:
     from . import compiler, hello
 
     hello.torch_or_fail()
-    return compiler.prepare(request, _folder(request["out"]), session.wire)
+    return compiler.warm_up(request, _folder(request["out"]), session.wire)
 
 
 OPERATIONS = {
@@ -88,7 +88,7 @@ OPERATIONS = {
     "inputs": _inputs,
     "capture": _capture,
     "compile": _compile,
-    "prepare": _prepare,
+    "prepare": _warm_up,
 }
 
 
@@ -99,7 +99,7 @@ def _folder(path: str) -> Path:
 
 
 def answer(session: Session, line: str) -> dict[str, Any]:
-    """Returns the one result or error for a request line."""
+    """Returns the result or the error of a request line."""
     session.wire.id = 0
     try:
         request = json.loads(line)
@@ -120,16 +120,16 @@ def answer(session: Session, line: str) -> dict[str, Any]:
         return {"kind": "error", "id": session.wire.id, "error": failures.describe(error, _root(session))}
 
 
-def _give_back(answered: dict[str, Any]) -> None:
-    """Gives a device's memory that torch keeps unused to the other workers."""
+def _free_unused(answered: dict[str, Any]) -> None:
+    """Frees the device memory that torch keeps in its cache, for the other workers."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         if answered.get("error", {}).get("code") == failures.OUT_OF_MEMORY:
             gc.collect()
         try:
             torch.cuda.empty_cache()
-        except RuntimeError as error:  # an error that stays on the device: the answer says what caused it
-            print(f"the device's memory can't be given back: {failures.one_line(error)}", file=sys.stderr)
+        except RuntimeError as error:  # an error that stays on the device: the answer has its cause
+            print(f"the device's memory can't be freed: {failures.one_line(error)}", file=sys.stderr)
 
 
 def serve(wire: Wire) -> int:
@@ -138,7 +138,7 @@ def serve(wire: Wire) -> int:
     try:
         for line in wire.requests():
             answered = answer(session, line)
-            _give_back(answered)
+            _free_unused(answered)
             wire.send(answered)
             sys.stderr.flush()
     except BrokenPipeError:

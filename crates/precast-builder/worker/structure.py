@@ -1,4 +1,4 @@
-"""What goes into a call and what it returned: tensors in order, their names, and how they nest."""
+"""Nested arguments and results: their tensors in order, names for these, and how they nest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tensors_of(returned: Any) -> list[Any]:
 
 
 def names_of(returned: Any) -> list[str]:
-    """Returns a name for each tensor: the path to it, `output` for one that is the whole result."""
+    """Returns a name for each tensor: the path to it; `output` for a single tensor."""
     import torch
 
     found = []
@@ -27,8 +27,8 @@ def names_of(returned: Any) -> list[str]:
     return found
 
 
-def left_out(returned: Any) -> list[tuple[str, str]]:
-    """Returns name and type of every output that is no tensor; None stands for one that is not there."""
+def other_outputs(returned: Any) -> list[tuple[str, str]]:
+    """Returns name and type of every output that is no tensor. None counts as no output."""
     import torch
 
     pairs = pytrees.leaves_with_path(returned)
@@ -64,8 +64,8 @@ def describe(returned: Any) -> Any:
     return walk(returned)
 
 
-def take_apart(value: Any, name: str, names: list[str], found: list[Any]) -> Any:
-    """Moves the tensors of an argument into flat lists; returns its nesting, which `put_together` reverses."""
+def flatten(value: Any, name: str, names: list[str], found: list[Any]) -> Any:
+    """Appends the tensors of an argument, and names for them, to flat lists; returns how they nest, for `unflatten`."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -76,26 +76,26 @@ def take_apart(value: Any, name: str, names: list[str], found: list[Any]) -> Any
         return {"value": value}
     if type(value) in (list, tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [take_apart(item, f"{name}.{index}", names, found) for index, item in enumerate(value)]}
+        return {kind: [flatten(item, f"{name}.{index}", names, found) for index, item in enumerate(value)]}
     if type(value) is dict and all(isinstance(key, str) for key in value):
-        return {"dict": {key: take_apart(item, f"{name}.{key}", names, found) for key, item in value.items()}}
+        return {"dict": {key: flatten(item, f"{name}.{key}", names, found) for key, item in value.items()}}
     raise Failure(
         "bad_input",
-        f"input `{name}` is a {type(value).__name__}, which can't be made again from tensors",
+        f"input `{name}` is a {type(value).__name__}, which can't be flattened into tensors",
         hint="inputs are tensors, numbers, text and None, in lists, tuples and dicts",
     )
 
 
-def put_together(shape: Any, found: Any) -> Any:
-    """Returns the argument that `take_apart` took apart, with other tensors."""
-    (kind, held), *_ = shape.items()
+def unflatten(nesting: Any, tensors: Any) -> Any:
+    """Returns an argument that nests as `flatten` said, with other tensors."""
+    (kind, held), *_ = nesting.items()
     if kind == "tensor":
-        return found[held]
+        return tensors[held]
     if kind == "value":
         return held
     if kind == "dict":
-        return {key: put_together(item, found) for key, item in held.items()}
-    items = [put_together(item, found) for item in held]
+        return {key: unflatten(item, tensors) for key, item in held.items()}
+    items = [unflatten(item, tensors) for item in held]
     return items if kind == "list" else tuple(items)
 
 

@@ -1,4 +1,4 @@
-"""The protocol's lines, and stdout kept clean for them."""
+"""The protocol's lines, on descriptors of their own: stdout belongs to the model and to torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PROTOCOL = 2
 
 
 class Failure(Exception):
-    """What a request is answered with when it can't be done: a stable code and one line that names the thing."""
+    """The error of a request: a stable code, and one line that names the thing."""
 
     def __init__(
         self, code: str, message: str, *, location: str | None = None, hint: str | None = None, spec: str | None = None
     ) -> None:
         super().__init__(message)
-        # The value in the spec that is wrong, where it is that.
+        # The wrong value in the spec, if the spec is wrong.
         self.spec = spec
         self.code = code
         self.message = message
@@ -41,18 +41,18 @@ class Wire:
                 yield line
 
     def send(self, document: dict[str, Any]) -> None:
-        """Writes one line; a reader that is gone ends the process quietly."""
+        """Writes one line; raises BrokenPipeError when the other side has closed."""
         data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         while data:
             data = data[os.write(self._write, data) :]
 
     def event(self, phase: str) -> None:
-        """Says where the current request is."""
+        """Reports the phase of the current request."""
         self.send({"kind": "event", "id": self.id, "phase": phase})
 
 
 def take_stdio() -> Wire:
-    """Moves the protocol to private descriptors; from then on stdout is stderr and stdin is empty."""
+    """Moves the protocol to new descriptors; from then on stdout is stderr, and stdin is empty."""
     sys.stdout.flush()
     read, write = os.dup(0), os.dup(1)
     empty = os.open(os.devnull, os.O_RDONLY)
