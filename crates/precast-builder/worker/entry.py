@@ -1,4 +1,4 @@
-"""Imports the entry, makes the model, and notes what that read: the request key is taken from it."""
+"""Imports the entry, calls it for the model, and notes the files that were read: they are in the request key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STAGES = ("graph", "segment", "post_grad_pre", "post_grad_post")
 
 @dataclass
 class Opened:
-    """The model and where it came from."""
+    """The model and its sources."""
 
     root: Path
     entry: str
@@ -40,16 +40,16 @@ class Opened:
     packages: list[dict[str, str]]
     # FQN -> method -> compile options.
     declared: dict[str, dict[str, Any]]
-    # Names of tensors that have the values of a file which the spec names; none where there is no such file.
-    given: frozenset[str] | None = None
-    # What the user should know of it.
+    # Names of the tensors whose values come from the spec's file of weights; None without such a file.
+    from_file: frozenset[str] | None = None
+    # Remarks for the user.
     notes: list[str] = field(default_factory=list)
-    # Files of packages that offered passes; a key has those of passes that a program is compiled with.
+    # Files of packages that offered passes. Keys cover them only if a program is compiled with such a pass.
     offering: set[str] = field(default_factory=set)
 
     def named(self) -> weights.Named:
         """Returns the tensors of the weight set."""
-        return weights.collect(self.model, self.given)
+        return weights.collect(self.model, self.from_file)
 
     def answer(self) -> dict[str, Any]:
         """Returns the protocol's `Opened`."""
@@ -71,10 +71,10 @@ def open_model(
     also: Sequence[str] = (),
     values: Path | None = None,
 ) -> Opened:
-    """Imports `module:callable` under `root` and calls it; the answer is in eval mode, on the device, without grad.
+    """Imports `module:callable` under `root` and calls it; the model is in eval mode, on the device, without gradients.
 
-    `also` names callables that a later capture will use (passes, sample inputs): their files are sources too.
-    `values` is a file of weights that the model gets instead of its own.
+    `also` names callables that later captures use (passes, sample inputs): their files are sources too. `values` is a
+    file of weights, which replace the model's own.
     """
     import torch
 
@@ -97,7 +97,7 @@ def open_model(
     notes = [_TRAINING] if any(module.training for module in model.modules()) else []
     with torch.no_grad():
         model.eval().requires_grad_(False)
-        given = None if values is None else weights.fill(model, values)
+        from_file = None if values is None else weights.fill(model, values)
         model.to(device)
         _straighten(model)
     used = watch.files | module_files(root)
@@ -116,11 +116,13 @@ def open_model(
     later = {name.partition(".")[0] for name in set(sys.modules) - before}
     imported |= later
     imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
-    return Opened(root, entry, device, model, sources, packages(imported), declared.declared(model, root), given, notes)
+    return Opened(
+        root, entry, device, model, sources, packages(imported), declared.declared(model, root), from_file, notes
+    )
 
 
 def load(root: Path, entry: str) -> Any:
-    """Returns what `module:callable` names: a callable, or a graph pass with a method for a stage."""
+    """Returns the object that `module:callable` names: a callable, or a graph pass with a method for a stage."""
     name, _, path = entry.partition(":")
     if not name or not path:
         raise Failure("entry_import", f"entry `{entry}` is not `module:callable`", spec=entry)
@@ -157,7 +159,7 @@ def load(root: Path, entry: str) -> Any:
 
 
 def _packages_of(name: str) -> list[str]:
-    """Returns the module and the packages that it is in."""
+    """Returns the names of a module and of its parent packages."""
     parts = name.split(".")
     return [".".join(parts[: count + 1]) for count in range(len(parts))]
 
@@ -167,26 +169,26 @@ def _call(function: Any, root: Path, entry: str) -> Any:
 
     try:
         with torch.no_grad():
-            made = function()
+            returned = function()
     except BaseException as error:
         raise Failure(
             "entry_call",
             f"`{entry}` raised {type(error).__name__}: {failures.one_line(error)}",
             location=failures.location(error, root),
         ) from error
-    if isinstance(made, torch.nn.Module):
-        return made
+    if isinstance(returned, torch.nn.Module):
+        return returned
     place = _place(function, root)
-    if not isinstance(made, dict) or not made:
+    if not isinstance(returned, dict) or not returned:
         raise Failure(
             "entry_call",
-            f"`{entry}` returned {_kind(made)}, not a torch.nn.Module or a dict of them",
+            f"`{entry}` returned {_kind(returned)}, not a torch.nn.Module or a dict of them",
             location=place,
         )
     holder = torch.nn.Module()
-    # Not the modules in it: what they are in is theirs to say.
+    # The holder only: each module in it keeps its own mode.
     holder.training = False
-    for name, module in made.items():
+    for name, module in returned.items():
         if not isinstance(module, torch.nn.Module) or not isinstance(name, str) or not name or "." in name:
             raise Failure(
                 "entry_call",
@@ -209,7 +211,7 @@ def _check_data(model: Any, entry: str) -> None:
 
 
 def _seed() -> None:
-    """Makes weights that an entry draws at random the same in every worker of a build."""
+    """Seeds the random generators: an entry with random weights makes the same model in every worker of a build."""
     import torch
 
     torch.manual_seed(0)
@@ -220,7 +222,7 @@ def _seed() -> None:
 
 
 def _straighten(model: Any) -> None:
-    """Gives every parameter and buffer the contiguous strides that the weight set stores it with; ties stay ties."""
+    """Gives every parameter and buffer the contiguous strides that it has in the weight set; tied ones stay tied."""
     import torch
 
     done: dict[tuple[Any, ...], Any] = {}
@@ -228,8 +230,8 @@ def _straighten(model: Any) -> None:
         for tensor in own_tensors(module):
             if tensor.layout != torch.strided or tensor.device.type == "meta":
                 continue
-            plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()
-            if tensor.stride() == plain:
+            contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()
+            if tensor.stride() == contiguous:
                 continue
             key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
             if key not in done:
@@ -238,22 +240,22 @@ def _straighten(model: Any) -> None:
 
 
 def module_files(root: Path) -> set[str]:
-    """Returns the project's own files that are imported."""
-    # The build's own folder may lie in the project, with this file and what the compiler makes.
-    private = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "")
+    """Returns the imported files of the project."""
+    # The build's scratch folder may lie in the project, with this file and the compiler's files.
+    scratch = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "")
     found = set()
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if isinstance(path, str):
             real = os.path.realpath(path)
-            # Modules that torch makes up (`torch.classes`) claim files that are not there.
-            if failures.own_file(real, root) and os.path.isfile(real) and not real.startswith(private):
+            # Some modules of torch (`torch.classes`) name files that do not exist.
+            if failures.own_file(real, root) and os.path.isfile(real) and not real.startswith(scratch):
                 found.add(real)
     return found
 
 
 def check_imports(opened: Opened) -> None:
-    """Refuses a module of the project that was first imported by a capture: no key knows of it."""
+    """Refuses a module of the project that a capture was the first to import: no key covers it."""
     known = {source["path"] for source in opened.sources}
     for path in sorted(module_files(opened.root) - opened.offering):
         name = os.path.relpath(path, opened.root).replace(os.sep, "/")
@@ -266,7 +268,7 @@ def check_imports(opened: Opened) -> None:
 
 
 def with_later_imports(root: Path, files: set[str]) -> set[str]:
-    """Adds the project's own files that an `import` inside a function would load: captures run those functions."""
+    """Adds the project's files that imports inside functions load: captures run those functions."""
     found, pending = set(files), [path for path in files if path.endswith(".py")]
     while pending:
         path = pending.pop()
@@ -283,7 +285,7 @@ def with_later_imports(root: Path, files: set[str]) -> set[str]:
 
 
 def _names(path: str, package: str) -> Iterator[str]:
-    """Yields the dotted names that a file imports, from the project's root; `package` is the file's folder."""
+    """Yields the dotted names that a file imports, relative to the project's root; `package` is the file's folder."""
     for node in _imports(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -312,7 +314,7 @@ def _source(root: Path, path: str) -> dict[str, str]:
 
 
 def _named_imports(files: Iterator[str]) -> set[str]:
-    """Top-level names that files import, also those that something else had imported before."""
+    """Returns the top-level names that files import, loaded before or not."""
     found = set()
     for node in (node for path in files for node in _imports(path)):
         if isinstance(node, ast.Import):
@@ -323,7 +325,7 @@ def _named_imports(files: Iterator[str]) -> set[str]:
 
 
 def packages(imported: set[str]) -> list[dict[str, str]]:
-    """Returns the installed packages that modules of these names belong to."""
+    """Returns the installed packages that modules of these names come from."""
     owners = importlib.metadata.packages_distributions()
     names = {owner for name in imported for owner in owners.get(name, ())}
     found = {name: importlib.metadata.version(name) for name in names}

@@ -1,9 +1,9 @@
-"""Finds the inputs of a submodule that the spec leaves out: the model runs once on sample inputs and is watched.
+"""Finds the inputs of a submodule that the spec leaves out: the model runs on sample inputs, and the call is recorded.
 
-Sample inputs of the model come from a callable of the project, which may take bucketed dimensions as parameters
-(`def samples(batch=1, seq=32)`) and returns what the model is called with: a tensor, a tuple, a dict of keywords, or a
-tuple and a dict; or from the inputs that the spec gives for the model itself. Running again at other sizes shows which
-axes are bucketed dimensions.
+Sample inputs of the model come from a callable of the project. It may take bucketed dimensions as parameters
+(`def samples(batch=1, seq=32)`), and returns the arguments of the model: a tensor, a tuple, a dict of keywords, or a
+tuple and a dict. Without such a callable, the inputs that the spec gives for the model itself are used. Runs at other
+sizes show which axes are bucketed dimensions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .wire import Failure
 
 
 @dataclass
-class Seen:
+class Recorded:
     """One call of the submodule: its tensors by name, and how they nest."""
 
     names: list[str]
@@ -34,23 +34,23 @@ def find(opened: Any, request: dict[str, Any]) -> dict[str, Any]:
     call.method_of(target, path, method)
     sizes: dict[str, int] = request.get("sizes") or {}
     source = _source(opened, request)
-    seen = _watch(opened, target, path, method, source(sizes))
+    recorded = _record(opened, target, path, method, source(sizes))
     inputs = []
-    for name, value in zip(seen.names, seen.values, strict=True):
+    for name, value in zip(recorded.names, recorded.values, strict=True):
         if not tensors.supported(value.dtype):
             raise Failure("bad_input", f"input `{name}` is {tensors.dtype_name(value.dtype)}, which is not supported")
         layout = tensors.layout(value.contiguous())
         inputs.append({"name": name, **layout, "dims": [None] * value.dim(), "pad": 0})
     for dim, size in sizes.items():
         other = size + 1
-        again = _watch(opened, target, path, method, source({**sizes, dim: other}))
-        if again.names != seen.names:
+        again = _record(opened, target, path, method, source({**sizes, dim: other}))
+        if again.names != recorded.names:
             raise Failure("bad_input", f"at `{dim}` = {other} the submodule is called with other inputs than at {size}")
         _mark(inputs, again, dim, size, other)
-    return {"inputs": inputs, "structure": seen.structure}
+    return {"inputs": inputs, "structure": recorded.structure}
 
 
-def _mark(inputs: list[dict[str, Any]], again: Seen, dim: str, size: int, other: int) -> None:
+def _mark(inputs: list[dict[str, Any]], again: Recorded, dim: str, size: int, other: int) -> None:
     for entry_, value in zip(inputs, again.values, strict=True):
         if len(value.shape) != len(entry_["shape"]):
             raise Failure("bad_input", f"the rank of input `{entry_['name']}` depends on `{dim}`")
@@ -67,7 +67,7 @@ def _mark(inputs: list[dict[str, Any]], again: Seen, dim: str, size: int, other:
 
 
 def _source(opened: Any, request: dict[str, Any]) -> Callable[[dict[str, int]], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Returns what gives arguments for the whole model at given sizes."""
+    """Returns a function that makes arguments of the whole model for given sizes."""
     if request.get("samples"):
         function = entry.load(opened.root, request["samples"])
         return lambda sizes: _from_callable(function, request["samples"], sizes, opened.root)
@@ -80,14 +80,14 @@ def _source(opened: Any, request: dict[str, Any]) -> Callable[[dict[str, int]], 
         )
 
     def from_specs(sizes: dict[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        made = {}
+        values = {}
         for spec in specs:
             axes = zip(spec["dims"], spec["shape"], strict=True)
             shape = [sizes.get(dim, size) if dim is not None else size for dim, size in axes]
-            made[spec["name"]] = samples.lowest(spec, shape, opened.device)
-        if call.by_name(opened.model.forward, list(made)):
-            return (), made
-        return tuple(made.values()), {}
+            values[spec["name"]] = samples.lowest(spec, shape, opened.device)
+        if call.by_name(opened.model.forward, list(values)):
+            return (), values
+        return tuple(values.values()), {}
 
     return from_specs
 
@@ -101,32 +101,39 @@ def _from_callable(
         known = inspect.signature(function).parameters.values()
         takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in known)
         wanted = {parameter.name for parameter in known}
-        made = function(**{dim: size for dim, size in sizes.items() if takes_all or dim in wanted})
+        returned = function(**{dim: size for dim, size in sizes.items() if takes_all or dim in wanted})
     except Exception as error:
         raise Failure(
             "entry_call",
             f"`{name}` raised {type(error).__name__}: {failures.one_line(error)}",
             location=failures.location(error, root),
         ) from error
-    if isinstance(made, torch.Tensor):
-        return (made,), {}
-    if isinstance(made, dict):
-        return (), made
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], tuple) and isinstance(made[1], dict):
-        return made
-    if isinstance(made, tuple | list):
-        return tuple(made), {}
-    raise Failure("entry_call", f"`{name}` returned {type(made).__name__}, not tensors in a tuple or a dict")
+    if isinstance(returned, torch.Tensor):
+        return (returned,), {}
+    if isinstance(returned, dict):
+        return (), returned
+    if (
+        isinstance(returned, tuple)
+        and len(returned) == 2
+        and isinstance(returned[0], tuple)
+        and isinstance(returned[1], dict)
+    ):
+        return returned
+    if isinstance(returned, tuple | list):
+        return tuple(returned), {}
+    raise Failure("entry_call", f"`{name}` returned {type(returned).__name__}, not tensors in a tuple or a dict")
 
 
-def _watch(opened: Any, target: Any, path: str, method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Seen:
-    """Runs the model and returns the first call of the target's method."""
+def _record(
+    opened: Any, target: Any, path: str, method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]
+) -> Recorded:
+    """Runs the model; returns the first call of the target's method."""
     import torch
 
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     original = getattr(target, method)
 
-    def note(*args: Any, **kwargs: Any) -> Any:
+    def spy(*args: Any, **kwargs: Any) -> Any:
         calls.append((args, kwargs))
         return original(*args, **kwargs)
 
@@ -135,7 +142,7 @@ def _watch(opened: Any, target: Any, path: str, method: str, arguments: tuple[tu
         calls.append((args, kwargs))
     else:
         before = vars(target).get(method)
-        object.__setattr__(target, method, note)
+        object.__setattr__(target, method, spy)
         try:
             with torch.inference_mode():
                 opened.model(*args, **kwargs)
@@ -156,23 +163,23 @@ def _watch(opened: Any, target: Any, path: str, method: str, arguments: tuple[tu
             f"the model does not call `{path}.{method}` on its sample inputs",
             hint="give the inputs of this module in the spec, or sample inputs that reach it",
         )
-    return _seen(original, *calls[0])
+    return _recorded(original, *calls[0])
 
 
-def _seen(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen:
+def _recorded(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorded:
     """Names the tensors of a call by the parameters they go to."""
     positions = [p.name for p in inspect.signature(function).parameters.values() if p.kind in _POSITIONAL]
-    seen = Seen([], [], {})
+    recorded = Recorded([], [], {})
 
     def walk(value: Any, name: str) -> Any:
-        return structure.flatten(value, name, seen.names, seen.values)
+        return structure.flatten(value, name, recorded.names, recorded.values)
 
     named = [positions[index] if index < len(positions) else f"args.{index}" for index in range(len(args))]
-    seen.structure = {
+    recorded.structure = {
         "args": [walk(value, name) for value, name in zip(args, named, strict=True)],
         "kwargs": {key: walk(value, key) for key, value in kwargs.items()},
     }
-    return seen
+    return recorded
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -1,8 +1,8 @@
 """The weight set: every parameter and buffer by name, tied ones once.
 
-A file that the spec names has what a state dict has. Everything else (buffers that are not persistent, as
-`position_ids`) comes from the model: a program that needs it holds it as a constant. Besides parameters and buffers,
-tensors that a module keeps as plain attributes count: a captured graph may need them, and they have a name.
+A file of weights in the spec has the contents of a state dict. Other tensors (buffers that are not persistent, such as
+`position_ids`) come from the model: a program that needs one has it as a constant. Tensors that are plain attributes of
+a module count too: a captured graph may read them, and they have names.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .failures import one_line
 from .torch_private import modules
 from .wire import Failure
 
-# How many values of each tensor.
-_TELLING = 256
+# The number of values of each tensor that the fingerprint covers.
+_FINGERPRINT_VALUES = 256
 
 
 @dataclass
 class Named:
-    """The model's tensors by name, and names that mean the same tensor."""
+    """The model's tensors by name, and further names of the same tensors."""
 
     tensors: dict[str, Any]
     aliases: dict[str, str]
 
     def name_of(self, name: str) -> str:
-        """Returns the name under which the weight set holds a tensor."""
+        """Returns the name that a tensor has in the weight set."""
         return self.aliases.get(name, name)
 
     def find(self, tensor: Any) -> str | None:
@@ -40,15 +40,14 @@ class Named:
 
 
 def identity(tensor: Any) -> tuple[Any, ...]:
-    """Returns what two names of one tensor have in common."""
+    """Returns a value that is equal for two names of one tensor."""
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
 
 
-def collect(model: Any, given: Collection[str] | None = None) -> Named:
-    """Names every tensor of a model; the first name in the model's own order holds it, the others are aliases.
+def collect(model: Any, from_file: Collection[str] | None = None) -> Named:
+    """Names every tensor of a model. Of several names, the first in the model's order counts; the others are aliases.
 
-    `given` are the names that a file of weights has. Then only tensors of the file are named, by a name of the file;
-    what else the model has belongs to the programs that need it.
+    `from_file` are the names in a file of weights. Then only tensors of the file are named, by a name of the file.
     """
     import torch
 
@@ -63,13 +62,13 @@ def collect(model: Any, given: Collection[str] | None = None) -> Named:
                 found.setdefault(f"{prefix}.{key}" if prefix else key, value)
     named = Named({}, {})
     holders: dict[tuple[Any, ...], str] = {}
-    for name, tensor in sorted(found.items(), key=lambda item: given is not None and item[0] not in given):
+    for name, tensor in sorted(found.items(), key=lambda item: from_file is not None and item[0] not in from_file):
         if tensor.layout != torch.strided or not tensors.supported(tensor.dtype):
             continue
         # Tensors without elements share a null pointer; none of them is tied to another.
         key = identity(tensor) if tensor.numel() else (name,)
         holder = holders.setdefault(key, name)
-        if given is not None and holder not in given:
+        if from_file is not None and holder not in from_file:
             continue
         if holder == name:
             named.tensors[name] = tensor
@@ -79,10 +78,10 @@ def collect(model: Any, given: Collection[str] | None = None) -> Named:
 
 
 def fill(model: Any, path: Path) -> frozenset[str]:
-    """Gives a model the values of a file, by name; returns the names that count from then on.
+    """Gives a model the values of a file, by name; returns the names of the tensors that the file has.
 
-    The file has what a state dict has: parameters and persistent buffers, tied ones under any of their names. All other
-    tensors keep the model's own values, and tensors of the file that the model does not have are left alone.
+    The file has parameters and persistent buffers, as a state dict, tied ones under any of their names. All other
+    tensors keep the model's values. Tensors of the file that the model lacks are ignored.
     """
     try:
         given = tensors.read(path)
@@ -113,7 +112,7 @@ def fill(model: Any, path: Path) -> frozenset[str]:
 
 
 def _saved(model: Any) -> dict[str, Any]:
-    """Returns the tensors that a state dict has."""
+    """Returns the tensors of the model's state dict."""
     found = dict(model.named_parameters(remove_duplicate=False))
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, tensor in module.named_buffers(recurse=False):
@@ -124,16 +123,16 @@ def _saved(model: Any) -> dict[str, Any]:
 
 def _check_missing(saved: dict[str, Any], given: dict[str, Any], path: Path) -> None:
     tied = {identity(saved[name]) for name in saved.keys() & given.keys()}
-    # Only training reads how many batches a norm has seen; older files lack it.
-    lacks = [
+    # `num_batches_tracked` is for training, and older files lack it.
+    missing = [
         name
         for name, own in saved.items()
         if name not in given and identity(own) not in tied and not name.endswith("num_batches_tracked")
     ]
-    if not lacks:
+    if not missing:
         return
-    first = lacks[0]
-    count = f" and {len(lacks) - 1} more" if len(lacks) > 1 else ""
+    first = missing[0]
+    count = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     hint = "add it to the file, or leave `weights` out: then the model's own are taken"
     known = next((name for name in given if first.endswith(f".{name}")), None)
     outer = next((name for name in given if name.endswith(f".{first}")), None)
@@ -150,18 +149,18 @@ def _kind(tensor: Any) -> str:
 
 
 def fingerprint(model: Any) -> str:
-    """Returns what tells a model's weights from others that were drawn or read elsewhere: the first values of each."""
+    """Returns a digest of the first values of each tensor. Workers compare it: an entry may draw random weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(collect(model).tensors.items()):
-        first = tensor.detach().reshape(-1)[:_TELLING]
+        first = tensor.detach().reshape(-1)[:_FINGERPRINT_VALUES]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensors.digest(first)}\n".encode())
     return digest.hexdigest()
 
 
 def write(opened: Any, out: Path) -> dict[str, Any]:
-    """Writes the weight set, unless it is a file already; returns the protocol's `Weights`."""
+    """Writes the weight set, unless it came from a file; returns the protocol's `Weights`."""
     named = opened.named()
-    if opened.given is not None:
+    if opened.from_file is not None:
         return {"file": None, "aliases": dict(sorted(named.aliases.items()))}
     if not named.tensors:
         return {"file": None, "aliases": {}}
