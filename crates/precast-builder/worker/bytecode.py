@@ -1,13 +1,14 @@
-"""Bytecode of torch, where it has none beside it: made once a machine and on all cores, not by every process again.
+"""Bytecode for a torch that was installed without: compiled once on a machine, on all cores.
 
 Installers may leave bytecode out (`uv pip install`, images that set PYTHONDONTWRITEBYTECODE), and a worker writes none
-into folders that are not the build's. Python then compiles two thousand modules in every process that imports torch and
-its compiler. It is kept in `PRECAST_BYTECODE_DIR` when that is set to a folder of this user that nobody else can write.
-The first worker that finds it lacking starts a process that makes it: first what `import torch` imports, which all wait
-for, then what its compiler imports, while torch is imported, and what hardly anything imports when nothing else wants
-the cores. Each file has the hash of its source, which Python compares: times are not to be trusted in images. What
-else is imported, the standard library first of all, has its bytecode where it ever was; `sys.pycache_prefix` would hide
-that.
+into folders outside of the build. Python then compiles two thousand modules in every process that imports torch and its
+compiler. So bytecode is kept in `PRECAST_BYTECODE_DIR`, if that names a folder of this user that nobody else can write.
+
+The first worker that finds none starts a process that compiles it in three stages: the modules that `import torch`
+imports, which all workers wait for; the modules of torch's compiler, while torch is imported; and, at low priority,
+modules that are rarely imported. Each file has the hash of its source, which Python compares: times of files in images
+are not reliable. Other packages and the standard library keep their bytecode in its usual place, which
+`sys.pycache_prefix` would hide.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
-import importlib._bootstrap_external as _imports  # what imports ask where bytecode is; `importlib.util` has a copy
+import importlib._bootstrap_external as _imports  # imports call its `cache_from_source`; `importlib.util` has a copy
 import importlib.util
 import os
 import py_compile
@@ -27,10 +28,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What importing torch and its compiler imports, torch first; others are small.
+# The packages that torch and its compiler import, torch first; others are small.
 _PACKAGES = ("torch", "numpy", "sympy", "mpmath", "networkx", "triton", "jinja2")
-# What is left out; what no capture and no compile imports; what they do, but not torch itself. The rest comes first.
-# Only speed depends on these: a module that lies elsewhere in another version is made sooner or later than need be.
+# Modules that are not compiled; modules of the last stage, which no capture and no compile imports; modules of the
+# second, which `import torch` does not import. The first stage has the rest. Only speed depends on these patterns.
 _UNUSED = re.compile(r"(.*/)?tests?/|torch/(testing/_internal|distributed/elastic|utils/(hipify|tensorboard))/")
 _LAST = re.compile(
     r"torch/(testing|nested|sparse|backends/_nnapi|ao/(ns|pruning)|utils/benchmark)/"
@@ -40,18 +41,18 @@ _LAST = re.compile(
 )
 _SECOND = re.compile(r"torch/(_dynamo|_inductor|_numpy|distributed|onnx)/|(?!torch/|numpy/)")
 _STAGES = 3
-# Waiting longer than that is worse than doing it oneself.
-_PATIENCE = 30.0
-# Processes that make it; they count towards what the worker may take that started them.
-_MOST = 16
-_BESIDE = _imports.cache_from_source
+# Seconds to wait for another process; after that, this one compiles for itself.
+_TIMEOUT = 30.0
+# The most processes that compile. Their memory counts against the limit of the worker that started them.
+_MAX_PROCESSES = 16
+_ORIGINAL = _imports.cache_from_source
 
 
 def use() -> None:
-    """Looks for bytecode in the folder that outlives builds, and has it made, if torch lacks its own."""
+    """Has imports read bytecode from the folder that outlives builds, and starts to compile it, if torch has none."""
     try:
         _use()
-    except OSError:  # then this process compiles for itself
+    except OSError:  # this process compiles for itself
         _look_in(None, [])
 
 
@@ -71,26 +72,26 @@ def _use() -> None:
         finally:
             os.close(lock)
     began = time.monotonic()
-    while not marks[0].exists() and time.monotonic() - began < _PATIENCE:
+    while not marks[0].exists() and time.monotonic() - began < _TIMEOUT:
         time.sleep(0.02)
         lock = _lock(folder)
-        if lock is not None:  # who made it ended before its time
+        if lock is not None:  # the process that compiled has ended early
             os.close(lock)
             return
 
 
 def _look_in(folder: Path | None, origins: list[str]) -> None:
-    """Has imports look for the bytecode of these packages, and of no others, in `folder`."""
+    """Has imports read the bytecode of these packages, and of no others, from `folder`."""
     roots = tuple(os.path.dirname(origin) + os.sep for origin in origins)
 
     def cached(path: Any, *args: Any, **more: Any) -> str:
-        beside = _BESIDE(path, *args, **more)
+        usual = _ORIGINAL(path, *args, **more)
         if folder is None or not str(path).startswith(roots):
-            return beside
-        # As with `sys.pycache_prefix`, by which it is made.
-        return os.path.join(folder, os.path.dirname(path).lstrip(os.sep), os.path.basename(beside))
+            return usual
+        # The path that `sys.pycache_prefix` gives, which the compiling process sets.
+        return os.path.join(folder, os.path.dirname(path).lstrip(os.sep), os.path.basename(usual))
 
-    _imports.cache_from_source = cached if folder else _BESIDE
+    _imports.cache_from_source = cached if folder else _ORIGINAL
 
 
 def _folder() -> Path | None:
@@ -107,7 +108,7 @@ def _folder() -> Path | None:
 
 
 def _mark(folder: Path, origins: list[str], stage: int) -> Path:
-    """Returns the file that says that the bytecode of a stage is there."""
+    """Returns the file that marks a stage as compiled."""
     found = [(origin, os.stat(origin)) for origin in origins]
     text = "\n".join(f"{origin} {stat.st_size} {stat.st_mtime_ns}" for origin, stat in found)
     text = f"{sys.implementation.cache_tag} {stage}\n{text}"
@@ -115,7 +116,7 @@ def _mark(folder: Path, origins: list[str], stage: int) -> Path:
 
 
 def _lock(folder: Path) -> int | None:
-    """Returns a file that is locked as long as this process or one that has it from this one holds it open."""
+    """Returns a locked file; None if another process has the lock. It stays locked while a process has it open."""
     lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +147,7 @@ def _start(lock: int, folder: Path, origins: list[str], marks: list[Path]) -> No
 
 
 def make(marks: list[str], origins: list[str]) -> None:
-    """Compiles what packages hold, stage by stage, and leaves the mark of each."""
+    """Compiles the modules of packages, stage by stage, and writes the mark of each stage."""
     import compileall
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -164,16 +165,16 @@ def make(marks: list[str], origins: list[str]) -> None:
     for mark, files in zip(marks, stages, strict=True):
         if mark == marks[-1]:
             os.nice(10)
-        # The largest first: none of them is left over when all others are done. This process has no other thread.
+        # The largest first, so that none of them is the last. This process has no other thread.
         paths = [path for _, path in sorted(files, reverse=True)]
-        workers = min(len(os.sched_getaffinity(0)), _MOST)
+        workers = min(len(os.sched_getaffinity(0)), _MAX_PROCESSES)
         with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
             if all(list(pool.map(compiled, paths))):
                 Path(mark).touch()
 
 
 def _stage(name: str) -> int | None:
-    """Returns when a file is made, by its path from where the packages lie."""
+    """Returns the stage of a file, by its path from the folder of the packages."""
     if _UNUSED.match(name):
         return None
     return 2 if _LAST.match(name) else int(bool(_SECOND.match(name)))

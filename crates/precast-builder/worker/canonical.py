@@ -1,8 +1,8 @@
-"""The canonical text of a segment: everything that decides the code the compiler makes, and nothing else.
+"""The canonical text of a segment: everything that decides the compiled code, and nothing else.
 
-Values are numbered in order of appearance. In: operations with their overloads, arguments, the dtype, shape, strides
-and device kind of every value, the layouts of inputs and constants, which output shares memory with what, the values
-of integer and boolean constants (as a digest). Out: names of nodes, modules, files; float values of weights.
+Values are numbered in order of appearance. The text has: operations with their overloads and arguments; dtype, shape,
+strides and device kind of every value; the layouts of inputs and constants; the outputs that share memory; digests of
+integer and boolean constants. It lacks the names of nodes, modules and files, and the values of float weights.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def text(
     digests: dict[Any, str],
     ranges: dict[Any, Any] | None = None,
 ) -> str:
-    """Returns the text of a segment's graph; `digests` has the constants whose values count, `ranges` the symbols."""
+    """Returns the text of a graph. `digests` has the constants whose values count, `ranges` the symbols' bounds."""
     return _symbols(_text(graph, inputs, constants, digests), ranges or {})
 
 
 def _symbols(plain: str, ranges: dict[Any, Any]) -> str:
-    """Numbers the symbols of dynamic sizes in order of appearance, and says their bounds."""
+    """Numbers the symbols of dynamic sizes in order of appearance, and adds their bounds."""
     found = dict.fromkeys(re.findall(r"\b[su]\d+\b", plain)) if ranges else {}
     numbers = {name: f"d{index}" for index, name in enumerate(found)}
     bounds = {str(symbol): f"[{held.lower}, {held.upper}]" for symbol, held in ranges.items()}
@@ -99,7 +99,7 @@ def _outputs(node: Any, numbers: dict[Any, str]) -> list[str]:
 def _operation(target: Any) -> str:
     if overloads.is_overload(target):
         name = f"{target.namespace}.{overloads.name_of(target)}.{overloads.overload_name(target)}"
-        # An operator that is not torch's own may change its meaning; its schema is the part we can see.
+        # A custom operator may change its meaning; its schema is the part that is visible here.
         return name if target.namespace in ("aten", "prims", "prim") else f"{name}<{overloads.schema(target)}>"
     if overloads.is_higher_order(target):
         return f"higher_order.{target.name()}"

@@ -1,7 +1,7 @@
-"""What submodules say themselves about how they are compiled.
+"""Compile options that submodules declare.
 
 `get_torch_compile_config()` returns options by method, as `{"forward": {"mode": "max-autotune"}}`, or the options of
-`forward` alone. A method marked with `torch.compiler.disable` is one with `enabled = false`.
+`forward` alone. A method marked with `torch.compiler.disable` has `enabled = false`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DECLARATION = "get_torch_compile_config"
 
 
 def declared(model: Any, root: Path) -> dict[str, dict[str, Any]]:
-    """Returns FQN -> method -> options, for the submodules that declare any."""
+    """Returns FQN -> method -> options of the submodules that declare any."""
     found: dict[str, dict[str, Any]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         methods = _config(name, module, root)
@@ -51,7 +51,9 @@ def _config(name: str, module: Any, root: Path) -> dict[str, Any]:
     try:
         config = json.loads(json.dumps(config))
     except (TypeError, ValueError) as error:
-        raise Failure("entry_call", f"{where} returned what JSON can't hold: {error}", location=place) from error
+        raise Failure(
+            "entry_call", f"{where} returned a value that JSON can't hold: {error}", location=place
+        ) from error
     by_method = config and all(
         isinstance(value, dict) and callable(getattr(module, key, None)) for key, value in config.items()
     )
@@ -59,7 +61,7 @@ def _config(name: str, module: Any, root: Path) -> dict[str, Any]:
 
 
 def _disabled(module: Any) -> list[str]:
-    """Methods of the module's own classes that `torch.compiler.disable` marks."""
+    """Returns the methods, in the module's classes, that `torch.compiler.disable` marks."""
     found = []
     for kind in type(module).__mro__:
         if kind.__module__.partition(".")[0] == "torch":

@@ -1,7 +1,7 @@
-"""Writes safetensors: deterministic bytes, data that starts on 64 bytes, tensors contiguous and without holes.
+"""Reads and writes safetensors files. Written bytes are deterministic: tensors are contiguous, without holes.
 
-Tensors whose size is a multiple of 64 bytes come first, so every one of them starts on a multiple of 64 too and can be
-used straight from the mapped file.
+The data starts at a multiple of 64 bytes. Tensors whose size is a multiple of 64 bytes come first, so that each of them
+starts at one too, and can be used in the mapped file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def supported(dtype: Any) -> bool:
 
 
 def layout(tensor: Any) -> dict[str, Any]:
-    """Returns the protocol's `Layout` of a tensor; of a dynamic one, that of the sizes it was captured at."""
+    """Returns the protocol's `Layout` of a tensor; symbolic sizes have their values at the capture."""
     shape, stride = ([example(size) for size in sizes] for sizes in (tensor.shape, tensor.stride()))
     return {"dtype": dtype_name(tensor.dtype), "shape": shape, "stride": stride}
 
@@ -55,7 +55,7 @@ def digest(tensor: Any) -> str:
 
 
 def write(path: Path, tensors: dict[str, Any]) -> Path:
-    """Writes named tensors; they are copied to the CPU and made contiguous one at a time."""
+    """Writes named tensors; each is copied to the CPU, in row-major order, when its turn comes."""
 
     def size(name: str) -> int:
         return tensors[name].numel() * tensors[name].element_size()
@@ -81,7 +81,7 @@ def write(path: Path, tensors: dict[str, Any]) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Maps a safetensors file: its tensors are read as they are used, and what is written to them stays in memory."""
+    """Maps a safetensors file: data is read when it is used, and writes into the tensors stay in memory."""
     import torch
 
     names = {short: name for name, short in DTYPES.items()}
@@ -118,6 +118,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _bytes(tensor: Any) -> Any:
-    """The memory of a contiguous CPU tensor; the caller keeps the tensor alive while it reads."""
+    """Returns the memory of a contiguous CPU tensor, which the caller keeps alive."""
     size = tensor.numel() * tensor.element_size()
     return (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""

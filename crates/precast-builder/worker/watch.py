@@ -1,10 +1,10 @@
-"""Notes which of the project's files are read while its model is made.
+"""Records the project's files that are read while its model is made.
 
-Python tells an audit hook about every file it opens. Weights read through the safetensors library are opened by Rust
-and pass that hook by, so its `safe_open` is watched by name.
+Python calls an audit hook for every file that it opens. The safetensors library opens files in Rust, without that hook,
+so its function `safe_open` is wrapped.
 
-A file is hashed after the model is made, and a key must not claim that the model was made from what the file became in
-between: what a file was like is kept when it is first opened, and compared after it was hashed.
+Files are hashed after the model is made. A file that changed in between would give the key another content than the
+model: so the state of each file (size, times) is kept when it is first opened, and compared after it was hashed.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from typing import Any
 
 from . import failures
 
-# What the clock of a file system may lag behind, in ns.
+# The largest lag of a file system's clock, in ns.
 _LAG = 10_000_000
 _WRITES = os.O_WRONLY | os.O_RDWR
 
 
 class Watch:
-    """Files of the project that are opened for reading while it is on. An audit hook can't be taken away again."""
+    """Records the files of the project that are opened for reading. A process has one: audit hooks can't be removed."""
 
     def __init__(self) -> None:
         self.root: Path | None = None
         self.files: set[str] = set()
-        # What each file was like when it was first opened; those that this process wrote; when watching began.
+        # The state of each file when it was first opened.
         self._first: dict[str, tuple[int, ...]] = {}
+        # Files that this process wrote.
         self._written: set[str] = set()
         self._begun = 0
         sys.addaudithook(self._hook)
         if "safetensors" in sys.modules:
-            self.follow(sys.modules["safetensors"])
+            self.wrap(sys.modules["safetensors"])
         else:
-            sys.meta_path.insert(0, _Follower(self))
+            sys.meta_path.insert(0, _Finder(self))
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.root is None or event != "open":
@@ -55,15 +56,15 @@ class Watch:
             self.note(path)
 
     def begin(self, root: Path) -> None:
-        """Watches what is opened from now on."""
+        """Records files that are opened from now on."""
         self.files, self._first, self._written = set(), {}, set()
         self._begun = time.time_ns()
         self.root = root
 
     def changed(self, path: str) -> bool:
-        """Returns whether somebody else changed a file after the model was made from it.
+        """Returns whether another process changed a file after the model read it.
 
-        A module whose bytecode was there is imported without being opened: only the time of its last change can tell.
+        A module with bytecode is imported without being opened: only the time of its last change tells.
         """
         if path in self._written:
             return False
@@ -72,7 +73,7 @@ class Watch:
         return now != first if first is not None else now[-1] >= self._begun - _LAG
 
     def note(self, path: Any) -> None:
-        """Keeps a path if it is a file of the project."""
+        """Records a path if it is a file of the project."""
         if self.root is None:
             return
         try:
@@ -83,8 +84,8 @@ class Watch:
         except (TypeError, ValueError, OSError):
             return
 
-    def follow(self, library: ModuleType) -> None:
-        """Watches what the safetensors library opens; modules that took the name earlier are not seen."""
+    def wrap(self, library: ModuleType) -> None:
+        """Wraps `safe_open` of the safetensors library. Modules that imported the function before keep the original."""
         original = getattr(library, "safe_open", None)
         if original is None:
             return
@@ -104,8 +105,8 @@ def _signature(path: str) -> tuple[int, ...]:
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-class _Follower(importlib.abc.MetaPathFinder):
-    """Finds safetensors as everybody does, and watches it once it is there."""
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the safetensors library for the import system, and wraps it once it is loaded."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -113,7 +114,7 @@ class _Follower(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the real spec of `safetensors` with a loader that calls `follow`, none for every other name."""
+        """Returns the real spec of `safetensors` with a loader that calls `wrap`; None for every other name."""
         if name != "safetensors":
             return None
         sys.meta_path.remove(self)
@@ -129,13 +130,13 @@ class _Loader(importlib.abc.Loader):
         self._watch = watch
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Leaves it to the real loader."""
+        """Calls the real loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Runs the library before anything can take `safe_open` from it, then watches."""
+        """Runs the library, and wraps it before any module can import `safe_open` from it."""
         self._loader.exec_module(module)
-        self._watch.follow(module)
+        self._watch.wrap(module)
 
 
 _WATCH: Watch | None = None
@@ -143,7 +144,7 @@ _WATCH: Watch | None = None
 
 @contextmanager
 def watching(root: Path) -> Iterator[Watch]:
-    """Yields the files read inside."""
+    """Yields the recorder of the files that are read inside."""
     global _WATCH
     if _WATCH is None:
         _WATCH = Watch()
