@@ -265,10 +265,10 @@ def _find_output_dims(
     """Fills in how outputs depend on the bucketed dimensions; returns why they can't be padded, if they can't."""
 
     def inputs(at: dict[str, int]) -> list[Any]:
-        made = []
+        values = []
         for spec, table in zip(specs, tables, strict=True):
-            made.append(samples.make(spec, _at(spec, at)["shape"], table, opened.device))
-        return made
+            values.append(samples.make(spec, _at(spec, at)["shape"], table, opened.device))
+        return values
 
     def run(at: dict[str, int]) -> output_sizes.Shapes:
         import torch

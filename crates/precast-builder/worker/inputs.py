@@ -75,7 +75,7 @@ def _source(opened: Any, request: dict[str, Any]) -> Callable[[dict[str, int]], 
     if not specs:
         raise Failure(
             "bad_input",
-            f"nothing says what the model is called with, so the inputs of `{request['path']}` can't be found",
+            f"the model has no sample inputs, so the inputs of `{request['path']}` can't be found",
             hint="give `samples` in [model], or a module for the model itself, or the inputs of this module",
         )
 

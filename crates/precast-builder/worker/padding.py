@@ -93,12 +93,12 @@ def check(
 
 
 def _inputs(specs: list[dict[str, Any]], at: dict[str, int], bounds: list[int | None], device: str) -> list[Any]:
-    made = []
+    values = []
     for spec, bound in zip(specs, bounds, strict=True):
         axes = zip(spec["dims"], spec["shape"], strict=True)
         shape = [at.get(dim, size) if dim is not None else size for dim, size in axes]
-        made.append(samples.make(spec, shape, bound, device, "padding"))
-    return made
+        values.append(samples.make(spec, shape, bound, device, "padding"))
+    return values
 
 
 def _pad(value: Any, spec: dict[str, Any], fill: Any) -> Any:

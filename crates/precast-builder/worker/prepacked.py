@@ -225,15 +225,14 @@ def _call(
 
 
 def _number(node: Any, value: float) -> dict[str, Any]:
-    """Returns the call that makes a tensor without axes of a number: beside a tensor with axes it has no say in the
-    dtype."""
+    """Returns the call that makes a tensor without axes of a number. Tensors with axes decide the dtype of a result."""
     import torch
 
-    beside = [operand.meta.get("val") for operand in node.all_input_nodes]
-    if isinstance(value, bool) or not all(isinstance(held, torch.Tensor) and held.dim() > 0 for held in beside):
+    others = [operand.meta.get("val") for operand in node.all_input_nodes]
+    if isinstance(value, bool) or not all(isinstance(held, torch.Tensor) and held.dim() > 0 for held in others):
         raise _NoRecipe
     # Beside integers a float64 tensor does decide the dtype, while a number has the default dtype.
-    if isinstance(value, float) and not any(held.is_floating_point() for held in beside):
+    if isinstance(value, float) and not any(held.is_floating_point() for held in others):
         raise _NoRecipe
     kind, dtype = ("int", torch.int64) if isinstance(value, int) else ("float", torch.float64)
     if not math.isfinite(value):

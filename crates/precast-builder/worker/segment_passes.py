@@ -9,9 +9,9 @@ A pass is an object with a method for each stage at which it changes a graph; a 
 | `post_grad_pre(module, context)` | functional, decomposed, before inductor's fusions | by its source |
 | `post_grad_post(module, context)` | after inductor's fusions, about to be lowered | by its source |
 
-A pass changes `module.graph` in place. `Context` is its whole interface to the worker; beside it, a pass may use torch
-as it likes. Installed packages may offer passes to `build --tune`: functions `offers(device, graphs)` under the entry
-points `precast.passes`, which return option sets for the segments of a program.
+A pass changes `module.graph` in place. `Context` is its whole interface to the worker; apart from it, a pass may use
+torch as it likes. Installed packages may offer passes to `build --tune`: functions `offers(device, graphs)` under the
+entry points `precast.passes`, which return option sets for the segments of a program.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def flatten(value: Any, name: str, names: list[str], found: list[Any]) -> Any:
 
 
 def unflatten(nesting: Any, tensors: Any) -> Any:
-    """Returns an argument that nests as `flatten` said, with other tensors."""
+    """Returns an argument that nests as `flatten` returned it, with other tensors."""
     (kind, held), *_ = nesting.items()
     if kind == "tensor":
         return tensors[held]

@@ -1,4 +1,4 @@
-"""Torch's private interface: every use of a name that torch does not document, behind functions that are ours.
+"""Torch's private names: every use of a name that torch does not document, in functions with a documented interface.
 
 | file | subject |
 |---|---|

@@ -1,4 +1,4 @@
-"""Archives of torch.export, made from the parts of a program: to trace a segment again would take time for nothing.
+"""Archives of torch.export, built from the parts of a program: a segment is not traced again.
 
 Private: the constructor of `torch.export.ExportedProgram`, `torch.export.graph_signature`, and
 `torch._export.verifier.TrainingIRVerifier`. Without them: a segment can't be saved.
@@ -130,8 +130,8 @@ def _constants_first(graph: Any, names: set[str]) -> Any:
 def _not_canonical() -> Iterator[None]:
     """Keeps the serialiser from bringing a copy of the program into canonical form.
 
-    It discards that copy: it only checks that there is one, which takes most of the time of saving. A segment is
-    verified like every program, and runs before it is published.
+    The serialiser only checks that there is a canonical form, and discards the copy: most of the time of saving. A
+    segment is verified like every program, and runs before it is published.
 
     Private: `torch._export.serde.serialize.canonicalize`. Without it: saving is slower.
     """

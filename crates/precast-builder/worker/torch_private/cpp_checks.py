@@ -229,10 +229,10 @@ def _named(original: Any, operators_of: Callable[[Any], set[str]]) -> Any:
 
 
 def _operators(kernel: Any, operators_of: Callable[[Any], set[str]]) -> str:
-    """Returns the operators behind the operation that a kernel works on, as far as they take an index."""
+    """Returns the operators with an index that the current operation of a kernel comes from."""
     node = getattr(getattr(kernel, "current_node", None), "node", None)
     try:
         names = {name for origin in getattr(node, "origins", ()) or () for name in operators_of(origin)}
-    except Exception:  # a node of the compiler may lack what is read here, and it is for a message only
+    except Exception:  # a node of the compiler may lack these attributes, and they are for a message only
         return ""
     return f" of {', '.join(sorted(names))}" if names else ""

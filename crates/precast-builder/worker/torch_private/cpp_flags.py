@@ -16,7 +16,7 @@ _VECTORS = {"x86-64-v2": None, "x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}
 
 @contextmanager
 def flags_for(isa: str) -> Iterator[None]:
-    """Has commands of the C++ compiler made for an instruction set.
+    """Sets the instruction set of the C++ compiler's commands.
 
     For each instruction set that the CPU has, inductor compiles a test program and starts a Python that imports torch
     to load it: 14 to 30 seconds in every new process. The CPU's own answer, and a check that the compiler knows the
@@ -65,7 +65,7 @@ def _knows_flags(flags: str) -> bool:
 
 @functools.cache
 def compiler_identity() -> tuple[str, ...]:
-    """Returns what compiled headers and objects depend on besides their text and flags: compiler, CPU and torch.
+    """Returns compiler, CPU and torch: compiled headers and objects depend on them, besides their text and flags.
 
     Private: `get_compiler_version_info` and `get_cpp_compiler` of `torch._inductor.cpp_builder`. Without them: nothing
     compiles.

@@ -23,7 +23,7 @@ Run = Callable[[str, str], None]
 
 @functools.cache
 def header(isa: str, name: str, hashable_cmd_line: str, **asked: Any) -> str:
-    """Returns the path of a header whose compiled form lies beside it; compiles it the first time.
+    """Returns the path of a header whose compiled form lies in the same folder; compiles it the first time.
 
     Private: `torch._inductor.cpp_builder._run_compile_cmd`, and that a header is compiled with the flags of the code
     that includes it. Without it: GCC ignores the compiled header, and builds take longer.
@@ -57,14 +57,14 @@ def compile_header(run: Run, path: Path, target: Path, command: str) -> None:
 
     with FileLock(str(path.with_suffix(".lock"))):
         if not path.with_suffix(".h.gch").exists():
-            # Written under another name and renamed: a killed compiler leaves no half header behind.
+            # Written under another name and renamed: a killed compiler leaves no half a header.
             partial = str(target) + ".partial"
             run(command.replace(f"-o {target}", f"-o {partial}"), str(path.parent))
             os.replace(partial, target)
 
 
 def header_text(isa: str, name: str, hashable_cmd_line: str, **asked: Any) -> str:
-    """Returns the path of a header's text. Until the compiled header lies beside it, compilers read the text.
+    """Returns the path of a header's text. Until its compiled form is there, compilers read the text.
 
     Private: as `header_command`.
     """
@@ -82,7 +82,7 @@ def header_text(isa: str, name: str, hashable_cmd_line: str, **asked: Any) -> st
 
 
 def digest(parts: list[str]) -> str:
-    """Returns a file name for what is compiled from `parts` with this compiler and this torch."""
+    """Returns a file name for code compiled from `parts`, with this compiler and this torch."""
     return hashlib.sha256("\0".join([*parts, *compiler_identity()]).encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""The C++ code that all artifacts share: their C functions and the container behind them.
+"""The C++ code that all artifacts share: their C functions, and the container class that these call.
 
 It is the same text in every artifact, and three fifths of the time that its C++ takes to compile. So it is taken out of
 the code of an artifact, compiled once on a machine, and linked in.

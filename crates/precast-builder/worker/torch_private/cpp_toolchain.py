@@ -4,7 +4,7 @@ Inductor compiles one C++ file after the other. They do not depend on each other
 here. Headers and shared code are compiled once on a machine (`cpp_headers`, `cpp_interface`).
 
 The kernels that it generates start as many threads as the build had, whatever the process may use: a service that gives
-each caller one thread would get all of them for each. Here that number is the most that they start.
+each caller one thread would get all of them for each. Here that number is an upper bound.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class WarmedUp(Exception):
 
 @contextmanager
 def toolchain(isa: str, clock: Any, operators_of: Callable[[Any], set[str]], warm_up: bool = False) -> Iterator[None]:
-    """Puts our ways in the place of inductor's.
+    """Replaces inductor's use of the C++ compiler.
 
-    `clock` is told of each phase; `operators_of` names the operators of a node that take an index, for messages.
+    `clock` measures each phase; `operators_of` names the operators of a node that take an index, for messages.
 
     Private: `torch._inductor.cpp_builder._run_compile_cmd`, `torch._inductor.codecache._precompile_header`,
     `torch._inductor.codegen.cpp.WorkSharing.parallel`. Without them: builds take longer, and artifacts use all threads.
@@ -65,7 +65,7 @@ def begin(isa: str, device: str, options: dict[str, Any], out: Path) -> Future[l
     """Starts to compile the machine's headers, before the rest of the compiler is imported: both take as long.
 
     A header that another process compiles is waited for. The commands need one module of inductor only. Threads wait
-    for processes and do nothing else: modules are imported, and commands made, before there are any.
+    for processes and do nothing else: modules are imported, and commands built, before threads start.
 
     Private: the flags and the headers that `AotCodeCompiler.compile` asks for. Without them: the first compile makes
     its own headers, and these are of no use.
@@ -200,7 +200,7 @@ def _only_needed(command: str) -> str:
     Inductor names `libtorch.so`, which holds nothing but copies of C++ templates and brings the CUDA half of libtorch
     into a CPU process, and the folder of torch here. A process that loads the object has libtorch loaded already.
 
-    The assembler file of the constants does not say that it needs no executable stack, so the link says it.
+    The assembler file of the constants does not declare that it needs no executable stack, so the link does.
     """
     program, rest = command.split(" ", 1)
     rest = re.sub(r" (-Wl,-rpath[=,]\S+|-Wl,--no-as-needed|-ltorch)(?= |$)", "", rest)

@@ -1,6 +1,6 @@
-"""Errors of torch.export and of the compiler, told apart by their types and their texts.
+"""Errors of torch.export and of the compiler, recognised by their types and their texts.
 
-Without what is private here: errors keep their code and lose their place, their hint or the cause inside them.
+Without the private names here: errors keep their code, and lose their location, their hint or their cause.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fake tensors: shapes, strides and shared memory of a graph's values, without data.
 
 Private: `torch._subclasses.fake_tensor`, `FakeTensor.fake_mode`, `untyped_storage()._cdata`. Without them: graphs can't
-be checked after they were changed, and views can't be told from copies.
+be checked after they were changed, and views look like copies.
 """
 
 from __future__ import annotations

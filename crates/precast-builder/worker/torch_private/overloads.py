@@ -1,7 +1,7 @@
 """Operators: overloads, their schemas and names, and where their kernels come from.
 
 Private: `torch._ops.OpOverload`, `OpOverloadPacket`, `HigherOrderOperator`; `_schema` and `_overloadname` of an
-overload. Without them: operators of a graph can't be told from Python functions, and no segment has a canonical text.
+overload. Without them: operators of a graph look like Python functions, and no segment has a canonical text.
 """
 
 from __future__ import annotations
