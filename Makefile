@@ -70,7 +70,7 @@ test-build: lint
 	$(CARGO) test --no-run $(FEATURES)
 
 # Half of the worker's tests compile with one core, which takes as long as all the others.
-WORKER_TESTS := $(sort $(wildcard tests/worker/test_*.py tests/benches/test_*.py kernels/tests/test_*.py))
+WORKER_TESTS := $(sort $(wildcard tests/worker/test_*.py tests/check/test_*.py tests/benches/test_*.py kernels/tests/test_*.py))
 COMPILER_TESTS := tests/worker/test_compile.py
 
 test-compiler: venv

@@ -1,6 +1,12 @@
 //! `precast build`: makes whatever is missing.
 
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -24,15 +30,8 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     pub(super) spec: SpecArgs,
-    /// Python interpreter that has torch [default: `.venv/bin/python` beside the spec or in the current folder, else
-    /// `python3`]
-    #[arg(
-        long,
-        env = "PRECAST_PYTHON",
-        value_name = "PATH",
-        hide_env_values = true
-    )]
-    python: Option<PathBuf>,
+    #[command(flatten)]
+    python: PythonArgs,
     /// How many workers compile at once [default: by cores and memory]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
@@ -57,6 +56,20 @@ pub(super) struct Args {
     /// Publish a release even if nothing answers this module; may be repeated
     #[arg(long, value_name = "MODULE")]
     without: Vec<String>,
+}
+
+/// What the worker is started with.
+#[derive(clap::Args)]
+pub(super) struct PythonArgs {
+    /// Python interpreter that has torch [default: `.venv/bin/python` beside the spec or in the current folder, else
+    /// `python3`]
+    #[arg(
+        long,
+        env = "PRECAST_PYTHON",
+        value_name = "PATH",
+        hide_env_values = true
+    )]
+    python: Option<PathBuf>,
     /// A program to start instead of Python with the built-in worker
     #[arg(long, env = "PRECAST_WORKER", value_name = "PROGRAM", hide = true)]
     worker: Option<PathBuf>,
@@ -98,11 +111,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     known_modules(&args.without, &spec)?;
     let store = context.create()?;
     let options = build::Options {
-        launcher: Launcher {
-            headers: cache_folder("headers"),
-            bytecode: cache_folder("bytecode"),
-            ..launcher(args, &spec)
-        },
+        launcher: args.python.launcher(&spec.root),
         gate: build::gate::Launcher {
             program: internal::with_torch()?,
             args: vec![OsString::from(internal::GATE)],
@@ -160,20 +169,27 @@ fn known_modules(names: &[String], spec: &Spec) -> Result<(), Usage> {
     }
 }
 
-/// Chooses the interpreter: the one named, else a `.venv` beside the spec or here, else the one on the path.
-fn launcher(args: &Args, spec: &Spec) -> Launcher {
-    if let Some(worker) = &args.worker {
-        return Launcher::program(worker);
+impl PythonArgs {
+    /// Chooses the interpreter: the one named, else a `.venv` in the folder of the spec or here, else the one on the path.
+    pub(super) fn launcher(&self, root: &Path) -> Launcher {
+        let chosen = match (&self.worker, &self.python) {
+            (Some(worker), _) => Launcher::program(worker),
+            (None, Some(python)) => Launcher::python(python),
+            (None, None) => {
+                let beside = [
+                    root.join(".venv/bin/python"),
+                    PathBuf::from(".venv/bin/python"),
+                ];
+                let found = beside.into_iter().find(|python| python.exists());
+                Launcher::python(found.unwrap_or_else(|| PathBuf::from("python3")))
+            }
+        };
+        Launcher {
+            headers: cache_folder("headers"),
+            bytecode: cache_folder("bytecode"),
+            ..chosen
+        }
     }
-    if let Some(python) = &args.python {
-        return Launcher::python(python);
-    }
-    let beside = [
-        spec.root.join(".venv/bin/python"),
-        PathBuf::from(".venv/bin/python"),
-    ];
-    let found = beside.into_iter().find(|python| python.exists());
-    Launcher::python(found.unwrap_or_else(|| PathBuf::from("python3")))
 }
 
 /// Where something is kept between builds: in the user's cache folder, if there is one.

@@ -12,7 +12,7 @@ use super::{Cli, Context, text::count};
 
 /// Headings and the commands under them.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Building, at deploy time", &["build", "plan"]),
+    ("Building, at deploy time", &["check", "build", "plan"]),
     ("Running, in production", &["run", "bench", "stats"]),
     (
         "Looking, at what is there and why",
@@ -27,7 +27,8 @@ const GROUPS: [(&str, &[&str]); 4] = [
 ];
 
 /// What is asked of a store, and what answers it.
-const QUESTIONS: [(&str, &str); 6] = [
+const QUESTIONS: [(&str, &str); 7] = [
+    ("Will my model compile?", "check"),
     ("What is in this store?", "ls, du, show ID"),
     ("Will it run on this host?", "show ID, under `target`"),
     ("Why was this rebuilt?", "why MODULE, diff MODEL@1 MODEL@2"),

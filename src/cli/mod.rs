@@ -6,6 +6,7 @@
 #[cfg(feature = "torch")]
 mod bench;
 mod build;
+mod check;
 mod diff;
 mod du;
 mod exit;
@@ -139,6 +140,8 @@ enum Command {
     Build(build::Args),
     /// Say what `build` would do, and why, without doing it
     Plan(plan::Args),
+    /// Say what will break, why, and what to write instead, before anything is built
+    Check(check::Args),
     /// List programs, artifacts or objects, filtered and sorted
     #[command(visible_alias = "list")]
     Ls(ls::Args),
@@ -326,6 +329,7 @@ fn dispatch(command: &Command, context: &Context, torch: WithTorch) -> Result<u8
     match command {
         Command::Build(args) => build::run(args, context),
         Command::Plan(args) => plan::run(args, context),
+        Command::Check(args) => check::run(args, context),
         Command::Ls(args) => ls::run(args, context),
         Command::Show(args) => show::run(args, context),
         Command::Du(args) => du::run(args, context),

@@ -5,6 +5,7 @@ mod bad_input;
 #[cfg(feature = "torch")]
 mod bench;
 mod build;
+mod check;
 #[cfg(feature = "torch")]
 mod context;
 mod control;

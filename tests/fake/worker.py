@@ -52,6 +52,10 @@ What a comment says of the mode or of an option is for artifacts that are compil
     # fake: offers kernels:fast epilogue_fusion=false    an installed package does so, to --tune: a pass and options
     # fake: segments of kernels:fast                     are what this pass is for, not whole graphs
 
+What `check` finds of every module is said by comments too, each at its own line:
+
+    # fake: finds print medium
+
 A global `DECLARED` of the model's file is what its submodules say of themselves: FQN -> method -> keys of [compile]. A
 graph pass is a function that changes the segment (a dict with `offset`) in place. The log of a compile has the mode and
 the options it was asked for.
@@ -227,6 +231,41 @@ class Worker:
         file = Path(request["out"]) / "weights.safetensors"
         save(file, {"scale": ("float32", [1], [self.model.SCALE])})
         return {"file": str(file), "aliases": {}}
+
+    def inputs(self, request: Json) -> Json:
+        """Every submodule is called with the inputs of the model."""
+        if not request["inputs"]:
+            raise Failure("bad_input", f"nothing says what `{request['path']}` is called with")
+        args = [{"tensor": number} for number in range(len(request["inputs"]))]
+        return {"inputs": request["inputs"], "structure": {"args": args, "kwargs": {}}}
+
+    def check(self, request: Json) -> Json:
+        """Finds what comments of the model's file say."""
+        text = Path(self.model.__file__).read_text()
+        findings = [
+            {
+                "category": category,
+                "severity": severity,
+                "why": f"the fake model has a `{category}`",
+                "mend": {"text": "leave it out", "lines": ["pass"]},
+                "location": f"model.py:{line}",
+                "function": "Model.forward",
+                "source": source,
+            }
+            for line, source in enumerate(text.splitlines(), 1)
+            for category, severity in re.findall(r"^# fake: finds (\S+) (\S+)$", source)
+        ]
+        order = ["high", "medium", "low"]
+        findings.sort(key=lambda one: order.index(one["severity"]))
+        return {
+            "findings": findings,
+            "unknown": ["how it answers at `batch` = 1"],
+            "captured": not any(one["severity"] == "high" for one in findings),
+            "steps": 2,
+            "artifacts": 1,
+            "dynamic": {"batch": {"min": 2, "max": None}},
+            "seconds": 0.5,
+        }
 
     def capture(self, request: Json) -> Json:
         module, sizes, out = request["module"], request["sizes"], Path(request["out"])

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     plan::{Item, Known},
-    spec::Module,
+    spec::{Module, Spec},
 };
 
 /// How long a capture may take.
@@ -29,7 +29,7 @@ impl Work<'_> {
         let (inputs, structure) = match module.sized_inputs(&item.form.sizes) {
             Some(inputs) => (inputs, None),
             None => {
-                let request = self.watch(module, &item.form.sizes);
+                let request = inputs_request(self.options.spec, module, &item.form.sizes);
                 let action = (Action::Inputs, &*name);
                 let (answer, log) = self.ask::<Sampled>(slot, action, &request, CAPTURE_LIMIT);
                 match answer {
@@ -61,29 +61,6 @@ impl Work<'_> {
         match answer {
             Ok(captured) => self.captured(job, captured).map(|()| true),
             Err(error) => self.fail(job, error, &log).map(|()| false),
-        }
-    }
-
-    /// Asks for inputs that the spec leaves out: from the samples it names, or from the model's own inputs where
-    /// another module of it has them.
-    fn watch(&self, module: &Module, sizes: &Sizes) -> Request {
-        let model = &self.options.spec.model;
-        let whole = self.options.spec.modules.iter().find(|other| {
-            other.path.is_empty() && other.method == "forward" && other.inputs.is_some()
-        });
-        // The model's inputs at the smallest bucket, where the module has no sizes of its own.
-        let inputs = whole.and_then(|whole| {
-            let own = whole.buckets.first().cloned().unwrap_or_default();
-            let mut at = own;
-            at.extend(sizes.clone());
-            whole.sized_inputs(&at)
-        });
-        Request::Inputs {
-            path: module.path.clone(),
-            method: module.method.clone(),
-            samples: model.samples.clone(),
-            inputs: inputs.unwrap_or_default(),
-            sizes: sizes.clone(),
         }
     }
 
@@ -176,5 +153,28 @@ impl Work<'_> {
             }
         }
         Ok(compiles)
+    }
+}
+
+/// Asks for inputs that the spec leaves out: from the samples it names, or from the model's own inputs where another
+/// module of it has them.
+pub(super) fn inputs_request(spec: &Spec, module: &Module, sizes: &Sizes) -> Request {
+    let whole = spec
+        .modules
+        .iter()
+        .find(|other| other.path.is_empty() && other.method == "forward" && other.inputs.is_some());
+    // The model's inputs at the smallest bucket, where the module has no sizes of its own.
+    let inputs = whole.and_then(|whole| {
+        let own = whole.buckets.first().cloned().unwrap_or_default();
+        let mut at = own;
+        at.extend(sizes.clone());
+        whole.sized_inputs(&at)
+    });
+    Request::Inputs {
+        path: module.path.clone(),
+        method: module.method.clone(),
+        samples: spec.model.samples.clone(),
+        inputs: inputs.unwrap_or_default(),
+        sizes: sizes.clone(),
     }
 }

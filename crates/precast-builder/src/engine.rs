@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     plan::{self, Item, Known, Plan, Reason, State},
-    spec::Spec,
+    spec::{CommandLine, Spec},
 };
 
 /// How long importing the entry and making the model may take.
@@ -150,7 +150,7 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
 }
 
 /// Points at the place in the spec where what a worker refused is written, if it is written there.
-fn in_spec(spec: &Spec, error: BuildError) -> BuildError {
+pub(super) fn in_spec(spec: &Spec, error: BuildError) -> BuildError {
     let (BuildError::Worker(said) | BuildError::Model { error: said, .. }) = &error else {
         return error;
     };
@@ -278,7 +278,7 @@ fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> {
         });
     }
     let started = Instant::now();
-    let opened = match open_model(options, &mut worker) {
+    let opened = match open_model(options.spec, &options.request.command_line, &mut worker) {
         Err(BuildError::Worker(error)) if !error.trace.is_empty() => {
             let log = format!("{error}\n\n{}", error.trace);
             let log = options.store.put_bytes(log.as_bytes())?;
@@ -318,12 +318,9 @@ fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> {
 }
 
 /// Every callable beside the entry that captures will use: graph passes, and what gives sample inputs.
-fn callables(options: &Options<'_>) -> Vec<String> {
-    let spec = options.spec;
+fn callables(spec: &Spec, command_line: &CommandLine) -> Vec<String> {
     let modules = spec.modules.iter().map(|module| &module.compile);
-    let layers = modules
-        .chain([&spec.compile])
-        .chain(options.request.command_line.layers());
+    let layers = modules.chain([&spec.compile]).chain(command_line.layers());
     let passes = layers.flat_map(|layer| layer.passes.iter().flatten());
     passes
         .chain(&spec.model.samples)
@@ -334,13 +331,17 @@ fn callables(options: &Options<'_>) -> Vec<String> {
 }
 
 /// Imports the entry in `worker` and makes the model, so that the worker can capture.
-pub(super) fn open_model(options: &Options<'_>, worker: &mut Worker) -> Result<Opened, BuildError> {
+pub(super) fn open_model(
+    spec: &Spec,
+    command_line: &CommandLine,
+    worker: &mut Worker,
+) -> Result<Opened, BuildError> {
     let request = Request::Open {
-        root: options.spec.root.clone(),
-        entry: options.spec.model.entry.clone(),
-        device: options.spec.target.device.to_string(),
-        also: callables(options),
-        weights: options.spec.model.weights.file().map(Path::to_owned),
+        root: spec.root.clone(),
+        entry: spec.model.entry.clone(),
+        device: spec.target.device.to_string(),
+        also: callables(spec, command_line),
+        weights: spec.model.weights.file().map(Path::to_owned),
     };
     let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;

@@ -12,6 +12,7 @@
 //! | `schedule` | the graph of tasks: what is waiting, ready, running, done and failed |
 //! | `work` | the threads that run tasks, one for each worker |
 //! | `workers` | starting worker processes |
+//! | `check` | asking what will break, before anything is built |
 //! | `task`, `capture`, `compile` | what a task works on, and how it is done |
 //! | `estimate` | how long the build will still take |
 //! | `publish` | what goes into the store |
@@ -34,6 +35,7 @@ pub mod spec;
 
 mod candidates;
 mod capture;
+mod check;
 mod compile;
 mod engine;
 mod error;
@@ -57,6 +59,7 @@ mod worker;
 mod workers;
 
 pub use self::{
+    check::{CheckOptions, CheckedModule, check},
     engine::{Built, Options, Outcome, Summary, build},
     error::BuildError,
     launcher::Launcher,

@@ -72,6 +72,17 @@ pub enum Request {
         sizes: Sizes,
         out: PathBuf,
     },
+    /// Looks for what will break in one module, and compiles nothing: answered with [`Checked`].
+    Check {
+        /// `dynamic` are the dimensions that the spec asks a dynamic artifact for.
+        module: ModuleRequest,
+        /// The bucket to look at.
+        sizes: Sizes,
+        /// All buckets of the module.
+        buckets: Vec<Sizes>,
+        /// `module:callable` whose sample inputs are used where the spec leaves the module's inputs out.
+        samples: Option<String>,
+    },
     /// Compiles one captured segment: answered with [`Compiled`].
     Compile {
         /// [`Segment::file`] of an earlier answer, of this worker or another.
@@ -327,6 +338,67 @@ impl Measured {
         receipt.took("capture", seconds);
         receipt
     }
+}
+
+/// What will break in a module, and what is not known.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Checked {
+    /// By severity, then by place.
+    pub findings: Vec<Finding>,
+    /// What could not be found out, each a sentence without its final period.
+    pub unknown: Vec<String>,
+    /// Whether a build can capture it; none where that is not known.
+    pub captured: Option<bool>,
+    /// Calls of artifacts at one bucket, and how many artifacts these are.
+    pub steps: Option<u64>,
+    pub artifacts: Option<u64>,
+    /// Bucketed dimension -> the sizes that a dynamic artifact of it would hold for; none where it can't have one.
+    pub dynamic: Option<BTreeMap<String, Option<Free>>>,
+    pub seconds: f64,
+}
+
+/// The sizes of a dynamic dimension.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Free {
+    pub min: u64,
+    /// None for no bound.
+    pub max: Option<u64>,
+}
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Worth knowing.
+    Low,
+    /// On the path of every call: a compiled module does otherwise than eager, or torch.compile breaks its graph there.
+    Medium,
+    /// Stops the build.
+    High,
+}
+
+/// One thing that keeps a module from being compiled, or that a compiled module does otherwise.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Finding {
+    /// A name of [`crate::spec::check::CATEGORIES`].
+    pub category: String,
+    pub severity: Severity,
+    pub why: String,
+    pub mend: Mend,
+    /// `file:line` of the user's code, or of an installed package where none of it is involved.
+    pub location: Option<String>,
+    /// The qualified name of the function around it.
+    pub function: Option<String>,
+    /// The line itself.
+    pub source: Option<String>,
+}
+
+/// What to write instead.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Mend {
+    pub text: String,
+    /// The user's own line, mended, where that follows from it.
+    pub lines: Vec<String>,
 }
 
 /// Graph passes for the segments of a program.

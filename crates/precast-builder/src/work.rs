@@ -315,7 +315,11 @@ impl Work<'_> {
 
     /// Loads the model in a worker beside the first. Returns whether it is the same one; else the worker captures nothing.
     fn load_same_model(&self, worker: &mut Worker) -> Result<bool, BuildError> {
-        let opened = open_model(self.options, worker)?;
+        let opened = open_model(
+            self.options.spec,
+            &self.options.request.command_line,
+            worker,
+        )?;
         let known = self.plan.known.as_ref().map(|known| &known.entry.sources);
         let changed = |source: &&Source| known.is_some_and(|known| !known.contains(source));
         if let Some(source) = opened.sources.iter().find(changed) {

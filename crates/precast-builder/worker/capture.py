@@ -6,6 +6,7 @@ Eager's outputs come from the module itself, never from the captured graph: ever
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,35 +45,49 @@ _CASTS = {"to", "_to_copy", "type_as"}
 _FILLS = {"scalar_tensor": 0, "full": 1, "full_like": 1, "where": 1, "masked_fill": 2}
 
 
-def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Path, wire: Wire) -> dict[str, Any]:
-    """Returns the protocol's `Captured`."""
-    started = time.perf_counter()
-    out = out.resolve()
+@dataclass
+class Traced:
+    """A module's graph at one bucket, ready to be cut."""
+
+    what: str
+    wrapped: Any
+    specs: list[dict[str, Any]]
+    sizes: dict[str, int]
+    graph: flat.Flat
+    # Bounds of dynamic dimensions; of each input's values as the graph has them, and as the record says them.
+    held: dynamic.Bounds | None
+    limits: list[bounds.Bounds | None]
+    ranges: list[list[int] | None]
+
+
+def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
+    """Returns what messages call a module, and the call that is captured."""
     target = call.find(opened.model, module["path"])
     function = call.method_of(target, module["path"], module["method"])
     cut.check_regions(module["regions"], module["path"], [name for name, _ in target.named_modules()])
-    specs = module["inputs"]
-    what = _describe(module)
+    what, names = _describe(module), [spec["name"] for spec in module["inputs"]]
     nesting = module.get("structure")
     if nesting is None:
-        call.check_inputs(
-            target.forward if module["method"] == "forward" else function, [s["name"] for s in specs], what
-        )
-    wrapped = call.wrap(target, module["method"], [spec["name"] for spec in specs], nesting)
+        call.check_inputs(target.forward if module["method"] == "forward" else function, names, what)
+    return what, call.wrap(target, module["method"], names, nesting)
 
+
+def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
+    """Captures a module's graph, and refuses what no artifact can have."""
+    specs = module["inputs"]
+    what, wrapped = call_of(opened, module)
     wire.event("capture")
     asked = module.get("dynamic") or None
     held = None
     if asked is not None:
         sizes = dynamic.sizes(asked, sizes)
-        specs = [_at(spec, sizes) for spec in specs]
+        specs = [at_sizes(spec, sizes) for spec in specs]
     first = [samples.lowest(spec, spec["shape"], opened.device) for spec in specs]
     if asked is not None:
         exported, held = dynamic.export(wrapped, first, specs, asked, opened.root, what)
     else:
         exported = flat.export(wrapped, first, opened.root, what)
-    named = opened.named()
-    graph = flat.flatten(exported, named, module["path"], opened.root)
+    graph = flat.flatten(exported, opened.named(), module["path"], opened.root)
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")
         passes.run(name, graph, opened.root)
@@ -88,10 +103,28 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     flat.own_outputs(graph)
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
+    return Traced(what, wrapped, specs, sizes, graph, held, limits, ranges)
+
+
+def parts_of(traced: Traced, module: dict[str, Any]) -> list[cut.Part]:
+    """Returns a graph cut at its regions."""
+    regions = module["regions"] if not module.get("dynamic") else []
+    if regions:
+        return norm_fusion.cut_and_fuse(traced.graph, regions, module["path"])
+    return cut.cut(traced.graph, [], module["path"])
+
+
+def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Path, wire: Wire) -> dict[str, Any]:
+    """Returns the protocol's `Captured`."""
+    started = time.perf_counter()
+    out = out.resolve()
+    traced = trace(opened, module, sizes, wire)
+    what, wrapped, specs, sizes, graph = traced.what, traced.wrapped, traced.specs, traced.sizes, traced.graph
+    held, limits, ranges = traced.held, traced.limits, traced.ranges
+    nesting = module.get("structure")
 
     wire.event("cut")
-    regions = module["regions"] if asked is None else []
-    parts = norm_fusion.cut_and_fuse(graph, regions, module["path"]) if regions else cut.cut(graph, [], module["path"])
+    parts = parts_of(traced, module)
     compiled = module.get("compiled", True)
     segments, steps, values, numbers = _steps(parts, graph, out, opened, compiled)
     program = {"segments": [one for one, _ in segments], "steps": steps}
@@ -170,7 +203,7 @@ def _with_sample_range(spec: dict[str, Any], table: int | None, limit: bounds.Bo
     return {**spec, "range": [low, limit.end]} if low < limit.end else spec
 
 
-def _at(spec: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
+def at_sizes(spec: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
     """Returns an input at other sizes of its dimensions."""
     axes = zip(spec["dims"], spec["shape"], strict=True)
     shape = [sizes.get(dim, size) if dim is not None else size for dim, size in axes]
@@ -267,7 +300,7 @@ def _find_output_dims(
     def inputs(at: dict[str, int]) -> list[Any]:
         values = []
         for spec, table in zip(specs, tables, strict=True):
-            values.append(samples.make(spec, _at(spec, at)["shape"], table, opened.device))
+            values.append(samples.make(spec, at_sizes(spec, at)["shape"], table, opened.device))
         return values
 
     def run(at: dict[str, int]) -> output_sizes.Shapes:

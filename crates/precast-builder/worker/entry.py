@@ -44,6 +44,9 @@ class Opened:
     from_file: frozenset[str] | None = None
     # Remarks for the user.
     notes: list[str] = field(default_factory=list)
+    # How many of its modules the entry returned in training mode, and the line of the entry.
+    training: int = 0
+    place: str | None = None
     # Files of packages that offered passes. Keys cover them only if a program is compiled with such a pass.
     offering: set[str] = field(default_factory=set)
 
@@ -94,7 +97,8 @@ def open_model(
         for library in torch.ops.loaded_libraries:
             watch.note(library)
     _check_data(model, entry)
-    notes = [_TRAINING] if any(module.training for module in model.modules()) else []
+    training = sum(module.training for module in model.modules())
+    notes = [_TRAINING] if training else []
     with torch.no_grad():
         model.eval().requires_grad_(False)
         from_file = None if values is None else weights.fill(model, values)
@@ -116,9 +120,9 @@ def open_model(
     later = {name.partition(".")[0] for name in set(sys.modules) - before}
     imported |= later
     imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
-    return Opened(
-        root, entry, device, model, sources, packages(imported), declared.declared(model, root), from_file, notes
-    )
+    place = _place(function, root)
+    known = packages(imported), declared.declared(model, root)
+    return Opened(root, entry, device, model, sources, *known, from_file, notes, training, place)
 
 
 def load(root: Path, entry: str) -> Any:

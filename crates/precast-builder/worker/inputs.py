@@ -50,6 +50,13 @@ def find(opened: Any, request: dict[str, Any]) -> dict[str, Any]:
     return {"inputs": inputs, "structure": recorded.structure}
 
 
+def values(opened: Any, request: dict[str, Any]) -> list[Any]:
+    """Returns the tensors that `path.method` is called with when the model runs on its sample inputs."""
+    path, method = request["path"], request["method"]
+    target = call.find(opened.model, path)
+    return _record(opened, target, path, method, _source(opened, request)(request.get("sizes") or {})).values
+
+
 def _mark(inputs: list[dict[str, Any]], again: Recorded, dim: str, size: int, other: int) -> None:
     for entry_, value in zip(inputs, again.values, strict=True):
         if len(value.shape) != len(entry_["shape"]):

@@ -14,7 +14,7 @@ from .torch_private import overloads
 from .wire import Failure
 
 # Namespaces of libtorch's own operators.
-_OWN = ("aten", "prims", "prim", "quantized", "mkldnn", "inductor", "higher_order")
+OWN = ("aten", "prims", "prim", "quantized", "mkldnn", "inductor", "higher_order")
 
 
 def custom(nodes: Iterable[Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def custom(nodes: Iterable[Any]) -> dict[str, Any]:
     for node in nodes:
         # An operator that writes into its inputs is an argument of the node that makes it functional.
         for target in (node.target, *getattr(node, "args", ())):
-            if overloads.is_overload(target) and target.namespace not in _OWN:
+            if overloads.is_overload(target) and target.namespace not in OWN:
                 found.setdefault(overloads.qualified_name(target), node)
     return found
 

@@ -67,6 +67,12 @@ def _inputs(session: Session, request: dict[str, Any]) -> Any:
     return inputs.find(session.model(), request)
 
 
+def _check(session: Session, request: dict[str, Any]) -> Any:
+    from . import check
+
+    return check.check(session.model(), request, session.wire)
+
+
 def _compile(session: Session, request: dict[str, Any]) -> Any:
     from . import compiler, hello
 
@@ -87,6 +93,7 @@ OPERATIONS = {
     "weights": _weights,
     "inputs": _inputs,
     "capture": _capture,
+    "check": _check,
     "compile": _compile,
     "prepare": _warm_up,
 }

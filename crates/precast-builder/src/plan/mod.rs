@@ -22,7 +22,7 @@ mod reason;
 mod sources;
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     path::PathBuf,
 };
 
@@ -32,7 +32,7 @@ use precast_store::{
 };
 use serde_json::Value;
 
-use self::form::left_to_eager;
+pub(crate) use self::form::left_to_eager;
 pub use self::{
     diff::{Field, diff},
     form::{Form, forms},
@@ -218,7 +218,10 @@ pub fn plan(
     let current: HashSet<Digest> = release.iter().flat_map(|r| r.programs.clone()).collect();
     let mut items = Vec::new();
     for (index, module) in spec.modules.iter().enumerate() {
-        let declared = declared(module, known.as_ref())?;
+        let declared = match &known {
+            Some(known) => declared(module, &known.entry.declared)?,
+            None => Overrides::default(),
+        };
         let settings = spec.settings(module, &declared, &request.command_line.of(&module.name));
         for form in forms(module, &settings.compile) {
             let text = format!("{} {}", module.name, form.name());
@@ -292,9 +295,12 @@ fn selects(only: &str, module: &str, text: &str) -> bool {
     glob.is_ok_and(|glob| glob.is_match(module) || glob.is_match(text))
 }
 
-/// Returns what the submodule says of itself, as far as it is known.
-fn declared(module: &Module, known: Option<&Known>) -> Result<Overrides, PlanError> {
-    let methods = known.and_then(|known| known.entry.declared.get(&module.path));
+/// FQN -> method -> keys of `[compile]`, as the worker gives them.
+pub(crate) type Declared = BTreeMap<String, BTreeMap<String, Value>>;
+
+/// Returns what the submodule says of itself.
+pub(crate) fn declared(module: &Module, all: &Declared) -> Result<Overrides, PlanError> {
+    let methods = all.get(&module.path);
     let Some(says) = methods.and_then(|methods| methods.get(&module.method)) else {
         return Ok(Overrides::default());
     };

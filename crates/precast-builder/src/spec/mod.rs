@@ -9,6 +9,7 @@
 //!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
 //!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
 //!   [module.gate]      rtol, atol
+//! [[check.allow]]      finding, function, reason: what `precast check` may find
 //! ```
 //!
 //! One run may say settings otherwise: see `setting`.
@@ -19,6 +20,7 @@
 //! (does the entry import, is there such a submodule) is found later, by the build.
 
 mod buckets;
+pub mod check;
 pub mod compile;
 mod error;
 pub mod glob;
@@ -63,6 +65,8 @@ pub struct Spec {
     pub compile: Overrides,
     /// At least one, in the order of the file.
     pub modules: Vec<Module>,
+    /// What `precast check` may find. Nothing that is built depends on it.
+    pub allowed: Vec<check::Allow>,
 }
 
 /// The model the modules belong to.

@@ -12,7 +12,7 @@ use toml::de::DeTable;
 
 use super::{
     Dim, Dynamic, Gate, Model, Module, Overrides, SCHEMA, Spec, SpecError, TargetSpec, WeightsFrom,
-    buckets, compile,
+    buckets, check, compile,
     error::Problem,
     inputs,
     reader::{Field, Place, Reader, Section},
@@ -20,7 +20,7 @@ use super::{
 use control::{globs, overrides};
 pub(super) use control::{option, setting};
 
-const TOP: &[&str] = &["schema", "model", "target", "compile", "module"];
+const TOP: &[&str] = &["schema", "model", "target", "compile", "module", "check"];
 pub(crate) const MODEL: &[&str] = &["name", "entry", "weights", "samples"];
 pub(crate) const TARGET: &[&str] = &["device", "isa"];
 pub(crate) const MODULE: &[&str] = &[
@@ -105,6 +105,10 @@ fn top<'t>(reader: &mut Reader<'t>, path: &Path, top: &Section<'t>) -> Option<Sp
         None => Some(Overrides::default()),
     };
     let modules = modules(reader, top);
+    let allowed = match top.field("check") {
+        Some(field) => check::check(reader, &field),
+        None => Some(Vec::new()),
+    };
     Some(Spec {
         file: path.to_owned(),
         root,
@@ -112,6 +116,7 @@ fn top<'t>(reader: &mut Reader<'t>, path: &Path, top: &Section<'t>) -> Option<Sp
         target: target?,
         compile: compile?,
         modules: modules?,
+        allowed: allowed?,
     })
 }
 

@@ -5,6 +5,7 @@
 | `pytrees` | nested arguments and results, as torch.export flattens them |
 | `exported` | exported programs: their inputs, their bounds, copies of their graphs |
 | `archives` | archives of torch.export, made from parts |
+| `drafts` | what stops a capture, and the sizes that it decides on |
 | `fake` | fake tensors: shapes, strides and shared memory without data |
 | `symbols` | symbolic sizes |
 | `overloads` | operators: schemas, names, kernels |

@@ -83,3 +83,32 @@ def has_native_kernel(name: str, device: str) -> bool:
         if key in keys and rest and not re.match(r"\S+\.py:\d+", rest):
             return True
     return False
+
+
+def called(value: Any) -> str | None:
+    """Returns the qualified name of an operator that Python code calls; None for anything else.
+
+    Private: `OpOverloadPacket._qualified_op_name`, `CustomOpDef._qualname`. Without them: `check` sees no operator.
+    """
+    import torch
+
+    if is_overload(value):
+        return qualified_name(value)
+    if isinstance(value, torch._ops.OpOverloadPacket):
+        return value._qualified_op_name
+    return value._qualname if type(value).__name__ == "CustomOpDef" else None
+
+
+def has_fake_kernel(name: str) -> bool:
+    """Returns whether torch can tell what an operator returns without running it.
+
+    Private: `_dispatch_has_kernel_for_dispatch_key` and the registry of fake kernels. Without them: every operator is
+    said to lack one.
+    """
+    import torch
+    from torch._library.simple_registry import singleton
+
+    keys = ("Meta", "CompositeImplicitAutograd")
+    if any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys):
+        return True
+    return singleton.find(name).fake_impl.kernel is not None

@@ -1,0 +1,198 @@
+//! `precast check`: asks a worker what will break in the modules of a spec. Nothing is compiled and no store is touched.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+
+use precast_store::record::{Sizes, form_name};
+
+use super::{
+    BuildError, Launcher,
+    capture::inputs_request,
+    engine::{in_spec, open_model},
+    limits::{Limits, Stop},
+    protocol::{Checked, ModuleRequest, Opened, Request, Sampled},
+    scratch::{Scratch, sweep},
+    worker::Worker,
+};
+use crate::{
+    plan::{self, forms},
+    spec::{CommandLine, Module, Overrides, Spec},
+};
+
+/// How long one module may take.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// What a check is given.
+pub struct CheckOptions<'a> {
+    pub spec: &'a Spec,
+    pub launcher: Launcher,
+    /// Where its private folder is made; it is removed at the end.
+    pub scratch: PathBuf,
+    /// Look at every submodule too.
+    pub all: bool,
+    /// Set from outside to end it early.
+    pub cancel: Arc<AtomicBool>,
+}
+
+/// What was found in one module.
+#[derive(Clone, Debug)]
+pub struct CheckedModule {
+    /// The module's title in the spec, or the submodule's name.
+    pub module: String,
+    /// FQN of the submodule, empty for the model itself.
+    pub path: String,
+    /// Whether a build needs it: not those that only `all` looks at, nor those that may be left out (`fullgraph = false`).
+    pub needed: bool,
+    /// The bucket that was looked at.
+    pub bucket: String,
+    /// How many buckets it has.
+    pub buckets: usize,
+    pub checked: Checked,
+}
+
+/// Looks at every module of a spec, in its order; `note` is told what the user should know of the model, `begin` each
+/// module before it is looked at.
+pub fn check(
+    options: &CheckOptions<'_>,
+    note: &dyn Fn(&str),
+    begin: &dyn Fn(&str),
+) -> Result<Vec<CheckedModule>, BuildError> {
+    check_all(options, note, begin).map_err(|error| in_spec(options.spec, error))
+}
+
+fn check_all(
+    options: &CheckOptions<'_>,
+    note: &dyn Fn(&str),
+    begin: &dyn Fn(&str),
+) -> Result<Vec<CheckedModule>, BuildError> {
+    let spec = options.spec;
+    sweep(&options.scratch, false);
+    let scratch = Scratch::new(&options.scratch)?;
+    let (limits, stop) = (Limits::new(None), Stop::new(&options.cancel));
+    let mut worker = Worker::spawn(&options.launcher, scratch.path(), "check", &limits, &stop)?;
+    worker.hello()?;
+    let opened = open_model(spec, &CommandLine::default(), &mut worker)?;
+    opened.notes.iter().for_each(|text| note(text));
+    let mut found = Vec::new();
+    for (index, module) in spec.modules.iter().enumerate() {
+        let title = spec.title(index);
+        begin(&title);
+        found.push(one(spec, module, title, true, &opened, &mut worker)?);
+    }
+    if options.all {
+        for module in submodules(spec, &opened) {
+            begin(&module.name);
+            let title = module.name.clone();
+            match one(spec, &module, title, false, &opened, &mut worker) {
+                Ok(checked) => found.push(checked),
+                // The model does not call it on its sample inputs, or calls it with what is no tensor.
+                Err(BuildError::Worker(error)) if error.code == "bad_input" => {
+                    found.push(not_called(&module, error.message));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Returns a module for each submodule that the spec does not name.
+fn submodules(spec: &Spec, opened: &Opened) -> Vec<Module> {
+    let sizes = spec.modules.iter().find(|module| module.path.is_empty());
+    let buckets = sizes.map_or_else(|| vec![Sizes::new()], |module| module.buckets.clone());
+    let named = |path: &String| spec.modules.iter().any(|module| module.path == *path);
+    let paths = opened
+        .modules
+        .keys()
+        .filter(|path| !path.is_empty() && !named(path));
+    let module = |path: &String| Module {
+        name: path.clone(),
+        path: path.clone(),
+        method: "forward".to_owned(),
+        inputs: None,
+        buckets: buckets.clone(),
+        regions: vec![],
+        compile: Overrides::default(),
+        gate: Default::default(),
+    };
+    paths.map(module).collect()
+}
+
+fn not_called(module: &Module, why: String) -> CheckedModule {
+    CheckedModule {
+        module: module.name.clone(),
+        path: module.path.clone(),
+        needed: false,
+        bucket: String::new(),
+        buckets: module.buckets.len(),
+        checked: Checked {
+            findings: vec![],
+            unknown: vec![why],
+            captured: None,
+            steps: None,
+            artifacts: None,
+            dynamic: None,
+            seconds: 0.0,
+        },
+    }
+}
+
+fn one(
+    spec: &Spec,
+    module: &Module,
+    title: String,
+    in_spec: bool,
+    opened: &Opened,
+    worker: &mut Worker,
+) -> Result<CheckedModule, BuildError> {
+    let declared = plan::declared(module, &opened.declared)?;
+    let settings = spec
+        .settings(module, &declared, &Overrides::default())
+        .compile;
+    let sizes = module.buckets.first().cloned().unwrap_or_default();
+    let (inputs, structure) = match module.sized_inputs(&sizes) {
+        Some(inputs) => (inputs, None),
+        None => {
+            let request = inputs_request(spec, module, &sizes);
+            let sampled: Sampled = worker.call(&request, LIMIT, &mut |_| {})?;
+            (sampled.inputs, Some(sampled.structure))
+        }
+    };
+    let asked = forms(module, &settings)
+        .into_iter()
+        .find_map(|form| form.dynamic.filter(|_| form.compiled));
+    let compiled = plan::left_to_eager(module, &settings).is_none();
+    let request = Request::Check {
+        module: ModuleRequest {
+            name: module.name.clone(),
+            path: module.path.clone(),
+            method: module.method.clone(),
+            inputs,
+            compiled,
+            regions: if compiled {
+                module.regions.clone()
+            } else {
+                vec![]
+            },
+            passes: settings.passes.clone(),
+            dynamic: asked.map(|dims| dims.into_iter().collect::<BTreeMap<_, _>>()),
+            structure,
+        },
+        sizes: sizes.clone(),
+        buckets: module.buckets.clone(),
+        samples: spec.model.samples.clone(),
+    };
+    let checked = worker.call(&request, LIMIT, &mut |_| {})?;
+    Ok(CheckedModule {
+        module: title,
+        path: module.path.clone(),
+        needed: in_spec && settings.fullgraph,
+        bucket: form_name(&sizes, false, true),
+        buckets: module.buckets.len(),
+        checked,
+    })
+}

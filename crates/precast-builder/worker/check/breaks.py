@@ -1,0 +1,143 @@
+"""What really stops a build: the capture that a build makes, and torch's draft mode where that fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import capture as capturing
+from .. import failures, segment
+from ..torch_private import drafts
+from ..wire import Failure, Wire
+from . import mends
+from .finding import HIGH, LOW, MEDIUM, Finding, Mend
+from .sources import Sources
+
+# What is never captured where it decides something, by category.
+_STOPS = {"control-flow", "value-read", "value-size", "numpy", "in-place", "custom-operator", "python-state"}
+# Words of torch's errors -> category, in order.
+_WORDS = (
+    ("data-dependent", "control-flow"),
+    ("DataDependent", "control-flow"),
+    ("depends on values", "control-flow"),
+    ("writes into", "in-place"),
+    ("mutat", "in-place"),
+    ("were assigned during export", "python-state"),
+    ("numpy", "numpy"),
+    ("C++ kernel", "custom-operator"),
+    ("fake impl", "custom-operator"),
+    ("fake kernel", "custom-operator"),
+    ("Meta kernel", "custom-operator"),
+    ("SymBool", "symbolic-flag"),
+    ("SymInt", "symbolic-flag"),
+)
+
+
+@dataclass
+class Captured:
+    """How a capture went."""
+
+    error: BaseException | None = None
+    location: str | None = None
+    traced: Any = None
+    # Calls of artifacts in the program, and distinct artifacts.
+    steps: int | None = None
+    artifacts: int | None = None
+
+
+def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Captured:
+    """Captures a module as a build does, and counts what there would be to compile."""
+    plain = {**module, "dynamic": None}
+    try:
+        traced = capturing.trace(opened, plain, sizes, wire)
+        parts = capturing.parts_of(traced, plain)
+        texts = {segment.build(part, traced.graph).text for part in parts}
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
+        place = error.location if isinstance(error, Failure) else None
+        return Captured(error, place or failures.location(cause, opened.root))
+    return Captured(traced=traced, steps=len(parts), artifacts=len(texts))
+
+
+def judge(
+    found: list[Finding], captured: Captured, wrapped: Any, inputs: list[Any], sources: Sources, unknown: list[str]
+) -> list[Finding]:
+    """Raises what stops the build to `high`, and adds what only the capture knows."""
+    if captured.error is None:
+        # It is captured as it is: what looked like a break is none.
+        kept = [one for one in found if one.category not in ("control-flow", "value-read")]
+        for one in kept:
+            one.severity = LOW if one.category == "value-size" else MEDIUM if one.severity == HIGH else one.severity
+        return kept
+    stops = {captured.location}
+    try:
+        for stack in drafts.breaks(wrapped, inputs):
+            stops.add(_own(stack, sources))
+    except Exception as error:
+        place = failures.location(error, sources.root)
+        stops.add(place)
+        if place is None:
+            unknown.append("what else stops the capture behind its first break: torch's draft mode fails too")
+    for one in found:
+        # Where a value that was read decides something stands further on.
+        near = one.category == "value-read" and one.function in {_function(stop, sources) for stop in stops}
+        if one.category in _STOPS and (one.location in stops or one.category == "control-flow" or near):
+            one.severity = HIGH
+    for place in sorted(stop for stop in stops if stop):
+        if not any(one.location == place and one.severity == HIGH for one in found):
+            found.append(_from_error(captured, place, sources))
+    if captured.location is None:
+        found.append(_from_error(captured, None, sources))
+    return found
+
+
+def _function(location: str | None, sources: Sources) -> str | None:
+    place = sources.at(location)
+    return None if place is None else place.function
+
+
+def _from_error(captured: Captured, location: str | None, sources: Sources) -> Finding:
+    """Returns a finding for what only torch complained about."""
+    error = captured.error
+    cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
+    text = f"{type(cause).__name__}: {cause} {error}"
+    message = error.message if isinstance(error, Failure) else failures.one_line(error) if error else ""
+    category = next((known for words, known in _WORDS if words in text), "unsupported")
+    place = sources.at(location)
+    hint = error.hint if isinstance(error, Failure) else None
+    mend = Mend(hint or "leave it out of forward, or give it to another module that is left to the caller")
+    if category == "control-flow" and place is not None:
+        mend = mends.branch(place.statement)
+    one = Finding(category, HIGH, message, mend, location)
+    if place is not None:
+        one.function, one.source = place.function, place.source
+    elif location is None:
+        one.location, one.source = library_line(cause)
+    return one
+
+
+def library_line(error: BaseException | None) -> tuple[str | None, str | None]:
+    """Returns the innermost line of an installed package other than torch that an error passed through."""
+    folder = os.path.dirname(os.path.dirname(importlib.util.find_spec("torch").origin))  # type: ignore[union-attr, type-var, arg-type]
+    torch = os.path.join(folder, "torch") + os.sep
+    worker = str(Path(__file__).resolve().parent.parent) + os.sep
+    found: tuple[str | None, str | None] = (None, None)
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        for frame in traceback.extract_tb(error.__traceback__):
+            path = os.path.realpath(frame.filename)
+            if path.startswith(folder + os.sep) and not path.startswith((torch, worker)):
+                found = (f"{os.path.relpath(path, folder)}:{frame.lineno}", frame.line)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _own(stack: list[tuple[str, int]], sources: Sources) -> str | None:
+    """Returns the innermost line of the project in a stack."""
+    places = [failures.inside(path, line, sources.root) for path, line in stack]
+    return next((place for place in reversed(places) if place), None)

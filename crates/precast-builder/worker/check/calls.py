@@ -1,0 +1,111 @@
+"""What torch was asked for while a module ran, and which of it no captured graph has."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from . import mends
+from .finding import HIGH, LOW, MEDIUM, Finding, Mend
+from .lines import made
+from .observe import Call, Seen
+
+_READS = {"item", "tolist", "__int__", "__float__", "__index__", "__complex__", "__contains__"}
+_NUMPY = {"numpy", "__array__"}
+_SIZES = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "combinations"}
+_DRAWS = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli"}
+_DRAWS |= {"multinomial", "poisson", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "geometric_"}
+_DRAWS |= {"cauchy_", "log_normal_"}
+_WRITES = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__"}
+_WRITES |= {"__ior__", "__ixor__", "__ilshift__", "__irshift__", "__setitem__", "__idiv__"}
+
+
+def findings(seen: Seen) -> Iterator[Finding]:
+    """Yields what the calls of a run show, once for each line and kind."""
+    known = set()
+    for call in seen.calls:
+        for category, severity, why, mend in _of(call):
+            key = (category, call.place.location)
+            if key not in known:
+                known.add(key)
+                yield made(call.place, category, severity, why, mend)
+
+
+def _of(call: Call) -> Iterator[Any]:
+    name, facts, statement = call.name, call.facts, call.place.statement
+    if name == "__bool__" or (name in _READS and _branches(statement)):
+        why = "a branch depends on values of a tensor: a captured graph has one side only"
+        yield "control-flow", MEDIUM, why, mends.branch(statement, _following(call))
+    elif name in _READS:
+        why = f"`{_shown(name)}` reads a value of a tensor into Python: a captured graph has no value yet"
+        yield "value-read", MEDIUM, why, mends.read(statement)
+    elif name in _NUMPY:
+        why = "a tensor goes to numpy: torch.export follows that in strict mode alone, where it can"
+        yield "numpy", MEDIUM, why, mends.torch_instead(statement, {"np", "numpy"})
+    elif name in ("__getitem__", "__setitem__") and facts.get("mask") is not None:
+        what = "is chosen" if name == "__getitem__" else "is written"
+        why = f"how much {what} by a boolean mask depends on its values"
+        severity = MEDIUM
+        if name == "__setitem__" and facts.get("value") in (None, 0):
+            severity = LOW  # the same as `masked_fill`, and captured as it
+        yield "value-size", severity, why, mends.masked(statement, facts)
+    elif name in _SIZES or facts.get("by_values") or (name == "where" and facts["arguments"] == 1):
+        yield (
+            "value-size",
+            MEDIUM,
+            f"the size of what `{name}` returns depends on values",
+            mends.masked(statement, facts),
+        )
+    elif name in _DRAWS:
+        yield from _drawn(name)
+    elif facts.get("draws"):
+        why = f"`{name}` is on in eval mode too: every call draws other numbers, so none can be compared with eager"
+        yield "random", MEDIUM, why, mends.dropout(statement)
+    elif name == "expand" and facts.get("shape") and _by_size(statement):
+        why = "what `expand` returns has other strides for a size of one: torch.compile compiles again"
+        yield "expand", LOW, why, mends.repeated(statement)
+    elif name == "squeeze" and facts["arguments"] == 1:
+        why = "`squeeze` without a dimension drops a bucketed one whose size is one"
+        yield "size-one", LOW, why, Mend("name the dimension to drop")
+    if (name in _WRITES or (name.endswith("_") and not name.endswith("__"))) and facts.get("held"):
+        why = f"`{_shown(name)}` writes into {facts['held']}: a program owns no tensor but its outputs"
+        yield "in-place", HIGH, why, mends.in_place(statement, facts["held"])
+
+
+def _drawn(name: str) -> Iterator[Any]:
+    why = f"`{name}` draws other numbers than eager does, so the artifact can't be compared with it"
+    yield "random", MEDIUM, why, Mend("draw outside, and take the numbers as an input")
+
+
+def _branches(statement: ast.stmt | None) -> bool:
+    """Returns whether a statement decides what runs next."""
+    if isinstance(statement, ast.Assign | ast.Return | ast.Expr | ast.AugAssign):
+        return isinstance(statement.value, ast.IfExp)
+    return isinstance(statement, ast.If | ast.While | ast.For | ast.Assert)
+
+
+def _shown(name: str) -> str:
+    table = {"__int__": "int()", "__float__": "float()", "__index__": "an index", "__contains__": "in"}
+    table |= {"item": ".item()", "tolist": ".tolist()", "__setitem__": "x[…] = …"}
+    return table.get(name, name)
+
+
+def _by_size(statement: ast.stmt | None) -> bool:
+    """Returns whether a line expands to a size that another tensor has."""
+    for node in ast.walk(statement) if statement is not None else ():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "expand":
+            return any(not isinstance(one, ast.Constant | ast.UnaryOp) for one in node.args)
+    return False
+
+
+def _following(call: Call) -> ast.stmt | None:
+    """Returns the statement behind the one of a call, in the same block."""
+    statement = call.place.statement
+    parent = call.place.file.parents.get(statement) if statement is not None else None
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(parent, name, None)
+        if isinstance(block, list) and statement in block:
+            index = block.index(statement)
+            return block[index + 1] if index + 1 < len(block) else None
+    return None

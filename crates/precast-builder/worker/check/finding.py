@@ -1,0 +1,74 @@
+"""What `check` reports: categories, severities and one finding."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# Stops the build; on the path of every call; worth knowing.
+HIGH, MEDIUM, LOW = "high", "medium", "low"
+ORDER = {HIGH: 0, MEDIUM: 1, LOW: 2}
+
+# Name -> what it stands for, in a few words. The crate has the same names in spec/check.rs; a test compares them.
+CATEGORIES = {
+    "control-flow": "a branch or a loop depends on values of a tensor",
+    "value-read": "a value of a tensor is read into Python",
+    "value-size": "a size depends on values of a tensor",
+    "python-object": "a Python object is read in forward",
+    "python-state": "a list, a dict or an attribute changes in forward",
+    "python-branch": "a branch is decided while the module is captured",
+    "list-input": "an input is a list",
+    "print": "forward prints or logs",
+    "numpy": "forward computes with numpy",
+    "random": "forward draws random numbers",
+    "custom-operator": "a custom operator lacks a C++ or a fake kernel",
+    "in-place": "forward writes into an input, a parameter or a buffer",
+    "training-mode": "the model is in training mode",
+    "expand": "strides change with a bucketed dimension",
+    "fixed-size": "a bucketed dimension has one size only",
+    "symbolic-flag": "a flag follows from sizes",
+    "size-one": "size one gives another graph",
+    "unsupported": "torch.export can't capture it",
+    "inputs": "the module fails on sample inputs",
+}
+
+
+@dataclass
+class Mend:
+    """What to write instead: a sentence, and the lines where these follow from the user's own."""
+
+    text: str
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Finding:
+    """One thing that keeps a module from being compiled, or that a compiled module does otherwise."""
+
+    category: str
+    severity: str
+    why: str
+    mend: Mend
+    # `file:line`, relative to the spec's folder; the qualified name of the function; the line itself.
+    location: str | None = None
+    function: str | None = None
+    source: str | None = None
+
+    def answer(self) -> dict[str, Any]:
+        """Returns the protocol's form."""
+        return asdict(self)
+
+
+def ordered(findings: list[Finding]) -> list[Finding]:
+    """Returns findings by severity, then by place; one for each category and line."""
+    best: dict[Any, Finding] = {}
+    for one in findings:
+        key = (one.category, one.location) if one.location else (one.category, one.why)
+        if key not in best or ORDER[one.severity] < ORDER[best[key].severity]:
+            best[key] = one
+    return sorted(best.values(), key=lambda one: (ORDER[one.severity], *_place(one.location), one.category))
+
+
+def _place(location: str | None) -> tuple[str, int]:
+    path, _, line = (location or "").rpartition(":")
+    return path, int(line) if line.isdigit() else 0

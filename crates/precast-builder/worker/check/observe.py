@@ -1,0 +1,198 @@
+"""One run of a module on sample inputs, watched: which of the project's lines ran, and what torch was asked for there.
+
+A capture stops at the first thing that it can't follow; a run of eager meets them all. Calls of torch come from a
+`TorchFunctionMode`, lines from `sys.settrace`, which looks at the project's own functions only. What a line names is
+resolved from the frame's variables without running any code of the model.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from .. import structure
+from ..torch_private import fake
+from .sources import Place, Sources, executable
+
+MISSING = object()
+
+
+@dataclass
+class Call:
+    """One call of torch from a line of the project."""
+
+    name: str
+    place: Place
+    # Ranks, dtypes and what else rules need, taken at once: the tensors may change.
+    facts: dict[str, Any]
+
+
+@dataclass
+class Seen:
+    """What one run showed."""
+
+    calls: list[Call] = field(default_factory=list)
+    # First visit of each line: the place and a function that resolves names of the frame.
+    lines: dict[tuple[str, int], Place] = field(default_factory=dict)
+    values: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    codes: dict[CodeType, set[int]] = field(default_factory=dict)
+    error: BaseException | None = None
+    returned: Any = None
+
+    def skipped(self) -> dict[str, int]:
+        """Returns how many lines did not run of each function that did, by qualified name."""
+        found = {}
+        for code, ran in self.codes.items():
+            left = executable(code) - ran
+            if left and not code.co_name.startswith("<"):
+                found[code.co_qualname] = len(left)
+        return found
+
+
+def watch(function: Callable[..., Any], inputs: list[Any], held: dict[int, str], sources: Sources, visit: Any) -> Seen:
+    """Runs a function on copies of the inputs. `held` names parameters and buffers by storage; `visit` sees lines."""
+    import torch
+
+    seen = Seen()
+    given = [value.clone() for value in inputs]
+    own = dict(held)
+    own.update({fake.storage(value): "an input" for value in given})
+    with torch.no_grad(), _lines(seen, sources, visit), _calls(seen, sources, own):
+        try:
+            seen.returned = function(*given)
+        except Exception as error:
+            seen.error = error
+    return seen
+
+
+def shapes(returned: Any) -> list[tuple[int, ...]]:
+    """Returns the shapes of the tensors in an answer."""
+    return [tuple(tensor.shape) for tensor in structure.tensors_of(returned)]
+
+
+@contextmanager
+def _lines(seen: Seen, sources: Sources, visit: Any) -> Iterator[None]:
+    def local(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            code = frame.f_code
+            key = (code.co_filename, frame.f_lineno)
+            seen.codes.setdefault(code, set()).add(frame.f_lineno)
+            if key not in seen.lines:
+                place = sources.place(*key)
+                assert place is not None
+                seen.lines[key] = place
+                visit(place, frame)
+        return local
+
+    def entered(frame: FrameType, event: str, _: Any) -> Any:
+        return local if sources.file(frame.f_code.co_filename) is not None else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def _calls(seen: Seen, sources: Sources, own: dict[int, str]) -> Iterator[None]:
+    from torch.overrides import TorchFunctionMode
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            place = _place(inspect.currentframe(), sources)
+            if place is not None:
+                name = getattr(function, "__name__", str(function))
+                facts = _facts(name, args, kwargs or {}, own)
+                seen.calls.append(Call(name, place, facts))
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        yield
+
+
+def _place(frame: FrameType | None, sources: Sources) -> Place | None:
+    """Returns the project's line that a call of torch came from."""
+    while frame is not None:
+        place = sources.place(frame.f_code.co_filename, frame.f_lineno)
+        if place is not None:
+            return place
+        frame = frame.f_back
+    return None
+
+
+def _facts(name: str, args: Any, kwargs: dict[str, Any], own: dict[int, str]) -> dict[str, Any]:
+    import torch
+
+    first = args[0] if args else None
+    facts: dict[str, Any] = {"arguments": len(args) + len(kwargs)}
+    if isinstance(first, torch.Tensor):
+        facts["rank"] = first.dim()
+        facts["shape"] = tuple(first.shape)
+        facts["held"] = own.get(fake.storage(first))
+    if name in ("__getitem__", "__setitem__") and len(args) > 1:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        masks = [one for one in index if isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8)]
+        facts["mask"] = masks[0].dim() if masks else None
+        if len(args) > 2:
+            value = args[2]
+            facts["value"] = value.dim() if isinstance(value, torch.Tensor) else None
+    if name == "repeat_interleave":
+        facts["by_values"] = len(args) > 1 and isinstance(args[1], torch.Tensor) and "output_size" not in kwargs
+    if name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
+        probability = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+        training = kwargs.get("training", args[2] if len(args) > 2 else kwargs.get("train", True))
+        facts["draws"] = bool(training) and probability != 0
+    return facts
+
+
+def resolve(node: Any, frame: FrameType) -> Any:
+    """Returns what a chain of names stands for, without running properties; `MISSING` where that can't be said."""
+    import ast
+
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        for scope in (frame.f_locals, frame.f_globals, vars(builtins)):
+            if node.id in scope:
+                return scope[node.id]
+        return MISSING
+    if isinstance(node, ast.Attribute):
+        base = resolve(node.value, frame)
+        return MISSING if base is MISSING else attribute(base, node.attr)
+    return MISSING
+
+
+def attribute(base: Any, name: str) -> Any:
+    """Returns a stored attribute: of the object, of its class, or of a torch module's tables."""
+    import types
+
+    import torch
+
+    try:
+        own = vars(base)
+    except TypeError:
+        own = {}
+    if name in own:
+        return own[name]
+    if isinstance(base, torch.nn.Module):
+        for table in (base.named_children(), base.named_parameters(recurse=False), base.named_buffers(recurse=False)):
+            for key, value in table:
+                if key == name:
+                    return value
+    if isinstance(base, types.ModuleType):
+        return getattr(base, name, MISSING)
+    for kind in type(base).__mro__:
+        if name in vars(kind):
+            found = vars(kind)[name]
+            # A property or another descriptor would run code.
+            plain = not hasattr(found, "__get__") or isinstance(found, types.FunctionType)
+            return found if plain else MISSING
+    return MISSING

@@ -1,0 +1,398 @@
+"""Seeded faults: each is found with its category, its line and, where one follows from the line, its mend.
+
+A fault is a forward whose faulty line ends in `# here`, and inputs. The mended line, where it is given, takes its
+place: then nothing of that category is left.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import unittest
+from typing import Any
+
+from tests.worker.support import ROOT, part
+
+from .support import HEAD, Checks, found
+
+X = ("x", "float32", [2, 4])
+MASK = ("mask", "bool", [2, 4])
+
+# Name -> category, severity, body of forward (after `def forward(self, x, …):`), further inputs, mended line or None.
+FAULTS: dict[str, tuple[str, str, str, list[Any], str | None]] = {
+    "if on a maximum": (
+        "control-flow",
+        "high",
+        """
+        y = x
+        if x.max() > 1:  # here
+            y = x * 2
+        return y
+        """,
+        [],
+        "y = torch.where(x.max() > 1, x * 2, y)",
+    ),
+    "if and else that return": (
+        "control-flow",
+        "high",
+        """
+        if x.sum().item() > 0:  # here
+            return x + 1
+        return x - 1
+        """,
+        [],
+        "return torch.where(x.sum() > 0, x + 1, x - 1)",
+    ),
+    "conditional expression": (
+        "control-flow",
+        "high",
+        "return x * (2 if bool(x.mean() > 0) else 3)  # here",
+        [],
+        "return x * torch.where(x.mean() > 0, 2, 3)",
+    ),
+    "while on a norm": (
+        "control-flow",
+        "high",
+        """
+        while x.norm() > 1:  # here
+            x = x / 2
+        return x
+        """,
+        [],
+        None,
+    ),
+    "any in a branch": (
+        "control-flow",
+        "high",
+        """
+        scale = 1.0
+        if torch.isnan(x).any():  # here
+            scale = 0.0
+        return x * scale
+        """,
+        [],
+        "scale = torch.where(torch.isnan(x).any(), 0.0, scale)",
+    ),
+    "a number from a tensor": (
+        "value-read",
+        "high",
+        """
+        count = int(mask.sum())  # here
+        return x[:, :count]
+        """,
+        [MASK],
+        None,
+    ),
+    "a list of values": (
+        "value-read",
+        "high",
+        """
+        first = mask.tolist()  # here
+        return x * (2 if first[0][0] else 3)
+        """,
+        [MASK],
+        None,
+    ),
+    "nonzero": (
+        "value-size",
+        "high",
+        """
+        places = mask.nonzero()  # here
+        return x.reshape(-1)[places[:, 0]]
+        """,
+        [MASK],
+        None,
+    ),
+    "a mask as an index": (
+        "value-size",
+        "high",
+        """
+        kept = x[mask]  # here
+        return kept * 2
+        """,
+        [MASK],
+        "kept = x.masked_fill(~mask, 0)",
+    ),
+    "masked_select": ("value-size", "high", "return torch.masked_select(x, mask)  # here", [MASK], None),
+    "unique": ("value-size", "high", "return torch.unique(x)  # here", [], None),
+    "print": (
+        "print",
+        "medium",
+        """
+        print("shape", x.shape)  # here
+        return x + 1
+        """,
+        [],
+        "pass",
+    ),
+    "a log": (
+        "print",
+        "medium",
+        """
+        log.info("forward of %s", x.shape)  # here
+        return x + 1
+        """,
+        [],
+        "pass",
+    ),
+    "numpy of a tensor": (
+        "numpy",
+        "medium",
+        """
+        y = torch.from_numpy(np.tanh(x.numpy()))  # here
+        return y
+        """,
+        [],
+        None,
+    ),
+    "a constant from numpy": (
+        "numpy",
+        "medium",
+        """
+        scale = np.sqrt(4.0)  # here
+        return x / float(scale)
+        """,
+        [],
+        None,
+    ),
+    "Python's random": (
+        "random",
+        "medium",
+        """
+        scale = random.random()  # here
+        return x * scale
+        """,
+        [],
+        None,
+    ),
+    "noise": ("random", "medium", "return x + torch.randn(2, 4)  # here", [], None),
+    "dropout that is always on": (
+        "random",
+        "medium",
+        "return F.dropout(x, 0.5)  # here",
+        [],
+        "return F.dropout(x, 0.5, training=self.training)",
+    ),
+    "a list that grows": (
+        "python-state",
+        "medium",
+        """
+        self.history.append(x.shape[0])  # here
+        return x + 1
+        """,
+        [],
+        None,
+    ),
+    "a counter": (
+        "python-state",
+        "medium",
+        """
+        self.calls = self.calls + 1  # here
+        return x + 1
+        """,
+        [],
+        None,
+    ),
+    "a cache of a tensor": (
+        "python-state",
+        "medium",
+        """
+        self.last = x * 2  # here
+        return self.last + 1
+        """,
+        [],
+        None,
+    ),
+    "a buffer that counts": (
+        "in-place",
+        "high",
+        """
+        self.total += x.sum()  # here
+        return x + self.total
+        """,
+        [],
+        None,
+    ),
+    "an input that is written": (
+        "in-place",
+        "high",
+        """
+        x += 1  # here
+        return x * 2
+        """,
+        [],
+        "x = x + 1",
+    ),
+    "an input written by a method": (
+        "in-place",
+        "high",
+        """
+        x.mul_(3)  # here
+        return x + 1
+        """,
+        [],
+        "x = x.mul(3)",
+    ),
+    "an object's answer": (
+        "python-object",
+        "medium",
+        "return x * self.tokenizer.pad_id  # here",
+        [],
+        "return x * self.pad_id",
+    ),
+    "a type": (
+        "python-branch",
+        "low",
+        """
+        if isinstance(x, (list, tuple)):  # here
+            x = torch.stack(list(x))
+        return x + 1
+        """,
+        [],
+        None,
+    ),
+    "an operator in Python without a fake": (
+        "custom-operator",
+        "high",
+        "return torch.ops.seeded.double(x)  # here",
+        [],
+        None,
+    ),
+}
+
+MODEL = """
+class Tokenizer:
+    @property
+    def pad_id(self):
+        return 3
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(()))
+        self.history, self.calls, self.pad_id = [], 0, 3
+        self.tokenizer = Tokenizer()
+
+    def forward(self, {names}):
+{body}
+
+def load():
+    return Model().eval()
+"""
+
+
+class Faults(Checks):
+    def source(self, body: str, inputs: list[Any]) -> str:
+        names = ", ".join(one[0] for one in inputs)
+        return HEAD + MODEL.format(names=names, body=textwrap.indent(textwrap.dedent(body).strip("\n"), " " * 8))
+
+    def test_each_is_found_at_its_line(self) -> None:
+        import torch
+
+        library = torch.library.Library("seeded", "FRAGMENT")
+        library.define("double(Tensor x) -> Tensor")
+        library.impl("double", lambda x: x * 2, "CPU")
+        self.assertGreaterEqual(len(FAULTS), 25)
+        for name, (category, severity, body, more, mended) in FAULTS.items():
+            with self.subTest(name):
+                inputs = [X, *more]
+                text = self.source(body, inputs)
+                line = 1 + next(i for i, one in enumerate(text.splitlines()) if one.endswith("# here"))
+                answer = self.check(self.open(text), inputs)
+                here = [one for one in found(answer, category) if one["location"].endswith(f".py:{line}")]
+                self.assertTrue(here, answer["findings"])
+                self.assertEqual(here[0]["severity"], severity)
+                self.assertEqual(here[0]["function"], "Model.forward")
+                self.assertTrue(here[0]["source"].endswith("# here"))
+                self.assertTrue(here[0]["mend"]["text"])
+                self.assertTrue(any(one["location"] == here[0]["location"] for one in answer["findings"]))
+                if severity == "high":
+                    self.assertFalse(answer["captured"])
+                if mended is not None:
+                    self.mended(category, body, inputs, mended, here[0]["mend"]["lines"])
+
+    def test_a_model_in_training_mode(self) -> None:
+        text = self.source("return x + 1", [X]).replace(".eval()", "")
+        answer = self.check(self.open(text), [X])
+        (one,) = found(answer, "training-mode")
+        self.assertEqual(one["severity"], "medium")
+        self.assertEqual(one["mend"]["lines"], ["return model.eval()"])
+        self.assertTrue(one["source"].startswith("def load"))
+
+    def test_a_module_that_fails_on_its_inputs(self) -> None:
+        opened = self.open(self.source("return self.linear(x)", [X]))
+        answer = self.check(opened, [("x", "float32", [2, 5])])
+        (one,) = found(answer, "inputs")
+        self.assertEqual((one["severity"], one["source"]), ("high", "return self.linear(x)"))
+        self.assertFalse(answer["captured"])
+
+    def test_a_dimension_that_the_code_fixes(self) -> None:
+        body = """
+        rows = x.shape[0] * 1
+        return x.view(int(str(rows)), 2, 2)  # here
+        """
+        inputs = [("x", "float32", [3, 4], ["batch", None])]
+        answer = self.check(self.open(self.source(body, inputs)), inputs, sizes={"batch": 3})
+        self.assertTrue(answer["captured"])
+        self.assertEqual(answer["dynamic"], {"batch": None})
+        (one,) = found(answer, "fixed-size")
+        self.assertEqual((one["severity"], one["function"]), ("low", "Model.forward"))
+        self.assertIn("`batch`", one["why"])
+        dynamic = {"batch": {"min": 2, "max": 8}}
+        asked = self.check(self.open(self.source(body, inputs)), inputs, sizes={"batch": 3}, dynamic=dynamic)
+        self.assertEqual([one["severity"] for one in found(asked, "fixed-size")], ["high"])
+
+    def test_another_answer_at_size_one(self) -> None:
+        inputs = [("x", "float32", [3, 4], ["batch", None])]
+        answer = self.check(self.open(self.source("return x.squeeze()  # here", inputs)), inputs, sizes={"batch": 3})
+        here = [one for one in found(answer, "size-one") if one["severity"] == "medium"]
+        self.assertEqual([one["source"] for one in here], ["return x.squeeze()  # here"])
+
+    def test_a_comparison_of_sizes(self) -> None:
+        body = """
+        if x.shape[0] > 2:  # here
+            return x + 1
+        return x - 1
+        """
+        inputs = [("x", "float32", [3, 4], ["batch", None])]
+        answer = self.check(self.open(self.source(body, inputs)), inputs, sizes={"batch": 3})
+        (one,) = found(answer, "python-branch")
+        self.assertEqual(one["severity"], "low")
+        self.assertIn("`batch > 2`", one["why"])
+        self.assertEqual(answer["dynamic"], {"batch": {"min": 3, "max": None}})
+
+    def test_what_did_not_run_is_said(self) -> None:
+        body = """
+        if x.shape[0] > 5:
+            print(x)
+        return x
+        """
+        answer = self.check(self.open(self.source(body, [X])), [X])
+        self.assertEqual(found(answer, "print"), [])
+        self.assertIn("1 line of `Model.forward`", " ".join(answer["unknown"]))
+
+    def test_the_spec_knows_every_category(self) -> None:
+        file = ROOT / "crates/precast-builder/src/spec/check.rs"
+        table = file.read_text().partition("CATEGORIES: &[&str] = &[")[2].partition("];")[0]
+        self.assertEqual(re.findall(r'"([^"]+)"', table), list(part("check.finding").CATEGORIES))
+
+    def mended(self, category: str, body: str, inputs: list[Any], line: str, lines: list[str]) -> None:
+        """Puts the mended line in the place of the faulty statement: nothing of the category is left."""
+        if line not in ("pass", "return x * self.pad_id"):
+            self.assertIn(line, lines)
+        rows = textwrap.dedent(body).strip("\n").splitlines()
+        index = next(i for i, one in enumerate(rows) if one.endswith("# here"))
+        end = index + 1
+        while rows[index].startswith(("if ", "while ")) and end < len(rows) and rows[end].startswith(" "):
+            end += 1
+        kept = [*rows[:index], line]
+        if not line.startswith("return"):
+            kept += rows[end:]
+        answer = self.check(self.open(self.source("\n".join(kept), inputs)), inputs)
+        self.assertTrue(answer["captured"], answer["findings"])
+        self.assertEqual(found(answer, category), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
