@@ -6,8 +6,8 @@
 | `fused_linear` | both | one product of those that multiply the same rows, with prepacked weights |
 | `small_products` | CPU | small products with weights as the artifact's own code |
 | `conv_epilogues` | CUDA | batch norms in filters, filters channels last, bias, addition and ReLU in cuDNN's kernel |
-| `split_k` | CUDA | products of at most 64 rows that split the sum over the device |
-| `single_tile_attention` | CUDA | attention to at most 128 keys in one kernel |
+| `split_k` | CUDA | small-batch GEMM: products of at most 64 rows, with the sum split over the device |
+| `single_tile_attention` | CUDA | attention to at most 128 keys, in one kernel |
 
 Torch is imported when a pass runs, not before.
 """
@@ -23,7 +23,7 @@ from .small_batch import SingleTileAttention, SplitK
 
 
 class Fuse:
-    """The passes that need no measurement to be worth a try, each at its own stage."""
+    """The passes that help without measurements, each at its own stage."""
 
     _passes = (FusedLinear(), SmallProducts(), ConvEpilogues())
 
@@ -36,7 +36,7 @@ class Fuse:
         self._run("post_grad_pre", module, context)
 
     def post_grad_post(self, module: Any, context: Any) -> None:
-        """Filters channels last, and what follows a convolution in its kernel."""
+        """Filters channels last, and fused epilogues of convolutions."""
         self._run("post_grad_post", module, context)
 
     def _run(self, stage: str, module: Any, context: Any) -> None:

@@ -1,16 +1,16 @@
 """Convolutions on CUDA: batch norms folded into filters; bias, addition and ReLU in cuDNN's kernel.
 
-- A batch norm takes a root and a division for every element. Multiplied into the filter before it, only a bias is left.
-- Where the compiler works channels last, it turns filters of torch's usual order in every call, a kernel for each. Here
-  they are turned once.
-- The compiler calls cuDNN for a convolution and makes a kernel of its own for the rest, which reads and writes every
-  element once more. cuDNN's fused kernels do it: ResNet-50 in float16 takes 54 kernels instead of 105, on an H200 332
-  us instead of 384 at a batch of one, and 1.05 ms instead of 1.30 at 32. The first two took it from 449 us to 384, and
-  from 1.47 ms to 1.30.
+- A batch norm computes a root and a division for every element. Folded into the filter before it, it leaves a bias.
+- Where the compiler chooses channels last, it converts filters in torch's usual layout in every call, with a kernel for
+  each. Here they are converted once.
+- The compiler calls cuDNN for a convolution, and generates a kernel for the operations after it, which reads and writes
+  every element once more. cuDNN has fused kernels for both: ResNet-50 in float16 takes 54 kernels instead of 105, on
+  an H200 332 us instead of 384 at a batch of one, and 1.05 ms instead of 1.30 at 32. The first two points took it from
+  449 us to 384, and from 1.47 ms to 1.30.
 
-Folded and turned filters are prepacked weights. AOTInductor has no C entry point for the fused operators of ATen: an
-artifact calls them by name. Which kernels there are depends on the device, and some make a zero of a NaN (on an H200
-that for seven channels): so each is tried before it is taken.
+Folded and converted filters are prepacked weights. AOTInductor has no C function for ATen's fused operators: artifacts
+call them by name. Devices differ in their kernels, and some kernels turn a NaN into a zero (on an H200 the one for
+seven channels), so each is run before it is used.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class ConvEpilogues:
             fold(module, context)
 
     def post_grad_post(self, module: Any, context: Any) -> None:
-        """Turns filters channels last where the compiler works so, and fuses what follows convolutions.
+        """Converts filters to channels last where the compiler chooses that layout, and fuses epilogues.
 
-        Breaks if: `GraphLowering.decide_layout_opt` is no longer what decides.
+        Private: `GraphLowering.decide_layout_opt`, which chooses. Without it: this pass fails.
         """
         from torch._inductor.graph import GraphLowering
 
         if context.device == "cuda" and GraphLowering.decide_layout_opt(module, is_inference=True):
-            turn_filters(module, context)
-            take(module, context)
+            convert_filters(module, context)
+            fuse_epilogues(module, context)
 
 
 def fold(module: Any, context: Any) -> None:
-    """Multiplies batch norms into the filters before them."""
+    """Folds batch norms into the filters before them."""
     import torch
 
     aten = torch.ops.aten
     for norm in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         if len(norm.args) == 9 and not norm.args[5]:
             _fold(module.graph, norm, norm, context)
-    # What it is in a program that was made functional; its other results are for training.
+    # The operator in a functional program; its other results are for training.
     for norm in module.graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_no_training.default):
         results = [user for user in norm.users if user.users]
         if len(norm.args) == 7 and len(results) == 1 and results[0].args == (norm, 0):
@@ -70,7 +70,7 @@ def _fold(graph: Any, norm: Any, result: Any, context: Any) -> None:
     rows, weight, *rest = convolution.args
     bias = rest[0] if rest else None
     dtype = result.meta["val"].dtype
-    # What has no batch is normalised along another axis.
+    # Without a batch axis, the norm is over another axis.
     if rows.meta["val"].dim() != dims + 2:
         return
     needed, optional = (weight, mean, variance), (bias, scale, shift)
@@ -81,9 +81,9 @@ def _fold(graph: Any, norm: Any, result: Any, context: Any) -> None:
     with graph.inserting_before(convolution):
 
         def call(target: Any, *args: Any, **kwargs: Any) -> Any:
-            made = graph.call_function(target, args, kwargs)
-            made.meta = {"val": target(*torch.fx.map_arg(args, lambda of: of.meta["val"]), **kwargs)}
-            return made
+            node = graph.call_function(target, args, kwargs)
+            node.meta = {"val": target(*torch.fx.map_arg(args, lambda of: of.meta["val"]), **kwargs)}
+            return node
 
         def constant(value: Any) -> Any:
             return context.prepack(call(aten._to_copy.default, value, dtype=dtype))
@@ -95,19 +95,19 @@ def _fold(graph: Any, norm: Any, result: Any, context: Any) -> None:
         def copy(value: Any) -> Any:
             return call(aten._to_copy.default, graph.node_copy(value), dtype=exact)
 
-        turned = call(aten.view.default, factor(), [-1, *[1] * (dims + 1)])
-        filters = constant(call(aten.mul.Tensor, copy(weight), turned))
-        away = copy(mean) if bias is None else call(aten.sub.Tensor, copy(mean), copy(bias))
-        moved = call(aten.neg.default, call(aten.mul.Tensor, away, factor()))
-        offset = constant(moved if shift is None else call(aten.add.Tensor, moved, copy(shift)))
+        factors = call(aten.view.default, factor(), [-1, *[1] * (dims + 1)])
+        filters = constant(call(aten.mul.Tensor, copy(weight), factors))
+        center = copy(mean) if bias is None else call(aten.sub.Tensor, copy(mean), copy(bias))
+        offset = call(aten.neg.default, call(aten.mul.Tensor, center, factor()))
+        offset = constant(offset if shift is None else call(aten.add.Tensor, offset, copy(shift)))
     if filters is None or offset is None:
         return
     convolution.args = (rows, filters, offset, *rest[1:])
     result.replace_all_uses_with(convolution)
 
 
-def turn_filters(module: Any, context: Any) -> None:
-    """Has filters of images laid out channels last once, and not in every call."""
+def convert_filters(module: Any, context: Any) -> None:
+    """Replaces filters of images by prepacked ones, channels last."""
     import torch
 
     aten, graph = torch.ops.aten, module.graph
@@ -119,20 +119,19 @@ def turn_filters(module: Any, context: Any) -> None:
         if held.dim() != 4 or held.is_contiguous(memory_format=torch.channels_last):
             continue
         with graph.inserting_before(node):
-            turned = graph.call_function(
+            converted = graph.call_function(
                 aten.clone.default, (graph.node_copy(weight),), {"memory_format": torch.channels_last}
             )
-            constant = context.prepack(turned)
+            constant = context.prepack(converted)
         if constant is not None:
             node.update_arg(1, constant)
     graph.eliminate_dead_code()
 
 
-def take(module: Any, context: Any) -> None:
-    """Makes one operator of each convolution and the ReLU after it, and of what is added between, in a graph that is
-    lowered channels last.
+def fuse_epilogues(module: Any, context: Any) -> None:
+    """Fuses each convolution with the ReLU after it, and an addition between them, in a graph with channels last.
 
-    Breaks if: the compiler hands on a convolution as anything but `aten.convolution` with nine arguments.
+    Private: the compiler lowers convolutions as `aten.convolution` with nine arguments. Without it: none is fused.
     """
     import torch
 
@@ -144,13 +143,13 @@ def take(module: Any, context: Any) -> None:
         if convolution is None:
             continue
         rows, filters, bias, *where, _, _, groups = convolution.args
-        # Convolutions take one number for both; these operators do not.
+        # Convolutions take one number for both axes; these operators do not.
         where = [list(given) * 2 if len(given) == 1 else list(given) for given in where] + [groups]
         if added is None:
             target, args = aten.cudnn_convolution_relu.default, (rows, filters, bias, *where)
         else:
             target, args = aten.cudnn_convolution_add_relu.default, (rows, filters, added, None, bias, *where)
-        if not _works(target, args, relu.meta["val"].shape):
+        if not _is_usable(target, args, relu.meta["val"].shape):
             continue
         with graph.inserting_before(relu):
             if added is not None:
@@ -164,17 +163,17 @@ def take(module: Any, context: Any) -> None:
 
 
 def _before(relu: Any) -> tuple[Any, Any]:
-    """Returns the convolution whose result a ReLU takes, and what is added to it; none that can't be fused."""
+    """Returns the convolution before a ReLU, and the tensor that is added between; None for what can't be fused."""
     import torch
 
     (value,) = relu.args
-    if _takes(value):
+    if _is_fusible(value):
         return value, None
     if value.target is not torch.ops.aten.add.Tensor or value.kwargs or len(value.users) != 1:
         return None, None
     held = value.meta["val"]
     for convolution, added in (value.args, value.args[::-1]):
-        if not isinstance(added, torch.fx.Node) or not _takes(convolution):
+        if not isinstance(added, torch.fx.Node) or not _is_fusible(convolution):
             continue
         both = [node.meta["val"] for node in (convolution, added)]
         if all(part.shape == held.shape and part.dtype == held.dtype for part in both):
@@ -182,10 +181,10 @@ def _before(relu: Any) -> tuple[Any, Any]:
     return None, None
 
 
-def _takes(node: Any) -> bool:
-    """Returns whether a node is a convolution that cuDNN has fused kernels for, and one other reads it.
+def _is_fusible(node: Any) -> bool:
+    """Returns whether a node is a convolution with one reader that cuDNN has fused kernels for.
 
-    They are for tensor cores, and add up in float32.
+    These kernels use tensor cores, and accumulate in float32.
     """
     import torch
 
@@ -203,22 +202,24 @@ def _takes(node: Any) -> bool:
     )
 
 
-def _works(target: Any, args: tuple[Any, ...], shape: Any) -> bool:
-    """Returns whether a fused kernel takes such arguments, reads nothing of the memory that it is to fill, and keeps a
-    NaN."""
+def _is_usable(target: Any, args: tuple[Any, ...], shape: Any) -> bool:
+    """Returns whether a fused kernel takes such arguments, does not read the memory of its result, and keeps a NaN.
+
+    Private: `torch.utils._python_dispatch._disable_current_modes`. Without it: this pass fails.
+    """
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
     def eighths(node: Any) -> Any:
-        # So that no sum is too large for float16.
+        # No sum of these is too large for float16.
         held = node.meta["val"]
-        made = torch.full(held.shape, 0.125, dtype=held.dtype, device=held.device)
-        return made.contiguous(memory_format=torch.channels_last) if made.dim() == 4 else made
+        values = torch.full(held.shape, 0.125, dtype=held.dtype, device=held.device)
+        return values.contiguous(memory_format=torch.channels_last) if values.dim() == 4 else values
 
     with _disable_current_modes(), torch.no_grad():
         try:
             given = torch.fx.map_arg(args, eighths)
-            # The allocator hands out again what was given back last.
+            # The allocator reuses the memory that was freed last.
             unwritten = torch.full(shape, math.nan, dtype=given[0].dtype, device=given[0].device)
             del unwritten
             if not target(*given).isfinite().all():
@@ -226,17 +227,15 @@ def _works(target: Any, args: tuple[Any, ...], shape: Any) -> bool:
             given[0].fill_(math.nan)
             return bool(target(*given).isnan().all())
         except (NotImplementedError, RuntimeError) as error:
-            print(
-                f"a convolution stays apart from what follows it: {str(error).partition(chr(10))[0]}", file=sys.stderr
-            )
+            print(f"a convolution is not fused with its epilogue: {str(error).partition(chr(10))[0]}", file=sys.stderr)
             return False
 
 
 def _with_bias_of(added: Any, bias: Any, graph: Any, context: Any) -> Any:
-    """Takes the bias from a convolution that is added, and returns the sum of both, where they are constants."""
+    """Removes the bias of a convolution that is added, and returns the sum of both biases, if they are constants."""
     import torch
 
-    if not _takes(added) or not all(context.is_constant(value) for value in (added.args[2], bias)):
+    if not _is_fusible(added) or not all(context.is_constant(value) for value in (added.args[2], bias)):
         return bias
     parts = tuple(graph.node_copy(value) for value in (added.args[2], bias))
     whole = context.prepack(graph.call_function(torch.ops.aten.add.Tensor, parts))

@@ -1,10 +1,10 @@
-"""Fused linear: one product for those that multiply the same rows.
+"""Fused linear: one product instead of several products of the same rows.
 
-The query, the key and the value of attention, or both halves of a gated layer, are products of the same rows. On a
-device each alone is a kernel that ends before it has filled the device; fused they read the rows once. On a CPU a call
-of oneDNN takes about 14 us before it computes anything, as long as 4 threads take to multiply 32 rows by a matrix of
-512 x 128. There the compiler fuses two or three matrices of one shape by itself; here they may have other widths, as
-those of heads that share keys and values.
+Query, key and value of attention, or both halves of a gated layer, are products of the same rows. On a device, each is
+a kernel that ends before it has filled the device; the fused product reads the rows once. On a CPU, a call of oneDNN
+takes about 14 us before it computes anything, as long as 4 threads take to multiply 32 rows by a matrix of 512 x 128.
+There the compiler fuses two or three matrices of one shape by itself; here matrices may have different widths, as in
+grouped-query attention.
 
 The fused matrix is a prepacked weight: the concatenation of the others. On a device the runtime uploads those
 contiguously, so that it takes no further memory. On an H200 a prefill of `benches/models/llama` at 64 tokens took 1.03
@@ -16,8 +16,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-# Operations that may lie between two products that are fused: the first result is kept until the last is read.
-_NEAR = 16
+# The most operations between two products that are fused: the first result is kept until the last is read.
+_MAX_DISTANCE = 16
 
 
 class FusedLinear:
@@ -29,7 +29,7 @@ class FusedLinear:
 
 
 def fuse(module: Any, context: Any) -> None:
-    """Makes one product of those that multiply the same rows with weights of a module."""
+    """Fuses products of the same rows with weights of a module."""
     import torch
 
     aten = torch.ops.aten
@@ -41,7 +41,7 @@ def fuse(module: Any, context: Any) -> None:
         rows, *weights = node.args
         kinds = tuple(value.meta["val"].dtype for value in weights)
         runs = alike.setdefault((rows, weights[0].meta["val"].shape[1], kinds), [])
-        if runs and places[node] - places[runs[-1][-1]] <= _NEAR:
+        if runs and places[node] - places[runs[-1][-1]] <= _MAX_DISTANCE:
             runs[-1].append(node)
         else:
             runs.append([node])
@@ -51,7 +51,7 @@ def fuse(module: Any, context: Any) -> None:
 
 
 def _fusible(product: Any, context: Any) -> bool:
-    """Returns whether a product is one with weights whose result may have gaps between its rows."""
+    """Returns whether a product has constant weights, and a result that may have gaps between its rows."""
     _, *weights = product.args
     return (
         all(context.is_constant(value) for value in weights)
@@ -62,15 +62,15 @@ def _fusible(product: Any, context: Any) -> bool:
 
 
 def _may_have_gaps(node: Any) -> bool:
-    """Returns whether whoever reads a value, or views of it, takes it with gaps between its rows.
+    """Returns whether all readers of a value, and of views of it, take it with gaps between its rows.
 
-    A result of the segment is laid out as its record says; `as_strided` and operators of others read memory as it was.
+    A result of the segment has the layout of its record; `as_strided` and custom operators read the memory itself.
     """
     import torch
 
     aten = torch.ops.aten
     for user in node.users:
-        if _views(user):
+        if _is_view(user):
             if user.target in (aten.as_strided.default, aten._unsafe_view.default) or not _may_have_gaps(user):
                 return False
         elif user.op != "call_function" or getattr(user.target, "namespace", "") not in ("aten", "prims"):
@@ -78,8 +78,8 @@ def _may_have_gaps(node: Any) -> bool:
     return True
 
 
-def _views(node: Any) -> bool:
-    """Returns whether a node's result may share memory with what it is given; dropout that is off hands that on."""
+def _is_view(node: Any) -> bool:
+    """Returns whether a node's result may share memory with its argument; in eval mode, that of dropout does."""
     if node.target is operator.getitem:
         return True
     schema = getattr(node.target, "_schema", None)
@@ -114,18 +114,18 @@ def _fuse(graph: Any, products: list[Any], context: Any) -> None:
 
 
 def _reshape(node: Any) -> None:
-    """Lets views of a value be copies where it has gaps that they can't have."""
+    """Replaces `view` on a value by `reshape`, which copies where the value has gaps."""
     import torch
 
     for user in node.users:
-        if _views(user):
+        if _is_view(user):
             _reshape(user)
             if user.target is torch.ops.aten.view.default:
                 user.target = torch.ops.aten.reshape.default
 
 
 def _concatenated(graph: Any, weights: list[Any], context: Any) -> Any:
-    """Returns a constant that is the concatenation of these weights; none where it can't be prepacked."""
+    """Returns the concatenation of weights, prepacked; None if it can't be prepacked."""
     import torch
 
     copies = [graph.node_copy(weight) for weight in weights]

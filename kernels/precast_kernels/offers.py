@@ -1,4 +1,4 @@
-"""Which of the passes are worth a try for a program: what `precast build --tune` adds to its own option sets."""
+"""Offers of passes for `precast build --tune`, which adds them to its own option sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _EARLY = {"triton.enable_pdl": True}
 
 
 def offers(device: str, graphs: list[Any]) -> list[dict[str, Any]]:
-    """Returns option sets for the segments of a program: passes by name, and options beside the module's own.
+    """Returns option sets for the segments of a program: names of passes, and options in addition to the module's own.
 
     In these graphs inputs are placeholders `in0`, `in1`, …, and weights are placeholders `c0`, `c1`, ….
     """
@@ -33,7 +33,7 @@ def offers(device: str, graphs: list[Any]) -> list[dict[str, Any]]:
 
 
 def _fuses(graph: Any, device: str) -> bool:
-    """Returns whether the pass `fuse` may find something: products of the same rows, small ones, or convolutions."""
+    """Returns whether the pass `fuse` may change a graph: products of the same rows, small ones, or convolutions."""
     import torch
 
     aten = torch.ops.aten

@@ -1,12 +1,12 @@
 """Small products with weights on a CPU, in an artifact's own code.
 
-A call of MKL copies the matrix into an order of its own before it multiplies, and one of oneDNN takes 10 to 15 us
-before it does: more than a small product takes. Inductor has a template for them, into which it fuses what follows, but
-it packs weights into the artifact, and g++ writes the sums of its inner loop to memory in every step. Here the matrix
-is a prepacked weight, and the inner loop has a name for each sum.
+A call of MKL copies the matrix into a layout of its own before it multiplies, and a call of oneDNN takes 10 to 15 us
+before it multiplies: more than a small product takes. Inductor has a template for small products, into which it fuses
+the operations after them. But the template packs weights into the artifact, and g++ writes the sums of its inner loop
+to memory in every step. Here the matrix is a prepacked weight, and the inner loop has a variable for each sum.
 
-Such a product runs on one thread: it is over before others have woken. An MLP of 48, 64 and 10 columns took 2 us a call
-with it; `examples/vlm` is ahead of ONNX Runtime with it (`benches/results/cpu.json`).
+Such a product runs on one thread: it ends before other threads have woken. An MLP of 48, 64 and 10 columns took 2 us a
+call with it; `examples/vlm` is faster than ONNX Runtime with it (`benches/results/cpu.json`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import functools
 import math
 from typing import Any
 
-# Rows by columns by what is added up, which one thread does in 25 us; and elements that stay in its cache.
-_PRODUCTS = 1 << 20
-_ELEMENTS = 1 << 16
+# The largest product: multiplications, which one thread does in 25 us, and elements, which stay in its cache.
+_MAX_PRODUCTS = 1 << 20
+_MAX_ELEMENTS = 1 << 16
 
-# Values in a vector -> how many rows are multiplied at once, each by up to three vectors: of the CPU's registers, three
-# quarters hold sums. Fewer rows take the same columns, so that buckets share what is laid out.
+# Values in a vector -> rows of a tile, each multiplied by up to three vectors: three quarters of the CPU's registers
+# hold sums. Tiles with fewer rows have the same columns, so that buckets share prepacked weights.
 _ROWS = {16: 8, 8: 4}
 _VECTORS = 3
 
@@ -29,20 +29,21 @@ class SmallProducts:
     """The pass `small_products`."""
 
     def post_grad_pre(self, module: Any, context: Any) -> None:
-        """Takes small products that torch's passes for weights have left."""
+        """Replaces the small products that inductor's passes over weights have left."""
         if context.device == "cpu":
-            take(module.graph, context)
+            replace_products(module.graph, context)
 
 
-def take(graph: Any, context: Any) -> None:
-    """Puts products of ours in the place of small ones with weights.
+def replace_products(graph: Any, context: Any) -> None:
+    """Replaces small products with weights by calls of `small_product`.
 
-    Breaks if: `CppGemmTemplate` asks another function for its inner loop, or takes blocks of columns in another order.
+    Private: `CppGemmTemplate`, the function that it calls for its inner loop, and its order of column blocks. Without
+    them: this pass fails.
     """
     import torch
 
     aten = torch.ops.aten
-    laid: dict[Any, Any] = {}
+    prepacked: dict[Any, Any] = {}
     for node in list(graph.nodes):
         if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
             continue
@@ -54,37 +55,37 @@ def take(graph: Any, context: Any) -> None:
         if block == 0:
             continue
         with graph.inserting_before(node):
-            if matrix not in laid:
-                laid[matrix] = context.prepack(_lay(graph, matrix, block))
-            if laid[matrix] is None:
+            if matrix not in prepacked:
+                prepacked[matrix] = context.prepack(_column_blocks(graph, matrix, block))
+            if prepacked[matrix] is None:
                 continue
-            product = graph.call_function(_operator(), (rows, laid[matrix], bias[0] if bias else None, columns))
+            product = graph.call_function(_operator(), (rows, prepacked[matrix], bias[0] if bias else None, columns))
             product.meta = dict(node.meta)
         node.replace_all_uses_with(product)
         graph.erase_node(node)
 
 
-def _lay(graph: Any, matrix: Any, block: int) -> Any:
-    """Returns the matrix in blocks of columns, each of them dense, the last one filled up with zeros."""
+def _column_blocks(graph: Any, matrix: Any, block: int) -> Any:
+    """Returns the matrix in dense blocks of columns; the last block is padded with zeros."""
     import torch
 
     aten = torch.ops.aten
     inner, columns = matrix.meta["val"].shape
 
     def call(operator: Any, of: Any, *args: Any, **named: Any) -> Any:
-        made = graph.call_function(operator, (of, *args), named)
-        made.meta = {"val": operator(of.meta["val"], *args, **named)}
-        return made
+        node = graph.call_function(operator, (of, *args), named)
+        node.meta = {"val": operator(of.meta["val"], *args, **named)}
+        return node
 
     blocks = -(-columns // block)
     if blocks * block != columns:
         matrix = call(aten.constant_pad_nd.default, matrix, [0, blocks * block - columns])
-    apart = call(aten.reshape.default, matrix, [inner, blocks, block])
-    return call(aten.clone.default, call(aten.permute.default, apart, [1, 0, 2]), memory_format=torch.contiguous_format)
+    split = call(aten.reshape.default, matrix, [inner, blocks, block])
+    return call(aten.clone.default, call(aten.permute.default, split, [1, 0, 2]), memory_format=torch.contiguous_format)
 
 
 def is_small(*held: Any) -> bool:
-    """Returns whether a product of rows and a matrix is one to take."""
+    """Returns whether a product of rows and a matrix is small."""
     import torch
 
     if any(value.dtype != torch.float32 or value.device.type != "cpu" for value in held):
@@ -92,11 +93,14 @@ def is_small(*held: Any) -> bool:
     sizes = [*held[0].shape, held[1].shape[1]]
     if not all(isinstance(size, int) for size in sizes):
         return False
-    return 0 < math.prod(sizes) <= _PRODUCTS and sizes[1] * sizes[2] <= _ELEMENTS
+    return 0 < math.prod(sizes) <= _MAX_PRODUCTS and sizes[1] * sizes[2] <= _MAX_ELEMENTS
 
 
 def _width() -> int:
-    """Returns how many values a vector has; none where there are none to be used."""
+    """Returns the number of values in a vector; 0 without vectors.
+
+    Private: `torch._inductor.cpu_vec_isa.pick_vec_isa`. Without it: this pass fails.
+    """
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     isa = pick_vec_isa()
@@ -104,7 +108,7 @@ def _width() -> int:
 
 
 def _columns(columns: int) -> int:
-    """Returns how many columns are multiplied at once: of what adds the fewest, the most; none if it adds too many."""
+    """Returns the columns of a block: the widest of those that pad the fewest columns; 0 if all pad too many."""
     width = _width()
     if width == 0:
         return 0
@@ -114,7 +118,10 @@ def _columns(columns: int) -> int:
 
 @functools.cache
 def _operator() -> Any:
-    """Returns the operator that stands for a product until it is lowered; it is never called."""
+    """Returns the operator `small_product`, which is lowered and never called.
+
+    Private: as `replace_products`, and inductor's lowerings. Without them: this pass fails.
+    """
     import torch
     from torch._inductor import lowering
     from torch._inductor.codegen import cpp_gemm_template
@@ -144,9 +151,9 @@ def _operator() -> Any:
         rows, blocks = ExternKernel.require_stride1(rows), ExternKernel.require_contiguous(blocks)
         count = int(rows.get_size()[0])
         layout = FixedLayout(rows.get_device(), torch.float32, [count, columns])
-        added = [] if bias is None else [realize_inputs(lowering.expand(bias, (count, columns)))]
+        biases = [] if bias is None else [realize_inputs(lowering.expand(bias, (count, columns)))]
         blocking = GemmBlocking(min(count, _ROWS[_width()]), int(blocks.get_size()[2]), 1)
-        template = Template([rows, blocks, *added], layout, 1, blocking, has_bias=bool(added), name="product")
+        template = Template([rows, blocks, *biases], layout, 1, blocking, has_bias=bool(biases), name="product")
         return template.generate().output_node()
 
     lowering.register_lowering(operator, type_promotion_kind=None)(lower)
@@ -156,7 +163,7 @@ def _operator() -> Any:
 
 @functools.cache
 def _kernel() -> Any:
-    """Returns the class that writes the inner loop."""
+    """Returns the class that generates the inner loop. Private: `CppMicroGemm`."""
     import torch
     from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm
 
@@ -182,7 +189,7 @@ def _kernel() -> Any:
 
 
 def _loop(name: str, rows: int, columns: int, width: int) -> str:
-    """Returns a function that multiplies so many rows by so many columns; each sum has a name, and so a register."""
+    """Returns a C++ function for a tile of rows and columns; each sum is a variable, and so a register."""
     vectors = range(columns // width)
     cells = [(row, vector) for row in range(rows) for vector in vectors]
     at = {(row, vector): f"C + {row} * ldc + {vector * width}" for row, vector in cells}

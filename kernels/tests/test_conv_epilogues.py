@@ -197,7 +197,7 @@ class ConvEpiloguesTest(Project):
             for name, value in held.items():
                 root.register_buffer(name, value)
             module = torch.fx.GraphModule(root, graph)
-            convolutions.take(module, context_of(module))
+            convolutions.fuse_epilogues(module, context_of(module))
             return [node.target for node in module.graph.nodes if node.op == "call_function"]
 
         left, taken = [aten.convolution.default, aten.relu.default], [aten.cudnn_convolution_relu.default]

@@ -138,7 +138,7 @@ class SmallProductsTest(Project):
                 context = context_of(traced, "cpu")
                 if not known:
                     context._weights.known = frozenset()
-                products.take(traced.graph, context)
+                products.replace_products(traced.graph, context)
                 traced.graph.eliminate_dead_code()
             kept = [node for node in traced.graph.nodes if node.target is torch.ops.aten.mm.default]
             self.assertEqual(not kept, taken, (rows, weight.shape, weight.dtype))
