@@ -1,16 +1,17 @@
 """Small-batch GEMM and single-tile attention, for CUDA devices: Triton kernels of our own.
 
-With few rows, as when one request is answered, a product is a read of its weights, and its speed depends on how many
-multiprocessors read. One tile of the result for each is too few: 64 rows of 1024 columns are 16 tiles of 64 columns
-where a device has 132. So tiles are narrow, and the sum is split into parts that are computed in parallel. The reader
-of the result adds them up: the compiler makes one kernel of the additions, the bias and what follows. A library's split
-product adds up in a kernel of its own. Where no reader can add up, tiles are narrower still.
+With few rows, as in a single request, the time of a product is the time to read its weights, and depends on the number
+of multiprocessors that read. The tiles of the result are too few for them: 64 rows of 1024 columns are 16 tiles of 64
+columns, and the device has 132 multiprocessors. So tiles are narrow, and the sum is split into parts that are computed
+in parallel (split-K). The reader of the result adds the parts: the compiler fuses these additions with the bias and the
+operations after it. Split-K kernels of libraries add in a kernel of their own. If the readers can't add, tiles are
+narrower still.
 
-Pass `split_k`: products, added up in float32. Pass `single_tile_attention`: attention whose keys fit into one tile; it
-reads queries, keys and values where a product left them. Both are for float16 and bfloat16.
+Pass `split_k`: products, accumulated in float32. Pass `single_tile_attention`: attention whose keys fit into one tile;
+it reads queries, keys and values from the results of products, without copies. Both are for float16 and bfloat16.
 
-A library's kernels wait for each other. With the option `triton.enable_pdl` these start before the kernel in front of
-them has ended, and read their weights meanwhile.
+Kernels of libraries wait for each other. With the option `triton.enable_pdl`, these start before the previous kernel
+has ended, and read their weights in the meantime.
 
 On an H200, a stack of 24 transformer blocks (d = 1024, bfloat16, 64 rows) took 636 us a call with them, and 946 us
 without (`benches/results/kernels-h200.json`).
@@ -21,17 +22,18 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Rows above which a product has tiles enough, and columns of a tile: at most, and at least.
-_ROWS = 64
-_TILE = 32
-_NARROW = 16
-# What one part adds up over, at least; and how many parts there are at most.
-_LEAST = 128
-_MOST = 8
-# What is read at once of a row.
+# The most rows: products with more rows have enough tiles.
+_MAX_ROWS = 64
+# The widest and the narrowest tile, in columns.
+_MAX_TILE = 32
+_MIN_TILE = 16
+# The shortest part of a sum, and the most parts.
+_MIN_PART = 128
+_MAX_PARTS = 8
+# Elements of a row that are read at once.
 _STEP = 64
-# Keys that attention may have, and sizes of a head.
-_KEYS = 128
+# The most keys of attention, and the sizes of a head.
+_MAX_KEYS = 128
 _HEAD = (16, 32, 64, 128)
 
 
@@ -39,7 +41,7 @@ class SplitK:
     """The pass `split_k`."""
 
     def segment(self, module: Any, context: Any) -> None:
-        """Splits products of few rows with weights."""
+        """Splits small-batch products with weights."""
         _need_cuda("split_k", context)
         split(module.graph, context.processors)
 
@@ -48,7 +50,7 @@ class SingleTileAttention:
     """The pass `single_tile_attention`."""
 
     def segment(self, module: Any, context: Any) -> None:
-        """Has attention to few keys computed by one kernel."""
+        """Replaces attention to few keys by one kernel."""
         _need_cuda("single_tile_attention", context)
         attend(module.graph)
 
@@ -59,10 +61,12 @@ def _need_cuda(name: str, context: Any) -> None:
 
 
 def splits(node: Any) -> bool:
-    """Returns whether a node is a product of few rows, in a dtype and an order that the kernels are for."""
+    """Returns whether a node is a product that the kernels can do: few rows, dtype, layout."""
     import torch
 
-    return node.target is torch.ops.aten.linear.default and _few(node.args[0].meta["val"], node.args[1].meta["val"])
+    return node.target is torch.ops.aten.linear.default and _is_small_batch(
+        node.args[0].meta["val"], node.args[1].meta["val"]
+    )
 
 
 def is_attention(node: Any) -> bool:
@@ -78,14 +82,14 @@ def attends(node: Any) -> bool:
 
 
 def split(graph: Any, processors: int) -> int:
-    """Splits products of a graph with shapes; returns how many."""
+    """Splits the products of a graph with known shapes; returns their number."""
     import torch
 
     aten = torch.ops.aten
     count = 0
     for node in [node for node in graph.nodes if splits(node)]:
         x, weight, bias = (*node.args, None)[:3]
-        parts, tile = _parts(weight.meta["val"], processors, _added_by_others(node))
+        parts, tile = _parts(weight.meta["val"], processors, _readers_can_add(node))
         depth = weight.meta["val"].shape[1]
         rows = x.meta["val"].numel() // depth
         dtype = node.meta["val"].dtype
@@ -98,11 +102,11 @@ def split(graph: Any, processors: int) -> int:
             if parts == 1:
                 total = call(_operators().product.default, flat, weight, bias, tile)
             else:
-                made = call(_operators().parts_of_product.default, flat, weight, parts, tile)
-                # One after the other: point by point, so that they become part of the kernel that takes the result.
-                total = call(aten.to.dtype, call(aten.select.int, made, 0, 0), torch.float32)
+                partial = call(_operators().parts_of_product.default, flat, weight, parts, tile)
+                # Pointwise additions, which the compiler fuses with the reader.
+                total = call(aten.to.dtype, call(aten.select.int, partial, 0, 0), torch.float32)
                 for part in range(1, parts):
-                    total = call(aten.add.Tensor, total, call(aten.select.int, made, 0, part))
+                    total = call(aten.add.Tensor, total, call(aten.select.int, partial, 0, part))
                 if bias is not None:
                     total = call(aten.add.Tensor, total, bias)
                 total = call(aten.to.dtype, total, dtype)
@@ -114,7 +118,7 @@ def split(graph: Any, processors: int) -> int:
 
 
 def attend(graph: Any) -> int:
-    """Has attention to few keys computed by one kernel; returns how often."""
+    """Replaces attention to few keys by one kernel; returns the number of replacements."""
     count = 0
     for node in [node for node in graph.nodes if is_attention(node)]:
         args = _attention(node)
@@ -128,15 +132,15 @@ def attend(graph: Any) -> int:
 
 
 def _attention(node: Any) -> tuple[Any, ...] | None:
-    """Returns the arguments of the kernel for an attention node; None where it is not for it."""
+    """Returns the arguments of the kernel for an attention node; None if the kernel can't do it."""
     schema = node.target._schema.arguments
-    said = {one.name: one.default_value for one in schema if one.has_default_value()}
-    said |= dict(zip((one.name for one in schema), node.args, strict=False)) | node.kwargs
-    query, key, value = (said[name].meta["val"] for name in ("query", "key", "value"))
-    if said["attn_mask"] is not None or said["dropout_p"] or said["enable_gqa"] or not _one_tile(query, key, value):
+    given = {one.name: one.default_value for one in schema if one.has_default_value()}
+    given |= dict(zip((one.name for one in schema), node.args, strict=False)) | node.kwargs
+    query, key, value = (given[name].meta["val"] for name in ("query", "key", "value"))
+    if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"] or not _one_tile(query, key, value):
         return None
-    scale = query.shape[-1] ** -0.5 if said["scale"] is None else said["scale"]
-    return said["query"], said["key"], said["value"], scale, said["is_causal"]
+    scale = query.shape[-1] ** -0.5 if given["scale"] is None else given["scale"]
+    return given["query"], given["key"], given["value"], scale, given["is_causal"]
 
 
 def _one_tile(query: Any, key: Any, value: Any) -> bool:
@@ -152,14 +156,14 @@ def _one_tile(query: Any, key: Any, value: Any) -> bool:
         and query.shape[:2] == key.shape[:2]
         and query.shape[3] == key.shape[3]
         and query.shape[3] in _HEAD
-        and 0 < key.shape[2] <= _KEYS
-        and 0 < query.shape[2] <= _KEYS
+        and 0 < key.shape[2] <= _MAX_KEYS
+        and 0 < query.shape[2] <= _MAX_KEYS
         and query.shape[0] > 0
     )
 
 
-def _few(x: Any, weight: Any) -> bool:
-    """Returns whether a product is one of few rows, in a dtype and an order that the kernels are for."""
+def _is_small_batch(x: Any, weight: Any) -> bool:
+    """Returns whether a product has few rows, and a dtype and a layout of the kernels."""
     import torch
 
     if not all(isinstance(size, int) for size in (*x.shape, *weight.shape)):
@@ -167,37 +171,37 @@ def _few(x: Any, weight: Any) -> bool:
     if x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype or not weight.is_contiguous():
         return False
     columns, depth = weight.shape
-    return 0 < x.numel() <= _ROWS * depth and columns % _TILE == 0 and depth % _STEP == 0
+    return 0 < x.numel() <= _MAX_ROWS * depth and columns % _MAX_TILE == 0 and depth % _STEP == 0
 
 
 def _parts(weight: Any, processors: int, added: bool) -> tuple[int, int]:
-    """Returns into how many parts a sum is split, and how many columns a tile has: about one for each processor."""
+    """Returns the number of parts of a sum, and the columns of a tile: about one tile for each multiprocessor."""
     columns, depth = weight.shape
-    parts, tile = 1, _TILE
+    parts, tile = 1, _MAX_TILE
     while (
         added
-        and parts < _MOST
+        and parts < _MAX_PARTS
         and columns // tile * parts * 2 <= processors
         and depth % (parts * 2 * _STEP) == 0
-        and depth // (parts * 2) >= _LEAST
+        and depth // (parts * 2) >= _MIN_PART
     ):
         parts *= 2
-    while tile > _NARROW and columns // tile * parts * 2 <= processors:
+    while tile > _MIN_TILE and columns // tile * parts * 2 <= processors:
         tile //= 2
     return parts, tile
 
 
-def _added_by_others(node: Any) -> bool:
-    """Returns whether all that take a result work on it point by point: they can add it up at no cost of a kernel."""
+def _readers_can_add(node: Any) -> bool:
+    """Returns whether all readers of a result are pointwise: the compiler fuses the additions with them."""
     import torch
 
-    follow = {"view", "reshape", "unsqueeze", "squeeze"}
+    views = {"view", "reshape", "unsqueeze", "squeeze"}
     norms = {"layer_norm", "rms_norm", "native_layer_norm", "_fused_rms_norm"}
     pending = list(node.users)
     while pending:
         user = pending.pop()
         name = getattr(getattr(user.target, "overloadpacket", None), "__name__", "")
-        if name in follow:
+        if name in views:
             pending += user.users
         elif torch.Tag.pointwise not in getattr(user.target, "tags", ()) and name not in norms | {"gelu", "silu", "to"}:
             return False
@@ -205,7 +209,7 @@ def _added_by_others(node: Any) -> bool:
 
 
 def _operators() -> Any:
-    """Returns the operators whose kernels are Triton's; the import registers them."""
+    """Returns the operators with Triton kernels; the import registers them."""
     import torch
 
     importlib.import_module(".small_batch_triton", __package__)

@@ -1,7 +1,7 @@
-"""The Triton kernels of `small_batch`, in a file of their own: only a torch built for CUDA brings Triton.
+"""The Triton kernels of `small_batch`, in a file of their own: only a torch for CUDA has Triton.
 
-A kernel that starts early (`EARLY`) runs while the one before it ends: it prefetches its weights before it waits for
-the other's result. It says at once that the next kernel may start, which waits in turn.
+A kernel that starts early (`EARLY`) runs while the previous one ends: it prefetches its weights before it waits for the
+previous result. It lets the next kernel start at once, which waits in turn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _product(
     right = weight + columns[None, :] * DEPTH + depth[:, None]
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-        # Lines of 128 bytes; more than there are would be the next part's.
+        # Lines of 128 bytes, up to the end of this part.
         line = tl.minimum(tl.arange(0, LINES) * 64, PART - 64)
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
@@ -93,37 +93,38 @@ def _attention(
     row = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)
     at = tl.arange(0, KEY_TILE)
     width = tl.arange(0, WIDTH)
-    asked = tl.load(
+    queries = tl.load(
         query + batch * QUERY_BATCH + head * QUERY_HEAD + row[:, None] * QUERY_ROW + width[None, :],
         mask=row[:, None] < QUERIES,
         other=0.0,
     )
-    known = tl.load(
+    keys = tl.load(
         key + batch * KEY_BATCH + head * KEY_HEAD + at[None, :] * KEY_ROW + width[:, None],
         mask=at[None, :] < KEYS,
         other=0.0,
     )
-    told = tl.load(
+    values = tl.load(
         value + batch * VALUE_BATCH + head * VALUE_HEAD + at[:, None] * VALUE_ROW + width[None, :],
         mask=at[:, None] < KEYS,
         other=0.0,
     )
-    score = tl.dot(asked, known) * SCALE
-    seen = at[None, :] < KEYS
+    score = tl.dot(queries, keys) * SCALE
+    visible = at[None, :] < KEYS
     if CAUSAL:
-        seen = seen & (at[None, :] <= row[:, None])
-    score = tl.where(seen, score, float("-inf"))
+        visible = visible & (at[None, :] <= row[:, None])
+    score = tl.where(visible, score, float("-inf"))
     share = tl.exp(score - tl.max(score, 1)[:, None])
-    answer = tl.dot(share.to(told.dtype), told) / tl.sum(share, 1)[:, None]
-    # As `[batch, row, head, width]`, which is what comes after wants.
+    result = tl.dot(share.to(values.dtype), values) / tl.sum(share, 1)[:, None]
+    # As `[batch, row, head, width]`, the layout that the next product reads.
     place = ((batch * QUERIES + row[:, None]) * HEADS + head) * WIDTH + width[None, :]
-    tl.store(out + place, answer, mask=row[:, None] < QUERIES)
+    tl.store(out + place, result, mask=row[:, None] < QUERIES)
 
 
 def _name_outputs() -> None:
-    """Names what the kernels here write: torch can't see it through inline assembly, which waiting is.
+    """Names the outputs of these kernels: torch can't find them, because the wait is inline assembly.
 
-    Breaks if: `triton_kernel_wrap.identify_mutated_tensors` is no longer what says so.
+    Private: `torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors`. Without it: torch
+    assumes that these kernels write into all their arguments.
     """
     from torch._higher_order_ops import triton_kernel_wrap
 
@@ -140,7 +141,10 @@ _name_outputs()
 
 
 def _early(x: torch.Tensor) -> bool:
-    """Returns whether the compiler has its own kernels started early too."""
+    """Returns whether the compiler's own kernels start early too.
+
+    Private: `torch._inductor.config.triton.enable_pdl`. Without it: these kernels start late.
+    """
     from torch._inductor import config
 
     return x.device.type == "cuda" and config.triton.enable_pdl and torch.cuda.get_device_capability()[0] >= 9
@@ -167,14 +171,14 @@ def _multiply(
         BIAS=bias is not None,
         EARLY=_early(x),
         num_warps=4,
-        # On an H200 the fastest of those that leave room in the shared memory of smaller devices.
+        # The fastest on an H200 among those that fit into the shared memory of smaller devices.
         num_stages=4 if step == 128 else 6,
     )
 
 
 @torch.library.triton_op("precast_kernels::parts_of_product", mutates_args={})
 def parts_of_product(x: torch.Tensor, weight: torch.Tensor, parts: int, tile: int) -> torch.Tensor:
-    """Returns what each part of the sum gives: `x[M, K]` by `weight[N, K]`, as float32 `[parts, M, N]`."""
+    """Returns the parts of the product of `x[M, K]` and `weight[N, K]`, as float32 `[parts, M, N]`."""
     out = torch.empty((parts, x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
     _multiply(x, weight, None, out, parts, tile)
     return out
@@ -182,7 +186,7 @@ def parts_of_product(x: torch.Tensor, weight: torch.Tensor, parts: int, tile: in
 
 @torch.library.triton_op("precast_kernels::product", mutates_args={})
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: int) -> torch.Tensor:
-    """Returns `x[M, K]` by `weight[N, K]` and a bias, in the dtype of both."""
+    """Returns the product of `x[M, K]` and `weight[N, K]`, plus a bias, in the dtype of both."""
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     _multiply(x, weight, bias, out, 1, tile)
     return out
@@ -190,7 +194,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ti
 
 @torch.library.triton_op("precast_kernels::attention", mutates_args={})
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
-    """Returns the attention of `query[B, H, M, D]` to `[B, H, N, D]`, where all keys of a head are one tile."""
+    """Returns the attention of `query[B, H, M, D]` to keys and values `[B, H, N, D]`; a head's keys are one tile."""
     query, key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value))
     batch, heads, queries, width = query.shape
     keys = key.shape[2]
