@@ -137,7 +137,7 @@ class SmallProductsTest(Project):
                 traced = graph_of(product, {"w": weight}, x)
                 context = context_of(traced, "cpu")
                 if not known:
-                    context._weights.known = frozenset()
+                    context._weights.own = frozenset()
                 products.replace_products(traced.graph, context)
                 traced.graph.eliminate_dead_code()
             kept = [node for node in traced.graph.nodes if node.target is torch.ops.aten.mm.default]
