@@ -360,7 +360,7 @@ impl Work<'_> {
             worker: number,
             job: Action::Measure.name(),
             what: name,
-            message: &sign_test::told(gate),
+            message: &sign_test::describe(gate),
         });
         request.program.steps.clone_from(&program.steps);
         request.exclusive = true;

@@ -45,7 +45,7 @@ pub(super) fn in_doubt(report: &Gate) -> bool {
 }
 
 /// Describes the measurement that is in doubt.
-pub(super) fn told(report: &Gate) -> String {
+pub(super) fn describe(report: &Gate) -> String {
     let micros = |micros: &Field<f64>| micros.get().copied().unwrap_or_default();
     let (eager, artifact) = (micros(&report.eager_us), micros(&report.artifact_us));
     format!("eager took {eager:.1} µs and the artifact {artifact:.1} µs beside other tasks")
@@ -166,7 +166,7 @@ mod tests {
         let slow = read(json!({"artifact_us": 300.0, "eager_us": 200.25}));
         assert!(in_doubt(&slow));
         assert_eq!(
-            told(&slow),
+            describe(&slow),
             "eager took 200.2 µs and the artifact 300.0 µs beside other tasks"
         );
         assert_eq!(json!(report.turns), json!(null));
