@@ -3,6 +3,11 @@
 //! The artifact is a fake whose work takes a fraction of a microsecond, so that the difference shows. `raw` is the C
 //! call with new input handles and its outputs freed, as every caller must do; `run` is `Model::run`; `eight inputs`
 //! shows what the validation of more inputs adds, and `refused` what a bad call of each kind costs.
+#![allow(
+    clippy::unwrap_used,
+    unsafe_code,
+    reason = "a benchmark panics where it fails"
+)]
 
 #[path = "../tests/fake/mod.rs"]
 mod fake;

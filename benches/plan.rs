@@ -1,4 +1,5 @@
 //! How long it takes to find that nothing has to be built: what a warm `precast build` does before it answers.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{collections::BTreeMap, fs, hint::black_box, path::Path};
 

@@ -7,6 +7,7 @@
 //!
 //! Each sentence is one request of its own length; the runtime picks its bucket. `make demo` runs it, with eager's
 //! embeddings of the same sentences to compare with.
+#![allow(clippy::print_stdout, reason = "a program that prints its answer")]
 
 use std::{
     fs,

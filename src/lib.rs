@@ -22,8 +22,6 @@
 //! assert_eq!(out.served().rung().name(), "padded"); // in the bucket of 4 by 8
 //! # Ok(()) }
 //! ```
-#![deny(unsafe_code)]
-
 pub mod cli;
 #[cfg(feature = "torch")]
 pub mod gate;

@@ -1,5 +1,6 @@
 //! What a caller of the library sees: plain arrays in and out.
 #![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
 

@@ -1,4 +1,5 @@
 //! The report in a real browser: it renders, filters and sorts, says nothing on the console and asks for nothing.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod sample;
 

@@ -1,4 +1,9 @@
 //! Stores with more programs than anybody wants in memory at once. `make bench-store` measures a million.
+#![allow(
+    clippy::unwrap_used,
+    unsafe_code,
+    reason = "tests panic, print, and call C"
+)]
 
 #[path = "sample/ran.rs"]
 mod ran;

@@ -1,4 +1,5 @@
 //! Commands that look at a store, driven as a person would.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod sample;
 

@@ -1,5 +1,6 @@
 //! When programs are loaded, what is set aside, and which of two rungs is the faster.
 #![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
 

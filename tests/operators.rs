@@ -2,6 +2,7 @@
 //!
 //! What a test loads stays in the process. Numbers are in `tests/numerics/operators.rs`.
 #![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
 

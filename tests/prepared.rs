@@ -1,5 +1,6 @@
 //! Constants that are made of weights when these are bound: what recipes give, who shares it, what is refused.
 #![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
 

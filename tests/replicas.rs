@@ -1,6 +1,7 @@
 //! A model on several devices. The CPU twice stands for them here: what chooses between replicas does not know what they
 //! are on. `tests/gpu/replicas.rs` has the same with two CUDA devices.
 #![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
 

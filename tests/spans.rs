@@ -1,5 +1,6 @@
 //! The spans that a subscriber of `tracing` sees. A binary of its own: what is enabled is decided for a whole process.
 #![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
 mod traced;

@@ -1,4 +1,5 @@
 //! `precast gc`, `verify` and `release` as people call them.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[allow(dead_code)]
 #[path = "torture/scene.rs"]

@@ -1,4 +1,5 @@
 //! What people see: terminals that are narrow and wide, with colours and without, and what goes into a pipe.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod pty;
 mod sample;

@@ -8,6 +8,7 @@
 //! | `worker/` ([`process`]) | modules that take the worker with them: it dies, hangs, eats memory |
 //! | [`entry`] | models that can't be made at all |
 #![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod entry;
 mod process;

@@ -1,5 +1,6 @@
 //! The command line, driven in a sandbox: a fake worker and fake artifacts, so that everything but numerics runs in
 //! seconds. Snapshots hold exit code, stdout and stderr.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod bad_input;
 #[cfg(feature = "torch")]

@@ -1,6 +1,13 @@
 //! What only a CUDA device shows. `tests/gpu/run.sh` builds the example's store there and starts this with
 //! `PRECAST_STORE`; anywhere else it says that it was skipped, and why.
 #![cfg(feature = "torch")]
+#![allow(
+    clippy::exit,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    unsafe_code,
+    reason = "tests panic, print, and call C"
+)]
 
 use std::{env, io::Write, path::PathBuf};
 

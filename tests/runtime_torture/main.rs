@@ -14,6 +14,14 @@
 //! What may take the process down, or is measured on a whole process, runs in children: this binary starts itself
 //! (`act`). Real artifacts join in where `cargo test --test numerics` has left its store.
 #![cfg(feature = "torch")]
+#![allow(
+    clippy::exit,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    unsafe_code,
+    reason = "tests panic, print, and call C"
+)]
 
 #[path = "../fake/mod.rs"]
 mod fake;

@@ -1,4 +1,12 @@
 //! Tries to break the store: what `make torture` runs at full size and `cargo test` as a small seeded sample.
+#![allow(
+    clippy::exit,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    unsafe_code,
+    reason = "tests panic, print, and call C"
+)]
 
 mod actor;
 mod attacks;

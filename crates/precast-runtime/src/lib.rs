@@ -34,8 +34,6 @@
 //! and `graph`, and in that `warm_up`. At the level trace: `run` with its bucket and rung, and within it `pad` and `eager`. They cost nothing
 //! that can be measured while nobody subscribes.
 
-#![deny(unsafe_code)]
-
 // Unit tests share the fakes of tests/, which name the crate.
 #[cfg(test)]
 extern crate self as precast_runtime;

@@ -239,7 +239,7 @@ impl Container {
         let mut found: BTreeMap<String, Constant> = BTreeMap::new();
         for i in 0..self.count(abi.num_constants)? {
             let (mut folded, mut dtype, mut bytes) = (false, -1, 0);
-            // SAFETY (all three): `i` is below the container's own count; the out pointers are valid.
+            // SAFETY: `i` is below the container's own count; the out pointers are valid.
             checked(unsafe { shim::precast_flag(abi.constant_folded, raw, i, &mut folded) })?;
             if folded {
                 continue;

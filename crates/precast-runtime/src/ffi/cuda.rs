@@ -144,9 +144,10 @@ impl Cuda {
     pub fn capability(&self, device: usize) -> Result<String, String> {
         let functions = self.functions()?;
         let (mut major, mut minor) = (0, 0);
+        let ordinal = ordinal(device)?;
         // SAFETY: the shim's own function, with valid out pointers.
-        functions
-            .check(unsafe { (functions.capability)(ordinal(device)?, &mut major, &mut minor) })?;
+        let code = unsafe { (functions.capability)(ordinal, &mut major, &mut minor) };
+        functions.check(code)?;
         Ok(format!("{major}{minor}"))
     }
 
@@ -208,9 +209,10 @@ impl Cuda {
             return Ok(RawStream(std::ptr::null_mut()));
         };
         let mut stream = std::ptr::null_mut();
+        let ordinal = ordinal(device)?;
         // SAFETY: the shim's own function, with a valid out pointer.
-        functions
-            .check(unsafe { (functions.stream_current_raw)(ordinal(device)?, &mut stream) })?;
+        let code = unsafe { (functions.stream_current_raw)(ordinal, &mut stream) };
+        functions.check(code)?;
         Ok(RawStream(stream))
     }
 

@@ -77,7 +77,8 @@ impl Drop for Interpreter {
     }
 }
 
-#[cfg(all(test, target_env = "gnu"))]
+#[cfg(test)]
+#[cfg(target_env = "gnu")]
 mod tests {
     use super::*;
     use crate::{ffi::give_back, source::sealed};

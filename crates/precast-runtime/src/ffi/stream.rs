@@ -104,8 +104,8 @@ impl Stream {
     pub fn enter(&self) -> Result<Scope<'_>, String> {
         let mut scope = std::ptr::null_mut();
         // SAFETY: a live stream and a valid out pointer.
-        self.functions
-            .check(unsafe { (self.functions.scope_enter)(self.handle.as_ptr(), &mut scope) })?;
+        let code = unsafe { (self.functions.scope_enter)(self.handle.as_ptr(), &mut scope) };
+        self.functions.check(code)?;
         let guard = NonNull::new(scope).ok_or("no scope was made")?;
         Ok(Scope {
             guard,
