@@ -11,7 +11,6 @@ use std::{collections::BTreeSet, sync::atomic::Ordering, time::Instant};
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
-use serde_json::json;
 use tch::Tensor;
 
 use self::measure::{Figures, measure, samples, wait};
@@ -29,14 +28,44 @@ use crate::{
     runtime::{Graphs, Rung, Served},
 };
 
+/// `precast bench MODULE --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document<'a> {
+    model: &'a str,
+    module: &'a str,
+    /// As `cpu` or `cuda:0`.
+    device: String,
+    threads: u16,
+    load_seconds: f64,
+    /// From the start of loading to the first answer.
+    first_answer_seconds: Option<f64>,
+    buckets: &'a [Row],
+    /// Null on the CPU.
+    device_memory: Option<Memory>,
+}
+
+/// Bytes of the device's memory.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Memory {
+    allocated: u64,
+    reserved: u64,
+    free: u64,
+    total: u64,
+}
+
 /// One request's row. Times are in seconds.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Row {
     /// The sizes of what answered; of what takes every size, those of its samples.
     bucket: Sizes,
     request: Sizes,
+    #[cfg_attr(test, schemars(extend("enum" = ["exact", "padded", "dynamic", "eager"])))]
     rung: &'static str,
     /// What ran it: `artifact`, `graph` or `eager`.
+    #[cfg_attr(test, schemars(extend("enum" = ["artifact", "graph", "eager"])))]
     runner: &'static str,
     program: Digest,
     /// Of the elements that were computed, the part nobody asked for.
@@ -52,6 +81,7 @@ struct Row {
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Rival {
     /// Its own: a graph that was exported at one size is padded into as an artifact is.
     padding: f64,
@@ -145,11 +175,21 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     }
     if context.out.json() {
         let memory = crate::runtime::device_memory(device).ok();
-        context.out.document(json!({
-            "model": name, "module": args.module, "device": device.to_string(), "threads": args.threads,
-            "load_seconds": loaded, "first_answer_seconds": first, "buckets": rows,
-            "device_memory": memory.map(|m| json!({ "allocated": m.allocated, "reserved": m.reserved, "free": m.free, "total": m.total })),
-        }))?;
+        context.out.document(&Document {
+            model: &name,
+            module: &args.module,
+            device: device.to_string(),
+            threads: args.threads,
+            load_seconds: loaded,
+            first_answer_seconds: first,
+            buckets: &rows,
+            device_memory: memory.map(|m| Memory {
+                allocated: m.allocated,
+                reserved: m.reserved,
+                free: m.free,
+                total: m.total,
+            }),
+        })?;
         return Ok(0);
     }
     print(args, context, &rows)?;

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::{
     Context,
@@ -21,6 +21,7 @@ use super::{
     text, trace,
 };
 use crate::{
+    Digest,
     build::{self, BuildError, Built, Launcher, Outcome, Summary},
     plan::Request,
     spec::{CommandLine, Spec, SpecError},
@@ -412,33 +413,126 @@ fn exact_only(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
     found
 }
 
-fn document(summary: &Summary) -> Value {
-    let programs = summary.programs.iter().map(|(name, outcome)| match outcome {
-        Outcome::Hit(id) => json!({ "program": name, "state": "hit", "id": id }),
-        Outcome::Built(built) => json!({
-            "program": name, "state": "built", "id": built.id, "artifacts": built.artifacts, "compiled": built.compiled,
-            "gated_by": built.gated_by,
-            "padding_refused": built.padding_refused,
+/// The last line of `precast build --format json`, after its events.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(super) enum Last<'a> {
+    Finished {
+        programs: Vec<Line<'a>>,
+        /// How many artifacts were compiled.
+        compiled: usize,
+        /// The newest release; null where there is none.
+        release: Option<Newest<'a>>,
+        /// Whether that release is new.
+        published: bool,
+        /// Names of programs that the release before had.
+        lost: &'a [String],
+        /// Requests that nothing answers.
+        unanswered: &'a [String],
+        /// Modules without any program.
+        without: &'a [String],
+        seconds: f64,
+    },
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Newest<'a> {
+    seq: u64,
+    name: Option<&'a str>,
+    /// Names of programs that a narrowed build left out.
+    lacks: &'a [String],
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Line<'a> {
+    /// Its module and bucket.
+    program: &'a str,
+    #[serde(flatten)]
+    ended: Ended<'a>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(tag = "state", rename_all = "lowercase")]
+enum Ended<'a> {
+    /// It was there.
+    Hit {
+        id: &'a Digest,
+    },
+    Built {
+        id: &'a Digest,
+        /// How many distinct artifacts it calls.
+        artifacts: usize,
+        /// How many of them were compiled for it.
+        compiled: usize,
+        /// The program whose gate it is, where it was not gated again.
+        gated_by: Option<&'a Digest>,
+        /// Why smaller requests are not padded into it.
+        padding_refused: Option<&'a str>,
+    },
+    Failed {
+        id: Option<&'a Digest>,
+        message: &'a str,
+        /// The user's file and line that caused it.
+        location: Option<&'a str>,
+        hint: &'a str,
+        /// Whether it fails the build.
+        raise: bool,
+    },
+    Skipped {
+        why: &'a str,
+    },
+}
+
+impl<'a> Line<'a> {
+    fn of((program, outcome): &'a (String, Outcome)) -> Self {
+        let ended = match outcome {
+            Outcome::Hit(id) => Ended::Hit { id },
+            Outcome::Built(built) => Ended::Built {
+                id: &built.id,
+                artifacts: built.artifacts,
+                compiled: built.compiled,
+                gated_by: built.gated_by.as_ref(),
+                padding_refused: built.padding_refused.as_deref(),
+            },
+            Outcome::Failed {
+                key,
+                message,
+                location,
+                hint,
+                raise,
+                ..
+            } => Ended::Failed {
+                id: key.as_ref(),
+                message,
+                location: location.as_deref(),
+                hint,
+                raise: *raise,
+            },
+            Outcome::Skipped { why } => Ended::Skipped { why },
+        };
+        Self { program, ended }
+    }
+}
+
+fn document(summary: &Summary) -> Last<'_> {
+    Last::Finished {
+        programs: summary.programs.iter().map(Line::of).collect(),
+        compiled: summary.compiled,
+        release: summary.release.as_ref().map(|release| Newest {
+            seq: release.seq,
+            name: release.name.as_deref(),
+            lacks: &release.lacks,
         }),
-        Outcome::Failed { key, message, location, hint, raise, .. } => json!({
-            "program": name, "state": "failed", "id": key, "message": message, "location": location,
-            "hint": hint, "raise": raise,
-        }),
-        Outcome::Skipped { why } => json!({ "program": name, "state": "skipped", "why": why }),
-    });
-    json!({
-        "event": "finished",
-        "programs": programs.collect::<Vec<_>>(),
-        "compiled": summary.compiled,
-        "release": summary.release.as_ref().map(|release| json!({
-            "seq": release.seq, "name": release.name, "lacks": release.lacks,
-        })),
-        "published": summary.published,
-        "lost": summary.lost,
-        "unanswered": summary.unanswered,
-        "without": summary.without,
-        "seconds": summary.seconds,
-    })
+        published: summary.published,
+        lost: &summary.lost,
+        unanswered: &summary.unanswered,
+        without: &summary.without,
+        seconds: summary.seconds,
+    }
 }
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     match context.out.json() {
         true => context
             .out
-            .document(document(&spec, &modules, &unused, failed))?,
+            .document(&document(&spec, &modules, &unused, failed))?,
         false => print(&modules, &rows, failed, context)?,
     }
     for allow in unused {

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::{
     Context,
@@ -32,6 +33,31 @@ pub(super) struct Args {
     a: String,
     /// What to compare it with
     b: String,
+}
+
+/// `precast diff A B --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub(super) enum Document<'a> {
+    /// Of two programs or two artifacts.
+    Keys {
+        #[cfg_attr(test, schemars(extend("enum" = ["program", "artifact"])))]
+        of: &'a str,
+        #[serde(flatten)]
+        keys: &'a Keys,
+        graph: Option<&'a Graph>,
+    },
+    /// Of two releases or two stores.
+    Sets {
+        #[cfg_attr(test, schemars(extend("enum" = ["releases", "stores"])))]
+        of: &'a str,
+        #[serde(flatten)]
+        sets: &'a Sets,
+        /// Of two releases.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        same_weights: Option<bool>,
+    },
 }
 
 enum Side {
@@ -124,9 +150,11 @@ fn side(text: &str, context: &Context) -> Result<Side> {
 
 fn show_keys(kind: &str, keys: &Keys, graph: Option<&Graph>, context: &Context) -> Result<()> {
     if context.out.json() {
-        return context.out.document(json!({
-            "of": kind, "reasons": keys.reasons, "fields": keys.fields, "graph": graph,
-        }));
+        return context.out.document(&Document::Keys {
+            of: kind,
+            keys,
+            graph,
+        });
     }
     if keys.fields.is_empty() {
         return context.out.line("the keys are the same");
@@ -149,12 +177,11 @@ fn show_keys(kind: &str, keys: &Keys, graph: Option<&Graph>, context: &Context) 
 fn show_sets(kind: &str, sets: &Sets, same_weights: Option<bool>, context: &Context) -> Result<()> {
     let out = &context.out;
     if out.json() {
-        let mut document = serde_json::to_value(sets)?;
-        document["of"] = json!(kind);
-        if let Some(same) = same_weights {
-            document["same_weights"] = json!(same);
-        }
-        return out.document(document);
+        return out.document(&Document::Sets {
+            of: kind,
+            sets,
+            same_weights,
+        });
     }
     for gone in &sets.removed {
         out.line(format_args!(

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::ValueEnum;
 use owo_colors::OwoColorize;
-use serde_json::json;
+use serde::Serialize;
 
 use super::{
     Context,
@@ -12,7 +12,7 @@ use super::{
     text::bytes,
 };
 use crate::{
-    inspect::usage::{self, Bytes},
+    inspect::usage::{self, Bytes, Usage},
     store::GroupBy,
 };
 
@@ -23,11 +23,22 @@ pub(super) struct Args {
     by: By,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
 enum By {
     Model,
     Module,
     Release,
+}
+
+/// `precast du --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document {
+    by: By,
+    #[serde(flatten)]
+    usage: Usage,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
@@ -36,15 +47,14 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         Ok(store) => store,
         Err(_) => context.look()?,
     };
-    let (by, name) = match args.by {
-        By::Model => (GroupBy::Model, "model"),
-        By::Module => (GroupBy::Module, "module"),
-        By::Release => (GroupBy::Release, "release"),
+    let by = match args.by {
+        By::Model => GroupBy::Model,
+        By::Module => GroupBy::Module,
+        By::Release => GroupBy::Release,
     };
     let usage = usage::usage(&store, by)?;
     if context.out.json() {
-        let document = json!({ "by": name, "total": usage.total, "rest": usage.rest, "groups": usage.groups, "unpacked": usage.unpacked });
-        context.out.document(document)?;
+        context.out.document(&Document { by: args.by, usage })?;
         return Ok(0);
     }
     if usage.total.objects == 0 {

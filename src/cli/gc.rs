@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
-use serde_json::json;
+use serde::Serialize;
 
 use super::{
     Context,
@@ -31,6 +31,16 @@ pub(super) struct Args {
     dry_run: bool,
 }
 
+/// `precast gc --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document<'a> {
+    dry_run: bool,
+    plan: &'a GcPlan,
+    /// Null when nothing was to be deleted.
+    done: Option<&'a Collected>,
+}
+
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let policy = Policy {
         keep_days: args.keep_days,
@@ -47,8 +57,14 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         }
     };
     if context.out.json() {
-        let document = json!({ "dry_run": args.dry_run, "plan": plan, "done": done });
-        context.out.document(document)?;
+        let dry_run = args.dry_run;
+        let (plan, done) = (&plan, done.as_ref());
+        let document = Document {
+            dry_run,
+            plan,
+            done,
+        };
+        context.out.document(&document)?;
     } else {
         print(&plan, done.as_ref(), context)?;
     }

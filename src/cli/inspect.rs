@@ -21,7 +21,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let report = foreign::inspect(&args.file)?;
     if context.out.json() {
-        context.out.document(serde_json::to_value(&report)?)?;
+        context.out.document(&report)?;
         return Ok(0);
     }
     let whole = context.verbose > 0;

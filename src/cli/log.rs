@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
-use serde_json::json;
+use serde::Serialize;
 
 use super::{
     Context,
@@ -23,6 +23,21 @@ pub(super) struct Args {
     what: Named,
 }
 
+/// `precast log ID --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document {
+    logs: Vec<Log>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Log {
+    /// The step, the artifact or the failure that it is the log of.
+    of: String,
+    text: String,
+}
+
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.look()?;
     let what = args.what.text();
@@ -39,11 +54,9 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         read.push((title, String::from_utf8_lossy(&text).into_owned()));
     }
     if context.out.json() {
-        let logs: Vec<_> = read
-            .iter()
-            .map(|(title, text)| json!({ "of": title, "text": text }))
-            .collect();
-        context.out.document(json!({ "logs": logs }))?;
+        let logs = read.into_iter().map(|(of, text)| Log { of, text });
+        let logs = logs.collect();
+        context.out.document(&Document { logs })?;
         return Ok(0);
     }
     let several = read.len() > 1;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
-use serde_json::json;
+use serde::Serialize;
 
 use super::{
     Context,
@@ -13,6 +13,7 @@ use super::{
     text::{ago, bytes, duration, now},
 };
 use crate::{
+    Digest,
     inspect::list::{self, Pattern, Query, Row, State},
     store::{Store, StoreError},
 };
@@ -96,6 +97,44 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     }
 }
 
+/// `precast ls --format json`
+#[cfg(test)]
+#[derive(Serialize, schemars::JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "rows are printed one by one")]
+pub(super) enum Document {
+    Programs { programs: Vec<Row> },
+    Artifacts { artifacts: Vec<ArtifactLine> },
+    Objects { objects: Vec<ObjectLine> },
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct ArtifactLine {
+    id: Digest,
+    target: String,
+    device: String,
+    /// How many programs call it.
+    programs: u64,
+    bytes: u64,
+    /// Seconds since 1970.
+    created: i64,
+    /// When it was used last, in seconds since 1970.
+    used: Option<i64>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct ObjectLine {
+    digest: Digest,
+    /// Content.
+    bytes: u64,
+    /// The same on disk, compressed.
+    stored: u64,
+    /// Seconds since 1970.
+    created: i64,
+}
+
 fn programs(args: &Args, store: &Store, context: &Context) -> Result<u8> {
     let now = now();
     let (model, programs) = match &args.model {
@@ -121,11 +160,7 @@ fn programs(args: &Args, store: &Store, context: &Context) -> Result<u8> {
     let rows = list::list(store, &query)?;
     let rows = rows.filter_map(|row| damage.sound(row));
     if context.out.json() {
-        context.out.list(
-            json!({}),
-            "programs",
-            rows.map(|row| serde_json::to_value(row).map_err(Into::into)),
-        )?;
+        context.out.list("programs", rows.map(Ok))?;
         return Ok(damage.tell(store));
     }
     if args.ids {
@@ -209,12 +244,17 @@ fn artifacts(args: &Args, store: &Store, context: &Context) -> Result<u8> {
         .filter(|row| device(&row.device));
     if context.out.json() {
         let rows = rows.map(|row| {
-            Ok(json!({
-                "id": row.id, "target": row.target, "device": row.device, "programs": row.programs,
-                "bytes": row.size, "created": row.created, "used": row.used,
-            }))
+            Ok(ArtifactLine {
+                id: row.id,
+                target: row.target,
+                device: row.device,
+                programs: row.programs,
+                bytes: row.size,
+                created: row.created,
+                used: row.used,
+            })
         });
-        context.out.list(json!({}), "artifacts", rows)?;
+        context.out.list("artifacts", rows)?;
         return Ok(damage.tell(store));
     }
     const COLUMNS: [Column; 6] = [
@@ -249,11 +289,14 @@ fn objects(store: &Store, context: &Context) -> Result<u8> {
     let rows = store.objects().filter_map(|row| damage.sound(row));
     if context.out.json() {
         let rows = rows.map(|row| {
-            Ok(json!({
-                "digest": row.digest, "bytes": row.size, "stored": row.stored, "created": row.created,
-            }))
+            Ok(ObjectLine {
+                digest: row.digest,
+                bytes: row.size,
+                stored: row.stored,
+                created: row.created,
+            })
         });
-        context.out.list(json!({}), "objects", rows)?;
+        context.out.list("objects", rows)?;
         return Ok(damage.tell(store));
     }
     const COLUMNS: [Column; 4] = [

@@ -27,6 +27,8 @@ mod release;
 mod report;
 #[cfg(feature = "torch")]
 mod run;
+#[cfg(test)]
+mod schema;
 #[cfg_attr(not(feature = "torch"), allow(dead_code))]
 mod served;
 mod show;

@@ -1,18 +1,20 @@
 //! `precast plan`: what `build` would do, and why.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use owo_colors::OwoColorize;
-use serde_json::json;
+use serde::Serialize;
 
 use super::{
     Context,
     build::{EAGER, PADDING, SpecArgs},
 };
 use crate::{
-    Digest,
-    plan::{self, State},
-    record::Padding,
-    spec::Spec,
+    Digest, Target,
+    plan::{self, Item, Reason, State},
+    record::{Dynamic, Padding, Sizes},
+    spec::{Effective, Spec},
     store::Store,
 };
 
@@ -20,6 +22,92 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     spec: SpecArgs,
+}
+
+/// `precast plan --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document<'a> {
+    model: &'a str,
+    /// Null while it is not known: torch was not asked yet.
+    target: Option<&'a Target>,
+    missing: usize,
+    programs: Vec<Line<'a>>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Line<'a> {
+    module: &'a str,
+    /// Names of its inputs; null where the model says them when it runs.
+    inputs: Option<BTreeSet<String>>,
+    bucket: String,
+    sizes: &'a Sizes,
+    /// Dimensions that may have any size within bounds.
+    dynamic: &'a Option<Dynamic>,
+    /// False where eager runs it.
+    compiled: bool,
+    state: Word,
+    /// The request key, where it is known.
+    id: Option<Digest>,
+    why: Vec<Cause<'a>>,
+    /// Captured for its graph alone; eager runs it.
+    capture_only: bool,
+    /// Why eager runs the module.
+    left_to_eager: &'a Option<String>,
+    settings: &'a Effective,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+enum Word {
+    Hit,
+    Miss,
+    Skipped,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(untagged)]
+enum Cause<'a> {
+    Missing(&'a Reason),
+    /// Why it is skipped.
+    Skipped(&'a str),
+}
+
+impl<'a> Line<'a> {
+    fn of(spec: &'a Spec, item: &'a Item) -> Self {
+        let module = &spec.modules[item.module];
+        let (state, id, why) = match &item.state {
+            State::Hit { id } => (Word::Hit, Some(*id), vec![]),
+            State::Miss { key, reasons, .. } => {
+                let why = reasons.iter().map(Cause::Missing).collect();
+                (Word::Miss, key.as_ref().map(|(id, _)| *id), why)
+            }
+            State::Skipped { key, why } => (Word::Skipped, Some(*key), vec![Cause::Skipped(why)]),
+        };
+        Self {
+            module: &module.name,
+            inputs: module.input_names(),
+            bucket: item.form.name(),
+            sizes: &item.form.sizes,
+            dynamic: &item.form.dynamic,
+            compiled: item.form.compiled,
+            state,
+            id,
+            why,
+            capture_only: matches!(
+                item.state,
+                State::Miss {
+                    capture_only: true,
+                    ..
+                }
+            ),
+            left_to_eager: &item.left_to_eager,
+            settings: &item.settings,
+        }
+    }
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
@@ -50,23 +138,13 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
     let plan = plan::plan(&spec, store.as_ref(), known, &args.request(&spec)?)?;
     let missing = plan.missing().count();
     if context.out.json() {
-        let items = plan.items.iter().map(|item| {
-            let module = &spec.modules[item.module].name;
-            let (state, id, why) = match &item.state {
-                State::Hit { id } => ("hit", Some(*id), json!([])),
-                State::Miss { key, reasons, .. } => ("miss", key.as_ref().map(|(id, _)| *id), json!(reasons)),
-                State::Skipped { key, why } => ("skipped", Some(*key), json!([why])),
-            };
-            json!({
-                "module": module, "inputs": spec.modules[item.module].input_names(), "bucket": item.form.name(), "sizes": item.form.sizes,
-                "dynamic": item.form.dynamic, "compiled": item.form.compiled, "state": state, "id": id, "why": why,
-                "capture_only": matches!(item.state, State::Miss { capture_only: true, .. }),
-                "left_to_eager": item.left_to_eager, "settings": item.settings,
-            })
-        });
-        let items: Vec<_> = items.collect();
-        let target = plan.known.as_ref().map(|known| known.target.clone());
-        context.out.document(json!({ "model": spec.model.name, "target": target, "missing": missing, "programs": items }))?;
+        let programs = plan.items.iter().map(|item| Line::of(&spec, item));
+        context.out.document(&Document {
+            model: &spec.model.name,
+            target: plan.known.as_ref().map(|known| &known.target),
+            missing,
+            programs: programs.collect(),
+        })?;
         return Ok(0);
     }
     for item in &plan.items {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Result;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::Format;
@@ -51,15 +52,14 @@ impl Printer {
         Ok(writeln!(anstream::stdout().lock(), "{line}")?)
     }
 
-    /// Prints one JSON document with the list `name` at its end, an item a line, without holding the items.
-    pub(super) fn list(
+    /// Prints one JSON document with the list `name`, an item a line, without holding the items.
+    pub(super) fn list<T: Serialize>(
         &self,
-        fields: Value,
         name: &str,
-        items: impl Iterator<Item = Result<Value>>,
+        items: impl Iterator<Item = Result<T>>,
     ) -> Result<()> {
         let mut out = io::BufWriter::new(io::stdout().lock());
-        let mut head = serde_json::to_string(&versioned(fields))?;
+        let mut head = serde_json::to_string(&versioned(&json!({}))?)?;
         head.pop();
         write!(out, "{head},{}:[", Value::from(name))?;
         for (place, item) in items.enumerate() {
@@ -74,26 +74,28 @@ impl Printer {
     }
 
     /// Prints one JSON document over several lines; `fields` must be an object.
-    pub(super) fn document(&self, fields: Value) -> Result<()> {
+    pub(super) fn document(&self, fields: &impl Serialize) -> Result<()> {
+        let document = versioned(fields)?;
         let mut out = io::stdout().lock();
-        serde_json::to_writer_pretty(&mut out, &versioned(fields))?;
+        serde_json::to_writer_pretty(&mut out, &document)?;
         Ok(writeln!(out)?)
     }
 
     /// Prints one JSON document of a stream, on one line; `fields` must be an object.
-    pub(super) fn event(&self, fields: &Value) -> Result<()> {
+    pub(super) fn event(&self, fields: &impl Serialize) -> Result<()> {
+        let document = versioned(fields)?;
         let mut out = io::stdout().lock();
-        serde_json::to_writer(&mut out, &versioned(fields.clone()))?;
+        serde_json::to_writer(&mut out, &document)?;
         Ok(writeln!(out)?)
     }
 }
 
-fn versioned(fields: Value) -> Map<String, Value> {
+fn versioned(fields: &impl Serialize) -> Result<Map<String, Value>> {
     let mut document = Map::from_iter([("schema".to_owned(), json!(1))]);
-    if let Value::Object(fields) = fields {
+    if let Value::Object(fields) = serde_json::to_value(fields)? {
         document.extend(fields);
     }
-    document
+    Ok(document)
 }
 
 /// Prints one line to stderr: what is neither data nor an error.

@@ -88,10 +88,8 @@ struct Events<'a>(&'a Printer);
 
 impl Progress for Events<'_> {
     fn event(&self, event: &Event<'_>) {
-        if let Ok(value) = serde_json::to_value(event) {
-            // A reader that went away is found at the final document.
-            let _ = self.0.event(&value);
-        }
+        // A reader that went away is found at the final document.
+        let _ = self.0.event(event);
     }
 }
 

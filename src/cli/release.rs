@@ -1,7 +1,7 @@
 //! `precast release`: list a model's releases, and go back to an earlier one.
 
 use anyhow::Result;
-use serde_json::json;
+use serde::Serialize;
 
 use super::{
     Context, name,
@@ -33,6 +33,21 @@ enum Command {
     },
 }
 
+/// `precast release ls` and `precast release rollback --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub(super) enum Document {
+    Listed {
+        releases: Vec<Release>,
+    },
+    RolledBack {
+        release: Box<Release>,
+        /// False when the newest release had this content already.
+        published: bool,
+    },
+}
+
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.open()?;
     match &args.command {
@@ -41,9 +56,11 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
             let (model, seq) = name::release_number(&store, model, *to, "--to")?;
             let (release, new) = store.rollback(&model, seq)?;
             if context.out.json() {
-                context
-                    .out
-                    .document(json!({ "release": release, "published": new }))?;
+                let published = new;
+                context.out.document(&Document::RolledBack {
+                    release: Box::new(release),
+                    published,
+                })?;
             } else {
                 context.out.line(format_args!(
                     "release {} of {model} is the newest {}: {}{}",
@@ -73,7 +90,8 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
         }
     }
     if context.out.json() {
-        return context.out.document(json!({ "releases": all }));
+        let releases = all;
+        return context.out.document(&Document::Listed { releases });
     }
     let now = now();
     let rows = all.into_iter().map(|release| {

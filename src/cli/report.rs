@@ -70,7 +70,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         exit::FAILED
     };
     if context.out.json() {
-        context.out.document(serde_json::to_value(&page)?)?;
+        context.out.document(&page)?;
         return Ok(code);
     }
     let html = page.html();

@@ -1,9 +1,12 @@
 //! `precast run`: one module on saved inputs.
 
-use std::{fs::Permissions, os::unix::fs::PermissionsExt, path::Path, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap, fs::Permissions, os::unix::fs::PermissionsExt, path::Path, sync::Arc,
+    time::Instant,
+};
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
+use serde::Serialize;
 
 use super::{
     Context,
@@ -15,9 +18,9 @@ use super::{
     served::{RunArgs, model, place},
 };
 use crate::{
-    Device, Runtime,
+    Device, Digest, Runtime,
     inspect::stats::Counts,
-    record::bucket_name,
+    record::{Sizes, bucket_name},
     runtime::{Loading, Prefetched, Rung, tensors},
 };
 
@@ -49,6 +52,36 @@ fn count(path: &Path, mut counts: Counts) -> Result<()> {
         .with_context(told)?;
     file.persist(path).with_context(told)?;
     Ok(())
+}
+
+/// `precast run MODULE --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document<'a> {
+    model: &'a str,
+    module: &'a str,
+    /// As `cpu` or `cuda:0`.
+    device: String,
+    program: Digest,
+    /// The bucket that answered; of what takes every size, the sizes of its samples.
+    bucket: &'a Sizes,
+    #[cfg_attr(test, schemars(extend("enum" = ["exact", "padded", "dynamic", "eager"])))]
+    rung: &'static str,
+    /// The sizes of the request.
+    request: Sizes,
+    outputs: Vec<Tensor<'a>>,
+    load_seconds: f64,
+    run_seconds: f64,
+    /// Phase -> seconds.
+    phase_seconds: HashMap<&'static str, f64>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Tensor<'a> {
+    name: &'a str,
+    dtype: String,
+    shape: Vec<i64>,
 }
 
 pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
@@ -143,15 +176,20 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         (name, dtype, tensor.size())
     });
     if context.out.json() {
-        let outputs: Vec<_> = shapes
-            .map(|(name, dtype, shape)| json!({ "name": name, "dtype": dtype, "shape": shape }))
-            .collect();
-        context.out.document(json!({
-            "model": name, "module": args.module, "device": device.to_string(),
-            "program": served.program().id, "bucket": served.bucket(), "rung": served.rung().name(),
-            "request": served.request(), "outputs": outputs, "load_seconds": loaded, "run_seconds": took,
-            "phase_seconds": phases.seconds(),
-        }))?;
+        let outputs = shapes.map(|(name, dtype, shape)| Tensor { name, dtype, shape });
+        context.out.document(&Document {
+            model: &name,
+            module: &args.module,
+            device: device.to_string(),
+            program: served.program().id,
+            bucket: served.bucket(),
+            rung: served.rung().name(),
+            request: served.request(),
+            outputs: outputs.collect(),
+            load_seconds: loaded,
+            run_seconds: took,
+            phase_seconds: phases.seconds(),
+        })?;
         return Ok(0);
     }
     let bucket = bucket_name(served.bucket());

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::{
     Context,
@@ -12,9 +13,9 @@ use super::{
     text::bytes,
 };
 use crate::{
-    Target,
+    Digest, Target,
     inspect::{self, words::date},
-    record::{Artifact, Failure, Layout, Program},
+    record::{Artifact, ArtifactKind, Failure, Layout, Program},
     store::{Found, ObjectRow, Store},
 };
 
@@ -42,6 +43,46 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     Ok(0)
 }
 
+/// `precast show WHAT --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub(super) enum Document<'a> {
+    /// The record of a program.
+    Program {
+        #[serde(flatten)]
+        program: &'a Program,
+        #[cfg_attr(test, schemars(extend("const" = "program")))]
+        kind: &'static str,
+    },
+    /// The record of an artifact.
+    Artifact {
+        #[serde(flatten)]
+        artifact: &'a Artifact,
+        /// What its object is: `kind` in the record.
+        holds: ArtifactKind,
+        // After the record, whose `kind` it replaces.
+        #[cfg_attr(test, schemars(extend("const" = "artifact")))]
+        kind: &'static str,
+    },
+    Object {
+        #[cfg_attr(test, schemars(extend("const" = "object")))]
+        kind: &'static str,
+        digest: &'a Digest,
+        /// Bytes of its content.
+        size: u64,
+        /// The same on disk, compressed.
+        stored: u64,
+    },
+    /// The record of a failure.
+    Failure {
+        #[serde(flatten)]
+        failure: &'a Failure,
+        #[cfg_attr(test, schemars(extend("const" = "failure")))]
+        kind: &'static str,
+    },
+}
+
 fn show_object(object: &ObjectRow, context: &Context) -> Result<()> {
     let ObjectRow {
         digest,
@@ -50,8 +91,12 @@ fn show_object(object: &ObjectRow, context: &Context) -> Result<()> {
         ..
     } = object;
     if context.out.json() {
-        let fields = json!({ "kind": "object", "digest": digest, "size": size, "stored": stored });
-        return context.out.document(fields);
+        return context.out.document(&Document::Object {
+            kind: "object",
+            digest,
+            size: *size,
+            stored: *stored,
+        });
     }
     context
         .out
@@ -65,9 +110,10 @@ fn show_object(object: &ObjectRow, context: &Context) -> Result<()> {
 fn show_failure(failure: &Failure, context: &Context) -> Result<()> {
     let out = &context.out;
     if out.json() {
-        let mut document = serde_json::to_value(failure)?;
-        document["kind"] = json!("failure");
-        return out.document(document);
+        return out.document(&Document::Failure {
+            failure,
+            kind: "failure",
+        });
     }
     out.line(format_args!("{} {}", "failed".red().bold(), failure.id))?;
     let bucket = &failure.bucket;
@@ -92,9 +138,10 @@ fn show_failure(failure: &Failure, context: &Context) -> Result<()> {
 
 fn show_program(program: &Program, store: &Store, context: &Context) -> Result<()> {
     if context.out.json() {
-        let mut document = serde_json::to_value(program)?;
-        document["kind"] = json!("program");
-        return context.out.document(document);
+        return context.out.document(&Document::Program {
+            program,
+            kind: "program",
+        });
     }
     program::show(program, store, context)
 }
@@ -120,11 +167,11 @@ pub(super) fn host(target: &Target, context: &Context) -> Result<()> {
 fn show_artifact(artifact: &Artifact, context: &Context) -> Result<()> {
     let out = &context.out;
     if out.json() {
-        let mut document = serde_json::to_value(artifact)?;
-        // What a document is about has the name that the record gives to what the artifact holds.
-        document["holds"] = document["kind"].take();
-        document["kind"] = json!("artifact");
-        return out.document(document);
+        return out.document(&Document::Artifact {
+            artifact,
+            holds: artifact.kind,
+            kind: "artifact",
+        });
     }
     out.line(format_args!("{} {}", "artifact".bold(), artifact.id))?;
     out.line(format_args!(

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use owo_colors::OwoColorize;
-use serde_json::json;
+use serde::Serialize;
 
 use super::{
     Context,
@@ -30,6 +30,13 @@ pub(super) struct Args {
     top: usize,
 }
 
+/// `precast stats FILE… --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document {
+    modules: Vec<ModuleStats>,
+}
+
 /// Reads files of counts.
 pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Counts>> {
     let read = |path: &PathBuf| {
@@ -43,7 +50,7 @@ pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Counts>> {
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let modules = stats::stats(&read(&args.files)?);
     if context.out.json() {
-        context.out.document(json!({ "modules": modules }))?;
+        context.out.document(&Document { modules })?;
         return Ok(0);
     }
     if modules.is_empty() && !context.quiet {

@@ -3,9 +3,11 @@
 //! Exit codes: 0 the store is sound (now), litter of killed processes aside · 1 something is wrong and was left as it is · 3 something was lost: it was set
 //! aside, and the next build makes it again.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use owo_colors::OwoColorize;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::{
     Context,
@@ -24,12 +26,61 @@ pub(super) struct Args {
     reindex: bool,
 }
 
+/// `precast verify --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub(super) enum Document<'a> {
+    /// With `--reindex`.
+    Reindexed { reindexed: bool },
+    Verified {
+        /// Objects whose bytes were checked.
+        objects: u64,
+        /// Bytes of their contents.
+        bytes: u64,
+        /// Records that were checked.
+        records: u64,
+        /// Files in `quarantine/`, which is not a defect.
+        quarantined: u64,
+        defects: Vec<Told<'a>>,
+    },
+    /// With `--repair`.
+    Repaired {
+        found: Vec<Told<'a>>,
+        /// Files that were moved to `quarantine/`.
+        set_aside: &'a [PathBuf],
+        /// What is still wrong.
+        left: Vec<Told<'a>>,
+    },
+}
+
+/// A defect with what it needs. Which further fields there are follows from `kind`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Told<'a> {
+    #[serde(flatten)]
+    defect: &'a Defect,
+    needs: Needs,
+    message: String,
+}
+
+impl<'a> Told<'a> {
+    fn of(defect: &'a Defect) -> Self {
+        Self {
+            defect,
+            needs: defect.needs(),
+            message: defect.to_string(),
+        }
+    }
+}
+
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.ready(Store::open_for_repair(&context.store, context.options())?)?;
     if args.reindex {
         store.reindex()?;
         if context.out.json() {
-            context.out.document(json!({ "reindexed": true }))?;
+            let reindexed = true;
+            context.out.document(&Document::Reindexed { reindexed })?;
         } else {
             context.out.line("made the index again")?;
         }
@@ -49,9 +100,13 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
         Some(_) => FAILED,
     };
     if out.json() {
-        let mut document = serde_json::to_value(&found)?;
-        document["defects"] = defects(&found.defects);
-        out.document(document)?;
+        out.document(&Document::Verified {
+            objects: found.objects,
+            bytes: found.bytes,
+            records: found.records,
+            quarantined: found.quarantined,
+            defects: found.defects.iter().map(Told::of).collect(),
+        })?;
         return Ok(code);
     }
     list(&found.defects, context)?;
@@ -84,9 +139,11 @@ fn repair(store: &Store, context: &Context) -> Result<u8> {
     };
     let out = &context.out;
     if out.json() {
-        out.document(json!({
-            "found": defects(&done.found), "set_aside": done.set_aside, "left": defects(&done.left),
-        }))?;
+        out.document(&Document::Repaired {
+            found: done.found.iter().map(Told::of).collect(),
+            set_aside: &done.set_aside,
+            left: done.left.iter().map(Told::of).collect(),
+        })?;
         return Ok(code);
     }
     list(&done.found, context)?;
@@ -113,14 +170,4 @@ fn list(defects: &[Defect], context: &Context) -> Result<()> {
         context.out.line(format_args!("{word}  {defect}"))?;
     }
     Ok(())
-}
-
-fn defects(all: &[Defect]) -> Value {
-    let one = |defect: &Defect| {
-        let mut value = serde_json::to_value(defect).unwrap_or_default();
-        value["needs"] = json!(defect.needs());
-        value["message"] = json!(defect.to_string());
-        value
-    };
-    all.iter().map(one).collect()
 }

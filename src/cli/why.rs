@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
-use serde_json::json;
+use serde::Serialize;
 
 use super::{
     Context,
@@ -38,13 +38,25 @@ pub(super) struct Args {
     file: PathBuf,
 }
 
+/// `precast why WHAT --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document {
+    why: Vec<Why>,
+    /// Changes since the module was built that are no part of it.
+    without_effect: Vec<Reason>,
+}
+
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.look()?;
     let all = find(args, &store)?;
     let without_effect = without_effect(args, &store)?;
     if context.out.json() {
-        let fields = json!({ "why": all, "without_effect": without_effect });
-        context.out.document(fields)?;
+        let document = Document {
+            why: all,
+            without_effect,
+        };
+        context.out.document(&document)?;
         return Ok(0);
     }
     for why in &all {

@@ -79,6 +79,7 @@ fn runs_and_measurements() {
             &sandbox.json(&["run", "affine", "--inputs", "x.safetensors"]),
         );
     }
+    check("show", &sandbox.json(&["show", "affine", "batch=4"]));
     check(
         "bench",
         &sandbox.json(&["bench", "affine", "--seconds", "0.02"]),

@@ -7,6 +7,7 @@ use crate::plan::Reason;
 
 /// Something that happened in a build. Serialises as one JSON document with an `event` tag.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event<'a> {
     /// The plan is known: how many programs there are and how many are missing.

@@ -13,7 +13,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use precast_store::record::{
-    self, Constant, Field, Input, Layout, Output, Package, Receipt, Sizes, Source,
+    self, Constant, Lenient, Input, Layout, Output, Package, Receipt, Sizes, Source,
     receipt::ModulePadding,
 };
 use serde::{Deserialize, Serialize};
@@ -324,8 +324,8 @@ pub struct Measured {
 impl Measured {
     /// Returns the receipt of a program whose capture took so many seconds.
     pub fn receipt(self, seconds: f64) -> Receipt {
-        fn field<T>(value: Option<T>) -> Field<T> {
-            value.map_or(Field::Absent, Field::Known)
+        fn field<T>(value: Option<T>) -> Lenient<T> {
+            value.map_or(Lenient::Absent, Lenient::Known)
         }
         let mut receipt = Receipt {
             eager_us: field(self.eager_us),

@@ -12,7 +12,7 @@ use std::{
 use precast_store::{
     Digest, StoreError,
     record::{
-        Artifact, ArtifactKind, CompileReceipt, Eager, Failure, Field, Layout, Padding, Program,
+        Artifact, ArtifactKind, CompileReceipt, Eager, Failure, Layout, Lenient, Padding, Program,
         SCHEMA, Step, receipt::Seconds,
     },
 };
@@ -349,7 +349,7 @@ impl Work<'_> {
         mut request: GateRequest,
         program: &mut Program,
     ) -> Result<(), BuildError> {
-        let Field::Known(gate) = &mut program.receipt.gate else {
+        let Lenient::Known(gate) = &mut program.receipt.gate else {
             return Ok(());
         };
         let beside = gate.turns.get().is_some_and(|turns| !turns.alone);

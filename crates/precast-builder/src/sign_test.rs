@@ -13,7 +13,7 @@
 //! only one of them. A program that is built again is measured again.
 
 use precast_store::record::{
-    Faster, Field, Turns,
+    Faster, Lenient, Turns,
     receipt::{Gate, Other},
 };
 
@@ -39,14 +39,14 @@ pub(super) fn significant(wins: u64, rounds: u64) -> bool {
 
 /// Returns whether eager was faster than the artifact by more than the margin.
 pub(super) fn in_doubt(report: &Gate) -> bool {
-    let micros = |micros: &Field<f64>| micros.get().copied().filter(|micros| *micros > 0.0);
+    let micros = |micros: &Lenient<f64>| micros.get().copied().filter(|micros| *micros > 0.0);
     let both = micros(&report.artifact_us).zip(micros(&report.eager_us));
     both.is_some_and(|(artifact, eager)| artifact > eager * SLOWER)
 }
 
 /// Describes the measurement that is in doubt.
 pub(super) fn describe(report: &Gate) -> String {
-    let micros = |micros: &Field<f64>| micros.get().copied().unwrap_or_default();
+    let micros = |micros: &Lenient<f64>| micros.get().copied().unwrap_or_default();
     let (eager, artifact) = (micros(&report.eager_us), micros(&report.artifact_us));
     format!("eager took {eager:.1} µs and the artifact {artifact:.1} µs beside other tasks")
 }
@@ -54,7 +54,7 @@ pub(super) fn describe(report: &Gate) -> String {
 /// Puts the measurement of a gate's own program (0), or of another candidate (from 1 on), into the report of that candidate, with
 /// the result of the sign test. `alone`: no other task of the build was running.
 pub(super) fn put(report: &mut Gate, measured: &Gate, of: usize, alone: bool) {
-    fn at<T: Copy>(list: &Field<Vec<T>>, other: usize) -> Option<T> {
+    fn at<T: Copy>(list: &Lenient<Vec<T>>, other: usize) -> Option<T> {
         list.get()?.get(other).copied()
     }
     let (micros, wins) = match of.checked_sub(1) {

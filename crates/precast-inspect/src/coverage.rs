@@ -8,6 +8,7 @@ use precast_store::record::Sizes;
 
 /// The requests that one cell of the grid stands for: larger than the cell before it, up to this size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cell {
     /// The largest request of the cell.
     pub sizes: Sizes,
@@ -24,6 +25,7 @@ pub struct Cell {
 /// A module's buckets as a table: the first dimension down, the second across. Further dimensions stay at their largest
 /// size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Grid {
     /// Name and sizes of the dimension that runs down; none for a module with one dimension.
     pub rows: Option<(String, Vec<i64>)>,

@@ -11,6 +11,7 @@ use super::graph::{self, Graph};
 
 /// How two explained keys differ.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Keys {
     /// In words, most telling first.
     pub reasons: Vec<Reason>,
@@ -31,6 +32,7 @@ pub type Programs = BTreeMap<String, Digest>;
 
 /// How two sets of programs differ.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Sets {
     /// Names that only the first has.
     pub removed: Vec<Named>,
@@ -43,6 +45,7 @@ pub struct Sets {
 
 /// A program and its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Named {
     pub name: String,
     pub id: Digest,
@@ -50,6 +53,7 @@ pub struct Named {
 
 /// One name that stands for another program on the other side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Changed {
     pub name: String,
     pub old: Digest,

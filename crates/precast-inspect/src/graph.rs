@@ -8,6 +8,7 @@ use precast_store::{Digest, Store, StoreError, record::Program};
 
 /// What became of a graph from one program to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Graph {
     /// Both call the same artifacts.

@@ -9,6 +9,7 @@ use precast_store::{
 
 /// What is known about running a target here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
     /// Every reason why it can't; empty when nothing that was looked at speaks against it.
     pub mismatches: Vec<Mismatch>,

@@ -10,13 +10,14 @@ use serde::Serialize;
 use precast_store::{
     Digest,
     record::{
-        Faster, Field, Program, Tried, Turns,
+        Faster, Lenient, Program, Tried, Turns,
         receipt::{self, Compared, Gate},
     },
 };
 
 /// The error of one output against eager.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OutputError {
     pub name: String,
     /// Of integers: equal or not built. The numbers are absent then.
@@ -60,6 +61,7 @@ impl OutputError {
 
 /// Seconds a call takes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Latency {
     pub median: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,6 +72,7 @@ pub struct Latency {
 
 /// The receipt of a program in short.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Summary {
     /// Phase -> seconds.
     pub seconds: BTreeMap<String, f64>,
@@ -185,7 +188,7 @@ pub fn choice(tuned: &[Tried]) -> Option<String> {
     ))
 }
 
-fn seconds(latency: &Field<receipt::Latency>) -> Option<Latency> {
+fn seconds(latency: &Lenient<receipt::Latency>) -> Option<Latency> {
     Some(match *latency.get()? {
         receipt::Latency::Median(median) => Latency {
             median,
@@ -196,7 +199,7 @@ fn seconds(latency: &Field<receipt::Latency>) -> Option<Latency> {
     })
 }
 
-fn micros(micros: &Field<f64>) -> Option<Latency> {
+fn micros(micros: &Lenient<f64>) -> Option<Latency> {
     let median = micros.get()? / 1e6;
     Some(Latency {
         median,

@@ -46,6 +46,7 @@ pub fn parse(text: &[u8]) -> Result<Counts, CountsError> {
 
 /// What was asked of one module, most frequent first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModuleStats {
     pub model: String,
     pub module: String,
@@ -61,6 +62,7 @@ pub struct ModuleStats {
 
 /// Requests that had no bucket of their own.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Miss {
     /// Empty where requests of many sizes were counted together.
     pub sizes: Sizes,

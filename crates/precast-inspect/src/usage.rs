@@ -8,6 +8,7 @@ use precast_store::{GroupBy, Store, StoreError};
 
 /// The bytes of a group, or of the whole store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Bytes {
     /// Content, as if every program and every release had its own copy of all it needs.
     pub logical: u64,
@@ -25,6 +26,7 @@ pub struct Bytes {
 
 /// One group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Group {
     pub name: String,
     #[serde(flatten)]
@@ -33,6 +35,7 @@ pub struct Group {
 
 /// What a store takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Usage {
     /// Everything; `shared` is what more than one group needs.
     pub total: Bytes,

@@ -20,6 +20,7 @@ use crate::graph::{self, Graph};
 
 /// The answer for one thing in the store.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Why {
     /// `encode batch=8 seq=128`, and for an artifact the step that it was first built for.
     pub name: String,

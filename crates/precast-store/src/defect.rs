@@ -11,6 +11,7 @@ use crate::Digest;
 
 /// What a defect needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Needs {
     /// Left by a crash and harmless: `--repair` removes it.
@@ -25,6 +26,7 @@ pub enum Needs {
 
 /// One thing that is wrong. Paths are relative to the store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Defect {
     /// Nothing that a store has.

@@ -33,6 +33,7 @@ const DAY: i64 = 24 * 60 * 60;
 
 /// What to delete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Policy {
     /// Deletes what was not used for this many days.
     pub keep_days: Option<u32>,
@@ -57,6 +58,7 @@ impl Default for Policy {
 
 /// Why something is deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Reason {
     /// Not used for this many days.
@@ -85,6 +87,7 @@ impl fmt::Display for Reason {
 
 /// A release that goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OldRelease {
     pub model: String,
     pub seq: u64,
@@ -93,6 +96,7 @@ pub struct OldRelease {
 
 /// A program, artifact, object or failure that goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Victim {
     pub id: Digest,
     /// What people call it; empty for what has no name.
@@ -105,6 +109,7 @@ pub struct Victim {
 
 /// What gc will do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GcPlan {
     pub schema: u32,
     pub policy: Policy,

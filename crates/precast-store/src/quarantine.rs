@@ -23,6 +23,7 @@ const BYTES: u64 = 1 << 30;
 
 /// A damaged file that goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Damaged {
     /// Its name in `quarantine/`.
     pub name: String,

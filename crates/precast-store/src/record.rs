@@ -13,12 +13,12 @@ use serde_json::Value;
 use crate::{Digest, Target};
 
 mod counts;
-mod field;
+mod lenient;
 mod prepared;
 pub mod receipt;
 
 pub use counts::{Calls, Counts};
-pub use field::Field;
+pub use lenient::Lenient;
 pub use prepared::{Operand, Prepared, Recipe};
 pub use receipt::{CompileReceipt, Faster, Provenance, Receipt, Tried, Turns};
 
@@ -27,6 +27,7 @@ pub const SCHEMA: u32 = 1;
 
 /// Element types, by torch's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
     Float64,
@@ -104,6 +105,7 @@ impl std::fmt::Display for Dtype {
 
 /// The layout of one tensor. Sizes and strides are in elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Layout {
     pub dtype: Dtype,
     pub shape: Vec<i64>,
@@ -112,6 +114,7 @@ pub struct Layout {
 
 /// The sizes a dynamic dimension may have, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Bounds {
     pub min: i64,
@@ -149,6 +152,7 @@ pub fn bucket_name(sizes: &Sizes) -> String {
 
 /// One input of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Input {
     pub name: String,
     #[serde(flatten)]
@@ -169,6 +173,7 @@ pub struct Input {
 
 /// A padding value: exact for integers beyond 2^53 too.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Pad {
     Bool(bool),
@@ -178,6 +183,7 @@ pub enum Pad {
 
 /// How the size of one output axis follows from one bucketed dimension: `scale * size + offset`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Follow {
     pub dim: String,
     pub scale: i64,
@@ -186,6 +192,7 @@ pub struct Follow {
 
 /// One output of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Output {
     pub name: String,
     #[serde(flatten)]
@@ -199,6 +206,7 @@ pub struct Output {
 /// `inputs` and `outputs` are value numbers: values `0..program.inputs.len()` are the program's inputs, later ones are
 /// what earlier steps wrote.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Step {
     pub name: String,
     /// Key of the artifact.
@@ -211,6 +219,7 @@ pub struct Step {
 
 /// One check of values that a program makes while it runs, and whose outcome comes back behind its results.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Check {
     /// Value number of the outcome: a bool or uint8 tensor, true (not 0) where the check failed.
     pub value: usize,
@@ -223,6 +232,7 @@ pub struct Check {
 
 /// Whether a request smaller than the bucket may be padded into it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "padding", rename_all = "kebab-case")]
 pub enum Padding {
     Allowed,
@@ -234,6 +244,7 @@ pub enum Padding {
 
 /// What libtorch's interpreter runs in place of the steps: the captured graph, with no Python.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Eager {
     /// Key of the artifact that holds the archive.
     pub artifact: Digest,
@@ -243,6 +254,7 @@ pub struct Eager {
 
 /// What runs one module at one bucket, or at every size within bounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Program {
     pub schema: u32,
     /// The request key.
@@ -329,6 +341,7 @@ pub fn form_name(sizes: &Sizes, dynamic: bool, compiled: bool) -> String {
 
 /// What an artifact's object is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ArtifactKind {
     /// A shared object that AOTInductor made.
@@ -342,6 +355,7 @@ pub enum ArtifactKind {
 
 /// One constant an artifact must be given before it runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Constant {
     /// The name a binding uses.
     pub name: String,
@@ -351,6 +365,7 @@ pub struct Constant {
 
 /// One stored unit that programs call: an AOTInductor shared object, or what [`ArtifactKind`] says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Artifact {
     pub schema: u32,
     /// The artifact key.
@@ -396,6 +411,7 @@ impl Artifact {
 
 /// One of the project's own files that the entry imports or reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Source {
     /// Relative to the spec's folder, with `/`.
     pub path: String,
@@ -404,6 +420,7 @@ pub struct Source {
 
 /// One installed package that the entry imports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Package {
     pub name: String,
     pub version: String,
@@ -411,6 +428,7 @@ pub struct Package {
 
 /// What importing the entry showed: remembered, so that an unchanged build starts no Python.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Entry {
     pub entry: String,
     pub sources: Vec<Source>,
@@ -424,6 +442,7 @@ pub struct Entry {
 
 /// A complete set of programs of one model with one weight set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Release {
     pub schema: u32,
     pub model: String,
@@ -463,6 +482,7 @@ impl Release {
 
 /// Why something could not be built: kept until the next attempt, so that `precast log` can show it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Failure {
     pub schema: u32,
     /// The request key or the artifact key of what was to be built.

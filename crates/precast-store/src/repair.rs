@@ -21,6 +21,7 @@ use super::{
 
 /// What `repair` did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Repaired {
     pub schema: u32,
     /// What was wrong.

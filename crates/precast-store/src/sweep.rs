@@ -32,6 +32,7 @@ const STALE: Duration = Duration::from_secs(3600);
 
 /// What gc did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Collected {
     pub releases: usize,
     pub programs: usize,

@@ -14,6 +14,7 @@ pub use host::Torch;
 
 /// Where tensors live and kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
     Cpu,
@@ -61,6 +62,7 @@ impl fmt::Display for Device {
 /// `isa` is a level's name (`native`, `x86-64-v3`); `features` are the CPU features the host code may use, sorted. A
 /// host runs the artifact when it has all of them, whatever the level is called.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Target {
     pub os: String,
     pub arch: String,
@@ -79,6 +81,7 @@ pub struct Target {
 
 /// One field of a target that this host does not meet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Mismatch {
     pub field: &'static str,
     pub artifact: String,

@@ -22,6 +22,7 @@ use super::{
 
 /// What `verify` found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verified {
     pub schema: u32,
     /// Objects whose bytes were checked.

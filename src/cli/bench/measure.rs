@@ -18,6 +18,7 @@ use crate::{
 
 /// What calls took, in seconds.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Figures {
     pub calls: usize,
     /// From the call to its outputs being there.

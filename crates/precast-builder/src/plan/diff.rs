@@ -9,6 +9,7 @@ use precast_store::Digest;
 
 /// One field of two explained keys that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Field {
     /// Names and list positions, from the outside in.
     pub path: Vec<String>,

@@ -105,6 +105,7 @@ pub struct HeldKey<'a> {
 
 /// A graph pass that runs on segments, and the digest of its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Pass {
     /// As the spec names it.
     pub callable: String,

@@ -14,6 +14,7 @@ use super::diff::{Field, bare, compare, shown};
 
 /// Why a program or an artifact has to be built, or why a change did not matter.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "reason", rename_all = "kebab-case")]
 pub enum Reason {
     /// Nothing of this name and bucket was built before.

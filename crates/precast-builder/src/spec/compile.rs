@@ -23,6 +23,7 @@ pub use precast_store::record::Bounds;
 
 /// What compiles a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
     /// AOTInductor.
@@ -33,6 +34,7 @@ pub enum Backend {
 
 /// torch's compile modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     Default,
@@ -43,6 +45,7 @@ pub enum Mode {
 
 /// What answers a request that no artifact can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FailPolicy {
     FallbackEager,
@@ -51,6 +54,7 @@ pub enum FailPolicy {
 
 /// Whether a module gets a dynamic-shape artifact besides its buckets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Dynamic {
     /// `true`: every bucketed dimension is dynamic.
@@ -123,6 +127,7 @@ macro_rules! settings {
     ($($(#[doc = $doc:literal])* $key:ident: $type:ty = $default:expr;)*) => {
         /// Every setting, decided.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         pub struct Compile {
             $($(#[doc = $doc])* pub $key: $type,)*
             /// Inductor options by their own names.
@@ -131,6 +136,7 @@ macro_rules! settings {
 
         /// What one layer says; absent keys are left to weaker layers.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(deny_unknown_fields)]
         pub struct Overrides {
             $(#[serde(default, skip_serializing_if = "Option::is_none")] pub $key: Option<$type>,)*
@@ -205,6 +211,7 @@ impl Compile {
 
 /// A layer of settings, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
     BuiltIn,
@@ -228,6 +235,7 @@ impl std::fmt::Display for Origin {
 
 /// Settings, and where each one came from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Effective {
     pub compile: Compile,
     /// Key (`mode`, `options.epilogue_fusion`) -> layer. Keys that no layer has are built in and not listed.

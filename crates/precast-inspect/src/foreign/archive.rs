@@ -26,6 +26,7 @@ const PARSED: u64 = 32;
 
 /// A `.pt2` package.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Package {
     /// Bytes of all members when unpacked, as the package says.
     pub unpacked: u64,
@@ -45,6 +46,7 @@ pub struct Package {
 
 /// A file in a package.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Member {
     pub name: String,
     /// Bytes when unpacked, as the package says.
@@ -54,6 +56,7 @@ pub struct Member {
 
 /// The metadata of one compiled model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Build {
     pub member: String,
     /// `cpu`, `cuda`, …
@@ -72,6 +75,7 @@ pub struct Build {
 
 /// A shared object in a package.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Library {
     pub member: String,
     #[serde(flatten)]

@@ -32,6 +32,7 @@ const CUBIN_LIMIT: usize = 64 << 20;
 
 /// How device code is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     Cubin,
@@ -40,6 +41,7 @@ pub enum Format {
 
 /// A piece of device code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Kernel {
     pub format: Format,
     /// As `90`, or `90a` where it can run on nothing else.

@@ -48,6 +48,7 @@ const SOME_WEIGHTS: u64 = 4096;
 
 /// A shared object.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SharedObject {
     /// `x86_64` or `aarch64`; else ELF's number of the machine.
     pub machine: String,
@@ -83,6 +84,7 @@ pub struct SharedObject {
 
 /// A section of a shared object.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Section {
     pub name: String,
     pub bytes: u64,
@@ -90,6 +92,7 @@ pub struct Section {
 
 /// Which functions of AOTInductor's C ABI are there.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EntryPoints {
     /// How many functions whose names begin with `AOTInductor` are exported.
     pub exported: usize,

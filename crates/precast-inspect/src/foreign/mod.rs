@@ -99,6 +99,7 @@ impl Trouble {
 
 /// A foreign file.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Report {
     pub path: PathBuf,
     /// Bytes of the file.
@@ -111,6 +112,7 @@ pub struct Report {
 
 /// What the file is.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Content {
     SharedObject(SharedObject),

@@ -18,6 +18,7 @@ const PARSED: u64 = 32;
 
 /// A safetensors file.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Tensors {
     /// Bytes of the header, its length field included.
     pub header: u64,
@@ -31,6 +32,7 @@ pub struct Tensors {
 
 /// One tensor of a safetensors file.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Tensor {
     pub name: String,
     /// As the format spells it: `F32`, `BF16`, …

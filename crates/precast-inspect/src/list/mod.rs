@@ -17,6 +17,7 @@ use self::{order::Sorted, rows::rows};
 
 /// Where a program stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// In the newest release of its model: what a plain load gets.
@@ -60,6 +61,7 @@ impl fmt::Display for State {
 
 /// One program that is in the store, or that failed to get there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Row {
     pub id: Digest,
     pub model: String,

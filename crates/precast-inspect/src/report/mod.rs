@@ -31,6 +31,7 @@ pub struct Choice {
 
 /// Everything on the page.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Page {
     /// The store's folder.
     pub store: String,

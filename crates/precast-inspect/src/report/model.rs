@@ -16,6 +16,7 @@ use crate::{
 
 /// A model's release, or all its programs where it has none.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModelPart {
     pub model: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,6 +43,7 @@ pub struct ModelPart {
 
 /// One module of a model.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Module {
     pub name: String,
     /// Smallest bucket first.
@@ -52,6 +54,7 @@ pub struct Module {
 
 /// One program.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProgramLine {
     pub id: Digest,
     pub bucket: String,
@@ -70,6 +73,7 @@ pub struct ProgramLine {
 
 /// One artifact.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ArtifactLine {
     pub id: Digest,
     /// The first step that calls it.
@@ -90,6 +94,7 @@ pub struct ArtifactLine {
 
 /// Something that could not be built.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FailureLine {
     pub id: Digest,
     pub model: String,

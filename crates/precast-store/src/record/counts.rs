@@ -6,6 +6,7 @@ use super::Sizes;
 
 /// What one process counted for one model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {
     pub schema: u32,
     pub model: String,
@@ -17,6 +18,7 @@ pub struct Counts {
 
 /// Calls that asked for the same and got the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Calls {
     pub module: String,
     /// What was asked for; empty where requests of many sizes are counted together.

@@ -7,6 +7,7 @@ use super::Dtype;
 /// A constant that an artifact takes in a form of its own, made of its [`super::Constant`]s once for each weight set: a filter with
 /// the batch norm after it multiplied in, a matrix in the order that a kernel reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Prepared {
     /// What the artifact calls it.
     pub name: String,
@@ -31,6 +32,7 @@ impl Prepared {
 
 /// A call of an operator of torch on constants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Recipe {
     /// As `aten::mul.Tensor`.
     pub operator: String,
@@ -55,6 +57,7 @@ impl Recipe {
 
 /// One argument of a [`Recipe`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Operand {
     /// The name of a constant.

@@ -1,7 +1,7 @@
 //! Receipts: what was measured when something was built.
 //!
 //! A program has a [`Receipt`], an artifact a [`CompileReceipt`], and every record a [`Provenance`]. Builds learn to measure
-//! more, so each of their fields may be absent. A [`Field`] with a value of another type, as a later version may write it, is
+//! more, so each of their fields may be absent. A [`Lenient`] with a value of another type, as a later version may write it, is
 //! kept as it is and counts as absent; a field of an unknown name is kept in `other`. So a receipt never keeps a program from
 //! running, and a record that is read and written again loses nothing.
 //!
@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Dtype, Field, Sizes};
+use super::{Dtype, Lenient, Sizes};
 use crate::Digest;
 
 /// Fields that this version does not know.
@@ -33,36 +33,37 @@ pub type Other = serde_json::Map<String, Value>;
 
 /// What was measured when a program was built.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, expecting = "a receipt, which is an object")]
 pub struct Receipt {
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub seconds: Field<Seconds>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub seconds: Lenient<Seconds>,
     /// Microseconds of a call of eager in Python, with other tasks of the build beside it.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub eager_us: Field<f64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub eager_us: Lenient<f64>,
     /// How many calls that is the median of.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub eager_runs: Field<u64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub eager_runs: Lenient<u64>,
     /// How many threads torch used for them.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub threads: Field<u64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub threads: Lenient<u64>,
     /// Peak memory of eager in Python, on CUDA.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub eager_peak_bytes: Field<u64>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub padding: Field<ModulePadding>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub gate_given: Field<Given>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub gate: Field<Gate>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub gated_by: Field<Digest>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub tuned: Field<Vec<Tried>>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub tuned_by: Field<Digest>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub latency: Field<Latencies>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub eager_peak_bytes: Lenient<u64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub padding: Lenient<ModulePadding>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub gate_given: Lenient<Given>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub gate: Lenient<Gate>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub gated_by: Lenient<Digest>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub tuned: Lenient<Vec<Tried>>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub tuned_by: Lenient<Digest>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub latency: Lenient<Latencies>,
     #[serde(flatten)]
     pub other: Other,
 }
@@ -85,10 +86,10 @@ impl Receipt {
 
     /// Notes what a phase took.
     pub fn took(&mut self, phase: &str, seconds: f64) {
-        if !matches!(self.seconds, Field::Known(Seconds::Phases(_))) {
+        if !matches!(self.seconds, Lenient::Known(Seconds::Phases(_))) {
             self.seconds = Seconds::default().into();
         }
-        if let Field::Known(Seconds::Phases(phases)) = &mut self.seconds {
+        if let Lenient::Known(Seconds::Phases(phases)) = &mut self.seconds {
             phases.insert(phase.to_owned(), seconds.into());
         }
     }
@@ -96,10 +97,11 @@ impl Receipt {
 
 /// What was measured when an artifact was compiled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, expecting = "a receipt, which is an object")]
 pub struct CompileReceipt {
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub seconds: Field<Seconds>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub seconds: Lenient<Seconds>,
     #[serde(flatten)]
     pub other: Other,
 }
@@ -113,10 +115,11 @@ impl CompileReceipt {
 
 /// Seconds that a build took.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Seconds {
     /// By phase.
-    Phases(BTreeMap<String, Field<f64>>),
+    Phases(BTreeMap<String, Lenient<f64>>),
     /// As a whole, in old records.
     Whole(f64),
 }
@@ -134,7 +137,7 @@ impl From<BTreeMap<String, f64>> for Seconds {
     }
 }
 
-fn phases(seconds: &Field<Seconds>) -> BTreeMap<String, f64> {
+fn phases(seconds: &Lenient<Seconds>) -> BTreeMap<String, f64> {
     match seconds.get() {
         None => BTreeMap::new(),
         Some(Seconds::Whole(seconds)) => BTreeMap::from([("compile".to_owned(), *seconds)]),
@@ -152,6 +155,7 @@ fn phases(seconds: &Field<Seconds>) -> BTreeMap<String, f64> {
 
 /// The answers of the module itself, in Python, to requests that were padded into the bucket.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModulePadding {
     /// The sizes that were tried.
     pub points: Vec<PaddedPoint>,
@@ -165,6 +169,7 @@ pub struct ModulePadding {
 
 /// A size that padding was tried at.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PaddedPoint {
     pub sizes: Sizes,
     /// The module's error at this size, without padding: there is no answer to compare with.
@@ -176,6 +181,7 @@ pub struct PaddedPoint {
 
 /// What a gate looked at beside the program. A gate of an equal program that was given the same holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Given {
     /// Version of precast.
@@ -196,6 +202,7 @@ pub struct Given {
 
 /// What tells hosts apart by their answers and their speed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Host {
     /// Digest of the machine's ID, which is not for others to see.
@@ -210,51 +217,52 @@ pub struct Host {
 
 /// The report of a gate: how a program's artifacts compare with eager.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Gate {
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub outputs: Field<Vec<Compared>>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub outputs: Lenient<Vec<Compared>>,
     /// Whether all runs gave the same bits.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub deterministic: Field<bool>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub deterministic: Lenient<bool>,
     /// How often it was run.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub steps: Field<u64>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub seconds_per_run: Field<f64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub steps: Lenient<u64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub seconds_per_run: Lenient<f64>,
     /// Peak memory of a call of the artifacts, beyond what the process had before; null where it can't be known.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub artifact_peak_bytes: Field<u64>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub padding: Field<GatePadding>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub artifact_peak_bytes: Lenient<u64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub padding: Lenient<GatePadding>,
     /// The same of the exported graph; null where it did not run.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub eager_peak_bytes: Field<u64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub eager_peak_bytes: Lenient<u64>,
     /// Median microseconds of a call of the artifacts, in turns with the exported graph.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub artifact_us: Field<f64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub artifact_us: Lenient<f64>,
     /// How many calls that is the median of.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub artifact_runs: Field<u64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub artifact_runs: Lenient<u64>,
     /// The same of the exported graph, without Python.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub eager_us: Field<f64>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub eager_runs: Field<u64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub eager_us: Lenient<f64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub eager_runs: Lenient<u64>,
     /// In how many rounds the exported graph took less time than the artifacts.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub eager_wins: Field<u64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub eager_wins: Lenient<u64>,
     /// The same for each of the other option sets that were measured with it.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub rivals_eager_wins: Field<Vec<u64>>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub rivals_eager_wins: Lenient<Vec<u64>>,
     /// Median microseconds of a call of each of them.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub rivals_us: Field<Vec<f64>>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub rivals_us: Lenient<Vec<f64>>,
     /// In how many rounds each of them took less time than this one.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub rivals_wins: Field<Vec<u64>>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub turns: Field<Turns>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub rivals_wins: Lenient<Vec<u64>>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub turns: Lenient<Turns>,
     #[serde(flatten)]
     pub other: Other,
 }
@@ -268,6 +276,7 @@ impl Gate {
 
 /// How far one output is from eager's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Compared {
     #[serde(default = "output")]
     pub name: String,
@@ -294,6 +303,7 @@ fn output() -> String {
 
 /// The runtime's answers to requests that it padded into the bucket.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GatePadding {
     /// The sizes that were tried.
     pub points: Vec<Sizes>,
@@ -307,6 +317,7 @@ pub struct GatePadding {
 
 /// The result of calling a program's artifacts and eager in turns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Turns {
     /// How often each of them was called.
     pub rounds: u64,
@@ -321,6 +332,7 @@ pub struct Turns {
 
 /// Which of the two is the faster one, as far as that was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Faster {
     Artifact,
@@ -331,6 +343,7 @@ pub enum Faster {
 
 /// One option set that a program was compiled with, to keep the fastest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Tried {
     /// How it differs from the module's own settings.
     #[serde(default = "own")]
@@ -355,18 +368,20 @@ fn own() -> String {
 
 /// What a call takes, as old records have it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Latencies {
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub eager: Field<Latency>,
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub artifact: Field<Latency>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub eager: Lenient<Latency>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub artifact: Lenient<Latency>,
     #[serde(flatten)]
     pub other: Other,
 }
 
 /// Seconds that a call takes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Latency {
     Median(f64),
@@ -381,17 +396,18 @@ pub enum Latency {
 
 /// Which precast wrote a record, and when; never part of a key.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, expecting = "a provenance, which is an object")]
 pub struct Provenance {
     /// Version of precast.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub precast: Field<String>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub precast: Lenient<String>,
     /// Seconds since 1970.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub created: Field<i64>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub created: Lenient<i64>,
     /// AOTInductor's own metadata, for an artifact.
-    #[serde(skip_serializing_if = "Field::is_absent")]
-    pub metadata: Field<Value>,
+    #[serde(skip_serializing_if = "Lenient::is_absent")]
+    pub metadata: Lenient<Value>,
     #[serde(flatten)]
     pub other: Other,
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 /// A field of a record that nothing depends on. Reading it never fails, and writing it gives what was read.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Field<T> {
+pub enum Lenient<T> {
     #[default]
     Absent,
     Known(T),
@@ -13,7 +13,7 @@ pub enum Field<T> {
     Other(Value),
 }
 
-impl<T> Field<T> {
+impl<T> Lenient<T> {
     /// Returns the value, where it is one that this version knows.
     pub fn get(&self) -> Option<&T> {
         match self {
@@ -28,20 +28,20 @@ impl<T> Field<T> {
     }
 }
 
-impl<T> From<T> for Field<T> {
+impl<T> From<T> for Lenient<T> {
     fn from(value: T) -> Self {
         Self::Known(value)
     }
 }
 
 /// Writes none as null.
-impl<T> From<Option<T>> for Field<T> {
+impl<T> From<Option<T>> for Lenient<T> {
     fn from(value: Option<T>) -> Self {
         value.map_or(Self::Other(Value::Null), Self::Known)
     }
 }
 
-impl<T: Serialize> Serialize for Field<T> {
+impl<T: Serialize> Serialize for Lenient<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Absent => serializer.serialize_unit(),
@@ -51,12 +51,27 @@ impl<T: Serialize> Serialize for Field<T> {
     }
 }
 
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Field<T> {
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Lenient<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         Ok(match T::deserialize(&value) {
             Ok(known) => Self::Known(known),
             Err(_) => Self::Other(value),
         })
+    }
+}
+
+#[cfg(feature = "schema")]
+impl<T: schemars::JsonSchema> schemars::JsonSchema for Lenient<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        Option::<T>::schema_name()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        Option::<T>::json_schema(generator)
     }
 }
