@@ -13,7 +13,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use precast_store::record::{
-    self, Constant, Lenient, Input, Layout, Output, Package, Receipt, Sizes, Source,
+    self, Constant, Input, Layout, Lenient, Output, Package, Receipt, Sizes, Source,
     receipt::ModulePadding,
 };
 use serde::{Deserialize, Serialize};
