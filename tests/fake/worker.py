@@ -140,7 +140,7 @@ class Worker:
             "sm": [],
         }
 
-    def prepare(self, request: Json) -> Json:
+    def warm_up(self, request: Json) -> Json:
         return {"seconds": {}}
 
     def open(self, request: Json) -> Json:

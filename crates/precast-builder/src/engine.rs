@@ -203,7 +203,7 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     thread::scope(|scope| {
         let workers = &workers;
         let numbers = 1..=workers.at_once(&plan);
-        let starting = numbers.map(|number| scope.spawn(move || workers.prepare(number)));
+        let starting = numbers.map(|number| scope.spawn(move || workers.warm_up(number)));
         let result = make(workers, starting.collect(), started);
         workers.stop.set();
         result

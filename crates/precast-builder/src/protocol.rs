@@ -33,9 +33,9 @@ pub use crate::plan::PROTOCOL;
 pub enum Request {
     /// Says what the worker is: answered with [`Hello`].
     Hello,
-    /// Gets ready to compile: imports the compiler, and makes the C++ headers that every compile on a machine needs.
-    /// Answered with [`Prepared`]; nothing depends on it but speed.
-    Prepare {
+    /// Imports the compiler, and compiles the C++ headers that every compile on a machine needs. Answered with
+    /// [`WarmedUp`]; without it the first compile takes longer.
+    WarmUp {
         device: String,
         isa: String,
         out: PathBuf,
@@ -209,9 +209,9 @@ pub struct Hello {
     pub sm: Vec<String>,
 }
 
-/// A worker that is ready to compile.
+/// A worker whose compiler is imported.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Prepared {
+pub struct WarmedUp {
     /// Seconds by phase.
     pub seconds: BTreeMap<String, f64>,
 }

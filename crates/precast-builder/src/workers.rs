@@ -15,13 +15,13 @@ use super::{
     BuildError, Options,
     limits::{Limits, Stop, machine_memory},
     progress::{Event, Progress},
-    protocol::{Hello, Prepared, Request},
+    protocol::{Hello, Request, WarmedUp},
     worker::Worker,
 };
 use crate::plan::{Plan, Reason, State};
 
 /// How long getting ready may take.
-const PREPARE_LIMIT: Duration = Duration::from_secs(600);
+const WARM_UP_LIMIT: Duration = Duration::from_secs(600);
 
 /// What every process of a build is started with.
 pub(super) struct Workers<'a> {
@@ -63,13 +63,13 @@ impl Workers<'_> {
         Ok((worker, hello))
     }
 
-    /// Starts a worker, and has it import the compiler and make the machine's headers.
-    pub fn prepare(&self, number: usize) -> Result<Worker, BuildError> {
+    /// Starts a worker, and has it import the compiler and compile the headers of the machine.
+    pub fn warm_up(&self, number: usize) -> Result<Worker, BuildError> {
         let target = &self.options.spec.target;
-        let request = Request::Prepare {
+        let request = Request::WarmUp {
             device: target.device.to_string(),
             isa: target.isa.clone(),
-            out: self.scratch.join(format!("prepare-{number}")),
+            out: self.scratch.join(format!("warm-up-{number}")),
         };
         let (mut worker, _) = self.start(number)?;
         let mut on_event = |phase: &str| {
@@ -83,14 +83,14 @@ impl Workers<'_> {
             what,
         });
         let started = std::time::Instant::now();
-        let prepared = worker.call::<Prepared>(&request, PREPARE_LIMIT, &mut on_event);
+        let warmed_up = worker.call::<WarmedUp>(&request, WARM_UP_LIMIT, &mut on_event);
         self.progress.event(&Event::End {
             worker: number,
             job,
             what,
             seconds: started.elapsed().as_secs_f64(),
         });
-        match prepared {
+        match warmed_up {
             // A compile will report the cause better.
             Ok(_) | Err(BuildError::Worker(_)) => Ok(worker),
             Err(error) => Err(error),

@@ -157,7 +157,7 @@ def _attention_kernel(attention: str | None) -> AbstractContextManager[Any]:
 
 
 def warm_up(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
-    """Imports the compiler and compiles the headers that a device needs; returns the protocol's `Prepared`."""
+    """Imports the compiler and compiles the headers that a device needs; returns the protocol's `WarmedUp`."""
     device = request["device"]
     clock = Clock(wire.event)
     started = time.perf_counter()

@@ -28,8 +28,8 @@ Recipe = dict[str, Any]
 
 # A call of oneDNN costs 10 to 15 us before it computes anything, a call of MKL 2 to 6. Measured on 4 cores with
 # AVX-512, rows 1 to 64, columns 32 to 2048: products of at least these sizes were faster packed, smaller ones were not.
-_ELEMENTS = 1 << 19
-_PRODUCTS = 1 << 21
+_MIN_ELEMENTS = 1 << 19
+_MIN_PRODUCTS = 1 << 21
 
 # Namespaces of the operators that a recipe may call: libtorch has them. The runtime refuses others.
 _NAMESPACES = ("aten", "mkldnn", "onednn")
@@ -37,11 +37,11 @@ _NAMESPACES = ("aten", "mkldnn", "onednn")
 # For this many rows oneDNN chooses the blocked layout of its own kernels. For fewer, or an unknown number, it may
 # choose a transposed matrix and its general product: for 32 to 1024 rows that was no faster, with 4 threads up to a
 # third slower, and a process needs 35 ms to generate the general product when it first runs.
-_ROWS = 1024
+_MANY_ROWS = 1024
 
-# The most calls of a recipe. A value that is used twice is computed twice, so a chain of squares would grow
+# The maximum of calls in a recipe. A value that is used twice is computed twice, so a chain of squares would grow
 # exponentially; and JSON is read to a depth of 128, of which a call takes 4.
-_CALLS = 28
+_MAX_CALLS = 28
 
 
 @dataclass
@@ -83,14 +83,14 @@ def _is_worth_packing(product: Any) -> bool:
     elements = symbols.example(weight.shape[0]) * symbols.example(weight.shape[1])
     products = symbols.example(rows.shape[0]) * elements
     # MKL has no kernels below float32: those products are oneDNN's in any case.
-    worth = weight.dtype != torch.float32 or elements >= _ELEMENTS or products >= _PRODUCTS
+    worth = weight.dtype != torch.float32 or elements >= _MIN_ELEMENTS or products >= _MIN_PRODUCTS
     return worth and _has_kernels(product)
 
 
 def _fold(module: Any, weights: Weights) -> None:
     graph = module.graph
     with fake.real_values():
-        freezing.share_layouts(module, _ROWS)
+        freezing.share_layouts(module, _MANY_ROWS)
         for node, value in freezing.foldable(module).items():
             recipe = _recipe(module, node, value, weights)
             if recipe is None:
@@ -143,7 +143,7 @@ def _recipe(module: Any, node: Any, value: Any, weights: Weights) -> Recipe | No
     if not value.is_mkldnn and not fake.is_dense(value):
         return None
     roots: dict[str, int] = {}
-    remaining = [_CALLS]
+    remaining = [_MAX_CALLS]
     try:
         call = _call(module, node, weights.prepacked, roots, remaining)
     except _NoRecipe:
@@ -160,7 +160,7 @@ def _recipe(module: Any, node: Any, value: Any, weights: Weights) -> Recipe | No
         "shape": shape,
         "stride": stride,
         "roots": roots,
-        "calls": _CALLS - remaining[0],
+        "calls": _MAX_CALLS - remaining[0],
     }
 
 

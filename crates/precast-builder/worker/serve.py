@@ -95,7 +95,7 @@ OPERATIONS = {
     "capture": _capture,
     "check": _check,
     "compile": _compile,
-    "prepare": _warm_up,
+    "warm_up": _warm_up,
 }
 
 
