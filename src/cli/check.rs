@@ -1,10 +1,10 @@
 //! `precast check`: what will break, why, and what to write instead, before anything is built.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::{
     Context,
@@ -293,33 +293,82 @@ fn verdict(rows: &[&Row<'_>], failed: bool) -> String {
     }
 }
 
-fn document(spec: &Spec, modules: &[CheckedModule], unused: &[&Allow], failed: bool) -> Value {
-    let modules: Vec<Value> = modules
-        .iter()
-        .map(|module| {
-            let checked = &module.checked;
-            let findings: Vec<Value> = checked
-                .findings
-                .iter()
-                .map(|finding| {
-                    json!({
-                        "category": finding.category, "severity": finding.severity, "why": finding.why,
-                        "mend": finding.mend, "location": finding.location, "function": finding.function,
-                        "source": finding.source, "allowed": allowed(spec, finding).map(|allow| &allow.reason),
-                    })
-                })
-                .collect();
-            json!({
-                "module": module.module, "path": module.path, "needed": module.needed, "bucket": module.bucket,
-                "buckets": module.buckets, "captured": checked.captured, "steps": checked.steps,
-                "artifacts": checked.artifacts, "dynamic": checked.dynamic, "findings": findings,
-                "unknown": checked.unknown, "seconds": checked.seconds,
-            })
-        })
-        .collect();
-    let unused: Vec<Value> = unused
-        .iter()
-        .map(|allow| json!({ "finding": allow.finding, "function": allow.function, "reason": allow.reason }))
-        .collect();
-    json!({ "model": spec.model.name, "failed": failed, "modules": modules, "unused": unused })
+/// `precast check --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document<'a> {
+    model: &'a str,
+    /// Whether the exit code is 1.
+    failed: bool,
+    modules: Vec<ModuleLine<'a>>,
+    /// Entries of `[[check.allow]]` that no finding matches.
+    unused: &'a [&'a Allow],
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct ModuleLine<'a> {
+    /// The module's title in the spec, or the submodule's name.
+    module: &'a str,
+    /// The submodule; empty for the model itself.
+    path: &'a str,
+    /// Whether a build needs it: its findings can fail the check.
+    needed: bool,
+    /// The bucket that was looked at.
+    bucket: &'a str,
+    /// How many buckets it has.
+    buckets: usize,
+    /// Whether a build can capture it; null where it was not looked at.
+    captured: Option<bool>,
+    /// Calls of artifacts at one bucket.
+    steps: Option<u64>,
+    /// Distinct artifacts at one bucket.
+    artifacts: Option<u64>,
+    /// Bucketed dimension -> the sizes that a dynamic artifact holds for; null where the code fixes it.
+    dynamic: Option<&'a BTreeMap<String, Option<Free>>>,
+    findings: Vec<FindingLine<'a>>,
+    /// What could not be found out.
+    unknown: &'a [String],
+    seconds: f64,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct FindingLine<'a> {
+    #[serde(flatten)]
+    finding: &'a Finding,
+    /// The reason in `[[check.allow]]`, where the spec has one for it.
+    allowed: Option<&'a str>,
+}
+
+fn document<'a>(
+    spec: &'a Spec,
+    modules: &'a [CheckedModule],
+    unused: &'a [&'a Allow],
+    failed: bool,
+) -> Document<'a> {
+    let line = |finding: &'a Finding| FindingLine {
+        finding,
+        allowed: allowed(spec, finding).map(|allow| allow.reason.as_str()),
+    };
+    let modules = modules.iter().map(|module| ModuleLine {
+        module: &module.module,
+        path: &module.path,
+        needed: module.needed,
+        bucket: &module.bucket,
+        buckets: module.buckets,
+        captured: module.checked.captured,
+        steps: module.checked.steps,
+        artifacts: module.checked.artifacts,
+        dynamic: module.checked.dynamic.as_ref(),
+        findings: module.checked.findings.iter().map(line).collect(),
+        unknown: &module.checked.unknown,
+        seconds: module.checked.seconds,
+    });
+    Document {
+        model: &spec.model.name,
+        failed,
+        modules: modules.collect(),
+        unused,
+    }
 }

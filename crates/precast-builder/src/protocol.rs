@@ -359,6 +359,7 @@ pub struct Checked {
 
 /// The sizes of a dynamic dimension.
 #[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Free {
     pub min: u64,
     /// None for no bound.
@@ -367,6 +368,7 @@ pub struct Free {
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Worth knowing.
@@ -379,8 +381,10 @@ pub enum Severity {
 
 /// One thing that keeps a module from being compiled, or that a compiled module does otherwise.
 #[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
-    /// A name of [`crate::spec::check::CATEGORIES`].
+    /// What is found, by a stable name.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = crate::spec::check::CATEGORIES)))]
     pub category: String,
     pub severity: Severity,
     pub why: String,
@@ -395,6 +399,7 @@ pub struct Finding {
 
 /// What to write instead.
 #[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Mend {
     pub text: String,
     /// The user's own line, mended, where that follows from it.

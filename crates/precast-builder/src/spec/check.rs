@@ -1,5 +1,7 @@
 //! `[[check.allow]]`: findings of `precast check` that are intended, each with a reason.
 
+use serde::Serialize;
+
 use super::{
     inputs,
     reader::{Field, Reader, list, nearest},
@@ -31,9 +33,10 @@ pub const CATEGORIES: &[&str] = &[
 const KEYS: &[&str] = &["finding", "function", "reason"];
 
 /// A finding that is intended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Allow {
-    /// One of [`CATEGORIES`].
+    /// The category of the finding.
     pub finding: String,
     /// The function that it is in, as `Block.forward`; none for every function.
     pub function: Option<String>,

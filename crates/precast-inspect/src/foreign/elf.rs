@@ -96,7 +96,7 @@ pub struct Section {
 pub struct EntryPoints {
     /// How many functions whose names begin with `AOTInductor` are exported.
     pub exported: usize,
-    /// Those of [`ENTRY_POINTS`] that are not.
+    /// The functions that the runtime calls and that are not exported.
     pub missing: Vec<String>,
 }
 

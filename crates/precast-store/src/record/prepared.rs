@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Dtype;
 
-/// A constant that an artifact takes in a form of its own, made of its [`super::Constant`]s once for each weight set: a filter with
+/// A constant that an artifact takes in a form of its own, made of its constants once for each weight set: a filter with
 /// the batch norm after it multiplied in, a matrix in the order that a kernel reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
