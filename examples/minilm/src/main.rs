@@ -18,10 +18,8 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, ValueEnum};
-use precast::{
-    Device, Model, Runtime, Store,
-    record::{Sizes, bucket_name},
-};
+use precast_runtime::{Device, Model, Runtime, Store};
+use precast_store::record::{Sizes, bucket_name};
 use safetensors::SafeTensors;
 use serde_json::json;
 use tch::{Kind, Tensor};
