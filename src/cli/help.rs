@@ -12,7 +12,10 @@ use super::{Cli, Context, text::count};
 
 /// Headings and the commands under them.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Building, at deploy time", &["check", "build", "plan"]),
+    (
+        "Building, at deploy time",
+        &["init", "check", "build", "plan"],
+    ),
     ("Running, in production", &["run", "bench", "stats"]),
     (
         "Looking, at what is there and why",

@@ -12,6 +12,7 @@ mod du;
 mod exit;
 mod gc;
 mod help;
+mod init;
 mod inspect;
 mod internal;
 mod log;
@@ -142,6 +143,8 @@ enum Command {
     Build(build::Args),
     /// Say what `build` would do, and why, without doing it
     Plan(plan::Args),
+    /// Write a spec for a model
+    Init(init::Args),
     /// Say what will break, why, and what to write instead, before anything is built
     Check(check::Args),
     /// List programs, artifacts or objects, filtered and sorted
@@ -331,6 +334,7 @@ fn dispatch(command: &Command, context: &Context, torch: WithTorch) -> Result<u8
     match command {
         Command::Build(args) => build::run(args, context),
         Command::Plan(args) => plan::run(args, context),
+        Command::Init(args) => init::run(args, context),
         Command::Check(args) => check::run(args, context),
         Command::Ls(args) => ls::run(args, context),
         Command::Show(args) => show::run(args, context),

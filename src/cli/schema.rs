@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Value, json};
 
-use super::{build, check, diff, du, gc, log, ls, plan, release, show, stats, verify, why};
+use super::{build, check, diff, du, gc, init, log, ls, plan, release, show, stats, verify, why};
 use crate::{
     build::progress::Event,
     inspect::{foreign, report, stats::Counts},
@@ -27,6 +27,7 @@ enum BuildLine<'a> {
 fn documents() -> Vec<(&'static str, Value)> {
     let all = vec![
         made::<BuildLine>("build", "one line of precast build --format json"),
+        made::<init::Document>("init", "precast init --format json"),
         made::<check::Document>("check", "precast check --format json"),
         made::<Counts>(
             "counts",

@@ -13,6 +13,7 @@ mod control;
 #[cfg(feature = "torch")]
 mod gate;
 mod hostile;
+mod init;
 mod inspect;
 mod layers;
 #[cfg(feature = "torch")]

@@ -56,6 +56,8 @@ What `check` finds of every module is said by comments too, each at its own line
 
     # fake: finds print medium
 
+    # fake: inputs are nested          so that `init` can't write them
+
 A global `DECLARED` of the model's file is what its submodules say of themselves: FQN -> method -> keys of [compile]. A
 graph pass is a function that changes the segment (a dict with `offset`) in place. The log of a compile has the mode and
 the options it was asked for.
@@ -231,6 +233,21 @@ class Worker:
         file = Path(request["out"]) / "weights.safetensors"
         save(file, {"scale": ("float32", [1], [self.model.SCALE])})
         return {"file": str(file), "aliases": {}}
+
+    def describe(self, request: Json) -> Json:
+        """A fake model has the inputs that it is asked for, or one of its own."""
+        asked = request["inputs"] or [{"name": "x", "dtype": "float32", "shape": ["batch", 3]}]
+        inputs = [{**one, "pad": 0, "range": [0, 9] if one["dtype"].startswith("int") else None} for one in asked]
+        dims = {dim for one in asked for dim in one["shape"] if isinstance(dim, str)}
+        layers = [name for name in self.modules if name.startswith("encoder.layer.")]
+        return {
+            "class": "Fake",
+            "inputs": None if self.told("inputs are nested", {}) else inputs,
+            "sizes": {dim: [2, 4] for dim in sorted(dims)},
+            "regions": [{"glob": "encoder.layer.*", "count": len(layers), "artifacts": 1}],
+            "dtype": "float32",
+            "notes": ["it can't be captured"] if self.told("capture fails", {}) else [],
+        }
 
     def inputs(self, request: Json) -> Json:
         """Every submodule is called with the inputs of the model."""

@@ -13,6 +13,7 @@
 //! | `work` | the threads that run tasks, one for each worker |
 //! | `workers` | starting worker processes |
 //! | `check` | asking what will break, before anything is built |
+//! | `describe` | asking what a spec for a model would say |
 //! | `task`, `capture`, `compile` | what a task works on, and how it is done |
 //! | `estimate` | how long the build will still take |
 //! | `publish` | what goes into the store |
@@ -35,6 +36,7 @@ mod candidates;
 mod capture;
 mod check;
 mod compile;
+mod describe;
 mod engine;
 mod error;
 mod estimate;
@@ -58,6 +60,7 @@ mod workers;
 
 pub use self::{
     check::{CheckOptions, CheckedModule, check},
+    describe::{DescribeOptions, describe},
     engine::{Built, Options, Outcome, Summary, build},
     error::BuildError,
     launcher::Launcher,

@@ -83,6 +83,13 @@ pub enum Request {
         /// `module:callable` whose sample inputs are used where the spec leaves the module's inputs out.
         samples: Option<String>,
     },
+    /// Says what a spec for the model would say: answered with [`Described`].
+    Describe {
+        /// `module:callable` that gives sample inputs.
+        samples: Option<String>,
+        /// The inputs, where there is no such callable.
+        inputs: Vec<AskedInput>,
+    },
     /// Compiles one captured segment: answered with [`Compiled`].
     Compile {
         /// [`Segment::file`] of an earlier answer, of this worker or another.
@@ -364,6 +371,58 @@ pub struct Free {
     pub min: u64,
     /// None for no bound.
     pub max: Option<u64>,
+}
+
+/// One input of a model, as a user names it: `ids=int64[batch,seq]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AskedInput {
+    pub name: String,
+    pub dtype: record::Dtype,
+    pub shape: Vec<Axis>,
+}
+
+/// The size of an axis, or the name of its dimension.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(untagged)]
+pub enum Axis {
+    Fixed(u64),
+    Named(String),
+}
+
+/// What a spec for a model would say.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Described {
+    /// Name of the model's class.
+    pub class: String,
+    /// In call order; none where they are nested, so that only a callable can give them.
+    pub inputs: Option<Vec<DescribedInput>>,
+    /// Dimension -> every size of it that was seen.
+    pub sizes: BTreeMap<String, Vec<u64>>,
+    /// Lists of submodules of which several have one graph.
+    pub regions: Vec<DescribedRegion>,
+    /// The coarsest floating dtype that an output has, or was computed in.
+    pub dtype: Option<record::Dtype>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// One input of a model.
+#[derive(Clone, Debug, Deserialize)]
+pub struct DescribedInput {
+    pub name: String,
+    pub dtype: record::Dtype,
+    pub shape: Vec<Axis>,
+    pub pad: Value,
+    pub range: Option<[i64; 2]>,
+}
+
+/// A list of submodules that could be a region.
+#[derive(Clone, Debug, Deserialize)]
+pub struct DescribedRegion {
+    pub glob: String,
+    /// How many submodules it matches, and how many graphs these have.
+    pub count: u64,
+    pub artifacts: u64,
 }
 
 /// How much a finding matters.

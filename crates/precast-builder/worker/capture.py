@@ -175,7 +175,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
         "notes": notes,
-        "computed_in": _compute_dtypes(graph),
+        "computed_in": compute_dtypes(graph),
         "samples": str(_write_samples(out, inputs, results, smaller)),
         "receipt": receipt,
         "dynamic": held,
@@ -242,7 +242,7 @@ def _outputs(graph: flat.Flat, names: list[str], results: list[Any], what: str) 
     return outputs
 
 
-def _compute_dtypes(graph: flat.Flat) -> list[str | None]:
+def compute_dtypes(graph: flat.Flat) -> list[str | None]:
     """Returns the compute dtype of each output: the coarsest dtype below float32 that its values were rounded to."""
     import torch
 

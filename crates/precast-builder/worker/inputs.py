@@ -57,6 +57,12 @@ def values(opened: Any, request: dict[str, Any]) -> list[Any]:
     return _record(opened, target, path, method, _source(opened, request)(request.get("sizes") or {})).values
 
 
+def called_with(function: Any, sample: Any, device: str) -> Recorded:
+    """Returns the call of a function with one sample, a tuple or a dict of arguments."""
+    args, kwargs = _arguments(sample)
+    return _recorded(function, *structure.moved((args, kwargs), device))
+
+
 def _mark(inputs: list[dict[str, Any]], again: Recorded, dim: str, size: int, other: int) -> None:
     for entry_, value in zip(inputs, again.values, strict=True):
         if len(value.shape) != len(entry_["shape"]):
@@ -115,20 +121,20 @@ def _from_callable(
             f"`{name}` raised {type(error).__name__}: {failures.one_line(error)}",
             location=failures.location(error, root),
         ) from error
-    if isinstance(returned, torch.Tensor):
-        return (returned,), {}
-    if isinstance(returned, dict):
-        return (), returned
-    if (
-        isinstance(returned, tuple)
-        and len(returned) == 2
-        and isinstance(returned[0], tuple)
-        and isinstance(returned[1], dict)
-    ):
-        return returned
-    if isinstance(returned, tuple | list):
-        return tuple(returned), {}
-    raise Failure("entry_call", f"`{name}` returned {type(returned).__name__}, not tensors in a tuple or a dict")
+    if not isinstance(returned, torch.Tensor | dict | tuple | list):
+        raise Failure("entry_call", f"`{name}` returned {type(returned).__name__}, not tensors in a tuple or a dict")
+    return _arguments(returned)
+
+
+def _arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns a sample as positional and keyword arguments."""
+    if isinstance(sample, dict):
+        return (), sample
+    if isinstance(sample, tuple) and len(sample) == 2:
+        args, kwargs = sample
+        if isinstance(args, tuple) and isinstance(kwargs, dict):
+            return args, kwargs
+    return (tuple(sample), {}) if isinstance(sample, tuple | list) else ((sample,), {})
 
 
 def _record(

@@ -67,6 +67,12 @@ def _inputs(session: Session, request: dict[str, Any]) -> Any:
     return inputs.find(session.model(), request)
 
 
+def _describe(session: Session, request: dict[str, Any]) -> Any:
+    from . import describe
+
+    return describe.describe(session.model(), request, session.wire)
+
+
 def _check(session: Session, request: dict[str, Any]) -> Any:
     from . import check
 
@@ -94,6 +100,7 @@ OPERATIONS = {
     "inputs": _inputs,
     "capture": _capture,
     "check": _check,
+    "describe": _describe,
     "compile": _compile,
     "warm_up": _warm_up,
 }

@@ -1,0 +1,61 @@
+//! `precast init`: asks a worker what a spec for a model would say. Nothing is compiled and no store is touched.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+
+use precast_store::target::DeviceKind;
+
+use super::{
+    BuildError, Launcher,
+    limits::{Limits, Stop},
+    protocol::{AskedInput, Described, Opened, Request},
+    scratch::{Scratch, sweep},
+    worker::Worker,
+};
+
+/// How long making the model, and looking at it, may take.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// What a description is given.
+pub struct DescribeOptions {
+    pub launcher: Launcher,
+    /// Where its private folder is made; it is removed at the end.
+    pub scratch: PathBuf,
+    /// The folder of the spec to be.
+    pub root: PathBuf,
+    /// `module:callable`.
+    pub entry: String,
+    pub device: DeviceKind,
+    /// `module:callable` that gives sample inputs.
+    pub samples: Option<String>,
+    /// The inputs, where there is no such callable.
+    pub inputs: Vec<AskedInput>,
+    /// Set from outside to end it early.
+    pub cancel: Arc<AtomicBool>,
+}
+
+/// Returns what the model says of itself, and what a spec would say of it.
+pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildError> {
+    sweep(&options.scratch, false);
+    let scratch = Scratch::new(&options.scratch)?;
+    let (limits, stop) = (Limits::new(None), Stop::new(&options.cancel));
+    let mut worker = Worker::spawn(&options.launcher, scratch.path(), "init", &limits, &stop)?;
+    worker.hello()?;
+    let open = Request::Open {
+        root: options.root.clone(),
+        entry: options.entry.clone(),
+        device: options.device.to_string(),
+        also: options.samples.iter().cloned().collect(),
+        weights: None,
+    };
+    let opened = worker.call(&open, LIMIT, &mut |_| {})?;
+    let request = Request::Describe {
+        samples: options.samples.clone(),
+        inputs: options.inputs.clone(),
+    };
+    let described = worker.call(&request, LIMIT, &mut |_| {})?;
+    Ok((opened, described))
+}

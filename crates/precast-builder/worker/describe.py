@@ -1,0 +1,268 @@
+"""What a spec for a model would say: its inputs, their dimensions and values, and what it repeats. `init` writes it.
+
+Inputs come from the command line or from a callable of the project. Which of their axes vary is seen
+
+- where the command line names them;
+- by calling a callable that takes sizes (`def samples(batch=1, seq=32)`) with others;
+- by comparing the samples, where it returns several;
+- else by trying: whether the model runs with one row more, and with one token more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import call, capture, entry, failures, inputs, samples, segment, tensors
+from .wire import Failure, Wire
+
+# A list of as many equal submodules is worth a region.
+_REPEATS = 3
+# Sizes to try a dimension at that only the command line names.
+_DEFAULTS = {"batch": 2}
+_SIZE = 16
+
+
+@dataclass
+class Draft:
+    """The inputs of a spec as far as they are known."""
+
+    specs: list[dict[str, Any]]
+    structure: dict[str, Any] | None
+    # Dimension -> every size that was seen.
+    sizes: dict[str, list[int]] = field(default_factory=dict)
+    # The values of one sample, where there is one.
+    values: list[Any] | None = None
+
+    @property
+    def flat(self) -> bool:
+        """Returns whether a spec can say the inputs: tensors by name, and nothing else."""
+        if self.structure is None:
+            return True
+        told = [*self.structure["args"], *self.structure["kwargs"].values()]
+        return all("tensor" in one or one == {"value": None} for one in told)
+
+
+def describe(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
+    """Returns the protocol's `Described`."""
+    notes: list[str] = []
+    wire.event("run")
+    if request["inputs"]:
+        draft = _asked(request["inputs"])
+    elif request.get("samples"):
+        draft = _sampled(opened, request["samples"])
+    else:
+        raise _nothing(opened)
+    module = {"name": "model", "path": "", "method": "forward", "regions": [], "inputs": draft.specs}
+    module["structure"] = None if draft.flat else draft.structure
+    sizes = {dim: seen[0] for dim, seen in draft.sizes.items()}
+    traced = None
+    try:
+        traced = capture.trace(opened, module, sizes, wire)
+    except Failure as failure:
+        place = f"{failure.location}: " if failure.location else ""
+        notes.append(f"it can't be captured as it is: {place}{failure.message}; `precast check` says what to change")
+    described = []
+    for index, spec in enumerate(draft.specs):
+        limit = traced.limits[index] if traced is not None else None
+        value = draft.values[index] if draft.values is not None else None
+        described.append({**_named(spec), "pad": _pad(spec), "range": _range(spec, limit, value)})
+    return {
+        "class": type(opened.model).__name__,
+        "inputs": described if draft.flat else None,
+        "sizes": draft.sizes,
+        "regions": _regions(opened, module, sizes, wire) if traced is not None else [],
+        "dtype": _dtype(traced) if traced is not None else None,
+        "notes": notes,
+    }
+
+
+def _asked(given: list[dict[str, Any]]) -> Draft:
+    dims = dict.fromkeys(dim for one in given for dim in one["shape"] if isinstance(dim, str))
+    sizes = {dim: _DEFAULTS.get(dim, _SIZE) for dim in dims}
+    specs = [_spec(one["name"], one["dtype"], one["shape"], sizes) for one in given]
+    return Draft(specs, None, {dim: [size] for dim, size in sizes.items()})
+
+
+def _spec(name: str, dtype: str, shape: list[Any], sizes: dict[str, int]) -> dict[str, Any]:
+    numbers = [sizes[dim] if isinstance(dim, str) else dim for dim in shape]
+    dims = [dim if isinstance(dim, str) else None for dim in shape]
+    return {"name": name, "dtype": dtype, "shape": numbers, "dims": dims, "pad": 0, "range": None}
+
+
+def _sampled(opened: Any, name: str) -> Draft:
+    function = entry.load(opened.root, name)
+    several = _several(function, name, opened)
+    if several is not None:
+        return _compared(opened, several)
+    numbers = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(function).parameters.values()
+        if isinstance(parameter.default, int) and not isinstance(parameter.default, bool) and parameter.default > 0
+    }
+    request = {"path": "", "method": "forward", "samples": name, "sizes": numbers}
+    found = inputs.find(opened, request)
+    specs = [{**one, "range": None} for one in found["inputs"]]
+    draft = Draft(specs, found["structure"], values=inputs.values(opened, request))
+    for spec in specs:
+        for dim, size in zip(spec["dims"], spec["shape"], strict=True):
+            if dim is not None:
+                draft.sizes[dim] = [size]
+    if not numbers and draft.flat:
+        _try(opened, draft)
+    return draft
+
+
+def _several(function: Callable[..., Any], name: str, opened: Any) -> list[Any] | None:
+    """Returns the samples of a callable that gives a list of them: tuples or dicts of arguments."""
+    try:
+        made = function()
+    except Exception as error:
+        raise Failure(
+            "entry_call",
+            f"`{name}` raised {type(error).__name__}: {failures.one_line(error)}",
+            location=failures.location(error, opened.root),
+        ) from error
+    several = isinstance(made, list) and len(made) > 1 and all(isinstance(one, tuple | dict) for one in made)
+    return made if several else None
+
+
+def _compared(opened: Any, several: list[Any]) -> Draft:
+    """Names the axes whose sizes differ between samples; axes that change alike are one dimension."""
+    seen = [inputs.called_with(opened.model.forward, one, opened.device) for one in several]
+    first = seen[0]
+    if any(other.names != first.names for other in seen):
+        raise Failure("bad_input", "the samples have different inputs", hint="give samples of one kind of call")
+    draft = Draft([], first.structure, values=first.values)
+    known: dict[tuple[int, ...], str] = {}
+    for index, name in enumerate(first.names):
+        shapes = [tuple(one.values[index].shape) for one in seen]
+        if len({len(shape) for shape in shapes}) > 1:
+            raise Failure("bad_input", f"the rank of input `{name}` differs between samples")
+        dims: list[str | None] = []
+        for axis, column in enumerate(zip(*shapes, strict=True)):
+            if len(set(column)) > 1 and column not in known:
+                known[column] = _dim_name(axis, len(shapes[0]), set(known.values()))
+                draft.sizes[known[column]] = sorted(set(column))
+            dims.append(known.get(column) if len(set(column)) > 1 else None)
+        value = first.values[index]
+        draft.specs.append({**_spec(name, tensors.dtype_name(value.dtype), list(value.shape), {}), "dims": dims})
+    return draft
+
+
+def _dim_name(axis: int, rank: int, taken: set[str]) -> str:
+    wanted = "batch" if axis == 0 else {4: ["", "", "height", "width"]}.get(rank, ["", "seq"])[axis : axis + 1]
+    name = wanted if isinstance(wanted, str) else (wanted[0] if wanted and wanted[0] else f"dim{axis}")
+    number = 2
+    while name in taken:
+        name, number = f"{name.rstrip('0123456789')}{number}", number + 1
+    return name
+
+
+def _try(opened: Any, draft: Draft) -> None:
+    """Frees the first axis of all inputs, and the second of those of token ids, where the model runs at other sizes."""
+    wrapped = call.wrap(opened.model, "forward", [spec["name"] for spec in draft.specs])
+    ids = [spec for spec in draft.specs if not spec["dtype"].startswith(("float", "bfloat"))]
+    for name, axis, own in (("batch", 0, draft.specs), ("seq", 1, ids)):
+        sizes = {spec["shape"][axis] for spec in own if len(spec["shape"]) > axis}
+        if len(sizes) != 1 or not all(len(spec["shape"]) > axis for spec in own):
+            continue
+        (size,) = sizes
+        trial = [_spec(s["name"], s["dtype"], list(s["shape"]), {}) for s in draft.specs]
+        for spec, original in zip(trial, draft.specs, strict=True):
+            if any(original is one for one in own):
+                spec["shape"][axis] = size + 1
+        if _runs(wrapped, trial, opened.device):
+            for spec in own:
+                spec["dims"][axis] = name
+            draft.sizes[name] = [size]
+
+
+def _runs(wrapped: Any, specs: list[dict[str, Any]], device: str) -> bool:
+    import torch
+
+    try:
+        with torch.no_grad():
+            wrapped(*[samples.lowest(spec, spec["shape"], device) for spec in specs])
+    except Exception:  # whatever it is, it does not take this size
+        return False
+    return True
+
+
+def _named(spec: dict[str, Any]) -> dict[str, Any]:
+    shape = [size if dim is None else dim for dim, size in zip(spec["dims"], spec["shape"], strict=True)]
+    return {"name": spec["name"], "dtype": spec["dtype"], "shape": shape}
+
+
+def _pad(spec: dict[str, Any]) -> Any:
+    if spec["dtype"] == "bool":
+        return False
+    return 0.0 if spec["dtype"].startswith(("float", "bfloat")) else 0
+
+
+def _range(spec: dict[str, Any], limit: Any, value: Any) -> list[int] | None:
+    """Returns the values that an integer input may have: rows of the tables it indexes, or zero and one for a mask."""
+    if spec["dtype"] == "bool" or spec["dtype"].startswith(("float", "bfloat")):
+        return None
+    if limit is not None and limit.end > max(limit.low, 0):
+        return [max(limit.low, 0), limit.end]
+    flags = value is not None and value.numel() > 0 and 0 <= int(value.min()) and int(value.max()) <= 1
+    return [0, 2] if flags or "mask" in spec["name"] else None
+
+
+def _dtype(traced: Any) -> str | None:
+    """Returns the coarsest floating dtype that an output has, or was computed in."""
+    order = ["bfloat16", "float16", "float32", "float64"]
+    held = [tensors.dtype_name(node.meta["val"].dtype) for node in traced.graph.outputs]
+    held += [one for one in capture.compute_dtypes(traced.graph) if one is not None]
+    return next((one for one in order if one in held), None)
+
+
+def _regions(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> list[dict[str, Any]]:
+    """Returns lists of submodules of which several have one graph, with how many there are and how many graphs."""
+    candidates = _lists(opened.model)
+    if not candidates:
+        return []
+    wire.event("regions")
+    asked = {**module, "regions": [f"{name}.*" for name in candidates]}
+    try:
+        traced = capture.trace(opened, asked, sizes, wire)
+        parts = [(part.name, segment.build(part, traced.graph).text) for part in capture.parts_of(traced, asked)]
+    except Failure:  # then the model is compiled whole
+        return []
+    found = []
+    for name in candidates:
+        texts = [text for part, text in parts if re.fullmatch(rf"{re.escape(name)}\.\d+", part)]
+        if len(texts) >= _REPEATS and len(set(texts)) <= len(texts) // 2:
+            found.append({"glob": f"{name}.*", "count": len(texts), "artifacts": len(set(texts))})
+    return found
+
+
+def _lists(model: Any) -> list[str]:
+    """Returns the outermost lists of submodules of one class."""
+    members: dict[str, list[str]] = {}
+    for name, child in model.named_modules():
+        prefix, _, last = name.rpartition(".")
+        if last.isdigit() and prefix and any(child.children()):
+            members.setdefault(prefix, []).append(type(child).__name__)
+    lists = [name for name, kinds in members.items() if len(kinds) >= _REPEATS and len(set(kinds)) == 1]
+    return [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+
+
+def _nothing(opened: Any) -> Failure:
+    parameters = [
+        parameter.name
+        for parameter in inspect.signature(opened.model.forward).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    first = parameters[0] if parameters else "x"
+    known = ", ".join(f"`{name}`" for name in parameters[:8]) or "none"
+    return Failure(
+        "bad_input",
+        "nothing says what the model is called with",
+        hint=f"give `--sample MODULE:CALLABLE`, or each input as `--input '{first}=int64[batch,seq]'`; "
+        f"forward has {known}",
+    )

@@ -1,0 +1,245 @@
+//! `precast init`: writes a spec for a model.
+
+mod sizes;
+mod text;
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result};
+use owo_colors::OwoColorize;
+use serde::Serialize;
+
+use self::text::Draft;
+use super::{Context, build::PythonArgs, exit::Usage, printer::note, text::plain};
+use crate::{
+    build::{
+        self, DescribeOptions,
+        protocol::{AskedInput, Axis},
+    },
+    record::Dtype,
+    spec::Spec,
+    target::DeviceKind,
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The function that returns the model, as `model:load` for `load` in `model.py`
+    #[arg(value_name = "MODULE:CALLABLE")]
+    entry: String,
+    /// A function that returns what the model is called with: arguments, or a list of them. Parameters with a number as
+    /// their default are sizes, as in `def samples(batch=1, seq=32)`
+    #[arg(long, value_name = "MODULE:CALLABLE", conflicts_with = "input")]
+    sample: Option<String>,
+    /// An input, with names for the sizes that vary, as `ids=int64[batch,seq]`; once for each, in call order
+    #[arg(long, value_name = "NAME=DTYPE[SIZES]", value_parser = input)]
+    input: Vec<AskedInput>,
+    /// Sizes that requests have, to choose buckets by: a JSON list, or an object of lists by dimension
+    #[arg(long, value_name = "FILE")]
+    sizes: Option<PathBuf>,
+    /// The device to build for
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    device: Device,
+    /// The file to write
+    #[arg(short, long, default_value = "precast.toml", value_name = "SPEC")]
+    file: PathBuf,
+    /// Write over a spec that is there
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    python: PythonArgs,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Device {
+    Cpu,
+    Cuda,
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    callable(&args.entry, "the entry")?;
+    if let Some(sample) = &args.sample {
+        callable(sample, "`--sample`")?;
+    }
+    if !args.force && args.file.exists() {
+        return Err(Usage {
+            message: format!("`{}` is there already", args.file.display()),
+            hint: "`--force` writes over it, `-f FILE` writes another one".to_owned(),
+        }
+        .into());
+    }
+    let wanted = match &args.sizes {
+        Some(file) => Some(sizes::read(file)?),
+        None => None,
+    };
+    let root = match args.file.parent() {
+        Some(folder) if folder != Path::new("") => folder.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let device = match args.device {
+        Device::Cpu => DeviceKind::Cpu,
+        Device::Cuda => DeviceKind::Cuda,
+    };
+    let (opened, described) = build::describe(&DescribeOptions {
+        launcher: args.python.launcher(&root),
+        scratch: std::env::temp_dir(),
+        root,
+        entry: args.entry.clone(),
+        device,
+        samples: args.sample.clone(),
+        inputs: args.input.clone(),
+        cancel: Arc::clone(&context.cancel),
+    })?;
+    let draft = Draft {
+        entry: &args.entry,
+        samples: args.sample.as_deref(),
+        device,
+        buckets: sizes::buckets(&described.sizes, wanted.as_ref())?,
+        from_file: args.sizes.is_some(),
+        opened: &opened,
+        described: &described,
+    };
+    let text = draft.text();
+    Spec::parse(&text, &args.file)
+        .context("what `precast init` would write is no spec: this is a bug of precast")?;
+    write(&args.file, &text, args.force)
+        .with_context(|| format!("can't write `{}`", args.file.display()))?;
+    if context.out.json() {
+        context.out.document(&Document {
+            file: &args.file.display().to_string(),
+            text: &text,
+            notes: opened.notes.iter().chain(&described.notes).collect(),
+        })?;
+    } else if !context.quiet {
+        for text in opened.notes.iter().chain(&described.notes) {
+            note(format_args!("{} {}", "note:".cyan().bold(), plain(text)));
+        }
+        let file = args.file.display();
+        note(format_args!(
+            "{} `{file}`: `precast check` says what will break, `precast build` builds it",
+            "wrote".green().bold()
+        ));
+    }
+    Ok(0)
+}
+
+/// `precast init --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document<'a> {
+    /// The spec that was written.
+    file: &'a str,
+    /// What it says.
+    text: &'a str,
+    /// What the user should know of the model.
+    notes: Vec<&'a String>,
+}
+
+fn write(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
+    match force {
+        true => fs::write(path, text),
+        // Whoever made it meanwhile keeps it.
+        false => File::create_new(path)?.write_all(text.as_bytes()),
+    }
+}
+
+fn callable(text: &str, what: &str) -> Result<(), Usage> {
+    let good = |part: &str| {
+        let mut letters = part.chars();
+        letters
+            .next()
+            .is_some_and(|c| c.is_alphabetic() || c == '_')
+            && letters.all(|c| c.is_alphanumeric() || c == '_')
+    };
+    let parts = text.split_once(':');
+    let named = |(module, name): (&str, &str)| {
+        module.split('.').chain(name.split('.')).all(good) && !module.ends_with(".py")
+    };
+    match parts.is_some_and(named) {
+        true => Ok(()),
+        false => Err(Usage {
+            message: format!("{what} must be `module:callable`, not `{text}`"),
+            hint: match text.split_once(".py:") {
+                Some((module, name)) => format!("write `{}:{name}`", module.replace('/', ".")),
+                None => "write `model:load` for the function `load` in `model.py`".to_owned(),
+            },
+        }),
+    }
+}
+
+/// Parses `ids=int64[batch,seq]`.
+fn input(text: &str) -> Result<AskedInput, String> {
+    let wrong = || "expected a name, a dtype and sizes, as `ids=int64[batch,seq]`".to_owned();
+    let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
+    let (dtype, sizes) = rest
+        .strip_suffix(']')
+        .and_then(|rest| rest.split_once('['))
+        .ok_or_else(wrong)?;
+    let word = |text: &str| {
+        !text.is_empty()
+            && !text.starts_with(|c: char| c.is_ascii_digit())
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    if !word(name.trim()) {
+        return Err(format!("`{}` is not the name of an input", name.trim()));
+    }
+    let dtype: Dtype = serde_json::from_value(dtype.trim().into())
+        .map_err(|_| format!("unknown dtype `{}`", dtype.trim()))?;
+    let axis = |size: &str| match size.trim().parse::<u64>() {
+        Ok(size) if size > 0 => Ok(Axis::Fixed(size)),
+        _ if word(size.trim()) => Ok(Axis::Named(size.trim().to_owned())),
+        _ => Err(format!(
+            "`{}` is neither a size nor a name for one",
+            size.trim()
+        )),
+    };
+    let shape = match sizes.trim() {
+        "" => Ok(vec![]),
+        sizes => sizes.split(',').map(axis).collect(),
+    };
+    Ok(AskedInput {
+        name: name.trim().to_owned(),
+        dtype,
+        shape: shape?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_as_they_are_written() {
+        let read = input("ids = int64[batch, seq, 3]").unwrap();
+        assert_eq!((read.name.as_str(), read.dtype), ("ids", Dtype::Int64));
+        let named = |name: &str| Axis::Named(name.to_owned());
+        assert_eq!(read.shape, [named("batch"), named("seq"), Axis::Fixed(3)]);
+        assert_eq!(input("x=float32[]").unwrap().shape, []);
+        for wrong in [
+            "ids",
+            "ids=int64",
+            "ids=int63[2]",
+            "=int64[2]",
+            "1x=int64[2]",
+            "x=int64[0]",
+            "x=int64[a b]",
+            "x=int64[2,]",
+        ] {
+            assert!(input(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_callable_names_a_module_and_a_function() {
+        assert!(callable("a.b:c.d", "entry").is_ok());
+        let error = callable("net/model.py:load", "entry").unwrap_err();
+        assert_eq!(error.hint, "write `net.model:load`");
+        for wrong in ["model", "model.py:load", ":load", "model:", "1a:b", "a b:c"] {
+            assert!(callable(wrong, "entry").is_err(), "{wrong}");
+        }
+    }
+}

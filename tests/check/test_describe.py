@@ -1,0 +1,119 @@
+"""What `init` finds out about a model: inputs, dimensions, values, repeated submodules."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+from tests.worker.support import Project, Quiet, part
+
+from .support import HEAD
+
+STACK = (
+    HEAD
+    + """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(50, 8), nn.Embedding(64, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, ids, mask):
+        x = self.embed(ids) + self.places(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return x * mask[..., None]
+
+def load():
+    return Model().eval()
+
+def sized(batch=2, seq=6):
+    return {"ids": torch.zeros(batch, seq, dtype=torch.int64), "mask": torch.ones(batch, seq, dtype=torch.int64)}
+
+def one():
+    return torch.zeros(2, 6, dtype=torch.int64), torch.ones(2, 6, dtype=torch.int64)
+
+def several():
+    return [(torch.zeros(2, n, dtype=torch.int64), torch.ones(2, n, dtype=torch.int64)) for n in (6, 9, 17)]
+
+class Nested(nn.Module):
+    def forward(self, x, pair):
+        return x + pair[0] * pair[1]
+
+def load_nested():
+    return Nested().eval()
+
+def nested():
+    return torch.ones(2, 3), (torch.ones(2, 3), torch.ones(2, 3))
+
+def broken():
+    raise ValueError("no samples today")
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+def load_branch():
+    return Branch().eval()
+"""
+)
+IDS = {"name": "ids", "dtype": "int64", "shape": ["batch", "seq"], "pad": 0, "range": [0, 50]}
+MASK = {"name": "mask", "dtype": "int64", "shape": ["batch", "seq"], "pad": 0, "range": [0, 2]}
+
+
+class Describe(Project):
+    def describe(self, entry: str = "load", samples: str | None = None, inputs: Any = ()) -> dict[str, Any]:
+        name = self.write(STACK)
+        opened = part("entry").open_model(self.root, f"{name}:{entry}", "cpu", ())
+        request = {"samples": f"{name}:{samples}" if samples else None, "inputs": list(inputs)}
+        return part("describe").describe(opened, request, Quiet())
+
+    def test_a_callable_with_sizes(self) -> None:
+        found = self.describe(samples="sized")
+        self.assertEqual((found["class"], found["inputs"], found["notes"]), ("Model", [IDS, MASK], []))
+        self.assertEqual(found["sizes"], {"batch": [2], "seq": [6]})
+        self.assertEqual(found["regions"], [{"glob": "blocks.*", "count": 4, "artifacts": 1}])
+        self.assertEqual(found["dtype"], "float32")
+
+    def test_one_sample_is_tried_with_another_row_and_another_token(self) -> None:
+        found = self.describe(samples="one")
+        self.assertEqual((found["inputs"], found["sizes"]), ([IDS, MASK], {"batch": [2], "seq": [6]}))
+
+    def test_several_samples_are_compared(self) -> None:
+        found = self.describe(samples="several")
+        shapes = [one["shape"] for one in found["inputs"]]
+        self.assertEqual((shapes, found["sizes"]), ([[2, "seq"], [2, "seq"]], {"seq": [6, 9, 17]}))
+
+    def test_inputs_from_the_command_line(self) -> None:
+        asked = [{"name": name, "dtype": "int64", "shape": ["batch", "seq"]} for name in ("ids", "mask")]
+        found = self.describe(inputs=asked)
+        self.assertEqual((found["inputs"], found["sizes"]), ([IDS, MASK], {"batch": [2], "seq": [16]}))
+
+    def test_what_no_spec_can_write_is_left_to_the_samples(self) -> None:
+        found = self.describe("load_nested", "nested")
+        self.assertIsNone(found["inputs"])
+        self.assertEqual(found["notes"], [])
+
+    def test_a_model_that_can_not_be_captured_is_described_all_the_same(self) -> None:
+        inputs = [{"name": "x", "dtype": "float32", "shape": ["batch", 4]}]
+        found = self.describe("load_branch", inputs=inputs)
+        self.assertEqual(found["inputs"], [{**inputs[0], "pad": 0.0, "range": None}])
+        self.assertIn("can't be captured as it is", found["notes"][0])
+
+    def test_mistakes_are_named(self) -> None:
+        failure = self.fails("bad_input", self.describe)
+        self.assertIn("`ids`, `mask`", failure.hint)
+        failure = self.fails("entry_call", self.describe, samples="broken")
+        self.assertIn("no samples today", failure.message)
+
+
+if __name__ == "__main__":
+    unittest.main()
