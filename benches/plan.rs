@@ -138,7 +138,10 @@ fn warm(criterion: &mut Criterion) {
                 let known = plan::known(&spec, &store).unwrap();
                 let plan = plan::plan(&spec, Some(&store), known, &Request::default()).unwrap();
                 // The module has an eager program too.
-                assert_eq!((plan.missing().count(), plan.items.len()), (0, programs + 1));
+                assert_eq!(
+                    (plan.missing().count(), plan.items.len()),
+                    (0, programs + 1)
+                );
                 black_box(plan)
             });
         });

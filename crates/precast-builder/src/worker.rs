@@ -135,7 +135,7 @@ impl Worker {
             match serde_json::from_str(&text).map_err(protocol)? {
                 Line::Event { id: of, phase } if of == id => on_phase(&phase),
                 Line::Result { id: of, value } if of == id => {
-                    return serde_json::from_value(value).map_err(protocol);
+                    return answer(value);
                 }
                 Line::Error { id: of, error } if of == id => {
                     return Err(BuildError::Worker(Box::new(error)));
@@ -234,5 +234,40 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// Reads an answer. An error names the field that is not what it should be.
+fn answer<T: DeserializeOwned>(value: Value) -> Result<T, BuildError> {
+    serde_path_to_error::deserialize(value).map_err(|error| BuildError::Protocol {
+        message: format!("field `{}` of its answer: {}", error.path(), error.inner()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Captured, Compiled};
+
+    #[test]
+    fn an_answer_of_another_type_is_an_error_that_names_the_field() {
+        let told = |error: BuildError| error.to_string();
+        let compiled = json!({"library": "a.so", "metadata": null, "seconds": {"cpp": "long"}});
+        insta::assert_snapshot!(told(answer::<Compiled>(compiled).unwrap_err()), @r#"the worker and this binary don't understand each other: field `seconds.cpp` of its answer: invalid type: string "long", expected f64"#);
+        let captured = |receipt: Value| {
+            answer::<Captured>(json!({
+                "segments": [], "steps": [], "inputs": [], "outputs": [], "results": [], "values": 0,
+                "call_spec": null, "samples": "samples", "seconds": 1.5, "receipt": receipt,
+            }))
+        };
+        insta::assert_snapshot!(told(captured(json!({"eager_us": "fast"})).unwrap_err()), @r#"the worker and this binary don't understand each other: field `receipt.eager_us` of its answer: invalid type: string "fast", expected f64"#);
+        let odd = json!({"padding": {"points": 3, "max_abs": 0.0, "sensitive": false}});
+        insta::assert_snapshot!(told(captured(odd).unwrap_err()), @r#"the worker and this binary don't understand each other: field `receipt.padding.points` of its answer: invalid type: integer `3`, expected a sequence"#);
+        let receipt = captured(json!({"eager_us": 44.5, "eager_runs": 20, "threads": 2}));
+        let receipt = json!(receipt.unwrap().receipt.receipt(1.5));
+        assert_eq!(
+            receipt,
+            json!({"seconds": {"capture": 1.5}, "eager_us": 44.5, "eager_runs": 20, "threads": 2})
+        );
     }
 }
