@@ -92,12 +92,38 @@ class OperatorsTest(Project):
         self.assertIn("no shape today", third[0]["error"]["message"])
         self.assertEqual(third[0]["error"]["location"], "using.py:8")
 
-    def test_an_operator_that_is_only_python_is_refused(self) -> None:
-        opened = self.open(model("return torch.ops.precast_python.half(x) + 1", extra=PYTHON))
+    def test_the_body_of_an_operator_in_python_is_traced(self) -> None:
+        opened = self.open(model("return torch.ops.precast_python.half(torch.nn.functional.gelu(x)) + 1", extra=PYTHON))
+        captured = self.capture(opened, inputs=[X], sizes={"n": 4})
+        self.check_composed(opened, captured)
+        (segment,) = captured["segments"]
+        self.assertNotIn("precast_python", segment["graph"])
+        self.assertIn("aten.div", segment["graph"])
+        self.assertIn("aten.gelu", segment["graph"])
+        self.assertEqual(segment["libraries"], [])
+
+    def test_an_operator_whose_body_can_not_be_traced_is_refused_by_name(self) -> None:
+        body = PYTHON.replace("precast_python", "precast_numpy").replace("x / 2", "torch.from_numpy(x.numpy() / 2)")
+        opened = self.open(model("return torch.ops.precast_numpy.half(x) + 1", extra=body))
         failure = self.fails("capture", self.capture, opened, inputs=[X])
-        self.assertEqual(failure.message, "operator `precast_python::half` has no C++ kernel for cpu, only Python")
+        self.assertIn("operator `precast_numpy::half`, called by the model, has no C++ kernel for cpu", failure.message)
+        self.assertIn("its body can't be traced", failure.message)
         self.assertRegex(failure.location, r"^project_\d+\.py:16$")
         self.assertIn("TORCH_LIBRARY_IMPL", failure.hint)
+
+    def test_an_operator_in_python_without_a_function_of_its_own_is_refused(self) -> None:
+        import torch
+
+        library = torch.library.Library("precast_impl", "FRAGMENT")
+        library.define("half(Tensor x) -> Tensor")
+        library.impl("half", lambda x: x / 2, "CPU")
+        torch.library.register_fake("precast_impl::half", torch.empty_like)
+        extra = (
+            "class Inner(torch.nn.Module):\n    def forward(self, x):\n        return torch.ops.precast_impl.half(x)\n"
+        )
+        opened = self.open(model("return self.inner(x) + 1", "self.inner = Inner()", extra=extra))
+        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        self.assertIn("`precast_impl::half`, called by `inner`, has no C++ kernel for cpu", failure.message)
 
     def test_operators_of_torch_need_nothing(self) -> None:
         captured = self.capture(self.open(model("return torch.relu(x)")), inputs=[X], sizes={"n": 4})

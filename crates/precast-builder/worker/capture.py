@@ -87,6 +87,7 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
         exported, held = dynamic.export(wrapped, first, specs, asked, opened.root, what)
     else:
         exported = flat.export(wrapped, first, opened.root, what)
+    exported = operators.inline(exported, opened.device, opened.root)
     graph = flat.flatten(exported, opened.named(), module["path"], opened.root)
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import failures
+from .call import outer_name
 from .torch_private import overloads
 from .wire import Failure
 
@@ -28,17 +29,51 @@ def custom(nodes: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
+def inline(program: Any, device: str, root: Path) -> Any:
+    """Returns an exported program with the bodies of operators whose kernels are Python in place of their calls."""
+    bodies, nodes = {}, {}
+    for name, node in custom(program.graph.nodes).items():
+        body = None if overloads.has_native_kernel(name, device) else overloads.python_body(name, device)
+        # An operator that writes into its inputs is functionalised, and then refused by `check`.
+        if body is not None and overloads.is_overload(node.target) and not overloads.is_mutable(node.target):
+            bodies[node.target], nodes[node.target] = body, (name, node)
+    for target, body in bodies.items():
+        try:
+            program = program.run_decompositions({target: body})
+        except Exception as error:
+            name, node = nodes[target]
+            message = f"and its body can't be traced: {type(error).__name__}: {failures.one_line(error)}"
+            raise _refused(name, node, device, root, message) from error
+    return program
+
+
 def check(nodes: Iterable[Any], device: str, root: Path) -> None:
-    """Refuses operators whose kernels are Python: an artifact runs without Python."""
+    """Refuses operators whose kernels are Python and that are not traced: an artifact runs without Python."""
     for name, node in custom(nodes).items():
         if not overloads.has_native_kernel(name, device):
-            raise Failure(
-                "capture",
-                f"operator `{name}` has no C++ kernel for {device}, only Python",
-                location=failures.from_stack_trace(getattr(node, "stack_trace", None), root),
-                hint="register it in C++ (TORCH_LIBRARY_IMPL) in a library that the entry loads with "
-                "torch.ops.load_library, or leave the module to eager Python with `enabled = false`",
-            )
+            raise _refused(name, node, device, root, "and no function whose body can be traced")
+
+
+def _refused(name: str, node: Any, device: str, root: Path, why: str) -> Failure:
+    hint = (
+        "register it in C++ (TORCH_LIBRARY_IMPL) in a library that the entry loads with torch.ops.load_library, or "
+        "write its body in torch operations under `torch.library.custom_op`"
+    )
+    if name.startswith("transformers::"):
+        hint = 'give the model\'s config another implementation, as `experts_implementation="batched_mm"` for experts'
+    return Failure(
+        "capture",
+        f"operator `{name}`, called by {_caller(node)}, has no C++ kernel for {device}, only Python, {why}",
+        location=failures.from_stack_trace(getattr(node, "stack_trace", None), root),
+        hint=hint,
+    )
+
+
+def _caller(node: Any) -> str:
+    """Returns the module whose code calls an operator."""
+    stack = list((getattr(node, "meta", {}).get("nn_module_stack") or {}).values())
+    path = outer_name("", str(stack[-1][0]).removeprefix("L['self'].")) if stack else ""
+    return f"`{path}`" if path else "the model"
 
 
 def libraries(nodes: Iterable[Any]) -> list[str]:

@@ -7,6 +7,7 @@ overload. Without them: operators of a graph look like Python functions, and no 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 
@@ -112,3 +113,18 @@ def has_fake_kernel(name: str) -> bool:
     if any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys):
         return True
     return singleton.find(name).fake_impl.kernel is not None
+
+
+def python_body(name: str, device: str) -> Callable[..., Any] | None:
+    """Returns the Python function of an operator made by `torch.library.custom_op`; None for any other operator.
+
+    Private: `torch._library.custom_ops.OPDEFS`, `CustomOpDef._backend_fns`. Without them: operators whose kernels are
+    Python are refused, and not traced.
+    """
+    from torch._library.custom_ops import OPDEFS
+
+    defined = OPDEFS.get(name)
+    if defined is None:
+        return None
+    bodies = defined._backend_fns
+    return bodies.get(device) or bodies.get(None)
