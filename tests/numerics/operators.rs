@@ -61,14 +61,14 @@ fn operators_in_cpp_answer_like_eager_compiled_and_interpreted() {
 }
 
 #[test]
-fn an_operator_that_is_only_python_is_refused_with_a_way_out() {
+fn an_operator_whose_python_can_not_be_traced_is_refused_with_a_way_out() {
     let root = tempfile::tempdir().unwrap();
     let model = r#"
 import torch
 
 @torch.library.custom_op("lab_python::half", mutates_args=())
 def half(x: torch.Tensor) -> torch.Tensor:
-    return x / 2
+    return torch.from_numpy(x.numpy() / 2)
 
 @half.register_fake
 def _(x):
@@ -93,7 +93,7 @@ def load():
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     for told in [
-        "operator `lab_python::half` has no C++ kernel for cpu, only Python",
+        "operator `lab_python::half`, called by the model, has no C++ kernel for cpu, only Python",
         "TORCH_LIBRARY_IMPL",
         "model.py:14",
     ] {
