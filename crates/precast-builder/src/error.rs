@@ -7,13 +7,9 @@ use std::{
 
 use precast_store::{Digest, StoreError, shortage::says_out_of_memory};
 
-use super::protocol::WorkerError;
+use super::protocol::{REPORT, WorkerError};
 pub(super) use crate::plan::OUT_OF_MEMORY;
 use crate::{plan::PlanError, spec::SpecError};
-
-/// What to do about a bug.
-pub(super) const REPORT: &str =
-    "this is a bug of precast: please report it, with what `precast build -vv` prints";
 
 /// Why a build, or one program of it, failed.
 #[derive(Debug, thiserror::Error)]

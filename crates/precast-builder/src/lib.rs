@@ -28,6 +28,23 @@
 //! | `tune` | gating the candidates of a program, and keeping the fastest |
 //!
 //! What is not promised: a sandbox. The worker runs the model's own code with the rights of its user.
+//!
+//! ## Layers
+//!
+//! A module uses those of earlier lines only (but those of a line with `*`, which use each other); a test holds it.
+//!
+//! ```text
+//! lifeline, limits, schedule, sign_test, spec
+//! plan
+//! estimate, progress, protocol
+//! error
+//! launcher, scratch
+//! gate, worker
+//! describe
+//! * candidates, engine, task, weights, work, workers
+//! capture, compile, regate, tune
+//! check, publish
+//! ```
 
 pub mod plan;
 pub mod spec;

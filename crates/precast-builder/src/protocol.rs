@@ -19,13 +19,16 @@ use precast_store::record::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::{OUT_OF_MEMORY, REPORT};
 use crate::{
-    plan::Pass,
+    plan::{OUT_OF_MEMORY, Pass},
     spec::{Bounds, compile::Options},
 };
 
 pub use crate::plan::PROTOCOL;
+
+/// What to do about a bug.
+pub(super) const REPORT: &str =
+    "this is a bug of precast: please report it, with what `precast build -vv` prints";
 
 /// What a worker is asked to do.
 #[derive(Clone, Debug, Serialize)]

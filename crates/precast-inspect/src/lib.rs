@@ -1,6 +1,15 @@
 //! Reads everything and changes nothing: what is in a store, why, and what it is worth.
 //!
 //! The command line prints what these functions return; `--format json` is the same data. Nothing here needs torch.
+//!
+//! ## Layers
+//!
+//! A module uses those of earlier lines only; a test holds it.
+//!
+//! ```text
+//! coverage, foreign, graph, host, list, receipt, stats, usage, words
+//! diff, report, why
+//! ```
 
 pub mod coverage;
 pub mod diff;

@@ -33,6 +33,20 @@
 //! `tracing`, at the level info: `libtorch_cuda`, `context`, `weights` and in it `map`, `records` and `upload`, `load` and in it `artifact`, `container`, `bind`
 //! and `graph`, and in that `warm_up`. At the level trace: `run` with its bucket and rung, and within it `pad` and `eager`. They cost nothing
 //! that can be measured while nobody subscribes.
+//!
+//! ## Layers
+//!
+//! A module uses those of earlier lines only (but those of a line with `*`, which use each other); a test holds it.
+//!
+//! ```text
+//! dispatch, ending, pool, problem, source
+//! error
+//! ffi, tensors, threads
+//! host, operators, validate
+//! peak
+//! * arrays, behind, cost, eager, flags, graphs, identity, lane, loader, model, outputs, pad, prepared, program, replica, runtime, stats, together, trial, variant, watch, weights, wiring
+//! prefetched, swap
+//! ```
 
 // Unit tests share the fakes of tests/, which name the crate.
 #[cfg(test)]

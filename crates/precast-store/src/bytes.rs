@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Seek},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
 };
@@ -186,18 +186,6 @@ pub(super) fn object_row(
         stored: head.stored,
         created: file.metadata().at("look at", path)?.mtime(),
     })
-}
-
-/// Opens a file for reading; a symbolic link, a folder or a device is refused.
-pub(super) fn open_plain(path: &Path) -> io::Result<File> {
-    let file = File::options()
-        .read(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::other("it is not a plain file")),
-    }
 }
 
 #[cfg(test)]

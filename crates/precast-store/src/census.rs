@@ -10,7 +10,7 @@ use super::{
     find::{PAGE, Pages},
     index::Index,
     layout::Layout,
-    records::Record,
+    records::{Record, record_file, release_file},
     reindex,
     rows::{self, ObjectRow, ProgramRow},
 };
@@ -51,7 +51,7 @@ impl Store {
         self.damaged_of::<Program>(&mut found);
         self.damaged_of::<Failure>(&mut found);
         for path in reindex::files(&layout.root.join("releases"), ".json") {
-            found.extend(reindex::release_file(layout, &path).err());
+            found.extend(release_file(layout, &path).err());
         }
         found
     }
@@ -59,7 +59,7 @@ impl Store {
     fn damaged_of<R: Record>(&self, found: &mut Vec<StoreError>) {
         let layout = self.layout();
         for path in reindex::files(&layout.folder(R::KIND), ".json") {
-            found.extend(reindex::record_file::<R>(layout, &path).err());
+            found.extend(record_file::<R>(layout, &path).err());
         }
     }
 

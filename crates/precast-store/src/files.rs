@@ -17,7 +17,8 @@ use super::{
     lease::is_lease,
     object,
     records::Record,
-    reindex::{named, record_file, release_file},
+    records::{record_file, release_file},
+    reindex::named,
     rows::{artifacts_of, objects_of},
 };
 use crate::{

@@ -13,10 +13,9 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    fmt, fs,
+    fmt,
 };
 
-use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -25,6 +24,7 @@ use super::{
     graph::{Graph, Releases, Unit},
     now,
     quarantine::Damaged,
+    reason::Reason,
     reindex,
 };
 use crate::Digest;
@@ -52,35 +52,6 @@ impl Default for Policy {
             max_size: None,
             unreleased: false,
             keep_releases: 3,
-        }
-    }
-}
-
-/// Why something is deleted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Reason {
-    /// Not used for this many days.
-    Age { days: i64 },
-    /// The store is larger than it may be, and this was not used for longest.
-    Size,
-    /// No release has it.
-    NotReleased,
-    /// There are enough newer releases.
-    Superseded,
-    /// Nothing that stays refers to it.
-    Unreferenced,
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Age { days } => write!(f, "not used for {days} days"),
-            Self::Size => f.write_str("over the size limit"),
-            Self::NotReleased => f.write_str("not in any release"),
-            Self::Superseded => f.write_str("newer releases are kept"),
-            Self::Unreferenced => f.write_str("nothing refers to it"),
         }
     }
 }
@@ -426,24 +397,4 @@ pub(crate) fn kept(releases: &Releases, keep: usize) -> BTreeSet<(String, u64)> 
         }
     }
     kept
-}
-
-/// Returns the bytes of the unpacked file of an object.
-pub(crate) fn ready_bytes(store: &Store, id: &Digest) -> u64 {
-    fs::symlink_metadata(store.layout().ready(id)).map_or(0, |meta| meta.len())
-}
-
-/// Reads rows of two digests as a map from the first to all of the second.
-pub(crate) fn pairs(
-    from: &Connection,
-    query: &str,
-) -> rusqlite::Result<HashMap<Digest, Vec<Digest>>> {
-    let mut all: HashMap<Digest, Vec<Digest>> = HashMap::new();
-    let mut query = from.prepare(query)?;
-    let mut rows = query.query([])?;
-    while let Some(row) = rows.next()? {
-        let (from, to) = (super::rows::digest(row, 0)?, super::rows::digest(row, 1)?);
-        all.entry(from).or_default().push(to);
-    }
-    Ok(all)
 }

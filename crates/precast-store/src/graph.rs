@@ -1,15 +1,17 @@
 //! Everything in the index and what refers to what, checked: gc must not act on a flipped bit.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+};
 
 use rusqlite::Connection;
 
 use super::{
     Store,
     error::StoreError,
-    gc::{pairs, ready_bytes},
-    index::bad_sum,
     rows::{self, ArtifactRow, ObjectRow, ProgramRow, links},
+    sum::bad_sum,
 };
 use crate::Digest;
 
@@ -191,4 +193,21 @@ fn checked(
         true => Ok(found),
         false => Err(bad_sum(table)),
     }
+}
+
+/// Returns the bytes of the unpacked file of an object.
+fn ready_bytes(store: &Store, id: &Digest) -> u64 {
+    fs::symlink_metadata(store.layout().ready(id)).map_or(0, |meta| meta.len())
+}
+
+/// Reads rows of two digests as a map from the first to all of the second.
+fn pairs(from: &Connection, query: &str) -> rusqlite::Result<HashMap<Digest, Vec<Digest>>> {
+    let mut all: HashMap<Digest, Vec<Digest>> = HashMap::new();
+    let mut query = from.prepare(query)?;
+    let mut rows = query.query([])?;
+    while let Some(row) = rows.next()? {
+        let (from, to) = (rows::digest(row, 0)?, rows::digest(row, 1)?);
+        all.entry(from).or_default().push(to);
+    }
+    Ok(all)
 }

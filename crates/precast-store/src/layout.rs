@@ -11,10 +11,9 @@ use rustix::fs::{Access, access};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    bytes::open_plain,
     error::{At, StoreError},
     ground::{Distrust, Options, Trust},
-    publish::{self, Draft},
+    publish::{self, Draft, open_plain},
 };
 use crate::Digest;
 

@@ -19,9 +19,9 @@ use super::{
     Store,
     error::{At, StoreError},
     lock::{Mode, private},
+    publish::remove_all,
     records::dangling,
     rows::{artifacts_of, objects_of},
-    sweep::remove_all,
     sync,
 };
 use crate::{Digest, record::Release};

@@ -48,6 +48,25 @@
 //! **Not promised**: safety against the store's own user or root; leases across machines whose file system does not
 //! pass `flock` on, or for readers that may not write; that a last-use stamp survives the loss of the index (without
 //! one, age counts from when a thing was made); that two stores built from one spec hold the same bytes.
+//!
+//! ## Layers
+//!
+//! A module uses those of earlier lines only; a test holds it.
+//!
+//! ```text
+//! digest, mapped, reason, segments, shortage, sync, target
+//! chunks, defect, error, record, sum
+//! canon, object, publish, rows
+//! graph, quarantine, ready
+//! ground
+//! layout
+//! lock, sealed
+//! claim, records
+//! bytes, find, lease, releases
+//! reindex
+//! files, gc, index
+//! census, repair, sharing, sweep, verify
+//! ```
 
 pub mod canon;
 pub mod digest;
@@ -76,6 +95,7 @@ mod object;
 mod publish;
 mod quarantine;
 mod ready;
+mod reason;
 mod records;
 mod reindex;
 mod releases;
@@ -83,6 +103,7 @@ mod repair;
 mod rows;
 mod sealed;
 mod sharing;
+mod sum;
 mod sweep;
 mod sync;
 mod verify;
@@ -101,13 +122,14 @@ pub use defect::{Defect, Needs};
 pub use digest::Digest;
 pub use error::StoreError;
 pub use find::{Filter, Found};
-pub use gc::{GcPlan, OldRelease, Policy, Reason, Victim};
+pub use gc::{GcPlan, OldRelease, Policy, Victim};
 pub use ground::Options;
 pub use lease::Hold;
 pub use lock::Waiting;
 pub use mapped::Mapped;
 pub use quarantine::Damaged;
 pub use ready::{Checking, Unpacked};
+pub use reason::Reason;
 pub use releases::check_release_name;
 pub use repair::Repaired;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};

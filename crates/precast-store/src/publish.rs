@@ -9,7 +9,7 @@
 use std::{
     fs::{self, File, Permissions},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::Path,
 };
 
@@ -128,5 +128,30 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
             fs::remove_file(from)
         }
         Err(e) => Err(e.into()),
+    }
+}
+
+/// Opens a file for reading; a symbolic link, a folder or a device is refused.
+pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a plain file")),
+    }
+}
+
+/// Removes a file or a folder that its owner may be removing as well.
+pub(crate) fn remove_all(path: &Path) -> Result<(), StoreError> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(e) => Err(e),
+    };
+    match removed {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).at("remove", path),
+        _ => Ok(()),
     }
 }

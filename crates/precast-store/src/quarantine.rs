@@ -12,8 +12,8 @@ use walkdir::WalkDir;
 use super::{
     Store,
     error::{At, StoreError},
-    gc::Reason,
-    sweep::remove_all,
+    publish::remove_all,
+    reason::Reason,
 };
 
 /// How many days a damaged file is kept.

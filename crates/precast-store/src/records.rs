@@ -8,15 +8,14 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{
     Store,
     error::{At, StoreError},
-    layout::{Kind, check_name},
+    layout::{Kind, Layout, check_name},
     publish,
-    reindex::record_file,
     rows::{self, artifacts_of, objects_of},
     sealed, sync,
 };
 use crate::{
     Digest,
-    record::{Artifact, Failure, Program, SCHEMA},
+    record::{Artifact, Failure, Program, Release, SCHEMA},
 };
 
 /// A record that is named by a key.
@@ -240,6 +239,40 @@ pub(super) fn dangling(what: &str, kind: &'static str, id: &Digest) -> StoreErro
         what: what.to_owned(),
         kind,
         id: *id,
+    }
+}
+
+/// Reads one record file and checks that it lies where it belongs.
+pub(crate) fn record_file<R: Record>(
+    layout: &Layout,
+    path: &Path,
+) -> Result<(R, Digest, i64), StoreError> {
+    let gone = || sealed::damaged(path, "it is gone".into());
+    let (record, seal) = sealed::read::<R>(layout, path)?.ok_or_else(gone)?;
+    known_schema(record.schema(), path)?;
+    match layout.record(R::KIND, &record.id()) == path {
+        true => Ok((record, seal, created(path)?)),
+        false => Err(sealed::damaged(
+            path,
+            "it is the record of another key".into(),
+        )),
+    }
+}
+
+/// Reads one release file and checks that it lies where it belongs.
+pub(crate) fn release_file(
+    layout: &Layout,
+    path: &Path,
+) -> Result<(Release, Digest, i64), StoreError> {
+    let gone = || sealed::damaged(path, "it is gone".into());
+    let (release, seal) = sealed::read::<Release>(layout, path)?.ok_or_else(gone)?;
+    known_schema(release.schema, path)?;
+    match layout.release(&release.model, release.seq)? == path {
+        true => Ok((release, seal, created(path)?)),
+        false => Err(sealed::damaged(
+            path,
+            "it is the record of another release".into(),
+        )),
     }
 }
 

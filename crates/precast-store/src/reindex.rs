@@ -9,12 +9,12 @@ use super::{
     bytes,
     error::StoreError,
     layout::Layout,
-    records::{self, Record},
-    rows, sealed,
+    records::{Record, record_file, release_file},
+    rows,
 };
 use crate::{
     Digest,
-    record::{Artifact, Failure, Program, Release},
+    record::{Artifact, Failure, Program},
 };
 
 /// Puts a row for every sound file that has none. Files that can't be read get no row; `verify` names them.
@@ -106,40 +106,6 @@ fn record_files<R: Record>(layout: &Layout, to: &Connection, query: &str) -> rus
 
 fn known(to: &Connection, query: &str, id: &Digest) -> rusqlite::Result<bool> {
     to.prepare_cached(query)?.exists([id.as_bytes()])
-}
-
-/// Reads one record file and checks that it lies where it belongs.
-pub(crate) fn record_file<R: Record>(
-    layout: &Layout,
-    path: &Path,
-) -> Result<(R, Digest, i64), StoreError> {
-    let gone = || sealed::damaged(path, "it is gone".into());
-    let (record, seal) = sealed::read::<R>(layout, path)?.ok_or_else(gone)?;
-    records::known_schema(record.schema(), path)?;
-    match layout.record(R::KIND, &record.id()) == path {
-        true => Ok((record, seal, records::created(path)?)),
-        false => Err(sealed::damaged(
-            path,
-            "it is the record of another key".into(),
-        )),
-    }
-}
-
-/// Reads one release file and checks that it lies where it belongs.
-pub(crate) fn release_file(
-    layout: &Layout,
-    path: &Path,
-) -> Result<(Release, Digest, i64), StoreError> {
-    let gone = || sealed::damaged(path, "it is gone".into());
-    let (release, seal) = sealed::read::<Release>(layout, path)?.ok_or_else(gone)?;
-    records::known_schema(release.schema, path)?;
-    match layout.release(&release.model, release.seq)? == path {
-        true => Ok((release, seal, records::created(path)?)),
-        false => Err(sealed::damaged(
-            path,
-            "it is the record of another release".into(),
-        )),
-    }
 }
 
 /// Lists the plain files two levels down in `folder`.

@@ -195,7 +195,7 @@ impl Store {
     fn unlink_others(&self, path: &Path) -> Result<(), StoreError> {
         let path = self.path().join(path);
         let mut draft = self.draft()?;
-        let mut file = super::bytes::open_plain(&path).at("read", &path)?;
+        let mut file = super::publish::open_plain(&path).at("read", &path)?;
         std::io::copy(&mut file, draft.file()).at("copy", &path)?;
         draft.replace(&path)
     }

@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::index::Sum;
+use super::sum::{self, Sum};
 use crate::{
     Digest,
     record::{Artifact, Failure, Program, Release},
@@ -446,6 +446,6 @@ pub(crate) fn unmark(to: &Connection, kind: &str, id: &Digest) -> rusqlite::Resu
 fn check(sum: i64, stored: i64, table: &'static str) -> rusqlite::Result<()> {
     match sum == stored {
         true => Ok(()),
-        false => Err(super::index::bad_sum(table)),
+        false => Err(sum::bad_sum(table)),
     }
 }

@@ -20,7 +20,7 @@ use super::{
     gc::{GcPlan, Victim},
     layout::Kind,
     lock::Mode,
-    publish::{plain_folder, sync_folder},
+    publish::{plain_folder, remove_all, sync_folder},
     reindex, sync,
 };
 use crate::Digest;
@@ -280,19 +280,6 @@ fn marked(tx: &Connection, table: &Table) -> rusqlite::Result<Vec<Digest>> {
 fn unmark_all(tx: &Connection, table: &Table) -> rusqlite::Result<usize> {
     tx.prepare_cached("DELETE FROM marked WHERE kind=?")?
         .execute([table.name])
-}
-
-/// Removes a file or a folder that its owner may be removing as well.
-pub(crate) fn remove_all(path: &Path) -> Result<(), StoreError> {
-    let removed = match fs::symlink_metadata(path) {
-        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(e) => Err(e),
-    };
-    match removed {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).at("remove", path),
-        _ => Ok(()),
-    }
 }
 
 /// Removes one file; returns its size, 0 when it was gone.

@@ -1,0 +1,34 @@
+//! Why gc deletes something.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Why something is deleted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Reason {
+    /// Not used for this many days.
+    Age { days: i64 },
+    /// The store is larger than it may be, and this was not used for longest.
+    Size,
+    /// No release has it.
+    NotReleased,
+    /// There are enough newer releases.
+    Superseded,
+    /// Nothing that stays refers to it.
+    Unreferenced,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Age { days } => write!(f, "not used for {days} days"),
+            Self::Size => f.write_str("over the size limit"),
+            Self::NotReleased => f.write_str("not in any release"),
+            Self::Superseded => f.write_str("newer releases are kept"),
+            Self::Unreferenced => f.write_str("nothing refers to it"),
+        }
+    }
+}
