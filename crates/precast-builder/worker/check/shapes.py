@@ -147,10 +147,12 @@ def _capture(
 
     inputs, axes = _free(opened, specs, at, free)
 
-    def note(expression: Any, answer: Any) -> None:
+    def note(expression: Any, answer: Any, named: dict[str, str]) -> None:
         place = _asked_by(sources)
         if place is not None and str(expression) not in ("True", "False"):
-            decisions.append(Decision(str(expression), place, fixes=str(answer) not in ("True", "False")))
+            decisions.append(
+                Decision(_named(expression, named, specs), place, fixes=str(answer) not in ("True", "False"))
+            )
 
     try:
         with torch.no_grad(), exported.quiet(), drafts.size_decisions(note):
@@ -158,7 +160,6 @@ def _capture(
     except Exception as error:
         return error
     ranges = symbols.ranges(program)
-    _name(decisions, program, specs)
     fixed: dict[str, int] = {}
     for spec, node in zip(specs, exported.user_inputs(program), strict=True):
         for axis, dim in enumerate(spec["dims"]):
@@ -179,13 +180,15 @@ def _capture(
     return None
 
 
-def _name(decisions: list[Decision], program: Any, specs: list[dict[str, Any]]) -> None:
-    """Writes expressions with the names of the dimensions in place of the program's symbols."""
-    for spec, node in zip(specs, exported.user_inputs(program), strict=True):
-        for size, dim in zip(node.meta["val"].shape, spec["dims"], strict=True):
-            if dim is not None and symbols.fixed(size) is None:
-                for one in decisions:
-                    one.text = re.sub(rf"\b{re.escape(str(size))}\b", dim, one.text)
+def _named(expression: Any, sources: dict[str, str], specs: list[dict[str, Any]]) -> str:
+    """Returns an expression with the names of the dimensions in place of symbols."""
+    text = str(expression)
+    for symbol, source in sources.items():
+        place = re.search(r"\['inputs'\]\[(\d+)\]\.size\(\)\[(\d+)\]", source)
+        dim = specs[int(place.group(1))]["dims"][int(place.group(2))] if place else None
+        if dim is not None:
+            text = re.sub(rf"\b{re.escape(symbol)}\b", dim, text)
+    return text
 
 
 def _fixed(dim: str, number: int, location: str | None, module: dict[str, Any], sources: Sources, to: Shapes) -> None:

@@ -1,7 +1,8 @@
 """What stops a capture, and which sizes it decides on: torch's draft mode, and its shape environment.
 
-Private: `ExportedProgram._report` with `failures` and `str_to_filename`, and `ShapeEnv.evaluate_expr`. Without them:
-`check` knows the first thing that stops a capture and not the others, and no line that decides on a size.
+Private: `ExportedProgram._report` with `failures` and `str_to_filename`, `ShapeEnv.evaluate_expr` and
+`source_to_var`. Without them: `check` knows the first thing that stops a capture and not the others, and no line that
+decides on a size.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ def breaks(call: Any, inputs: list[Any], shapes: Any = None) -> list[list[tuple[
 
 
 @contextmanager
-def size_decisions(note: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Tells `note` every expression of symbolic sizes that the code asks the value of, with that value."""
+def size_decisions(note: Callable[[Any, Any, dict[str, str]], None]) -> Iterator[None]:
+    """Tells `note` each expression of sizes that the code asks the value of, its value, and the symbols' sources."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     original = ShapeEnv.evaluate_expr
 
     def evaluate(self: Any, expression: Any, *args: Any, **kwargs: Any) -> Any:
         answer = original(self, expression, *args, **kwargs)
-        note(expression, answer)
+        note(expression, answer, {str(symbol): source for source, symbol in self.source_to_var.items()})
         return answer
 
     ShapeEnv.evaluate_expr = evaluate
