@@ -21,7 +21,7 @@ use crate::runtime::{RuntimeError, tensors::TensorFileError};
 use crate::{
     Digest,
     build::BuildError,
-    inspect::{foreign::ForeignError, stats::CountsError},
+    inspect::{external::ExternalError, stats::CountsError},
     plan::PlanError,
     spec::SpecError,
     store::StoreError,
@@ -180,9 +180,9 @@ fn classify(error: &Error) -> (u8, String) {
             };
             return (store(error), hint);
         }
-        if let Some(error) = cause.downcast_ref::<ForeignError>() {
+        if let Some(error) = cause.downcast_ref::<ExternalError>() {
             let code = match error {
-                ForeignError::Malformed { .. } | ForeignError::TooLarge { .. } => FAILED,
+                ExternalError::Malformed { .. } | ExternalError::TooLarge { .. } => FAILED,
                 _ => USAGE,
             };
             return (code, error.hint().to_owned());

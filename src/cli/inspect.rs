@@ -9,7 +9,7 @@ use super::{
     Context, exit,
     text::{bytes, count, plain},
 };
-use crate::inspect::foreign::{self, Content, Kernel, Package, Report, SharedObject, Tensors};
+use crate::inspect::external::{self, Content, Kernel, Package, Report, SharedObject, Tensors};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -19,7 +19,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    let report = foreign::inspect(&args.file)?;
+    let report = external::inspect(&args.file)?;
     if context.out.json() {
         context.out.document(&report)?;
         return Ok(0);

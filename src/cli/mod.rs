@@ -160,7 +160,7 @@ enum Command {
     Why(why::Args),
     /// Compare two programs, artifacts, releases or stores
     Diff(diff::Args),
-    /// Say what is inside a foreign .so, .pt2 or .safetensors
+    /// Say what is inside an external .so, .pt2 or .safetensors
     Inspect(inspect::Args),
     /// Say what production asked for, and what answered
     Stats(stats::Args),

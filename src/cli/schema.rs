@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{build, check, diff, du, gc, init, log, ls, plan, release, show, stats, verify, why};
 use crate::{
     build::progress::Event,
-    inspect::{foreign, report, stats::Counts},
+    inspect::{external, report, stats::Counts},
 };
 
 /// One line of `precast build --format json`.
@@ -36,7 +36,7 @@ fn documents() -> Vec<(&'static str, Value)> {
         made::<diff::Document>("diff", "precast diff --format json"),
         made::<du::Document>("du", "precast du --format json"),
         made::<gc::Document>("gc", "precast gc --format json"),
-        made::<foreign::Report>("inspect", "precast inspect --format json"),
+        made::<external::Report>("inspect", "precast inspect --format json"),
         made::<log::Document>("log", "precast log --format json"),
         made::<ls::Document>("ls", "precast ls --format json"),
         made::<plan::Document>("plan", "precast plan --format json"),

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use precast_store::{Digest, StoreError, shortage::says_out_of_memory};
+use precast_store::{Digest, StoreError, out_of_memory::says_out_of_memory};
 
 use super::protocol::{REPORT, WorkerError};
 pub(super) use crate::plan::OUT_OF_MEMORY;

@@ -24,7 +24,7 @@ _NO_EAGER = "; eager runs the captured graph too, so `enabled = false` does not 
 BRANCH = "use `torch.where` or `torch.cond`, or let the caller decide which of two modules to call" + _NO_EAGER
 SIZE = "compute at the largest size with a mask, or take the size from an input's shape" + _NO_EAGER
 
-# The same texts as in Rust (`shortage.rs`), where a test compares them.
+# The same texts as in Rust (`out_of_memory.rs`), where a test compares them.
 _SHORT = ("out of memory", "OUT_OF_MEMORY", "STATUS_ALLOC_FAILED", "allocate memory", "std::bad_alloc")
 _OTHER = "static TLS block"
 

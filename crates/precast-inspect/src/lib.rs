@@ -7,13 +7,13 @@
 //! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
-//! coverage, foreign, graph, host, list, receipt, stats, usage, words
+//! coverage, external, graph, host, list, receipt, stats, usage, words
 //! diff, report, why
 //! ```
 
 pub mod coverage;
 pub mod diff;
-pub mod foreign;
+pub mod external;
 pub mod graph;
 pub mod host;
 pub mod list;

@@ -13,10 +13,9 @@ use smallvec::SmallVec;
 
 use super::{
     RuntimeError,
+    context::Handles,
     ffi::{Handle, Interpreter, Weight},
-    identity,
-    lane::Handles,
-    operators,
+    identity, operators,
     pad::Buffers,
     pool::{Held, Pool, Wait},
     program::With,
@@ -35,18 +34,18 @@ pub(super) struct Eager {
     object: Digest,
     source: Arc<dyn Source>,
     /// Loaded on first use. A caller has one alone.
-    pool: Pool<Lane>,
+    pool: Pool<ExecutionContext>,
     bound: Mutex<Arc<Bound>>,
 }
 
 /// An interpreter, and what padded calls use.
-struct Lane {
+struct ExecutionContext {
     interpreter: Interpreter,
     buffers: Buffers,
 }
 
-/// A lane that its holder has alone; it goes back on drop.
-pub(super) struct Taken<'a>(Held<'a, Lane>);
+/// An execution context that its holder has alone; it goes back on drop.
+pub(super) struct Taken<'a>(Held<'a, ExecutionContext>);
 
 struct Bound {
     weights: Arc<Weights>,
@@ -122,7 +121,7 @@ impl Eager {
         Ok(Taken(held))
     }
 
-    fn load(&self) -> Result<Lane, RuntimeError> {
+    fn load(&self) -> Result<ExecutionContext, RuntimeError> {
         let object = &self.object;
         let file = self
             .source
@@ -131,7 +130,7 @@ impl Eager {
                 object: *object,
                 source,
             })?;
-        Ok(Lane {
+        Ok(ExecutionContext {
             interpreter: Interpreter::new(file).map_err(|message| self.failed(message))?,
             buffers: Buffers::new(self.program.inputs.len()),
         })
@@ -174,8 +173,8 @@ impl Taken<'_> {
     /// Returns the interpreter and the padding buffers.
     pub fn parts(&mut self) -> Result<(&mut Interpreter, &mut Buffers), RuntimeError> {
         // It is there until `drop`; the error is never seen.
-        let lane = self.0.get().ok_or(RuntimeError::Devices)?;
-        Ok((&mut lane.interpreter, &mut lane.buffers))
+        let context = self.0.get().ok_or(RuntimeError::Devices)?;
+        Ok((&mut context.interpreter, &mut context.buffers))
     }
 }
 

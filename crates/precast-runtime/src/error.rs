@@ -4,8 +4,8 @@ use std::{io, sync::Arc};
 
 use precast_store::{
     Device, Digest, StoreError,
+    out_of_memory::says_out_of_memory,
     record::{Dtype, Sizes, bucket_name},
-    shortage::says_out_of_memory,
     target::Mismatch,
 };
 

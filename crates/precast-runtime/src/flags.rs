@@ -28,9 +28,9 @@ use tch::{Kind, TchError, Tensor};
 
 use super::{
     RuntimeError,
+    context::Handles,
     error::first_line,
     ffi::{kind_of, share},
-    lane::Handles,
     problem::Problem,
 };
 

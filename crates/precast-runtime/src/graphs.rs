@@ -19,12 +19,11 @@ use tch::{TchError, Tensor};
 
 use super::{
     RuntimeError,
+    context::{ExecutionContext, Handles, Plan},
     error::first_line,
     ffi::{Graph, Pool, RawStream, Stream, cuda, own, share},
     flags::{Flags, Watch},
-    host,
-    lane::{Handles, Lane, Plan},
-    pad,
+    host, pad,
     pool::{self, Wait},
     weights::{Weights, tch_device},
 };
@@ -59,7 +58,7 @@ struct State {
     /// What the graph notes of its static inputs, and of what it computes.
     flags: Option<Flags>,
     // Holds the kernels and the weights.
-    _lane: Lane,
+    _context: ExecutionContext,
 }
 
 impl State {
@@ -70,12 +69,16 @@ impl State {
         shared: &Arc<Shared>,
     ) -> Result<Self, String> {
         host::with_room(|| {
-            let lane = plan.shared_lane(weights.clone());
-            Self::capture(plan, lane.map_err(|error| error.to_string())?, shared)
+            let context = plan.shared_context(weights.clone());
+            Self::capture(plan, context.map_err(|error| error.to_string())?, shared)
         })
     }
 
-    fn capture(plan: &Plan, mut lane: Lane, shared: &Arc<Shared>) -> Result<Self, String> {
+    fn capture(
+        plan: &Plan,
+        mut context: ExecutionContext,
+        shared: &Arc<Shared>,
+    ) -> Result<Self, String> {
         let _span = tracing::info_span!("graph", module = &*plan.module).entered();
         let text = |error: TchError| first_line(&error);
         let current = Stream::current(shared.device)?;
@@ -90,10 +93,10 @@ impl State {
         }
         let device = tch_device(plan.device);
         let watch = Watch::new(&plan.program, &plan.module, plan.device, true);
-        let run = |lane: &mut Lane| {
+        let run = |context: &mut ExecutionContext| {
             let mut handles: Handles = inputs.iter().map(share).collect();
             let mut flags = watch.clamp(&mut handles, device).map_err(text)?;
-            let made = plan.execute(lane, handles, raw).and_then(|mut made| {
+            let made = plan.execute(context, handles, raw).and_then(|mut made| {
                 watch.outcomes(&mut made, flags.as_mut())?;
                 Ok(made)
             });
@@ -102,18 +105,18 @@ impl State {
         {
             let _span = tracing::info_span!("warm_up").entered();
             for _ in 0..WARM_UP {
-                run(&mut lane)?;
+                run(&mut context)?;
             }
             shared.stream.synchronize()?;
         }
         let (graph, (outputs, flags)) =
-            Graph::capture(shared.pool, shared.device, || run(&mut lane))?;
+            Graph::capture(shared.pool, shared.device, || run(&mut context))?;
         Ok(Self {
             graph,
             inputs,
             outputs,
             flags,
-            _lane: lane,
+            _context: context,
         })
     }
 }

@@ -5,7 +5,7 @@ use super::{
     ffi::{DeviceMemory, cuda, libtorch_folder},
 };
 
-use precast_store::shortage::says_out_of_memory;
+use precast_store::out_of_memory::says_out_of_memory;
 use precast_store::{Device, Target, target::Torch};
 
 /// After an error for want of memory on a CUDA device: gives back what torch's allocator keeps and nothing uses.

@@ -1,20 +1,20 @@
 //! Load artifacts and run them: safe, in process, with no Python.
 //!
 //! ```text
-//! call ─▶ validate (safe Rust, on metadata) ─▶ dispatch (which bucket) ─▶ lane (one per caller) ─▶ steps ─▶ cut
+//! call ─▶ validate (safe Rust, on metadata) ─▶ dispatch (which bucket) ─▶ execution context (one per caller) ─▶ steps ─▶ cut
 //!                                                                           │
 //!                                             containers, one per step ─────┘ bound by pointer to one weight set
 //! ```
 //!
 //! **Ownership.** Shared objects are loaded once per digest and process, and nothing is ever unloaded: their code may
 //! be needed by thread-local destructors, OpenMP workers and CUDA's own teardown after the last call. Containers are
-//! owned by lanes, lanes by programs, programs by the model; dropping a [`Model`] frees all of it but the code. Weights
+//! owned by execution contexts, execution contexts by programs, programs by the model; dropping a [`Model`] frees all of it but the code. Weights
 //! are held by whoever may read them and freed with the last. Outputs are the caller's alone: one that would share
 //! memory with an input, a padding buffer or a weight is copied first.
 //!
-//! **Threads.** [`Model`] is `Send + Sync`. A call has a lane of its program to itself, so an artifact's code never
+//! **Threads.** [`Model`] is `Send + Sync`. A call has an execution context of its program to itself, so an artifact's code never
 //! runs twice at once on one container, and one caller's failure never meets another's. Callers beyond the number of
-//! lanes wait, as long as they say. Programs may be loaded by a thread behind the model, or by the call that needs one; a swap of weights waits
+//! execution contexts wait, as long as they say. Programs may be loaded by a thread behind the model, or by the call that needs one; a swap of weights waits
 //! for loads under way, and what is loaded after it has the new ones.
 //!
 //! **Failure.** What can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request goes to the next
@@ -44,7 +44,7 @@
 //! ffi, tensors, threads
 //! host, operators, validate
 //! peak
-//! * arrays, behind, cost, eager, flags, graphs, identity, lane, loader, model, outputs, pad, prepared, program, replica, runtime, stats, together, trial, variant, watch, weights, wiring
+//! * arrays, background, context, cost, eager, flags, graphs, identity, loader, model, outputs, packing, pad, prepacked, program, replica, runtime, stats, trial, variant, watch, weights, wiring
 //! prefetched, swap
 //! ```
 
@@ -53,7 +53,8 @@
 extern crate self as precast_runtime;
 
 mod arrays;
-mod behind;
+mod background;
+mod context;
 mod cost;
 mod dispatch;
 mod eager;
@@ -64,16 +65,16 @@ mod flags;
 mod graphs;
 mod host;
 mod identity;
-mod lane;
 mod loader;
 mod model;
 mod operators;
 mod outputs;
+mod packing;
 mod pad;
 mod peak;
 mod pool;
 mod prefetched;
-mod prepared;
+mod prepacked;
 mod problem;
 mod program;
 mod replica;
@@ -83,7 +84,6 @@ mod stats;
 mod swap;
 pub mod tensors;
 mod threads;
-mod together;
 mod trial;
 mod validate;
 mod variant;
@@ -94,7 +94,7 @@ mod wiring;
 pub use precast_store::{Device, Store};
 
 pub use arrays::{Argument, Array, Element, Value};
-pub use behind::Timings;
+pub use background::Timings;
 pub use ending::shut_down;
 pub use error::{NoFit, RuntimeError};
 pub use ffi::{DeviceMemory, Scope, Stream};

@@ -19,7 +19,7 @@ use tch::Tensor;
 use super::{
     RuntimeError,
     arrays::{self, Argument},
-    behind::Behind,
+    background::Behind,
     ffi::Meta,
     graphs::Session,
     loader::Slot,
@@ -49,7 +49,7 @@ pub(super) struct Call {
 
 /// A model of one release, ready on one or more devices.
 ///
-/// `Send + Sync`, and every method takes `&self`: share it between threads. A call takes one of the program's lanes for
+/// `Send + Sync`, and every method takes `&self`: share it between threads. A call takes one of the program's execution contexts for
 /// its time and waits when all are taken.
 pub struct Model {
     pub(super) name: String,

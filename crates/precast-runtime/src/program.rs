@@ -1,4 +1,4 @@
-//! One program, loaded on one device: checked, its artifacts loaded, ready to run as lanes or as a CUDA graph.
+//! One program, loaded on one device: checked, its artifacts loaded, ready to run as execution contexts or as a CUDA graph.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,14 +11,13 @@ use tch::Tensor;
 
 use super::{
     RuntimeError,
+    context::{ExecutionContexts, Handles, Plan, PlanStep},
     eager::Eager,
     error::first_line,
     ffi::{Library, Meta, RawStream, cuda, share},
     flags::{Flags, Watch},
     graphs::{Graphed, Session, Shared},
-    identity,
-    lane::{Handles, Lanes, Plan, PlanStep},
-    operators,
+    identity, operators,
     pad::{self, Buffers, Cut},
     pool::Wait,
     source::{Source, SourceError},
@@ -43,7 +42,7 @@ pub(super) struct Ready {
 }
 
 enum Runner {
-    Artifacts(Lanes),
+    Artifacts(ExecutionContexts),
     Eager(Eager),
 }
 
@@ -75,7 +74,7 @@ pub(super) enum Sizes<'a> {
 }
 
 impl Ready {
-    /// Loads a program: checks its record and loads its artifacts. It has no lane yet: [`Self::prepare`] makes one.
+    /// Loads a program: checks its record and loads its artifacts. It has no execution context yet: [`Self::prepare`] makes one.
     pub fn load(
         source: &Arc<dyn Source>,
         program: Arc<Program>,
@@ -141,7 +140,7 @@ impl Ready {
             aliases: with.aliases,
             extras: with.extras,
         };
-        let runner = Runner::Artifacts(Lanes::new(with.weights, with.instances));
+        let runner = Runner::Artifacts(ExecutionContexts::new(with.weights, with.instances));
         Ok(Self {
             plan,
             runner,
@@ -153,11 +152,13 @@ impl Ready {
         })
     }
 
-    /// Makes and binds the first lane where calls will take one, so that what can't be bound fails at load and not at a
+    /// Makes and binds the first execution context where calls will take one, so that what can't be bound fails at load and not at a
     /// call. A program that runs as a graph needs none: its containers would load all code once more, for nobody.
     pub fn prepare(&self) -> Result<(), RuntimeError> {
         match (&self.runner, &self.graph) {
-            (Runner::Artifacts(lanes), None) => lanes.take(&self.plan, Wait::Forever).map(drop),
+            (Runner::Artifacts(contexts), None) => {
+                contexts.take(&self.plan, Wait::Forever).map(drop)
+            }
             _ => Ok(()),
         }
     }
@@ -289,16 +290,16 @@ impl Ready {
             swapped.map_err(|reason| self.plan.failed("weights", reason))?;
         }
         match &self.runner {
-            Runner::Artifacts(lanes) => lanes.swap(weights.clone()),
+            Runner::Artifacts(contexts) => contexts.swap(weights.clone()),
             Runner::Eager(eager) => eager.swap(weights.clone())?,
         }
         Ok(())
     }
 
-    /// Finds out whether `weights` can be bound, on a lane that is thrown away.
+    /// Finds out whether `weights` can be bound, on an execution context that is thrown away.
     pub fn accepts(&self, weights: &Arc<Weights>) -> Result<(), RuntimeError> {
         match &self.runner {
-            Runner::Artifacts(_) => self.plan.shared_lane(weights.clone()).map(drop),
+            Runner::Artifacts(_) => self.plan.shared_context(weights.clone()).map(drop),
             Runner::Eager(eager) => eager.accepts(weights.clone()),
         }
     }
@@ -320,8 +321,8 @@ impl Ready {
             .clamp(&mut inputs, tch_device(self.plan.device))
             .map_err(|error| self.tensor(&error))?;
         let outputs = match &self.runner {
-            Runner::Artifacts(lanes) => {
-                self.run_steps(lanes, inputs, sizes, wait, flags.as_mut())?
+            Runner::Artifacts(contexts) => {
+                self.run_steps(contexts, inputs, sizes, wait, flags.as_mut())?
             }
             Runner::Eager(eager) => self.run_eager(eager, inputs, sizes, wait, flags.as_mut())?,
         };
@@ -334,29 +335,29 @@ impl Ready {
 
     fn run_steps(
         &self,
-        lanes: &Lanes,
+        contexts: &ExecutionContexts,
         inputs: Handles,
         sizes: Sizes<'_>,
         wait: Wait,
         flags: Option<&mut Flags>,
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
-        let mut taken = lanes.take(&self.plan, wait)?;
-        let lane = taken.lane()?;
+        let mut taken = contexts.take(&self.plan, wait)?;
+        let context = taken.context()?;
         let stream = self.stream()?;
         let inputs = match sizes {
             Sizes::Exact | Sizes::Dynamic(_) => inputs,
-            Sizes::Padded(_) => self.padded(&mut lane.buffers, inputs, stream)?,
+            Sizes::Padded(_) => self.padded(&mut context.buffers, inputs, stream)?,
         };
         // Outputs are the caller's: never the memory of an input, a padding buffer or a weight.
         let sources: SmallVec<[usize; 8]> = inputs
             .iter()
             .map(|handle| handle.meta().storage())
             .collect();
-        let mut outputs = self.plan.execute(lane, inputs, stream)?;
+        let mut outputs = self.plan.execute(context, inputs, stream)?;
         self.watch.outcomes(&mut outputs, flags)?;
         self.finish(outputs, sizes, |storage| {
-            self.plan.owns(&lane.weights, storage)
-                || lane.made(storage)
+            self.plan.owns(&context.weights, storage)
+                || context.made(storage)
                 || sources.contains(&storage)
         })
     }

@@ -19,10 +19,10 @@ use super::{
     identity,
     loader::{Held, Loader, Loading, Slot},
     model::{Inputs, Model},
+    packing::Together,
     program::in_store,
     replica::Replica,
     source::Source,
-    together::Together,
     trial::{Trial, Trials},
     variant::Variant,
     weights::{WeightSet, Weights},
@@ -74,7 +74,7 @@ impl Runtime {
     ///
     /// A model has a replica on each. A call whose inputs are on one of the devices is answered there; any other goes to
     /// the one with the fewest calls under way, in turns where several have as few ([`Model::devices`] counts). The CPU
-    /// may be named several times, each a replica with lanes of its own; all of them share one copy of the weights.
+    /// may be named several times, each a replica with execution contexts of its own; all of them share one copy of the weights.
     ///
     /// Fails with [`RuntimeError::NoDevice`] when one is not there, where CUDA ordinals are those of this process
     /// (`CUDA_VISIBLE_DEVICES`), and with [`RuntimeError::Devices`] when none is named or a CUDA device twice. The

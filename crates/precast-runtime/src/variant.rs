@@ -15,11 +15,11 @@ use tch::Tensor;
 
 use super::{
     Inputs, RuntimeError,
+    context::Handles,
     cost::costs,
     dispatch::{Bucket, Route, Table},
     error::{NoFit, first_line},
     ffi::{Handle, outside, own},
-    lane::Handles,
     loader::{Loader, Slot},
     model::Call,
     outputs::{Outputs, Rung, Served},

@@ -1,7 +1,7 @@
 //! A weight set on one device: mapped or uploaded once, bound everywhere by pointer.
 //!
 //! On the CPU every tensor is a view of the mapped safetensors object; nothing is copied but what artifacts take in
-//! another form ([`super::prepared`]), and processes that map one object share its pages. On CUDA all tensors are views of one allocation. Either way a program holds an `Arc` of
+//! another form ([`super::prepacked`]), and processes that map one object share its pages. On CUDA all tensors are views of one allocation. Either way a program holds an `Arc` of
 //! what it binds, so weights live as long as somebody may read them and no longer.
 
 use std::{
@@ -25,8 +25,8 @@ use super::{
     RuntimeError,
     error::first_line,
     ffi::{self, Meta, UploadError, Weight, can_upload, cuda, kind_of},
+    packing::Together,
     program::in_store,
-    together::Together,
 };
 
 /// One weight set on every device of a runtime. Cloning shares it.

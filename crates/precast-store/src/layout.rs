@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     error::{At, StoreError},
-    ground::{Distrust, Options, Trust},
+    permissions::{Distrust, Options, Trust},
     publish::{self, Draft, open_plain},
 };
 use crate::Digest;

@@ -21,17 +21,16 @@
 //! ```
 //!
 //! A file becomes visible in one step (`publish`): temp file → fsync → rename that never replaces → fsync of the
-//! folder; then its row. Things are put before what refers to them: objects, artifacts, programs, release. The record of a
-//! program that was measured again is the one that takes another's place, in one step too.
+//! folder; then its row. Things are put before what refers to them: objects, artifacts, programs, release.
 //!
 //! | question | answered in |
 //! |---|---|
-//! | what does an object file look like, and how is it checked? | `object`, `sealed` for records |
+//! | what does an object file look like, and how is it checked? | `object`, `checksum` for records |
 //! | how do bytes become a mapped file, and how is it checked? | `ready`, by several threads: `chunks` |
 //! | who waits for whom? | `lock`; one compile per key: `claim` |
 //! | what keeps gc from what is in use? | `lease`; what it may delete: `gc`; how it deletes: `sweep` |
 //! | what can be wrong, and what then? | `defect`, `verify`, `repair`; when what was set aside goes: `quarantine` |
-//! | who could change a store behind our back? | `ground` |
+//! | who could change a store behind our back? | `permissions` |
 //! | which versions are there, and what becomes of another one? | below; `index` |
 //! | what is a record, a digest, a target? | [`record`], [`digest`], [`target`]; how they become keys: [`canon`] |
 //!
@@ -54,30 +53,30 @@
 //! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
-//! digest, mapped, reason, segments, shortage, sync, target
+//! digest, mapped, reason, segments, out_of_memory, sync, target
 //! chunks, defect, error, record, sum
 //! canon, object, publish, rows
 //! graph, quarantine, ready
-//! ground
+//! permissions
 //! layout
-//! lock, sealed
+//! lock, checksum
 //! claim, records
 //! bytes, find, lease, releases
 //! reindex
 //! files, gc, index
-//! census, repair, sharing, sweep, verify
+//! listing, repair, sharing, sweep, verify
 //! ```
 
 pub mod canon;
 pub mod digest;
 mod mapped;
+pub mod out_of_memory;
 pub mod record;
 pub mod segments;
-pub mod shortage;
 pub mod target;
 
 mod bytes;
-mod census;
+mod checksum;
 mod chunks;
 mod claim;
 mod defect;
@@ -86,12 +85,13 @@ mod files;
 mod find;
 mod gc;
 mod graph;
-mod ground;
 mod index;
 mod layout;
 mod lease;
+mod listing;
 mod lock;
 mod object;
+mod permissions;
 mod publish;
 mod quarantine;
 mod ready;
@@ -101,7 +101,6 @@ mod reindex;
 mod releases;
 mod repair;
 mod rows;
-mod sealed;
 mod sharing;
 mod sum;
 mod sweep;
@@ -116,17 +115,17 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-pub use census::Dated;
 pub use claim::Claim;
 pub use defect::{Defect, Needs};
 pub use digest::Digest;
 pub use error::StoreError;
 pub use find::{Filter, Found};
 pub use gc::{GcPlan, OldRelease, Policy, Victim};
-pub use ground::Options;
 pub use lease::Hold;
+pub use listing::Dated;
 pub use lock::Waiting;
 pub use mapped::Mapped;
+pub use permissions::Options;
 pub use quarantine::Damaged;
 pub use ready::{Checking, Unpacked};
 pub use reason::Reason;

@@ -30,7 +30,7 @@ impl Mapped {
         }
         // SAFETY: the bytes must not change while they are mapped. The store upholds it: a file under `ready/` has mode
         // 0444, is only ever unlinked (which leaves the pages of a map alone) and lies in a folder that others can't
-        // write (`ground`); a memfd is sealed against writing, growing and shrinking before it comes here.
+        // write (`permissions`); a memfd is sealed against writing, growing and shrinking before it comes here.
         let map = unsafe { MmapOptions::new().len(size).map(file) }?;
         Ok(Self(Arc::new(Inner {
             map,

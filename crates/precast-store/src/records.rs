@@ -6,12 +6,12 @@ use rusqlite::Connection;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    Store,
+    Store, checksum,
     error::{At, StoreError},
     layout::{Kind, Layout, check_name},
     publish,
     rows::{self, artifacts_of, objects_of},
-    sealed, sync,
+    sync,
 };
 use crate::{
     Digest,
@@ -78,7 +78,7 @@ impl Store {
         let _adding = self.adding(&[&[failure.id][..], failure.log.as_slice()].concat())?;
         let path = self.layout().record(Kind::Failure, &failure.id);
         self.leave_newer_failure(&failure.id)?;
-        let (text, seal) = sealed::encode(failure, &path)?;
+        let (text, seal) = checksum::encode(failure, &path)?;
         let mut draft = self.draft()?;
         std::io::Write::write_all(draft.file(), &text).at("write", draft.path())?;
         draft.replace(&path)?;
@@ -139,12 +139,12 @@ impl Store {
     /// Reads the record of `id`, checks it, and remembers that it was used.
     fn get<R: Record>(&self, id: &Digest) -> Result<Option<R>, StoreError> {
         let path = self.layout().record(R::KIND, id);
-        let Some((record, _)) = sealed::read::<R>(self.layout(), &path)? else {
+        let Some((record, _)) = checksum::read::<R>(self.layout(), &path)? else {
             return Ok(None);
         };
         known_schema(record.schema(), &path)?;
         if record.id() != *id {
-            return Err(sealed::damaged(
+            return Err(checksum::damaged(
                 &path,
                 "it is the record of another key".into(),
             ));
@@ -161,7 +161,7 @@ impl Store {
         let id = record.id();
         let path = self.layout().record(R::KIND, &id);
         self.leave_newer_failure(&id)?;
-        let (text, _) = sealed::encode(record, &path)?;
+        let (text, _) = checksum::encode(record, &path)?;
         // What another process puts between the two steps is looked at in the next round.
         while !publish::bytes(self.draft()?, &path, &text)? {
             match self.get::<R>(&id) {
@@ -171,7 +171,7 @@ impl Store {
             }
         }
         sync::point("put:record-published");
-        let Some((now, seal)) = sealed::read::<R>(self.layout(), &path)? else {
+        let Some((now, seal)) = checksum::read::<R>(self.layout(), &path)? else {
             return Err(StoreError::Missing { digest: id, path });
         };
         let created = created(&path)?;
@@ -230,7 +230,7 @@ pub(super) fn created(path: &Path) -> Result<i64, StoreError> {
 pub(super) fn known_schema(schema: u32, path: &Path) -> Result<(), StoreError> {
     match schema <= SCHEMA {
         true => Ok(()),
-        false => Err(sealed::newer(path, schema)),
+        false => Err(checksum::newer(path, schema)),
     }
 }
 
@@ -247,12 +247,12 @@ pub(crate) fn record_file<R: Record>(
     layout: &Layout,
     path: &Path,
 ) -> Result<(R, Digest, i64), StoreError> {
-    let gone = || sealed::damaged(path, "it is gone".into());
-    let (record, seal) = sealed::read::<R>(layout, path)?.ok_or_else(gone)?;
+    let gone = || checksum::damaged(path, "it is gone".into());
+    let (record, seal) = checksum::read::<R>(layout, path)?.ok_or_else(gone)?;
     known_schema(record.schema(), path)?;
     match layout.record(R::KIND, &record.id()) == path {
         true => Ok((record, seal, created(path)?)),
-        false => Err(sealed::damaged(
+        false => Err(checksum::damaged(
             path,
             "it is the record of another key".into(),
         )),
@@ -264,12 +264,12 @@ pub(crate) fn release_file(
     layout: &Layout,
     path: &Path,
 ) -> Result<(Release, Digest, i64), StoreError> {
-    let gone = || sealed::damaged(path, "it is gone".into());
-    let (release, seal) = sealed::read::<Release>(layout, path)?.ok_or_else(gone)?;
+    let gone = || checksum::damaged(path, "it is gone".into());
+    let (release, seal) = checksum::read::<Release>(layout, path)?.ok_or_else(gone)?;
     known_schema(release.schema, path)?;
     match layout.release(&release.model, release.seq)? == path {
         true => Ok((release, seal, created(path)?)),
-        false => Err(sealed::damaged(
+        false => Err(checksum::damaged(
             path,
             "it is the record of another release".into(),
         )),
@@ -314,7 +314,7 @@ mod tests {
             let mut both = testing::program("m", 8, &[one, two]);
             (new.id, both.id) = (old.id, old.id);
             let path = store.layout().record(Kind::Program, &old.id);
-            let (_, seal) = sealed::encode(&old, &path).unwrap();
+            let (_, seal) = checksum::encode(&old, &path).unwrap();
             let widen = |tx: &rusqlite::Transaction| {
                 rows::insert_program(tx, &both, &seal, 1)?;
                 tx.execute(
@@ -324,7 +324,7 @@ mod tests {
             };
             store.index().write(widen).unwrap();
             if published {
-                let (text, _) = sealed::encode(&new, &path).unwrap();
+                let (text, _) = checksum::encode(&new, &path).unwrap();
                 testing::damage(&path, |bytes| *bytes = text);
             }
             assert_ne!(store.verify().unwrap().defects, []);
@@ -419,7 +419,7 @@ mod tests {
         let mut json = serde_json::to_value(&program).unwrap();
         let mut put = |receipt: serde_json::Value| {
             json["receipt"] = receipt;
-            let (text, _) = sealed::encode(&json, &path).unwrap();
+            let (text, _) = checksum::encode(&json, &path).unwrap();
             testing::damage(&path, |bytes| *bytes = text);
             store.program(&program.id)
         };

@@ -11,13 +11,13 @@
 use std::{collections::BTreeSet, fs};
 
 use super::{
-    Store,
+    Store, checksum,
     error::{At, StoreError},
     layout::check_name,
     publish,
     records::{created, dangling, known_schema},
     rows::{self, ProgramRow},
-    sealed, sync,
+    sync,
 };
 use crate::record::Release;
 
@@ -53,7 +53,7 @@ impl Store {
             }
             release.seq = last.map_or(1, |last| last + 1);
             let path = self.layout().release(&release.model, release.seq)?;
-            let (text, seal) = sealed::encode(&release, &path)?;
+            let (text, seal) = checksum::encode(&release, &path)?;
             if publish::bytes(self.draft()?, &path, &text)? {
                 sync::point("put:release-published");
                 let created = created(&path)?;
@@ -175,13 +175,13 @@ impl Store {
     /// Returns the release of `model` with this number.
     pub fn release_at(&self, model: &str, seq: u64) -> Result<Option<Release>, StoreError> {
         let path = self.layout().release(model, seq)?;
-        let Some((release, _)) = sealed::read::<Release>(self.layout(), &path)? else {
+        let Some((release, _)) = checksum::read::<Release>(self.layout(), &path)? else {
             return Ok(None);
         };
         known_schema(release.schema, &path)?;
         match release.model == model && release.seq == seq {
             true => Ok(Some(release)),
-            false => Err(sealed::damaged(
+            false => Err(checksum::damaged(
                 &path,
                 "it is the record of another release".into(),
             )),

@@ -6,19 +6,19 @@ use crate::inspect::stats;
 pub(super) fn inspect_errors() -> Vec<Error> {
     let why = || "it ends too early".to_owned();
     vec![
-        ForeignError::Io {
+        ExternalError::Io {
             path: path(),
             source: io(ErrorKind::NotFound),
         }
         .into(),
-        ForeignError::NotAFile { path: path() }.into(),
-        ForeignError::Unknown { path: path() }.into(),
-        ForeignError::Malformed {
+        ExternalError::NotAFile { path: path() }.into(),
+        ExternalError::Unknown { path: path() }.into(),
+        ExternalError::Malformed {
             path: path(),
             why: why(),
         }
         .into(),
-        ForeignError::TooLarge {
+        ExternalError::TooLarge {
             path: path(),
             why: why(),
         }

@@ -104,15 +104,15 @@ fn every_error_of_a_look_says_what_to_do() {
         .iter()
         .map(|e| variant(&**e))
         .collect();
-    let foreign = variants(
-        include_str!("../../../../crates/precast-inspect/src/foreign/mod.rs"),
-        "ForeignError",
+    let external = variants(
+        include_str!("../../../../crates/precast-inspect/src/external/mod.rs"),
+        "ExternalError",
     );
     let counts = variants(
         include_str!("../../../../crates/precast-inspect/src/stats.rs"),
         "CountsError",
     );
-    assert_eq!(sampled, foreign.union(&counts).cloned().collect());
+    assert_eq!(sampled, external.union(&counts).cloned().collect());
 }
 
 #[cfg(feature = "torch")]

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Trouble;
+use super::ParseError;
 
 const WORK: u64 = 256 << 20;
 const WORK_TIMES: u64 = 32;
@@ -67,7 +67,7 @@ impl Budget {
     }
 
     /// Takes work.
-    pub fn work(&self, bytes: u64) -> Result<(), Trouble> {
+    pub fn work(&self, bytes: u64) -> Result<(), ParseError> {
         self.check()?;
         if self.started.elapsed() > self.most.time {
             return Err(self.end(Limit::Time));
@@ -78,7 +78,7 @@ impl Budget {
     }
 
     /// Takes memory.
-    pub fn hold(&self, bytes: u64) -> Result<(), Trouble> {
+    pub fn hold(&self, bytes: u64) -> Result<(), ParseError> {
         let left = self.memory.get().checked_sub(bytes);
         self.memory
             .set(left.ok_or_else(|| self.end(Limit::Memory))?);
@@ -91,7 +91,7 @@ impl Budget {
     }
 
     /// Fails when a limit was exceeded: a parser may take a read that failed for something that is not there.
-    pub fn check(&self) -> Result<(), Trouble> {
+    pub fn check(&self) -> Result<(), ParseError> {
         match self.exceeded.get() {
             Some(limit) => Err(self.what(limit)),
             None => Ok(()),
@@ -112,14 +112,14 @@ impl Budget {
         parsed
     }
 
-    fn end(&self, limit: Limit) -> Trouble {
+    fn end(&self, limit: Limit) -> ParseError {
         self.exceeded.set(Some(limit));
         self.what(limit)
     }
 
-    fn what(&self, limit: Limit) -> Trouble {
+    fn what(&self, limit: Limit) -> ParseError {
         let mib = |bytes: u64| bytes >> 20;
-        Trouble::TooLarge(match limit {
+        ParseError::TooLarge(match limit {
             Limit::Work => format!(
                 "its parts overlap or unpack to more than {} MiB, the limit of what is read for a file of its size",
                 mib(self.most.work)
@@ -136,10 +136,10 @@ impl Budget {
     }
 
     /// Returns the limit that was exceeded in place of what a parser made of it.
-    pub fn explain(&self, trouble: Trouble) -> Trouble {
-        match (self.exceeded.get(), trouble) {
+    pub fn explain(&self, error: ParseError) -> ParseError {
+        match (self.exceeded.get(), error) {
             // It says in which member.
-            (_, trouble @ Trouble::TooLarge(_)) | (None, trouble) => trouble,
+            (_, error @ ParseError::TooLarge(_)) | (None, error) => error,
             (Some(limit), _) => self.what(limit),
         }
     }
@@ -199,8 +199,8 @@ mod tests {
         budget.free(100);
         assert_eq!(budget.room(), MEMORY);
         assert!(budget.check().is_ok());
-        let told = |trouble: Result<(), Trouble>| match trouble {
-            Err(Trouble::TooLarge(why)) => why,
+        let told = |error: Result<(), ParseError>| match error {
+            Err(ParseError::TooLarge(why)) => why,
             other => panic!("{other:?}"),
         };
         assert!(
@@ -214,7 +214,7 @@ mod tests {
         late.most.time = Duration::ZERO;
         assert!(told(late.work(0)).contains("longer than 0 s"));
         // What a parser says of a read that failed is not the reason.
-        let made = late.explain(Trouble::Malformed("invalid offset".to_owned()));
+        let made = late.explain(ParseError::Malformed("invalid offset".to_owned()));
         assert!(told(Err(made)).contains("longer than 0 s"));
     }
 

@@ -11,7 +11,7 @@ use memchr::memmem;
 use serde::Serialize;
 
 use super::{
-    Trouble,
+    ParseError,
     budget::{Budget, Counted},
 };
 
@@ -75,7 +75,7 @@ pub(super) fn scan(
     section: &str,
     start: u64,
     size: u64,
-) -> Result<Inside, Trouble> {
+) -> Result<Inside, ParseError> {
     let mut found = Inside::default();
     let mut window = Vec::new();
     let mut base = 0;
@@ -163,7 +163,7 @@ fn read(
     file: &mut Counted<'_, impl Read + Seek>,
     at: u64,
     size: usize,
-) -> Result<Option<Vec<u8>>, Trouble> {
+) -> Result<Option<Vec<u8>>, ParseError> {
     file.seek(SeekFrom::Start(at))?;
     let mut bytes = Vec::new();
     file.by_ref().take(size as u64).read_to_end(&mut bytes)?;
@@ -188,7 +188,7 @@ fn cubin(
     at: u64,
     place: &Place<'_>,
     into: &mut Vec<Kernel>,
-) -> Result<Option<u64>, Trouble> {
+) -> Result<Option<u64>, ParseError> {
     let Some(header) = read(file, at, 64)? else {
         return Ok(None);
     };
@@ -228,7 +228,7 @@ fn extent(header: &[u8], left: u64) -> Option<(u64, String)> {
 }
 
 /// Returns the names of the functions in a cubin: each has a section `.text.NAME`.
-fn functions(cubin: &[u8], budget: &Budget) -> Result<Vec<String>, Trouble> {
+fn functions(cubin: &[u8], budget: &Budget) -> Result<Vec<String>, ParseError> {
     use object::read::elf::{ElfFile64, FileHeader};
     use object::{Object, ObjectSection};
     let Ok(file) = ElfFile64::<object::Endianness>::parse(cubin) else {
@@ -264,7 +264,7 @@ fn fatbin(
     at: u64,
     place: &Place<'_>,
     into: &mut Vec<Kernel>,
-) -> Result<Option<u64>, Trouble> {
+) -> Result<Option<u64>, ParseError> {
     let Some(header) = read(file, at, 16)? else {
         return Ok(None);
     };

@@ -33,10 +33,10 @@ pub use tensors::{Tensor, Tensors};
 use budget::{Budget, Counted};
 use part::Part;
 
-/// Why a foreign file can't be told about.
+/// Why an external file can't be told about.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ForeignError {
+pub enum ExternalError {
     #[error("can't read `{}`", path.display())]
     Io {
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum ForeignError {
     TooLarge { path: PathBuf, why: String },
 }
 
-impl ForeignError {
+impl ExternalError {
     /// Returns what to do about it.
     pub fn hint(&self) -> &'static str {
         match self {
@@ -71,13 +71,13 @@ impl ForeignError {
 
 /// What stopped one part, before the path is known.
 #[derive(Debug)]
-enum Trouble {
+enum ParseError {
     Malformed(String),
     TooLarge(String),
     Io(io::Error),
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for ParseError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Self::Malformed("it ends too early".to_owned()),
@@ -86,18 +86,18 @@ impl From<io::Error> for Trouble {
     }
 }
 
-impl Trouble {
-    fn of(self, path: &Path) -> ForeignError {
+impl ParseError {
+    fn of(self, path: &Path) -> ExternalError {
         let path = path.to_owned();
         match self {
-            Self::Malformed(why) => ForeignError::Malformed { path, why },
-            Self::TooLarge(why) => ForeignError::TooLarge { path, why },
-            Self::Io(source) => ForeignError::Io { path, source },
+            Self::Malformed(why) => ExternalError::Malformed { path, why },
+            Self::TooLarge(why) => ExternalError::TooLarge { path, why },
+            Self::Io(source) => ExternalError::Io { path, source },
         }
     }
 }
 
-/// A foreign file.
+/// An external file.
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Report {
@@ -121,14 +121,14 @@ pub enum Content {
 }
 
 /// Tells what is inside the file at `path`.
-pub fn inspect(path: &Path) -> Result<Report, ForeignError> {
-    let io = |source| ForeignError::Io {
+pub fn inspect(path: &Path) -> Result<Report, ExternalError> {
+    let io = |source| ExternalError::Io {
         path: path.to_owned(),
         source,
     };
     // Opening a pipe would wait for its writer.
     if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(ForeignError::NotAFile {
+        return Err(ExternalError::NotAFile {
             path: path.to_owned(),
         });
     }
@@ -148,12 +148,12 @@ pub fn inspect(path: &Path) -> Result<Report, ForeignError> {
     } else if tensors::looks_like(&magic) {
         tensors::tensors(whole, size).map(Content::Tensors)
     } else {
-        return Err(ForeignError::Unknown {
+        return Err(ExternalError::Unknown {
             path: path.to_owned(),
         });
     };
     let content = content.and_then(|content| budget.check().map(|()| content));
-    let content = content.map_err(|trouble| budget.explain(trouble).of(path))?;
+    let content = content.map_err(|error| budget.explain(error).of(path))?;
     Ok(Report {
         path: path.to_owned(),
         size,

@@ -3,7 +3,7 @@
 //! An artifact may want a weight in a form of its own: a matrix in the order that oneDNN's kernels read it, a filter with
 //! the batch norm after it multiplied in. Its record says how that is made, as calls of torch's operators on constants
 //! ([`precast_store::record::Prepared`]), and the first program that wants it has it made. What is made is kept with the weight
-//! set, under the recipe and the names of the tensors it is made of: buckets, steps and lanes that want the same share
+//! set, under the recipe and the names of the tensors it is made of: buckets, steps and execution contexts that want the same share
 //! it, another weight set has its own, and both go when their weights go.
 //!
 //! Recipes are followed one after the other, with all threads that an operator may use: which order oneDNN chooses for a
@@ -21,7 +21,7 @@ use precast_store::record::{Artifact, Layout, Operand, Prepared, Recipe};
 
 use super::{
     ffi::{Call, Handle, Meta, Operators, Value, Weight},
-    together,
+    packing,
     weights::{Weights, bytes_of, same_strides},
 };
 
@@ -154,7 +154,7 @@ impl Bound<'_> {
             };
             arguments.push((name.clone(), value));
         }
-        if let Some(view) = together::as_one(call, &tensors) {
+        if let Some(view) = packing::as_one(call, &tensors) {
             return Ok(view);
         }
         let (name, overload) = call

@@ -1,13 +1,13 @@
-//! Lanes of a program whose three steps are one artifact bound in two ways.
+//! ExecutionContexts of a program whose three steps are one artifact bound in two ways.
 
 use tch::Tensor;
 
 use super::*;
 use crate::{
     loader::Held,
+    packing::Together,
     program::{Ready, With},
     source::Source,
-    together::Together,
 };
 use fake::{Fake, Memory};
 
@@ -48,10 +48,10 @@ fn three_steps() -> (Arc<dyn Source>, Program, [Digest; 2]) {
     (memory.source(), program, sets)
 }
 
-fn answer(plan: &Plan, lane: &mut Lane, x: f32) -> Vec<f32> {
+fn answer(plan: &Plan, context: &mut ExecutionContext, x: f32) -> Vec<f32> {
     let x = Tensor::full([2, 2], f64::from(x), (tch::Kind::Float, tch::Device::Cpu));
     let inputs = [Handle::from(x)].into_iter().collect();
-    let results = plan.execute(lane, inputs, RawStream::NONE).unwrap();
+    let results = plan.execute(context, inputs, RawStream::NONE).unwrap();
     let out = results.into_iter().next().unwrap().into_tensor();
     Vec::try_from(out.flatten(0, -1)).unwrap()
 }
@@ -76,8 +76,8 @@ fn steps_that_share_a_container_have_their_own_weights() {
     let ready = Ready::load(&source, Arc::new(program), with).unwrap();
     let plan = &ready.plan;
     for (weights, scale) in weights.into_iter().zip([2.0, 3.0]) {
-        let mut plain = plan.lane(weights.clone()).unwrap();
-        let mut shared = plan.shared_lane(weights).unwrap();
+        let mut plain = plan.context(weights.clone()).unwrap();
+        let mut shared = plan.shared_context(weights).unwrap();
         assert_eq!((plain.containers.len(), shared.containers.len()), (3, 1));
         for x in [1.0, -4.0, 1.0] {
             let wanted = vec![((x * scale + 1.0) * 10.0 + 5.0) * scale + 1.0; 4];
@@ -112,12 +112,12 @@ fn a_shared_lane_names_the_constant_that_it_can_not_bind() {
         trials: None,
     };
     let ready = Ready::load(&source, Arc::new(program), with).unwrap();
-    let error = ready.plan.shared_lane(weights).err().unwrap();
+    let error = ready.plan.shared_context(weights).err().unwrap();
     assert!(
         matches!(&error, RuntimeError::Unbound { constant, reason, .. } if constant == "scale" && reason.contains("b.gone")),
         "{error}"
     );
-    // What would take a lane at a call is refused when it is loaded.
+    // What would take an execution context at a call is refused when it is loaded.
     assert_eq!(ready.prepare().unwrap_err().to_string(), error.to_string());
 }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use zip::{CompressionMethod, ZipArchive, result::ZipError};
 
 use super::{
-    Trouble,
+    ParseError,
     budget::{Budget, Counted},
     elf::{self, SharedObject},
     part::Part,
@@ -82,19 +82,19 @@ pub struct Library {
     pub object: SharedObject,
 }
 
-fn damaged(error: ZipError) -> Trouble {
+fn damaged(error: ZipError) -> ParseError {
     match error {
         ZipError::Io(error) => error.into(),
-        other => Trouble::Malformed(other.to_string().to_lowercase()),
+        other => ParseError::Malformed(other.to_string().to_lowercase()),
     }
 }
 
-pub(super) fn package(file: &File, whole: Counted<'_, Part<'_>>) -> Result<Package, Trouble> {
+pub(super) fn package(file: &File, whole: Counted<'_, Part<'_>>) -> Result<Package, ParseError> {
     let budget = whole.budget;
     let opened = budget.holding(LISTED, || ZipArchive::new(whole));
     let mut archive = opened.map_err(damaged)?;
     if archive.len() > MEMBERS {
-        return Err(Trouble::TooLarge(format!(
+        return Err(ParseError::TooLarge(format!(
             "it has {} members, at most {MEMBERS} are read",
             archive.len()
         )));
@@ -135,9 +135,7 @@ pub(super) fn package(file: &File, whole: Counted<'_, Part<'_>>) -> Result<Packa
             let text = bytes(&mut archive, budget, index, &name)?;
             // What is made of it is kept.
             let kept = (text.len() as u64).saturating_mul(PARSED);
-            budget
-                .hold(kept)
-                .map_err(|trouble| within(&name, trouble))?;
+            budget.hold(kept).map_err(|error| within(&name, error))?;
             found.builds.extend(build(name, &text));
             budget.free(text.len() as u64);
         } else if name.ends_with(".so") {
@@ -152,7 +150,7 @@ pub(super) fn package(file: &File, whole: Counted<'_, Part<'_>>) -> Result<Packa
                     object
                 }
             };
-            let object = object.map_err(|trouble| within(&name, trouble))?;
+            let object = object.map_err(|error| within(&name, error))?;
             found.libraries.push(Library {
                 member: name,
                 object,
@@ -179,7 +177,7 @@ fn bytes(
     budget: &Budget,
     index: usize,
     name: &str,
-) -> Result<Vec<u8>, Trouble> {
+) -> Result<Vec<u8>, ParseError> {
     const PIECE: u64 = 1 << 20;
     let mut member = archive.by_index(index).map_err(damaged)?;
     let mut text = Vec::new();
@@ -188,19 +186,19 @@ fn bytes(
         let got = member.by_ref().take(PIECE).read_to_end(&mut text);
         let got = got.map_err(|e| within(name, e.into()))? as u64;
         let taken = budget.work(got).and_then(|()| budget.hold(got));
-        taken.map_err(|trouble| within(name, trouble))?;
+        taken.map_err(|error| within(name, error))?;
         if got < PIECE {
             return Ok(text);
         }
     }
 }
 
-fn within(name: &str, trouble: Trouble) -> Trouble {
+fn within(name: &str, error: ParseError) -> ParseError {
     let name = name.escape_debug();
-    match trouble {
-        Trouble::Malformed(why) => Trouble::Malformed(format!("its member `{name}`: {why}")),
-        Trouble::TooLarge(why) => Trouble::TooLarge(format!("its member `{name}`: {why}")),
-        Trouble::Io(error) => Trouble::Malformed(format!("its member `{name}`: {error}")),
+    match error {
+        ParseError::Malformed(why) => ParseError::Malformed(format!("its member `{name}`: {why}")),
+        ParseError::TooLarge(why) => ParseError::TooLarge(format!("its member `{name}`: {why}")),
+        ParseError::Io(error) => ParseError::Malformed(format!("its member `{name}`: {error}")),
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use safetensors::tensor::Metadata;
 use serde::Serialize;
 
-use super::{Trouble, budget::Counted};
+use super::{ParseError, budget::Counted};
 
 /// The format's own limit.
 const HEADER_LIMIT: u64 = 100_000_000;
@@ -46,17 +46,17 @@ pub(super) fn looks_like(magic: &[u8]) -> bool {
     magic.len() == 9 && magic[8] == b'{' && magic[4..8] == [0; 4]
 }
 
-pub(super) fn tensors(mut file: Counted<'_, impl Read>, size: u64) -> Result<Tensors, Trouble> {
+pub(super) fn tensors(mut file: Counted<'_, impl Read>, size: u64) -> Result<Tensors, ParseError> {
     let mut length = [0; LENGTH as usize];
     file.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);
     if length > HEADER_LIMIT {
-        return Err(Trouble::TooLarge(format!(
+        return Err(ParseError::TooLarge(format!(
             "its header would have {length} bytes, the format allows {HEADER_LIMIT}"
         )));
     }
     if length > size.saturating_sub(LENGTH) {
-        return Err(Trouble::Malformed(format!(
+        return Err(ParseError::Malformed(format!(
             "its header would have {length} bytes, the whole file has {size}"
         )));
     }
@@ -65,10 +65,10 @@ pub(super) fn tensors(mut file: Counted<'_, impl Read>, size: u64) -> Result<Ten
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header)?;
     let metadata: Metadata =
-        serde_json::from_slice(&header).map_err(|e| Trouble::Malformed(e.to_string()))?;
+        serde_json::from_slice(&header).map_err(|e| ParseError::Malformed(e.to_string()))?;
     let needs = LENGTH + length + metadata.data_len() as u64;
     if needs != size {
-        return Err(Trouble::Malformed(format!(
+        return Err(ParseError::Malformed(format!(
             "its tensors end at byte {needs}, the file at byte {size}"
         )));
     }

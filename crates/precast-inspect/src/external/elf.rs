@@ -17,7 +17,7 @@ use precast_store::segments::{self, Hazard};
 use serde::Serialize;
 
 use super::{
-    Trouble,
+    ParseError,
     budget::{Budget, Counted},
     cuda::{self, Kernel},
 };
@@ -100,7 +100,7 @@ pub struct EntryPoints {
     pub missing: Vec<String>,
 }
 
-impl From<object::read::Error> for Trouble {
+impl From<object::read::Error> for ParseError {
     fn from(error: object::read::Error) -> Self {
         Self::Malformed(error.to_string().to_lowercase())
     }
@@ -109,7 +109,7 @@ impl From<object::read::Error> for Trouble {
 /// Parses the ELF file that `reader` holds.
 pub(super) fn shared_object(
     mut reader: Counted<'_, impl Read + Seek + Clone>,
-) -> Result<SharedObject, Trouble> {
+) -> Result<SharedObject, ParseError> {
     let budget = reader.budget;
     let cache = ReadCache::new(reader.clone().held());
     let data = &cache;
@@ -117,7 +117,7 @@ pub(super) fn shared_object(
     reader.seek(SeekFrom::Start(0))?;
     reader.read_exact(&mut ident)?;
     if ident[4..] != [elf::ELFCLASS64.0, elf::ELFDATA2LSB.0] {
-        return Err(Trouble::Malformed(
+        return Err(ParseError::Malformed(
             "it is not a 64-bit little-endian object, as those that torch makes".to_owned(),
         ));
     }
@@ -209,7 +209,7 @@ impl SharedObject {
         endian: Endianness,
         data: R,
         budget: &Budget,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ParseError> {
         let table = sections.dynamic_table(endian, data)?;
         for entry in table.iter() {
             let Ok(value) = table.string(entry) else {
@@ -234,7 +234,7 @@ impl SharedObject {
         sections: &SectionTable<'d, FileHeader64<Endianness>, R>,
         endian: Endianness,
         data: R,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ParseError> {
         let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
         let mut plain = BTreeSet::new();
         let mut aoti = BTreeSet::new();
@@ -313,7 +313,7 @@ fn versions<'d, R: ReadRef<'d>>(
     sections: &SectionTable<'d, FileHeader64<Endianness>, R>,
     endian: Endianness,
     data: R,
-) -> Result<Vec<String>, Trouble> {
+) -> Result<Vec<String>, ParseError> {
     let Some((mut needs, link)) = sections.gnu_verneed(endian, data)? else {
         return Ok(vec![]);
     };
@@ -325,7 +325,7 @@ fn versions<'d, R: ReadRef<'d>>(
             // Entries can point back at themselves.
             left = left.saturating_sub(1);
             if left == 0 {
-                return Err(Trouble::Malformed("its versions have no end".to_owned()));
+                return Err(ParseError::Malformed("its versions have no end".to_owned()));
             }
             let version = text(aux.name(endian, strings)?);
             let Some((family, numbers)) = version.rsplit_once('_') else {
@@ -342,7 +342,7 @@ fn versions<'d, R: ReadRef<'d>>(
 }
 
 /// Returns whether there is memory for so many bytes, before they are read.
-fn fits(budget: &Budget, bytes: u64) -> Result<(), Trouble> {
+fn fits(budget: &Budget, bytes: u64) -> Result<(), ParseError> {
     budget.hold(bytes)?;
     budget.free(bytes);
     Ok(())

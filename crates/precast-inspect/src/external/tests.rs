@@ -18,7 +18,7 @@ fn write(dir: &TempDir, name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-fn told(bytes: &[u8]) -> Result<Report, ForeignError> {
+fn told(bytes: &[u8]) -> Result<Report, ExternalError> {
     let dir = tempfile::tempdir().unwrap();
     inspect(&write(&dir, "file", bytes))
 }
@@ -230,18 +230,18 @@ fn what_is_not_known_is_said() {
         b"{\"a\":1}",
     ] {
         assert!(
-            matches!(told(bytes), Err(ForeignError::Unknown { .. })),
+            matches!(told(bytes), Err(ExternalError::Unknown { .. })),
             "{bytes:?}"
         );
     }
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(
         inspect(dir.path()),
-        Err(ForeignError::NotAFile { .. })
+        Err(ExternalError::NotAFile { .. })
     ));
     assert!(matches!(
         inspect(&dir.path().join("none")),
-        Err(ForeignError::Io { .. })
+        Err(ExternalError::Io { .. })
     ));
 }
 
@@ -250,10 +250,10 @@ fn giant_counts_are_errors() {
     // A header longer than the format allows, and one longer than the file.
     let mut bytes = 0xffff_ffff_u64.to_le_bytes().to_vec();
     bytes.push(b'{');
-    assert!(matches!(told(&bytes), Err(ForeignError::TooLarge { .. })));
+    assert!(matches!(told(&bytes), Err(ExternalError::TooLarge { .. })));
     let mut bytes = 99_999_999_u64.to_le_bytes().to_vec();
     bytes.push(b'{');
-    assert!(matches!(told(&bytes), Err(ForeignError::Malformed { .. })));
+    assert!(matches!(told(&bytes), Err(ExternalError::Malformed { .. })));
     // A shape whose product overflows, offsets that overlap, bytes that are left over.
     for (header, data) in [
         (
@@ -275,7 +275,7 @@ fn giant_counts_are_errors() {
     ] {
         let found = told(&tensors_file(header, data));
         assert!(
-            matches!(found, Err(ForeignError::Malformed { .. })),
+            matches!(found, Err(ExternalError::Malformed { .. })),
             "{header}: {found:?}"
         );
     }
@@ -286,7 +286,7 @@ fn giant_counts_are_errors() {
     bytes[table + 32..table + 40].copy_from_slice(&0x7fff_ffff_u64.to_le_bytes());
     assert!(matches!(
         told(&bytes),
-        Err(ForeignError::TooLarge { .. } | ForeignError::Malformed { .. })
+        Err(ExternalError::TooLarge { .. } | ExternalError::Malformed { .. })
     ));
     // Members: the end record claims 65535 of them.
     let mut bytes = package();
@@ -300,13 +300,13 @@ fn a_bomb_is_stopped_at_the_limit() {
     let zeros = vec![b' '; (65 << 20) + 1];
     let bytes = zipped(&[("m/a_metadata.json", &zeros, CompressionMethod::Deflated)]);
     assert!(bytes.len() < 1 << 20);
-    assert!(matches!(told(&bytes), Err(ForeignError::TooLarge { .. })));
+    assert!(matches!(told(&bytes), Err(ExternalError::TooLarge { .. })));
 }
 
 /// Returns why a file is refused for what it would cost.
 fn refused(bytes: &[u8]) -> String {
     match told(bytes) {
-        Err(ForeignError::TooLarge { why, .. }) => why,
+        Err(ExternalError::TooLarge { why, .. }) => why,
         other => panic!("{:?}", other.map(|report| report.size)),
     }
 }

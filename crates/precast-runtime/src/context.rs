@@ -4,8 +4,8 @@
 //! while it is captured, so there one per artifact serves all its steps, bound anew for each of them: 24 equal blocks load
 //! their code once. Where a graph answers, no other containers are made.
 //!
-//! Whoever runs a program takes a lane and has it alone until the call is over, so no container ever has two callers.
-//! Lanes are made when they are first needed, up to a limit, and kept; callers beyond it wait. A lane that was bound to
+//! Whoever runs a program takes an execution context and has it alone until the call is over, so no container ever has two callers.
+//! ExecutionContexts are made when they are first needed, up to a limit, and kept; callers beyond it wait. An execution context that was bound to
 //! an earlier weight set is bound to the new one before it is handed out, so a call sees one weight set, whole.
 
 use std::{
@@ -27,14 +27,14 @@ use super::{
     ffi::{Container, Handle, Library, Meta, Operators, RawStream, RunError, Stolen, Weight},
     pad::Buffers,
     pool::{Held, Pool, Wait},
-    prepared::Bound,
+    prepacked::Bound,
     weights::{Weights, bytes_of},
 };
 
 /// Tensor handles of one call.
 pub(super) type Handles = SmallVec<[Handle; 8]>;
 
-/// What the lanes of one program on one device are made of.
+/// What the execution contexts of one program on one device are made of.
 pub(super) struct Plan {
     pub program: Arc<Program>,
     pub module: Arc<str>,
@@ -56,7 +56,7 @@ pub(super) struct PlanStep {
 }
 
 /// One caller's containers.
-pub(super) struct Lane {
+pub(super) struct ExecutionContext {
     // Before the weights, which the containers point to.
     containers: Vec<Container>,
     /// For each step its container and what that is bound to before the step, where steps share containers.
@@ -64,7 +64,7 @@ pub(super) struct Lane {
     pub weights: Arc<Weights>,
     /// Where what was made of them lies, sorted.
     made: Vec<usize>,
-    /// Which of [`Lanes`]' swaps they came with.
+    /// Which of [`ExecutionContexts`]' swaps they came with.
     swaps: u64,
     pub buffers: Buffers,
 }
@@ -76,43 +76,43 @@ struct Turn {
 }
 
 impl Plan {
-    /// Makes a lane bound to `weights`.
-    pub fn lane(&self, weights: Arc<Weights>) -> Result<Lane, RuntimeError> {
+    /// Makes an execution context bound to `weights`.
+    pub fn context(&self, weights: Arc<Weights>) -> Result<ExecutionContext, RuntimeError> {
         let containers = self.steps.iter().map(|step| self.container(step));
-        let mut lane = self.empty(weights.clone());
-        lane.containers = containers.collect::<Result<_, _>>()?;
-        self.bind(&mut lane, weights)?;
-        Ok(lane)
+        let mut context = self.empty(weights.clone());
+        context.containers = containers.collect::<Result<_, _>>()?;
+        self.bind(&mut context, weights)?;
+        Ok(context)
     }
 
-    /// Makes a lane whose steps share one container per artifact, for what runs it a few times only.
-    pub fn shared_lane(&self, weights: Arc<Weights>) -> Result<Lane, RuntimeError> {
-        let mut lane = self.empty(weights);
+    /// Makes an execution context whose steps share one container per artifact, for what runs it a few times only.
+    pub fn shared_context(&self, weights: Arc<Weights>) -> Result<ExecutionContext, RuntimeError> {
+        let mut context = self.empty(weights);
         let mut known: BTreeMap<Digest, usize> = BTreeMap::new();
         let mut turns = Vec::with_capacity(self.steps.len());
         for (step, record) in self.steps.iter().zip(&self.program.steps) {
             let container = match known.get(&record.artifact) {
                 Some(&container) => container,
                 None => {
-                    lane.containers.push(self.container(step)?);
-                    known.insert(record.artifact, lane.containers.len() - 1);
-                    lane.containers.len() - 1
+                    context.containers.push(self.container(step)?);
+                    known.insert(record.artifact, context.containers.len() - 1);
+                    context.containers.len() - 1
                 }
             };
             let weights = self.constants(
                 &step.artifact,
                 record,
-                &lane.containers[container],
-                &lane.weights,
+                &context.containers[container],
+                &context.weights,
             )?;
             turns.push(Turn { container, weights });
         }
-        lane.turns = Some(turns);
-        Ok(lane)
+        context.turns = Some(turns);
+        Ok(context)
     }
 
-    fn empty(&self, weights: Arc<Weights>) -> Lane {
-        Lane {
+    fn empty(&self, weights: Arc<Weights>) -> ExecutionContext {
+        ExecutionContext {
             containers: Vec::new(),
             turns: None,
             weights,
@@ -141,27 +141,32 @@ impl Plan {
         Ok(container)
     }
 
-    /// Binds a lane of [`Self::lane`] to a weight set. On failure the lane must not be used.
-    pub fn bind(&self, lane: &mut Lane, weights: Arc<Weights>) -> Result<(), RuntimeError> {
-        lane.made.clear();
+    /// Binds an execution context of [`Self::context`] to a weight set. On failure the execution context must not be used.
+    pub fn bind(
+        &self,
+        context: &mut ExecutionContext,
+        weights: Arc<Weights>,
+    ) -> Result<(), RuntimeError> {
+        context.made.clear();
         for ((step, record), container) in self
             .steps
             .iter()
             .zip(&self.program.steps)
-            .zip(&mut lane.containers)
+            .zip(&mut context.containers)
         {
             let bound = self.constants(&step.artifact, record, container, &weights)?;
             let dense = bound.iter().map(|weight| weight.handle().meta());
             let places = dense.filter(Meta::dense).map(|meta| meta.storage());
-            lane.made
+            context
+                .made
                 .extend(places.filter(|&place| !self.owns(&weights, place)));
             container
                 .bind(bound)
                 .map_err(|reason| self.no_container(&step.artifact, reason))?;
         }
-        lane.made.sort_unstable();
-        lane.made.dedup();
-        lane.weights = weights;
+        context.made.sort_unstable();
+        context.made.dedup();
+        context.weights = weights;
         Ok(())
     }
 
@@ -215,12 +220,12 @@ impl Plan {
             .collect()
     }
 
-    /// Runs the steps on one lane and returns the program's results in order, and behind them the outcomes of its checks.
+    /// Runs the steps on one execution context and returns the program's results in order, and behind them the outcomes of its checks.
     ///
     /// Every value is dropped after the last step that reads it.
     pub fn execute(
         &self,
-        lane: &mut Lane,
+        context: &mut ExecutionContext,
         inputs: Handles,
         stream: RawStream,
     ) -> Result<Handles, RuntimeError> {
@@ -230,7 +235,7 @@ impl Plan {
             *value = Some(input);
         }
         for (i, (step, record)) in self.steps.iter().zip(&self.program.steps).enumerate() {
-            let container = lane
+            let container = context
                 .container(i)
                 .map_err(|reason| self.no_container(&step.artifact, reason))?;
             let mut stolen = Stolen::default();
@@ -326,7 +331,7 @@ impl Plan {
     }
 }
 
-impl Lane {
+impl ExecutionContext {
     /// Returns whether an address is that of something made of the weights.
     pub fn made(&self, address: usize) -> bool {
         self.made.binary_search(&address).is_ok()
@@ -344,18 +349,18 @@ impl Lane {
     }
 }
 
-/// The lanes of one program.
-pub(super) struct Lanes {
-    pool: Pool<Lane>,
+/// The execution contexts of one program.
+pub(super) struct ExecutionContexts {
+    pool: Pool<ExecutionContext>,
     weights: Mutex<Arc<Weights>>,
-    /// Counts swaps: a lane of an earlier count is bound again before it is handed out.
+    /// Counts swaps: an execution context of an earlier count is bound again before it is handed out.
     swaps: AtomicU64,
 }
 
-/// A lane that its holder has alone; it goes back on drop, also when a run fails.
-pub(super) struct Taken<'a>(Held<'a, Lane>);
+/// An execution context that its holder has alone; it goes back on drop, also when a run fails.
+pub(super) struct Taken<'a>(Held<'a, ExecutionContext>);
 
-impl Lanes {
+impl ExecutionContexts {
     /// Starts with none.
     pub fn new(weights: Arc<Weights>, limit: usize) -> Self {
         Self {
@@ -365,35 +370,39 @@ impl Lanes {
         }
     }
 
-    /// Takes a lane that is bound to the newest weights; waits while all are taken.
+    /// Takes an execution context that is bound to the newest weights; waits while all are taken.
     pub fn take(&self, plan: &Plan, wait: Wait) -> Result<Taken<'_>, RuntimeError> {
         let held = self.pool.take(wait);
         let mut held = held.ok_or_else(|| plan.busy(self.pool.limit()))?;
-        // Read after the lane is the caller's: a swap that was over before the call is seen.
+        // Read after the execution context is the caller's: a swap that was over before the call is seen.
         let swaps = self.swaps.load(Ordering::Acquire);
-        let lane = match held.take() {
-            Some(lane) if lane.swaps == swaps => lane,
+        let context = match held.take() {
+            Some(context) if context.swaps == swaps => context,
             other => self.bound(plan, other)?,
         };
-        held.put(lane);
+        held.put(context);
         Ok(Taken(held))
     }
 
-    /// Makes a lane, or binds an earlier one, to the newest weights.
-    fn bound(&self, plan: &Plan, lane: Option<Lane>) -> Result<Lane, RuntimeError> {
+    /// Makes an execution context, or binds an earlier one, to the newest weights.
+    fn bound(
+        &self,
+        plan: &Plan,
+        context: Option<ExecutionContext>,
+    ) -> Result<ExecutionContext, RuntimeError> {
         let (weights, swaps) = {
             let weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
             (weights.clone(), self.swaps.load(Ordering::Acquire))
         };
-        let mut lane = match lane {
-            Some(mut lane) => {
-                plan.bind(&mut lane, weights)?;
-                lane
+        let mut context = match context {
+            Some(mut context) => {
+                plan.bind(&mut context, weights)?;
+                context
             }
-            None => plan.lane(weights)?,
+            None => plan.context(weights)?,
         };
-        lane.swaps = swaps;
-        Ok(lane)
+        context.swaps = swaps;
+        Ok(context)
     }
 
     /// Makes every call that begins from now on use `weights`. Those under way finish with what they have.
@@ -405,8 +414,8 @@ impl Lanes {
 }
 
 impl Taken<'_> {
-    /// Returns the lane.
-    pub fn lane(&mut self) -> Result<&mut Lane, RuntimeError> {
+    /// Returns the execution context.
+    pub fn context(&mut self) -> Result<&mut ExecutionContext, RuntimeError> {
         // It is there until `drop`; the error is never seen.
         self.0.get().ok_or(RuntimeError::Devices)
     }

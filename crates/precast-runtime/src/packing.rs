@@ -1,7 +1,7 @@
 //! Which tensors of a weight set lie one behind the other on a device: those that artifacts take as one.
 //!
 //! An artifact may want several matrices as one, since one product is faster than several of the same rows. Made like any
-//! other [`super::prepared`] constant that would be a copy, and such matrices are most of a transformer. Where the parts
+//! other [`super::prepacked`] constant that would be a copy, and such matrices are most of a transformer. Where the parts
 //! lie without a gap, it is a view of them, and costs nothing.
 
 use std::{
