@@ -3,6 +3,6 @@
 //! Loading libtorch takes a process a fifth of a second. It is a program of its own so that nothing else pays for it: a
 //! build with nothing to do, a listing, a plan.
 
-fn main() -> std::process::ExitCode {
+fn main() {
     precast::cli::main_with_torch()
 }

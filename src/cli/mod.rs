@@ -270,7 +270,7 @@ pub fn main() -> ExitCode {
 
 /// Runs the command line of this process, with libtorch in it.
 #[cfg(feature = "torch")]
-pub fn main_with_torch() -> ExitCode {
+pub fn main_with_torch() -> ! {
     let torch: WithTorch = |command, context| match command {
         Command::Run(args) => run::run(args, context),
         Command::Bench(args) => bench::run(args, context),
@@ -280,8 +280,7 @@ pub fn main_with_torch() -> ExitCode {
     };
     let code = run(std::env::args_os().collect(), torch);
     // Programs may still be loaded in the background.
-    crate::runtime::shut_down();
-    code.into()
+    crate::runtime::exit(code)
 }
 
 fn run(args: Vec<OsString>, torch: WithTorch) -> u8 {

@@ -95,7 +95,7 @@ pub use precast_store::{Device, Store};
 
 pub use arrays::{Argument, Array, Element, Value};
 pub use background::Timings;
-pub use ending::shut_down;
+pub use ending::{exit, shut_down};
 pub use error::{NoFit, RuntimeError};
 pub use ffi::{DeviceMemory, Scope, Stream};
 pub use graphs::Session;
