@@ -113,6 +113,17 @@ FAULTS: dict[str, tuple[str, str, str, list[Any], str | None]] = {
         [MASK],
         "kept = x.masked_fill(~mask, 0)",
     ),
+    "a comparison as an index that is written to": (
+        "value-size",
+        "low",
+        """
+        y = torch.stack([x, x], -1)
+        y[x > 1] = 0  # here
+        return y
+        """,
+        [],
+        "y = y.masked_fill((x > 1)[..., None], 0)",
+    ),
     "masked_select": ("value-size", "high", "return torch.masked_select(x, mask)  # here", [MASK], None),
     "unique": ("value-size", "high", "return torch.unique(x)  # here", [], None),
     "print": (

@@ -130,7 +130,7 @@ def masked(statement: ast.stmt | None, facts: dict[str, Any]) -> Mend:
             return Mend("fill with the mask", [f"{name} = {name}.masked_fill({_wide(mask, facts)}, {value})"])
         lines = [
             f"values = {value}",
-            f"rows = ({mask}.flatten().cumsum(0) - 1).clamp(0, values.shape[0] - 1)",
+            f"rows = ({_operand(mask)}.flatten().cumsum(0) - 1).clamp(0, values.shape[0] - 1)",
             f"{name} = torch.where({_wide(mask, facts)}, values[rows].view_as({name}), {name})",
         ]
         return Mend("number the places of the mask with `cumsum`, and choose with `torch.where`", lines)
@@ -143,12 +143,18 @@ def masked(statement: ast.stmt | None, facts: dict[str, Any]) -> Mend:
 
 def _wide(mask: str, facts: dict[str, Any]) -> str:
     missing = (facts.get("rank") or 0) - (facts.get("mask") or 0)
-    return f"{mask}[{', '.join(['...'] + ['None'] * missing)}]" if missing > 0 else mask
+    return f"{_operand(mask)}[{', '.join(['...'] + ['None'] * missing)}]" if missing > 0 else mask
+
+
+def _operand(text: str) -> str:
+    """Returns an expression as something that an index or an attribute may follow."""
+    node = ast.parse(text, mode="eval").body
+    return text if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
 
 
 def _filled(node: ast.AST, facts: dict[str, Any]) -> ast.AST | None:
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Name):
-        mask = ast.Name(_wide(f"~{node.slice.id}", facts).replace(f"~{node.slice.id}[", f"(~{node.slice.id})["))
+        mask = ast.Name(_wide(f"~{node.slice.id}", facts))
         return ast.Call(ast.Attribute(node.value, "masked_fill"), [mask, ast.Constant(0)], [])
     return None
 
