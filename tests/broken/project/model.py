@@ -81,7 +81,7 @@ class WritesInput(nn.Module):
 
 @torch.library.custom_op("broken::python_only", mutates_args=())
 def python_only(x: Tensor) -> Tensor:
-    return x * 2
+    return torch.from_numpy(x.numpy() * 2)
 
 
 @python_only.register_fake
