@@ -4,15 +4,12 @@
 //! [`shut_down`].
 
 use std::{
-    io::{self, Write as _},
     sync::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
-
-use crate::ffi;
 
 /// Calls under way somewhere: each replica of a model has its own, so that they share no cache line.
 pub type Count = AtomicUsize;
@@ -82,17 +79,6 @@ pub fn shut_down() -> bool {
         std::thread::sleep(Duration::from_micros(200));
     }
     true
-}
-
-/// As [`shut_down`]; then ends the process, without the destructors of libtorch and of CUDA's libraries.
-///
-/// They free what the system takes back anyway, and take long: 0.2 s after a start of 1 s on an H200. For a command that
-/// ends with its answer. A service that has exit handlers of its own calls [`shut_down`] and exits as it does.
-pub fn exit(code: u8) -> ! {
-    shut_down();
-    // Whoever read it may be gone.
-    let _ = io::stdout().flush();
-    ffi::exit(code.into())
 }
 
 fn idle() -> bool {

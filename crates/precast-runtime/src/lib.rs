@@ -42,7 +42,7 @@
 //! dispatch, ending, pool, problem, source
 //! error
 //! ffi, tensors, threads
-//! host, operators, validate
+//! exit, host, operators, validate
 //! peak
 //! * arrays, background, context, cost, eager, flags, graphs, identity, loader, model, outputs, packing, pad, prepacked, program, replica, runtime, stats, trial, variant, watch, weights, wiring
 //! prefetched, swap
@@ -60,6 +60,7 @@ mod dispatch;
 mod eager;
 mod ending;
 mod error;
+mod exit;
 mod ffi;
 mod flags;
 mod graphs;
@@ -95,8 +96,9 @@ pub use precast_store::{Device, Store};
 
 pub use arrays::{Argument, Array, Element, Value};
 pub use background::Timings;
-pub use ending::{exit, shut_down};
+pub use ending::shut_down;
 pub use error::{NoFit, RuntimeError};
+pub use exit::exit;
 pub use ffi::{DeviceMemory, Scope, Stream};
 pub use graphs::Session;
 pub use host::{device_memory, host};
