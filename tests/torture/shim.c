@@ -74,6 +74,15 @@ __attribute__((destructor)) static void finish(void)
     if (mode == COUNT && out >= 0) dprintf(out, "%d\n", calls);
 }
 
+/* The end without destructors. */
+void _exit(int code)
+{
+    REAL(void, _exit, int);
+    finish();
+    real(code);
+    __builtin_unreachable();
+}
+
 /* Returns the absolute path in `buffer`, or NULL. */
 static const char *absolute(int folder, const char *path, char *buffer)
 {
