@@ -165,7 +165,7 @@ def _dim_name(axis: int, rank: int, taken: set[str]) -> str:
 def _try(opened: Any, draft: Draft) -> None:
     """Frees the first axis of all inputs, and the second of those of token ids, where the model runs at other sizes."""
     wrapped = call.wrap(opened.model, "forward", [spec["name"] for spec in draft.specs])
-    ids = [spec for spec in draft.specs if not spec["dtype"].startswith(("float", "bfloat"))]
+    ids = [spec for spec in draft.specs if not _floating(spec)]
     for name, axis, own in (("batch", 0, draft.specs), ("seq", 1, ids)):
         sizes = {spec["shape"][axis] for spec in own if len(spec["shape"]) > axis}
         if len(sizes) != 1 or not all(len(spec["shape"]) > axis for spec in own):
@@ -200,12 +200,16 @@ def _named(spec: dict[str, Any]) -> dict[str, Any]:
 def _pad(spec: dict[str, Any]) -> Any:
     if spec["dtype"] == "bool":
         return False
-    return 0.0 if spec["dtype"].startswith(("float", "bfloat")) else 0
+    return 0.0 if _floating(spec) else 0
+
+
+def _floating(spec: dict[str, Any]) -> bool:
+    return spec["dtype"].startswith(("float", "bfloat"))
 
 
 def _range(spec: dict[str, Any], limit: Any, value: Any) -> list[int] | None:
     """Returns the values that an integer input may have: rows of the tables it indexes, or zero and one for a mask."""
-    if spec["dtype"] == "bool" or spec["dtype"].startswith(("float", "bfloat")):
+    if spec["dtype"] == "bool" or _floating(spec):
         return None
     if limit is not None and limit.end > max(limit.low, 0):
         return [max(limit.low, 0), limit.end]

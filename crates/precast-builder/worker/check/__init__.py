@@ -24,7 +24,7 @@ from ..wire import Failure, Wire
 from . import breaks, calls, observe, shapes
 from .finding import HIGH, MEDIUM, Finding, Mend, ordered
 from .lines import Lines
-from .sources import Sources
+from .sources import Sources, made
 
 __all__ = ["check"]
 
@@ -91,13 +91,9 @@ def _training(opened: Any, sources: Sources) -> list[Finding]:
     """Finds a model that the entry returned in training mode."""
     if not opened.training:
         return []
-    place = sources.at(opened.place)
     why = f"the entry returns the model in training mode ({opened.training}): it is built in eval mode"
     mend = Mend("return it in eval mode", ["return model.eval()"])
-    one = Finding("training-mode", MEDIUM, why, mend)
-    if place is not None:
-        one.location, one.function, one.source = place.location, place.function, place.source
-    return [one]
+    return [made(sources.at(opened.place), "training-mode", MEDIUM, why, mend)]
 
 
 def _failed(error: BaseException, what: str, opened: Any, sources: Sources) -> Finding:

@@ -43,7 +43,6 @@ class Captured:
 
     error: BaseException | None = None
     location: str | None = None
-    traced: Any = None
     # Calls of artifacts in the program, and distinct artifacts.
     steps: int | None = None
     artifacts: int | None = None
@@ -60,7 +59,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wi
         cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
         place = error.location if isinstance(error, Failure) else None
         return Captured(error, place or failures.location(cause, opened.root))
-    return Captured(traced=traced, steps=len(parts), artifacts=len(texts))
+    return Captured(steps=len(parts), artifacts=len(texts))
 
 
 def judge(

@@ -8,8 +8,8 @@ from typing import Any
 
 from . import mends
 from .finding import HIGH, LOW, MEDIUM, Finding, Mend
-from .lines import made
 from .observe import Call, Seen
+from .sources import made
 
 _READS = {"item", "tolist", "__int__", "__float__", "__index__", "__complex__", "__contains__"}
 _NUMPY = {"numpy", "__array__"}

@@ -15,7 +15,7 @@ from ..torch_private import overloads
 from . import mends
 from .finding import HIGH, LOW, MEDIUM, Finding, Mend
 from .observe import MISSING, resolve
-from .sources import Place
+from .sources import Place, made
 
 _CHANGES = {"append", "extend", "insert", "pop", "remove", "clear", "update", "setdefault", "popitem", "add", "discard"}
 _LOGS = {"debug", "info", "warning", "warning_once", "warn", "error", "exception", "critical", "log"}
@@ -108,13 +108,6 @@ def _operator_name(func: ast.expr, frame: FrameType) -> str | None:
     if len(parts) >= 4 and parts[1] == "ops" and resolve(ast.Name(parts[0]), frame) is torch:
         return f"{parts[2]}::{parts[3]}"
     return None
-
-
-def made(place: Place | None, category: str, severity: str, why: str, mend: Mend) -> Finding:
-    """Returns a finding at a line of the project."""
-    if place is None:
-        return Finding(category, severity, why, mend)
-    return Finding(category, severity, why, mend, place.location, place.function, place.source)
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:

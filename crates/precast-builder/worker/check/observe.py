@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
-from .. import structure
 from ..torch_private import fake
 from .sources import Place, Sources, executable
 
@@ -38,12 +37,8 @@ class Seen:
     """What one run showed."""
 
     calls: list[Call] = field(default_factory=list)
-    # First visit of each line: the place and a function that resolves names of the frame.
-    lines: dict[tuple[str, int], Place] = field(default_factory=dict)
-    values: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     codes: dict[CodeType, set[int]] = field(default_factory=dict)
     error: BaseException | None = None
-    returned: Any = None
 
     def skipped(self) -> dict[str, int]:
         """Returns how many lines did not run of each function that did, by qualified name."""
@@ -65,28 +60,25 @@ def watch(function: Callable[..., Any], inputs: list[Any], held: dict[int, str],
     own.update({fake.storage(value): "an input" for value in given})
     with torch.no_grad(), _lines(seen, sources, visit), _calls(seen, sources, own):
         try:
-            seen.returned = function(*given)
+            function(*given)
         except Exception as error:
             seen.error = error
     return seen
 
 
-def shapes(returned: Any) -> list[tuple[int, ...]]:
-    """Returns the shapes of the tensors in an answer."""
-    return [tuple(tensor.shape) for tensor in structure.tensors_of(returned)]
-
-
 @contextmanager
 def _lines(seen: Seen, sources: Sources, visit: Any) -> Iterator[None]:
+    visited: set[tuple[str, int]] = set()
+
     def local(frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":
             code = frame.f_code
             key = (code.co_filename, frame.f_lineno)
             seen.codes.setdefault(code, set()).add(frame.f_lineno)
-            if key not in seen.lines:
+            if key not in visited:
+                visited.add(key)
                 place = sources.place(*key)
                 assert place is not None
-                seen.lines[key] = place
                 visit(place, frame)
         return local
 

@@ -17,9 +17,8 @@ from .. import dynamic, failures, samples, structure
 from ..torch_private import drafts, exported, symbols
 from . import mends
 from .finding import HIGH, LOW, MEDIUM, Finding, Mend
-from .lines import made
 from .observe import Seen
-from .sources import Place, Sources
+from .sources import Place, Sources, made
 
 
 @dataclass
@@ -111,9 +110,14 @@ def _free(opened: Any, specs: list[dict[str, Any]], at: dict[str, int], free: An
     """Returns inputs at some sizes, and which of their axes are free."""
     from torch.export import Dim
 
+    axes = ({axis: Dim.AUTO for axis, dim in enumerate(spec["dims"]) if dim in free} for spec in specs)
+    return _inputs(opened, specs, at), tuple(axes)
+
+
+def _inputs(opened: Any, specs: list[dict[str, Any]], at: dict[str, int]) -> list[Any]:
+    """Returns inputs at some sizes."""
     moved = [capturing.at_sizes(spec, at) for spec in specs]
-    inputs = [samples.lowest(spec, spec["shape"], opened.device) for spec in moved]
-    return inputs, tuple({axis: Dim.AUTO for axis, dim in enumerate(spec["dims"]) if dim in free} for spec in moved)
+    return [samples.lowest(spec, spec["shape"], opened.device) for spec in moved]
 
 
 def _symbolic(error: BaseException) -> bool:
@@ -257,9 +261,7 @@ def _at_one(
 
     answers = []
     for size in (2, 1):
-        at = {**sizes, dim: size}
-        moved = [capturing.at_sizes(spec, at) for spec in specs]
-        inputs = [samples.lowest(spec, spec["shape"], opened.device) for spec in moved]
+        inputs = _inputs(opened, specs, {**sizes, dim: size})
         try:
             with torch.no_grad():
                 answers.append([tensor.dim() for tensor in structure.tensors_of(wrapped(*inputs))])

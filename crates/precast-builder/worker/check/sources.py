@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 from .. import failures
+from .finding import Finding, Mend
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -118,3 +119,10 @@ def header_end(statement: ast.stmt) -> int:
 def executable(code: CodeType) -> set[int]:
     """Returns the lines of a function that can run."""
     return {line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno}
+
+
+def made(place: Place | None, category: str, severity: str, why: str, mend: Mend) -> Finding:
+    """Returns a finding at a line of the project; `place` is none where it has no line there."""
+    if place is None:
+        return Finding(category, severity, why, mend)
+    return Finding(category, severity, why, mend, place.location, place.function, place.source)
