@@ -22,7 +22,7 @@ use crate::{
         protocol::{AskedInput, Axis},
     },
     record::Dtype,
-    spec::Spec,
+    spec::{self, Spec, is_identifier},
     target::DeviceKind,
 };
 
@@ -148,25 +148,12 @@ fn write(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
 }
 
 fn callable(text: &str, what: &str) -> Result<(), Usage> {
-    let good = |part: &str| {
-        let mut letters = part.chars();
-        letters
-            .next()
-            .is_some_and(|c| c.is_alphabetic() || c == '_')
-            && letters.all(|c| c.is_alphanumeric() || c == '_')
-    };
-    let parts = text.split_once(':');
-    let named = |(module, name): (&str, &str)| {
-        module.split('.').chain(name.split('.')).all(good) && !module.ends_with(".py")
-    };
-    match parts.is_some_and(named) {
+    // The file's name passes for a module `py` in a package.
+    match spec::is_callable(text) && !text.contains(".py:") {
         true => Ok(()),
         false => Err(Usage {
             message: format!("{what} must be `module:callable`, not `{text}`"),
-            hint: match text.split_once(".py:") {
-                Some((module, name)) => format!("write `{}:{name}`", module.replace('/', ".")),
-                None => "write `model:load` for the function `load` in `model.py`".to_owned(),
-            },
+            hint: spec::callable_help(text),
         }),
     }
 }
@@ -179,19 +166,14 @@ fn input(text: &str) -> Result<AskedInput, String> {
         .strip_suffix(']')
         .and_then(|rest| rest.split_once('['))
         .ok_or_else(wrong)?;
-    let word = |text: &str| {
-        !text.is_empty()
-            && !text.starts_with(|c: char| c.is_ascii_digit())
-            && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-    };
-    if !word(name.trim()) {
+    if !is_identifier(name.trim()) {
         return Err(format!("`{}` is not the name of an input", name.trim()));
     }
     let dtype: Dtype = serde_json::from_value(dtype.trim().into())
         .map_err(|_| format!("unknown dtype `{}`", dtype.trim()))?;
     let axis = |size: &str| match size.trim().parse::<u64>() {
         Ok(size) if size > 0 => Ok(Axis::Fixed(size)),
-        _ if word(size.trim()) => Ok(Axis::Named(size.trim().to_owned())),
+        _ if is_identifier(size.trim()) => Ok(Axis::Named(size.trim().to_owned())),
         _ => Err(format!(
             "`{}` is neither a size nor a name for one",
             size.trim()

@@ -8,6 +8,15 @@ use crate::{
     schemas::check,
 };
 
+const FROM_SAMPLE: [&str; 6] = [
+    "init",
+    "model:load",
+    "-f",
+    "new.toml",
+    "--sample",
+    "model:load",
+];
+
 #[test]
 fn a_spec_with_comments_that_can_be_planned() {
     let sandbox = Sandbox::new();
@@ -15,15 +24,7 @@ fn a_spec_with_comments_that_can_be_planned() {
         "model.py",
         "DECLARED = {\"encoder\": {\"forward\": {\"mode\": \"max-autotune\"}}}",
     );
-    let args = [
-        "init",
-        "model:load",
-        "-f",
-        "new.toml",
-        "--sample",
-        "model:load",
-    ];
-    assert_run!(sandbox, args, @"
+    assert_run!(sandbox, FROM_SAMPLE, @"
     exit code 0
     ----- stderr
     wrote `new.toml`: `precast check` says what will break, `precast build` builds it
@@ -117,15 +118,7 @@ fn nested_inputs_are_left_to_the_samples() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: inputs are nested");
     sandbox.append("model.py", "# fake: capture fails");
-    let args = [
-        "init",
-        "model:load",
-        "-f",
-        "new.toml",
-        "--sample",
-        "model:load",
-    ];
-    assert_run!(sandbox, args, @"
+    assert_run!(sandbox, FROM_SAMPLE, @"
     exit code 0
     ----- stderr
     note: it can't be captured

@@ -13,10 +13,8 @@ use super::{
     BuildError, Launcher,
     capture::inputs_request,
     engine::{in_spec, open_model},
-    limits::{Limits, Stop},
     protocol::{Checked, ModuleRequest, Opened, Request, Sampled},
-    scratch::{Scratch, sweep},
-    worker::Worker,
+    worker::{self, Worker},
 };
 use crate::{
     plan::{self, forms},
@@ -61,33 +59,37 @@ pub fn check(
     note: &dyn Fn(&str),
     begin: &dyn Fn(&str),
 ) -> Result<Vec<CheckedModule>, BuildError> {
-    check_all(options, note, begin).map_err(|error| in_spec(options.spec, error))
+    let CheckOptions {
+        launcher,
+        scratch,
+        cancel,
+        ..
+    } = options;
+    let work = |worker: &mut Worker| check_all(options, worker, note, begin);
+    worker::alone(launcher, scratch, "check", cancel, work)
+        .map_err(|error| in_spec(options.spec, error))
 }
 
 fn check_all(
     options: &CheckOptions<'_>,
+    worker: &mut Worker,
     note: &dyn Fn(&str),
     begin: &dyn Fn(&str),
 ) -> Result<Vec<CheckedModule>, BuildError> {
     let spec = options.spec;
-    sweep(&options.scratch, false);
-    let scratch = Scratch::new(&options.scratch)?;
-    let (limits, stop) = (Limits::new(None), Stop::new(&options.cancel));
-    let mut worker = Worker::spawn(&options.launcher, scratch.path(), "check", &limits, &stop)?;
-    worker.hello()?;
-    let opened = open_model(spec, &CommandLine::default(), &mut worker)?;
+    let opened = open_model(spec, &CommandLine::default(), worker)?;
     opened.notes.iter().for_each(|text| note(text));
     let mut found = Vec::new();
     for (index, module) in spec.modules.iter().enumerate() {
         let title = spec.title(index);
         begin(&title);
-        found.push(one(spec, module, title, true, &opened, &mut worker)?);
+        found.push(one(spec, module, title, true, &opened, worker)?);
     }
     if options.all {
         for module in submodules(spec, &opened) {
             begin(&module.name);
             let title = module.name.clone();
-            match one(spec, &module, title, false, &opened, &mut worker) {
+            match one(spec, &module, title, false, &opened, worker) {
                 Ok(checked) => found.push(checked),
                 // The model does not call it on its sample inputs, or calls it with what is no tensor.
                 Err(BuildError::Worker(error)) if error.code == "bad_input" => {

@@ -10,10 +10,8 @@ use precast_store::target::DeviceKind;
 
 use super::{
     BuildError, Launcher,
-    limits::{Limits, Stop},
     protocol::{AskedInput, Described, Opened, Request},
-    scratch::{Scratch, sweep},
-    worker::Worker,
+    worker,
 };
 
 /// How long making the model, and looking at it, may take.
@@ -39,11 +37,6 @@ pub struct DescribeOptions {
 
 /// Returns what the model says of itself, and what a spec would say of it.
 pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildError> {
-    sweep(&options.scratch, false);
-    let scratch = Scratch::new(&options.scratch)?;
-    let (limits, stop) = (Limits::new(None), Stop::new(&options.cancel));
-    let mut worker = Worker::spawn(&options.launcher, scratch.path(), "init", &limits, &stop)?;
-    worker.hello()?;
     let open = Request::Open {
         root: options.root.clone(),
         entry: options.entry.clone(),
@@ -51,11 +44,18 @@ pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildE
         also: options.samples.iter().cloned().collect(),
         weights: None,
     };
-    let opened = worker.call(&open, LIMIT, &mut |_| {})?;
     let request = Request::Describe {
         samples: options.samples.clone(),
         inputs: options.inputs.clone(),
     };
-    let described = worker.call(&request, LIMIT, &mut |_| {})?;
-    Ok((opened, described))
+    let DescribeOptions {
+        launcher,
+        scratch,
+        cancel,
+        ..
+    } = options;
+    worker::alone(launcher, scratch, "init", cancel, |worker| {
+        let opened = worker.call(&open, LIMIT, &mut |_| {})?;
+        Ok((opened, worker.call(&request, LIMIT, &mut |_| {})?))
+    })
 }

@@ -11,7 +11,11 @@ use std::{
     io::{BufRead, BufReader, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     process::{Child, ChildStdin},
-    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    sync::{
+        Arc,
+        atomic::AtomicBool,
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -24,6 +28,7 @@ use super::{
     lifeline::Lifeline,
     limits::{Limits, Stop, Watch, ask_for_stack, end_family},
     protocol::{Hello, Line, PROTOCOL, Request},
+    scratch::{Scratch, sweep},
 };
 
 /// How long importing torch may take.
@@ -44,6 +49,22 @@ pub struct Worker {
     ended: bool,
     /// Whether it holds the model, and the same one as the first worker.
     pub opened: bool,
+}
+
+/// Runs `work` with a worker that is alone, and has a folder under `scratch` which goes with it.
+pub fn alone<T>(
+    launcher: &Launcher,
+    scratch: &Path,
+    name: &str,
+    cancel: &Arc<AtomicBool>,
+    work: impl FnOnce(&mut Worker) -> Result<T, BuildError>,
+) -> Result<T, BuildError> {
+    sweep(scratch, false);
+    let folder = Scratch::new(scratch)?;
+    let (limits, stop) = (Limits::new(None), Stop::new(cancel));
+    let mut worker = Worker::spawn(launcher, folder.path(), name, &limits, &stop)?;
+    worker.hello()?;
+    work(&mut worker)
 }
 
 impl Worker {

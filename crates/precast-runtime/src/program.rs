@@ -130,18 +130,21 @@ impl Ready {
             });
         }
         check_layouts(&program, &steps).map_err(malformed)?;
-        let module = program.module.as_str().into();
-        let watch = Watch::new(&program, &module, with.device, false);
         let plan = Plan {
             program: program.clone(),
-            module,
+            module: program.module.as_str().into(),
             device: with.device,
             steps,
             aliases: with.aliases,
             extras: with.extras,
         };
-        let runner = Runner::Artifacts(ExecutionContexts::new(with.weights, with.instances));
-        Ok(Self {
+        let contexts = ExecutionContexts::new(with.weights, with.instances);
+        Ok(Self::new(plan, Runner::Artifacts(contexts), cuts))
+    }
+
+    fn new(plan: Plan, runner: Runner, cuts: Vec<Vec<Cut>>) -> Self {
+        let watch = Watch::new(&plan.program, &plan.module, plan.device, false);
+        Self {
             plan,
             runner,
             graph: None,
@@ -149,7 +152,7 @@ impl Ready {
             refused: None,
             cuts,
             preferred: false,
-        })
+        }
     }
 
     /// Makes and binds the first execution context where calls will take one, so that what can't be bound fails at load and not at a
@@ -180,26 +183,15 @@ impl Ready {
             .map(|output| pad::cuts(output, program.sizes.iter()));
         let cuts = cuts.collect::<Result<_, _>>().map_err(malformed)?;
         let eager = Eager::new(source, &program, archive, &with)?;
-        let module = program.module.as_str().into();
-        let watch = Watch::new(&program, &module, with.device, false);
         let plan = Plan {
+            module: program.module.as_str().into(),
             program,
-            module,
             device: with.device,
             steps: Vec::new(),
             aliases: with.aliases,
             extras: with.extras,
         };
-        let runner = Runner::Eager(eager);
-        Ok(Self {
-            plan,
-            runner,
-            graph: None,
-            watch,
-            refused: None,
-            cuts,
-            preferred: false,
-        })
+        Ok(Self::new(plan, Runner::Eager(eager), cuts))
     }
 
     /// Captures the program into a graph; keeps the reason when that can't be done.

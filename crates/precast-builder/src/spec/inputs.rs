@@ -196,7 +196,8 @@ fn largest_float(dtype: Dtype) -> Option<f64> {
 }
 
 /// Returns whether `text` is an ASCII identifier of Python.
-pub(super) fn is_identifier(text: &str) -> bool {
+/// Returns whether a text can be a name in Python, in ASCII.
+pub fn is_identifier(text: &str) -> bool {
     let mut chars = text.chars();
     chars
         .next()

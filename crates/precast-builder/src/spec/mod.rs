@@ -40,6 +40,8 @@ pub use compile::{
     Backend, Bounds, Compile, Dynamic, Effective, FailPolicy, Mode, Origin, Overrides, effective,
 };
 pub use error::{Problem, SpecError};
+pub use inputs::is_identifier;
+pub use parse::{callable_help, is_callable};
 pub use setting::CommandLine;
 
 use precast_store::{

@@ -314,19 +314,27 @@ fn name<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
 /// Reads `module:callable`.
 fn callable<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
     let text = reader.string(field)?;
-    let good = text.split_once(':').is_some_and(|(module, callable)| {
-        module.split('.').all(inputs::is_identifier)
-            && callable.split('.').all(inputs::is_identifier)
-    });
-    if !good {
+    if !is_callable(text) {
         let message = format!("{} must be `module:callable`, not `{text}`", field.name);
-        let help = match text.split_once(".py:") {
-            Some((module, callable)) => format!("write `{}:{callable}`", module.replace('/', ".")),
-            None => "write `model:load` for the function `load` in `model.py`".to_owned(),
-        };
-        reader.wrong_help(&field.place, message, help);
+        reader.wrong_help(&field.place, message, callable_help(text));
     }
     Some(text.to_owned())
+}
+
+/// Returns whether a text has the form `module:callable`.
+pub fn is_callable(text: &str) -> bool {
+    text.split_once(':').is_some_and(|(module, callable)| {
+        module.split('.').all(inputs::is_identifier)
+            && callable.split('.').all(inputs::is_identifier)
+    })
+}
+
+/// Returns what to write instead of a text that is no `module:callable`.
+pub fn callable_help(text: &str) -> String {
+    match text.split_once(".py:") {
+        Some((module, callable)) => format!("write `{}:{callable}`", module.replace('/', ".")),
+        None => "write `model:load` for the function `load` in `model.py`".to_owned(),
+    }
 }
 
 /// Reads the FQN of a submodule.
