@@ -9,7 +9,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    SEED, bad_calls, crowds, exits, fake, loading, memory, padding, races, real, shim, values,
+    SEED, bad_calls, crowds, exits, fake, loading, memory, only::Only, padding, races, real, shim,
+    values,
 };
 
 const FILE: &str = concat!(
@@ -19,8 +20,7 @@ const FILE: &str = concat!(
 
 struct Report {
     scale: f64,
-    /// What the names of the parts to run begin with: all of them when there is none.
-    only: Option<String>,
+    only: Only,
     parts: BTreeMap<String, Value>,
     /// What went wrong in the parts that ran.
     bad: usize,
@@ -38,7 +38,7 @@ impl Report {
         seed: Option<u64>,
         work: impl FnOnce() -> (T, Vec<String>),
     ) {
-        if !self.asked(name) {
+        if !self.only.has(name) {
             return;
         }
         let begin = Instant::now();
@@ -61,13 +61,8 @@ impl Report {
         self.save();
     }
 
-    fn asked(&self, name: &str) -> bool {
-        let asked = |only: &str| only.split(' ').zip(name.split(' ')).all(|(a, b)| a == b);
-        self.only.as_deref().is_none_or(asked)
-    }
-
     fn skip(&mut self, name: &str, why: &str) {
-        if !self.asked(name) {
+        if !self.only.has(name) {
             return;
         }
         println!("{name}: skipped: {why}");
@@ -125,18 +120,11 @@ pub fn run() {
     let scale = std::env::var("PRECAST_TORTURE_SCALE")
         .ok()
         .and_then(|text| text.parse().ok());
-    let only = std::env::var("PRECAST_TORTURE_ONLY").ok();
-    let only = only.filter(|only| !only.is_empty());
-    let mut parts = BTreeMap::new();
-    if only.is_some() {
-        let text = std::fs::read_to_string(FILE).unwrap_or_default();
-        let before: Value = serde_json::from_str(&text).unwrap_or_default();
-        parts = serde_json::from_value(before["parts"].clone()).unwrap_or_default();
-    }
+    let only = Only::asked_for();
     let mut report = Report {
         scale: scale.unwrap_or(1.0),
+        parts: only.kept(FILE),
         only,
-        parts,
         bad: 0,
     };
     let report = &mut report;

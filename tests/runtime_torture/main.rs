@@ -36,6 +36,8 @@ mod full;
 mod guard;
 mod loading;
 mod memory;
+#[path = "../torture/only.rs"]
+mod only;
 mod padding;
 mod races;
 mod real;

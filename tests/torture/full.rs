@@ -15,7 +15,9 @@ use serde_json::{Value, json};
 use precast::Store;
 
 use crate::{
-    attacks, build, crash, many, mapped, mutate, newer, permissions, readonly, replay,
+    attacks, build, crash, many, mapped, mutate, newer,
+    only::Only,
+    permissions, readonly, replay,
     scene::{self, Random},
     seeds, sound, spread,
 };
@@ -144,26 +146,14 @@ const PARTS: &[Part] = &[
 
 /// Runs all parts, or those whose names begin with the words of `PRECAST_TORTURE_ONLY`: they replace what the file says of them.
 pub fn run() {
-    let told = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-    let scale = told("PRECAST_TORTURE_SCALE").and_then(|text| text.parse().ok());
-    let only = told("PRECAST_TORTURE_ONLY");
+    let scale = std::env::var("PRECAST_TORTURE_SCALE").ok();
+    let only = Only::asked_for();
     let mut report = Report {
-        scale: scale.unwrap_or(1.0),
-        parts: BTreeMap::new(),
+        scale: scale.and_then(|text| text.parse().ok()).unwrap_or(1.0),
+        parts: only.kept(FILE),
     };
-    if let Some(only) = &only {
-        let text = fs::read_to_string(FILE).unwrap_or_default();
-        let before: Value = serde_json::from_str(&text).unwrap_or_default();
-        report.parts = serde_json::from_value(before["parts"].clone()).unwrap_or_default();
-        report
-            .parts
-            .retain(|name, _| name.split(' ').next() != Some(only));
-    }
-    for (name, part) in PARTS {
-        let asked = |only: &str| only.split(' ').zip(name.split(' ')).all(|(a, b)| a == b);
-        if only.as_deref().is_none_or(asked) {
-            part(&mut report);
-        }
+    for (_, part) in PARTS.iter().filter(|(name, _)| only.has(name)) {
+        part(&mut report);
     }
     assert_eq!(report.sum("bad"), 0, "see benches/results/torture.json");
 }

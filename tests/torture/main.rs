@@ -17,6 +17,7 @@ mod many;
 mod mapped;
 mod mutate;
 mod newer;
+mod only;
 mod permissions;
 #[cfg(feature = "sync-points")]
 mod phases;
