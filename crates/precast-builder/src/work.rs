@@ -87,6 +87,8 @@ pub(super) type Starting<'s> = ScopedJoinHandle<'s, Result<Worker, BuildError>>;
 pub(super) struct Slot {
     number: usize,
     worker: Option<Box<Worker>>,
+    /// Whether its worker still counts as one that is being started.
+    starting: bool,
     /// Whether its worker failed to make the same model as the first one: then it captures nothing.
     other_model: bool,
 }
@@ -183,6 +185,7 @@ pub(super) fn run(
             let slot = Slot {
                 number,
                 worker,
+                starting: false,
                 other_model: false,
             };
             let work = &work;
@@ -208,7 +211,7 @@ impl Work<'_> {
         if let Some(starting) = starting {
             // One that could not get ready is started again when there is a task for it.
             slot.worker = starting.join().ok().and_then(Result::ok).map(Box::new);
-            self.lock().idle -= 1;
+            slot.starting = true;
         }
         while let Some(next) = self.next(&mut slot) {
             match next {
@@ -243,6 +246,8 @@ impl Work<'_> {
 
     fn next(&self, slot: &mut Slot) -> Option<Next> {
         let mut state = self.lock();
+        // Under the lock of its first choice: between two, another thread would start a worker for what this one can do.
+        state.idle -= usize::from(std::mem::take(&mut slot.starting));
         loop {
             if self.workers.stop.is_set() && !state.schedule.over() {
                 state.fatal.get_or_insert(BuildError::Interrupted);
