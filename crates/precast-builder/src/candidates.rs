@@ -25,13 +25,9 @@
 use precast_store::{Digest, target::DeviceKind};
 use serde_json::Value;
 
-use super::{
-    BuildError,
-    protocol::{Captured, Segment, SegmentPasses},
-    work::{Job, Work},
-};
+use super::protocol::{Segment, SegmentPasses};
 use crate::{
-    plan::{ArtifactKey, Item, Known, Pass, State},
+    plan::{ArtifactKey, Item, Known, Pass},
     spec::{
         Compile, Mode,
         compile::{ATTENTION, Options},
@@ -228,79 +224,27 @@ impl OptionSet {
     }
 }
 
-impl Work<'_> {
-    /// Returns the candidates of a program; `all`: as with `--tune`.
-    pub(super) fn candidates(
-        &self,
-        item: &Item,
-        segments: &[Segment],
-        passes: &SegmentPasses,
-        known: &Known,
-        all: bool,
-    ) -> Vec<Candidate> {
-        let has = Has::of(segments, self.options.spec.target.device);
-        let mut sets = option_sets(&item.settings.compile, all, has, passes);
-        if segments.is_empty() {
-            sets.truncate(1);
-        }
-        let candidate = |set: OptionSet| Candidate {
-            keys: (segments.iter())
-                .map(|segment| set.key(item, segment, known).0)
-                .collect(),
-            refused: None,
-            set,
-        };
-        sets.into_iter().map(candidate).collect()
+/// Returns the candidates of a program; `all`: as with `--tune`.
+pub(super) fn candidates(
+    item: &Item,
+    segments: &[Segment],
+    passes: &SegmentPasses,
+    known: &Known,
+    all: bool,
+) -> Vec<Candidate> {
+    let has = Has::of(segments, known.target.device);
+    let mut sets = option_sets(&item.settings.compile, all, has, passes);
+    if segments.is_empty() {
+        sets.truncate(1);
     }
-
-    /// Returns the candidate that was chosen for the program before this one, and the ID of that program. None unless every candidate
-    /// would have the same artifacts as then, and those of the chosen one are in the store.
-    pub(super) fn chosen_before(
-        &self,
-        job: &Job<'_>,
-        captured: &Captured,
-        known: &Known,
-    ) -> Result<Option<(Digest, Candidate)>, BuildError> {
-        let store = self.options.store;
-        let before = match &job.item.state {
-            State::Miss {
-                before: Some(before),
-                ..
-            } => store.program(before)?,
-            _ => None,
-        };
-        let Some(before) = before else {
-            return Ok(None);
-        };
-        let rows = before.receipt.tried();
-        // A plain build takes over what `--tune` chose too.
-        let mut tried = [true, false].into_iter();
-        let candidates = tried.find_map(|all| {
-            let candidates =
-                self.candidates(job.item, &captured.segments, &captured.passes, known, all);
-            let names = candidates.iter().map(|candidate| &candidate.set.name);
-            let same = names.eq(rows.iter().map(|row| &row.options));
-            (same && (all || job.request["tuned"] != true)).then_some(candidates)
-        });
-        let chosen = rows.iter().position(|row| row.chosen);
-        let Some(candidate) = candidates
-            .zip(chosen)
-            .and_then(|(candidates, row)| candidates.into_iter().nth(row))
-        else {
-            return Ok(None);
-        };
-        let called = before.steps.iter().map(|step| Some(step.artifact));
-        let calls = captured.steps.iter();
-        if !called.eq(calls.map(|step| candidate.keys.get(step.segment).copied())) {
-            return Ok(None);
-        }
-        for key in &candidate.keys {
-            if !store.keep_artifact(key)? {
-                return Ok(None);
-            }
-        }
-        Ok(Some((before.id, candidate)))
-    }
+    let candidate = |set: OptionSet| Candidate {
+        keys: (segments.iter())
+            .map(|segment| set.key(item, segment, known).0)
+            .collect(),
+        refused: None,
+        set,
+    };
+    sets.into_iter().map(candidate).collect()
 }
 
 #[cfg(test)]

@@ -6,14 +6,14 @@ use precast_store::{Digest, record::Sizes};
 
 use super::{
     BuildError,
-    candidates::Candidate,
+    candidates::{Candidate, candidates},
     progress::Event,
     protocol::{Captured, CapturedStep, ModuleRequest, Request, Sampled, Segment},
     task::{CapturedProgram, Compile},
     work::{Action, Job, Slot, Work},
 };
 use crate::{
-    plan::{Item, Known},
+    plan::{Item, Known, State},
     spec::{Module, Spec},
 };
 
@@ -64,6 +64,54 @@ impl Work<'_> {
         }
     }
 
+    /// Returns the candidate that was chosen for the program before this one, and the ID of that program. None unless every candidate
+    /// would have the same artifacts as then, and those of the chosen one are in the store.
+    fn chosen_before(
+        &self,
+        job: &Job<'_>,
+        captured: &Captured,
+        known: &Known,
+    ) -> Result<Option<(Digest, Candidate)>, BuildError> {
+        let store = self.options.store;
+        let before = match &job.item.state {
+            State::Miss {
+                before: Some(before),
+                ..
+            } => store.program(before)?,
+            _ => None,
+        };
+        let Some(before) = before else {
+            return Ok(None);
+        };
+        let rows = before.receipt.tried();
+        // A plain build takes over what `--tune` chose too.
+        let mut tried = [true, false].into_iter();
+        let candidates = tried.find_map(|all| {
+            let candidates = candidates(job.item, &captured.segments, &captured.passes, known, all);
+            let names = candidates.iter().map(|candidate| &candidate.set.name);
+            let same = names.eq(rows.iter().map(|row| &row.options));
+            (same && (all || job.request["tuned"] != true)).then_some(candidates)
+        });
+        let chosen = rows.iter().position(|row| row.chosen);
+        let Some(candidate) = candidates
+            .zip(chosen)
+            .and_then(|(candidates, row)| candidates.into_iter().nth(row))
+        else {
+            return Ok(None);
+        };
+        let called = before.steps.iter().map(|step| Some(step.artifact));
+        let calls = captured.steps.iter();
+        if !called.eq(calls.map(|step| candidate.keys.get(step.segment).copied())) {
+            return Ok(None);
+        }
+        for key in &candidate.keys {
+            if !store.keep_artifact(key)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some((before.id, candidate)))
+    }
+
     /// Schedules what must be compiled for a captured program.
     fn captured(&self, job: usize, captured: Captured) -> Result<(), BuildError> {
         let Job { item, request, .. } = &self.jobs[job];
@@ -77,7 +125,7 @@ impl Work<'_> {
             false => &[],
         };
         let tuned = request["tuned"] == true;
-        let mut candidates = self.candidates(item, segments, &captured.passes, known, tuned);
+        let mut candidates = candidates(item, segments, &captured.passes, known, tuned);
         let mut chosen_by = None;
         if let Some((before, candidate)) = self.chosen_before(&self.jobs[job], &captured, known)? {
             (candidates, chosen_by) = (vec![candidate], Some(before));

@@ -12,7 +12,7 @@ use precast_store::record::{Sizes, form_name};
 use super::{
     BuildError, Launcher,
     capture::inputs_request,
-    engine::{in_spec, open_model},
+    model::{in_spec, open_model},
     protocol::{Checked, ModuleRequest, Opened, Request, Sampled},
     worker::{self, Worker},
 };

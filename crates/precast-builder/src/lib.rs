@@ -16,7 +16,9 @@
 //! | `describe` | asking what a spec for a model would say |
 //! | `task`, `capture`, `compile` | what a task works on, and how it is done |
 //! | `estimate` | how long the build will still take |
-//! | `publish` | what goes into the store |
+//! | `publish` | programs and artifacts, as the store gets them |
+//! | `release` | the release of a build: what it names, and what it is without |
+//! | `options`, `model` | what a build is given and returns; making the model in a worker |
 //! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
 //! | `limits` | what a process may take, and how it ends |
 //! | `lifeline` | how it ends with a build that is killed |
@@ -31,7 +33,7 @@
 //!
 //! ## Layers
 //!
-//! A module uses those of earlier lines only (but those of a line with `*`, which use each other); a test holds it.
+//! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
 //! lifeline, limits, schedule, sign_test, spec
@@ -41,9 +43,14 @@
 //! launcher, scratch
 //! gate, worker
 //! describe
-//! * candidates, engine, task, weights, work, workers
+//! candidates, options
+//! task, weights, workers
+//! model
+//! work
 //! capture, compile, regate, tune
 //! check, publish
+//! release
+//! engine
 //! ```
 
 pub mod plan;
@@ -61,10 +68,13 @@ pub mod gate;
 mod launcher;
 mod lifeline;
 mod limits;
+mod model;
+mod options;
 pub mod progress;
 pub mod protocol;
 mod publish;
 mod regate;
+mod release;
 mod schedule;
 mod scratch;
 mod sign_test;
@@ -78,10 +88,11 @@ mod workers;
 pub use self::{
     check::{CheckOptions, CheckedModule, check},
     describe::{DescribeOptions, describe},
-    engine::{Built, Options, Outcome, Summary, build},
+    engine::build,
     error::BuildError,
     launcher::Launcher,
     limits::machine_memory,
+    options::{Built, Options, Outcome, Summary},
     scratch::sweep,
 };
 

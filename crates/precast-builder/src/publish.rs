@@ -13,14 +13,13 @@ use precast_store::{
     Digest, StoreError,
     record::{
         Artifact, ArtifactKind, CompileReceipt, Eager, Failure, Layout, Lenient, Padding, Program,
-        SCHEMA, Step, receipt::Seconds,
+        Provenance, SCHEMA, Step, receipt::Seconds,
     },
 };
 
 use super::{
     BuildError, Built, Outcome,
     candidates::Candidate,
-    engine::provenance,
     gate::GateRequest,
     progress::Event,
     protocol::Compiled,
@@ -100,7 +99,7 @@ impl Work<'_> {
                 log: None,
                 key,
                 receipt: CompileReceipt::default(),
-                provenance: provenance(),
+                provenance: Provenance::now(),
             })?;
         }
         Ok(id)
@@ -131,7 +130,7 @@ impl Work<'_> {
             false => Some(store.put_bytes(log)?),
         };
         let graph = store.put_bytes(compile.segment.graph.as_bytes())?;
-        let mut made = provenance();
+        let mut made = Provenance::now();
         made.metadata = compiled.metadata.into();
         store.put_artifact(&Artifact {
             schema: SCHEMA,
@@ -255,7 +254,7 @@ impl Work<'_> {
             call_spec: captured.call_spec,
             request: (*request).clone(),
             receipt: captured.receipt.receipt(captured.seconds),
-            provenance: provenance(),
+            provenance: Provenance::now(),
         };
         let name = item.name(self.options.spec);
         if item.settings.compile.healthcheck {
@@ -472,7 +471,7 @@ impl Work<'_> {
             location: location.clone(),
             hint: Some(error.hint()),
             log: Some(log),
-            provenance: provenance(),
+            provenance: Provenance::now(),
         })?;
         if item.form.left_out(error.code(), &item.settings.compile) {
             self.progress.event(&Event::LeftOut {

@@ -17,7 +17,7 @@ use safetensors::{SafeTensors, tensor::Metadata};
 
 use super::{
     BuildError,
-    engine::Options,
+    options::Options,
     progress::{Event, Progress},
     protocol::Weights,
 };

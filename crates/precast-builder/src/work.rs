@@ -16,9 +16,10 @@ use precast_store::{Digest, record::Source};
 use serde_json::Value;
 
 use super::{
-    BuildError, Options, Outcome,
-    engine::{First, open_model},
+    BuildError,
     estimate::Estimate,
+    model::{First, open_model},
+    options::{Options, Outcome},
     progress::{Event, Progress},
     protocol::{Request, Weights},
     schedule::{Captures, Kind, Next, Schedule, Task},

@@ -12,8 +12,9 @@ use std::{path::Path, time::Duration};
 use precast_store::target::DeviceKind;
 
 use super::{
-    BuildError, Options,
+    BuildError,
     limits::{Limits, Stop, machine_memory},
+    options::Options,
     progress::{Event, Progress},
     protocol::{Hello, Request, WarmedUp},
     worker::Worker,

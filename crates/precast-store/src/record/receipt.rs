@@ -413,6 +413,15 @@ pub struct Provenance {
 }
 
 impl Provenance {
+    /// Returns what a record that is written now says of its making.
+    pub fn now() -> Self {
+        Self {
+            precast: env!("CARGO_PKG_VERSION").to_owned().into(),
+            created: crate::now().into(),
+            ..Self::default()
+        }
+    }
+
     /// Returns when the record was written, in seconds since 1970, if it says so.
     pub fn created(&self) -> Option<i64> {
         self.created.get().copied()

@@ -1,0 +1,124 @@
+//! Making the model in a worker, and what is learned from it.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use precast_store::{Target, record::Entry, target::Torch};
+
+use super::{
+    BuildError, TORCH,
+    progress::Event,
+    protocol::{Opened, Request},
+    worker::Worker,
+    workers::Workers,
+};
+use crate::{
+    plan::Known,
+    spec::{CommandLine, Spec},
+};
+
+/// How long importing the entry and making the model may take.
+pub(super) const OPEN_LIMIT: Duration = Duration::from_secs(1800);
+
+/// The worker that holds the model.
+pub(super) struct First {
+    pub worker: Worker,
+    pub fingerprint: Option<String>,
+}
+
+/// Starts the worker that holds the model, and learns from it what keys are made of.
+pub(super) fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> {
+    let options = workers.options;
+    let (mut worker, hello) = workers.start(0)?;
+    if hello.torch.split('+').next() != Some(TORCH) {
+        return Err(BuildError::WrongTorch {
+            program: options.launcher.program.clone(),
+            found: hello.torch,
+            expected: TORCH,
+        });
+    }
+    let started = Instant::now();
+    let opened = match open_model(options.spec, &options.request.command_line, &mut worker) {
+        Err(BuildError::Worker(error)) if !error.trace.is_empty() => {
+            let log = format!("{error}\n\n{}", error.trace);
+            let log = options.store.put_bytes(log.as_bytes())?;
+            return Err(BuildError::Model { error, log });
+        }
+        opened => opened?,
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    workers.progress.event(&Event::Opened {
+        sources: opened.sources.len(),
+        packages: opened.packages.len(),
+        seconds,
+    });
+    for message in &opened.notes {
+        workers.progress.event(&Event::Note { message });
+    }
+    let spec = options.spec;
+    let entry = Entry {
+        entry: spec.model.entry.clone(),
+        sources: opened.sources,
+        packages: opened.packages,
+        declared: opened.declared,
+        site_packages: hello.site_packages.clone(),
+    };
+    let torch = Torch {
+        version: hello.torch,
+        git: hello.torch_git,
+        cuda: hello.cuda,
+        cxx11_abi: hello.cxx11_abi,
+    };
+    let target = Target::on_host(spec.target.device, &spec.target.isa, &torch, &hello.sm);
+    let first = First {
+        worker,
+        fingerprint: opened.fingerprint,
+    };
+    Ok((first, Known { entry, target }))
+}
+
+/// Every callable beside the entry that captures will use: graph passes, and what gives sample inputs.
+fn callables(spec: &Spec, command_line: &CommandLine) -> Vec<String> {
+    let modules = spec.modules.iter().map(|module| &module.compile);
+    let layers = modules.chain([&spec.compile]).chain(command_line.layers());
+    let passes = layers.flat_map(|layer| layer.passes.iter().flatten());
+    passes
+        .chain(&spec.model.samples)
+        .cloned()
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect()
+}
+
+/// Imports the entry in `worker` and makes the model, so that the worker can capture.
+pub(super) fn open_model(
+    spec: &Spec,
+    command_line: &CommandLine,
+    worker: &mut Worker,
+) -> Result<Opened, BuildError> {
+    let request = Request::Open {
+        root: spec.root.clone(),
+        entry: spec.model.entry.clone(),
+        device: spec.target.device.to_string(),
+        also: callables(spec, command_line),
+        weights: spec.model.weights.file().map(Path::to_owned),
+    };
+    let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
+    worker.opened = true;
+    Ok(opened)
+}
+
+/// Points at the place in the spec where what a worker refused is written, if it is written there.
+pub(super) fn in_spec(spec: &Spec, error: BuildError) -> BuildError {
+    let (BuildError::Worker(said) | BuildError::Model { error: said, .. }) = &error else {
+        return error;
+    };
+    let mark = |value: &String| spec.mark(value, said.message.clone(), said.hint());
+    match said.spec.as_ref().and_then(mark) {
+        Some(marked) => BuildError::Spec(Box::new(marked)),
+        None => error,
+    }
+}

@@ -1,0 +1,123 @@
+//! What a build is given, and what it returns.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+
+use precast_store::{Digest, Store, record::Release};
+
+use super::{Launcher, gate};
+use crate::{plan, spec::Spec};
+
+/// What a build is given.
+pub struct Options<'a> {
+    pub spec: &'a Spec,
+    pub store: &'a Store,
+    pub launcher: Launcher,
+    /// The command that checks a candidate: see [`gate`].
+    pub gate: gate::Launcher,
+    /// Where the build's private folder is made; it is removed at the end.
+    pub scratch: PathBuf,
+    pub request: plan::Request,
+    /// How many workers may be alive at once.
+    pub jobs: usize,
+    /// Bytes that each worker may take; none: as much as the machine has, for all of them together.
+    pub memory: Option<u64>,
+    /// How long one capture, compile or check may take; none: what no sound one takes.
+    pub timeout: Option<Duration>,
+    /// Fail instead of compiling.
+    pub locked: bool,
+    /// Publish the result under this name, or not at all.
+    pub release: Option<String>,
+    /// Modules that a release may be without, where nothing answers them.
+    pub without: Vec<String>,
+    /// Set from outside to end the build early.
+    pub cancel: Arc<AtomicBool>,
+}
+
+/// What became of one program.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// It was in the store already.
+    Hit(Digest),
+    /// It was built.
+    Built(Built),
+    /// It could not be built; the store keeps the log under the key.
+    Failed {
+        key: Option<Digest>,
+        message: String,
+        location: Option<String>,
+        /// What to do about it.
+        hint: String,
+        raise: bool,
+    },
+    /// It can't be built, and the module can do without it.
+    Skipped { why: String },
+}
+
+impl Outcome {
+    /// Returns the program that is there, if one is.
+    pub fn id(&self) -> Option<Digest> {
+        match self {
+            Self::Hit(id) => Some(*id),
+            Self::Built(built) => Some(built.id),
+            Self::Failed { .. } | Self::Skipped { .. } => None,
+        }
+    }
+}
+
+/// A program that this build made.
+#[derive(Clone, Debug)]
+pub struct Built {
+    pub id: Digest,
+    /// Distinct artifacts it calls.
+    pub artifacts: usize,
+    /// Of these, compiled for it.
+    pub compiled: usize,
+    /// The program whose gate holds for it, where it was not gated again.
+    pub gated_by: Option<Digest>,
+    /// Why no smaller request can be padded into its bucket, if none can.
+    pub padding_refused: Option<String>,
+}
+
+/// What a build did.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// `module batch=1 seq=32` and what became of it, in the order of the spec.
+    pub programs: Vec<(String, Outcome)>,
+    /// Artifacts compiled in this build.
+    pub compiled: usize,
+    /// The release that now holds the programs.
+    pub release: Option<Release>,
+    /// Whether that release was published by this build.
+    pub published: bool,
+    /// The number of the newest release before this build.
+    pub before: Option<u64>,
+    /// What that one answers and the one that was published does not.
+    pub lost: Vec<String>,
+    /// Modules that nothing answers: no release was published, for it would be without them.
+    pub unanswered: Vec<String>,
+    /// The same, where the caller has said that the release may be without them.
+    pub without: Vec<String>,
+    /// Modules that got eager for what no bucket covers, though the spec does not ask for it.
+    pub eager_unasked: Vec<String>,
+    /// The weight sets of the newest release before and of the one that was published, where they differ.
+    pub weights_changed: Option<(Digest, Digest)>,
+    pub seconds: f64,
+}
+
+impl Summary {
+    /// Returns how many programs failed, and how many of them under `raise`.
+    pub fn failed(&self) -> (usize, usize) {
+        let failed = |raised: bool| {
+            let is = |outcome: &Outcome| matches!(outcome, Outcome::Failed { raise, .. } if *raise || !raised);
+            self.programs
+                .iter()
+                .filter(|(_, outcome)| is(outcome))
+                .count()
+        };
+        (failed(false), failed(true))
+    }
+}

@@ -1,0 +1,228 @@
+//! The release of a build: which programs it names, what it is without, and what became of every item of the plan.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use precast_store::{
+    Digest, Store, StoreError,
+    record::{Provenance, Release, SCHEMA},
+};
+
+use super::{
+    BuildError,
+    options::{Options, Outcome, Summary},
+    weights::StoredWeights,
+    work,
+};
+use crate::{
+    plan::{self, Item, Known, Plan, Reason, State},
+    spec::Spec,
+};
+
+/// Publishes the release, where there is something new to publish, and says what became of every item.
+pub(super) fn summarise(
+    options: &Options<'_>,
+    plan: &Plan,
+    mut done: work::Done,
+    weights: Option<StoredWeights>,
+    started: Instant,
+) -> Result<Summary, BuildError> {
+    let mut programs = Vec::new();
+    for (index, item) in plan.items.iter().enumerate() {
+        let outcome = match (&item.state, done.outcomes.remove(&index)) {
+            (State::Hit { id }, _) => Outcome::Hit(*id),
+            (State::Skipped { why, .. }, _) => Outcome::Skipped { why: why.clone() },
+            (State::Miss { .. }, Some(outcome)) => outcome,
+            (State::Miss { .. }, None) => return Err(BuildError::Interrupted),
+        };
+        programs.push((item.name(options.spec), outcome));
+    }
+    let mut summary = Summary {
+        programs,
+        compiled: done.compiled,
+        release: plan.release.clone(),
+        published: false,
+        before: None,
+        lost: vec![],
+        unanswered: vec![],
+        without: vec![],
+        eager_unasked: vec![],
+        weights_changed: None,
+        seconds: started.elapsed().as_secs_f64(),
+    };
+    for (item, (_, outcome)) in plan.items.iter().zip(&summary.programs) {
+        let title = options.spec.title(item.module);
+        if matches!(outcome, Outcome::Built(_)) && item.eager_unasked() {
+            summary.eager_unasked.push(title);
+        }
+    }
+    if let (Some(weights), Some(known)) = (weights, &plan.known) {
+        publish(options, plan, known, weights, &mut summary)?;
+    }
+    Ok(summary)
+}
+
+/// A program that the spec asks for, and what a release would have of it.
+struct Wanted<'a> {
+    item: &'a Item,
+    id: Option<Digest>,
+    /// Whether a narrowed build left it out: it is not there, and nobody tried to make it as it is now.
+    left_out: bool,
+    /// Whether the module can do without it.
+    skipped: bool,
+}
+
+/// Returns every program that the spec asks for, also those beyond a narrowed build.
+fn wanted<'a>(narrowed: bool, whole: &'a Plan, spec: &Spec, summary: &Summary) -> Vec<Wanted<'a>> {
+    let own: BTreeMap<&String, &Outcome> = (summary.programs.iter())
+        .map(|(name, outcome)| (name, outcome))
+        .collect();
+    let all = whole.items.iter().map(|item| {
+        let outcome = own.get(&item.name(spec)).copied();
+        let (id, left_out) = match (outcome, &item.state) {
+            (Some(outcome), _) => (outcome.id(), false),
+            (None, State::Hit { id }) => (Some(*id), false),
+            (
+                None,
+                State::Miss {
+                    reasons, before, ..
+                },
+            ) => {
+                let failed = matches!(reasons[..], [Reason::FailedBefore { .. }]);
+                let needless = item.form.optional() && before.is_none();
+                (None, narrowed && !failed && !needless)
+            }
+            (None, State::Skipped { .. }) => (None, false),
+        };
+        let skipped = match outcome {
+            Some(outcome) => matches!(outcome, Outcome::Skipped { .. }),
+            None => matches!(item.state, State::Skipped { .. }),
+        };
+        Wanted {
+            item,
+            id,
+            left_out,
+            skipped,
+        }
+    });
+    all.collect()
+}
+
+/// Returns the modules that nothing of a release would answer, though everything was tried.
+fn unanswered(wanted: &[Wanted<'_>], spec: &Spec) -> Vec<usize> {
+    let none = |module: &usize| {
+        let own = wanted
+            .iter()
+            .filter(|program| program.item.module == *module);
+        own.clone().all(|program| program.id.is_none())
+            && !own.clone().any(|program| program.left_out)
+    };
+    (0..spec.modules.len()).filter(none).collect()
+}
+
+/// Returns whether the spec leaves a module out that can't be captured, and that is all that went wrong.
+fn leaves_out(wanted: &[Wanted<'_>], module: usize) -> bool {
+    let mut own = wanted
+        .iter()
+        .filter(|program| program.item.module == module);
+    own.all(|program| program.skipped && !program.item.settings.compile.fullgraph)
+}
+
+/// Returns whether the newest release answers a module.
+fn had(store: &Store, plan: &Plan, spec: &Spec, module: usize) -> Result<bool, StoreError> {
+    let (name, title) = (&spec.modules[module].name, spec.title(module));
+    for id in plan.release.iter().flat_map(|release| &release.programs) {
+        if let Some(program) = store.program(id)?
+            && program.module == *name
+            && (title == *name || title == program.title())
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn publish(
+    options: &Options<'_>,
+    plan: &Plan,
+    known: &Known,
+    weights: StoredWeights,
+    summary: &mut Summary,
+) -> Result<(), BuildError> {
+    let (spec, store) = (options.spec, options.store);
+    let narrowed = options.request.only.is_some();
+    let beyond;
+    let whole = match narrowed {
+        false => plan,
+        // A narrowed build keeps what the spec asks for beyond it and the store has.
+        true => {
+            let request = plan::Request {
+                only: None,
+                // What is not tuned yet is kept as it is.
+                tune: false,
+                ..options.request.clone()
+            };
+            beyond = plan::plan(spec, Some(store), Some(known.clone()), &request)?;
+            &beyond
+        }
+    };
+    let wanted = wanted(narrowed, whole, spec, summary);
+    let lacks = wanted.iter().filter(|program| program.left_out);
+    let lacks: Vec<String> = lacks.map(|program| program.item.name(spec)).collect();
+    for module in unanswered(&wanted, spec) {
+        let title = spec.title(module);
+        if leaves_out(&wanted, module) && !had(store, plan, spec, module)? {
+            continue;
+        }
+        let told = |name: &String| *name == title || *name == spec.modules[module].name;
+        match options.without.iter().any(told) {
+            true => summary.without.push(title),
+            false => summary.unanswered.push(title),
+        }
+    }
+    if let Some(name) = &options.release {
+        let missing = match narrowed {
+            false => summary.failed().0,
+            true => {
+                let missing = |program: &&Wanted<'_>| {
+                    let item = program.item;
+                    program.id.is_none()
+                        && matches!(item.state, State::Miss { .. })
+                        && (program.left_out || !item.form.optional())
+                };
+                wanted.iter().filter(missing).count()
+            }
+        };
+        if missing > 0 {
+            return Err(BuildError::Incomplete {
+                name: name.clone(),
+                missing,
+                total: whole.wanted(),
+            });
+        }
+    }
+    let programs: Vec<Digest> = wanted.iter().filter_map(|program| program.id).collect();
+    if programs.is_empty() || !summary.unanswered.is_empty() {
+        return Ok(());
+    }
+    let (release, new) = store.put_release(&Release {
+        schema: SCHEMA,
+        model: spec.model.name.clone(),
+        seq: 0,
+        name: options.release.clone(),
+        programs,
+        lacks,
+        weights: weights.object,
+        aliases: weights.aliases,
+        entry: known.entry.clone(),
+        provenance: Provenance::now(),
+    })?;
+    if let (true, false, Some(before)) = (new, release.is_partial(), &plan.release) {
+        summary.lost = store.lost(before, &release)?;
+    }
+    summary.before = plan.release.as_ref().map(|before| before.seq);
+    let before = plan.release.as_ref().and_then(|before| before.weights);
+    summary.weights_changed = before.zip(release.weights).filter(|(old, new)| old != new);
+    summary.release = Some(release);
+    summary.published = new;
+    Ok(())
+}
