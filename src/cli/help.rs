@@ -14,7 +14,7 @@ use super::{Cli, Context, text::count};
 const GROUPS: [(&str, &[&str]); 4] = [
     (
         "Building, at deploy time",
-        &["init", "check", "build", "plan"],
+        &["doctor", "init", "check", "build", "plan"],
     ),
     ("Running, in production", &["run", "bench", "stats"]),
     (
@@ -30,7 +30,8 @@ const GROUPS: [(&str, &[&str]); 4] = [
 ];
 
 /// What is asked of a store, and what answers it.
-const QUESTIONS: [(&str, &str); 7] = [
+const QUESTIONS: [(&str, &str); 8] = [
+    ("Can this machine build and run?", "doctor"),
     ("Will my model compile?", "check"),
     ("What is in this store?", "ls, du, show ID"),
     ("Will it run on this host?", "show ID, under `target`"),

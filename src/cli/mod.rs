@@ -8,6 +8,7 @@ mod bench;
 mod build;
 mod check;
 mod diff;
+mod doctor;
 mod du;
 mod exit;
 mod gc;
@@ -147,6 +148,8 @@ enum Command {
     Init(init::Args),
     /// Say what will break, why, and what to write instead, before anything is built
     Check(check::Args),
+    /// Say what this machine lacks to build and to run, and how to get it
+    Doctor(doctor::Args),
     /// List programs, artifacts or objects, filtered and sorted
     #[command(visible_alias = "list")]
     Ls(ls::Args),
@@ -335,6 +338,7 @@ fn dispatch(command: &Command, context: &Context, torch: WithTorch) -> Result<u8
         Command::Plan(args) => plan::run(args, context),
         Command::Init(args) => init::run(args, context),
         Command::Check(args) => check::run(args, context),
+        Command::Doctor(args) => doctor::run(args, context),
         Command::Ls(args) => ls::run(args, context),
         Command::Show(args) => show::run(args, context),
         Command::Du(args) => du::run(args, context),

@@ -8,7 +8,9 @@ use std::{collections::BTreeSet, fs, path::Path};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Value, json};
 
-use super::{build, check, diff, du, gc, init, log, ls, plan, release, show, stats, verify, why};
+use super::{
+    build, check, diff, doctor, du, gc, init, log, ls, plan, release, show, stats, verify, why,
+};
 use crate::{
     build::progress::Event,
     inspect::{external, report, stats::Counts},
@@ -34,6 +36,7 @@ fn documents() -> Vec<(&'static str, Value)> {
             "what Model::counts gives and precast run --counts writes",
         ),
         made::<diff::Document>("diff", "precast diff --format json"),
+        made::<doctor::Document>("doctor", "precast doctor --format json"),
         made::<du::Document>("du", "precast du --format json"),
         made::<gc::Document>("gc", "precast gc --format json"),
         made::<external::Report>("inspect", "precast inspect --format json"),

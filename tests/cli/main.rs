@@ -10,6 +10,7 @@ mod check;
 #[cfg(feature = "torch")]
 mod context;
 mod control;
+mod doctor;
 #[cfg(feature = "torch")]
 mod gate;
 mod hostile;

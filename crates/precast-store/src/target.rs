@@ -11,6 +11,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use host::Torch;
+pub use nvml::compute_capabilities;
 
 /// Where tensors live and kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

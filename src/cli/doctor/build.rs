@@ -1,0 +1,228 @@
+//! What a build needs: Python, torch, a C++ compiler with OpenMP, and for a GPU the CUDA headers.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde::Deserialize;
+
+use super::{Check, Need::Build, first_line};
+use crate::{
+    build::{Launcher, TORCH},
+    inspect::words,
+    target::{Torch, compute_capabilities},
+};
+
+/// The oldest Python that the worker runs on.
+const PYTHON: (u32, u32) = (3, 11);
+
+/// Prints what is asked of an interpreter, without importing torch: that takes seconds.
+const PROBE: &str = "import importlib.util, json, sys
+torch = importlib.util.find_spec('torch')
+print(json.dumps({'version': list(sys.version_info[:3]), 'executable': sys.executable, 'torch': torch and torch.origin}))";
+
+/// A program as artifacts are compiled, in a few lines.
+const SOURCE: &str = "#include <omp.h>\n#include <vector>\nextern \"C\" int threads() { return omp_get_max_threads(); }\n";
+
+#[derive(Deserialize)]
+struct Python {
+    version: [u32; 3],
+    executable: String,
+    torch: Option<PathBuf>,
+}
+
+/// Looks at all of it.
+pub(super) fn checks(launcher: &Launcher) -> Vec<Check> {
+    let (python, first) = python(launcher);
+    let mut checks = vec![first];
+    if let Some(python) = python {
+        let (site, check) = torch(&python);
+        checks.push(check);
+        if let Some((site, torch)) = site {
+            checks.push(cuda(&site, &torch));
+        }
+    }
+    checks.push(compiler());
+    checks.push(scratch());
+    checks
+}
+
+fn python(launcher: &Launcher) -> (Option<Python>, Check) {
+    let name = "Python";
+    let wanted = "name a Python 3.11 or newer that has torch: `--python PATH`, or PRECAST_PYTHON";
+    let program = launcher.program.display();
+    if launcher.replaces_worker {
+        let found = format!("`{program}` is the worker");
+        return (
+            None,
+            Check::note(Build, name, found, "what it has can't be looked at"),
+        );
+    }
+    let ran = Command::new(&launcher.program)
+        .args(["-P", "-c", PROBE])
+        .stdin(Stdio::null())
+        .output();
+    let output = match ran {
+        Ok(output) => output,
+        Err(error) => {
+            let found = format!("`{program}` can't be started: {error}");
+            return (None, Check::missing(Build, name, found, wanted));
+        }
+    };
+    let Ok(python) = serde_json::from_slice::<Python>(&output.stdout) else {
+        let found = format!(
+            "`{program}` does not run Python code: {}",
+            first_line(&output.stderr)
+        );
+        return (None, Check::missing(Build, name, found, wanted));
+    };
+    let [major, minor, patch] = python.version;
+    let found = format!("{major}.{minor}.{patch}, {}", python.executable);
+    if (major, minor) < PYTHON {
+        return (None, Check::missing(Build, name, found, wanted));
+    }
+    (Some(python), Check::ok(Build, name, found))
+}
+
+/// Returns the folder that torch lies in and what it is, where it can be used.
+fn torch(python: &Python) -> (Option<(PathBuf, Torch)>, Check) {
+    let name = "torch";
+    let install = format!(
+        "`{} -m pip install torch=={TORCH}`, or name another Python",
+        python.executable
+    );
+    let site = python.torch.as_deref().and_then(Path::parent);
+    let site = site.and_then(Path::parent).map(Path::to_owned);
+    let Some(site) = site else {
+        let found = format!("`{}` has none", python.executable);
+        return (None, Check::missing(Build, name, found, install));
+    };
+    let Some(torch) = Torch::find(&[&site]) else {
+        let found = format!("torch/version.py in {} can't be read", site.display());
+        return (None, Check::missing(Build, name, found, install));
+    };
+    let found = format!("{}, {}", torch.version, site.display());
+    match torch.version.split('+').next() == Some(TORCH) {
+        true => (Some((site, torch)), Check::ok(Build, name, found)),
+        false => (None, Check::missing(Build, name, found, install)),
+    }
+}
+
+/// Looks for the headers that programs for a GPU are compiled with.
+fn cuda(site: &Path, torch: &Torch) -> Check {
+    let name = "CUDA headers";
+    let gpus = compute_capabilities();
+    let Some(version) = &torch.cuda else {
+        return match gpus.is_empty() {
+            true => Check::ok(
+                Build,
+                name,
+                "not needed: this torch is for the CPU, and there is no GPU",
+            ),
+            false => Check::note(
+                Build,
+                name,
+                "this torch is for the CPU: nothing can be built for the GPU",
+                "install a torch with CUDA",
+            ),
+        };
+    };
+    let home = env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("include"));
+    let mut folders: Vec<PathBuf> = home.into_iter().collect();
+    for package in fs::read_dir(site.join("nvidia")).into_iter().flatten() {
+        folders.extend(package.map(|package| package.path().join("include")));
+    }
+    folders.push(site.join("triton/backends/nvidia/include"));
+    let needed = ["cuda.h", "cuda_runtime_api.h", "crt/host_defines.h"];
+    let is_missing = |header: &&str| !folders.iter().any(|folder| folder.join(header).exists());
+    let missing: Vec<&str> = needed.into_iter().filter(is_missing).collect();
+    if missing.is_empty() {
+        return Check::ok(Build, name, format!("for CUDA {version}"));
+    }
+    let found = format!("no {}", missing.join(", "));
+    let hint = format!(
+        "install `nvidia-cuda-runtime` and `nvidia-cuda-crt` of CUDA {version} beside torch, or set CUDA_HOME to a toolkit"
+    );
+    match gpus.is_empty() {
+        true => Check::note(Build, name, found, hint),
+        false => Check::missing(Build, name, found, hint),
+    }
+}
+
+/// Compiles and links a few lines with the compiler that torch takes.
+fn compiler() -> Check {
+    let name = "C++ compiler";
+    let named = env::var_os("CXX").filter(|name| !name.is_empty());
+    let program = named.unwrap_or_else(|| "g++".into());
+    let told = Path::new(&program).display().to_string();
+    let install = "install g++ 10 or newer (Debian: `apt-get install g++`), or set CXX";
+    let version = Command::new(&program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output();
+    let version = match version {
+        Ok(output) => first_line(&output.stdout),
+        Err(error) => {
+            let found = format!("`{told}` can't be started: {error}");
+            return Check::missing(Build, name, found, install);
+        }
+    };
+    let compiled = tempfile::tempdir().and_then(|folder| {
+        let source = folder.path().join("probe.cpp");
+        fs::write(&source, SOURCE)?;
+        Command::new(&program)
+            .args(["-std=c++17", "-fopenmp", "-fPIC", "-shared", "-o"])
+            .arg(folder.path().join("probe.so"))
+            .arg(&source)
+            .stdin(Stdio::null())
+            .output()
+    });
+    match compiled {
+        Ok(output) if output.status.success() => Check::ok(Build, name, version),
+        Ok(output) => {
+            let found = format!(
+                "{version}, but it compiles nothing: {}",
+                first_line(&output.stderr)
+            );
+            Check::missing(
+                Build,
+                name,
+                found,
+                "it needs C++17, its standard library and OpenMP",
+            )
+        }
+        Err(error) => Check::missing(
+            Build,
+            name,
+            error.to_string(),
+            "free some space for temporary files, or set TMPDIR",
+        ),
+    }
+}
+
+/// Looks whether the folder for temporary files takes what a build writes.
+fn scratch() -> Check {
+    let name = "temporary files";
+    let folder = env::temp_dir();
+    let shown = folder.display();
+    if let Err(error) = tempfile::tempdir() {
+        let found = format!("nothing can be written to {shown}: {error}");
+        return Check::missing(Build, name, found, "set TMPDIR to a folder of your own");
+    }
+    let Ok(stat) = rustix::fs::statvfs(&folder) else {
+        return Check::ok(Build, name, shown.to_string());
+    };
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let found = format!("{shown}, {} free", words::bytes(free));
+    match free < 2 << 30 {
+        true => Check::note(
+            Build,
+            name,
+            found,
+            "a build writes weights and objects there: set TMPDIR to a folder with more space",
+        ),
+        false => Check::ok(Build, name, found),
+    }
+}

@@ -1,0 +1,167 @@
+//! `precast doctor`: every check with what it looks for there, and not there. Interpreters and compilers are scripts.
+
+use std::{fs, os::unix::fs::PermissionsExt, process::Command};
+
+use serde_json::{Value, json};
+
+use crate::{
+    sandbox::{Ran, Sandbox},
+    schemas::check,
+};
+
+/// Returns the command, with an interpreter that says what `python` says and has a torch of this version.
+fn doctor(sandbox: &Sandbox, version: &str) -> Command {
+    let site = sandbox.path("site");
+    fs::create_dir_all(site.join("torch")).unwrap();
+    let text = format!("__version__ = '{version}'\ncuda = None\ngit_version = 'abc'\n");
+    fs::write(site.join("torch/version.py"), text).unwrap();
+    let origin = site.join("torch/__init__.py");
+    let said = json!({"version": [3, 12, 1], "executable": "/opt/python", "torch": origin});
+    sandbox.script("python", &format!("echo '{said}'"));
+    sandbox.script(
+        "compiler",
+        "[ \"$1\" = --version ] && echo 'compiler 1.2'; exit 0",
+    );
+    let mut command = sandbox.command(&["doctor", "--format", "json", "--python"]);
+    command
+        .arg(sandbox.path("python"))
+        .env_remove("PRECAST_WORKER")
+        .env("CXX", sandbox.path("compiler"));
+    command
+}
+
+fn document(ran: &Ran) -> Value {
+    let document: Value =
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}:\n{}", ran.text()));
+    check("doctor", &document);
+    document
+}
+
+/// Returns state and finding of one check.
+fn found(document: &Value, name: &str) -> (String, String) {
+    let mut all = document["checks"].as_array().unwrap().iter();
+    let check = all.find(|check| check["name"] == name);
+    let check = check.unwrap_or_else(|| panic!("no `{name}` in {document}"));
+    let text = |field: &str| check[field].as_str().unwrap().to_owned();
+    assert_eq!(check["hint"].is_null(), text("state") == "ok", "{check}");
+    (text("state"), text("found"))
+}
+
+#[test]
+fn a_machine_that_has_all_can_build() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.output(&mut doctor(&sandbox, precast::build::TORCH));
+    let document = document(&ran);
+    assert_eq!(document["can_build"], true, "{document}");
+    let python = found(&document, "Python");
+    assert_eq!(python, ("ok".to_owned(), "3.12.1, /opt/python".to_owned()));
+    assert_eq!(found(&document, "C++ compiler").1, "compiler 1.2");
+    let store = found(&document, "store");
+    assert_eq!(
+        store,
+        ("note".to_owned(), "`artifacts` is not there".to_owned())
+    );
+}
+
+#[test]
+fn what_a_build_lacks_is_missing_and_named() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.output(&mut doctor(&sandbox, "1.13.0"));
+    assert_eq!(ran.code, 1, "{}", ran.text());
+    let old = document(&ran);
+    assert_eq!(old["can_build"], false);
+    let (state, text) = found(&old, "torch");
+    assert!(state == "missing" && text.starts_with("1.13.0, "), "{text}");
+
+    let mut none = doctor(&sandbox, "1.13.0");
+    sandbox.script(
+        "python",
+        "echo '{\"version\": [3, 12, 1], \"executable\": \"/opt/python\", \"torch\": null}'",
+    );
+    let (state, text) = found(&document(&sandbox.output(&mut none)), "torch");
+    assert_eq!((&*state, &*text), ("missing", "`/opt/python` has none"));
+
+    let mut older = doctor(&sandbox, "1.13.0");
+    sandbox.script(
+        "python",
+        "echo '{\"version\": [3, 8, 0], \"executable\": \"/opt/python\", \"torch\": null}'",
+    );
+    assert_eq!(
+        found(&document(&sandbox.output(&mut older)), "Python").0,
+        "missing"
+    );
+
+    let mut broken = doctor(&sandbox, "1.13.0");
+    sandbox.script("python", "echo 'no such module' >&2; exit 1");
+    let (state, text) = found(&document(&sandbox.output(&mut broken)), "Python");
+    assert!(
+        state == "missing" && text.ends_with("no such module"),
+        "{text}"
+    );
+
+    let mut gone = doctor(&sandbox, precast::build::TORCH);
+    gone.env("CXX", "no-such-compiler");
+    assert_eq!(
+        found(&document(&sandbox.output(&mut gone)), "C++ compiler").0,
+        "missing"
+    );
+
+    let mut without_openmp = doctor(&sandbox, precast::build::TORCH);
+    sandbox.script("compiler", "[ \"$1\" = --version ] && echo 'compiler 1.2' && exit; echo 'omp.h: not there' >&2; exit 1");
+    let (state, text) = found(
+        &document(&sandbox.output(&mut without_openmp)),
+        "C++ compiler",
+    );
+    assert!(
+        state == "missing" && text.ends_with("omp.h: not there"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_store_is_opened_and_not_changed() {
+    let sandbox = Sandbox::built();
+    let before = sandbox.files("artifacts");
+    let ran = sandbox.output(&mut doctor(&sandbox, precast::build::TORCH));
+    let whole = document(&ran);
+    assert_eq!(
+        found(&whole, "store"),
+        ("ok".to_owned(), "`artifacts`, 1 model".to_owned())
+    );
+    assert_eq!(found(&whole, "permission").0, "ok");
+    assert_eq!(sandbox.files("artifacts"), before);
+    // A stranger could have written it.
+    fs::set_permissions(sandbox.path("artifacts"), fs::Permissions::from_mode(0o777)).unwrap();
+    let open = document(&sandbox.output(&mut doctor(&sandbox, precast::build::TORCH)));
+    assert_eq!(found(&open, "store").0, "missing", "{open}");
+    fs::remove_dir_all(sandbox.path("artifacts")).unwrap();
+    fs::create_dir(sandbox.path("artifacts")).unwrap();
+    let empty = document(&sandbox.output(&mut doctor(&sandbox, precast::build::TORCH)));
+    assert_eq!(found(&empty, "store").0, "note", "{empty}");
+}
+
+#[test]
+fn people_read_lines_with_what_to_do_under_them() {
+    let sandbox = Sandbox::new();
+    let command = doctor(&sandbox, "1.13.0");
+    let args = command
+        .get_args()
+        .filter(|arg| *arg != "--format" && *arg != "json");
+    let mut plain = sandbox.command(&[]);
+    plain
+        .args(args)
+        .env_remove("PRECAST_WORKER")
+        .env("CXX", sandbox.path("compiler"));
+    let ran = sandbox.output(&mut plain);
+    let hint = format!(
+        "`/opt/python -m pip install torch=={}`",
+        precast::build::TORCH
+    );
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    let torch = lines
+        .iter()
+        .position(|line| line.starts_with("  missing torch"))
+        .unwrap();
+    assert!(lines[torch + 1].trim().starts_with(&hint), "{}", ran.text());
+    assert!(ran.stderr.contains("can't build"), "{}", ran.text());
+}
