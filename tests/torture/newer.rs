@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     scene::{self, Scene},
-    seeds::{record, sealed},
+    seeds::{record, write_record},
 };
 
 /// What is newer: its name, how it is made, and whether the whole store is refused because of it.
@@ -29,7 +29,7 @@ fn record_of_99(path: &Path, other_fields: bool) {
         let id = record["id"].clone();
         record = json!({ "schema": 99, "id": id, "parts": [{ "kind": "unheard of" }] });
     }
-    sealed(path, &record.to_string());
+    write_record(path, &record.to_string());
 }
 
 #[rustfmt::skip]

@@ -45,13 +45,13 @@ fn sql(root: &Path, text: &str) {
     index.execute_batch(text).unwrap();
 }
 
-/// Writes a record file whose seal is right.
-pub fn sealed(path: &Path, json: &str) {
+/// Writes a record file with the right checksum.
+pub fn write_record(path: &Path, json: &str) {
     let line = format!("{json}\n");
-    let seal = Digest::of(line.as_bytes());
+    let checksum = Digest::of(line.as_bytes());
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     let _ = fs::remove_file(path);
-    fs::write(path, format!("{line}{{\"sha256\":\"{seal}\"}}\n")).unwrap();
+    fs::write(path, format!("{line}{{\"sha256\":\"{checksum}\"}}\n")).unwrap();
     fs::set_permissions(path, Permissions::from_mode(0o444)).unwrap();
 }
 
@@ -60,7 +60,7 @@ pub fn sealed(path: &Path, json: &str) {
 pub const SEEDS: &[Seed] = &[
     ("object: bit flipped in the frame", &["object"], |r, s| damage(&first(r, s), |b| b[20] ^= 4)),
     ("object: bit flipped in the header", &["object"], |r, s| damage(&first(r, s), |b| b[4] ^= 1)),
-    ("object: bit flipped in the seal", &["object"], |r, s| damage(&first(r, s), |b| { let n = b.len(); b[n - 1] ^= 1 })),
+    ("object: bit flipped in the checksum", &["object"], |r, s| damage(&first(r, s), |b| { let n = b.len(); b[n - 1] ^= 1 })),
     ("object: cut short", &["object"], |r, s| damage(&first(r, s), |b| b.truncate(100))),
     ("object: empty", &["object"], |r, s| damage(&first(r, s), Vec::clear)),
     ("object: extended", &["object"], |r, s| damage(&first(r, s), |b| b.push(0))),
@@ -135,19 +135,19 @@ pub const SEEDS: &[Seed] = &[
     ("artifact: another size than its object", &["size"], |r, s| {
         let mut other = s.artifacts[0].clone();
         other.size += 1;
-        sealed(&record(r, "artifacts", &other.id), &serde_json::to_string(&other).unwrap());
+        write_record(&record(r, "artifacts", &other.id), &serde_json::to_string(&other).unwrap());
     }),
-    ("artifact: deep JSON, sealed", &["record"], |r, s| {
-        sealed(&record(r, "artifacts", &s.artifacts[0].id), &"[".repeat(100_000));
+    ("artifact: deep JSON, right checksum", &["record"], |r, s| {
+        write_record(&record(r, "artifacts", &s.artifacts[0].id), &"[".repeat(100_000));
     }),
     ("artifact: of a newer version", &["newer"], |r, s| {
         let mut other = s.artifacts[0].clone();
         other.schema = 99;
-        sealed(&record(r, "artifacts", &other.id), &serde_json::to_string(&other).unwrap());
+        write_record(&record(r, "artifacts", &other.id), &serde_json::to_string(&other).unwrap());
     }),
     ("artifact: of a newer version, with other fields", &["newer"], |r, s| {
         let id = s.artifacts[0].id;
-        sealed(&record(r, "artifacts", &id), &format!("{{\"schema\":99,\"id\":\"{id}\",\"parts\":[]}}"));
+        write_record(&record(r, "artifacts", &id), &format!("{{\"schema\":99,\"id\":\"{id}\",\"parts\":[]}}"));
     }),
     ("program: bit flipped", &["record"], |r, s| damage(&record(r, "programs", &s.programs[0].id), |b| b[9] ^= 2)),
     ("program: missing", &["no_program"], |r, s| fs::remove_file(record(r, "programs", &s.programs[0].id)).unwrap()),

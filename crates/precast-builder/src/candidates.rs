@@ -100,7 +100,7 @@ pub(super) fn option_sets(
         options: settings.options.clone(),
         passes: passes.own.clone(),
         name: std::iter::once(format!("mode={}", mode.name()))
-            .chain(settings.options.iter().filter(said).map(option))
+            .chain(settings.options.iter().filter(is_named).map(option))
             .collect::<Vec<_>>()
             .join(" "),
     };
@@ -166,10 +166,10 @@ pub(super) fn option_sets(
         let new: Vec<&Pass> = (offer.passes.iter())
             .filter(|pass| !passes.own.contains(pass))
             .collect();
-        let said = |(key, value)| settings.options.get(key) == Some(value);
+        let already_set = |(key, value)| settings.options.get(key) == Some(value);
         let contradicted = |(key, value)| settings.options.get(key).is_some_and(|own| own != value);
         if offer.options.iter().any(contradicted)
-            || (new.is_empty() && offer.options.iter().all(said))
+            || (new.is_empty() && offer.options.iter().all(already_set))
         {
             continue;
         }
@@ -193,8 +193,8 @@ fn frozen(settings: &Compile) -> bool {
     settings.options.get("freezing") == Some(&true.into())
 }
 
-/// Returns whether an option is worth naming: that weights are laid out at load goes without saying.
-fn said(option: &(&String, &Value)) -> bool {
+/// Returns whether the name of an option set has this option: every name but `freezing=true` counts.
+fn is_named(option: &(&String, &Value)) -> bool {
     *option != (&"freezing".to_owned(), &true.into())
 }
 
@@ -298,7 +298,7 @@ mod tests {
         };
         says.options.insert("epilogue_fusion".into(), false.into());
         insta::assert_snapshot!(names(&says, true, CONVOLVES).join(", "), @"mode=default, mode=max-autotune-no-cudagraphs epilogue_fusion=false, layout_optimization=false");
-        // On a CPU a plan says so, without being told.
+        // A plan for a CPU implies it.
         let mut cpu = Compile::default();
         cpu.options.insert("freezing".into(), true.into());
         insta::assert_snapshot!(names(&cpu, true, PLAIN).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, freezing=false");
@@ -373,12 +373,12 @@ mod tests {
         };
         let tried = |settings: &Compile, all: bool, own: &[&str]| {
             let sets = option_sets(settings, all, PLAIN, &passes(own)).into_iter();
-            let told = |set: OptionSet| {
+            let line = |set: OptionSet| {
                 let passes = set.passes.iter().map(|pass| pass.callable.as_str());
                 format!("{}: {}", set.name, passes.collect::<Vec<_>>().join(", "))
             };
             let kept = sets.filter(|set| set.name.contains(':') || set.name.contains("mode"));
-            kept.map(told).collect::<Vec<_>>().join("\n")
+            kept.map(line).collect::<Vec<_>>().join("\n")
         };
         let mut settings = Compile::default();
         insta::assert_snapshot!(tried(&settings, true, &["own:pass"]), @"

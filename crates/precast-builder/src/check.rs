@@ -52,8 +52,8 @@ pub struct CheckedModule {
     pub checked: Checked,
 }
 
-/// Looks at every module of a spec, in its order; `note` is told what the user should know of the model, `begin` each
-/// module before it is looked at.
+/// Checks every module of a spec, in its order. `note` receives each warning about the model, `begin` the name of each
+/// module before its check.
 pub fn check(
     options: &CheckOptions<'_>,
     note: &dyn Fn(&str),

@@ -15,7 +15,7 @@ use super::{
 /// The worker's program, as paths from its folder and texts; written out where Python can run it.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/worker.rs"));
 
-/// OpenMP's threads spin while they wait, unless they are told not to. With more workers and compilers than cores that
+/// OpenMP's threads spin while they wait, by default. With more workers and compilers than cores that
 /// made eager runs seven times as slow as need be.
 pub(super) const WAIT_POLICY: &str = "passive";
 

@@ -113,11 +113,11 @@ pub(super) fn open_model(
 
 /// Points at the place in the spec where what a worker refused is written, if it is written there.
 pub(super) fn in_spec(spec: &Spec, error: BuildError) -> BuildError {
-    let (BuildError::Worker(said) | BuildError::Model { error: said, .. }) = &error else {
+    let (BuildError::Worker(failure) | BuildError::Model { error: failure, .. }) = &error else {
         return error;
     };
-    let mark = |value: &String| spec.mark(value, said.message.clone(), said.hint());
-    match said.spec.as_ref().and_then(mark) {
+    let mark = |value: &String| spec.mark(value, failure.message.clone(), failure.hint());
+    match failure.spec.as_ref().and_then(mark) {
         Some(marked) => BuildError::Spec(Box::new(marked)),
         None => error,
     }

@@ -173,8 +173,8 @@ fn publish(
         if leaves_out(&wanted, module) && !had(store, plan, spec, module)? {
             continue;
         }
-        let told = |name: &String| *name == title || *name == spec.modules[module].name;
-        match options.without.iter().any(told) {
+        let named = |name: &String| *name == title || *name == spec.modules[module].name;
+        match options.without.iter().any(named) {
             true => summary.without.push(title),
             false => summary.unanswered.push(title),
         }

@@ -272,18 +272,18 @@ mod tests {
 
     #[test]
     fn an_answer_of_another_type_is_an_error_that_names_the_field() {
-        let told = |error: BuildError| error.to_string();
+        let message = |error: BuildError| error.to_string();
         let compiled = json!({"library": "a.so", "metadata": null, "seconds": {"cpp": "long"}});
-        insta::assert_snapshot!(told(answer::<Compiled>(compiled).unwrap_err()), @r#"the worker and this binary don't understand each other: field `seconds.cpp` of its answer: invalid type: string "long", expected f64"#);
+        insta::assert_snapshot!(message(answer::<Compiled>(compiled).unwrap_err()), @r#"the worker and this binary don't understand each other: field `seconds.cpp` of its answer: invalid type: string "long", expected f64"#);
         let captured = |receipt: Value| {
             answer::<Captured>(json!({
                 "segments": [], "steps": [], "inputs": [], "outputs": [], "results": [], "values": 0,
                 "call_spec": null, "samples": "samples", "seconds": 1.5, "receipt": receipt,
             }))
         };
-        insta::assert_snapshot!(told(captured(json!({"eager_us": "fast"})).unwrap_err()), @r#"the worker and this binary don't understand each other: field `receipt.eager_us` of its answer: invalid type: string "fast", expected f64"#);
+        insta::assert_snapshot!(message(captured(json!({"eager_us": "fast"})).unwrap_err()), @r#"the worker and this binary don't understand each other: field `receipt.eager_us` of its answer: invalid type: string "fast", expected f64"#);
         let odd = json!({"padding": {"points": 3, "max_abs": 0.0, "sensitive": false}});
-        insta::assert_snapshot!(told(captured(odd).unwrap_err()), @r#"the worker and this binary don't understand each other: field `receipt.padding.points` of its answer: invalid type: integer `3`, expected a sequence"#);
+        insta::assert_snapshot!(message(captured(odd).unwrap_err()), @r#"the worker and this binary don't understand each other: field `receipt.padding.points` of its answer: invalid type: integer `3`, expected a sequence"#);
         let receipt = captured(json!({"eager_us": 44.5, "eager_runs": 20, "threads": 2}));
         let receipt = json!(receipt.unwrap().receipt.receipt(1.5));
         assert_eq!(

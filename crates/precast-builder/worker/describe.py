@@ -42,8 +42,8 @@ class Draft:
         """Returns whether a spec can say the inputs: tensors by name, and nothing else."""
         if self.structure is None:
             return True
-        told = [*self.structure["args"], *self.structure["kwargs"].values()]
-        return all("tensor" in one or one == {"value": None} for one in told)
+        arguments = [*self.structure["args"], *self.structure["kwargs"].values()]
+        return all("tensor" in one or one == {"value": None} for one in arguments)
 
 
 def describe(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:

@@ -60,7 +60,7 @@ pub struct Changed {
     pub new: Digest,
     /// Empty when one of the two records can't be read.
     pub reasons: Vec<Reason>,
-    /// What became of the captured graph, where that can be told.
+    /// What became of the captured graph, where it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub graph: Option<Graph>,
 }
@@ -283,7 +283,7 @@ mod tests {
         let (_a, a) = filled(&[(1, "x"), (2, "x"), (4, "x")]);
         let (_b, b) = filled(&[(2, "x"), (4, "y"), (8, "x")]);
         let (_empty, empty) = filled(&[]);
-        let told = |old: &Store, new: &Store| {
+        let names = |old: &Store, new: &Store| {
             let found = stores(old, new).unwrap();
             let names = |all: &[Named]| all.iter().map(|n| n.name.clone()).collect::<Vec<_>>();
             let changed = found.changed.iter().map(|c| c.name.clone()).collect();
@@ -295,10 +295,10 @@ mod tests {
             )
         };
         let at = |batch: &str| vec![format!("m encode batch={batch} cpu")];
-        assert_eq!(told(&a, &b), (at("1"), at("8"), at("4"), 1));
-        assert_eq!(told(&b, &a), (at("8"), at("1"), at("4"), 1));
-        assert_eq!(told(&a, &a), (vec![], vec![], vec![], 3));
-        assert_eq!(told(&a, &empty).0.len(), 3);
-        assert_eq!(told(&empty, &b).1.len(), 3);
+        assert_eq!(names(&a, &b), (at("1"), at("8"), at("4"), 1));
+        assert_eq!(names(&b, &a), (at("8"), at("1"), at("4"), 1));
+        assert_eq!(names(&a, &a), (vec![], vec![], vec![], 3));
+        assert_eq!(names(&a, &empty).0.len(), 3);
+        assert_eq!(names(&empty, &b).1.len(), 3);
     }
 }

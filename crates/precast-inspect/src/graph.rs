@@ -36,7 +36,7 @@ impl fmt::Display for Graph {
     }
 }
 
-/// Compares the graphs of two programs, each in its store; none where that can't be told.
+/// Compares the graphs of two programs, each in its store. Returns none where a graph is not known.
 pub fn graph(
     (old_store, old): (&Store, &Program),
     (new_store, new): (&Store, &Program),
@@ -98,13 +98,13 @@ mod tests {
         let again = program("b", Some(b"one"));
         let two = program("c", Some(b"two"));
         let unknown = program("d", None);
-        let told = |old, new| graph((&store, old), (&store, new)).unwrap();
-        assert_eq!(told(&one, &one), Some(Graph::Same));
-        assert_eq!(told(&one, &again), Some(Graph::Recompiled));
+        let comparison = |old, new| graph((&store, old), (&store, new)).unwrap();
+        assert_eq!(comparison(&one, &one), Some(Graph::Same));
+        assert_eq!(comparison(&one, &again), Some(Graph::Recompiled));
         let steps = vec!["s".to_owned()];
-        assert_eq!(told(&one, &two), Some(Graph::Changed { steps }));
-        assert_eq!(told(&one, &unknown), None);
+        assert_eq!(comparison(&one, &two), Some(Graph::Changed { steps }));
+        assert_eq!(comparison(&one, &unknown), None);
         let eager = testing::program("m", 8, &[]);
-        assert_eq!(told(&one, &eager), None);
+        assert_eq!(comparison(&one, &eager), None);
     }
 }

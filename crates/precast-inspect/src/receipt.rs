@@ -244,15 +244,15 @@ mod tests {
         other["gate"]["eager_us"] = json!(80.0);
         assert_eq!(of(&other).speedup(), Some(0.8));
         assert!(!of(&other).slower, "nothing was decided");
-        let mut told = |faster: &str, rounds: u64, eager_faster: u64, alone: bool| {
+        let mut verdict = |faster: &str, rounds: u64, eager_faster: u64, alone: bool| {
             other["gate"]["turns"] = json!({"rounds": rounds, "eager_faster": eager_faster, "alone": alone, "faster": faster});
             let receipt = of(&other);
             assert_eq!(receipt.slower, faster == "eager");
             decided(&receipt.turns.unwrap())
         };
-        insta::assert_snapshot!(told("eager", 200, 198, true), @"eager was faster in 198 of 200 rounds, with nothing else to do: eager answers in place of the artifact");
-        insta::assert_snapshot!(told("artifact", 20, 0, false), @"eager was faster in 0 of 20 rounds: the artifact answers");
-        insta::assert_snapshot!(told("neither", 1, 1, true), @"eager was faster in 1 of 1 round, with nothing else to do, which decides nothing: the artifact answers");
+        insta::assert_snapshot!(verdict("eager", 200, 198, true), @"eager was faster in 198 of 200 rounds, with nothing else to do: eager answers in place of the artifact");
+        insta::assert_snapshot!(verdict("artifact", 20, 0, false), @"eager was faster in 0 of 20 rounds: the artifact answers");
+        insta::assert_snapshot!(verdict("neither", 1, 1, true), @"eager was faster in 1 of 1 round, with nothing else to do, which decides nothing: the artifact answers");
         other["gate"]["eager_us"] = json!(null);
         let ratio = of(&other).speedup().unwrap();
         assert!((ratio - 3.0).abs() < 1e-9, "{ratio}");
@@ -266,16 +266,16 @@ mod tests {
     fn a_choice_says_what_it_was_made_by() {
         let row = |options: &str, latency: Option<f64>, refused: Option<&str>| json!({"options": options, "latency": latency, "refused": refused});
         let tried = |rows: Vec<Value>| -> Vec<Tried> { testing::read(json!(rows)) };
-        let told = |mut rows: Vec<Value>, chosen: usize| {
+        let summary = |mut rows: Vec<Value>, chosen: usize| {
             rows[chosen]["chosen"] = true.into();
             choice(&tried(rows)).unwrap()
         };
         let base = row("mode=default", Some(0.003), None);
         let other = row("epilogue_fusion=false", Some(0.002), None);
         let bad = |name: &str| row(name, None, Some("it does not end"));
-        insta::assert_snapshot!(told(vec![base.clone(), other.clone()], 0), @"kept `mode=default`, no other is clearly faster (2 option sets)");
-        insta::assert_snapshot!(told(vec![base.clone(), other.clone(), bad("x")], 1), @"kept `epilogue_fusion=false`, 1.50× as fast as `mode=default` (3 option sets, 1 refused)");
-        insta::assert_snapshot!(told(vec![bad("mode=default"), other], 1), @"kept `epilogue_fusion=false`, the fastest that can be without `mode=default` (2 option sets, 1 refused)");
+        insta::assert_snapshot!(summary(vec![base.clone(), other.clone()], 0), @"kept `mode=default`, no other is clearly faster (2 option sets)");
+        insta::assert_snapshot!(summary(vec![base.clone(), other.clone(), bad("x")], 1), @"kept `epilogue_fusion=false`, 1.50× as fast as `mode=default` (3 option sets, 1 refused)");
+        insta::assert_snapshot!(summary(vec![bad("mode=default"), other], 1), @"kept `epilogue_fusion=false`, the fastest that can be without `mode=default` (2 option sets, 1 refused)");
         assert_eq!(choice(&[]), None);
         assert_eq!(choice(&tried(vec![base])), None);
     }

@@ -1,4 +1,4 @@
-//! What a store takes on disk, who needs it, and what could go.
+//! Disk usage of a store by group: total, shared and reclaimable bytes.
 
 use std::collections::BTreeMap;
 
@@ -49,18 +49,18 @@ pub struct Usage {
 
 /// Adds up what the store takes, by group, one object after the other.
 pub fn usage(store: &Store, by: GroupBy) -> Result<Usage, StoreError> {
-    let sharing = store.sharing(by)?;
+    let users = store.object_usage(by)?;
     let (mut total, mut rest) = (Bytes::default(), Bytes::default());
     let mut groups: BTreeMap<String, Bytes> = BTreeMap::new();
     for row in store.objects() {
         let row = row?;
-        let needs = sharing.needs(&row.digest)?;
+        let needs = users.needs(&row.digest)?;
         let one = Bytes {
             logical: 0,
             content: row.size,
             stored: row.stored,
             shared: if needs.len() > 1 { row.stored } else { 0 },
-            reclaimable: if sharing.stays(&row.digest)? {
+            reclaimable: if users.is_kept(&row.digest)? {
                 0
             } else {
                 row.stored

@@ -34,7 +34,7 @@ pub struct Why {
     pub tuned: Vec<Tried>,
     /// Most telling first. An artifact of another step or of another bucket may differ in much.
     pub reasons: Vec<Reason>,
-    /// What became of the program's captured graph, where that can be told.
+    /// What became of the program's captured graph, where it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub graph: Option<Graph>,
 }
@@ -230,11 +230,11 @@ mod tests {
         let root = dir.path();
         let text = "schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"encode\"\n";
         let spec = Spec::parse(text, &root.join("precast.toml")).unwrap();
-        let told = || without_effect(&spec, &store, "encode", 9).unwrap();
+        let ignored = || without_effect(&spec, &store, "encode", 9).unwrap();
         std::fs::write(root.join("README.md"), "").unwrap();
-        assert_eq!(told(), [], "nothing was built yet");
+        assert_eq!(ignored(), [], "nothing was built yet");
         put(&store, "a", json!({}), json!({}));
-        assert_eq!(told(), [], "as old as the program");
+        assert_eq!(ignored(), [], "as old as the program");
         let later = std::time::SystemTime::now() + Duration::from_secs(60);
         let mut file = std::fs::File::options();
         file.write(true);
@@ -242,6 +242,6 @@ mod tests {
             let file = file.open(root.join(path)).unwrap();
             file.set_modified(later).unwrap();
         }
-        insta::assert_snapshot!(told().iter().map(ToString::to_string).collect::<String>(), @"`README.md` is not a source");
+        insta::assert_snapshot!(ignored().iter().map(ToString::to_string).collect::<String>(), @"`README.md` is not a source");
     }
 }

@@ -232,8 +232,8 @@ mod tests {
         // What is unpacked is what the digest names.
         fs::remove_file(&ready).unwrap();
         fs::write(&source, b"others").unwrap();
-        let told = store.copy_for_ready(&digest, &source);
-        assert!(matches!(told, Err(StoreError::Changed { .. })));
+        let result = store.copy_for_ready(&digest, &source);
+        assert!(matches!(result, Err(StoreError::Changed { .. })));
         assert!(!ready.exists());
         let tmp = store.layout().tmp();
         drop(store);
@@ -263,8 +263,8 @@ mod tests {
             .unwrap();
         assert_eq!(store.read(&written.digest).unwrap(), b"other");
         for length in [4, 6] {
-            let told = store.publish_object(&mut &b"other"[..], length, &source);
-            assert!(matches!(told, Err(StoreError::Changed { .. })));
+            let result = store.publish_object(&mut &b"other"[..], length, &source);
+            assert!(matches!(result, Err(StoreError::Changed { .. })));
         }
     }
 
@@ -274,8 +274,8 @@ mod tests {
         let digest = store.put_bytes(b"some content").unwrap();
         let path = store.layout().object(&digest);
         testing::damage(&path, |bytes| bytes[12] ^= 1);
-        let told = store.read(&digest).unwrap_err();
-        assert!(told.to_string().contains(&digest.hex()) && told.to_string().contains(".zst"));
+        let error = store.read(&digest).unwrap_err();
+        assert!(error.to_string().contains(&digest.hex()) && error.to_string().contains(".zst"));
         assert!(store.map(&digest).is_err());
         testing::damage(&path, |bytes| bytes.truncate(20));
         assert_eq!(store.put_bytes(b"some content").unwrap(), digest);

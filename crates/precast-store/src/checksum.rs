@@ -23,18 +23,18 @@ const LIMIT: u64 = 256 << 20;
 const OPEN: &str = "{\"sha256\":\"";
 const CLOSE: &str = "\"}\n";
 
-/// Returns the bytes of the file for `record`, and their seal.
+/// Returns the bytes of the file for `record`, and their checksum.
 pub(crate) fn encode<T: Serialize>(
     record: &T,
     path: &Path,
 ) -> Result<(Vec<u8>, Digest), StoreError> {
     let mut text = serde_json::to_vec(record).map_err(|e| damaged(path, e.to_string()))?;
     text.push(b'\n');
-    let seal = Digest::of(&text);
+    let checksum = Digest::of(&text);
     text.extend(OPEN.as_bytes());
-    text.extend(seal.hex().as_bytes());
+    text.extend(checksum.hex().as_bytes());
     text.extend(CLOSE.as_bytes());
-    Ok((text, seal))
+    Ok((text, checksum))
 }
 
 /// Reads and checks the record at `path`; none when there is no such file.
@@ -59,24 +59,24 @@ pub(crate) fn decode<T: DeserializeOwned>(
     text: &[u8],
     path: &Path,
 ) -> Result<(T, Digest), StoreError> {
-    let (line, seal) = check(text, path)?;
+    let (line, checksum) = check(text, path)?;
     let record = serde_json::from_slice(line).map_err(|e| match serde_json::from_slice(line) {
         // A newer precast may write other fields: that is no damage.
         Ok(Head { schema }) if schema > SCHEMA => newer(path, schema),
         _ => damaged(path, e.to_string()),
     })?;
-    Ok((record, seal))
+    Ok((record, checksum))
 }
 
-/// Returns the first line and its seal, when they match.
+/// Returns the first line and its checksum, when they match.
 fn check<'a>(text: &'a [u8], path: &Path) -> Result<(&'a [u8], Digest), StoreError> {
     let tail = OPEN.len() + 64 + CLOSE.len();
     let (line, rest) = text.split_at(text.len().saturating_sub(tail));
-    let seal = Digest::of(line);
-    let expected = format!("{OPEN}{seal}{CLOSE}");
+    let checksum = Digest::of(line);
+    let expected = format!("{OPEN}{checksum}{CLOSE}");
     match line.ends_with(b"\n") && rest == expected.as_bytes() {
-        true => Ok((line, seal)),
-        false => Err(damaged(path, "its seal does not match".to_owned())),
+        true => Ok((line, checksum)),
+        false => Err(damaged(path, "its checksum does not match".to_owned())),
     }
 }
 
@@ -119,9 +119,9 @@ mod tests {
     #[test]
     fn every_flip_and_cut_is_caught() {
         let path = Path::new("record");
-        let (text, seal) = encode(&serde_json::json!({"a": [1, 2, "x"]}), path).unwrap();
+        let (text, checksum) = encode(&serde_json::json!({"a": [1, 2, "x"]}), path).unwrap();
         let (back, again): (serde_json::Value, _) = decode(&text, path).unwrap();
-        assert_eq!((back["a"][2].as_str(), again), (Some("x"), seal));
+        assert_eq!((back["a"][2].as_str(), again), (Some("x"), checksum));
         for at in 0..text.len() {
             for bit in 0..8 {
                 let mut bad = text.clone();

@@ -63,8 +63,8 @@ impl<W: Write> Summing<W> {
         tail.extend(self.size.to_le_bytes());
         tail.extend(CHUNK.to_le_bytes());
         tail.extend(digest.as_bytes());
-        let seal = Digest::of(&tail);
-        tail.extend(seal.as_bytes());
+        let checksum = Digest::of(&tail);
+        tail.extend(checksum.as_bytes());
         self.inner.write_all(&tail)
     }
 }

@@ -65,8 +65,8 @@ impl Store {
         }
     }
 
-    /// Waits for the claim on `key`. `waiting` is told who has it, again and again; when it returns false the waiting
-    /// ends with none.
+    /// Waits for the claim on `key`. `waiting` is called with its owner at every attempt; when it returns false, the
+    /// wait ends without a claim.
     pub fn claim(
         &self,
         key: &Digest,

@@ -43,11 +43,11 @@ pub enum Defect {
     Owner { path: PathBuf, uid: u32 },
     /// `CACHEDIR.TAG` is missing or says something else.
     Tag { path: PathBuf },
-    /// An object whose bytes are not what its name and seal say.
+    /// An object whose bytes are not what its name and checksum say.
     Object { path: PathBuf, why: String },
     /// An unpacked file that is not what its name says, or whose object is gone.
     Ready { path: PathBuf, why: String },
-    /// A record that can't be read, or is not what its name and seal say.
+    /// A record that can't be read, or is not what its name and checksum say.
     Record { path: PathBuf, why: String },
     /// A record that a newer precast wrote.
     Newer { path: PathBuf },

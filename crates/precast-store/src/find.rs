@@ -306,7 +306,7 @@ mod tests {
                 for batch in 0..600 {
                     let model = if batch % 3 == 0 { "a" } else { "b" };
                     let program = testing::program(model, batch, &[artifact.id]);
-                    rows::insert_program(tx, &program, &Digest::of(b"seal"), 1)?;
+                    rows::insert_program(tx, &program, &Digest::of(b"checksum"), 1)?;
                 }
                 Ok(())
             })

@@ -145,12 +145,12 @@ pub(crate) fn releases(from: &Connection) -> rusqlite::Result<Releases> {
             .query_map((&model, seq), |row| rows::digest(row, 0))?
             .collect::<rusqlite::Result<Vec<_>>>()?;
         let (links, partial) = (row.get(6)?, row.get(8)?);
-        let seal = rows::digest(row, 3)?;
+        let checksum = rows::digest(row, 3)?;
         let sum = rows::release_sum(
             &model,
             seq as u64,
             name.as_deref(),
-            &seal,
+            &checksum,
             weights.as_ref(),
             row.get(5)?,
             links,
@@ -171,10 +171,10 @@ fn failures(from: &Connection) -> rusqlite::Result<HashMap<Digest, (Option<Diges
     let mut rows = query.query([])?;
     let mut all = HashMap::new();
     while let Some(row) = rows.next()? {
-        let (id, seal) = (rows::digest(row, 0)?, rows::digest(row, 1)?);
+        let (id, checksum) = (rows::digest(row, 0)?, rows::digest(row, 1)?);
         let log = row.get::<_, Option<[u8; 32]>>(2)?.map(Digest::from_bytes);
         let created = row.get(3)?;
-        if rows::failure_sum(&id, &seal, log.as_ref(), created) != row.get::<_, i64>(4)? {
+        if rows::failure_sum(&id, &checksum, log.as_ref(), created) != row.get::<_, i64>(4)? {
             return Err(bad_sum("failures"));
         }
         all.insert(id, (log, created));

@@ -457,13 +457,13 @@ mod tests {
             .with(|index| index.pragma_update(None, "user_version", 99))
             .unwrap();
         let before = fs::read(&path).unwrap();
-        for told in [
+        for result in [
             Store::open(store.path()),
             Store::open_read_only(store.path()),
         ] {
             assert!(
-                matches!(told, Err(StoreError::Newer { found: 99, .. })),
-                "{told:?}"
+                matches!(result, Err(StoreError::Newer { found: 99, .. })),
+                "{result:?}"
             );
         }
         assert_eq!(fs::read(&path).unwrap(), before);
@@ -543,9 +543,9 @@ mod tests {
             &store,
             &format!("CREATE TABLE objects (digest); PRAGMA user_version={KNOWN}"),
         );
-        let told = Store::open(store.path()).unwrap_err();
-        assert!(matches!(told, StoreError::Schema { .. }), "{told}");
-        assert!(told.hint().contains("--reindex"));
+        let error = Store::open(store.path()).unwrap_err();
+        assert!(matches!(error, StoreError::Schema { .. }), "{error}");
+        assert!(error.hint().contains("--reindex"));
         let mending = Store::open_for_repair(store.path(), Default::default()).unwrap();
         mending.reindex().unwrap();
         assert!(
@@ -571,8 +571,8 @@ mod tests {
             ..Options::default()
         };
         let waiting = Store::open_with(store.path(), options).unwrap();
-        let told = waiting.put_bytes(b"y").unwrap_err();
-        assert!(matches!(told, StoreError::Busy { .. }), "{told}");
+        let error = waiting.put_bytes(b"y").unwrap_err();
+        assert!(matches!(error, StoreError::Busy { .. }), "{error}");
         // A load writes nothing that it would have to wait for.
         let begin = std::time::Instant::now();
         let loading = Store::open(store.path()).unwrap();
@@ -605,16 +605,16 @@ mod tests {
             .index()
             .write(|tx| tx.execute("UPDATE objects SET size=9", []))
             .unwrap();
-        let told = find().unwrap_err();
+        let error = find().unwrap_err();
         assert!(
             matches!(
-                told,
+                error,
                 StoreError::Row {
                     table: "objects",
                     ..
                 }
             ),
-            "{told}"
+            "{error}"
         );
     }
 

@@ -366,8 +366,8 @@ mod tests {
         let other = dir.path().join("o");
         fs::create_dir(&other).unwrap();
         fs::write(other.join("thesis.doc"), "x").unwrap();
-        let told = Layout::create(&other, Options::default()).unwrap_err();
-        assert!(matches!(told, StoreError::NotEmpty { .. }), "{told}");
+        let error = Layout::create(&other, Options::default()).unwrap_err();
+        assert!(matches!(error, StoreError::NotEmpty { .. }), "{error}");
         assert!(matches!(
             Layout::find(&other, Options::default()),
             Err(StoreError::NotAStore { .. })

@@ -64,7 +64,7 @@
 //! bytes, find, lease, releases
 //! reindex
 //! files, gc, index
-//! listing, repair, sharing, sweep, verify
+//! listing, repair, sweep, usage, verify
 //! ```
 
 pub mod canon;
@@ -101,10 +101,10 @@ mod reindex;
 mod releases;
 mod repair;
 mod rows;
-mod sharing;
 mod sum;
 mod sweep;
 mod sync;
+mod usage;
 mod verify;
 
 use std::{
@@ -132,9 +132,9 @@ pub use reason::Reason;
 pub use releases::check_release_name;
 pub use repair::Repaired;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};
-pub use sharing::{GroupBy, Need, Sharing};
 pub use sweep::Collected;
 pub use target::{Device, Target};
+pub use usage::{GroupBy, Need, ObjectUsage};
 pub use verify::Verified;
 
 use error::At;

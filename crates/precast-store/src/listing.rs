@@ -193,8 +193,12 @@ mod tests {
             .map(|row| row.unwrap().id)
             .collect();
         assert_eq!(ids, [good.id]);
-        let told: Vec<_> = again.damaged();
-        assert_eq!(told.len(), 1);
-        assert!(told[0].to_string().contains(&bad.id.hex()), "{}", told[0]);
+        let errors: Vec<_> = again.damaged();
+        assert_eq!(errors.len(), 1);
+        assert!(
+            errors[0].to_string().contains(&bad.id.hex()),
+            "{}",
+            errors[0]
+        );
     }
 }

@@ -204,15 +204,15 @@ impl Store {
             true => file.try_lock(),
             false => file.try_lock_shared(),
         };
-        let mut told = false;
+        let mut notified = false;
         loop {
             match attempt(&file) {
                 Ok(()) => break,
                 Err(TryLockError::Error(e)) => return Err(e).at("lock", &path),
                 Err(TryLockError::WouldBlock) => {}
             }
-            if !told {
-                told = true;
+            if !notified {
+                notified = true;
                 let owner = owner(&mut file);
                 self.tell(&Waiting {
                     to,
@@ -293,12 +293,12 @@ mod tests {
         let adding = store.lock(Mode::Add).unwrap();
         let reading = store.lock(Mode::Use).unwrap();
         drop(store.lock(Mode::Add).unwrap());
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let other = Store::open(store.path()).unwrap();
-        other.on_wait(move |waiting| drop(tell.send(waiting.to_string())));
+        other.on_wait(move |waiting| drop(sender.send(waiting.to_string())));
         let deleter = thread::spawn(move || drop(other.lock(Mode::Delete).unwrap()));
         assert_eq!(
-            told.recv().unwrap(),
+            receiver.recv().unwrap(),
             "waiting for another process to delete from the store"
         );
         drop((adding, reading));
@@ -330,11 +330,11 @@ mod tests {
         while holders(&path).is_none() && begin.elapsed() < MOMENT {
             thread::sleep(TICK);
         }
-        let told = impatient(&store).lock(Mode::Delete).unwrap_err();
+        let error = impatient(&store).lock(Mode::Delete).unwrap_err();
         let pid = format!("pid {}", holder.id());
         assert!(
-            matches!(&told, StoreError::Busy { owner, .. } if owner.starts_with(&pid)),
-            "{told}"
+            matches!(&error, StoreError::Busy { owner, .. } if owner.starts_with(&pid)),
+            "{error}"
         );
         drop(store.lock(Mode::Use).unwrap());
         // And whoever wants to stop waiting can.
@@ -344,8 +344,8 @@ mod tests {
         let waiter = thread::spawn(move || waiting.lock(Mode::Delete).map(drop));
         thread::sleep(Duration::from_millis(50));
         stop.store(true, Relaxed);
-        let told = waiter.join().unwrap().unwrap_err();
-        assert!(matches!(told, StoreError::Interrupted { .. }), "{told}");
+        let error = waiter.join().unwrap().unwrap_err();
+        assert!(matches!(error, StoreError::Interrupted { .. }), "{error}");
         holder.kill().unwrap();
         holder.wait().unwrap();
         drop(impatient(&store).lock(Mode::Delete).unwrap());
@@ -385,14 +385,14 @@ mod tests {
         let (_dir, store) = testing::store();
         let rebuilding = store.lock(Mode::Rebuild).unwrap();
         drop(store.lock(Mode::Use).unwrap());
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let other = store.clone();
         thread::spawn(move || {
             drop(other.lock(Mode::Add).unwrap());
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
         });
-        assert!(told.recv_timeout(Duration::from_millis(50)).is_err());
+        assert!(receiver.recv_timeout(Duration::from_millis(50)).is_err());
         drop(rebuilding);
-        told.recv().unwrap();
+        receiver.recv().unwrap();
     }
 }

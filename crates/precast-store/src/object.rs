@@ -1,14 +1,14 @@
 //! What one object file looks like, and how its bytes are checked on the way in and out.
 //!
 //! ```text
-//! ┌──────────────────────────────┬─────────────────────────────────────────────┐
-//! │ one zstd frame               │ seal: a skippable zstd frame of 8 + 32 bytes │
-//! │ (content size in its header) │ (SHA-256 of the bytes before it)             │
-//! └──────────────────────────────┴─────────────────────────────────────────────┘
+//! ┌──────────────────────────────┬────────────────────────────────────────────────┐
+//! │ one zstd frame               │ checksum: a skippable zstd frame, 8 + 32 bytes │
+//! │ (content size in its header) │ (SHA-256 of the bytes before it)               │
+//! └──────────────────────────────┴────────────────────────────────────────────────┘
 //! ```
 //!
-//! The file's name is the SHA-256 of the *content*, so content can't be swapped. The seal covers the *stored* bytes, so
-//! that a flipped bit is caught even where zstd would ignore it. `zstd -d` reads such a file as it is.
+//! The file's name is the SHA-256 of the *content*, so content can't be swapped. The checksum covers the *stored*
+//! bytes, so that a flipped bit is caught even where zstd would ignore it. `zstd -d` reads such a file as it is.
 //! Decoding stops at the size the frame declares: a bomb costs what it says and no more.
 
 use std::{
@@ -26,8 +26,8 @@ const LEVEL: i32 = 3;
 /// hashing takes longer.
 const LARGE: u64 = 32 << 20;
 const THREADS: u32 = 4;
-const SEAL: usize = 40;
-const SEAL_HEAD: [u8; 8] = [0x5A, 0x2A, 0x4D, 0x18, 32, 0, 0, 0];
+const CHECKSUM_SIZE: usize = 40;
+const CHECKSUM_HEAD: [u8; 8] = [0x5A, 0x2A, 0x4D, 0x18, 32, 0, 0, 0];
 
 /// What was written.
 pub(crate) struct Written {
@@ -58,12 +58,12 @@ pub(crate) fn encode(
         return Ok(None);
     }
     let Tee { hasher, count, .. } = encoder.finish()?;
-    out.write_all(&SEAL_HEAD)?;
+    out.write_all(&CHECKSUM_HEAD)?;
     out.write_all(hasher.finish().as_bytes())?;
     Ok(Some(Written {
         digest: tee.hasher.finish(),
         size,
-        stored: count + SEAL as u64,
+        stored: count + CHECKSUM_SIZE as u64,
     }))
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn head(file: &mut File, digest: &Digest, path: &Path) -> Result<Head
     file.rewind().at("read", path)?;
     file.take(18).read_to_end(&mut start).at("read", path)?;
     file.rewind().at("read", path)?;
-    if stored <= SEAL as u64 || !start.starts_with(&[0x28, 0xB5, 0x2F, 0xFD]) {
+    if stored <= CHECKSUM_SIZE as u64 || !start.starts_with(&[0x28, 0xB5, 0x2F, 0xFD]) {
         return corrupt("it does not begin with a zstd frame");
     }
     match zstd::zstd_safe::get_frame_content_size(&start) {
@@ -103,8 +103,9 @@ pub(crate) fn decode(
 ) -> Result<u64, StoreError> {
     let corrupt = |why: &str| Err(damaged(digest, path, why));
     let head = head(file, digest, path)?;
-    let mut stored =
-        Tee::new(BufReader::with_capacity(1 << 16, &mut *file).take(head.stored - SEAL as u64));
+    let mut stored = Tee::new(
+        BufReader::with_capacity(1 << 16, &mut *file).take(head.stored - CHECKSUM_SIZE as u64),
+    );
     let mut hasher = Hasher::default();
     {
         let mut frame = match zstd::Decoder::new(&mut stored) {
@@ -131,22 +132,25 @@ pub(crate) fn decode(
             return corrupt("it is cut short");
         }
     }
-    // What the decoder did not ask for belongs to the sealed bytes all the same.
+    // The checksum also covers stored bytes that the decoder did not read.
     io::copy(&mut stored, &mut io::sink()).at("read", path)?;
     let Tee {
         inner,
         hasher: stored_hasher,
         ..
     } = stored;
-    let mut seal = Vec::with_capacity(SEAL);
+    let mut checksum = Vec::with_capacity(CHECKSUM_SIZE);
     inner
         .into_inner()
-        .take(SEAL as u64 + 1)
-        .read_to_end(&mut seal)
+        .take(CHECKSUM_SIZE as u64 + 1)
+        .read_to_end(&mut checksum)
         .at("read", path)?;
     let sum = stored_hasher.finish();
-    if seal.len() != SEAL || seal[..8] != SEAL_HEAD || seal[8..] != sum.as_bytes()[..] {
-        return corrupt("its seal does not match the stored bytes");
+    if checksum.len() != CHECKSUM_SIZE
+        || checksum[..8] != CHECKSUM_HEAD
+        || checksum[8..] != sum.as_bytes()[..]
+    {
+        return corrupt("its checksum does not match the stored bytes");
     }
     if hasher.finish() != *digest {
         return corrupt("its content has another digest");
@@ -241,8 +245,8 @@ mod tests {
                 for bit in [1, 0x80] {
                     let mut bad = good.clone();
                     bad[at] ^= bit;
-                    let told = read(&bad, &digest).unwrap_err();
-                    assert!(matches!(told, StoreError::Corrupt { .. }), "{at}: {told}");
+                    let error = read(&bad, &digest).unwrap_err();
+                    assert!(matches!(error, StoreError::Corrupt { .. }), "{at}: {error}");
                 }
                 assert!(read(&good[..at], &digest).is_err(), "cut at {at}");
             }
@@ -281,8 +285,8 @@ mod tests {
         let mut bad = Vec::from(&big[..4]);
         bad.extend([0x20, 4]); // single segment, content size 4
         bad.extend(&big[9..]);
-        let told = read(&bad, &Digest::of(&[0; 4])).unwrap_err();
-        assert!(matches!(told, StoreError::Corrupt { .. }), "{told}");
+        let error = read(&bad, &Digest::of(&[0; 4])).unwrap_err();
+        assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
         assert!(!small.is_empty());
     }
 }

@@ -268,9 +268,9 @@ mod tests {
     }
 
     fn refused(path: &Path) -> String {
-        let told = Store::open(path).unwrap_err();
-        assert!(matches!(told, StoreError::Unsafe { .. }), "{told}");
-        told.to_string()
+        let error = Store::open(path).unwrap_err();
+        assert!(matches!(error, StoreError::Unsafe { .. }), "{error}");
+        error.to_string()
     }
 
     #[test]
@@ -340,21 +340,21 @@ mod tests {
             .unwrap();
         drop(store.map(&digest).unwrap());
         for (path, ask) in places(&store) {
-            let told = |store: &Store| {
-                let told = ask(store).unwrap_err();
-                assert!(matches!(told, StoreError::Unsafe { .. }), "{told}");
-                told.to_string()
+            let refusal = |store: &Store| {
+                let error = ask(store).unwrap_err();
+                assert!(matches!(error, StoreError::Unsafe { .. }), "{error}");
+                error.to_string()
             };
             ask(&store).unwrap();
             let sound = fs::metadata(&path).unwrap().permissions();
             for open in [0o666, 0o777, 0o1777, 0o446] {
                 mode(&path, open);
-                assert!(told(&store).contains("everybody can write it"));
+                assert!(refusal(&store).contains("everybody can write it"));
                 assert_ne!(store.verify().unwrap().defects, []);
                 fs::set_permissions(&path, sound.clone()).unwrap();
             }
             if give(&path, 12345) {
-                assert!(told(&store).contains("user 12345"));
+                assert!(refusal(&store).contains("user 12345"));
                 assert_ne!(store.verify().unwrap().defects, []);
                 give(&path, 0);
             }
@@ -379,10 +379,10 @@ mod tests {
                 return;
             }
         }
-        let told = Store::open(&path).unwrap_err();
+        let error = Store::open(&path).unwrap_err();
         assert!(
-            matches!(told, StoreError::Stranger { uid: 12345, .. }),
-            "{told}"
+            matches!(error, StoreError::Stranger { uid: 12345, .. }),
+            "{error}"
         );
         Store::create(&path).unwrap_err();
         Store::open_read_only(&path).unwrap_err();

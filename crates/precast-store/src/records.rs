@@ -23,7 +23,7 @@ pub(crate) trait Record: Serialize + DeserializeOwned + PartialEq {
     const KIND: Kind;
     fn id(&self) -> Digest;
     fn schema(&self) -> u32;
-    fn insert(&self, to: &Connection, seal: &Digest, created: i64) -> rusqlite::Result<()>;
+    fn insert(&self, to: &Connection, checksum: &Digest, created: i64) -> rusqlite::Result<()>;
 }
 
 macro_rules! record {
@@ -36,8 +36,13 @@ macro_rules! record {
             fn schema(&self) -> u32 {
                 self.schema
             }
-            fn insert(&self, to: &Connection, seal: &Digest, created: i64) -> rusqlite::Result<()> {
-                $insert(to, self, seal, created)
+            fn insert(
+                &self,
+                to: &Connection,
+                checksum: &Digest,
+                created: i64,
+            ) -> rusqlite::Result<()> {
+                $insert(to, self, checksum, created)
             }
         }
     };
@@ -78,12 +83,13 @@ impl Store {
         let _adding = self.adding(&[&[failure.id][..], failure.log.as_slice()].concat())?;
         let path = self.layout().record(Kind::Failure, &failure.id);
         self.leave_newer_failure(&failure.id)?;
-        let (text, seal) = checksum::encode(failure, &path)?;
+        let (text, checksum) = checksum::encode(failure, &path)?;
         let mut draft = self.draft()?;
         std::io::Write::write_all(draft.file(), &text).at("write", draft.path())?;
         draft.replace(&path)?;
         let created = created(&path)?;
-        self.index().write(|tx| failure.insert(tx, &seal, created))
+        self.index()
+            .write(|tx| failure.insert(tx, &checksum, created))
     }
 
     /// Returns the artifact with this key, if the store has it.
@@ -128,8 +134,9 @@ impl Store {
         }
         if !self.is_read_only() {
             let _adding = self.adding(&[])?;
-            if let Ok((record, seal, created)) = record_file::<R>(self.layout(), &path) {
-                self.index().write(|tx| record.insert(tx, &seal, created))?;
+            if let Ok((record, checksum, created)) = record_file::<R>(self.layout(), &path) {
+                self.index()
+                    .write(|tx| record.insert(tx, &checksum, created))?;
             }
         }
         // gc may have been faster.
@@ -171,12 +178,12 @@ impl Store {
             }
         }
         sync::point("put:record-published");
-        let Some((now, seal)) = checksum::read::<R>(self.layout(), &path)? else {
+        let Some((now, checksum)) = checksum::read::<R>(self.layout(), &path)? else {
             return Err(StoreError::Missing { digest: id, path });
         };
         let created = created(&path)?;
         self.index().write(|tx| {
-            now.insert(tx, &seal, created)?;
+            now.insert(tx, &checksum, created)?;
             tx.prepare_cached("DELETE FROM failures WHERE id=?")?
                 .execute([id.as_bytes()])
         })?;
@@ -248,10 +255,10 @@ pub(crate) fn record_file<R: Record>(
     path: &Path,
 ) -> Result<(R, Digest, i64), StoreError> {
     let gone = || checksum::damaged(path, "it is gone".into());
-    let (record, seal) = checksum::read::<R>(layout, path)?.ok_or_else(gone)?;
+    let (record, checksum) = checksum::read::<R>(layout, path)?.ok_or_else(gone)?;
     known_schema(record.schema(), path)?;
     match layout.record(R::KIND, &record.id()) == path {
-        true => Ok((record, seal, created(path)?)),
+        true => Ok((record, checksum, created(path)?)),
         false => Err(checksum::damaged(
             path,
             "it is the record of another key".into(),
@@ -265,10 +272,10 @@ pub(crate) fn release_file(
     path: &Path,
 ) -> Result<(Release, Digest, i64), StoreError> {
     let gone = || checksum::damaged(path, "it is gone".into());
-    let (release, seal) = checksum::read::<Release>(layout, path)?.ok_or_else(gone)?;
+    let (release, checksum) = checksum::read::<Release>(layout, path)?.ok_or_else(gone)?;
     known_schema(release.schema, path)?;
     match layout.release(&release.model, release.seq)? == path {
-        true => Ok((release, seal, created(path)?)),
+        true => Ok((release, checksum, created(path)?)),
         false => Err(checksum::damaged(
             path,
             "it is the record of another release".into(),
@@ -314,9 +321,9 @@ mod tests {
             let mut both = testing::program("m", 8, &[one, two]);
             (new.id, both.id) = (old.id, old.id);
             let path = store.layout().record(Kind::Program, &old.id);
-            let (_, seal) = checksum::encode(&old, &path).unwrap();
+            let (_, checksum) = checksum::encode(&old, &path).unwrap();
             let widen = |tx: &rusqlite::Transaction| {
-                rows::insert_program(tx, &both, &seal, 1)?;
+                rows::insert_program(tx, &both, &checksum, 1)?;
                 tx.execute(
                     "INSERT INTO marked VALUES ('replaced',?)",
                     [old.id.as_bytes()],
@@ -359,10 +366,10 @@ mod tests {
         let (_dir, store) = testing::store();
         let mut artifact = testing::artifact(&store, "block");
         artifact.log = Some(Digest::of(b"log"));
-        let told = store.put_artifact(&artifact).unwrap_err();
+        let error = store.put_artifact(&artifact).unwrap_err();
         assert!(
-            matches!(told, StoreError::Dangling { kind: "object", .. }),
-            "{told}"
+            matches!(error, StoreError::Dangling { kind: "object", .. }),
+            "{error}"
         );
         let program = testing::program("m", 8, &[artifact.id]);
         assert!(matches!(
@@ -406,8 +413,8 @@ mod tests {
         let path = store.layout().record(Kind::Artifact, &one.id);
         let theirs = fs::read(store.layout().record(Kind::Artifact, &two.id)).unwrap();
         testing::damage(&path, |bytes| *bytes = theirs);
-        let told = store.artifact(&one.id).unwrap_err();
-        assert!(told.to_string().contains(&one.id.hex()), "{told}");
+        let error = store.artifact(&one.id).unwrap_err();
+        assert!(error.to_string().contains(&one.id.hex()), "{error}");
         assert_eq!(store.put_artifact(&one).unwrap(), one);
         assert_eq!(store.artifact(&one.id).unwrap(), Some(one));
     }
@@ -431,8 +438,8 @@ mod tests {
             (read.seconds(false), read.slower_than_eager()),
             (None, false)
         );
-        let told = put(5.into()).unwrap_err().to_string();
-        assert!(told.contains(&program.id.hex()), "{told}");
-        assert!(told.contains("expected a receipt"), "{told}");
+        let message = put(5.into()).unwrap_err().to_string();
+        assert!(message.contains(&program.id.hex()), "{message}");
+        assert!(message.contains("expected a receipt"), "{message}");
     }
 }

@@ -34,8 +34,8 @@ pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     record_files::<Program>(layout, to, "SELECT 1 FROM programs WHERE id=?")?;
     record_files::<Failure>(layout, to, "SELECT 1 FROM failures WHERE id=?")?;
     for path in files(&layout.root.join("releases"), ".json") {
-        if let Ok((release, seal, created)) = release_file(layout, &path) {
-            rows::insert_release(to, &release, &seal, created)?;
+        if let Ok((release, checksum, created)) = release_file(layout, &path) {
+            rows::insert_release(to, &release, &checksum, created)?;
         }
     }
     Ok(())
@@ -96,9 +96,9 @@ fn record_files<R: Record>(layout: &Layout, to: &Connection, query: &str) -> rus
         let id = named(&path, ".json");
         if let Some(id) = id
             && !known(to, query, &id)?
-            && let Ok((record, seal, created)) = record_file::<R>(layout, &path)
+            && let Ok((record, checksum, created)) = record_file::<R>(layout, &path)
         {
-            record.insert(to, &seal, created)?;
+            record.insert(to, &checksum, created)?;
         }
     }
     Ok(())

@@ -53,12 +53,12 @@ impl Store {
             }
             release.seq = last.map_or(1, |last| last + 1);
             let path = self.layout().release(&release.model, release.seq)?;
-            let (text, seal) = checksum::encode(&release, &path)?;
+            let (text, checksum) = checksum::encode(&release, &path)?;
             if publish::bytes(self.draft()?, &path, &text)? {
                 sync::point("put:release-published");
                 let created = created(&path)?;
                 self.index()
-                    .write(|tx| rows::insert_release(tx, &release, &seal, created))?;
+                    .write(|tx| rows::insert_release(tx, &release, &checksum, created))?;
                 return Ok((release, true));
             }
         }
@@ -215,7 +215,7 @@ impl Store {
     }
 }
 
-/// Refuses a name that could not be told from a number: `model@7` is release 7.
+/// Refuses a name that reads as a number: `model@7` is release 7.
 pub fn check_release_name(name: &str) -> Result<(), StoreError> {
     check_name(name)?;
     match name.parse::<u64>() {
@@ -260,8 +260,11 @@ mod tests {
         assert_eq!(found, [Some(3), Some(3), Some(2), None, None]);
         assert_eq!(store.releases("m").unwrap().len(), 3);
         assert_eq!(store.models().unwrap(), ["m"]);
-        let told = store.put_release(&testing::release("m", Some("7"), &[one]));
-        assert!(matches!(told, Err(StoreError::NumberName(_))), "{told:?}");
+        let result = store.put_release(&testing::release("m", Some("7"), &[one]));
+        assert!(
+            matches!(result, Err(StoreError::NumberName(_))),
+            "{result:?}"
+        );
     }
 
     #[test]
@@ -321,13 +324,13 @@ mod tests {
         assert_eq!(store.released(&three).unwrap(), None);
         assert_eq!(store.partly_released(&three).unwrap(), Some(3));
         assert_eq!(put(&[], &[one, two]), (2, false), "it is the newest still");
-        let told = store.rollback("m", Some(3)).unwrap_err();
+        let error = store.rollback("m", Some(3)).unwrap_err();
         assert!(
-            matches!(told, StoreError::Partial { lacks: 1, .. }),
-            "{told}"
+            matches!(error, StoreError::Partial { lacks: 1, .. }),
+            "{error}"
         );
-        let told = store.rollback("m", None).unwrap_err();
-        assert!(matches!(told, StoreError::NoRelease { .. }), "{told}");
+        let error = store.rollback("m", None).unwrap_err();
+        assert!(matches!(error, StoreError::NoRelease { .. }), "{error}");
         assert_eq!(store.verify().unwrap().defects, []);
     }
 
@@ -371,8 +374,8 @@ mod tests {
         );
         assert_eq!(store.release("m", None).unwrap(), Some(back));
         assert_eq!(store.rollback("m", Some(2)).unwrap().0.programs, [two]);
-        let told = store.rollback("m", Some(9)).unwrap_err();
-        assert_eq!(told.to_string(), "`m` has no release 9");
+        let error = store.rollback("m", Some(9)).unwrap_err();
+        assert_eq!(error.to_string(), "`m` has no release 9");
         fs::remove_file(
             store
                 .layout()

@@ -168,11 +168,11 @@ impl ObjectRow {
     }
 }
 
-/// Inserts the row of an artifact whose record has this seal and was published at `created`.
+/// Inserts the row of an artifact whose record has this checksum and was published at `created`.
 pub(crate) fn insert_artifact(
     to: &Connection,
     artifact: &Artifact,
-    seal: &Digest,
+    checksum: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
     unmark(to, "artifacts", &artifact.id)?;
@@ -180,11 +180,19 @@ pub(crate) fn insert_artifact(
     let objects = objects_of(artifact);
     let links = links(&objects);
     let size = artifact.size as i64;
-    let sum = artifact_sum(&artifact.id, seal, size, &target, &device, created, links);
+    let sum = artifact_sum(
+        &artifact.id,
+        checksum,
+        size,
+        &target,
+        &device,
+        created,
+        links,
+    );
     to.prepare_cached("INSERT OR REPLACE INTO artifacts VALUES (?,?,?,?,?,?,?,?)")?
         .execute(params![
             artifact.id.as_bytes(),
-            seal.as_bytes(),
+            checksum.as_bytes(),
             size,
             target,
             device,
@@ -201,7 +209,7 @@ pub(crate) fn insert_artifact(
 
 fn artifact_sum(
     id: &Digest,
-    seal: &Digest,
+    checksum: &Digest,
     size: i64,
     target: &str,
     device: &str,
@@ -210,7 +218,7 @@ fn artifact_sum(
 ) -> i64 {
     Sum::new("artifacts")
         .field(id.as_bytes())
-        .field(seal.as_bytes())
+        .field(checksum.as_bytes())
         .int(size)
         .text(target)
         .text(device)
@@ -235,11 +243,11 @@ impl ArtifactRow {
             used: None,
             programs: row.get::<_, i64>(10)? as u64,
         };
-        let seal = digest(row, 1)?;
+        let checksum = digest(row, 1)?;
         let (size, links) = (row.get(2)?, row.get(6)?);
         let sum = artifact_sum(
             &found.id,
-            &seal,
+            &checksum,
             size,
             &found.target,
             &found.device,
@@ -252,11 +260,11 @@ impl ArtifactRow {
     }
 }
 
-/// Inserts the row of a program whose record has this seal and was published at `created`.
+/// Inserts the row of a program whose record has this checksum and was published at `created`.
 pub(crate) fn insert_program(
     to: &Connection,
     program: &Program,
-    seal: &Digest,
+    checksum: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
     unmark(to, "programs", &program.id)?;
@@ -277,7 +285,7 @@ pub(crate) fn insert_program(
     to.prepare_cached("INSERT OR REPLACE INTO programs VALUES (?,?,?,?,?,?,?,?,?,?,?)")?
         .execute(params![
             row.id.as_bytes(),
-            seal.as_bytes(),
+            checksum.as_bytes(),
             row.model,
             row.module,
             row.bucket,
@@ -286,7 +294,7 @@ pub(crate) fn insert_program(
             row.steps as i64,
             created,
             links,
-            row.sum(seal, links)
+            row.sum(checksum, links)
         ])?;
     let mut link = to.prepare_cached("INSERT OR IGNORE INTO program_artifacts VALUES (?,?)")?;
     for artifact in &artifacts {
@@ -323,10 +331,10 @@ impl ProgramRow {
         Ok(Self { used, ..found })
     }
 
-    fn sum(&self, seal: &Digest, links: i64) -> i64 {
+    fn sum(&self, checksum: &Digest, links: i64) -> i64 {
         Sum::new("programs")
             .field(self.id.as_bytes())
-            .field(seal.as_bytes())
+            .field(checksum.as_bytes())
             .text(&self.model)
             .text(&self.module)
             .text(&self.bucket)
@@ -343,7 +351,7 @@ impl ProgramRow {
 pub(crate) fn insert_release(
     to: &Connection,
     release: &Release,
-    seal: &Digest,
+    checksum: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
     let programs = sorted(release.programs.clone());
@@ -352,7 +360,7 @@ pub(crate) fn insert_release(
         &release.model,
         release.seq,
         release.name.as_deref(),
-        seal,
+        checksum,
         release.weights.as_ref(),
         created,
         links,
@@ -364,7 +372,7 @@ pub(crate) fn insert_release(
             release.model,
             seq,
             release.name,
-            seal.as_bytes(),
+            checksum.as_bytes(),
             release.weights.as_ref().map(Digest::as_bytes),
             created,
             links,
@@ -384,7 +392,7 @@ pub(crate) fn release_sum(
     model: &str,
     seq: u64,
     name: Option<&str>,
-    seal: &Digest,
+    checksum: &Digest,
     weights: Option<&Digest>,
     created: i64,
     links: i64,
@@ -395,7 +403,7 @@ pub(crate) fn release_sum(
         .int(seq as i64)
         .int(name.is_some().into())
         .text(name.unwrap_or_default())
-        .field(seal.as_bytes())
+        .field(checksum.as_bytes())
         .field(weights.map_or(&[][..], |w| w.as_bytes()))
         .int(created)
         .int(links);
@@ -410,15 +418,15 @@ pub(crate) fn release_sum(
 pub(crate) fn insert_failure(
     to: &Connection,
     failure: &Failure,
-    seal: &Digest,
+    checksum: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
     unmark(to, "failures", &failure.id)?;
-    let sum = failure_sum(&failure.id, seal, failure.log.as_ref(), created);
+    let sum = failure_sum(&failure.id, checksum, failure.log.as_ref(), created);
     to.prepare_cached("INSERT OR REPLACE INTO failures VALUES (?,?,?,?,?)")?
         .execute(params![
             failure.id.as_bytes(),
-            seal.as_bytes(),
+            checksum.as_bytes(),
             failure.log.as_ref().map(Digest::as_bytes),
             created,
             sum
@@ -427,10 +435,15 @@ pub(crate) fn insert_failure(
 }
 
 /// Returns the check sum of a failure's row.
-pub(crate) fn failure_sum(id: &Digest, seal: &Digest, log: Option<&Digest>, created: i64) -> i64 {
+pub(crate) fn failure_sum(
+    id: &Digest,
+    checksum: &Digest,
+    log: Option<&Digest>,
+    created: i64,
+) -> i64 {
     Sum::new("failures")
         .field(id.as_bytes())
-        .field(seal.as_bytes())
+        .field(checksum.as_bytes())
         .field(log.map_or(&[][..], |log| log.as_bytes()))
         .int(created)
         .finish()

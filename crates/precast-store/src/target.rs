@@ -308,12 +308,12 @@ mod tests {
         assert_eq!(cuda().mismatches(&host), []);
         host.features.clear();
         host.sm = Some("100".into());
-        let told: Vec<String> = cuda()
+        let mismatches: Vec<String> = cuda()
             .mismatches(&host)
             .iter()
             .map(ToString::to_string)
             .collect();
-        insta::assert_snapshot!(told.join("\n"), @r"
+        insta::assert_snapshot!(mismatches.join("\n"), @r"
         sm: artifact has `90`, host has `100`
         isa: artifact has `native (needs avx2)`, host has `native`
         ");

@@ -16,7 +16,7 @@ use precast::{
 
 use crate::{
     scene::{self, Scene},
-    seeds::{object, record, sealed},
+    seeds::{object, record, write_record},
 };
 
 type Attack = (&'static str, fn(&Path, &Scene, &Path));
@@ -36,7 +36,7 @@ fn replace(path: &Path, bytes: &[u8]) {
     fs::set_permissions(path, Permissions::from_mode(0o444)).unwrap();
 }
 
-/// Writes an object file of any frame under any name, with a seal that is right.
+/// Writes an object file of any frame under any name, with the right checksum.
 pub fn crafted(root: &Path, digest: &Digest, frame: &[u8]) {
     let mut bytes = frame.to_vec();
     bytes.extend([0x5A, 0x2A, 0x4D, 0x18, 32, 0, 0, 0]);
@@ -122,29 +122,29 @@ pub const ATTACKS: &[Attack] = &[
         index.execute_batch("ALTER TABLE objects RENAME TO o; CREATE VIEW objects AS SELECT * FROM o, o AS a, o AS b, o AS c, o AS d, o AS e").unwrap();
     }),
     ("a release is of the model `../../../outside`", |r, s, _| {
-        sealed(&r.join("releases/m/00000002.json"), &release_json(s, "../../../outside", 2));
+        write_record(&r.join("releases/m/00000002.json"), &release_json(s, "../../../outside", 2));
     }),
     ("a release has the last number there is", |r, s, _| {
-        sealed(&r.join(format!("releases/m/{}.json", u64::MAX)), &release_json(s, "m", u64::MAX));
+        write_record(&r.join(format!("releases/m/{}.json", u64::MAX)), &release_json(s, "m", u64::MAX));
     }),
     ("a release's number is written in another way", |r, s, _| {
-        sealed(&r.join("releases/m/+2.json"), &release_json(s, "m", 2));
-        sealed(&r.join("releases/m/2.json"), &release_json(s, "m", 2));
+        write_record(&r.join("releases/m/+2.json"), &release_json(s, "m", 2));
+        write_record(&r.join("releases/m/2.json"), &release_json(s, "m", 2));
     }),
     ("a model's name moves the cursor", |r, s, _| {
         let mut program = s.programs[0].clone();
         program.model = "\u{1b}[2J\u{7}../x".into();
         program.id = Digest::of(b"evil");
-        sealed(&record(r, "programs", &program.id), &serde_json::to_string(&program).unwrap());
+        write_record(&record(r, "programs", &program.id), &serde_json::to_string(&program).unwrap());
     }),
     ("a program calls a million artifacts", |r, s, _| {
         let mut program = s.programs[0].clone();
         let step = program.steps[0].clone();
         program.steps = (0..200_000u32).map(|n| precast::record::Step { artifact: Digest::of(&n.to_le_bytes()), ..step.clone() }).collect();
-        sealed(&record(r, "programs", &program.id), &serde_json::to_string(&program).unwrap());
+        write_record(&record(r, "programs", &program.id), &serde_json::to_string(&program).unwrap());
     }),
     ("a record nests a hundred thousand deep", |r, s, _| {
-        sealed(&record(r, "artifacts", &s.artifacts[0].id), &format!("{}1{}", "{\"a\":".repeat(100_000), "}".repeat(100_000)));
+        write_record(&record(r, "artifacts", &s.artifacts[0].id), &format!("{}1{}", "{\"a\":".repeat(100_000), "}".repeat(100_000)));
     }),
     ("a record is larger than any", |r, s, _| {
         let path = record(r, "artifacts", &s.artifacts[0].id);
@@ -153,7 +153,7 @@ pub const ATTACKS: &[Attack] = &[
     }),
     ("numbers beyond every range", |r, s, _| {
         let text = serde_json::to_string(&s.artifacts[0]).unwrap();
-        sealed(&record(r, "artifacts", &s.artifacts[0].id), &text.replace("\"size\":3000", "\"size\":99999999999999999999999999"));
+        write_record(&record(r, "artifacts", &s.artifacts[0].id), &text.replace("\"size\":3000", "\"size\":99999999999999999999999999"));
     }),
     ("a bomb that says that it is small", |r, s, _| {
         // A megabyte of zeros in a frame whose header is rewritten to declare four bytes.

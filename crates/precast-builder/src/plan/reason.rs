@@ -296,19 +296,19 @@ fn field(
             });
         }
         "tuned" => {
-            let told = |value: &Option<Value>| value.clone().unwrap_or(Value::Bool(false));
+            let or_false = |value: &Option<Value>| value.clone().unwrap_or(Value::Bool(false));
             found.push(Reason::SettingChanged {
                 name: name.to_owned(),
-                old: told(old),
-                new: told(new),
+                old: or_false(old),
+                new: or_false(new),
             });
         }
         "weights" => {
-            let told = |value: &Option<Value>| value.clone().unwrap_or_else(|| "auto".into());
+            let or_auto = |value: &Option<Value>| value.clone().unwrap_or_else(|| "auto".into());
             found.push(Reason::SettingChanged {
                 name: name.to_owned(),
-                old: told(old),
-                new: told(new),
+                old: or_auto(old),
+                new: or_auto(new),
             });
         }
         "graph" => found.push(Reason::GraphChanged),

@@ -131,7 +131,7 @@ fn nanoseconds(time: SystemTime) -> i128 {
     }
 }
 
-/// Returns what keys are made of, as far as it can be told without Python: none when the model was never built from
+/// Returns the parts of keys that are known without Python: none when the model was never built from
 /// this entry, or when its torch or the GPU is not to be found.
 pub fn known(spec: &Spec, store: &Store) -> Result<Option<Known>, PlanError> {
     let release = store.last_release(&spec.model.name)?;

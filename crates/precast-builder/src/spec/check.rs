@@ -133,10 +133,10 @@ mod tests {
     fn wrong(text: &str) -> String {
         match read(text) {
             Err(SpecError::Invalid(problems)) => {
-                let told = problems
+                let lines = problems
                     .iter()
                     .map(|one| format!("{} | {}", one.message, one.help));
-                told.collect::<Vec<_>>().join("\n")
+                lines.collect::<Vec<_>>().join("\n")
             }
             other => panic!("{other:?}"),
         }

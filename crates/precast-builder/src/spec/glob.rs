@@ -137,9 +137,9 @@ mod tests {
 
     #[test]
     fn bad_patterns_are_named() {
-        let told = ["", "a..b", ".a", "a.", "***", "a**", "a.[0]", "a b", "a/b"]
+        let problems = ["", "a..b", ".a", "a.", "***", "a**", "a.[0]", "a b", "a/b"]
             .map(|pattern| format!("`{pattern}` {}", problem(pattern).unwrap_or_default()));
-        insta::assert_snapshot!(told.join("\n"), @r"
+        insta::assert_snapshot!(problems.join("\n"), @r"
         `` is empty
         `a..b` has an empty component
         `.a` has an empty component

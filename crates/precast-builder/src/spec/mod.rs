@@ -200,7 +200,7 @@ impl Spec {
         Some(SpecError::Invalid(vec![problem]))
     }
 
-    /// Returns what a module is called where it has to be told from its variants: `encode`, or `answer(ids, image)`.
+    /// Returns a module's name, with its inputs where variants share the name: `encode`, or `answer(ids, image)`.
     pub fn title(&self, module: usize) -> String {
         let module = &self.modules[module];
         let variants = self

@@ -272,11 +272,11 @@ mod tests {
 
     #[test]
     fn a_caret_points_into_the_argument() {
-        let told = |arguments: &[&str]| match parse(arguments) {
+        let message = |arguments: &[&str]| match parse(arguments) {
             Ok(line) => panic!("{line:?}"),
             Err(error) => error.render(),
         };
-        insta::assert_snapshot!(told(&["mode=default", " vision . mode = fast"]), @"
+        insta::assert_snapshot!(message(&["mode=default", " vision . mode = fast"]), @"
         error: unknown key `vision . mode` in --set
          --> --set:2:2
           |
@@ -284,7 +284,7 @@ mod tests {
           |  ^^^^^^^^^^^^^
           = help: did you mean the module `vision`?
         ");
-        insta::assert_snapshot!(told(&["passes=['a:b', 'c']", "é=1", "options={", ""]), @r#"
+        insta::assert_snapshot!(message(&["passes=['a:b', 'c']", "é=1", "options={", ""]), @r#"
         error: invalid TOML: unclosed inline table, expected `}`
          --> --set:3:10
           |
@@ -299,7 +299,7 @@ mod tests {
           | ^
           = help: write `mode=max-autotune`, or `encode.mode=max-autotune` for one module
         "#);
-        insta::assert_snapshot!(told(&["vision.head.passes=[1, 2]", "mode.mode=default", "dynamic=yes"]), @"
+        insta::assert_snapshot!(message(&["vision.head.passes=[1, 2]", "mode.mode=default", "dynamic=yes"]), @"
         error: each item of `passes` in --set must be a string, not an integer
          --> --set:1:21
           |

@@ -165,7 +165,7 @@ pub(super) fn package(file: &File, whole: Counted<'_, Part<'_>>) -> Result<Packa
     Ok(found)
 }
 
-/// The part of an exported graph that is told; the rest is skipped without keeping it.
+/// The reported part of an exported graph; the rest is skipped and not kept.
 #[derive(serde::Deserialize)]
 struct Exported {
     torch_version: Option<String>,
@@ -229,15 +229,15 @@ fn build(member: String, text: &[u8]) -> Option<Build> {
 
 impl Package {
     pub(super) fn warnings(&self) -> Vec<String> {
-        let mut told = Vec::new();
+        let mut warnings = Vec::new();
         for name in self.unsafe_names.iter().take(10) {
-            told.push(format!(
+            warnings.push(format!(
                 "unpacking it is not safe: member `{}`",
                 name.escape_debug()
             ));
         }
         for name in self.commands.iter().take(10) {
-            told.push(format!(
+            warnings.push(format!(
                 "member `{}` holds a command line that libtorch's loader would run",
                 name.escape_debug()
             ));
@@ -245,8 +245,8 @@ impl Package {
         for library in &self.libraries {
             let name = library.member.rsplit('/').next().unwrap_or_default();
             let of = library.object.warnings().into_iter();
-            told.extend(of.map(|text| format!("`{}`: {text}", name.escape_debug())));
+            warnings.extend(of.map(|text| format!("`{}`: {text}", name.escape_debug())));
         }
-        told
+        warnings
     }
 }

@@ -199,23 +199,23 @@ mod tests {
         budget.free(100);
         assert_eq!(budget.room(), MEMORY);
         assert!(budget.check().is_ok());
-        let told = |error: Result<(), ParseError>| match error {
+        let message = |error: Result<(), ParseError>| match error {
             Err(ParseError::TooLarge(why)) => why,
             other => panic!("{other:?}"),
         };
         assert!(
-            told(budget.work(1 << 40)).contains("more than 288 MiB, the limit of what is read")
+            message(budget.work(1 << 40)).contains("more than 288 MiB, the limit of what is read")
         );
         // From then on nothing more is done, and it is not forgotten.
-        assert!(told(budget.work(1)).contains("288 MiB") && budget.check().is_err());
+        assert!(message(budget.work(1)).contains("288 MiB") && budget.check().is_err());
         let budget = Budget::of(1 << 20);
-        assert!(told(budget.hold(1 << 40)).contains("more than 512 MiB of memory"));
+        assert!(message(budget.hold(1 << 40)).contains("more than 512 MiB of memory"));
         let mut late = Budget::of(0);
         late.most.time = Duration::ZERO;
-        assert!(told(late.work(0)).contains("longer than 0 s"));
+        assert!(message(late.work(0)).contains("longer than 0 s"));
         // What a parser says of a read that failed is not the reason.
         let made = late.explain(ParseError::Malformed("invalid offset".to_owned()));
-        assert!(told(Err(made)).contains("longer than 0 s"));
+        assert!(message(Err(made)).contains("longer than 0 s"));
     }
 
     #[test]

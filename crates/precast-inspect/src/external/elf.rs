@@ -275,12 +275,11 @@ impl SharedObject {
     }
 
     pub(super) fn warnings(&self) -> Vec<String> {
-        let mut told = Vec::new();
+        let mut warnings = Vec::new();
         match &self.aotinductor {
-            None => {
-                told.push("it has none of AOTInductor's entry points: it is no artifact".to_owned())
-            }
-            Some(points) if !points.missing.is_empty() => told.push(format!(
+            None => warnings
+                .push("it has none of AOTInductor's entry points: it is no artifact".to_owned()),
+            Some(points) if !points.missing.is_empty() => warnings.push(format!(
                 "it lacks {} of {} entry points that precast needs: {}",
                 points.missing.len(),
                 ENTRY_POINTS.len(),
@@ -289,22 +288,22 @@ impl SharedObject {
             Some(_) => {}
         }
         if self.weights > 0 && self.aotinductor.is_some() {
-            told.push(format!(
+            warnings.push(format!(
                 "{} bytes of weights are inside: each copy of the artifact carries its own",
                 self.weights
             ));
         }
         if self.aotinductor.is_some() {
-            told.extend(self.hazards.iter().map(ToString::to_string));
+            warnings.extend(self.hazards.iter().map(ToString::to_string));
         }
         if !self.kernel_files.is_empty() {
-            told.push(format!(
+            warnings.push(format!(
                 "{} kernels are not inside: it wants to read them from the machine that built it, as `{}`",
                 self.kernel_files.len(),
                 self.kernel_files[0].escape_debug()
             ));
         }
-        told
+        warnings
     }
 }
 

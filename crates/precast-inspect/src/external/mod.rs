@@ -1,6 +1,6 @@
 //! What is inside a file that precast did not make, found by parsing it and never by running it.
 //!
-//! | file | known by | what is told |
+//! | file | known by | reported |
 //! |---|---|---|
 //! | shared object (`.so`) | `\x7fELF` | libraries it needs, what it exports, AOTInductor entry points it lacks, kernels inside it and their SM |
 //! | package (`.pt2`) | `PK` | members, the builder's device, ISA and SM, torch's version, and each shared object inside it as above |
@@ -33,7 +33,7 @@ pub use tensors::{Tensor, Tensors};
 use budget::{Budget, Counted};
 use part::Part;
 
-/// Why an external file can't be told about.
+/// The reason why an external file has no report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExternalError {

@@ -18,7 +18,7 @@ fn write(dir: &TempDir, name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-fn told(bytes: &[u8]) -> Result<Report, ExternalError> {
+fn report_of(bytes: &[u8]) -> Result<Report, ExternalError> {
     let dir = tempfile::tempdir().unwrap();
     inspect(&write(&dir, "file", bytes))
 }
@@ -101,7 +101,7 @@ const HEADER: &str = r#"{"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shap
 
 #[test]
 fn a_shared_object_tells_what_it_needs_gives_and_holds() {
-    let report = told(with_kernels()).unwrap();
+    let report = report_of(with_kernels()).unwrap();
     let Content::SharedObject(object) = report.content else {
         panic!("not a shared object");
     };
@@ -181,7 +181,7 @@ fn a_fat_binary_lists_its_architectures() {
 
 #[test]
 fn a_package_tells_who_built_it_and_what_is_in_its_objects() {
-    let report = told(&package()).unwrap();
+    let report = report_of(&package()).unwrap();
     let Content::Package(package) = report.content else {
         panic!("not a package");
     };
@@ -204,7 +204,7 @@ fn a_package_tells_who_built_it_and_what_is_in_its_objects() {
 
 #[test]
 fn tensors_are_listed_without_their_bytes() {
-    let report = told(&tensors_file(HEADER, 30)).unwrap();
+    let report = report_of(&tensors_file(HEADER, 30)).unwrap();
     let Content::Tensors(tensors) = report.content else {
         panic!("not tensors");
     };
@@ -230,7 +230,7 @@ fn what_is_not_known_is_said() {
         b"{\"a\":1}",
     ] {
         assert!(
-            matches!(told(bytes), Err(ExternalError::Unknown { .. })),
+            matches!(report_of(bytes), Err(ExternalError::Unknown { .. })),
             "{bytes:?}"
         );
     }
@@ -250,10 +250,16 @@ fn giant_counts_are_errors() {
     // A header longer than the format allows, and one longer than the file.
     let mut bytes = 0xffff_ffff_u64.to_le_bytes().to_vec();
     bytes.push(b'{');
-    assert!(matches!(told(&bytes), Err(ExternalError::TooLarge { .. })));
+    assert!(matches!(
+        report_of(&bytes),
+        Err(ExternalError::TooLarge { .. })
+    ));
     let mut bytes = 99_999_999_u64.to_le_bytes().to_vec();
     bytes.push(b'{');
-    assert!(matches!(told(&bytes), Err(ExternalError::Malformed { .. })));
+    assert!(matches!(
+        report_of(&bytes),
+        Err(ExternalError::Malformed { .. })
+    ));
     // A shape whose product overflows, offsets that overlap, bytes that are left over.
     for (header, data) in [
         (
@@ -273,7 +279,7 @@ fn giant_counts_are_errors() {
             4,
         ),
     ] {
-        let found = told(&tensors_file(header, data));
+        let found = report_of(&tensors_file(header, data));
         assert!(
             matches!(found, Err(ExternalError::Malformed { .. })),
             "{header}: {found:?}"
@@ -285,14 +291,14 @@ fn giant_counts_are_errors() {
     let table = u64::from_le_bytes(bytes[40..48].try_into().unwrap()) as usize;
     bytes[table + 32..table + 40].copy_from_slice(&0x7fff_ffff_u64.to_le_bytes());
     assert!(matches!(
-        told(&bytes),
+        report_of(&bytes),
         Err(ExternalError::TooLarge { .. } | ExternalError::Malformed { .. })
     ));
     // Members: the end record claims 65535 of them.
     let mut bytes = package();
     let end = bytes.len() - 22;
     bytes[end + 8..end + 12].copy_from_slice(&[0xff; 4]);
-    assert!(told(&bytes).is_err());
+    assert!(report_of(&bytes).is_err());
 }
 
 #[test]
@@ -300,12 +306,15 @@ fn a_bomb_is_stopped_at_the_limit() {
     let zeros = vec![b' '; (65 << 20) + 1];
     let bytes = zipped(&[("m/a_metadata.json", &zeros, CompressionMethod::Deflated)]);
     assert!(bytes.len() < 1 << 20);
-    assert!(matches!(told(&bytes), Err(ExternalError::TooLarge { .. })));
+    assert!(matches!(
+        report_of(&bytes),
+        Err(ExternalError::TooLarge { .. })
+    ));
 }
 
 /// Returns why a file is refused for what it would cost.
 fn refused(bytes: &[u8]) -> String {
-    match told(bytes) {
+    match report_of(bytes) {
         Err(ExternalError::TooLarge { why, .. }) => why,
         other => panic!("{:?}", other.map(|report| report.size)),
     }
@@ -372,7 +381,7 @@ fn sections_that_overlap_are_not_read_for_ever() {
     let why = refused(&bytes);
     assert!(why.starts_with("its parts overlap"), "{why}");
     // A few do no harm.
-    assert!(told(&elf_of(&vec![0; SIZE as usize], &sections[..10])).is_ok());
+    assert!(report_of(&elf_of(&vec![0; SIZE as usize], &sections[..10])).is_ok());
 }
 
 #[test]
@@ -441,7 +450,7 @@ fn every_truncation_is_an_error_or_a_report() {
     for whole in [with_kernels().to_vec(), package(), tensors_file(HEADER, 30)] {
         let step = (whole.len() / 200).max(1);
         for length in (0..whole.len()).step_by(step) {
-            if let Err(error) = told(&whole[..length]) {
+            if let Err(error) = report_of(&whole[..length]) {
                 assert!(!error.to_string().is_empty());
             }
         }
@@ -468,7 +477,7 @@ proptest! {
             let at = at.index(length);
             bytes[at] = value;
         }
-        if let Err(error) = told(&bytes) {
+        if let Err(error) = report_of(&bytes) {
             prop_assert!(!error.to_string().is_empty());
         }
     }

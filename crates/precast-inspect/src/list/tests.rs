@@ -29,7 +29,7 @@ fn filled() -> (tempfile::TempDir, Store) {
     (dir, store)
 }
 
-fn told(store: &Store, query: &Query) -> Vec<String> {
+fn listing(store: &Store, query: &Query) -> Vec<String> {
     let row = |row: Result<Row, StoreError>| {
         let row = row.unwrap();
         format!("{} {}", row.bucket, row.state)
@@ -40,7 +40,7 @@ fn told(store: &Store, query: &Query) -> Vec<String> {
 #[test]
 fn states_follow_from_releases_and_failures() {
     let (_dir, store) = filled();
-    let all = told(&store, &Query::default());
+    let all = listing(&store, &Query::default());
     assert_eq!(
         all,
         [
@@ -56,13 +56,13 @@ fn states_follow_from_releases_and_failures() {
             ..Query::default()
         };
         let none = state == State::Partial;
-        assert_eq!(told(&store, &query).len(), usize::from(!none), "{state}");
+        assert_eq!(listing(&store, &query).len(), usize::from(!none), "{state}");
     }
     let three = testing::program("m", 8, &[]).id;
     let mut partial = testing::release("m", None, &[three]);
     partial.lacks = vec!["encode batch=16".to_owned()];
     store.put_release(&partial).unwrap();
-    let all = told(&store, &Query::default());
+    let all = listing(&store, &Query::default());
     assert_eq!(all[1..3], ["batch=16 live", "batch=8 partial"]);
 }
 
@@ -75,7 +75,7 @@ fn rows_sort_by_number_and_both_ways() {
             descending,
             ..Query::default()
         };
-        let all = told(&store, &query);
+        let all = listing(&store, &query);
         all.iter()
             .map(|row| {
                 row.split(' ').next().unwrap()["batch=".len()..]
@@ -127,10 +127,10 @@ fn globs_and_times_narrow_it() {
         bucket,
         ..Query::default()
     };
-    assert_eq!(told(&store, &query).len(), 2);
+    assert_eq!(listing(&store, &query).len(), 2);
     let module = Some(Pattern::new("dec*").unwrap());
     assert_eq!(
-        told(
+        listing(
             &store,
             &Query {
                 module,
@@ -141,7 +141,7 @@ fn globs_and_times_narrow_it() {
         0
     );
     assert_eq!(
-        told(
+        listing(
             &store,
             &Query {
                 until: Some(0),
@@ -152,7 +152,7 @@ fn globs_and_times_narrow_it() {
         0
     );
     assert_eq!(
-        told(
+        listing(
             &store,
             &Query {
                 since: Some(0),
@@ -164,7 +164,7 @@ fn globs_and_times_narrow_it() {
     );
     let device = Some("cuda".to_owned());
     assert_eq!(
-        told(
+        listing(
             &store,
             &Query {
                 device,

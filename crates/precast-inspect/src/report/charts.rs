@@ -45,7 +45,7 @@ pub(super) fn coverage(grid: &Grid) -> Markup {
             @for (index, cell) in grid.cells.iter().enumerate() {
                 @let (x, y) = (index % widths.len(), index / widths.len());
                 @let (left, top) = (left + cell_w * x as f64, top + cell_h * y as f64);
-                @let told = match (&cell.bucket, cell.waste) {
+                @let tooltip = match (&cell.bucket, cell.waste) {
                     (Some(bucket), Some(waste)) => format!(
                         "requests up to {}: {} of the bucket {} is padding on average",
                         precast_store::record::bucket_name(&cell.sizes), percent(waste), precast_store::record::bucket_name(bucket)
@@ -53,7 +53,7 @@ pub(super) fn coverage(grid: &Grid) -> Markup {
                     _ => format!("requests up to {}: no bucket covers them", precast_store::record::bucket_name(&cell.sizes)),
                 };
                 g {
-                    title { (told) }
+                    title { (tooltip) }
                     @match cell.waste {
                         Some(waste) => {
                             rect.waste x=(left + 1.0) y=(top + 1.0) width=(cell_w - 2.0) height=(cell_h - 2.0) rx="3"

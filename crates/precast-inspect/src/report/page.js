@@ -22,7 +22,7 @@ for (const table of document.querySelectorAll("table.sort")) {
 // Filters: a row stays when it has every word.
 for (const input of document.querySelectorAll("input[data-table]")) {
   const table = document.getElementById(input.dataset.table);
-  const told = input.parentElement.querySelector("output");
+  const count = input.parentElement.querySelector("output");
   input.addEventListener("input", () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
@@ -31,6 +31,6 @@ for (const input of document.querySelectorAll("input[data-table]")) {
       row.hidden = !words.every((word) => text.includes(word));
       if (!row.hidden) shown += 1;
     }
-    told.textContent = words.length ? `${shown} of ${table.tBodies[0].rows.length}` : "";
+    count.textContent = words.length ? `${shown} of ${table.tBodies[0].rows.length}` : "";
   });
 }

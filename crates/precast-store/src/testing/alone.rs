@@ -14,9 +14,9 @@ pub fn alone(name: &str, measure: impl FnOnce()) {
         .env(ALONE, "1")
         .output()
         .unwrap();
-    let [told, wrong] = [&test.stdout, &test.stderr].map(|text| String::from_utf8_lossy(text));
+    let [output, errors] = [&test.stdout, &test.stderr].map(|text| String::from_utf8_lossy(text));
     assert!(
-        test.status.success() && told.contains("1 passed"),
-        "{told}{wrong}"
+        test.status.success() && output.contains("1 passed"),
+        "{output}{errors}"
     );
 }

@@ -539,16 +539,16 @@ fn a_tuned_program_has_a_name_of_its_own_and_says_so() {
     let (plain, before) = request(SPEC, &world());
     let (tuned, after) = asked(SPEC, &world(), true);
     assert_ne!(plain, tuned);
-    let told = |old: &Value, new: &Value| {
+    let reasons = |old: &Value, new: &Value| {
         let reasons = crate::plan::reasons(old, new);
         reasons.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(
-        told(&before, &after),
+        reasons(&before, &after),
         ["`tuned` changed: `false` -> `true`"]
     );
     assert_eq!(
-        told(&after, &before),
+        reasons(&after, &before),
         ["`tuned` changed: `true` -> `false`"]
     );
 }

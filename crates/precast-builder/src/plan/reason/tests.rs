@@ -36,7 +36,7 @@ fn artifact() -> Value {
 }
 
 /// Returns the reasons for `change` as JSON tag and text, one per line.
-fn told(old: Value, change: impl Fn(&mut Value)) -> String {
+fn report(old: Value, change: impl Fn(&mut Value)) -> String {
     let mut new = old.clone();
     change(&mut new);
     let lines: Vec<String> = reasons(&old, &new).iter().map(line).collect();
@@ -65,23 +65,23 @@ fn equal_keys_have_no_reason() {
 #[test]
 fn sources() {
     let changed = |new: &mut Value| new["common"]["sources"]["model.py"] = json!(Digest::of(b"A"));
-    insta::assert_snapshot!(told(request(), changed), @"source-changed: `model.py` changed");
+    insta::assert_snapshot!(report(request(), changed), @"source-changed: `model.py` changed");
     let added = |new: &mut Value| new["common"]["sources"]["rope.py"] = json!(Digest::of(b"A"));
-    insta::assert_snapshot!(told(request(), added), @"source-added: `rope.py` became a source");
-    insta::assert_snapshot!(told(request(), |new| remove(new, "/common/sources", "layers.py")), @"source-removed: `layers.py` is no source any more");
+    insta::assert_snapshot!(report(request(), added), @"source-added: `rope.py` became a source");
+    insta::assert_snapshot!(report(request(), |new| remove(new, "/common/sources", "layers.py")), @"source-removed: `layers.py` is no source any more");
 }
 
 #[test]
 fn packages() {
-    insta::assert_snapshot!(told(request(), |new| new["common"]["packages"]["numpy"] = json!("2.4.0")), @"package-changed: package `numpy` changed: `2.3.0` -> `2.4.0`");
-    insta::assert_snapshot!(told(request(), |new| new["common"]["packages"]["scipy"] = json!("1.0")), @"package-added: package `scipy` 1.0 is imported now");
-    insta::assert_snapshot!(told(request(), |new| remove(new, "/common/packages", "numpy")), @"package-removed: package `numpy` 2.3.0 is not imported any more");
+    insta::assert_snapshot!(report(request(), |new| new["common"]["packages"]["numpy"] = json!("2.4.0")), @"package-changed: package `numpy` changed: `2.3.0` -> `2.4.0`");
+    insta::assert_snapshot!(report(request(), |new| new["common"]["packages"]["scipy"] = json!("1.0")), @"package-added: package `scipy` 1.0 is imported now");
+    insta::assert_snapshot!(report(request(), |new| remove(new, "/common/packages", "numpy")), @"package-removed: package `numpy` 2.3.0 is not imported any more");
 }
 
 #[test]
 fn targets() {
     let with = |field: &str, value: Value| {
-        told(request(), |new| {
+        report(request(), |new| {
             new["common"]["target"][field] = value.clone()
         })
     };
@@ -91,37 +91,37 @@ fn targets() {
     insta::assert_snapshot!(with("features", json!(["avx2", "avx512f", "fma"])), @"target-changed: the target changed: CPU features `+avx512f +fma -sse4a`");
     insta::assert_snapshot!(with("torch", json!("2.12.0")), @"target-changed: the target's torch changed: `2.11.0+cu130` -> `2.12.0`");
     insta::assert_snapshot!(with("cuda", json!(null)), @"target-changed: the target's cuda changed: `13.0` -> none");
-    insta::assert_snapshot!(told(artifact(), |new| new["target"]["sm"] = json!("100")), @"target-changed: the target changed: `sm_90` -> `sm_100`");
+    insta::assert_snapshot!(report(artifact(), |new| new["target"]["sm"] = json!("100")), @"target-changed: the target changed: `sm_90` -> `sm_100`");
 }
 
 #[test]
 fn settings_and_options() {
-    insta::assert_snapshot!(told(request(), |new| new["options"]["epilogue_fusion"] = json!(false)), @"option-changed: option `epilogue_fusion` changed: `true` -> `false`");
-    insta::assert_snapshot!(told(request(), |new| new["options"] = json!({"max_fusion_size": 8})), @r"
+    insta::assert_snapshot!(report(request(), |new| new["options"]["epilogue_fusion"] = json!(false)), @"option-changed: option `epilogue_fusion` changed: `true` -> `false`");
+    insta::assert_snapshot!(report(request(), |new| new["options"] = json!({"max_fusion_size": 8})), @r"
     option-changed: option `epilogue_fusion` changed: `true` -> none
     option-changed: option `max_fusion_size` changed: none -> `8`
     ");
-    insta::assert_snapshot!(told(request(), |new| new["mode"] = json!("max-autotune")), @"setting-changed: `mode` changed: `default` -> `max-autotune`");
-    insta::assert_snapshot!(told(request(), |new| new["common"]["entry"] = json!("model:other")), @"setting-changed: `entry` changed: `model:load` -> `model:other`");
-    insta::assert_snapshot!(told(request(), |new| new["regions"] = json!(["layer.*"])), @r#"setting-changed: `regions` changed: `[]` -> `["layer.*"]`"#);
-    insta::assert_snapshot!(told(request(), |new| new["passes"] = json!([])), @r#"setting-changed: `passes` changed: `["passes:fold"]` -> `[]`"#);
-    insta::assert_snapshot!(told(artifact(), |new| new["passes"][0]["source"] = json!(Digest::of(b"x"))), @"pass-changed: pass `passes:fold` changed");
+    insta::assert_snapshot!(report(request(), |new| new["mode"] = json!("max-autotune")), @"setting-changed: `mode` changed: `default` -> `max-autotune`");
+    insta::assert_snapshot!(report(request(), |new| new["common"]["entry"] = json!("model:other")), @"setting-changed: `entry` changed: `model:load` -> `model:other`");
+    insta::assert_snapshot!(report(request(), |new| new["regions"] = json!(["layer.*"])), @r#"setting-changed: `regions` changed: `[]` -> `["layer.*"]`"#);
+    insta::assert_snapshot!(report(request(), |new| new["passes"] = json!([])), @r#"setting-changed: `passes` changed: `["passes:fold"]` -> `[]`"#);
+    insta::assert_snapshot!(report(artifact(), |new| new["passes"][0]["source"] = json!(Digest::of(b"x"))), @"pass-changed: pass `passes:fold` changed");
 }
 
 #[test]
 fn inputs_by_name() {
-    insta::assert_snapshot!(told(request(), |new| new["inputs"][0]["pad"] = json!(1)), @"input-changed: `pad` of input `ids` changed: `0` -> `1`");
+    insta::assert_snapshot!(report(request(), |new| new["inputs"][0]["pad"] = json!(1)), @"input-changed: `pad` of input `ids` changed: `0` -> `1`");
     let reshaped = |new: &mut Value| {
         new["inputs"][1]["shape"] = json!([2, 8]);
         new["inputs"][1]["stride"] = json!([8, 1]);
     };
-    insta::assert_snapshot!(told(request(), reshaped), @"input-changed: `shape` of input `mask` changed: `[2,4]` -> `[2,8]`");
-    insta::assert_snapshot!(told(request(), |new| new["inputs"][1]["name"] = json!("types")), @r"
+    insta::assert_snapshot!(report(request(), reshaped), @"input-changed: `shape` of input `mask` changed: `[2,4]` -> `[2,8]`");
+    insta::assert_snapshot!(report(request(), |new| new["inputs"][1]["name"] = json!("types")), @r"
     input-removed: input `mask` was removed
     input-added: input `types` was added
     ");
-    insta::assert_snapshot!(told(request(), |new| new["inputs"].as_array_mut().unwrap().swap(0, 1)), @"inputs-reordered: the order of the inputs changed");
-    insta::assert_snapshot!(told(request(), |new| new["inputs"] = json!(null)), @r"
+    insta::assert_snapshot!(report(request(), |new| new["inputs"].as_array_mut().unwrap().swap(0, 1)), @"inputs-reordered: the order of the inputs changed");
+    insta::assert_snapshot!(report(request(), |new| new["inputs"] = json!(null)), @r"
     input-removed: input `ids` was removed
     input-removed: input `mask` was removed
     ");
@@ -129,17 +129,17 @@ fn inputs_by_name() {
 
 #[test]
 fn what_only_a_capture_shows() {
-    insta::assert_snapshot!(told(artifact(), |new| new["graph"] = json!(Digest::of(b"other"))), @"graph-changed: the captured graph changed");
-    insta::assert_snapshot!(told(artifact(), |new| new["inputs"][0]["shape"] = json!([4, 4])), @"layout-changed: the layout of the inputs changed");
-    insta::assert_snapshot!(told(artifact(), |new| new["constants"] = json!([{"name": "c0"}])), @"layout-changed: the layout of the constants changed");
+    insta::assert_snapshot!(report(artifact(), |new| new["graph"] = json!(Digest::of(b"other"))), @"graph-changed: the captured graph changed");
+    insta::assert_snapshot!(report(artifact(), |new| new["inputs"][0]["shape"] = json!([4, 4])), @"layout-changed: the layout of the inputs changed");
+    insta::assert_snapshot!(report(artifact(), |new| new["constants"] = json!([{"name": "c0"}])), @"layout-changed: the layout of the constants changed");
 }
 
 #[test]
 fn versions_and_fields_of_other_versions() {
-    insta::assert_snapshot!(told(request(), |new| new["format"] = json!(2)), @"format-changed: the key format changed: `1` -> `2`");
-    insta::assert_snapshot!(told(request(), |new| new["protocol"] = json!(2)), @"protocol-changed: the worker protocol changed: `1` -> `2`");
-    insta::assert_snapshot!(told(request(), |new| new["common"]["planet"] = json!({"name": "mars"})), @r#"field-changed: common.planet: none -> `{"name":"mars"}`"#);
-    insta::assert_snapshot!(told(json!(3), |new| *new = json!({"a": 1})), @"field-changed: a: none -> `1`");
+    insta::assert_snapshot!(report(request(), |new| new["format"] = json!(2)), @"format-changed: the key format changed: `1` -> `2`");
+    insta::assert_snapshot!(report(request(), |new| new["protocol"] = json!(2)), @"protocol-changed: the worker protocol changed: `1` -> `2`");
+    insta::assert_snapshot!(report(request(), |new| new["common"]["planet"] = json!({"name": "mars"})), @r#"field-changed: common.planet: none -> `{"name":"mars"}`"#);
+    insta::assert_snapshot!(report(json!(3), |new| *new = json!({"a": 1})), @"field-changed: a: none -> `1`");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn what_people_edited_comes_first() {
         new["mode"] = json!("max-autotune");
         new["common"]["sources"]["model.py"] = json!(Digest::of(b"A"));
     };
-    insta::assert_snapshot!(told(request(), all), @r"
+    insta::assert_snapshot!(report(request(), all), @r"
     source-changed: `model.py` changed
     setting-changed: `mode` changed: `default` -> `max-autotune`
     target-changed: the target changed: `sm_90` -> `sm_100`

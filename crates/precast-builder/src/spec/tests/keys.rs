@@ -1,6 +1,6 @@
 //! Problems of keys, types, words and names.
 
-use super::{broken, told};
+use super::{broken, message};
 
 #[test]
 fn unknown_keys() {
@@ -189,7 +189,7 @@ fn wrong_types_and_words() {
 
 #[test]
 fn missing_keys() {
-    insta::assert_snapshot!(told(""), @r"
+    insta::assert_snapshot!(message(""), @r"
     error: missing key `schema` in the spec
      --> precast.toml:1:1
       |
@@ -211,7 +211,7 @@ fn missing_keys() {
       | ^
       = help: add `[[module]]`
     ");
-    insta::assert_snapshot!(told("schema = 1\nmodule = []\n[model]\n"), @r#"
+    insta::assert_snapshot!(message("schema = 1\nmodule = []\n[model]\n"), @r#"
     error: the spec has no module
      --> precast.toml:2:10
       |

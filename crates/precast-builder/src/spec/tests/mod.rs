@@ -42,10 +42,10 @@ fn parse(text: &str) -> Result<Spec, SpecError> {
 /// Returns the error of the good spec with `from` replaced by `to`.
 fn broken(from: &str, to: &str) -> String {
     assert!(GOOD.contains(from), "{from}");
-    told(&GOOD.replacen(from, to, 1))
+    message(&GOOD.replacen(from, to, 1))
 }
 
-fn told(text: &str) -> String {
+fn message(text: &str) -> String {
     match parse(text) {
         Ok(spec) => panic!("accepted: {spec:?}"),
         Err(error) => error.render(),
@@ -190,7 +190,7 @@ fn dynamic_is_a_switch_or_a_table() {
 fn variants_share_a_name_and_twins_do_not() {
     let variant = "[[module]]\nname = \"encode\"\n[module.inputs]\nimage = { dtype = \"uint8\", shape = [3] }\n";
     assert_eq!(parse(&format!("{GOOD}{variant}")).unwrap().modules.len(), 2);
-    insta::assert_snapshot!(told(&format!("{GOOD}[[module]]\nname = \"encode\"\n")), @r"
+    insta::assert_snapshot!(message(&format!("{GOOD}[[module]]\nname = \"encode\"\n")), @r"
     error: a second module is named `encode` and can't be told from the one in line 14
       --> precast.toml:27:1
        |
@@ -198,7 +198,7 @@ fn variants_share_a_name_and_twins_do_not() {
        | ^^^^^^^^^^
        = help: rename it, or give both `inputs`, of other names: dispatch picks by them
     ");
-    insta::assert_snapshot!(told(&format!("{GOOD}{variant}{variant}")), @r"
+    insta::assert_snapshot!(message(&format!("{GOOD}{variant}{variant}")), @r"
     error: a second module is named `encode` and can't be told from the one in line 27
       --> precast.toml:31:1
        |
@@ -332,11 +332,11 @@ fn a_file_that_is_no_spec_by_its_size_is_not_read() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(300 << 20).unwrap();
     let error = Spec::load(file.path()).unwrap_err();
-    let told = format!(
+    let message = format!(
         "the spec `{}` has more than 1048576 bytes",
         file.path().display()
     );
-    assert_eq!(error.to_string(), told);
+    assert_eq!(error.to_string(), message);
     assert!(error.render().contains("= help: no spec is as long"));
 }
 

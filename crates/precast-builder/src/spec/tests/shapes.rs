@@ -1,6 +1,6 @@
 //! Problems of buckets, shapes, padding and dimensions.
 
-use super::{broken, told};
+use super::{broken, message};
 
 #[test]
 fn buckets_and_dimensions() {
@@ -128,7 +128,7 @@ fn shapes() {
        |                                                              ^^^
        = help: as in `shape = ["batch", 3, 224, 224]`
     "#);
-    insta::assert_snapshot!(told("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\nmodule = [{ name = \"f\", inputs = {} }]\n"), @r#"
+    insta::assert_snapshot!(message("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\nmodule = [{ name = \"f\", inputs = {} }]\n"), @r#"
     error: [module.inputs] names no input
      --> precast.toml:3:34
       |

@@ -1,5 +1,7 @@
-//! Who needs an object, and whether `precast gc --unreleased` would leave it: asked for one object after the other, so
-//! that a store of any size is added up in the memory of a small one. What gc deletes follows its own plan (`gc`).
+//! The users of an object (groups of programs and releases), and whether `precast gc --unreleased` would keep it.
+//!
+//! Objects are looked up one at a time, so that memory does not grow with the store. `gc` makes its own plan of what to
+//! delete; a test compares the two.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -16,7 +18,7 @@ use super::{
 };
 use crate::Digest;
 
-/// By what disk usage is grouped.
+/// How disk usage is grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupBy {
     Model,
@@ -34,22 +36,22 @@ pub struct Need {
     pub times: u64,
 }
 
-/// Answers for one object after the other.
-pub struct Sharing {
+/// Looks up the users of one object at a time.
+pub struct ObjectUsage {
     store: Store,
     query: String,
     /// The groups that need an object as their weights.
     weights: HashMap<Digest, BTreeMap<String, u64>>,
     /// The releases that gc keeps.
     kept: BTreeSet<(String, u64)>,
-    /// What stays by itself: what is leased, logs of failures, weights of the releases that gc keeps. None where gc
-    /// refuses to delete anything.
+    /// Leased things, logs of failures, and weights of the releases that gc keeps. None where gc refuses to delete
+    /// anything.
     held: Option<HashSet<Digest>>,
 }
 
 impl Store {
-    /// Gets ready to answer who needs an object. Weights count for models and releases.
-    pub fn sharing(&self, by: GroupBy) -> Result<Sharing, StoreError> {
+    /// Prepares lookups of an object's users. Weights count for models and releases.
+    pub fn object_usage(&self, by: GroupBy) -> Result<ObjectUsage, StoreError> {
         let (group, of) = match by {
             GroupBy::Model => ("g.model", "programs g ON g.id=l.program"),
             GroupBy::Module => ("g.model||' '||g.module", "programs g ON g.id=l.program"),
@@ -63,7 +65,7 @@ impl Store {
              JOIN program_artifacts l ON l.artifact=o.artifact JOIN {of} WHERE o.object=? GROUP BY 1"
         );
         let newer = (self.index()).with(|index| reindex::newer(self.layout(), index))?;
-        let mut sharing = Sharing {
+        let mut usage = ObjectUsage {
             store: self.clone(),
             query,
             weights: HashMap::new(),
@@ -75,7 +77,7 @@ impl Store {
             false => self.peek_leases()?,
         };
         let releases = self.index().with(graph::releases)?;
-        sharing.kept = gc::kept(&releases, Policy::default().keep_releases);
+        usage.kept = gc::kept(&releases, Policy::default().keep_releases);
         self.index().with(|index| {
             let mut logs = index.prepare("SELECT log FROM failures WHERE log IS NOT NULL")?;
             for log in logs.query_map([], |row| rows::digest(row, 0))? {
@@ -87,7 +89,7 @@ impl Store {
             while let Some(row) = rows.next()? {
                 let (model, seq): (String, i64) = (row.get(0)?, row.get(1)?);
                 let object = rows::digest(row, 2)?;
-                if sharing.keeps(&model, seq) {
+                if usage.keeps(&model, seq) {
                     held.insert(object);
                 }
                 let group = match by {
@@ -95,14 +97,14 @@ impl Store {
                     GroupBy::Module => continue,
                     GroupBy::Release => format!("{model} {seq}"),
                 };
-                let groups = sharing.weights.entry(object).or_default();
+                let groups = usage.weights.entry(object).or_default();
                 *groups.entry(group).or_default() += 1;
             }
             Ok(())
         })?;
-        // What a newer precast left may need anything.
-        sharing.held = newer.is_none().then_some(held);
-        Ok(sharing)
+        // Records of a newer precast may need any object.
+        usage.held = newer.is_none().then_some(held);
+        Ok(usage)
     }
 
     /// Returns the bytes of the unpacked copies that loading made.
@@ -114,12 +116,12 @@ impl Store {
     }
 }
 
-impl Sharing {
+impl ObjectUsage {
     fn keeps(&self, model: &str, seq: i64) -> bool {
         self.kept.contains(&(model.to_owned(), seq as u64))
     }
 
-    /// Returns which groups need an object, sorted by name.
+    /// Returns the groups that need an object, sorted by name.
     pub fn needs(&self, object: &Digest) -> Result<Vec<Need>, StoreError> {
         let mut groups = self.weights.get(object).cloned().unwrap_or_default();
         self.store.index().with(|index| {
@@ -134,8 +136,8 @@ impl Sharing {
         Ok(needs.map(|(group, times)| Need { group, times }).collect())
     }
 
-    /// Returns whether `precast gc --unreleased` would leave an object, with its defaults for all else.
-    pub fn stays(&self, object: &Digest) -> Result<bool, StoreError> {
+    /// Returns whether `precast gc --unreleased`, with defaults otherwise, would keep an object.
+    pub fn is_kept(&self, object: &Digest) -> Result<bool, StoreError> {
         let Some(held) = &self.held else {
             return Ok(true);
         };
@@ -185,7 +187,7 @@ mod tests {
         release.weights = Some(store.put_bytes(b"weights").unwrap());
         store.put_release(&release).unwrap();
         let times = |by, group: &str, object: &Digest| {
-            let needs = store.sharing(by).unwrap().needs(object).unwrap();
+            let needs = store.object_usage(by).unwrap().needs(object).unwrap();
             needs
                 .iter()
                 .find(|need| need.group == group)
@@ -238,10 +240,10 @@ mod tests {
             let store = Store::open(path).unwrap();
             let policy = Policy { unreleased: true, ..Policy::default() };
             let goes: HashSet<_> = store.plan_gc(&policy).unwrap().objects.iter().map(|v| v.id).collect();
-            let sharing = store.sharing(GroupBy::Model).unwrap();
+            let usage = store.object_usage(GroupBy::Model).unwrap();
             for row in store.objects() {
                 let object = row.unwrap().digest;
-                prop_assert_eq!(sharing.stays(&object).unwrap(), !goes.contains(&object));
+                prop_assert_eq!(usage.is_kept(&object).unwrap(), !goes.contains(&object));
             }
         }
     }
