@@ -100,7 +100,7 @@ def start(args: argparse.Namespace, work: Path) -> Run:
     result = {
         "schema": 1,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": " ".join(said(sys.argv[1:])),
+        "command": " ".join(portable_command(sys.argv[1:])),
         "commit": commit(),
         "device": args.device,
         "intra_op_threads": args.threads,
@@ -127,7 +127,7 @@ def start(args: argparse.Namespace, work: Path) -> Run:
     )
 
 
-def said(arguments: list[str]) -> list[str]:
+def portable_command(arguments: list[str]) -> list[str]:
     """Returns the command without the paths of one machine."""
     kept, skip = [], False
     for argument in arguments:

@@ -161,7 +161,7 @@ class Peer:
                 bufsize=0,
                 start_new_session=True,
             )
-        self.said = b""
+        self.received = b""
 
     def send(self, do: str, **arguments: Any) -> None:
         try:
@@ -173,7 +173,7 @@ class Peer:
     def receive(self, deadline: float) -> dict[str, Any]:
         """Returns the next answer; one that does not come by the deadline (of `time.time()`) ends the peer."""
         assert self.process.stdout
-        while b"\n" not in self.said:
+        while b"\n" not in self.received:
             if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.time()))[0]:
                 self.end()
                 # It may have left half a file.
@@ -183,8 +183,8 @@ class Peer:
             if not part:
                 code = self.process.wait()
                 raise Failed(f"ended with exit code {code}: {tail(self.log)}")
-            self.said += part
-        line, _, self.said = self.said.partition(b"\n")
+            self.received += part
+        line, _, self.received = self.received.partition(b"\n")
         answer = json.loads(line)
         if "failed" in answer:
             raise Failed(answer["failed"])

@@ -277,7 +277,7 @@ fn save(path: &Path) {
     for group in ["one input", "eight inputs", "values", "refused"] {
         for entry in std::fs::read_dir(home.join(group)).unwrap().flatten() {
             let folder = entry.path().join("new");
-            let (Some(name), Some(told)) = (
+            let (Some(name), Some(estimates)) = (
                 read(folder.join("benchmark.json")),
                 read(folder.join("estimates.json")),
             ) else {
@@ -285,7 +285,10 @@ fn save(path: &Path) {
             };
             let name = name["function_id"].as_str().unwrap().to_owned();
             let nanos = |value: &Value| (value.as_f64().unwrap() * 10.0).round() / 10.0;
-            let (median, around) = (&told["median"], &told["median"]["confidence_interval"]);
+            let (median, around) = (
+                &estimates["median"],
+                &estimates["median"]["confidence_interval"],
+            );
             figures.entry(group.to_owned()).or_default().insert(
                 name,
                 json!({

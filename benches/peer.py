@@ -188,12 +188,12 @@ def main() -> None:
                 try:
                     answer(getattr(peer, command.pop("do"))(**command))
                 except Exception as error:
-                    answer({"failed": said(error)})
+                    answer({"failed": message(error)})
     except Exception as error:
-        answer({"failed": said(error)})
+        answer({"failed": message(error)})
 
 
-def said(error: Exception) -> str:
+def message(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:300]
 

@@ -137,14 +137,14 @@ def losses(result: Row) -> list[str]:
         if "times_precast" in row and row["times_precast"]["median"] < AHEAD:
             where = f"start of {row['case']}, {row['page_cache']} page cache"
             found.append(("start", where, row["contender"], row["times_precast"]["median"]))
-    said: dict[str, dict[str, list[str]]] = {}
+    causes: dict[str, dict[str, list[str]]] = {}
     for case, where, peer, ratio in found:
         why = cause(result["device"], case, peer)
-        said.setdefault(why, {}).setdefault(where, []).append(f"{named(peer)} {ratio:.2f} x")
-    if not said:
+        causes.setdefault(why, {}).setdefault(where, []).append(f"{named(peer)} {ratio:.2f} x")
+    if not causes:
         return [f"No peer is ahead by more than {1 - AHEAD:.0%} in any row."]
     lines = ["Where a peer is ahead (its time in Precast's):", ""]
-    for why, rows in said.items():
+    for why, rows in causes.items():
         where = "; ".join(f"{row}: {', '.join(peers)}" for row, peers in rows.items())
         lines.append(f"- {where}. {why[0].upper()}{why[1:]}")
     return lines
@@ -159,7 +159,7 @@ def cause(device: str, case: str, peer: str) -> str:
 
 def sentences(result: Row) -> list[str]:
     """Returns what the other parts found, a line each."""
-    said = []
+    lines = []
     for case in dict.fromkeys(row["case"] for row in result.get("start", [])):
         rows = [
             r
@@ -172,7 +172,7 @@ def sentences(result: Row) -> list[str]:
         others = ", ".join(
             f"{named(r['contender'])} {times(r['times_precast']['median'])}" for r in rows if "times_precast" in r
         )
-        said.append(f"- Process start to first answer, {case}: {duration(ours['seconds']['median'])}; {others}.")
+        lines.append(f"- Process start to first answer, {case}: {duration(ours['seconds']['median'])}; {others}.")
     for row in result.get("memory", []):
         peaks = row["peak_bytes"]
         for kind_ in ("host", "device"):
@@ -182,7 +182,7 @@ def sentences(result: Row) -> list[str]:
                 if len(found) == 2 and found["1"].get(kind_)
             ]
             if cells:
-                said.append(f"- Peak {kind_} memory of {row['case']} with 1 and 8 buckets: {', '.join(cells)}.")
+                lines.append(f"- Peak {kind_} memory of {row['case']} with 1 and 8 buckets: {', '.join(cells)}.")
     for row in result.get("threads", []):
         if row["callers"] in (1, max(other["callers"] for other in result["threads"])):
             most = {name: made["median"] for name, made in row["answers_per_second"].items()}
@@ -191,29 +191,29 @@ def sentences(result: Row) -> list[str]:
                 for name, rate in most.items()
                 if name != "precast"
             )
-            said.append(
+            lines.append(
                 f"- Answers a second, {row['case']} {short(' '.join(f'{k}={v}' for k, v in row['sizes'].items()))}, "
                 f"{callers(row['callers'])}, one thread an operator: {most['precast']:.0f}; over {others}."
             )
     for row in result.get("padding", []):
         choices = row["choices"]
-        said.append(
+        lines.append(
             f"- Padding, {row['requests']}, 8 buckets: {choices['cheapest']['padding']:.0%} of what is computed; "
             f"{choices['one bucket']['padding']:.0%} with one bucket, which takes "
             f"{times(row['times_cheapest']['one bucket'])} the time; choosing by size instead of measured cost "
             f"{times(row['times_cheapest']['smallest'])}."
         )
     for row in result.get("upload", []):
-        said.append(f"- Weights to the device: {row['upload_gb_s']:.1f} GB/s, {row['share']:.0%} of one pinned copy.")
+        lines.append(f"- Weights to the device: {row['upload_gb_s']:.1f} GB/s, {row['share']:.0%} of one pinned copy.")
     if "overhead" in result:
         added = ", ".join(f"{nanos} ns with {group}" for group, nanos in result["overhead"]["added_ns"].items())
-        said.append(f"- `Model::run` over the artifact's own C call: {added}.")
+        lines.append(f"- `Model::run` over the artifact's own C call: {added}.")
     if cold := result.get("cold-build"):
-        said.append(
+        lines.append(
             f"- A build of {cold['case']} from nothing, {cold['buckets']} buckets: "
             f"{duration(cold['precast_seconds'])}; the plain script {times(cold['times_precast'])}."
         )
     warm = [row["warm_seconds"]["median"] for row in result.get("build", [])]
     if warm:
-        said.append(f"- A build with nothing to do: {duration(min(warm))} to {duration(max(warm))}.")
-    return said
+        lines.append(f"- A build with nothing to do: {duration(min(warm))} to {duration(max(warm))}.")
+    return lines

@@ -23,7 +23,7 @@ from typing import Any
 from .cases import ROOT
 from .machine import describe
 
-# Hashes until its parent is gone or told it to end, and for no longer than the parent may take.
+# Hashes until its parent ends or stops it, or until the deadline of the parent.
 BESIDE = """
 import hashlib, os, time
 parent, end, block = os.getppid(), time.monotonic() + 300, bytes(1 << 20)

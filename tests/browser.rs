@@ -8,26 +8,26 @@ use std::{fs, path::Path, process::Command};
 /// What the page is made to do, as a person would; the answers go to its title.
 const ACTIONS: &str = r##"<script>
 addEventListener("load", () => {
-  const told = [];
+  const facts = [];
   const rows = (id) => [...document.getElementById(id).tBodies[0].rows];
   const shown = (id) => rows(id).filter((row) => row.offsetParent !== null).length;
-  told.push(`charts=${[...document.querySelectorAll("svg")].filter((svg) => svg.getBoundingClientRect().height > 40).length}`);
-  told.push(`rows=${shown("programs-0")}`);
+  facts.push(`charts=${[...document.querySelectorAll("svg")].filter((svg) => svg.getBoundingClientRect().height > 40).length}`);
+  facts.push(`rows=${shown("programs-0")}`);
   const input = document.querySelector("input[data-table=programs-0]");
   const type = (text) => { input.value = text; input.dispatchEvent(new Event("input")); };
   type("seq=128 enc");
-  told.push(`filtered=${shown("programs-0")} "${input.parentElement.querySelector("output").textContent}"`);
+  facts.push(`filtered=${shown("programs-0")} "${input.parentElement.querySelector("output").textContent}"`);
   type("");
   const size = () => rows("programs-0").map((row) => row.cells[5].textContent).join(",");
   const button = document.querySelectorAll("#programs-0 th button")[5];
   button.click();
-  told.push(`up=${size()}`);
+  facts.push(`up=${size()}`);
   button.click();
-  told.push(`down=${size()} ${document.querySelectorAll("#programs-0 th")[5].getAttribute("aria-sort")}`);
+  facts.push(`down=${size()} ${document.querySelectorAll("#programs-0 th")[5].getAttribute("aria-sort")}`);
   const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
-  told.push(`overflow=${wide}`);
-  told.push(`fetched=${performance.getEntriesByType("resource").length}`);
-  document.title = "TOLD " + told.join("; ");
+  facts.push(`overflow=${wide}`);
+  facts.push(`fetched=${performance.getEntriesByType("resource").length}`);
+  document.title = "FACTS " + facts.join("; ");
 });
 addEventListener("securitypolicyviolation", (event) => { console.error("violation " + event.blockedURI); });
 </script></body>"##;
@@ -114,21 +114,21 @@ fn the_report_works_in_a_browser() {
             &page,
             &[dark, &format!("--window-size={size}")],
         );
-        let told = dom
+        let facts = dom
             .split("<title>")
             .nth(1)
             .and_then(|rest| rest.split("</title>").next())
             .unwrap_or(&dom);
         assert_eq!(
-            told,
-            "TOLD charts=4; rows=3; filtered=1 \"1 of 3\"; up=7.81 KiB,17.2 KiB,23.4 KiB; \
+            facts,
+            "FACTS charts=4; rows=3; filtered=1 \"1 of 3\"; up=7.81 KiB,17.2 KiB,23.4 KiB; \
              down=23.4 KiB,17.2 KiB,7.81 KiB descending; overflow=false; fetched=0",
             "{theme} {size}"
         );
-        let said: Vec<&str> = log
+        let messages: Vec<&str> = log
             .lines()
             .filter(|line| line.contains("CONSOLE"))
             .collect();
-        assert!(said.is_empty(), "{said:?}");
+        assert!(messages.is_empty(), "{messages:?}");
     }
 }

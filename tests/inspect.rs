@@ -91,15 +91,15 @@ fn ls_filters_by_everything_it_says() {
     assert_eq!(ids(&["--model", "minilm", "--device", "cpu"]), 5);
     assert_eq!(ids(&["--older", "1h"]), 0);
     assert_eq!(ids(&["--newer", "1h"]), 6);
-    let (_, told, code) = precast(&sample, &["ls", "--sort", "colour"]);
+    let (_, errors, code) = precast(&sample, &["ls", "--sort", "colour"]);
     assert_eq!(code, 2);
-    assert!(told.contains("expected one of id, model"), "{told}");
-    let (_, told, code) = precast(&sample, &["ls", "--older", "soon"]);
+    assert!(errors.contains("expected one of id, model"), "{errors}");
+    let (_, errors, code) = precast(&sample, &["ls", "--older", "soon"]);
     assert_eq!(code, 2);
-    assert!(told.contains("`30d`"), "{told}");
-    let (_, told, code) = precast(&sample, &["ls", "["]);
+    assert!(errors.contains("`30d`"), "{errors}");
+    let (_, errors, code) = precast(&sample, &["ls", "["]);
     assert_eq!(code, 2);
-    assert!(told.contains("hint:"), "{told}");
+    assert!(errors.contains("hint:"), "{errors}");
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn du_and_the_report_give_one_number_with_the_unpacked_copies() {
     let total = columns("total");
     let total = total.split('|').nth(4).unwrap();
     let page = sample.dir.path().join("report.html");
-    let (_, told, code) = precast(&sample, &["report", "-o", page.to_str().unwrap()]);
-    assert_eq!(code, 0, "{told}");
+    let (_, errors, code) = precast(&sample, &["report", "-o", page.to_str().unwrap()]);
+    assert_eq!(code, 0, "{errors}");
     let page = fs::read_to_string(page).unwrap();
     let sentence = format!("On disk the store takes {total} for ");
     assert!(
@@ -192,12 +192,12 @@ fn why_and_diff_name_what_changed() {
         stores.contains("3 programs the same, 0 changed"),
         "{stores}"
     );
-    let (_, told, code) = precast(&sample, &["diff", "minilm", &sample.program.short()]);
+    let (_, errors, code) = precast(&sample, &["diff", "minilm", &sample.program.short()]);
     assert_eq!(code, 2);
-    assert!(told.contains("hint:"), "{told}");
-    let (_, told, code) = precast(&sample, &["why", "nothing"]);
+    assert!(errors.contains("hint:"), "{errors}");
+    let (_, errors, code) = precast(&sample, &["why", "nothing"]);
     assert_eq!(code, 3);
-    assert!(told.contains("hint:"), "{told}");
+    assert!(errors.contains("hint:"), "{errors}");
 }
 
 #[test]
@@ -219,8 +219,8 @@ fn logs_reach_the_terminal_without_their_escapes() {
     );
     let (of_failure, _, _) = precast(&sample, &["log", &sample.failure.short()]);
     assert_eq!(of_failure, "Traceback: no kernel\n");
-    let (_, told, code) = precast(&sample, &["log", "feedfeed"]);
-    assert_eq!(code, 3, "{told}");
+    let (_, errors, code) = precast(&sample, &["log", "feedfeed"]);
+    assert_eq!(code, 3, "{errors}");
 }
 
 #[test]
@@ -251,8 +251,8 @@ fn looking_changes_nothing() {
         &["diff", "minilm@1", "minilm@2"],
         &["report", "-o", &out],
     ] {
-        let (_, told, code) = precast(&sample, args);
-        assert_eq!(code, 0, "{args:?}: {told}");
+        let (_, errors, code) = precast(&sample, args);
+        assert_eq!(code, 0, "{args:?}: {errors}");
     }
     assert!(
         before == state(),
@@ -267,13 +267,13 @@ fn stats_add_up_what_services_counted() {
     let (out, _, code) = precast(&sample, &["stats", &counts, &counts]);
     assert_eq!(code, 0);
     insta::assert_snapshot!("stats", out);
-    let (_, told, code) = precast(&sample, &["stats", "Cargo.toml"]);
+    let (_, errors, code) = precast(&sample, &["stats", "Cargo.toml"]);
     assert_eq!(code, 2);
-    assert!(told.contains("not a file of counts"), "{told}");
+    assert!(errors.contains("not a file of counts"), "{errors}");
 }
 
 #[test]
-fn a_damaged_index_is_said_and_what_the_files_have_is_listed() {
+fn a_damaged_index_is_an_error_and_the_records_are_listed() {
     let sample = sample();
     fs::write(
         sample.path.join("index.sqlite"),
@@ -291,14 +291,15 @@ fn a_damaged_index_is_said_and_what_the_files_have_is_listed() {
     text[20] ^= 1;
     fs::remove_file(&record).unwrap();
     fs::write(&record, text).unwrap();
-    let (out, told, code) = precast(&sample, &["ls", "--ids"]);
-    assert_eq!(code, 1, "{told}");
-    assert_eq!(out.lines().count(), 5, "{out}{told}");
+    let (out, errors, code) = precast(&sample, &["ls", "--ids"]);
+    assert_eq!(code, 1, "{errors}");
+    assert_eq!(out.lines().count(), 5, "{out}{errors}");
     assert!(
-        told.contains("index") && told.contains(&*record.file_name().unwrap().to_string_lossy()),
-        "{told}"
+        errors.contains("index")
+            && errors.contains(&*record.file_name().unwrap().to_string_lossy()),
+        "{errors}"
     );
-    assert!(told.contains("hint:"), "{told}");
+    assert!(errors.contains("hint:"), "{errors}");
 }
 
 #[test]
@@ -320,10 +321,10 @@ fn a_closed_pipe_ends_quietly() {
             .args(["-o", "pipefail", "-c", &script])
             .env("PRECAST_STORE", &sample.path);
         let output = command.current_dir(sample.dir.path()).output().unwrap();
-        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(
-            !told.contains("panicked") && !told.contains("Broken pipe"),
-            "{args}: {told}"
+            !errors.contains("panicked") && !errors.contains("Broken pipe"),
+            "{args}: {errors}"
         );
     }
 }
@@ -372,9 +373,9 @@ fn a_store_that_is_not_there_is_an_error_with_a_hint() {
         &["report"],
     ] {
         let nowhere = ["--store", "nowhere"];
-        let (_, told, code) = precast(&sample, &[args, &nowhere].concat());
-        assert_eq!(code, 2, "{args:?}: {told}");
-        assert!(told.contains("hint:"), "{args:?}: {told}");
+        let (_, errors, code) = precast(&sample, &[args, &nowhere].concat());
+        assert_eq!(code, 2, "{args:?}: {errors}");
+        assert!(errors.contains("hint:"), "{args:?}: {errors}");
     }
 }
 
@@ -383,8 +384,8 @@ fn programs_go_by_their_names() {
     let sample = sample();
     let json = |words: &str| {
         let args: Vec<&str> = words.split(' ').chain(["--format", "json"]).collect();
-        let (out, told, code) = precast(&sample, &args);
-        assert_eq!(code, 0, "{words}: {told}");
+        let (out, errors, code) = precast(&sample, &args);
+        assert_eq!(code, 0, "{words}: {errors}");
         serde_json::from_str::<serde_json::Value>(&out).unwrap()
     };
     // What the newest release has goes before what was built under the same name.
@@ -405,16 +406,16 @@ fn programs_go_by_their_names() {
             .starts_with("failure"),
         "{log}"
     );
-    let (_, told, code) = precast(&sample, &["show", "encode"]);
-    assert_eq!(code, 2, "{told}");
-    assert!(told.contains("names 3 programs"), "{told}");
-    assert!(told.contains("`encode batch=1 seq=128` is "), "{told}");
-    let (_, told, code) = precast(&sample, &["show", "encode", "batch=2"]);
-    assert_eq!(code, 3, "{told}");
-    assert!(told.contains("no ID `encode batch=2`"), "{told}");
-    let (_, told, code) = precast(
+    let (_, errors, code) = precast(&sample, &["show", "encode"]);
+    assert_eq!(code, 2, "{errors}");
+    assert!(errors.contains("names 3 programs"), "{errors}");
+    assert!(errors.contains("`encode batch=1 seq=128` is "), "{errors}");
+    let (_, errors, code) = precast(&sample, &["show", "encode", "batch=2"]);
+    assert_eq!(code, 3, "{errors}");
+    assert!(errors.contains("no ID `encode batch=2`"), "{errors}");
+    let (_, errors, code) = precast(
         &sample,
         &["diff", "encode batch=1 seq=32", "encode batch=8 seq=32"],
     );
-    assert_eq!(code, 0, "{told}");
+    assert_eq!(code, 0, "{errors}");
 }

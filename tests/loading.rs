@@ -196,14 +196,14 @@ fn what_can_not_be_read_ahead_is_an_error_when_it_is_needed() {
     let mut memory = Memory::with(&[salted(127, 2), salted(128, 4)]);
     memory.objects.clear();
     let source = Watched::new(memory);
-    let told = |runtime: Runtime| {
+    let error_of = |runtime: Runtime| {
         let error = match runtime.loading(Loading::OnDemand).load("fake") {
             Ok(model) => model.run("f", &[x(2, 4)]).unwrap_err(),
             Err(error) => error,
         };
         error.to_string()
     };
-    assert_eq!(told(prefetched(&source)), told(source.runtime()));
+    assert_eq!(error_of(prefetched(&source)), error_of(source.runtime()));
     // Nor is a model that is not there one before it is asked for.
     let ahead = Prefetched::new(Memory::default().source(), "none@none");
     assert!(Runtime::over(Arc::new(ahead), Device::Cpu).is_ok());
@@ -347,8 +347,8 @@ fn a_module_of_which_nothing_loads_says_why() {
             .short()
             .to_string();
         let reason = format!("artifact `{artifact}` gives no container: the fake has no container");
-        let told = format!("nothing of module `f` can be loaded: {reason}");
-        assert_eq!(error.to_string(), told);
+        let message = format!("nothing of module `f` can be loaded: {reason}");
+        assert_eq!(error.to_string(), message);
     }
 }
 

@@ -60,7 +60,7 @@ fn load(salt: u32, library: Vec<u8>, calls: Option<&str>) -> Result<Model, Runti
     Runtime::over(memory.source(), Device::Cpu)?.load("fake")
 }
 
-fn told(error: &RuntimeError) -> String {
+fn report(error: &RuntimeError) -> String {
     let text = error.to_string();
     let id = text.split('`').nth(1).unwrap_or_default();
     let hint = error.hint();
@@ -74,7 +74,7 @@ fn operator_libraries_are_loaded_before_their_artifact_and_only_once() {
 
     // Without the library nothing registers the operator; a library that needs Python does not load.
     let python = library("", &["-Wl,--no-as-needed", "-ltorch_python"]);
-    insta::assert_snapshot!(told(&load(11, python, None).unwrap_err()), @"
+    insta::assert_snapshot!(report(&load(11, python, None).unwrap_err()), @"
 object `[id]` is not loadable: libtorch_python.so: cannot open shared object file: No such file or directory
 link the operators' library without libtorch_python (`is_python_module=False` in torch.utils.cpp_extension.load), and build again
 ");
@@ -88,18 +88,18 @@ link the operators' library without libtorch_python (`is_python_module=False` in
 
     // A later version of it would end the process: libtorch lets nobody register an operator twice.
     let later = registers("twice(Tensor x, int n=2) -> Tensor");
-    insta::assert_snapshot!(told(&load(14, later.clone(), Some(calls)).unwrap_err()), @"
+    insta::assert_snapshot!(report(&load(14, later.clone(), Some(calls)).unwrap_err()), @"
 artifact `[id]` calls operators that can't be called: operator `precast_lab::twice` is registered in this process already, by another library
 a process can hold one version of an operator's library: load this model in another one
 ");
-    insta::assert_snapshot!(told(&load(15, later, None).unwrap_err()), @"
+    insta::assert_snapshot!(report(&load(15, later, None).unwrap_err()), @"
 artifact `[id]` calls operators that can't be called: operator `precast_lab::twice` is registered in this process already, by another library
 a process can hold one version of an operator's library: load this model in another one
 ");
 
-    // What the schema does not have is told at load, not at a call.
+    // Arguments that the schema lacks are an error at load, not at a call.
     let wrong = calls.replace("\"x\"", "\"y\"");
-    insta::assert_snapshot!(told(&load(16, first, Some(&wrong)).unwrap_err()), @"
+    insta::assert_snapshot!(report(&load(16, first, Some(&wrong)).unwrap_err()), @"
     artifact `[id]` calls operators that can't be called: operator `precast_lab::twice`: argument `x`: it has no value
     build the program again; `precast verify` says whether its objects are whole
     ");

@@ -131,18 +131,18 @@ fn a_view_takes_no_memory_of_its_own() {
 
 #[test]
 fn what_can_not_be_made_sets_the_program_aside_and_says_why() {
-    let told = |call: &Recipe| {
+    let message = |call: &Recipe| {
         let error = load(memory(&[Fake::sized(2, 2)], call)).err();
         error.map(|error| error.to_string()).unwrap()
     };
     let scale = ("self", constant("scale"));
     insta::with_settings!({filters => vec![("`[0-9a-f]{12}`", "`[id]`")]}, {
-        insta::assert_snapshot!(told(&recipe("aten::pack", [scale.clone()])), @"constant `scale` of artifact `[id]` is not bound: operator `aten::pack`: no loaded library registers it");
-        insta::assert_snapshot!(told(&recipe("lab::pack", [scale.clone()])), @"constant `scale` of artifact `[id]` is not bound: operator `lab::pack`: a recipe calls only torch's own");
-        insta::assert_snapshot!(told(&recipe("aten::zero_", [scale.clone()])), @"constant `scale` of artifact `[id]` is not bound: operator `aten::zero_`: it writes into what it is given");
-        insta::assert_snapshot!(told(&recipe("aten::t", [("self", constant("filter"))])), @"constant `scale` of artifact `[id]` is not bound: `filter`: the artifact's record does not have it");
-        insta::assert_snapshot!(told(&recipe("aten::unsqueeze", [scale.clone(), ("dim", Operand::Int(7))])), @"constant `scale` of artifact `[id]` is not bound: operator `aten::unsqueeze`: Dimension out of range (expected to be in range of [-2, 1], but got 7)");
+        insta::assert_snapshot!(message(&recipe("aten::pack", [scale.clone()])), @"constant `scale` of artifact `[id]` is not bound: operator `aten::pack`: no loaded library registers it");
+        insta::assert_snapshot!(message(&recipe("lab::pack", [scale.clone()])), @"constant `scale` of artifact `[id]` is not bound: operator `lab::pack`: a recipe calls only torch's own");
+        insta::assert_snapshot!(message(&recipe("aten::zero_", [scale.clone()])), @"constant `scale` of artifact `[id]` is not bound: operator `aten::zero_`: it writes into what it is given");
+        insta::assert_snapshot!(message(&recipe("aten::t", [("self", constant("filter"))])), @"constant `scale` of artifact `[id]` is not bound: `filter`: the artifact's record does not have it");
+        insta::assert_snapshot!(message(&recipe("aten::unsqueeze", [scale.clone(), ("dim", Operand::Int(7))])), @"constant `scale` of artifact `[id]` is not bound: operator `aten::unsqueeze`: Dimension out of range (expected to be in range of [-2, 1], but got 7)");
         // Not what the artifact was compiled for.
-        insta::assert_snapshot!(told(&recipe("aten::unsqueeze", [scale, ("dim", Operand::Int(0))])), @"constant `scale` of artifact `[id]` is not bound: its recipe does not give float32 [1] in the order it was compiled for");
+        insta::assert_snapshot!(message(&recipe("aten::unsqueeze", [scale, ("dim", Operand::Int(0))])), @"constant `scale` of artifact `[id]` is not bound: its recipe does not give float32 [1] in the order it was compiled for");
     });
 }

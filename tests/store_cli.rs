@@ -10,28 +10,29 @@ use std::{fs, path::Path, process::Command};
 use precast::Store;
 use serde_json::Value;
 
-struct Told {
+struct Output {
     code: i32,
     out: String,
     err: String,
 }
 
-fn precast(store: &Path, args: &[&str]) -> Told {
+fn precast(store: &Path, args: &[&str]) -> Output {
     let run = Command::new(assert_cmd::cargo::cargo_bin!("precast"))
         .arg("--store")
         .arg(store)
         .args(args)
         .output()
         .unwrap();
-    Told {
+    Output {
         code: run.status.code().unwrap(),
         out: String::from_utf8(run.stdout).unwrap(),
         err: String::from_utf8(run.stderr).unwrap(),
     }
 }
 
-fn json(told: &Told) -> Value {
-    serde_json::from_str(&told.out).unwrap_or_else(|e| panic!("{e}: {}{}", told.out, told.err))
+fn json(output: &Output) -> Value {
+    serde_json::from_str(&output.out)
+        .unwrap_or_else(|e| panic!("{e}: {}{}", output.out, output.err))
 }
 
 fn store() -> (tempfile::TempDir, Store, scene::Scene) {
@@ -132,9 +133,9 @@ fn verify_says_what_is_wrong_and_its_code_says_what_is_left() {
     assert_eq!(precast(&path, &["verify"]).code, 0);
     // An index that is not one stops nobody from mending it.
     fs::write(path.join("index.sqlite"), "x".repeat(5000)).unwrap();
-    let told = precast(&path, &["release", "rollback", "m"]);
-    assert_eq!(told.code, 1);
-    assert!(told.err.contains("--reindex"), "{}", told.err);
+    let output = precast(&path, &["release", "rollback", "m"]);
+    assert_eq!(output.code, 1);
+    assert!(output.err.contains("--reindex"), "{}", output.err);
     assert_eq!(precast(&path, &["verify", "--reindex"]).code, 0);
     assert_eq!(precast(&path, &["verify"]).code, 0);
 }
@@ -146,17 +147,17 @@ fn going_back_to_an_earlier_release_is_one_command() {
         .put_release(&scene::release("m", &[scene.programs[1].id], None))
         .unwrap();
     let path = store.path();
-    let told = precast(path, &["release", "rollback", "m"]);
+    let output = precast(path, &["release", "rollback", "m"]);
     assert_eq!(
-        (told.code, told.out.as_str()),
+        (output.code, output.out.as_str()),
         (0, "release 3 of m is the newest now: 2 programs, `v1`\n")
     );
     let all = json(&precast(path, &["release", "ls", "--format", "json"]));
     assert_eq!(all["releases"][0]["seq"], 3);
     assert_eq!(all["releases"].as_array().unwrap().len(), 3);
-    let told = precast(path, &["release", "rollback", "m", "--to", "9"]);
+    let output = precast(path, &["release", "rollback", "m", "--to", "9"]);
     assert_eq!(
-        (told.code, told.err.as_str()),
+        (output.code, output.err.as_str()),
         (
             3,
             "error: `m` has no release 9\nhint: `precast release ls` lists the releases\n"
@@ -170,8 +171,12 @@ fn a_store_that_others_can_write_is_refused_with_the_reason() {
     let (_dir, store, _) = store();
     fs::set_permissions(store.path(), fs::Permissions::from_mode(0o777)).unwrap();
     for args in [&["ls"][..], &["verify"], &["gc"], &["release", "ls"]] {
-        let told = precast(store.path(), args);
-        assert_eq!(told.code, 1, "{}", told.out);
-        assert!(told.err.contains("everybody can write it"), "{}", told.err);
+        let output = precast(store.path(), args);
+        assert_eq!(output.code, 1, "{}", output.out);
+        assert!(
+            output.err.contains("everybody can write it"),
+            "{}",
+            output.err
+        );
     }
 }

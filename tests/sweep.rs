@@ -13,8 +13,8 @@ fn five_architectures_from_init_to_run() {
         .args(["bert", "gpt2", "llama", "t5", "vit"])
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
+    let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}\n{errors}");
-    assert_eq!(told.lines().count(), 5, "{told}");
+    assert!(output.status.success(), "{text}\n{errors}");
+    assert_eq!(text.lines().count(), 5, "{text}");
 }

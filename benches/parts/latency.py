@@ -60,8 +60,9 @@ Made = dict[str, tuple[list[Any], dict[str, Any]]]
 
 
 def prepare(run: Run, cases: list[Case], made: Made) -> None:
-    """Gets all contenders of some cases ready at once, those that choose by measuring afterwards, one at a time; those
-    that can't are skipped, and said so."""
+    """Prepares all contenders of some cases side by side, then those that choose by measuring, one at a time.
+
+    A contender that fails is skipped, and the run says why."""
     host, began = run.host, time.time()
     limit = patience(run, cases)
     run.say(f"latency: {', '.join(run.ways)} get ready (at most {limit:.0f} s): {', '.join(c.name for c in cases)}")

@@ -35,7 +35,7 @@ def starts(run: Run, case: Case) -> None:
         load, call, parts = document["load_seconds"], document["run_seconds"], document["phase_seconds"]
         total = ran.answered - ran.began
         rest = load + call - sum(parts.values())
-        return told(ran, total, {"process": total - load - call, **parts, "rest": rest})
+        return start_row(ran, total, {"process": total - load - call, **parts, "rest": rest})
 
     weights = weights_bytes(run, case) if host.device == "cuda" else 0
 
@@ -56,7 +56,7 @@ def starts(run: Run, case: Case) -> None:
         phases, before = {}, ran.began
         for name, at in marks:
             phases[name], before = at - before, at
-        return told(ran, before - ran.began, phases)
+        return start_row(ran, before - ran.began, phases)
 
     def peer(way: str, caches: str = "caches") -> dict[str, Any]:
         command = [sys.executable, "-m", "benches.peer", way, str(case.spec(host.device)), case.module]
@@ -119,7 +119,7 @@ def starts(run: Run, case: Case) -> None:
                 shutil.rmtree(host.work / folder, ignore_errors=True)
 
 
-def told(ran: Ran, seconds: float, phases: dict[str, float]) -> dict[str, Any]:
+def start_row(ran: Ran, seconds: float, phases: dict[str, float]) -> dict[str, Any]:
     return {"seconds": seconds, "phases": phases, "peak_bytes": ran.peak_bytes, "bytes_read": ran.bytes_read}
 
 

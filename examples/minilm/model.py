@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.utils import logging
 
-# The checkpoint's pooling head is not used; nothing needs to be said about it.
+# The checkpoint's pooling head is not used; it needs no entry here.
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 

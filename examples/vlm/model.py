@@ -69,7 +69,7 @@ class Projector(nn.Module):
         self.layers = nn.Sequential(nn.Linear(width, to), nn.GELU(), nn.Linear(to, to))
 
     def get_torch_compile_config(self) -> dict[str, Any]:
-        """What this submodule says of itself, by method; precast.toml may say otherwise."""
+        """Returns compile settings of this submodule, by method; precast.toml may override them."""
         return {"forward": {"options": {"epilogue_fusion": False}, "smoketest_steps": 1}}
 
     def forward(self, features: Tensor) -> Tensor:
@@ -97,9 +97,9 @@ class Language(nn.Module):
 
 
 class VisionLanguage(nn.Module):
-    def __init__(self, seen: int = 48, said: int = 64) -> None:
+    def __init__(self, vision: int = 48, text: int = 64) -> None:
         super().__init__()
-        self.vision, self.projector, self.language = Vision(seen), Projector(seen, said), Language(said)
+        self.vision, self.projector, self.language = Vision(vision), Projector(vision, text), Language(text)
 
     def forward(self, ids: Tensor, pixels: Tensor | None = None) -> dict[str, Tensor]:
         """Tokens `[batch, tokens]`, after an image or not, to logits `[batch, tokens, 500]`."""

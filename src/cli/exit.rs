@@ -134,7 +134,7 @@ fn kept_log(cause: &(dyn std::error::Error + 'static)) -> Option<Digest> {
     }
 }
 
-/// Returns the end of what a worker said that ended a whole build: no program has the log.
+/// Returns the last output of a worker whose error ended the whole build: no program has the log.
 fn last_words<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<Vec<&'a str>> {
     const LINES: usize = 12;
     let error = cause.downcast_ref::<BuildError>()?;

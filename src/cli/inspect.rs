@@ -179,7 +179,7 @@ impl Lines {
         if let Some(torch) = &package.torch {
             self.add("torch", torch);
         }
-        let mut told = Vec::new();
+        let mut seen = Vec::new();
         for build in &package.builds {
             let word =
                 |name: &str, value: &Option<String>| value.as_ref().map(|v| format!("{name} {v}"));
@@ -190,9 +190,9 @@ impl Lines {
                 word("sm", &build.sm),
             ];
             let line = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
-            if !told.contains(&line) {
+            if !seen.contains(&line) {
                 self.add("built for", &line);
-                told.push(line);
+                seen.push(line);
             }
         }
         if whole {

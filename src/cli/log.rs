@@ -1,4 +1,4 @@
-//! `precast log`: what the compiler said about an artifact, a program or a failure.
+//! `precast log`: the compiler's output for an artifact, a program or a failure.
 
 use std::collections::BTreeSet;
 

@@ -250,7 +250,7 @@ impl Context {
         let (store, damage) = crate::inspect::open(&self.store, self.options())?;
         if let Some(error) = damage {
             exit::warn(&error);
-            // What the files have is listed; what can't be read of them is said.
+            // Readable records are listed; unreadable ones are warnings.
             for error in store.damaged() {
                 self.damaged.store(true, Ordering::Relaxed);
                 exit::warning(&error.to_string());
@@ -287,7 +287,7 @@ pub fn main_with_torch() -> ! {
 }
 
 fn run(args: Vec<OsString>, torch: WithTorch) -> u8 {
-    // Help and mistakes are told before the arguments are known.
+    // Help and usage errors are printed before the arguments are known.
     let color = color(&args).unwrap_or(Color::Auto);
     let cli = help::command()
         .color(color.into())

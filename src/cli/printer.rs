@@ -30,10 +30,10 @@ impl Printer {
 
     /// Returns how many characters a line may have: `COLUMNS`, or the width of the terminal, if stdout is one.
     pub(super) fn width(&self) -> Option<usize> {
-        let said = std::env::var("COLUMNS")
+        let columns = std::env::var("COLUMNS")
             .ok()
             .and_then(|text| text.parse().ok());
-        said.or_else(|| {
+        columns.or_else(|| {
             let (width, _) = terminal_size::terminal_size_of(io::stdout())?;
             Some(width.0.into())
         })

@@ -336,10 +336,10 @@ fn receipt(receipt: &Summary, context: &Context) -> Result<()> {
         }
     }
     if let Some(turns) = &receipt.turns {
-        let told = receipt::decided(turns);
+        let verdict = receipt::decided(turns);
         match receipt.slower {
-            true => out.line(format_args!("  by turns    {}", told.yellow()))?,
-            false => out.line(format_args!("  by turns    {told}"))?,
+            true => out.line(format_args!("  by turns    {}", verdict.yellow()))?,
+            false => out.line(format_args!("  by turns    {verdict}"))?,
         }
     }
     if let Some((eager, artifact)) = receipt.memory {
@@ -350,12 +350,12 @@ fn receipt(receipt: &Summary, context: &Context) -> Result<()> {
         ))?;
     }
     if let Some(same) = receipt.deterministic {
-        let told = if same {
+        let repeats = if same {
             "two runs give the same bits"
         } else {
             "two runs differ"
         };
-        out.line(format_args!("  repeats     {told}"))?;
+        out.line(format_args!("  repeats     {repeats}"))?;
     }
     if !receipt.outputs.is_empty() {
         out.line("")?;

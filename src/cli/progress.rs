@@ -21,7 +21,7 @@ use crate::{
     inspect::receipt,
 };
 
-/// A [`Progress`] that can be told that nothing more comes.
+/// A [`Progress`] with an end.
 pub(super) trait Reporter: Progress {
     fn finish(&self);
 }
@@ -221,11 +221,11 @@ impl Bars {
         let all = MultiProgress::new();
         let whole = all.add(ProgressBar::no_length());
         let end: Arc<Mutex<Option<Instant>>> = Arc::default();
-        let told = Arc::clone(&end);
+        let shared_end = Arc::clone(&end);
         let style = style("{prefix:>9.green.bold} {whole}").with_key(
             "whole",
             move |state: &ProgressState, out: &mut dyn fmt::Write| {
-                let end = *told.lock().unwrap_or_else(PoisonError::into_inner);
+                let end = *shared_end.lock().unwrap_or_else(PoisonError::into_inner);
                 let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
                 let rest = rest.map(|rest| left(rest.as_secs_f64()));
                 let columns = usize::from(console::Term::stderr().size().1);
@@ -373,12 +373,12 @@ mod tests {
 
     #[test]
     fn the_line_of_the_whole_fits() {
-        let told = |columns: usize, seconds: Option<f64>, done: u64, of: u64| {
+        let line = |columns: usize, seconds: Option<f64>, done: u64, of: u64| {
             let line = whole_line(columns - 10, done, Some(of), seconds.map(left));
             assert!(line.len() <= columns - 10, "{line}");
             format!("{columns:>3} {line}")
         };
-        let some = [120, 80, 60, 40, 30, 20, 15].map(|columns| told(columns, Some(5000.0), 3, 12));
+        let some = [120, 80, 60, 40, 30, 20, 15].map(|columns| line(columns, Some(5000.0), 3, 12));
         insta::assert_snapshot!(some.join("\n"), @"
         120 [=====>              ] 3/12 programs, about 1 h 20 min left
          80 [=====>              ] 3/12 programs, about 1 h 20 min left
@@ -388,13 +388,13 @@ mod tests {
          20 3/12
          15 3/12
         ");
-        let many = [80, 60, 40].map(|columns| told(columns, Some(5000.0), 9000, 10_000));
+        let many = [80, 60, 40].map(|columns| line(columns, Some(5000.0), 9000, 10_000));
         insta::assert_snapshot!(many.join("\n"), @"
         80 [==================> ] 9000/10000 programs, about 1 h 20 min left
         60 [=========>] 9000/10000, about 1 h 20 min left
         40 9000/10000, 1 h 20 min
         ");
-        let none = [80, 40].map(|columns| told(columns, None, 12, 12));
+        let none = [80, 40].map(|columns| line(columns, None, 12, 12));
         insta::assert_snapshot!(none.join("\n"), @"
         80 [====================] 12/12 programs
         40 [==========] 12/12 programs
@@ -407,10 +407,10 @@ mod tests {
 
     #[test]
     fn how_long_it_will_take() {
-        let said = [
+        let texts = [
             0.0, 4.9, 5.0, 12.0, 54.0, 56.0, 89.0, 100.0, 3500.0, 3600.0, 5000.0, 8000.0,
         ];
-        insta::assert_snapshot!(said.map(left).join("\n"), @"
+        insta::assert_snapshot!(texts.map(left).join("\n"), @"
         a few seconds left
         a few seconds left
         about 5 s left

@@ -1,5 +1,5 @@
-//! What the commands that run artifacts are told, and which model and device that means. Known without libtorch, so that
-//! `precast` can parse it, explain it and hand over.
+//! Arguments of the commands that run artifacts, and the model and device they select. Nothing here needs libtorch:
+//! `precast` parses and explains these arguments before it starts the program that does.
 
 use std::path::PathBuf;
 

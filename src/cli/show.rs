@@ -233,10 +233,10 @@ fn tree(context: &Context, value: &Value, depth: usize) -> Result<()> {
     // A list of every package says little at a glance.
     const SOME: usize = 12;
     if depth > 1 && rows.len() > SOME && context.verbose == 0 {
-        let told = format!("{} entries", rows.len());
+        let count = format!("{} entries", rows.len());
         return context.out.line(format_args!(
             "{indent}{}",
-            format!("({told}, -v lists them)").dimmed()
+            format!("({count}, -v lists them)").dimmed()
         ));
     }
     for (name, value) in rows {

@@ -40,9 +40,9 @@ pub(super) struct Document {
 /// Reads files of counts.
 pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Counts>> {
     let read = |path: &PathBuf| {
-        let told = || format!("can't use `{}`", path.display());
-        let text = std::fs::read(path).with_context(told)?;
-        stats::parse(&text).with_context(told)
+        let failed = || format!("can't use `{}`", path.display());
+        let text = std::fs::read(path).with_context(failed)?;
+        stats::parse(&text).with_context(failed)
     };
     files.iter().map(read).collect()
 }

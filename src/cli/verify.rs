@@ -42,29 +42,29 @@ pub(super) enum Document<'a> {
         records: u64,
         /// Files in `quarantine/`, which is not a defect.
         quarantined: u64,
-        defects: Vec<Told<'a>>,
+        defects: Vec<DefectReport<'a>>,
     },
     /// With `--repair`.
     Repaired {
-        found: Vec<Told<'a>>,
+        found: Vec<DefectReport<'a>>,
         /// Files that were moved to `quarantine/`.
         set_aside: &'a [PathBuf],
         /// What is still wrong.
-        left: Vec<Told<'a>>,
+        left: Vec<DefectReport<'a>>,
     },
 }
 
 /// A defect with what it needs. Which further fields there are follows from `kind`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Told<'a> {
+pub(super) struct DefectReport<'a> {
     #[serde(flatten)]
     defect: &'a Defect,
     needs: Needs,
     message: String,
 }
 
-impl<'a> Told<'a> {
+impl<'a> DefectReport<'a> {
     fn of(defect: &'a Defect) -> Self {
         Self {
             defect,
@@ -105,7 +105,7 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
             bytes: found.bytes,
             records: found.records,
             quarantined: found.quarantined,
-            defects: found.defects.iter().map(Told::of).collect(),
+            defects: found.defects.iter().map(DefectReport::of).collect(),
         })?;
         return Ok(code);
     }
@@ -140,9 +140,9 @@ fn repair(store: &Store, context: &Context) -> Result<u8> {
     let out = &context.out;
     if out.json() {
         out.document(&Document::Repaired {
-            found: done.found.iter().map(Told::of).collect(),
+            found: done.found.iter().map(DefectReport::of).collect(),
             set_aside: &done.set_aside,
-            left: done.left.iter().map(Told::of).collect(),
+            left: done.left.iter().map(DefectReport::of).collect(),
         })?;
         return Ok(code);
     }

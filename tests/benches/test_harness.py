@@ -24,7 +24,7 @@ from benches.table import draw
 def peer(script: str) -> Peer:
     """Returns a peer that a shell script plays."""
     made = object.__new__(Peer)
-    made.name, made.said, made.caches = "fake", b"", "caches/fake"
+    made.name, made.received, made.caches = "fake", b"", "caches/fake"
     made.log = Path(os.devnull)
     made.host = type("Host", (), {"work": Path(tempfile.mkdtemp())})()  # type: ignore[assignment]
     made.process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, bufsize=0, start_new_session=True)

@@ -20,7 +20,7 @@ class WaitingTest(unittest.TestCase):
         # One core has no half.
         self.assertTrue(all(one.get("OMP_NUM_THREADS", "1") == "1" for one in waiting.variants(1).values()))
 
-    def test_a_variant_is_all_that_openmp_is_told(self) -> None:
+    def test_a_variant_is_the_whole_environment_of_openmp(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             fake = Path(folder) / "precast"
             fake.write_text(
@@ -29,8 +29,8 @@ class WaitingTest(unittest.TestCase):
             )
             fake.chmod(0o755)
             with mock.patch.dict(os.environ, {"OMP_WAIT_POLICY": "active"}):
-                told = waiting.bench(fake, Path(folder), {"OMP_NUM_THREADS": "2"}, 0.1)
-        self.assertEqual(told, {"policy": "", "threads": "2"})
+                environment = waiting.bench(fake, Path(folder), {"OMP_NUM_THREADS": "2"}, 0.1)
+        self.assertEqual(environment, {"policy": "", "threads": "2"})
 
     def test_rounds_are_added_up_in_milliseconds(self) -> None:
         rounds = [{"median": ms / 1e3, "p99": 2 * ms / 1e3, "calls": 10} for ms in (5, 3, 100)]

@@ -27,16 +27,16 @@ fn fails(model: &str, message: &str, place: &str, in_log: &str) {
     );
     let built = precast(&store, &["build", "-j", "2", "-f", spec.to_str().unwrap()]);
     let built = { built }.output().unwrap();
-    let said = String::from_utf8_lossy(&built.stderr);
-    assert_eq!(built.status.code(), Some(1), "{said}");
+    let errors = String::from_utf8_lossy(&built.stderr);
+    assert_eq!(built.status.code(), Some(1), "{errors}");
     assert!(
-        said.contains(&format!("error: {message}\n  --> {place}\n")),
-        "{said}"
+        errors.contains(&format!("error: {message}\n  --> {place}\n")),
+        "{errors}"
     );
-    let named = said
+    let named = errors
         .split("`precast log ")
         .nth(1)
-        .unwrap_or_else(|| panic!("{said}"));
+        .unwrap_or_else(|| panic!("{errors}"));
     let log = precast(&store, &["log", &named[..12]]).output().unwrap();
     let log = String::from_utf8_lossy(&log.stdout);
     assert!(log.starts_with(message) && log.contains(in_log), "{log}");

@@ -98,16 +98,16 @@ fn failed(module: &str, message: &str, place: Option<String>) {
     let built = built();
     let program = &built.programs[module];
     assert_eq!(program["state"], "failed", "{program}");
-    let said = program["message"].as_str().unwrap();
-    assert!(said.contains(message), "{said}");
-    assert!(!said.contains('\n'), "{said}");
+    let reported = program["message"].as_str().unwrap();
+    assert!(reported.contains(message), "{reported}");
+    assert!(!reported.contains('\n'), "{reported}");
     if let Some(place) = place {
-        assert_eq!(program["location"], *place, "{said}");
+        assert_eq!(program["location"], *place, "{reported}");
     }
     let id = &program["id"].as_str().unwrap()[..12];
     let log = precast(&built.store, &["log", id]).output().unwrap();
     let text = String::from_utf8_lossy(&log.stdout);
-    assert!(log.status.success() && text.contains(said), "{text}");
+    assert!(log.status.success() && text.contains(reported), "{text}");
 }
 
 fn is_built(module: &str) -> &'static Value {

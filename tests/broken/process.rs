@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{checkout, precast};
 
-/// What the build said of a program, and its log.
+/// The message of the build for a program, and its log.
 pub struct Broken {
     program: Value,
     log: String,
@@ -69,13 +69,13 @@ fn line(mark: &str) -> String {
 fn failed(module: &str, message: &str, mark: &str) {
     let Broken { program, log } = &built()[module];
     assert_eq!(program["state"], "failed", "{program}");
-    let said = program["message"].as_str().unwrap();
-    assert!(said.contains(message), "{said}");
+    let reported = program["message"].as_str().unwrap();
+    assert!(reported.contains(message), "{reported}");
     let place = line(mark);
     assert_eq!(program["location"], *place, "{log}");
     let (file, number) = place.split_once(':').unwrap();
     let frame = format!("/{file}\", line {number} in ");
-    assert!(log.starts_with(said) && log.contains(&frame), "{log}");
+    assert!(log.starts_with(reported) && log.contains(&frame), "{log}");
 }
 
 #[test]

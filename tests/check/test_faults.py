@@ -373,7 +373,7 @@ class Faults(Checks):
         self.assertIn("`batch > 2`", one["why"])
         self.assertEqual(answer["dynamic"], {"batch": {"min": 3, "max": None}})
 
-    def test_what_did_not_run_is_said(self) -> None:
+    def test_what_did_not_run_is_reported(self) -> None:
         body = """
         if x.shape[0] > 5:
             print(x)

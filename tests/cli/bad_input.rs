@@ -92,16 +92,16 @@ fn a_python_without_torch() {
     let mut command = sandbox.command(&["build", "--python"]);
     let ran = sandbox.output(command.arg(python).env_remove("PRECAST_WORKER"));
     assert_eq!(ran.code, 4);
-    let told = ran.text();
+    let text = ran.text();
     assert!(
-        told.contains("` can't import torch: there is none"),
-        "{told}"
+        text.contains("` can't import torch: there is none"),
+        "{text}"
     );
     assert!(
-        told.contains(
+        text.contains(
             "hint: name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`, or install torch there"
         ),
-        "{told}"
+        "{text}"
     );
 }
 
@@ -137,7 +137,7 @@ fn a_mistake_in_a_name_that_the_spec_has() {
 }
 
 #[test]
-fn what_the_user_should_know_of_the_model_is_said_once() {
+fn a_warning_about_the_model_is_printed_once() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: trains");
     sandbox.append("model.py", "# fake: returns text");
@@ -158,13 +158,13 @@ fn what_the_user_should_know_of_the_model_is_said_once() {
 fn a_bucket_that_takes_no_smaller_request_and_eager_that_nobody_asked_for() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: padding is refused batch=4");
-    let told = sandbox.run(&["build", "-j", "1"]).stderr;
+    let errors = sandbox.run(&["build", "-j", "1"]).stderr;
     for line in [
         "exact sizes only affine batch=4: it refuses",
         "hint: list the sizes that requests have as buckets, or set `dynamic`; a mask among the inputs can make the \
          module ignore its padding",
     ] {
-        assert!(told.contains(line), "{told}");
+        assert!(errors.contains(line), "{errors}");
     }
     let plan = sandbox.run(&["plan"]).stdout;
     assert!(

@@ -44,7 +44,7 @@ fn rows(sandbox: &Sandbox, more: &[&str]) -> Vec<Value> {
 #[test]
 fn a_row_says_what_answered_and_what_was_padding() {
     let sandbox = sandbox(false);
-    let told = |row: &Value| {
+    let summary = |row: &Value| {
         assert!(
             row["median"].as_f64().unwrap() > 0.0 && row["p99"].as_f64() >= row["median"].as_f64()
         );
@@ -60,7 +60,7 @@ fn a_row_says_what_answered_and_what_was_padding() {
     };
     let mut own: Vec<String> = rows(&sandbox, &["--threads", "2"])
         .iter()
-        .map(told)
+        .map(summary)
         .collect();
     own.sort();
     insta::assert_snapshot!(own.join("\n"), @r#"
@@ -68,7 +68,7 @@ fn a_row_says_what_answered_and_what_was_padding() {
     {"batch":4,"seq":4} in {"batch":4,"seq":4}: exact, artifact, 0.0
     "#);
     let at = ["--at", "batch=1,seq=2", "--at", "batch=3,seq=4"];
-    let at: Vec<String> = rows(&sandbox, &at).iter().map(told).collect();
+    let at: Vec<String> = rows(&sandbox, &at).iter().map(summary).collect();
     insta::assert_snapshot!(at.join("\n"), @r#"
     {"batch":1,"seq":2} in {"batch":2,"seq":2}: padded, artifact, 0.5
     {"batch":3,"seq":4} in {"batch":4,"seq":4}: padded, artifact, 0.25
@@ -97,36 +97,39 @@ fn eager_is_measured_beside_it() {
 #[test]
 fn a_row_says_that_eager_answered_in_place_of_the_artifact() {
     let sandbox = sandbox(true);
-    let told = |more: &[&str]| {
+    let answered_by = |more: &[&str]| {
         let rows = rows(&sandbox, more);
         (rows[0]["rung"].clone(), rows[0]["runner"].clone())
     };
-    assert_eq!(told(&[]), ("eager".into(), "eager".into()));
-    assert_eq!(told(&["--compiled"]), ("exact".into(), "artifact".into()));
+    assert_eq!(answered_by(&[]), ("eager".into(), "eager".into()));
+    assert_eq!(
+        answered_by(&["--compiled"]),
+        ("exact".into(), "artifact".into())
+    );
 }
 
 #[test]
 fn requests_are_refused_by_name() {
     let sandbox = sandbox(false);
-    let told = |at: &str| {
+    let output = |at: &str| {
         sandbox
             .run(&["bench", "f", "--seconds", "0.02", "--at", at])
             .text()
     };
-    insta::assert_snapshot!(told("batch=4"), @"
+    insta::assert_snapshot!(output("batch=4"), @"
     exit code 2
     ----- stderr
     error: `--at batch=4` does not name the module's dimensions
     hint: say a size for each, as one of batch=2 seq=2; batch=4 seq=4
     ");
-    insta::assert_snapshot!(told("batch=0,seq=1"), @"
+    insta::assert_snapshot!(output("batch=0,seq=1"), @"
     exit code 2
     ----- stderr
     error: invalid value 'batch=0,seq=1' for '--at <DIM=SIZE,…>': expected sizes of at least 1, as `batch=3,seq=20`
 
     For more information, try '--help'.
     ");
-    insta::assert_snapshot!(told("batch=5,seq=1"), @"
+    insta::assert_snapshot!(output("batch=5,seq=1"), @"
     exit code 3
     ----- stderr
     error: module `f` has no bucket for batch=5 seq=1; it has batch=2 seq=2, batch=4 seq=4

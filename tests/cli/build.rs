@@ -266,14 +266,14 @@ fn a_source_that_changes_in_a_build_leaves_nothing_under_a_key_that_lies() {
     assert_eq!(output.status.code(), Some(0), "eager answers for it");
     let text = String::from_utf8_lossy(&output.stdout);
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    let said = |program: usize, key: &str| last["programs"][program][key].clone();
-    assert_eq!(said(0, "state"), "failed", "{last}");
+    let field = |program: usize, key: &str| last["programs"][program][key].clone();
+    assert_eq!(field(0, "state"), "failed", "{last}");
     assert_eq!(
-        said(0, "message"),
+        field(0, "message"),
         "`model.py` changed while it was being compiled"
     );
-    assert_eq!(said(1, "state"), "built", "{last}");
-    let id = said(0, "id").as_str().unwrap()[..12].to_owned();
+    assert_eq!(field(1, "state"), "built", "{last}");
+    let id = field(0, "id").as_str().unwrap()[..12].to_owned();
     assert!(
         sandbox
             .run(&["log", &id])

@@ -81,7 +81,7 @@ fn a_module_that_may_be_left_out_stops_no_build() {
 }
 
 #[test]
-fn what_the_spec_allows_is_said_with_its_reason() {
+fn an_allowed_finding_is_listed_with_its_reason() {
     let sandbox = faulty();
     for (finding, function) in [
         ("control-flow", "Model.forward"),

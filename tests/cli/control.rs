@@ -70,10 +70,10 @@ pub fn compiled_with(sandbox: &Sandbox, module: &str) -> String {
     let shown = sandbox.json(&["show", &id(sandbox, module)]);
     let artifact = shown["steps"][0]["artifact"].as_str().unwrap();
     let log = sandbox.run(&["log", artifact]).stdout;
-    let told = log
+    let mode = log
         .lines()
         .find_map(|line| line.strip_prefix("fake: mode "));
-    told.unwrap_or_else(|| panic!("{log}")).to_owned()
+    mode.unwrap_or_else(|| panic!("{log}")).to_owned()
 }
 
 /// Returns the newest program of a module.

@@ -182,8 +182,8 @@ fn only_what_is_slower_alone_is_marked() {
     let fast = took(100.0, 300.0, 0);
     let slow = took(300.0, 100.0, 20);
     let close = took(300.0, 200.0, 13);
-    // beside, alone, what is said of it, how often it was measured
-    let told = [
+    // times beside other work, times alone, the verdict, the number of measurements
+    let cases = [
         (
             &fast,
             &slow,
@@ -216,7 +216,7 @@ fn only_what_is_slower_alone_is_marked() {
             2,
         ),
     ];
-    for (beside, alone, says, measured) in told {
+    for (beside, alone, says, measured) in cases {
         let sandbox = Sandbox::new();
         let ran = sandbox.output(&mut timed(&sandbox, beside, alone));
         assert_eq!(ran.code, 0, "{}", ran.text());
@@ -313,7 +313,7 @@ fn gated_before(sandbox: &Sandbox, args: &[&str]) -> Vec<bool> {
     let gates = lines
         .iter()
         .filter(|line| line["event"] == "begin" && line["job"] == "gate");
-    let told = lines.iter().filter(|line| line["event"] == "gated_before");
+    let earlier = lines.iter().filter(|line| line["event"] == "gated_before");
     let programs = lines.last().unwrap()["programs"].as_array().unwrap();
     let built = programs
         .iter()
@@ -322,7 +322,7 @@ fn gated_before(sandbox: &Sandbox, args: &[&str]) -> Vec<bool> {
         .map(|program| program["gated_by"].is_string())
         .collect();
     let count = before.iter().filter(|before| **before).count();
-    assert_eq!(told.count(), count, "{}", ran.text());
+    assert_eq!(earlier.count(), count, "{}", ran.text());
     assert_eq!(gates.count(), before.len() - count, "{}", ran.text());
     before
 }
@@ -385,7 +385,7 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
 }
 
 #[test]
-fn what_became_of_the_graph_is_said() {
+fn the_change_of_the_graph_is_reported() {
     let sandbox = Sandbox::built();
     sandbox.append("model.py", "# a comment");
     assert_eq!(sandbox.run(&["build", "-q"]).code, 0);

@@ -62,8 +62,8 @@ fn what_a_worker_started_ends_with_the_build() {
     let pid = std::fs::read_to_string(&file).unwrap();
     assert!(alive(&pid), "{pid}");
     let interrupt = ["-INT", &child.id().to_string()];
-    let told = std::process::Command::new("kill").args(interrupt).status();
-    assert!(told.unwrap().success());
+    let status = std::process::Command::new("kill").args(interrupt).status();
+    assert!(status.unwrap().success());
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130));
     wait_until("a grandchild outlived the build", || !alive(&pid));
@@ -118,12 +118,12 @@ fn a_killed_build_leaves_no_process_and_its_folder_goes_with_the_next_command() 
 
     kill();
     let ran = sandbox.run(&["gc", "--dry-run"]);
-    let told = "would remove 1 folder of builds that were killed\n";
-    assert!(ran.stderr.contains(told), "{}", ran.text());
+    let message = "would remove 1 folder of builds that were killed\n";
+    assert!(ran.stderr.contains(message), "{}", ran.text());
     assert!(!sandbox.files("tmp").is_empty());
     let ran = sandbox.run(&["gc"]);
-    let told = "removed 1 folder of builds that were killed\n";
-    assert!(ran.stderr.contains(told), "{}", ran.text());
+    let message = "removed 1 folder of builds that were killed\n";
+    assert!(ran.stderr.contains(message), "{}", ran.text());
     gone();
     kill();
     assert_eq!(sandbox.run(&["verify", "--repair"]).code, 0);

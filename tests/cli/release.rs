@@ -244,13 +244,13 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     error: nothing answers `second`: no release was published
     hint: the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'second'`
     ");
-    let (code, told) = finished(&sandbox, &[]);
+    let (code, document) = finished(&sandbox, &[]);
     assert_eq!(
-        (code, &told["unanswered"]),
+        (code, &document["unanswered"]),
         (1, &serde_json::json!(["second"])),
-        "{told}"
+        "{document}"
     );
-    assert_eq!(told["release"]["seq"], 1, "{told}");
+    assert_eq!(document["release"]["seq"], 1, "{document}");
     let releases = || {
         sandbox.json(&["release", "ls"])["releases"]
             .as_array()
@@ -259,8 +259,8 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     };
     assert_eq!(releases(), 1);
     // Another one that answers is no reason to go without it.
-    let (code, told) = finished(&sandbox, &["--only", "affine*"]);
-    assert_eq!((code, releases()), (1, 1), "{told}");
+    let (code, document) = finished(&sandbox, &["--only", "affine*"]);
+    assert_eq!((code, releases()), (1, 1), "{document}");
     assert_run!(sandbox, ["build", "--without", "other"], @"
     exit code 2
     ----- stderr
@@ -286,11 +286,11 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     without second: nothing answers it
     ");
     assert_eq!(releases(), 2);
-    let (code, told) = finished(&sandbox, &["--without", "second"]);
+    let (code, document) = finished(&sandbox, &["--without", "second"]);
     assert_eq!(
-        (code, &told["without"]),
+        (code, &document["without"]),
         (0, &serde_json::json!(["second"])),
-        "{told}"
+        "{document}"
     );
 }
 

@@ -144,7 +144,7 @@ fn a_file_of_weights_alone_makes_another_release_without_python() {
 }
 
 #[test]
-fn a_file_of_weights_and_the_models_own_are_told_apart() {
+fn a_file_of_weights_is_distinguished_from_the_models_own() {
     let sandbox = Sandbox::new();
     let entry = "entry = \"model:load\"";
     let with = format!("{entry}\nweights = \"w.safetensors\"");

@@ -241,8 +241,8 @@ impl Ran {
         text
     }
 
-    /// Returns what it said with the line of the weights in one place: they go to the store beside the first capture, and
-    /// either may end first.
+    /// Returns stderr with the line of the weights after that of the model: the weights are stored beside the first
+    /// capture, and either may end first.
     fn weights_after_model(&self) -> String {
         let (weights, mut lines): (Vec<&str>, Vec<&str>) =
             (self.stderr.lines()).partition(|line| line.starts_with("weights: "));

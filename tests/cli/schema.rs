@@ -26,7 +26,7 @@ fn plans_builds_and_what_keeps_house() {
             .map(|line| line["event"].as_str().unwrap().to_owned())
             .collect::<Vec<_>>()
     };
-    let told = events(&[]);
+    let seen = events(&[]);
     for event in [
         "planned",
         "missing",
@@ -39,9 +39,9 @@ fn plans_builds_and_what_keeps_house() {
         "published",
         "failed",
     ] {
-        assert!(told.iter().any(|told| told == event), "{event}: {told:?}");
+        assert!(seen.iter().any(|seen| seen == event), "{event}: {seen:?}");
     }
-    assert_eq!(told.last().unwrap(), "finished");
+    assert_eq!(seen.last().unwrap(), "finished");
     // One hit and one that failed.
     check("plan", &sandbox.json(&["plan"]));
     sandbox.edit("model.py", "# fake: compile fails batch=4", "SCALE = 4.0");

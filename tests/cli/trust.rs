@@ -28,11 +28,11 @@ fn another_users_store_is_run_once_it_is_named_in_a_list_of_ones_own() {
     for args in [&["ls"][..], &["build"], &["verify"], &["du"], &["gc", "-n"]] {
         let ran = ran(args);
         assert_ne!(ran.code, 0, "{args:?}");
-        let told = ran.text();
-        assert!(told.contains("belongs to user 12345"), "{told}");
+        let text = ran.text();
+        assert!(text.contains("belongs to user 12345"), "{text}");
         assert!(
-            told.contains("add the line") && told.contains("trusted-stores"),
-            "{told}"
+            text.contains("add the line") && text.contains("trusted-stores"),
+            "{text}"
         );
     }
     fs::create_dir_all(list.parent().unwrap()).unwrap();

@@ -25,9 +25,9 @@ fn one_signal_ends_a_process_that_waits() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = std::io::BufReader::new(waiting.stderr.take().unwrap());
+    let mut stderr = std::io::BufReader::new(waiting.stderr.take().unwrap());
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
     assert!(line.starts_with("waiting for pid "), "{line}");
     kill_process(Pid::from_child(&waiting), Signal::TERM).unwrap();
     let begin = Instant::now();

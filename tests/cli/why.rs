@@ -154,7 +154,7 @@ fn variants_are_compared_with_themselves() {
     for variant in ["affine(x)  ", "affine(x, y)  "] {
         assert!(listed.contains(variant), "{listed}");
     }
-    // No input is said to have come or gone.
+    // No reason reports an input as added or removed.
     sandbox.append("model.py", "# one more line");
     assert_run!(sandbox, ["plan"], @r#"
     exit code 0
@@ -170,19 +170,22 @@ fn variants_are_compared_with_themselves() {
     "#);
     assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
     let why = sandbox.json(&["why", "affine"]);
-    let told = why["why"].as_array().unwrap().iter().map(|why| {
+    let reasons = why["why"].as_array().unwrap().iter().map(|why| {
         let reasons = why["reasons"].as_array().unwrap().iter();
         let reasons: Vec<&str> = reasons.map(|r| r["reason"].as_str().unwrap()).collect();
         format!("{}: {}", why["name"].as_str().unwrap(), reasons.join(", "))
     });
-    let mut told: Vec<String> = told.collect();
-    told.sort();
+    let mut reasons: Vec<String> = reasons.collect();
+    reasons.sort();
     let expected = [
         "affine batch=4",
         "affine(x) batch=1",
         "affine(x, y) batch=1",
     ];
-    assert_eq!(told, expected.map(|name| format!("{name}: source-changed")));
+    assert_eq!(
+        reasons,
+        expected.map(|name| format!("{name}: source-changed"))
+    );
     // An input has another name: it is compared with what it was before, not with the other variant.
     sandbox.edit("precast.toml", "y = {", "z = {");
     assert_run!(sandbox, ["plan"], @r#"

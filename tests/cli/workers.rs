@@ -362,17 +362,20 @@ fn a_worker_whose_model_is_another_one_captures_nothing() {
 #[test]
 fn how_long_it_will_take_is_known_from_an_earlier_build() {
     let sandbox = Sandbox::new();
-    // Returns how many compiles were over when it was first told, and what was told.
+    // Returns the number of compiles that had ended before the first estimate, and the number of estimates.
     let left = || {
         let built = events(&sandbox, &["-j", "1"]);
         let is = |event: &&Value| event["event"] == "left";
         let first = built.iter().position(|event| is(&event)).unwrap();
-        let told = built.iter().filter(is);
-        let told: Vec<f64> = told
+        let estimates = built.iter().filter(is);
+        let estimates: Vec<f64> = estimates
             .map(|event| event["seconds"].as_f64().unwrap())
             .collect();
-        assert!(told.iter().all(|seconds| *seconds >= 0.0), "{told:?}");
-        (done(&built[..first], "compile").len(), told.len())
+        assert!(
+            estimates.iter().all(|seconds| *seconds >= 0.0),
+            "{estimates:?}"
+        );
+        (done(&built[..first], "compile").len(), estimates.len())
     };
     // Nothing is known until there was a compile; then the other one is thought to take as long.
     let (over, times) = left();

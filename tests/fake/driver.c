@@ -2,21 +2,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int told(const char *what, int value) {
+static int report(const char *what, int value) {
   FILE *log = fopen(getenv("FAKE_DRIVER_LOG"), "a");
   fprintf(log, "%s %d\n", what, value);
   fclose(log);
   return 0;
 }
 
-int cuInit(unsigned flags) { return told("init", (int)flags); }
+int cuInit(unsigned flags) { return report("init", (int)flags); }
 
 int cuDeviceGet(int *device, int ordinal) {
   *device = 100 + ordinal;
-  return told("device", ordinal);
+  return report("device", ordinal);
 }
 
 int cuDevicePrimaryCtxRetain(void **context, int device) {
   *context = NULL;
-  return told("context", device);
+  return report("context", device);
 }

@@ -89,7 +89,7 @@ impl Fake {
         ];
         let text = fs::read(&source).unwrap();
         let name = Digest::of(&[text, options.join(" ").into_bytes()].concat());
-        // Only integration tests are told of a folder.
+        // Cargo names a temporary folder only for integration tests.
         let folder = option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from);
         let folder = folder.unwrap_or_else(|| checkout.join("target/tmp"));
         let folder = folder.join("fakes");

@@ -52,7 +52,7 @@ What a comment says of the mode or of an option is for artifacts that are compil
     # fake: offers kernels:fast epilogue_fusion=false    an installed package does so, to --tune: a pass and options
     # fake: segments of kernels:fast                     are what this pass is for, not whole graphs
 
-What `check` finds of every module is said by comments too, each at its own line:
+What `check` finds of every module comes from comments too, each at its own line:
 
     # fake: finds print medium
 
@@ -165,9 +165,9 @@ class Worker:
             raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
         if request.get("weights"):
             self.model.SCALE = read_scale(Path(request["weights"]))
-        told = ("open fails again", "open hangs again", "open eats again", "open finds another source")
+        behaviours = ("open fails again", "open hangs again", "open eats again", "open finds another source")
         first = "worker-0" in Path(os.environ["TMPDIR"]).parts
-        again = [what for what in told if not first and self.told(what, {})]
+        again = [what for what in behaviours if not first and self.has(what, {})]
         hoard = []
         while "open eats again" in again:
             hoard.append(bytearray(os.urandom(1 << 20)) * 32)
@@ -193,7 +193,7 @@ class Worker:
             "modules": self.modules,
             "declared": getattr(self.model, "DECLARED", {}),
             "fingerprint": str(self.model.SCALE),
-            "notes": ["the model was in training mode"] if self.told("trains", {}) else [],
+            "notes": ["the model was in training mode"] if self.has("trains", {}) else [],
         }
 
     def frame(self) -> str | None:
@@ -201,7 +201,7 @@ class Worker:
         own = [f for f in traceback.extract_tb(sys.exc_info()[2]) if self.root in Path(f.filename).parents]
         return f"{Path(own[-1].filename).relative_to(self.root)}:{own[-1].lineno}" if own else None
 
-    def told(self, what: str, sizes: dict[str, int]) -> bool:
+    def has(self, what: str, sizes: dict[str, int]) -> bool:
         """Returns whether the model's file asks for this behaviour at this bucket."""
         bucket = " ".join(f"{name}={size}" for name, size in sorted(sizes.items()))
         steer = self.root / "steer"
@@ -242,11 +242,11 @@ class Worker:
         layers = [name for name in self.modules if name.startswith("encoder.layer.")]
         return {
             "class": "Fake",
-            "inputs": None if self.told("inputs are nested", {}) else inputs,
+            "inputs": None if self.has("inputs are nested", {}) else inputs,
             "sizes": {dim: [2, 4] for dim in sorted(dims)},
             "regions": [{"glob": "encoder.layer.*", "count": len(layers), "artifacts": 1}],
             "dtype": "float32",
-            "notes": ["it can't be captured"] if self.told("capture fails", {}) else [],
+            "notes": ["it can't be captured"] if self.has("capture fails", {}) else [],
         }
 
     def inputs(self, request: Json) -> Json:
@@ -299,13 +299,13 @@ class Worker:
             raise Failure("no_method", f"`{self.modules[path]}` has no method `{module['method']}`")
         if module.get("dynamic"):
             raise Failure("capture", "the fake model has no dynamic dimensions")
-        if self.told("capture is slow", sizes):
+        if self.has("capture is slow", sizes):
             time.sleep(1)
-        if self.told("capture waits", sizes):
+        if self.has("capture waits", sizes):
             until((self.root / "go").exists)
-        if self.told("capture fails", sizes):
+        if self.has("capture fails", sizes):
             raise Failure("capture", "the fake model can't be captured", "make it simpler", "model.py:1")
-        with self.memory(self.root, *(self.told(f"device is {what}", sizes) for what in ("small", "full"))):
+        with self.memory(self.root, *(self.has(f"device is {what}", sizes) for what in ("small", "full"))):
             pass
         shape = inputs[0]["shape"]
         if any(i["shape"] != shape or i["dtype"] not in DTYPES for i in inputs):
@@ -315,15 +315,15 @@ class Worker:
         strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
         layout = {"dtype": "float32", "shape": shape, "stride": strides}
         given = [{"dtype": i["dtype"], "shape": i["shape"], "stride": i["stride"]} for i in inputs]
-        offset = self.model.OFFSET + (1.0 if self.told("answers wrong", sizes) else 0.0)
+        offset = self.model.OFFSET + (1.0 if self.has("answers wrong", sizes) else 0.0)
         segment = {
             "inputs": given,
             "offset": offset,
-            "run_fails": self.told("run fails", sizes),
-            "run_warns": self.told("run warns", sizes),
-            "answers_nan": self.told("answers nan", sizes),
-            "answers_vary": self.told("answers vary", sizes),
-            "leaks": self.told("padding leaks", sizes),
+            "run_fails": self.has("run fails", sizes),
+            "run_warns": self.has("run warns", sizes),
+            "answers_nan": self.has("answers nan", sizes),
+            "answers_vary": self.has("answers vary", sizes),
+            "leaks": self.has("padding leaks", sizes),
         }
         text = Path(self.model.__file__).read_text()
 
@@ -347,9 +347,9 @@ class Worker:
                 continue
             file, function = name.split(":")
             getattr(importlib.import_module(file), function)(segment)
-        told = ("fails", "dies", "hangs", "eats", "spawns", "skips", "waits", "is slow", "is short")
-        behaviour = {what: self.told(f"compile {what}", sizes) for what in told}
-        behaviour |= {what: self.told(f"device is {what}", sizes) for what in ("small", "full")}
+        behaviours = ("fails", "dies", "hangs", "eats", "spawns", "skips", "waits", "is slow", "is short")
+        behaviour = {what: self.has(f"compile {what}", sizes) for what in behaviours}
+        behaviour |= {what: self.has(f"device is {what}", sizes) for what in ("small", "full")}
         behaviour["root"] = str(self.root)
         behaviour["by_option"] = re.findall(
             r"^# fake: (\S+=\S+) (.*?)\s*$", Path(self.model.__file__).read_text(), re.MULTILINE
@@ -374,9 +374,9 @@ class Worker:
                 "binding": {"c0": "scale"},
             }
         ]
-        if self.told("eager is slow", sizes):
+        if self.has("eager is slow", sizes):
             time.sleep(1)
-        if self.told("eager fails", sizes):
+        if self.has("eager fails", sizes):
             raise Failure("bad_input", "the fake model fails on sample inputs", None, "model.py:1")
 
         count = math.prod(shape)
@@ -404,8 +404,8 @@ class Worker:
             "results": [len(inputs)],
             "values": len(inputs) + 1,
             "call_spec": {"fake": True},
-            "notes": ["output `note` is a str"] if self.told("returns text", sizes) else [],
-            "padding_refused": "it refuses" if self.told("padding is refused", sizes) else None,
+            "notes": ["output `note` is a str"] if self.has("returns text", sizes) else [],
+            "padding_refused": "it refuses" if self.has("padding is refused", sizes) else None,
             "samples": str(out / "samples.safetensors"),
             "seconds": 0.01,
         }

@@ -15,7 +15,7 @@ use precast::{
 
 use crate::scene;
 
-/// Exit code of an actor that got an error and told it.
+/// Exit code of an actor that reported an error.
 pub const TOLD: i32 = 7;
 
 /// Compiles the shim, once.

@@ -31,12 +31,12 @@ pub struct Tried {
 ///
 /// With `lost` something was damaged before the crash, so that the release can't be whole before the build.
 pub fn survives(root: &Path, acks: &str, lost: bool) -> Result<(), String> {
-    let told = |e: precast::StoreError| scene::chain(&e);
-    let store = Store::create(root).map_err(told)?;
+    let message = |e: precast::StoreError| scene::chain(&e);
+    let store = Store::create(root).map_err(message)?;
     for ack in acks.lines() {
         promised(&store, ack).map_err(|why| format!("promised `{ack}`: {why}"))?;
     }
-    let found = store.verify().map_err(told)?;
+    let found = store.verify().map_err(message)?;
     let harmless = |defect: &Defect| {
         let row = matches!(defect, Defect::Unindexed { .. } | Defect::Dangling { .. });
         let rebuild = lost && defect.needs() == Needs::Rebuild;
@@ -45,15 +45,15 @@ pub fn survives(root: &Path, acks: &str, lost: bool) -> Result<(), String> {
     if let Some(bad) = found.defects.iter().find(|defect| !harmless(defect)) {
         return Err(format!("left {bad:?}"));
     }
-    if !lost && store.release("m", None).map_err(told)?.is_some() {
+    if !lost && store.release("m", None).map_err(message)?.is_some() {
         scene::check(&store).map_err(|why| format!("a release that is not whole: {why}"))?;
     }
-    scene::build(&store, &mut |_| {}).map_err(told)?;
+    scene::build(&store, &mut |_| {}).map_err(message)?;
     scene::check(&store).map_err(|why| format!("after building again: {why}"))?;
-    store.recover().map_err(told)?;
+    store.recover().map_err(message)?;
     drop(store);
-    let store = Store::open(root).map_err(told)?;
-    let left = store.verify().map_err(told)?.defects;
+    let store = Store::open(root).map_err(message)?;
+    let left = store.verify().map_err(message)?.defects;
     // Files that a kill left before they had a lease to belong to are kept for an hour.
     match left
         .iter()
@@ -65,7 +65,7 @@ pub fn survives(root: &Path, acks: &str, lost: bool) -> Result<(), String> {
 }
 
 fn promised(store: &Store, ack: &str) -> Result<(), String> {
-    let told = |e: precast::StoreError| scene::chain(&e);
+    let message = |e: precast::StoreError| scene::chain(&e);
     let words: Vec<&str> = ack.split(' ').collect();
     let id = || words[1].parse::<Digest>().map_err(|e| e.to_string());
     let there = match words[0] {
@@ -76,7 +76,7 @@ fn promised(store: &Store, ack: &str) -> Result<(), String> {
         "release" => store.release(words[1], None).map(|found| found.is_some()),
         other => return Err(format!("what is `{other}`")),
     };
-    match there.map_err(told)? {
+    match there.map_err(message)? {
         true => Ok(()),
         false => Err("it is gone".into()),
     }

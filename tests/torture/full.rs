@@ -37,15 +37,15 @@ impl Report {
         ((whole as f64 * self.scale) as u64).max(1)
     }
 
-    fn add(&mut self, name: &str, seconds: f64, bad: &[String], told: &impl Serialize) {
-        let mut told = serde_json::to_value(told).unwrap();
-        told["date"] = json!(today());
-        told["scale"] = json!(self.scale);
-        told["bad"] = json!(bad.len());
-        told["examples"] = json!(bad.iter().take(5).collect::<Vec<_>>());
-        told["seconds"] = json!((seconds * 10.0).round() / 10.0);
-        println!("{name}: {told}");
-        self.parts.insert(name.to_owned(), told);
+    fn add(&mut self, name: &str, seconds: f64, bad: &[String], values: &impl Serialize) {
+        let mut values = serde_json::to_value(values).unwrap();
+        values["date"] = json!(today());
+        values["scale"] = json!(self.scale);
+        values["bad"] = json!(bad.len());
+        values["examples"] = json!(bad.iter().take(5).collect::<Vec<_>>());
+        values["seconds"] = json!((seconds * 10.0).round() / 10.0);
+        println!("{name}: {values}");
+        self.parts.insert(name.to_owned(), values);
         self.save();
     }
 
@@ -183,13 +183,13 @@ fn killed_builds(report: &mut Report) {
     let mut tried = crash::Tried::default();
     let calls = build::calls();
     let killed = build::kills(calls, report.count(250).min(calls), SEED, &mut tried);
-    let told =
+    let counts =
         json!({ "calls": calls, "points": tried.points, "states": tried.states, "killed": killed });
     report.add(
         "1 kill of precast build",
         start.elapsed().as_secs_f64(),
         &tried.bad,
-        &told,
+        &counts,
     );
 }
 
@@ -312,9 +312,9 @@ fn delays(report: &mut Report) {
 
 /// Promise 5.
 fn reads(report: &mut Report) {
-    let told = many::reads_under_gc(16, report.count(62_500), 20);
-    let bad = told.bad.clone();
-    report.add("5 reads under gc", told.seconds, &bad, &told);
+    let reads = many::reads_under_gc(16, report.count(62_500), 20);
+    let bad = reads.bad.clone();
+    report.add("5 reads under gc", reads.seconds, &bad, &reads);
 }
 
 /// Promise 7: nothing is written or replaced once it has its final name.
@@ -326,12 +326,12 @@ fn immutable(report: &mut Report) {
         published += count;
         bad.extend(wrong);
     }
-    let told = json!({ "published": published });
+    let counts = json!({ "published": published });
     report.add(
         "7 writes to published files",
         start.elapsed().as_secs_f64(),
         &bad,
-        &told,
+        &counts,
     );
 }
 
@@ -340,12 +340,12 @@ fn seeded(report: &mut Report) {
     let (_dir, path, scene) = sound();
     let start = Instant::now();
     let bad = spread::each(seeds::SEEDS, |seed| seeds::try_seed(&path, &scene, seed));
-    let told = json!({ "kinds": seeds::SEEDS.len() });
+    let counts = json!({ "kinds": seeds::SEEDS.len() });
     report.add(
         "6 seeded defects",
         start.elapsed().as_secs_f64(),
         &bad,
-        &told,
+        &counts,
     );
 }
 
@@ -357,8 +357,13 @@ fn hostile(report: &mut Report) {
         .iter()
         .filter_map(|attack| attacks::try_attack(&path, &scene, attack).err())
         .collect();
-    let told = json!({ "stores": attacks::ATTACKS.len() });
-    report.add("hostile stores", start.elapsed().as_secs_f64(), &bad, &told);
+    let counts = json!({ "stores": attacks::ATTACKS.len() });
+    report.add(
+        "hostile stores",
+        start.elapsed().as_secs_f64(),
+        &bad,
+        &counts,
+    );
 }
 
 /// Promise 6: sound stores of all sizes raise no alarm, and their index comes back identical when it is deleted.
@@ -369,10 +374,10 @@ fn sound_ones(report: &mut Report) {
     let bad = spread::each(&stores, |n| {
         let dir = scene::scratch();
         let path = dir.path().join("store");
-        let told = |e: precast::StoreError| scene::chain(&e);
-        let store = Store::create(&path).map_err(told)?;
-        scene::fill(&store, &mut Random(SEED + n)).map_err(told)?;
-        let alarms = |store: &Store| match store.verify().map_err(told)?.defects {
+        let message = |e: precast::StoreError| scene::chain(&e);
+        let store = Store::create(&path).map_err(message)?;
+        scene::fill(&store, &mut Random(SEED + n)).map_err(message)?;
+        let alarms = |store: &Store| match store.verify().map_err(message)?.defects {
             none if none.is_empty() => Ok(()),
             some => Err(format!("store {n} is sound: {some:?}")),
         };
@@ -380,14 +385,14 @@ fn sound_ones(report: &mut Report) {
         drop(store);
         let count = seeds::index_comes_back(&path)?;
         rows.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
-        alarms(&Store::open(&path).map_err(told)?)
+        alarms(&Store::open(&path).map_err(message)?)
     });
-    let told = json!({ "stores": stores.len(), "rows": rows.into_inner() });
+    let counts = json!({ "stores": stores.len(), "rows": rows.into_inner() });
     report.add(
         "6 sound stores, and their index deleted",
         start.elapsed().as_secs_f64(),
         &bad,
-        &told,
+        &counts,
     );
 }
 
@@ -399,25 +404,30 @@ fn newer_stores(report: &mut Report) {
         .iter()
         .flat_map(|kind| newer::tried(&path, &scene, kind))
         .collect();
-    let told = json!({ "kinds": newer::KINDS.len(), "steps_each": newer::TRIED });
-    report.add("9 newer stores", start.elapsed().as_secs_f64(), &bad, &told);
+    let counts = json!({ "kinds": newer::KINDS.len(), "steps_each": newer::TRIED });
+    report.add(
+        "9 newer stores",
+        start.elapsed().as_secs_f64(),
+        &bad,
+        &counts,
+    );
 }
 
 /// Promise 8.
 fn read_only(report: &mut Report) {
     let (_dir, path, scene) = sound();
     let start = Instant::now();
-    let mut told = json!({});
+    let mut counts = json!({});
     let mut bad = Vec::new();
     for how in readonly::WAYS {
         match readonly::reads(&path, &scene.programs[0].id.hex(), how) {
             Ok((runs, calls)) => {
-                told[how] = json!({ "runs": runs, "write_class_calls": calls });
+                counts[how] = json!({ "runs": runs, "write_class_calls": calls });
                 if calls > 0 {
                     bad.push(format!("{how}: {calls} write-class calls"));
                 }
             }
-            Err(why) if why.starts_with("skipped") => told[how] = json!(why),
+            Err(why) if why.starts_with("skipped") => counts[how] = json!(why),
             Err(why) => bad.push(format!("{how}: {why}")),
         }
     }
@@ -425,6 +435,6 @@ fn read_only(report: &mut Report) {
         "8 read-only stores",
         start.elapsed().as_secs_f64(),
         &bad,
-        &told,
+        &counts,
     );
 }

@@ -155,7 +155,7 @@ fn an_index_that_is_deleted_comes_back_identical() {
 }
 
 #[test]
-fn a_full_disk_or_a_failing_one_is_told_and_harms_nothing() {
+fn a_full_or_failing_disk_is_an_error_and_harms_nothing() {
     for name in ["build", "gc"] {
         let start = crash::Start::new(name);
         let mut tried = crash::Tried::default();
@@ -189,9 +189,9 @@ fn many_builders_of_one_spec_make_one_artifact() {
 
 #[test]
 fn gc_never_removes_what_a_reader_holds_and_forgets_dead_ones() {
-    let told = many::reads_under_gc(4, 2_000, 3);
-    assert!(told.bad.is_empty(), "{told:#?}");
-    assert!(told.deleted > 10 && told.put_again > 10, "{told:#?}");
+    let reads = many::reads_under_gc(4, 2_000, 3);
+    assert!(reads.bad.is_empty(), "{reads:#?}");
+    assert!(reads.deleted > 10 && reads.put_again > 10, "{reads:#?}");
 }
 
 #[cfg(feature = "sync-points")]

@@ -288,7 +288,7 @@ pub fn reads_under_gc(readers: u64, reads: u64, kills: u64) -> Reads {
     };
     let gc = spawn("collector", 0);
     let children: Vec<Child> = (0..readers).map(|_| spawn("reader", reads)).collect();
-    let mut told = Reads {
+    let mut report = Reads {
         readers,
         ..Reads::default()
     };
@@ -297,18 +297,18 @@ pub fn reads_under_gc(readers: u64, reads: u64, kills: u64) -> Reads {
         thread::sleep(Duration::from_millis(60));
         child.kill().unwrap();
         child.wait().unwrap();
-        told.killed += 1;
+        report.killed += 1;
     }
     for child in children {
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         match numbers(&text, "reads ")[..] {
             [reads, missing, again] => {
-                told.reads += reads;
-                told.missing += missing;
-                told.put_again += again;
+                report.reads += reads;
+                report.missing += missing;
+                report.put_again += again;
             }
-            _ => told
+            _ => report
                 .bad
                 .push(String::from_utf8_lossy(&output.stderr).into_owned()),
         }
@@ -316,24 +316,24 @@ pub fn reads_under_gc(readers: u64, reads: u64, kills: u64) -> Reads {
     fs::write(root.with_extension("stop"), "").unwrap();
     let output = gc.wait_with_output().unwrap();
     match numbers(&String::from_utf8_lossy(&output.stdout), "gc ")[..] {
-        [rounds, deleted] => (told.gc_rounds, told.deleted) = (rounds, deleted),
-        _ => told
+        [rounds, deleted] => (report.gc_rounds, report.deleted) = (rounds, deleted),
+        _ => report
             .bad
             .push(String::from_utf8_lossy(&output.stderr).into_owned()),
     }
-    told.seconds = start.elapsed().as_secs_f64();
+    report.seconds = start.elapsed().as_secs_f64();
     let store = Store::open(&root).unwrap();
     store.gc(&Policy::default()).unwrap();
     drop(store);
-    told.leases_left = fs::read_dir(root.join("leases")).unwrap().count() as u64;
+    report.leases_left = fs::read_dir(root.join("leases")).unwrap().count() as u64;
     let left = scene::files(&root.join("objects")).len();
-    if left != 0 || told.leases_left != 0 || told.missing != 0 {
-        told.bad.push(format!(
+    if left != 0 || report.leases_left != 0 || report.missing != 0 {
+        report.bad.push(format!(
             "{left} objects, {} leases, {} missing",
-            told.leases_left, told.missing
+            report.leases_left, report.missing
         ));
     }
-    told
+    report
 }
 
 fn numbers(text: &str, prefix: &str) -> Vec<u64> {

@@ -155,7 +155,7 @@ pub fn sweep(seed: u64, count: u64, during: u64) -> Sweep {
         sweep.mutations += 1;
         let (early, checked) = checking.map_checking(&of.digest).unwrap();
         let wrong = match checked.wait() {
-            true if early[..] != of.content[..] => Some("said to be right".to_owned()),
+            true if early[..] != of.content[..] => Some("accepted as right".to_owned()),
             _ => None,
         };
         let used = if n % 2 == 0 { &checking } else { &copying };

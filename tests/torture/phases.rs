@@ -78,9 +78,9 @@ fn against(first: &str, point: &str, second: &str) -> Vec<String> {
     while !sync.join(format!("{point}.here")).exists() {
         if start.elapsed() > Duration::from_secs(600) {
             let _ = one.kill();
-            let said = one.wait_with_output().unwrap().stderr;
-            let said = String::from_utf8_lossy(&said);
-            return vec![format!("{first} never came to {point}: {said}")];
+            let stderr = one.wait_with_output().unwrap().stderr;
+            let stderr = String::from_utf8_lossy(&stderr);
+            return vec![format!("{first} never came to {point}: {stderr}")];
         }
         thread::sleep(Duration::from_millis(1));
     }
@@ -143,27 +143,27 @@ pub fn everything() -> Vec<String> {
     spread::over(spread::jobs().max(3), &trials, tried)
 }
 
-/// A reader never loses what it got hold of; it may be told at once that something is gone.
+/// A reader never loses what it got hold of; it may get an error at once when something is gone.
 fn read(root: &Path) -> Result<(), String> {
-    let told = |e: StoreError| scene::chain(&e);
-    let store = Store::open(root).map_err(told)?;
-    for release in store.releases("m").map_err(told)? {
+    let message = |e: StoreError| scene::chain(&e);
+    let store = Store::open(root).map_err(message)?;
+    for release in store.releases("m").map_err(message)? {
         let hold = match store.hold_release(&release) {
             Ok(hold) => hold,
             Err(StoreError::Dangling { .. }) => continue,
-            Err(e) => return Err(told(e)),
+            Err(e) => return Err(message(e)),
         };
         for _ in 0..100 {
             for id in &release.programs {
                 let program = store
                     .program(id)
-                    .map_err(told)?
+                    .map_err(message)?
                     .ok_or("a held program is gone")?;
                 for step in &program.steps {
-                    let artifact = store.artifact(&step.artifact).map_err(told)?;
+                    let artifact = store.artifact(&step.artifact).map_err(message)?;
                     store
                         .read(&artifact.ok_or("a held artifact is gone")?.object)
-                        .map_err(told)?;
+                        .map_err(message)?;
                 }
             }
             thread::sleep(Duration::from_millis(3));

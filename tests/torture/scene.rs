@@ -253,27 +253,27 @@ pub fn fill(store: &Store, random: &mut Random) -> Result<(), StoreError> {
 
 /// Checks that everything a build promises is there, bit for bit.
 pub fn check(store: &Store) -> Result<(), String> {
-    let told = |e: StoreError| chain(&e);
+    let message = |e: StoreError| chain(&e);
     let release = store
         .release("m", None)
-        .map_err(told)?
+        .map_err(message)?
         .ok_or("no release")?;
-    let _hold = store.hold_release(&release).map_err(told)?;
+    let _hold = store.hold_release(&release).map_err(message)?;
     for id in &release.programs {
-        let program = store.program(id).map_err(told)?.ok_or("no program")?;
+        let program = store.program(id).map_err(message)?.ok_or("no program")?;
         for step in &program.steps {
             let artifact = store
                 .artifact(&step.artifact)
-                .map_err(told)?
+                .map_err(message)?
                 .ok_or("no artifact")?;
-            let bytes = store.read(&artifact.object).map_err(told)?;
+            let bytes = store.read(&artifact.object).map_err(message)?;
             if bytes.len() as u64 != artifact.size {
                 return Err("another size".into());
             }
         }
     }
     let weights = release.weights.ok_or("no weights")?;
-    match store.map(&weights).map_err(told)?[..] == content(99, 2 * SIZE) {
+    match store.map(&weights).map_err(message)?[..] == content(99, 2 * SIZE) {
         true => Ok(()),
         false => Err("other weights".into()),
     }

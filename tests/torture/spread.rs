@@ -10,8 +10,8 @@ use std::{
 
 /// How many threads try things at once: `PRECAST_TORTURE_JOBS`, or one.
 pub fn jobs() -> usize {
-    let told = std::env::var("PRECAST_TORTURE_JOBS").ok();
-    told.and_then(|text| text.parse().ok()).unwrap_or(1).max(1)
+    let jobs = std::env::var("PRECAST_TORTURE_JOBS").ok();
+    jobs.and_then(|text| text.parse().ok()).unwrap_or(1).max(1)
 }
 
 /// Tries every item, and returns what was wrong, in the order of the items.

@@ -40,7 +40,7 @@ def part(name: str) -> Any:
 
 
 class Quiet:
-    """A wire that keeps what it is told."""
+    """A wire that keeps its messages."""
 
     def __init__(self) -> None:
         self.id = 1

@@ -382,7 +382,7 @@ class FollowTest(Project):
         self.assertEqual(dims[2], [])
         self.assertEqual(dims[3], [{"dim": "n", "scale": 1, "offset": 0}])
 
-    def test_what_cannot_be_cut_back_is_said(self) -> None:
+    def test_what_cannot_be_cut_back_is_refused_with_its_reason(self) -> None:
         captured = self.follow("return torch.cat([x, y])")
         self.assertEqual(captured["padding_refused"], "output `output` axis 0 depends on `n` and on `m`")
         captured = self.follow("return x[::2], y")
@@ -490,7 +490,7 @@ class MistakesTest(Project):
         captured = self.capture(self.open(known), inputs=[X])
         self.assertEqual([output["name"] for output in captured["outputs"]], ["logits"])
 
-    def test_outputs_that_are_no_tensors_are_said_to_be_left_out(self) -> None:
+    def test_outputs_that_are_no_tensors_are_reported_as_left_out(self) -> None:
         opened = self.open(model('return {"y": x + 1, "note": "hello", "more": (3, None)}'))
         captured = self.capture(opened, inputs=[X])
         self.assertEqual([output["name"] for output in captured["outputs"]], ["y"])

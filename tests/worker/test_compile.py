@@ -284,13 +284,13 @@ class CompileTest(Project):
 
     def test_what_the_passes_for_weights_fail_at_is_compiled_without_them(self) -> None:
         captured = self.capture(self.open(MODEL), inputs=[("x", "float32", [4, 8])])
-        said = io.StringIO()
+        stderr = io.StringIO()
         failing = unittest.mock.patch.object(part("prepacked"), "_fold", side_effect=RuntimeError("no such filter"))
-        with failing, contextlib.redirect_stderr(said):
+        with failing, contextlib.redirect_stderr(stderr):
             answer = self.compile(captured, "plain", options={"freezing": True})
         self.assertEqual(answer["prepared"], [])
         self.assertTrue(Path(answer["library"]).is_file())
-        self.assertIn("weights are not prepacked: RuntimeError: no such filter\n", said.getvalue())
+        self.assertIn("weights are not prepacked: RuntimeError: no such filter\n", stderr.getvalue())
 
     def test_getting_ready_makes_what_a_compile_needs(self) -> None:
         opened = self.open(MODEL)
@@ -455,7 +455,7 @@ begun.result()
         opened = self.open(WIDE)
         captured = self.capture(opened, inputs=[("x", "float32", [64, 4096])])
         answer = self.compile(captured, "wide", options={"cpp.threads": 3})
-        # A product's own kernels obey the process; those of inductor are told to, and are right with any number.
+        # A matrix product's own kernels obey the process; inductor's get the number, and are right with any.
         code = "".join(file.read_text() for file in (self.out / "wide").rglob("*.cpp"))
         clauses = re.findall(r"#pragma omp parallel.*", code)
         self.assertEqual(set(clauses), {"#pragma omp parallel num_threads(std::min(3, omp_get_max_threads()))"})

@@ -66,7 +66,7 @@ class DynamicTest(Project):
         self.assertEqual(failure.message, "dimension `n` can't be dynamic: the code of module `m` needs it to be 4")
         self.assertRegex(failure.location, r"^project_\d+\.py:9$")
 
-    def test_a_relation_between_dimensions_is_said(self) -> None:
+    def test_a_relation_between_dimensions_is_reported(self) -> None:
         opened = self.open(model("return x[:3] + y"))
         bounds = {"n": {"min": 2, "max": 9}, "m": {"min": 2, "max": 9}}
         failure = self.fails("capture", self.capture, opened, inputs=TWO, sizes={"n": 4, "m": 3}, dynamic=bounds)

@@ -149,7 +149,7 @@ class OpenTest(Project):
         )
         self.assertEqual(opened.answer()["modules"], {"": "Module", "a": "Linear", "b": "ReLU"})
 
-    def test_a_model_in_training_mode_is_said_to_be_switched(self) -> None:
+    def test_a_model_in_training_mode_is_reported_as_switched(self) -> None:
         training = "import torch\n\ndef load():\n    return torch.nn.Dropout(0.5)\n"
         opened = self.open(training)
         self.assertFalse(opened.model.training)

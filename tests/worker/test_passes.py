@@ -207,11 +207,11 @@ class SegmentPassTest(Project):
         (site / f"{name}-1.0.dist-info").rename(site / f"{name}-2.0.dist-info")
         (newer,) = self.offered(opened, site, name, "2.0")
         self.assertNotEqual(newer["passes"], edited["passes"])
-        # Trouble of a package is told in the log, and is none of the program's.
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
+        # A package that fails is named in the log; the program does not fail with it.
+        stderr = io.StringIO()
+        with contextlib.redirect_stderr(stderr):
             self.assertEqual(self.offered(opened, site, name, "2.0", "broken"), [])
-        self.assertIn(f"`{name}:broken` offers nothing: OSError: no such kernel\n", said.getvalue())
+        self.assertIn(f"`{name}:broken` offers nothing: OSError: no such kernel\n", stderr.getvalue())
 
     def test_a_package_that_lies_in_the_project_may_offer_too(self) -> None:
         opened = self.open(MODEL)

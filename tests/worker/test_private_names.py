@@ -100,10 +100,10 @@ class PrivateNamesTest(unittest.TestCase):
             for part in tree.body:
                 if not isinstance(part, ast.FunctionDef | ast.ClassDef) or not list(private_names(part)):
                     continue
-                said = essay + (ast.get_docstring(part) or "")
+                text = essay + (ast.get_docstring(part) or "")
                 # What a function of the file needs, its helpers need too.
                 if not part.name.startswith("_"):
-                    self.assertIn("Private:", said, f"{name}.py:{part.lineno}: `{part.name}` uses a private name")
+                    self.assertIn("Private:", text, f"{name}.py:{part.lineno}: `{part.name}` uses a private name")
             outside = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level > 1]
             self.assertEqual(outside, [], f"{name}.py")
 

@@ -129,7 +129,7 @@ class FileTest(Project):
     def test_a_file_that_is_not_whole_is_refused(self) -> None:
         path = self.saved()
         whole = path.read_bytes()
-        for bytes_, told in [
+        for bytes_, message in [
             (b"", "it is no safetensors file, or it was cut off"),
             (b"PK\x03\x04 what torch.save writes", "it is no safetensors file, or it was cut off"),
             (whole[:100], "it is no safetensors file, or it was cut off"),
@@ -137,10 +137,10 @@ class FileTest(Project):
             (whole.replace(b'"shape":[3]', b'"shape":[4]'), "tensor `other.weight` is F32 [4] and has 12 bytes"),
             (whole.replace(b'"F32","shape":[3]', b'"F99","shape":[3]'), "tensor `other.weight` is F99; weight sets"),
         ]:
-            with self.subTest(told):
+            with self.subTest(message):
                 path.write_bytes(bytes_)
                 failure = self.fails("weights", self.filled, path)
-                self.assertIn(f"can't read the weights in `{path}`: {told}", failure.message)
+                self.assertIn(f"can't read the weights in `{path}`: {message}", failure.message)
 
 
 if __name__ == "__main__":

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn tuning_tries_what_packages_offer_unless_it_is_said_already_or_otherwise() {
+    fn tuning_tries_offers_of_packages_unless_the_settings_decide_already() {
         let pass = |name: &str| Pass {
             callable: name.to_owned(),
             source: Digest::of(name.as_bytes()),

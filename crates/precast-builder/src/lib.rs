@@ -19,7 +19,7 @@
 //! | `publish` | programs and artifacts, as the store gets them |
 //! | `release` | the release of a build: what it names, and what it is without |
 //! | `options`, `model` | what a build is given and returns; making the model in a worker |
-//! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and what is said to it |
+//! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and its messages |
 //! | `limits` | what a process may take, and how it ends |
 //! | `lifeline` | how it ends with a build that is killed |
 //! | `scratch` | a build's private folder, and what killed builds left |

@@ -99,7 +99,7 @@ pub struct Summary {
     pub lost: Vec<String>,
     /// Modules that nothing answers: no release was published, for it would be without them.
     pub unanswered: Vec<String>,
-    /// The same, where the caller has said that the release may be without them.
+    /// The same, where the caller allows a release without them.
     pub without: Vec<String>,
     /// Modules that got eager for what no bucket covers, though the spec does not ask for it.
     pub eager_unasked: Vec<String>,

@@ -31,7 +31,7 @@ pub enum Event<'a> {
         packages: usize,
         seconds: f64,
     },
-    /// Something that the user should know, once for all programs that it is said of.
+    /// A warning for the user, once for all programs that it concerns.
     Note { message: &'a str },
     /// The weight set is in the store.
     Weights { object: Digest, bytes: u64 },

@@ -121,7 +121,7 @@ pub(super) struct Work<'a> {
     pub weights: OnceLock<StoredWeights>,
     state: Mutex<State>,
     changed: Condvar,
-    /// What was said of programs already.
+    /// Warnings of programs that were reported already.
     pub noted: Mutex<BTreeSet<String>>,
 }
 

@@ -288,7 +288,7 @@ mod tests {
     use super::{super::testing, *};
 
     #[test]
-    fn adding_and_reading_go_together_and_deleting_waits_and_says_so() {
+    fn adding_and_reading_go_together_and_deleting_reports_its_wait() {
         let (_dir, store) = testing::store();
         let adding = store.lock(Mode::Add).unwrap();
         let reading = store.lock(Mode::Use).unwrap();

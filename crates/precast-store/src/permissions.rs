@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_shares_a_store_says_so() {
+    fn a_group_shares_a_store_only_with_the_option() {
         let (_dir, store) = testing::store();
         // A group whose number is not the user's.
         let gid = fs::metadata(store.path()).unwrap().uid() + 1;

@@ -91,7 +91,7 @@ impl Store {
     }
 
     /// As [`Self::map`], but the bytes are looked at by other threads meanwhile: what is made of them may be used when
-    /// [`Checking::wait`] has said yes. When it says no, [`Self::map`] has them right.
+    /// [`Checking::wait`] has returned true. When it returns false, [`Self::map`] has the right ones.
     pub fn map_checking(&self, digest: &Digest) -> Result<(Mapped, Checking), StoreError> {
         let path = self.layout().ready(digest);
         let there = match self.0.options.unpacked {

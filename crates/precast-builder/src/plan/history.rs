@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn variants_are_told_by_the_names_of_their_inputs() {
+    fn variants_are_distinguished_by_the_names_of_their_inputs() {
         let (_dir, store) = testing::store();
         let put = |key: &str, inputs: &[&str]| {
             let mut program = testing::program("m", 8, &[]);

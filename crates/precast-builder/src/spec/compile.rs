@@ -105,7 +105,7 @@ pub type Options = BTreeMap<String, Value>;
 /// Which kernel attention becomes.
 pub const ATTENTION: &str = "attention";
 
-/// What leaves it to torch, as if nothing were said.
+/// The choice is left to torch: the default.
 pub const AUTO: &str = "auto";
 
 /// The options that are not Inductor's, with their values: torch's own choice, and what that can be
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_that_is_left_to_torch_is_as_if_nothing_were_said() {
+    fn attention_that_is_left_to_torch_is_the_default() {
         let math = overrides(r#"{"options": {"attention": "math"}}"#);
         let auto = overrides(r#"{"options": {"attention": "auto"}}"#);
         assert_eq!(effective(&[(Origin::Spec, &auto)]), effective(&[]));

@@ -104,7 +104,7 @@ def has_fake_kernel(name: str) -> bool:
     """Returns whether torch can tell what an operator returns without running it.
 
     Private: `_dispatch_has_kernel_for_dispatch_key` and the registry of fake kernels. Without them: every operator is
-    said to lack one.
+    reported as lacking one.
     """
     import torch
     from torch._library.simple_registry import singleton

@@ -222,7 +222,7 @@ fn tensors_are_listed_without_their_bytes() {
 }
 
 #[test]
-fn what_is_not_known_is_said() {
+fn an_unknown_file_is_an_error() {
     for bytes in [
         &b""[..],
         b"hello, world",
@@ -415,7 +415,7 @@ fn a_header_of_tensors_that_takes_much_memory_is_refused() {
 }
 
 #[test]
-fn hostile_names_are_told_and_nothing_is_written() {
+fn hostile_names_are_reported_and_nothing_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let inner = dir.path().join("inner");
     fs::create_dir(&inner).unwrap();

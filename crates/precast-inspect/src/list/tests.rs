@@ -94,7 +94,7 @@ fn rows_sort_by_number_and_both_ways() {
 }
 
 #[test]
-fn a_damaged_index_is_said_and_the_files_are_listed() {
+fn a_damaged_index_is_an_error_and_the_files_are_listed() {
     let (_dir, store) = filled();
     let path = store.path().to_owned();
     drop(store);

@@ -1,4 +1,4 @@
-//! Every error of every stage, and what is said to do about it.
+//! Every error of every stage, with its exit code and hint.
 
 mod build;
 mod look;
@@ -58,7 +58,7 @@ fn whole<E: std::error::Error + Send + Sync + 'static>(
     samples.into_iter().map(Error::new).collect()
 }
 
-fn told(errors: Vec<Error>) -> String {
+fn report(errors: Vec<Error>) -> String {
     let mut lines = String::new();
     for error in errors {
         let (code, hint) = classify(&error);
@@ -83,8 +83,8 @@ fn every_error_of_the_build_says_what_to_do() {
         include_str!("../../../../crates/precast-builder/src/error.rs"),
         "BuildError",
     );
-    insta::assert_snapshot!("plan", told(plan));
-    insta::assert_snapshot!("build", told(build));
+    insta::assert_snapshot!("plan", report(plan));
+    insta::assert_snapshot!("build", report(build));
 }
 
 #[test]
@@ -94,12 +94,12 @@ fn every_error_of_the_store_says_what_to_do() {
         include_str!("../../../../crates/precast-store/src/error.rs"),
         "StoreError",
     );
-    insta::assert_snapshot!("store", told(store));
+    insta::assert_snapshot!("store", report(store));
 }
 
 #[test]
 fn every_error_of_a_look_says_what_to_do() {
-    insta::assert_snapshot!("inspect", told(look::inspect_errors()));
+    insta::assert_snapshot!("inspect", report(look::inspect_errors()));
     let sampled: BTreeSet<String> = look::inspect_errors()
         .iter()
         .map(|e| variant(&**e))
@@ -118,7 +118,7 @@ fn every_error_of_a_look_says_what_to_do() {
 #[cfg(feature = "torch")]
 #[test]
 fn every_error_of_a_run_says_what_to_do() {
-    insta::assert_snapshot!("runtime", told(run::runtime_errors()));
+    insta::assert_snapshot!("runtime", report(run::runtime_errors()));
     let sampled: BTreeSet<String> = run::runtime_errors()
         .iter()
         .map(|e| variant(&**e))

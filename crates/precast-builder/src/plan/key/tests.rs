@@ -535,7 +535,7 @@ fn every_knob_of_an_artifact_moves_its_key() {
 
 /// If this fails, every key of every store out there misses: raise [`canon::FORMAT`], or undo the change.
 #[test]
-fn a_tuned_program_has_a_name_of_its_own_and_says_so() {
+fn a_tuned_program_has_a_key_of_its_own_and_a_reason_for_it() {
     let (plain, before) = request(SPEC, &world());
     let (tuned, after) = asked(SPEC, &world(), true);
     assert_ne!(plain, tuned);

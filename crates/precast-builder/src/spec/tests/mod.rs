@@ -209,7 +209,7 @@ fn variants_share_a_name_and_twins_do_not() {
 }
 
 #[test]
-fn every_problem_is_told_at_once_and_the_first_in_one_line() {
+fn every_problem_is_reported_at_once_and_the_first_in_one_line() {
     let text = GOOD
         .replace("mode =", "modee =")
         .replace("int64", "int65")
@@ -341,7 +341,7 @@ fn a_file_that_is_no_spec_by_its_size_is_not_read() {
 }
 
 #[test]
-fn a_thousand_mistakes_are_not_all_told() {
+fn of_a_thousand_mistakes_only_the_first_are_reported() {
     let text: String = (0..50_000).map(|n| format!("k{n} = 1\n")).collect();
     let started = std::time::Instant::now();
     let Err(SpecError::Invalid(problems)) = Spec::parse(&text, Path::new("precast.toml")) else {
