@@ -44,17 +44,27 @@ pub trait Canon {
 /// What a walk is fed to. [`Sink::begin_list`] and [`Sink::begin_map`] are followed by as many items as they say and
 /// by [`Sink::end`]; in a map each item follows its [`Sink::name`].
 pub trait Sink {
+    /// The absence of a value.
     fn null(&mut self);
+    /// A truth value.
     fn boolean(&mut self, value: bool);
+    /// A whole number.
     fn integer(&mut self, value: i64);
+    /// A number with a fraction. All NaNs are the same value; `-0.0` is not `0.0`.
     fn float(&mut self, value: f64);
+    /// UTF-8 text of any length.
     fn text(&mut self, value: &str);
+    /// A digest, fed as its 32 bytes.
     fn digest(&mut self, value: &Digest);
     /// A value of an enum.
     fn word(&mut self, ordinal: u32, word: &str);
+    /// The start of a list of `len` items.
     fn begin_list(&mut self, len: usize);
+    /// The start of a map or record of `len` entries.
     fn begin_map(&mut self, len: usize);
+    /// The name of the entry whose value comes next.
     fn name(&mut self, name: &str);
+    /// The end of the innermost open list or map.
     fn end(&mut self);
     /// A value that many keys have in common.
     fn shared(&mut self, value: &Shared);

@@ -30,49 +30,139 @@ pub enum Needs {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Defect {
     /// Nothing that a store has.
-    Foreign { path: PathBuf },
+    Foreign {
+        /// The file or folder that the store does not know.
+        path: PathBuf,
+    },
     /// A name that belongs into another folder.
-    Misplaced { path: PathBuf },
+    Misplaced {
+        /// Where the file lies now.
+        path: PathBuf,
+    },
     /// A symbolic link, folder or device where a file should be, or a file where a folder should be.
-    NotPlain { path: PathBuf, what: String },
+    NotPlain {
+        /// What lies where a plain file or folder belongs.
+        path: PathBuf,
+        /// Its kind in words, as `symbolic link`.
+        what: String,
+    },
     /// A mode that lets the bytes be changed, or not be read.
-    Mode { path: PathBuf, mode: u32 },
+    Mode {
+        /// The file or folder with the mode.
+        path: PathBuf,
+        /// Permission bits, as in `0o644`.
+        mode: u32,
+    },
     /// A second name of the same file: who has it may change the bytes.
-    Linked { path: PathBuf, links: u64 },
+    Linked {
+        /// The file, by the name that it has in the store.
+        path: PathBuf,
+        /// How many names the file has; a sound one has one.
+        links: u64,
+    },
     /// A file that belongs to somebody else than the store.
-    Owner { path: PathBuf, uid: u32 },
+    Owner {
+        /// The file or folder of the other user.
+        path: PathBuf,
+        /// ID of the user that owns it.
+        uid: u32,
+    },
     /// `CACHEDIR.TAG` is missing or says something else.
-    Tag { path: PathBuf },
+    Tag {
+        /// The tag's own path.
+        path: PathBuf,
+    },
     /// An object whose bytes are not what its name and checksum say.
-    Object { path: PathBuf, why: String },
+    Object {
+        /// The object's file.
+        path: PathBuf,
+        /// The difference, as a fragment of a sentence.
+        why: String,
+    },
     /// An unpacked file that is not what its name says, or whose object is gone.
-    Ready { path: PathBuf, why: String },
+    Ready {
+        /// The unpacked file.
+        path: PathBuf,
+        /// The difference, as a fragment of a sentence.
+        why: String,
+    },
     /// A record that can't be read, or is not what its name and checksum say.
-    Record { path: PathBuf, why: String },
+    Record {
+        /// The record's file.
+        path: PathBuf,
+        /// What is wrong with it, as a fragment of a sentence.
+        why: String,
+    },
     /// A record that a newer precast wrote.
-    Newer { path: PathBuf },
+    Newer {
+        /// The record's file.
+        path: PathBuf,
+    },
     /// A record refers to an object that is not there or damaged.
-    NoObject { by: PathBuf, digest: Digest },
+    NoObject {
+        /// The record that refers to the object.
+        by: PathBuf,
+        /// Digest of the object's content.
+        digest: Digest,
+    },
     /// An artifact says another size than its object has.
-    Size { by: PathBuf, says: u64, is: u64 },
+    Size {
+        /// The artifact's record.
+        by: PathBuf,
+        /// Bytes that the artifact says.
+        says: u64,
+        /// Bytes of the object's content.
+        is: u64,
+    },
     /// A program calls an artifact that is not there or damaged.
-    NoArtifact { by: PathBuf, id: Digest },
+    NoArtifact {
+        /// The program's record.
+        by: PathBuf,
+        /// Key of the artifact.
+        id: Digest,
+    },
     /// A release has a program that is not there or damaged.
-    NoProgram { by: PathBuf, id: Digest },
+    NoProgram {
+        /// The release's record.
+        by: PathBuf,
+        /// Request key of the program.
+        id: Digest,
+    },
     /// The index is missing, or SQLite finds it damaged.
-    Index { why: String },
+    Index {
+        /// The message of SQLite, or that the index is missing.
+        why: String,
+    },
     /// A file without its row: a crash came between the two.
-    Unindexed { row: String },
+    Unindexed {
+        /// Table and key of the row that is missing, as `objects 3f9c…`.
+        row: String,
+    },
     /// A row without its file.
-    Dangling { row: String },
+    Dangling {
+        /// Table and key of the row.
+        row: String,
+    },
     /// A row that says something else than its file.
-    Row { row: String },
+    Row {
+        /// Table and key of the row.
+        row: String,
+    },
     /// A deletion that was begun and not finished.
-    HalfDeleted { id: Digest },
+    HalfDeleted {
+        /// Digest or key of the thing whose deletion was begun.
+        id: Digest,
+    },
     /// What a dead process was writing.
-    Stale { path: PathBuf },
+    Stale {
+        /// The file or folder in `tmp/`.
+        path: PathBuf,
+    },
     /// The lease of a dead process.
-    DeadLease { path: PathBuf },
+    DeadLease {
+        /// The lease's file.
+        path: PathBuf,
+    },
 }
 
 impl Defect {

@@ -11,100 +11,208 @@ use crate::Digest;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
+    /// The folder has no marker of a store, or one that can't be read.
     #[error("`{}` is not a store: {why}", path.display())]
-    NotAStore { path: PathBuf, why: &'static str },
+    NotAStore {
+        /// The folder that was to be opened.
+        path: PathBuf,
+        /// The fault of the marker, as a fragment of a sentence.
+        why: &'static str,
+    },
+    /// A store was to be made in a folder that holds other things.
     #[error("`{}` is not a store and not empty: it holds `{}`", path.display(), found.display())]
-    NotEmpty { path: PathBuf, found: PathBuf },
+    NotEmpty {
+        /// The folder that was to become a store.
+        path: PathBuf,
+        /// Name of one thing in it.
+        found: PathBuf,
+    },
+    /// A newer precast wrote the layout or the index. Nothing is changed.
     #[error("`{}` has store version {found}, this precast knows up to {known}", path.display())]
     Newer {
+        /// The marker or the index.
         path: PathBuf,
+        /// Version in the file.
         found: i64,
+        /// Latest version that this precast reads.
         known: i64,
     },
+    /// Others than the store's owner could change the file, or it is reached through a link.
     #[error("`{}` is not safe: {why}", path.display())]
-    Unsafe { path: PathBuf, why: String },
+    Unsafe {
+        /// The file or folder that was refused.
+        path: PathBuf,
+        /// The reason, as a fragment of a sentence.
+        why: String,
+    },
     /// The store is another user's, and was not named as trusted.
     #[error("`{}` belongs to user {uid}, who decides what is run from it", path.display())]
-    Stranger { path: PathBuf, uid: u32 },
+    Stranger {
+        /// The store's folder, without symbolic links.
+        path: PathBuf,
+        /// ID of the user that owns it.
+        uid: u32,
+    },
     /// A wait for another process took too long.
     #[error("can't {to}: {owner} has had a lock on `{}` for {seconds} s", path.display())]
     Busy {
+        /// What the caller wanted to do, as `add to the store`.
         to: &'static str,
+        /// The lock's file.
         path: PathBuf,
+        /// The processes that hold the lock, or `another process` where the kernel doesn't list them.
         owner: String,
+        /// How long the wait lasted.
         seconds: u64,
     },
     /// The caller wants to wait no longer.
     #[error("interrupted while waiting to {to}")]
-    Interrupted { to: &'static str },
+    Interrupted {
+        /// What the caller wanted to do, as `add to the store`.
+        to: &'static str,
+    },
+    /// The operating system refused something.
     #[error("can't {what} `{}`", path.display())]
     Io {
+        /// What was being done, as `read` or `set aside`.
         what: &'static str,
+        /// The file or folder that it was done to.
         path: PathBuf,
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
+    /// A change of a store that was opened for reading, or that can't be written.
     #[error("can't {what}: the store `{}` is read-only", path.display())]
-    ReadOnly { what: &'static str, path: PathBuf },
+    ReadOnly {
+        /// The change, as `add to the store`.
+        what: &'static str,
+        /// The store's folder.
+        path: PathBuf,
+    },
+    /// An object was asked for, and its file is not there.
     #[error("object {digest} is not in the store (`{}`)", path.display())]
-    Missing { digest: Digest, path: PathBuf },
+    Missing {
+        /// Digest of the object's content.
+        digest: Digest,
+        /// The file that it would have.
+        path: PathBuf,
+    },
+    /// The bytes of an object are not those that its name and checksum promise.
     #[error("object {digest} is damaged (`{}`): {why}", path.display())]
     Corrupt {
+        /// Digest of the object's content.
         digest: Digest,
+        /// The damaged file.
         path: PathBuf,
+        /// The difference, as a fragment of a sentence.
         why: String,
     },
+    /// A record can't be parsed, or is not the one that its name and checksum promise.
     #[error("record `{}` is damaged: {why}", path.display())]
-    Record { path: PathBuf, why: String },
+    Record {
+        /// The record's file.
+        path: PathBuf,
+        /// What is wrong with it, as a fragment of a sentence.
+        why: String,
+    },
+    /// SQLite refused a read or write of the index.
     #[error("index `{}` failed", path.display())]
     Index {
+        /// The index's file.
         path: PathBuf,
+        /// The error of SQLite.
         #[source]
         source: rusqlite::Error,
     },
+    /// The index has an earlier version and can't be migrated here, as in a store that is opened for reading.
     #[error("index `{}` has version {found}, this precast uses {known}", path.display())]
     Older {
+        /// The index's file.
         path: PathBuf,
+        /// Version in the file.
         found: i64,
+        /// Version that this precast uses.
         known: i64,
     },
+    /// The index has the right version and the wrong tables.
     #[error("index `{}` has other tables than this precast makes", path.display())]
-    Schema { path: PathBuf },
+    Schema {
+        /// The index's file.
+        path: PathBuf,
+    },
+    /// A row of the index was changed by something else than precast.
     #[error("index `{}` is damaged: a row of `{table}` has a wrong check sum", path.display())]
-    Row { path: PathBuf, table: &'static str },
+    Row {
+        /// The index's file.
+        path: PathBuf,
+        /// Table of the row.
+        table: &'static str,
+    },
+    /// SQLite has a bug that can damage an index.
     #[error("SQLite {found} is older than {needed}, which is the first one that is safe to use")]
-    OldSqlite { found: String, needed: &'static str },
+    OldSqlite {
+        /// Version of the SQLite that is linked.
+        found: String,
+        /// The first version without the bug.
+        needed: &'static str,
+    },
+    /// A text that was given as an ID can't be the beginning of one.
     #[error("`{0}` is not an ID: expected 4 to 64 lower-case hex digits")]
     BadPrefix(String),
+    /// No program, artifact, object or failure has an ID with this prefix.
     #[error("nothing in the store has an ID that begins with `{0}`")]
     Unknown(String),
+    /// Several things have an ID with this prefix.
     #[error("`{prefix}` is ambiguous: {}", candidates.join(", "))]
     Ambiguous {
+        /// The prefix as the caller gave it.
         prefix: String,
+        /// The matches, each with its kind and its short ID.
         candidates: Vec<String>,
     },
+    /// A record was to be added, or a release loaded, and something that it refers to is missing.
     #[error("{what} refers to {kind} {id}, which is not in the store")]
     Dangling {
+        /// The record that refers to it, in words.
         what: String,
+        /// Kind of the missing thing: `object`, `artifact` or `program`.
         kind: &'static str,
+        /// Digest or key of the missing thing.
         id: Digest,
     },
+    /// The model has no release of this number.
     #[error("`{model}` has no {}", if *seq == 0 { "earlier release".to_owned() } else { format!("release {seq}") })]
-    NoRelease { model: String, seq: u64 },
+    NoRelease {
+        /// Name of the model.
+        model: String,
+        /// The number; 0 where the release before the latest was asked for.
+        seq: u64,
+    },
+    /// A rollback to a release that lacks programs.
     #[error(
         "release {seq} of `{model}` is a partial one: it lacks {lacks} of the programs that the spec asked for"
     )]
     Partial {
+        /// Name of the model.
         model: String,
+        /// Number of the release.
         seq: u64,
+        /// How many programs are missing.
         lacks: usize,
     },
+    /// A release was to have a name of digits only.
     #[error("`{0}` can't name a release: releases have numbers already")]
     NumberName(String),
+    /// A name of a model or release is empty, too long, or has unprintable characters.
     #[error("`{0}` can't name a model or a release: expected 1 to 100 printable characters")]
     BadName(String),
+    /// The file's content is not the content that was announced: something else writes to it.
     #[error("`{}` changed while it was read", path.display())]
-    Changed { path: PathBuf },
+    Changed {
+        /// The file that was read.
+        path: PathBuf,
+    },
 }
 
 impl StoreError {

@@ -21,8 +21,11 @@ pub(super) const PAGE: usize = 256;
 /// What an ID stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
+    /// An artifact, by its artifact key.
     Artifact(Digest),
+    /// A program, by its request key.
     Program(Digest),
+    /// An object, by the digest of its content.
     Object(Digest),
     /// Something that failed to build.
     Failure(Digest),
@@ -49,7 +52,9 @@ impl Found {
 /// Which programs to list; an empty filter lists all.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
+    /// Name of the model; programs of all models where it is absent.
     pub model: Option<String>,
+    /// Name of the module; programs of all modules where it is absent.
     pub module: Option<String>,
     /// As `batch=8 seq=128`.
     pub bucket: Option<String>,

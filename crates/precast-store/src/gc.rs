@@ -60,8 +60,11 @@ impl Default for Policy {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OldRelease {
+    /// Name of the model.
     pub model: String,
+    /// Number of the release within its model.
     pub seq: u64,
+    /// Why it goes.
     pub reason: Reason,
 }
 
@@ -69,12 +72,14 @@ pub struct OldRelease {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Victim {
+    /// Request key, artifact key, or digest of an object's content.
     pub id: Digest,
     /// What people call it; empty for what has no name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// Bytes that it frees by itself: those of objects are counted at the object.
     pub bytes: u64,
+    /// Why it goes.
     pub reason: Reason,
 }
 
@@ -82,12 +87,19 @@ pub struct Victim {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GcPlan {
+    /// Version of this document.
     pub schema: u32,
+    /// The rules that the plan follows.
     pub policy: Policy,
+    /// Releases that go, before the programs that only they hold.
     pub releases: Vec<OldRelease>,
+    /// Programs that go.
     pub programs: Vec<Victim>,
+    /// Artifacts that go.
     pub artifacts: Vec<Victim>,
+    /// Objects that go, with their unpacked files.
     pub objects: Vec<Victim>,
+    /// Records of failed builds that go.
     pub failures: Vec<Victim>,
     /// What goes of `quarantine/`; its bytes are not in `before`.
     #[serde(default)]

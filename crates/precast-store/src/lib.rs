@@ -67,6 +67,8 @@
 //! listing, repair, sweep, usage, verify
 //! ```
 
+#![warn(missing_docs)]
+
 pub mod canon;
 pub mod digest;
 mod mapped;

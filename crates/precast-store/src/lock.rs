@@ -140,6 +140,7 @@ pub struct Waiting {
     pub to: &'static str,
     /// What the process that is in the way says about itself, as `pid 7 (gc)`; empty when it says nothing.
     pub owner: String,
+    /// The lock's file.
     pub path: PathBuf,
 }
 

@@ -29,6 +29,7 @@ pub struct Damaged {
     pub name: String,
     /// Bytes on disk.
     pub bytes: u64,
+    /// Why it goes.
     pub reason: Reason,
 }
 

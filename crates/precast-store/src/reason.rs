@@ -10,7 +10,10 @@ use serde::{Deserialize, Serialize};
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Reason {
     /// Not used for this many days.
-    Age { days: i64 },
+    Age {
+        /// The limit of the policy.
+        days: i64,
+    },
     /// The store is larger than it may be, and this was not used for longest.
     Size,
     /// No release has it.

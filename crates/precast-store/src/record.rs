@@ -13,11 +13,13 @@ use serde_json::Value;
 use crate::{Digest, Target};
 
 mod counts;
+mod dtype;
 mod lenient;
 mod prepared;
 pub mod receipt;
 
 pub use counts::{Calls, Counts};
+pub use dtype::Dtype;
 pub use lenient::Lenient;
 pub use prepared::{Operand, Prepared, Recipe};
 pub use receipt::{CompileReceipt, Faster, Provenance, Receipt, Tried, Turns};
@@ -25,90 +27,15 @@ pub use receipt::{CompileReceipt, Faster, Provenance, Receipt, Tried, Turns};
 /// The version written as `"schema"` into every record.
 pub const SCHEMA: u32 = 1;
 
-/// Element types, by torch's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    Float64,
-    Float32,
-    Float16,
-    Bfloat16,
-    Int64,
-    Int32,
-    Int16,
-    Int8,
-    Uint8,
-    Bool,
-}
-
-impl Dtype {
-    /// Every dtype a module's input may have, in the order errors list them.
-    pub const ALL: [Self; 10] = [
-        Self::Float32,
-        Self::Float64,
-        Self::Float16,
-        Self::Bfloat16,
-        Self::Int64,
-        Self::Int32,
-        Self::Int16,
-        Self::Int8,
-        Self::Uint8,
-        Self::Bool,
-    ];
-
-    /// Returns torch's name without the `torch.` prefix.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Float64 => "float64",
-            Self::Float32 => "float32",
-            Self::Float16 => "float16",
-            Self::Bfloat16 => "bfloat16",
-            Self::Int64 => "int64",
-            Self::Int32 => "int32",
-            Self::Int16 => "int16",
-            Self::Int8 => "int8",
-            Self::Uint8 => "uint8",
-            Self::Bool => "bool",
-        }
-    }
-
-    /// Returns the dtype with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
-    }
-
-    /// Returns the size of one element in bytes.
-    pub fn size(self) -> usize {
-        match self {
-            Self::Float64 | Self::Int64 => 8,
-            Self::Float32 | Self::Int32 => 4,
-            Self::Float16 | Self::Bfloat16 | Self::Int16 => 2,
-            Self::Int8 | Self::Uint8 | Self::Bool => 1,
-        }
-    }
-
-    /// Returns whether values are floating point.
-    pub fn is_float(self) -> bool {
-        matches!(
-            self,
-            Self::Float64 | Self::Float32 | Self::Float16 | Self::Bfloat16
-        )
-    }
-}
-
-impl std::fmt::Display for Dtype {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// The layout of one tensor. Sizes and strides are in elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Layout {
+    /// Type of the elements.
     pub dtype: Dtype,
+    /// Size of each axis.
     pub shape: Vec<i64>,
+    /// Distance between neighbours along each axis; 0 where all are the same element.
     pub stride: Vec<i64>,
 }
 
@@ -117,7 +44,9 @@ pub struct Layout {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Bounds {
+    /// Smallest size.
     pub min: i64,
+    /// Largest size; the largest `i64` where only the model limits it.
     pub max: i64,
 }
 
@@ -154,7 +83,9 @@ pub fn bucket_name(sizes: &Sizes) -> String {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Input {
+    /// Name of the argument, as the spec has it.
     pub name: String,
+    /// Dtype, shape and strides at the bucket.
     #[serde(flatten)]
     pub layout: Layout,
     /// For each axis, the bucketed dimension it has, if it has one.
@@ -176,8 +107,11 @@ pub struct Input {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Pad {
+    /// For an input of dtype `bool`.
     Bool(bool),
+    /// For an input of an integer dtype.
     Int(i64),
+    /// For an input of a floating-point dtype.
     Float(f64),
 }
 
@@ -185,8 +119,11 @@ pub enum Pad {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Follow {
+    /// Name of the bucketed dimension.
     pub dim: String,
+    /// Elements of the axis per element of the dimension.
     pub scale: i64,
+    /// Elements that are added to it; may be negative.
     pub offset: i64,
 }
 
@@ -194,7 +131,9 @@ pub struct Follow {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Output {
+    /// Name that the runtime and its errors use for it.
     pub name: String,
+    /// Dtype, shape and strides at the bucket.
     #[serde(flatten)]
     pub layout: Layout,
     /// For each axis, how it follows a bucketed dimension, if it does.
@@ -208,10 +147,13 @@ pub struct Output {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Step {
+    /// Name of the region instance, as `layers.0`; `main` or `glue.N` for the code between regions.
     pub name: String,
     /// Key of the artifact.
     pub artifact: Digest,
+    /// Value numbers of the arguments, in the order of the artifact's inputs.
     pub inputs: Vec<usize>,
+    /// Value numbers that the results get, in the order of the artifact's outputs.
     pub outputs: Vec<usize>,
     /// Constant name in the artifact -> tensor name in the weight set.
     pub binding: BTreeMap<String, String>,
@@ -235,9 +177,11 @@ pub struct Check {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "padding", rename_all = "kebab-case")]
 pub enum Padding {
+    /// The bucket answers smaller requests too.
     Allowed,
     /// Only exact sizes; `why` says what was found.
     Refused {
+        /// One line for people.
         why: String,
     },
 }
@@ -256,18 +200,24 @@ pub struct Eager {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Program {
+    /// Version of the record's form: [`SCHEMA`].
     pub schema: u32,
     /// The request key.
     pub id: Digest,
+    /// Name of the model that it was built for.
     pub model: String,
+    /// Name of the module in the spec.
     pub module: String,
     /// The bucket; for a dynamic program the sizes of the samples, which are those in its layouts.
     pub sizes: Sizes,
     /// For a program that runs at every size within bounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dynamic: Option<Dynamic>,
+    /// Hosts that it runs on.
     pub target: Target,
+    /// Inputs of a call, in the order of the module's parameters.
     pub inputs: Vec<Input>,
+    /// Outputs of a call, in the order in which the module returns them.
     pub outputs: Vec<Output>,
     /// Value numbers of the outputs.
     pub results: Vec<usize>,
@@ -278,11 +228,13 @@ pub struct Program {
     pub values: usize,
     /// None in a program that only eager runs.
     pub steps: Vec<Step>,
+    /// The captured graph for libtorch's interpreter, where the build kept it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eager: Option<Eager>,
     /// Key of the artifact with the tensors that the code itself makes: bindings may name them beside the weight set's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub constants: Option<Digest>,
+    /// Whether smaller requests are padded into the bucket.
     #[serde(flatten)]
     pub padding: Padding,
     /// torch's pytree specs of the call (inputs, outputs) as it was captured.
@@ -291,6 +243,7 @@ pub struct Program {
     pub request: Value,
     /// What was measured when it was built.
     pub receipt: Receipt,
+    /// Which precast wrote the record, and when.
     pub provenance: Provenance,
 }
 
@@ -359,6 +312,7 @@ pub enum ArtifactKind {
 pub struct Constant {
     /// The name a binding uses.
     pub name: String,
+    /// Dtype, shape and strides that the artifact expects.
     #[serde(flatten)]
     pub layout: Layout,
 }
@@ -367,18 +321,24 @@ pub struct Constant {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Artifact {
+    /// Version of the record's form: [`SCHEMA`].
     pub schema: u32,
     /// The artifact key.
     pub id: Digest,
+    /// What the object is; a library in records of earlier versions.
     #[serde(default)]
     pub kind: ArtifactKind,
     /// Digest of the shared object, archive or safetensors object.
     pub object: Digest,
     /// Its size in bytes.
     pub size: u64,
+    /// Hosts that it runs on.
     pub target: Target,
+    /// Layouts of its inputs, in the order of a call.
     pub inputs: Vec<Layout>,
+    /// Layouts of its outputs, in the order of a call.
     pub outputs: Vec<Layout>,
+    /// Tensors that it must be given before its first call.
     pub constants: Vec<Constant>,
     /// What it takes beside or in place of them, and how that is made of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -399,6 +359,7 @@ pub struct Artifact {
     pub key: Value,
     /// What was measured when it was compiled.
     pub receipt: CompileReceipt,
+    /// Which precast wrote the record, and when.
     pub provenance: Provenance,
 }
 
@@ -415,6 +376,7 @@ impl Artifact {
 pub struct Source {
     /// Relative to the spec's folder, with `/`.
     pub path: String,
+    /// Digest of the file's content.
     pub digest: Digest,
 }
 
@@ -422,7 +384,9 @@ pub struct Source {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Package {
+    /// Name of the distribution, as `pip` lists it.
     pub name: String,
+    /// Version that was installed when the entry was imported.
     pub version: String,
 }
 
@@ -430,8 +394,11 @@ pub struct Package {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Entry {
+    /// The spec's entry, as `model:build`.
     pub entry: String,
+    /// The project's own files, sorted by path.
     pub sources: Vec<Source>,
+    /// Installed packages, sorted by name.
     pub packages: Vec<Package>,
     /// FQN -> method -> keys of `[compile]`: what submodules say of themselves.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -444,10 +411,13 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Release {
+    /// Version of the record's form: [`SCHEMA`].
     pub schema: u32,
+    /// Name of the model.
     pub model: String,
     /// Counts up from 1 within a model; the highest one is what a plain load gets.
     pub seq: u64,
+    /// Name that the user gave it, unique within the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Request keys of the programs.
@@ -461,7 +431,9 @@ pub struct Release {
     /// Names of tied tensors -> the name under which the weight set holds them.
     #[serde(default)]
     pub aliases: BTreeMap<String, String>,
+    /// What importing the entry showed when the release was built.
     pub entry: Entry,
+    /// Which precast wrote the record, and when.
     pub provenance: Provenance,
 }
 
@@ -484,14 +456,18 @@ impl Release {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Failure {
+    /// Version of the record's form: [`SCHEMA`].
     pub schema: u32,
     /// The request key or the artifact key of what was to be built.
     pub id: Digest,
+    /// Name of the model.
     pub model: String,
+    /// Name of the module in the spec.
     pub module: String,
     /// As `batch=8 seq=128`, `dynamic` or `eager`.
     #[serde(default)]
     pub bucket: String,
+    /// Sizes of the bucket; for a dynamic program those of its samples.
     pub sizes: Sizes,
     /// A stable word, as the code of a worker's error or a gate's name.
     pub code: String,
@@ -500,10 +476,12 @@ pub struct Failure {
     /// The user's file and line that caused it, as `model.py:12`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
+    /// What to do about it, where the build knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Digest of the whole log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Digest>,
+    /// Which precast wrote the record, and when.
     pub provenance: Provenance,
 }

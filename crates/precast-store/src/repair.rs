@@ -23,6 +23,7 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Repaired {
+    /// Version of this document.
     pub schema: u32,
     /// What was wrong.
     pub found: Vec<Defect>,

@@ -11,6 +11,7 @@ use crate::{
 /// An object, as the index has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectRow {
+    /// Digest of the content, which is the object's name.
     pub digest: Digest,
     /// Bytes of content.
     pub size: u64,
@@ -23,8 +24,11 @@ pub struct ObjectRow {
 /// A program, as the index has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramRow {
+    /// The request key.
     pub id: Digest,
+    /// Name of the model that it was built for.
     pub model: String,
+    /// Name of the module in the spec.
     pub module: String,
     /// As `batch=8 seq=128`.
     pub bucket: String,
@@ -32,6 +36,7 @@ pub struct ProgramRow {
     pub target: String,
     /// `cpu` or `cuda`.
     pub device: String,
+    /// How many artifacts one run calls; 0 where eager runs it.
     pub steps: u64,
     /// Seconds since 1970.
     pub created: i64,
@@ -44,11 +49,17 @@ pub struct ProgramRow {
 /// An artifact, as the index has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArtifactRow {
+    /// The artifact key.
     pub id: Digest,
+    /// Bytes of its object's content.
     pub size: u64,
+    /// The target's name.
     pub target: String,
+    /// `cpu` or `cuda`.
     pub device: String,
+    /// Seconds since 1970.
     pub created: i64,
+    /// Seconds since 1970; none if it was never used since the index was made.
     pub used: Option<i64>,
     /// How many programs call it.
     pub programs: u64,

@@ -25,9 +25,13 @@ use object::{
 /// Something that an artifact may not ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hazard {
+    /// `GNU_STACK` with `E`, or no `GNU_STACK`.
     ExecutableStack,
+    /// A segment that is writable and executable.
     WritableCode,
+    /// `DT_TEXTREL`, or its flag: code that is written while it is loaded.
     TextRelocations,
+    /// `DT_RPATH` or `DT_RUNPATH`: folders of the builder's machine.
     LibraryPath,
 }
 

@@ -34,10 +34,15 @@ const STALE: Duration = Duration::from_secs(3600);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Collected {
+    /// Releases that were deleted.
     pub releases: usize,
+    /// Programs that were deleted.
     pub programs: usize,
+    /// Artifacts that were deleted.
     pub artifacts: usize,
+    /// Objects that were deleted.
     pub objects: usize,
+    /// Records of failed builds that were deleted.
     pub failures: usize,
     /// Files removed from `quarantine/`.
     #[serde(default)]

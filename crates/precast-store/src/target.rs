@@ -18,7 +18,9 @@ pub use nvml::compute_capabilities;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
+    /// The host's CPU.
     Cpu,
+    /// An NVIDIA GPU.
     Cuda,
 }
 
@@ -34,6 +36,7 @@ impl fmt::Display for DeviceKind {
 /// One device of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Device {
+    /// The host's CPU.
     Cpu,
     /// The CUDA device with this ordinal.
     Cuda(usize),
@@ -65,18 +68,25 @@ impl fmt::Display for Device {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Target {
+    /// Operating system, as Rust names it: `linux`.
     pub os: String,
+    /// Architecture, as Rust names it: `x86_64`.
     pub arch: String,
+    /// Name of the instruction set's level: `native`, `x86-64-v3`.
     pub isa: String,
+    /// CPU features that the host code may use, sorted, as Rust names them.
     pub features: Vec<String>,
+    /// Where its kernels run.
     pub device: DeviceKind,
     /// Compute capability as `90` for 9.0; none on the CPU.
     pub sm: Option<String>,
     /// Full torch version, as `2.11.0+cu130`.
     pub torch: String,
+    /// Commit that torch was built from.
     pub torch_git: String,
     /// CUDA version torch was built with, as `13.0`.
     pub cuda: Option<String>,
+    /// Whether libtorch uses the `std::string` of C++11.
     pub cxx11_abi: bool,
 }
 
@@ -84,8 +94,11 @@ pub struct Target {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Mismatch {
+    /// Name of the field of [`Target`].
     pub field: &'static str,
+    /// What the artifact was built for, as text.
     pub artifact: String,
+    /// What the host has, as text; `none` where it has nothing.
     pub host: String,
 }
 

@@ -24,6 +24,7 @@ use crate::{
     target::DeviceKind,
 };
 
+/// Returns a new store in a temporary folder, which is removed when the `TempDir` is dropped.
 pub fn store() -> (TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::create(dir.path().join("store")).unwrap();
@@ -58,6 +59,7 @@ pub fn damage(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::set_permissions(path, Permissions::from_mode(0o444)).unwrap();
 }
 
+/// Returns a target for the CPU that records of the tests have.
 pub fn target() -> Target {
     Target {
         os: "linux".into(),
@@ -105,6 +107,7 @@ pub fn artifact(store: &Store, name: &str) -> Artifact {
     }
 }
 
+/// Returns a program with one input, at a bucket of `batch`, whose steps call `artifacts`.
 pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
     Program {
         schema: 1,
@@ -146,6 +149,7 @@ pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
     }
 }
 
+/// Returns a release of `programs` without weights; the store gives it a number.
 pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release {
     Release {
         schema: 1,
@@ -167,6 +171,7 @@ pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release 
     }
 }
 
+/// Returns the record of a failed build of the program or artifact `id`.
 pub fn failure(id: Digest, message: &str) -> Failure {
     Failure {
         schema: 1,

@@ -21,6 +21,7 @@ use crate::Digest;
 /// How disk usage is grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupBy {
+    /// By the model's name.
     Model,
     /// `MODEL MODULE`.
     Module,
@@ -31,6 +32,7 @@ pub enum GroupBy {
 /// A group that needs an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
+    /// The group's name, in the form that [`GroupBy`] says.
     pub group: String,
     /// How many programs and releases of the group need it.
     pub times: u64,

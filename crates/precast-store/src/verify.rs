@@ -24,6 +24,7 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verified {
+    /// Version of this document.
     pub schema: u32,
     /// Objects whose bytes were checked.
     pub objects: u64,
@@ -33,6 +34,7 @@ pub struct Verified {
     pub records: u64,
     /// Files in `quarantine/`: found damaged earlier, never used. Not a defect.
     pub quarantined: u64,
+    /// What is wrong, sorted; empty in a sound store.
     pub defects: Vec<Defect>,
 }
 

@@ -8,11 +8,15 @@ use super::Sizes;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {
+    /// Version of this document.
     pub schema: u32,
+    /// Name of the model.
     pub model: String,
     /// When counting began and when this was written, in seconds since 1970.
     pub since: i64,
+    /// When this was written, in seconds since 1970.
     pub until: i64,
+    /// Counted calls, grouped by request and answer.
     pub calls: Vec<Calls>,
 }
 
@@ -20,6 +24,7 @@ pub struct Counts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Calls {
+    /// Name of the module in the spec.
     pub module: String,
     /// What was asked for; empty where requests of many sizes are counted together.
     pub sizes: Sizes,
@@ -28,6 +33,7 @@ pub struct Calls {
     pub bucket: Option<Sizes>,
     /// `exact`, `padded`, `dynamic`, `eager`, or `refused` when nothing answered.
     pub rung: String,
+    /// How many calls there were.
     pub count: u64,
 }
 

@@ -6,8 +6,10 @@ use serde_json::Value;
 /// A field of a record that nothing depends on. Reading it never fails, and writing it gives what was read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Lenient<T> {
+    /// The record has no such field.
     #[default]
     Absent,
+    /// A value of the type that this version expects.
     Known(T),
     /// A value of another type, or null.
     Other(Value),

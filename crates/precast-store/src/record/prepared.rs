@@ -11,11 +11,14 @@ use super::Dtype;
 pub struct Prepared {
     /// What the artifact calls it.
     pub name: String,
+    /// Type of its elements.
     pub dtype: Dtype,
+    /// Size of each axis.
     pub shape: Vec<i64>,
     /// None for an order that only torch's operators know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stride: Option<Vec<i64>>,
+    /// The operator that makes it of the constants.
     pub call: Recipe,
 }
 
@@ -64,13 +67,20 @@ pub enum Operand {
     Constant(String),
     /// What another call gives.
     Call(Recipe),
+    /// A list of tensors.
     Tensors(Vec<Operand>),
+    /// Python's `None`.
     None(()),
+    /// A truth value.
     Bool(bool),
+    /// A whole number.
     Int(i64),
+    /// A list of whole numbers, as a shape or strides.
     Ints(Vec<i64>),
+    /// A floating-point number.
     Float(f64),
     /// By the number in torch's export schema, as the next.
     ScalarType(i64),
+    /// By the number in torch's export schema.
     MemoryFormat(i64),
 }

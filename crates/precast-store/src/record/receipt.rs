@@ -36,6 +36,7 @@ pub type Other = serde_json::Map<String, Value>;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, expecting = "a receipt, which is an object")]
 pub struct Receipt {
+    /// Seconds of each phase (`capture`, `gate`, `measure`).
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub seconds: Lenient<Seconds>,
     /// Microseconds of a call of eager in Python, with other tasks of the build beside it.
@@ -50,20 +51,28 @@ pub struct Receipt {
     /// Peak memory of eager in Python, on CUDA.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub eager_peak_bytes: Lenient<u64>,
+    /// The module's own answers to padded requests; absent where padding was not tried.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub padding: Lenient<ModulePadding>,
+    /// What the gate looked at beside the program.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub gate_given: Lenient<Given>,
+    /// The gate's report.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub gate: Lenient<Gate>,
+    /// Request key of the program whose gate it is, where that gate looked at the same things and was not repeated.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub gated_by: Lenient<Digest>,
+    /// Option sets that it was compiled with, the module's own first; absent where there was one.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub tuned: Lenient<Vec<Tried>>,
+    /// Request key of the program that was tuned, where its choice was taken over.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub tuned_by: Lenient<Digest>,
+    /// Seconds of a call, in records of old builds.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub latency: Lenient<Latencies>,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }
@@ -100,8 +109,10 @@ impl Receipt {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, expecting = "a receipt, which is an object")]
 pub struct CompileReceipt {
+    /// Seconds of each phase (`lower`, `cpp`, `link`, …).
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub seconds: Lenient<Seconds>,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }
@@ -163,6 +174,7 @@ pub struct ModulePadding {
     pub max_abs: f64,
     /// Whether other values in the padding than the spec's change the answer.
     pub sensitive: bool,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }
@@ -171,10 +183,12 @@ pub struct ModulePadding {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PaddedPoint {
+    /// The request's sizes before padding.
     pub sizes: Sizes,
     /// The module's error at this size, without padding: there is no answer to compare with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }
@@ -186,15 +200,21 @@ pub struct PaddedPoint {
 pub struct Given {
     /// Version of precast.
     pub precast: String,
+    /// The machine that the gate ran on.
     pub host: Host,
     /// Digest of the file with inputs and eager's outputs.
     pub samples: Digest,
+    /// Digest of the weight set; none for a model without parameters and buffers.
     pub weights: Option<Digest>,
+    /// Names of tied tensors -> the name under which the weight set holds them.
     pub aliases: BTreeMap<String, String>,
     /// How often the program was run.
     pub steps: u32,
+    /// Relative tolerance of the spec; none for that of the dtype.
     pub rtol: Option<f64>,
+    /// Absolute tolerance of the spec; none for that of the dtype.
     pub atol: Option<f64>,
+    /// For each output, the coarsest dtype on its way, where that is not its own.
     pub computed_in: Vec<Option<Dtype>>,
     /// Why the module can't be padded, if it can't.
     pub padding_refused: Option<String>,
@@ -220,6 +240,7 @@ pub struct Host {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Gate {
+    /// The error of each output, in the order of the program's outputs.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub outputs: Lenient<Vec<Compared>>,
     /// Whether all runs gave the same bits.
@@ -228,11 +249,13 @@ pub struct Gate {
     /// How often it was run.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub steps: Lenient<u64>,
+    /// Mean seconds of these runs, with the copies of their outputs to the CPU.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub seconds_per_run: Lenient<f64>,
     /// Peak memory of a call of the artifacts, beyond what the process had before; null where it can't be known.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub artifact_peak_bytes: Lenient<u64>,
+    /// The runtime's answers to padded requests; null where padding was not tried.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub padding: Lenient<GatePadding>,
     /// The same of the exported graph; null where it did not run.
@@ -247,6 +270,7 @@ pub struct Gate {
     /// The same of the exported graph, without Python.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub eager_us: Lenient<f64>,
+    /// How many calls that is the median of.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub eager_runs: Lenient<u64>,
     /// In how many rounds the exported graph took less time than the artifacts.
@@ -261,8 +285,10 @@ pub struct Gate {
     /// In how many rounds each of them took less time than this one.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub rivals_wins: Lenient<Vec<u64>>,
+    /// What calls by turns showed of artifacts and eager; absent where they were not measured so.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub turns: Lenient<Turns>,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }
@@ -278,21 +304,28 @@ impl Gate {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Compared {
+    /// Name of the output.
     #[serde(default = "output")]
     pub name: String,
     /// Of integers, which must be equal; the numbers are absent then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub equal: Option<bool>,
+    /// Largest absolute difference of an element.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_abs: Option<f64>,
+    /// Largest difference of an element relative to eager's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rel: Option<f64>,
+    /// Cosine of the angle between the output and eager's, both as vectors; 1 where one of them is zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cosine: Option<f64>,
+    /// Relative tolerance that was applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtol: Option<f64>,
+    /// Absolute tolerance that was applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub atol: Option<f64>,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }
@@ -311,6 +344,7 @@ pub struct GatePadding {
     pub max_abs: f64,
     /// Why smaller requests may not be padded into the bucket, if they may not.
     pub refused: Option<String>,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }
@@ -325,7 +359,9 @@ pub struct Turns {
     pub eager_faster: u64,
     /// Whether the build did nothing else meanwhile.
     pub alone: bool,
+    /// Which of the two answers from now on.
     pub faster: Faster,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }
@@ -335,7 +371,9 @@ pub struct Turns {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Faster {
+    /// The compiled artifacts.
     Artifact,
+    /// The exported graph in libtorch's interpreter.
     Eager,
     /// Undecided, so that the artifact answers.
     Neither,
@@ -354,10 +392,12 @@ pub struct Tried {
     pub latency: Option<f64>,
     /// The largest absolute error of an output.
     pub max_abs: Option<f64>,
+    /// Whether the program kept it.
     #[serde(default)]
     pub chosen: bool,
     /// Why it could not be chosen.
     pub refused: Option<String>,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }
@@ -371,10 +411,13 @@ fn own() -> String {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Latencies {
+    /// Of eager in Python.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub eager: Lenient<Latency>,
+    /// Of the program's artifacts.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub artifact: Lenient<Latency>,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }
@@ -384,11 +427,16 @@ pub struct Latencies {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Latency {
+    /// The median alone.
     Median(f64),
+    /// The median and how far calls lay from it.
     Spread {
+        /// Median of the calls.
         median: f64,
+        /// The fast end of the spread.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         low: Option<f64>,
+        /// The slow end of the spread.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         high: Option<f64>,
     },
@@ -408,6 +456,7 @@ pub struct Provenance {
     /// AOTInductor's own metadata, for an artifact.
     #[serde(skip_serializing_if = "Lenient::is_absent")]
     pub metadata: Lenient<Value>,
+    /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,
 }

@@ -13,6 +13,7 @@ use super::{DeviceKind, ISA_LEVELS, Target, host_features, nvml};
 pub struct Torch {
     /// Full version, as `2.11.0+cu130`.
     pub version: String,
+    /// Commit that it was built from.
     pub git: String,
     /// CUDA version it was built with.
     pub cuda: Option<String>,
