@@ -46,7 +46,7 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 		--eager target/minilm-eager.safetensors
 
 # The same for all: each other set compiles the C++ shim again.
-FEATURES := --workspace --features sync-points,ndarray
+FEATURES := --workspace --features sync-points,ndarray,tch
 
 # What needs no libtorch.
 BARE := --workspace --exclude precast-runtime --exclude precast-minilm --exclude precast-benches --no-default-features
@@ -129,7 +129,7 @@ torture: venv ## try to break the store at full size, into benches/results/tortu
 	$(CARGO) test --release --no-default-features --features sync-points --test torture two_processes
 
 torture-runtime: venv ## try to break the runtime, into benches/results/torture-runtime.json (SCALE=0.1: a tenth; ONLY="15 hostile": one part)
-	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_ONLY="$(ONLY)" $(CARGO) test --release --test runtime_torture -- --ignored --exact full --nocapture
+	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_ONLY="$(ONLY)" $(CARGO) test --release --features tch --test runtime_torture -- --ignored --exact full --nocapture
 
 bench-overhead: venv ## what a call adds to the artifact's own, and what a refused one costs, into benches/results/overhead-cpu.json
 	PRECAST_FIGURES=$(CURDIR)/benches/results/overhead-cpu.json CRITERION_HOME=$(CURDIR)/target/criterion \

@@ -11,7 +11,7 @@ rm -rf $stage
 mkdir -p $stage/bin $stage/examples $stage/benches
 
 # Cargo builds the programs for tests too, with other features than `make build`, which comes last.
-tests=$(cargo test --release --test gpu --no-run --message-format json \
+tests=$(cargo test --release --features tch --test gpu --no-run --message-format json \
     | sed -n '/"name":"gpu"/s/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 make build
 cp target/release/precast target/release/precast-torch $stage/bin/

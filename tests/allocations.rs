@@ -2,7 +2,7 @@
 //!
 //! A binary of its own: it counts every allocation of the thread through Rust's allocator. What libtorch and the
 //! artifact allocate in C++ (tensor objects and their memory) is not counted, and is the same for the raw C call.
-#![cfg(feature = "torch")]
+#![cfg(feature = "tch")]
 #![allow(
     clippy::unwrap_used,
     unsafe_code,

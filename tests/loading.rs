@@ -1,5 +1,5 @@
 //! When programs are loaded, what is set aside, and which of two rungs is the faster.
-#![cfg(feature = "torch")]
+#![cfg(feature = "tch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
@@ -77,8 +77,8 @@ fn x(rows: i64, cols: i64) -> Tensor {
     Tensor::arange(rows * cols, (Kind::Float, tch::Device::Cpu)).reshape([rows, cols])
 }
 
-fn first(tensor: &Tensor) -> f64 {
-    tensor.double_value(&[0, 1])
+fn first(tensor: &precast::runtime::Tensor) -> f64 {
+    tensor.to_vec::<f32>().unwrap()[1].into()
 }
 
 fn salted(salt: u32, rows: i64) -> Fake {
@@ -299,7 +299,7 @@ fn what_does_not_load_is_set_aside_once_and_the_ladder_answers() {
         for rows in [2, 4, 2, 4, 1, 3] {
             let out = model.run("f", &[x(rows, 4)]).unwrap();
             assert_eq!(out.served().rung(), Rung::Padded);
-            assert_eq!((first(&out[0]), out[0].size()[0]), (2.0, rows));
+            assert_eq!((first(&out[0]), out[0].shape()[0]), (2.0, rows));
         }
         // Once each, and not with every call.
         assert_eq!(model.quarantined().len(), 2);

@@ -1,7 +1,7 @@
 //! Libraries of custom operators at load: verified, once per process, and never two that register the same.
 //!
 //! What a test loads stays in the process. Numbers are in `tests/numerics/operators.rs`.
-#![cfg(feature = "torch")]
+#![cfg(feature = "tch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
@@ -83,7 +83,15 @@ link the operators' library without libtorch_python (`is_python_module=False` in
     for salt in [12, 13] {
         let model = load(salt, first.clone(), Some(calls)).unwrap();
         let x = Tensor::ones([8, 4], (Kind::Float, tch::Device::Cpu));
-        assert_eq!(model.run("f", &[x]).unwrap()[0].double_value(&[0, 0]), 2.0);
+        assert_eq!(
+            model
+                .run("f", &[x])
+                .unwrap()
+                .array::<f32>(0)
+                .unwrap()
+                .data()[0],
+            2.0
+        );
     }
 
     // A later version of it would end the process: libtorch lets nobody register an operator twice.

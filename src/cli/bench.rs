@@ -11,7 +11,6 @@ use std::{collections::BTreeSet, sync::atomic::Ordering, time::Instant};
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
-use tch::Tensor;
 
 use self::measure::{Figures, measure, samples, wait};
 use super::{
@@ -25,7 +24,7 @@ use super::{
 use crate::{
     Digest, Model, Runtime, Store,
     record::{Program, Sizes, bucket_name, split_model},
-    runtime::{Graphs, Rung, Served},
+    runtime::{Graphs, Rung, Served, Tensor},
 };
 
 /// `precast bench MODULE --format json`
@@ -137,7 +136,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         }
         let inputs = samples(program, &sizes, device)?;
         let answer = model.run(&args.module, &inputs)?;
-        wait(device);
+        wait(device)?;
         let served = answer.served().clone();
         drop(answer);
         first.get_or_insert_with(|| started.elapsed().as_secs_f64());

@@ -118,16 +118,14 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
             context.store.display()
         ));
         for (name, tensor) in &inputs {
-            let kind = tensors::dtype(tensor.kind());
-            let dtype = kind.map_or_else(|| format!("{:?}", tensor.kind()), |d| d.to_string());
-            note(format_args!("input {name}: {dtype} {:?}", tensor.size()));
+            let (dtype, shape) = (tensor.dtype_name(), tensor.shape());
+            note(format_args!("input {name}: {dtype} {shape:?}"));
         }
     }
-    let target = tensors::device(device);
     let named: Vec<_> = inputs
         .into_iter()
-        .map(|(name, tensor)| (name, tensor.to_device(target)))
-        .collect();
+        .map(|(name, tensor)| Ok((name, tensor.to_device(device)?)))
+        .collect::<Result<_>>()?;
     let borrowed: Vec<_> = named
         .iter()
         .map(|(name, tensor)| (name.as_str(), tensor))
@@ -141,8 +139,8 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     answer.check()?;
     let outputs: Vec<_> = answer
         .named()
-        .map(|(name, tensor)| (name.to_owned(), tensor.to_device(tch::Device::Cpu)))
-        .collect();
+        .map(|(name, tensor)| Ok((name.to_owned(), tensor.to_device(Device::Cpu)?)))
+        .collect::<Result<_>>()?;
     for lost in model.quarantined() {
         let bucket = bucket_name(&lost.bucket);
         warning(&format!(
@@ -170,11 +168,9 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         tensors::write(path, &outputs)
             .with_context(|| format!("can't write `{}`", path.display()))?;
     }
-    let shapes = outputs.iter().map(|(name, tensor)| {
-        let dtype = tensors::dtype(tensor.kind())
-            .map_or_else(|| format!("{:?}", tensor.kind()), |d| d.to_string());
-        (name, dtype, tensor.size())
-    });
+    let shapes = outputs
+        .iter()
+        .map(|(name, tensor)| (name, tensor.dtype_name(), tensor.shape()));
     if context.out.json() {
         let outputs = shapes.map(|(name, dtype, shape)| Tensor { name, dtype, shape });
         context.out.document(&Document {

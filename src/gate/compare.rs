@@ -1,16 +1,31 @@
 //! Whether an output is what eager's is, and how far it is from it.
 
+use half::{bf16, f16};
 use precast_builder::gate::tolerance;
+use precast_runtime::{Element, Tensor, TensorError};
 use precast_store::record::{Dtype, Output, receipt::Compared};
-use tch::{Kind, Tensor};
 
 /// Returns whether both have the same elements; a NaN is the same as another.
-pub fn equal(a: &Tensor, b: &Tensor) -> bool {
-    a.eq_tensor(b)
-        .logical_or(&a.isnan().logical_and(&b.isnan()))
-        .all()
-        .int64_value(&[])
-        == 1
+pub fn equal(a: &Tensor, b: &Tensor) -> Result<bool, TensorError> {
+    fn same<T: Element + PartialEq>(a: &Tensor, b: &Tensor) -> Result<bool, TensorError> {
+        let (a, b) = (a.to_vec::<T>()?, b.to_vec::<T>()?);
+        // Only a NaN is not itself.
+        #[expect(clippy::eq_op)]
+        let nan = |x: T| x != x;
+        let same = |(&a, &b): (&T, &T)| a == b || (nan(a) && nan(b));
+        Ok(a.iter().zip(&b).all(same))
+    }
+    if a.shape() != b.shape() {
+        return Ok(false);
+    }
+    match a.dtype() {
+        Some(Dtype::Float64) => same::<f64>(a, b),
+        Some(Dtype::Float32) => same::<f32>(a, b),
+        Some(Dtype::Float16) => same::<f16>(a, b),
+        Some(Dtype::Bfloat16) => same::<bf16>(a, b),
+        Some(Dtype::Bool) => same::<bool>(a, b),
+        _ => Ok(a.dtype() == b.dtype() && a.to_bytes()? == b.to_bytes()?),
+    }
 }
 
 /// What a spec says of tolerances.
@@ -30,18 +45,20 @@ pub fn compare(
     got: &Tensor,
     eager: &Tensor,
 ) -> Result<Compared, String> {
-    if got.size() != eager.size() || got.kind() != eager.kind() {
+    if got.shape() != eager.shape() || got.dtype() != eager.dtype() {
         return Err(format!(
-            "is {:?} {:?}, eager's is {:?} {:?}",
-            got.kind(),
-            got.size(),
-            eager.kind(),
-            eager.size()
+            "is {} {:?}, eager's is {} {:?}",
+            got.dtype_name(),
+            got.shape(),
+            eager.dtype_name(),
+            eager.shape()
         ));
     }
     let name = output.name.clone();
-    if !output.layout.dtype.is_float() {
-        return match equal(got, eager) {
+    let failed = |error: TensorError| format!("can't be compared: {error}");
+    let dtype = output.layout.dtype;
+    if !dtype.is_float() {
+        return match equal(got, eager).map_err(failed)? {
             true => Ok(Compared {
                 name,
                 equal: Some(true),
@@ -50,87 +67,66 @@ pub fn compare(
             false => Err("differs from eager's".to_owned()),
         };
     }
-    let (got, eager) = (got.to_kind(Kind::Double), eager.to_kind(Kind::Double));
-    let finite = eager.isfinite();
-    if got
-        .isfinite()
-        .logical_not()
-        .logical_and(&finite)
-        .any()
-        .int64_value(&[])
-        == 1
-    {
-        return Err("has NaN or infinity where eager has none".to_owned());
+    let errors = match got.dtype() {
+        Some(Dtype::Float64) => errors::<f64>(said, dtype, got, eager, |x| x),
+        Some(Dtype::Float32) => errors::<f32>(said, dtype, got, eager, f64::from),
+        Some(Dtype::Float16) => errors::<f16>(said, dtype, got, eager, f64::from),
+        Some(Dtype::Bfloat16) => errors::<bf16>(said, dtype, got, eager, f64::from),
+        _ => return Err(format!("is {}, no floating point", got.dtype_name())),
+    };
+    let errors = errors.map_err(failed)??;
+    Ok(Compared { name, ..errors })
+}
+
+/// Compares floats of one type, each as the double that it is.
+fn errors<T: Element>(
+    said: Said,
+    dtype: Dtype,
+    got: &Tensor,
+    eager: &Tensor,
+    double: impl Fn(T) -> f64,
+) -> Result<Result<Compared, String>, TensorError> {
+    let (got, eager) = (got.to_vec::<T>()?, eager.to_vec::<T>()?);
+    let pairs = || std::iter::zip(&got, &eager).map(|(&got, &eager)| (double(got), double(eager)));
+    if pairs().any(|(got, eager)| eager.is_finite() && !got.is_finite()) {
+        return Ok(Err("has NaN or infinity where eager has none".to_owned()));
     }
     // What eager can't say (NaN) compares with nothing; an infinity is a value as others are.
-    let infinite = eager.isinf();
-    if got
-        .ne_tensor(&eager)
-        .logical_and(&infinite)
-        .any()
-        .int64_value(&[])
-        == 1
-    {
-        return Err("has another value where eager has infinity".to_owned());
+    if pairs().any(|(got, eager)| eager.is_infinite() && got != eager) {
+        return Ok(Err("has another value where eager has infinity".to_owned()));
     }
-    let zero = Tensor::zeros_like(&eager);
-    let (got, eager) = (
-        got.where_self(&finite, &zero),
-        eager.where_self(&finite, &zero),
-    );
-    let number = |t: Tensor| {
-        if t.numel() == 0 {
-            0.0
-        } else {
-            t.double_value(&[])
-        }
-    };
-    let largest = if eager.numel() == 0 {
-        0.0
-    } else {
-        number(eager.abs().max())
-    };
-    let (rtol, atol) = limits(said, output.layout.dtype, largest);
-    let error = (&got - &eager).abs();
-    let max_abs = if error.numel() == 0 {
-        0.0
-    } else {
-        number(error.max())
-    };
-    let relative = &error / eager.abs().clamp_min(f64::MIN_POSITIVE.max(atol));
-    let max_rel = if error.numel() == 0 {
-        0.0
-    } else {
-        number(relative.max())
-    };
-    let norms = number((&got * &got).sum(Kind::Double)).sqrt()
-        * number((&eager * &eager).sum(Kind::Double)).sqrt();
-    let cosine = if norms > 0.0 {
-        number((&got * &eager).sum(Kind::Double)) / norms
-    } else {
-        1.0
-    };
-    let beyond = number(
-        (&error - (eager.abs() * rtol + atol))
-            .gt(0.0)
-            .sum(Kind::Double),
-    );
-    if beyond > 0.0 {
-        return Err(format!(
+    let finite = || pairs().filter(|(_, eager)| eager.is_finite());
+    let largest = finite().fold(0.0, |largest, (_, eager)| eager.abs().max(largest));
+    let (rtol, atol) = limits(said, dtype, largest);
+    let least = f64::MIN_POSITIVE.max(atol);
+    let (mut max_abs, mut max_rel, mut beyond) = (0.0_f64, 0.0_f64, 0_usize);
+    let (mut own, mut other, mut both) = (0.0, 0.0, 0.0);
+    for (got, eager) in finite() {
+        let error = (got - eager).abs();
+        max_abs = max_abs.max(error);
+        max_rel = max_rel.max(error / eager.abs().max(least));
+        beyond += usize::from(error > eager.abs() * rtol + atol);
+        own += got * got;
+        other += eager * eager;
+        both += got * eager;
+    }
+    let norms = own.sqrt() * other.sqrt();
+    let cosine = if norms > 0.0 { both / norms } else { 1.0 };
+    if beyond > 0 {
+        return Ok(Err(format!(
             "differs from eager in {beyond} of {} elements (largest difference {max_abs:.3e}, rtol {rtol:.1e}, \
              atol {atol:.1e}, cosine {cosine:.6})",
-            error.numel()
-        ));
+            got.len()
+        )));
     }
-    Ok(Compared {
-        name,
+    Ok(Ok(Compared {
         max_abs: Some(max_abs),
         max_rel: Some(max_rel),
         cosine: Some(cosine),
         rtol: Some(rtol),
         atol: Some(atol),
         ..Compared::default()
-    })
+    }))
 }
 
 fn limits(said: Said, dtype: Dtype, largest: f64) -> (f64, f64) {
@@ -166,14 +162,10 @@ mod tests {
 
     /// Compares two vectors of this dtype.
     fn compared(dtype: Dtype, said: Said, got: &[f64], eager: &[f64]) -> Result<Compared, String> {
-        let kind = match dtype {
-            Dtype::Float64 => Kind::Double,
-            Dtype::Float16 => Kind::Half,
-            Dtype::Bfloat16 => Kind::BFloat16,
-            Dtype::Int32 => Kind::Int,
-            _ => Kind::Float,
+        let tensor = |values: &[f64]| {
+            let doubles = Tensor::from_slice(values, &[values.len() as i64]).unwrap();
+            doubles.to_dtype(dtype).unwrap()
         };
-        let tensor = |values: &[f64]| Tensor::from_slice(values).to_kind(kind);
         let output = output(dtype, eager.len() as i64);
         compare(said, &output, &tensor(got), &tensor(eager))
     }
@@ -260,7 +252,7 @@ mod tests {
     #[test]
     fn another_shape_or_dtype_is_no_answer_and_an_empty_one_is_equal() {
         let wrong = compared(Dtype::Float32, Said::default(), &[1.0], &[1.0, 2.0]).unwrap_err();
-        assert_eq!(wrong, "is Float [1], eager's is Float [2]");
+        assert_eq!(wrong, "is float32 [1], eager's is float32 [2]");
         let row = compared(Dtype::Float32, Said::default(), &[], &[]).unwrap();
         assert_eq!(row.max_abs, Some(0.0));
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use precast_builder::gate::{GateRequest, Verdict};
-use precast_runtime::{Model, Runtime, Trial, peak, tensors, trial_memory};
+use precast_runtime::{Model, Runtime, Tensor, Trial, peak, synchronize, tensors, trial_memory};
 use precast_store::{
     Device, Options, Store, StoreError,
     record::{
@@ -20,7 +20,6 @@ use precast_store::{
     },
     target::DeviceKind,
 };
-use tch::Tensor;
 
 use self::compare::{Said, compare, equal};
 
@@ -88,7 +87,6 @@ impl<'a> Bench<'a> {
             .eager_fallback(false)
             .trial(trial);
         let mut samples = tensors::read(&std::fs::read(&request.samples)?)?;
-        let place = tensors::device(device);
         let mut take = |prefix: &str| -> Fallible<(Vec<Tensor>, Vec<Tensor>)> {
             let mut all = |kind: &str, count: usize| -> Fallible<Vec<Tensor>> {
                 let named = (0..count).map(|i| format!("{prefix}{kind}.{i}"));
@@ -101,7 +99,7 @@ impl<'a> Bench<'a> {
                     .collect()
             };
             let inputs = all("in", program.inputs.len())?;
-            let inputs = inputs.iter().map(|t| t.f_to_device(place));
+            let inputs = inputs.iter().map(|t| t.to_device(device));
             let inputs = inputs.collect::<Result<_, _>>()?;
             Ok((inputs, all("out", program.outputs.len())?))
         };
@@ -149,7 +147,7 @@ impl<'a> Bench<'a> {
     fn run(&self, model: &Model, inputs: &[Tensor]) -> Fallible<Vec<Tensor>> {
         let out = model.run(&self.request.program.module, inputs)?;
         out.check()?;
-        let out = out.iter().map(|t| t.f_to_device(tch::Device::Cpu));
+        let out = out.iter().map(|t| t.to_device(Device::Cpu));
         Ok(out.collect::<Result<_, _>>()?)
     }
 
@@ -182,7 +180,12 @@ impl<'a> Bench<'a> {
                 Err(message) => return Ok(Err(message)),
             }
         }
-        let same = |later: &Vec<Tensor>| later.iter().zip(&outputs[0]).all(|(a, b)| equal(a, b));
+        let mut deterministic = true;
+        for later in &outputs[1..] {
+            for (later, first) in later.iter().zip(&outputs[0]) {
+                deterministic = deterministic && equal(later, first)?;
+            }
+        }
         let artifact_peak = self.peak(&model)?;
         let padding = match self.at_smaller_sizes(&model) {
             Ok(padding) => padding,
@@ -196,7 +199,7 @@ impl<'a> Bench<'a> {
         };
         let mut report = Gate {
             outputs: rows.into(),
-            deterministic: outputs[1..].iter().all(same).into(),
+            deterministic: deterministic.into(),
             steps: u64::from(steps).into(),
             seconds_per_run: seconds.into(),
             artifact_peak_bytes: artifact_peak.into(),
@@ -304,9 +307,7 @@ impl<'a> Bench<'a> {
         by_turns(models.len(), more, |index| {
             let started = Instant::now();
             let out = models[index].run(&self.request.program.module, &self.inputs)?;
-            if let Device::Cuda(ordinal) = self.device {
-                tch::Cuda::synchronize(i64::try_from(ordinal)?);
-            }
+            synchronize(self.device)?;
             let taken = started.elapsed();
             drop(out);
             Ok(taken)
@@ -352,7 +353,7 @@ fn sizes_of(program: &Program, inputs: &[Tensor]) -> Sizes {
         .iter()
         .zip(inputs)
         .flat_map(|(input, given)| {
-            let sizes = given.size();
+            let sizes = given.shape();
             let named = input.dims.iter().zip(sizes);
             named.filter_map(|(dim, size)| Some((dim.clone()?, size)))
         });

@@ -15,7 +15,7 @@ fn padded_calls_of_two_streams_do_not_meet() {
         .load("eager-block")
         .unwrap();
     let cuda = tch::Device::Cuda(0);
-    let run = |input: &Tensor| model.run("forward", &[input]).unwrap()[0].shallow_clone();
+    let run = |input: &Tensor| Tensor::from(&model.run("forward", &[input]).unwrap()[0]);
     let inputs: Vec<Tensor> = (0..8)
         .map(|at| Tensor::randn([1, 40 + at, 1024], (Kind::BFloat16, cuda)))
         .collect();

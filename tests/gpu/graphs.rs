@@ -46,7 +46,7 @@ fn a_graph_answers_what_the_artifact_answers() {
             .run("encode", &[ids.shallow_clone(), mask.shallow_clone()])
             .unwrap();
         assert!(answer.served().graph(), "batch={batch} seq={seq}");
-        let error = largest_error(&answer[0], &encode(&plain, &ids, &mask));
+        let error = largest_error(&Tensor::from(&answer[0]), &encode(&plain, &ids, &mask));
         assert!(error < 2e-3, "batch={batch} seq={seq} differs by {error}");
     }
 }

@@ -1,6 +1,6 @@
 //! What only a CUDA device shows. `tests/gpu/run.sh` builds the example's store there and starts this with
 //! `PRECAST_STORE`; anywhere else it says that it was skipped, and why.
-#![cfg(feature = "torch")]
+#![cfg(feature = "tch")]
 #![allow(
     clippy::exit,
     clippy::print_stdout,
@@ -71,7 +71,7 @@ fn encode(model: &precast::Model, ids: &Tensor, mask: &Tensor) -> Tensor {
     let answer = model
         .run_named("encode", &[("input_ids", ids), ("attention_mask", mask)])
         .unwrap();
-    answer[0].shallow_clone()
+    Tensor::from(&answer[0])
 }
 
 /// Bytes of device memory in use, by everyone.

@@ -10,7 +10,7 @@ mkdir -p $stage/bin $stage/minilm $stage/blocks $stage/residual $stage/values
 
 cargo build --release -p precast-minilm
 # Cargo builds the programs for tests too, with other features than `make build`, which comes last.
-tests=$(cargo test --release --test gpu --no-run --message-format json \
+tests=$(cargo test --release --features tch --test gpu --no-run --message-format json \
     | sed -n '/"name":"gpu"/s/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 make build
 cp target/release/precast target/release/precast-torch target/release/minilm $stage/bin/

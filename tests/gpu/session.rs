@@ -42,7 +42,7 @@ fn random(batch: i64, seq: i64) -> Tensor {
 }
 
 fn run(model: &Model, input: &Tensor) -> Tensor {
-    model.run("forward", &[input]).unwrap()[0].shallow_clone()
+    Tensor::from(&model.run("forward", &[input]).unwrap()[0])
 }
 
 #[test]
@@ -57,21 +57,20 @@ fn a_session_copies_nothing() {
             let session = graphs.session("forward", &sizes(batch, seq)).unwrap();
             let (inputs, outputs) = (session.inputs(), session.outputs());
             let all = inputs.iter().chain(&outputs);
-            all.map(|tensor| tensor.data_ptr() as usize)
-                .collect::<Vec<_>>()
+            all.map(|tensor| tensor.address()).collect::<Vec<_>>()
         };
         let before = addresses();
         for round in 0..4 {
             let wanted;
             {
                 let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
-                let input = session.inputs().remove(0);
+                let input = Tensor::from(session.inputs().remove(0));
                 // The operator that makes the input writes it where the graph reads it.
                 let made = random(batch, seq);
                 let _ = made.f_mul_out(&input, &made.ones_like()).unwrap();
                 wanted = run(&plain, &made);
                 session.replay().unwrap();
-                let answer = session.outputs().remove(0);
+                let answer = Tensor::from(session.outputs().remove(0));
                 assert!(
                     answer.equal(&wanted),
                     "batch={batch} seq={seq} round {round}"
@@ -87,11 +86,11 @@ fn a_session_copies_nothing() {
     let (ids, mask) = inputs(1, 32);
     let wanted = encode(&model, &ids, &mask);
     let mut session = model.session("encode", &sizes(1, 32)).unwrap();
-    for (to, from) in session.inputs().iter_mut().zip([&ids, &mask]) {
-        to.copy_(from);
+    for (to, from) in session.inputs().into_iter().zip([&ids, &mask]) {
+        Tensor::from(to).copy_(from);
     }
     session.replay().unwrap();
-    assert!(session.outputs()[0].equal(&wanted));
+    assert!(Tensor::from(&session.outputs()[0]).equal(&wanted));
 }
 
 #[test]
@@ -107,9 +106,9 @@ fn a_graph_answers_for_inputs_wherever_they_are() {
         let wanted: Vec<Tensor> = inputs.iter().map(|input| run(&plain, input)).collect();
         let session = |input: &Tensor| {
             let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
-            session.inputs()[0].copy_(input);
+            Tensor::from(&session.inputs()[0]).copy_(input);
             session.replay().unwrap();
-            session.outputs()[0].copy()
+            Tensor::from(&session.outputs()[0]).copy()
         };
         // Answers are kept, so outputs are elsewhere each time; a session between them works on the static tensors.
         let mut answers = Vec::new();
@@ -173,9 +172,9 @@ fn what_a_session_gave_out_may_be_an_input() {
     for (batch, seq) in [(1, 64), (8, 512), (8, 64)] {
         let given = {
             let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
-            session.inputs()[0].copy_(&random(batch, seq));
+            Tensor::from(&session.inputs()[0]).copy_(&random(batch, seq));
             session.replay().unwrap();
-            session.outputs().remove(0)
+            Tensor::from(session.outputs().remove(0))
         };
         // It is copied in before the replay writes over it.
         let kept = given.copy();

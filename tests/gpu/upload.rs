@@ -128,7 +128,7 @@ fn an_upload_is_exact_and_as_slow_as_it_is_asked_to_be() {
     let file = safetensors::SafeTensors::deserialize(&file).unwrap();
     for set in [&quick, &slow] {
         for (name, view) in file.tensors() {
-            let there = Vec::<u8>::try_from(set.read(&name).unwrap()).unwrap();
+            let there = set.read(&name).unwrap().to_vec::<u8>().unwrap();
             assert!(there == view.data(), "`{name}` is not what the file holds");
         }
     }
@@ -153,7 +153,7 @@ fn a_bit_that_changed_on_the_disk_is_on_no_device() {
         let set = runtime.weights(Some(digest)).unwrap();
         let file = safetensors::SafeTensors::deserialize(&sound).unwrap();
         for (name, view) in file.tensors() {
-            let there = Vec::<u8>::try_from(set.read(&name).unwrap()).unwrap();
+            let there = set.read(&name).unwrap().to_vec::<u8>().unwrap();
             assert!(
                 there == view.data(),
                 "`{name}` is not what the object holds"

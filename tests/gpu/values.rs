@@ -55,7 +55,7 @@ impl Under {
         let ids = good(batch, seq, seed);
         let out = self.run(&ids.to_device(tch::Device::Cuda(0)));
         out.check().unwrap();
-        let got = Vec::<f32>::try_from(out[0].to_device(tch::Device::Cpu).view(-1)).unwrap();
+        let got = out[0].to_vec::<f32>().unwrap();
         let wanted = Vec::<f32>::try_from(answer(&ids).view(-1)).unwrap();
         assert_eq!(got, wanted, "{} batch={batch} seq={seq}", self.name);
         assert_eq!(out.array::<f32>(0).unwrap().data(), wanted);
@@ -184,20 +184,20 @@ fn a_session_says_what_was_wrong_with_its_last_replay() {
     let mut session = graph.model.session("forward", &sizes).unwrap();
     let right = |session: &mut precast::runtime::Session<'_>| {
         let ids = good(4, 16, 5);
-        session.inputs()[0].copy_(&ids);
+        Tensor::from(&session.inputs()[0]).copy_(&ids);
         session.replay().unwrap();
         session.check().unwrap();
-        let got = session.outputs()[0].to_device(tch::Device::Cpu);
+        let got = Tensor::from(&session.outputs()[0]).to_device(tch::Device::Cpu);
         assert!(got.equal(&answer(&ids)));
     };
     right(&mut session);
     for value in [ROWS, -1, i64::MIN, i64::MAX] {
-        session.inputs()[0].copy_(&with(4, 16, [2, 9], value));
+        Tensor::from(&session.inputs()[0]).copy_(&with(4, 16, [2, 9], value));
         session.replay().unwrap();
         assert_value(session.check().unwrap_err(), [2, 9], value);
         right(&mut session);
     }
-    session.inputs()[0].copy_(&with(4, 16, [3, 0], 997));
+    Tensor::from(&session.inputs()[0]).copy_(&with(4, 16, [3, 0], 997));
     session.replay().unwrap();
     let failed = session.check();
     assert!(matches!(failed, Err(RuntimeError::CheckFailed { .. })));

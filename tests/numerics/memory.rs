@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, env, fs, path::Path, process::Command};
 
-use precast::{Device, Runtime, Store};
-use tch::{Kind, Tensor};
+use precast::{Device, Runtime, Store, record::Dtype};
+use tch::Tensor;
 
 use crate::lab::lab;
 
@@ -76,7 +76,7 @@ fn alone(store: &Path) {
         let out = model
             .run_named("encode", &[("input_ids", &ids), ("attention_mask", &mask)])
             .unwrap();
-        assert_eq!(out[0].kind(), Kind::Float);
+        assert_eq!(out[0].dtype(), Some(Dtype::Float32));
         after.push((batch, seq, resident()));
     }
     for (batch, seq, (total, maps)) in &after {

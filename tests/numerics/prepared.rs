@@ -116,16 +116,20 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
         .unwrap()
         .eager_fallback(false);
     let model = runtime.load("convnet").unwrap();
-    let mut before = model.run("classify", &[x.shallow_clone()]).unwrap();
+    let run = |x: &Tensor| -> Vec<Tensor> {
+        let out = model.run("classify", &[x]).unwrap();
+        out.into_iter().map(Tensor::from).collect()
+    };
+    let mut before = run(&x);
     // A result is the caller's, also one that is made of weights alone.
     let row = before[1].copy();
     let _ = before[1].shallow_clone().fill_(7.0);
-    before = model.run("classify", &[x.shallow_clone()]).unwrap();
+    before = run(&x);
     assert_eq!(before[1], row, "a result was written into");
     let (digest, _) = store.put_file(&weights).unwrap();
     let other = runtime.weights(Some(digest)).unwrap();
     model.swap(&other).unwrap();
-    let after = model.run("classify", &[x.shallow_clone()]).unwrap();
+    let after = run(&x);
     assert!(
         after[0].allclose(&logits, RTOL, ATOL, false),
         "the answer after a swap is eager's"

@@ -3,13 +3,21 @@
 
 use precast::{
     Device, Model, Runtime, Store,
-    runtime::{Problem, RuntimeError},
+    runtime::{Outputs, Problem, RuntimeError},
 };
 use tch::{Kind, Tensor};
 
 use crate::lab::{Lab, lab};
 
 const CPU: tch::Device = tch::Device::Cpu;
+
+/// Returns what is in outputs, bit for bit.
+fn bytes(outputs: &Outputs) -> Vec<Vec<u8>> {
+    outputs
+        .iter()
+        .map(|tensor| tensor.to_bytes().unwrap())
+        .collect()
+}
 
 fn load(lab: &Lab, model: &str) -> Model {
     let store = Store::open(&lab.store).unwrap();
@@ -44,7 +52,7 @@ fn an_id_beyond_the_vocabulary_is_an_error_that_names_it() {
                 }
             );
             let again = model.run("encode", &[&good, &mask]).unwrap();
-            assert!(again[0].equal(&answer[0]));
+            assert!(bytes(&again) == bytes(&answer));
         }
     }
 }
@@ -70,7 +78,7 @@ fn a_check_of_what_is_computed_is_an_error_and_the_next_call_right() {
                 other => panic!("{wrong} at batch {batch}: {other:?}"),
             }
             let again = model.run("computed", &[&good]).unwrap();
-            assert!(std::iter::zip(again.iter(), answer.iter()).all(|(a, b)| a.equal(b)));
+            assert!(bytes(&again) == bytes(&answer));
         }
     }
 }
@@ -90,7 +98,10 @@ fn integers_are_divided_as_in_eager_or_not_at_all() {
     );
     let out = model.run("divided", &[&a, &b]).unwrap();
     assert_eq!(
-        (out[0].int64_value(&[0, 0]), out[1].int64_value(&[0, 0])),
-        (5, 2)
+        (
+            out.array(0).unwrap().data()[0],
+            out.array(1).unwrap().data()[0]
+        ),
+        (5_i64, 2_i64)
     );
 }

@@ -1,5 +1,5 @@
 //! The runtime against fake artifacts: what loads, what is refused, what a call answers.
-#![cfg(feature = "torch")]
+#![cfg(feature = "tch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod calls;
@@ -15,7 +15,10 @@ mod trial;
 mod waits;
 
 use fake::{Fake, Memory};
-use precast::{Device, Model, Runtime, runtime::RuntimeError};
+use precast::{
+    Device, Model, Runtime,
+    runtime::{RuntimeError, TensorRef},
+};
 use tch::{Kind, Tensor};
 
 fn load(memory: Memory) -> Result<Model, RuntimeError> {
@@ -30,6 +33,7 @@ fn x(rows: i64, cols: i64) -> Tensor {
     Tensor::arange(rows * cols, (Kind::Float, tch::Device::Cpu)).reshape([rows, cols])
 }
 
-fn flat(tensor: &Tensor) -> Vec<f32> {
+fn flat<'a>(tensor: impl Into<TensorRef<'a>>) -> Vec<f32> {
+    let tensor = Tensor::from(tensor.into());
     Vec::<f32>::try_from(tensor.contiguous().view(-1)).unwrap()
 }

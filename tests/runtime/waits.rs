@@ -37,7 +37,7 @@ fn a_clone_that_is_resized_meanwhile_changes_no_call() {
     for _ in 0..20_000 {
         match model.run("f", std::slice::from_ref(&input)) {
             Ok(out) => {
-                let size = out[0].size();
+                let size = out[0].shape();
                 assert!(
                     (3..=8).contains(&size[0]) && (3..=4).contains(&size[1]),
                     "{size:?}"

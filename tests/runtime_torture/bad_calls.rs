@@ -482,7 +482,7 @@ fn at_the_edge(works: &Model, maker: &mut Maker) -> Result<(), String> {
         .run("f", &[input])
         .map_err(|error| error.to_string())?;
     let expected = flat(&(x(rows, cols) * 2));
-    match out[0].size() == [rows, cols] && flat(&out[0]) == expected {
+    match out[0].shape() == [rows, cols] && flat(&out[0]) == expected {
         true => Ok(()),
         false => Err(format!("{rows}x{cols}: a wrong answer")),
     }

@@ -13,7 +13,7 @@
 //!
 //! What may take the process down, or is measured on a whole process, runs in children: this binary starts itself
 //! (`act`). Real artifacts join in where `cargo test --test numerics` has left its store.
-#![cfg(feature = "torch")]
+#![cfg(feature = "tch")]
 #![allow(
     clippy::exit,
     clippy::print_stderr,
@@ -47,7 +47,10 @@ mod values;
 use std::{io::Write, sync::Arc};
 
 use fake::{Fake, Memory};
-use precast::{Device, Model, Runtime, runtime::Source};
+use precast::{
+    Device, Model, Runtime,
+    runtime::{Source, TensorRef},
+};
 use random::Random;
 use tch::{Kind, Tensor};
 
@@ -67,7 +70,8 @@ fn x(rows: i64, cols: i64) -> Tensor {
     (Tensor::arange(rows * cols, (Kind::Float, tch::Device::Cpu)) + 1).reshape([rows, cols])
 }
 
-fn flat(tensor: &Tensor) -> Vec<f32> {
+fn flat<'a>(tensor: impl Into<TensorRef<'a>>) -> Vec<f32> {
+    let tensor = Tensor::from(tensor.into());
     Vec::<f32>::try_from(tensor.contiguous().view(-1)).unwrap()
 }
 

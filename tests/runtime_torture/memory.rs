@@ -105,7 +105,7 @@ pub fn sharing_child(with: &Value) -> Value {
             .unwrap()
             .read("scale")
             .unwrap()
-            .size()
+            .shape()
     };
     // The first of each kind pays for libtorch's own start.
     let first = one.load("fake").unwrap();
@@ -287,7 +287,7 @@ pub fn exhaustion_child(with: &Value) -> Value {
                 }
                 other => bad.push(format!(
                     "round {round}: {:?}",
-                    other.map(|out| out[0].size())
+                    other.map(|out| out[0].shape())
                 )),
             }
         }

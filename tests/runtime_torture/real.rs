@@ -11,8 +11,9 @@ use std::{
 use precast::{
     Device, Model, Runtime, Store,
     record::{Dtype, Input, Program},
+    runtime::Outputs,
 };
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::Random;
 
@@ -74,11 +75,10 @@ pub fn inputs(program: &Program, sizes: &[i64], random: &mut Random) -> Vec<Tens
 }
 
 /// Returns the bits of float outputs.
-pub fn bits(outputs: &[Tensor]) -> Vec<Vec<i32>> {
-    let bits = |tensor: &Tensor| tensor.contiguous().view(-1).view_dtype(Kind::Int);
+pub fn bits(outputs: &Outputs) -> Vec<Vec<u8>> {
     outputs
         .iter()
-        .map(|tensor| Vec::<i32>::try_from(bits(tensor)).unwrap())
+        .map(|tensor| tensor.to_bytes().unwrap())
         .collect()
 }
 

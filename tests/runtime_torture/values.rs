@@ -85,7 +85,7 @@ struct Rung {
     program: Program,
     sizes: Vec<i64>,
     good: Vec<Tensor>,
-    answer: Vec<Vec<i64>>,
+    answer: Vec<Vec<u8>>,
 }
 
 pub fn child(with: &Value) -> Value {
@@ -143,7 +143,7 @@ pub fn child(with: &Value) -> Value {
                     .iter()
                     .map(|rung| rung.good.iter().map(Tensor::shallow_clone).collect())
                     .collect();
-                let models: Vec<(&Model, &str, &Vec<Vec<i64>>)> = rungs
+                let models: Vec<(&Model, &str, &Vec<Vec<u8>>)> = rungs
                     .iter()
                     .map(|rung| (&rung.model, rung.program.module.as_str(), &rung.answer))
                     .collect();
@@ -342,26 +342,17 @@ fn inputs(program: &Program, sizes: &[i64], random: &mut Random) -> Vec<Tensor> 
 }
 
 /// Returns what is in outputs, bit for bit.
-fn bits(outputs: &Outputs) -> Vec<Vec<i64>> {
-    let bits = |tensor: &Tensor| {
-        let flat = tensor.contiguous().view(-1);
-        match flat.kind() {
-            Kind::Float => flat.view_dtype(Kind::Int).to_kind(Kind::Int64),
-            _ => flat.to_kind(Kind::Int64),
-        }
-    };
-    outputs
-        .iter()
-        .map(|tensor| Vec::<i64>::try_from(bits(tensor)).unwrap())
-        .collect()
+fn bits(outputs: &Outputs) -> Vec<Vec<u8>> {
+    real::bits(outputs)
 }
 
 fn equal(got: &Outputs, wanted: &Outputs) -> bool {
     std::iter::zip(got.iter(), wanted.iter()).all(|(got, wanted)| {
+        let (got, wanted) = (Tensor::from(got), Tensor::from(wanted));
         got.size() == wanted.size()
             && match got.kind() {
-                Kind::Float => got.allclose(wanted, 1e-4, 1e-5, true),
-                _ => got.equal(wanted),
+                Kind::Float => got.allclose(&wanted, 1e-4, 1e-5, true),
+                _ => got.equal(&wanted),
             }
     })
 }

@@ -1,10 +1,12 @@
-// What has no C ABI: exceptions caught around foreign calls, a tensor's metadata in one call, and device guards.
+// What has no C ABI: exceptions caught around foreign calls, a tensor's metadata in one call, device guards, and operators.
 //
 // Every function is extern "C", returns 0 or an error whose text `precast_last_error` has, and throws nothing.
 
 #include <ATen/core/TensorBase.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/aminmax.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -39,6 +41,7 @@ namespace {
 
 thread_local std::string last_error;
 thread_local std::string* sink = nullptr;
+thread_local std::string captured;
 // Takes what a call prints beside its error, such as a warning.
 void (*said)(const char*) = nullptr;
 
@@ -154,12 +157,30 @@ void precast_capture_messages(void (*to)(const char*)) {
   });
 }
 
+// Around a call of libtorch's C ABI, which prints the reason of a failure as an artifact does: what it prints belongs to the
+// call. Such calls are not nested.
+void* precast_capture_begin() {
+  captured.clear();
+  std::string* before = sink;
+  sink = &captured;
+  return before;
+}
+void precast_capture_end(void* before, int32_t code) {
+  sink = static_cast<std::string*>(before);
+  if (code != 0) {
+    keep("", captured);
+  } else if (said && !captured.empty()) {
+    said(captured.c_str());
+  }
+}
+
 const char* precast_last_error() { return last_error.c_str(); }
 
 int32_t precast_tensor_meta(const void* handle, PrecastMeta* out) {
   return guarded([&] {
     const at::Tensor& t = tensor(handle);
     std::memset(out, 0, sizeof *out);
+    out->dtype = out->device_type = -1;
     if (!t.defined()) return 0;
     out->flags = 1;
     out->dtype = static_cast<int8_t>(t.scalar_type());
@@ -183,15 +204,6 @@ int32_t precast_tensor_meta(const void* handle, PrecastMeta* out) {
     }
     return 0;
   });
-}
-
-// A new handle to the same tensor.
-void* precast_tensor_share(const void* handle) {
-  try {
-    return new at::Tensor(tensor(handle));
-  } catch (...) {
-    return nullptr;
-  }
 }
 
 // A handle that only the caller's own thread can change: its sizes, strides, offset and storage stay what they are.
@@ -226,7 +238,45 @@ void* precast_tensor_own(const void* handle) {
   }
 }
 
-void precast_tensor_delete(void* handle) { delete static_cast<at::Tensor*>(handle); }
+// Notes the lowest and highest value of integers at `notes[at]` and the one after, and gives them clamped.
+int32_t precast_note_range(const void* handle, const void* notes, int64_t at, int64_t low, int64_t high, void** clamped) {
+  return guarded([&] {
+    const at::Tensor& given = tensor(handle);
+    const at::Tensor& noted = tensor(notes);
+    if (given.numel() == 0) {
+      noted.narrow(0, at, 2).fill_(low);
+      *clamped = new at::Tensor(given);
+      return 0;
+    }
+    at::Tensor least = noted.select(0, at), most = noted.select(0, at + 1);
+    at::aminmax_out(least, most, given.to(at::kLong));
+    *clamped = new at::Tensor(given.clamp(low, high));
+    return 0;
+  });
+}
+// Notes at `notes[at]` whether any element of the outcome of a check is not zero.
+int32_t precast_note_failed(const void* outcome, const void* notes, int64_t at) {
+  return guarded([&] {
+    tensor(notes).select(0, at).copy_(tensor(outcome).any());
+    return 0;
+  });
+}
+
+// The devices that libtorch_cuda finds; none without it.
+int32_t precast_cuda_devices() {
+  int32_t devices = 0;
+  guarded([&] {
+    devices = static_cast<int32_t>(at::detail::getCUDAHooks().deviceCount());
+    return 0;
+  });
+  return devices;
+}
+int32_t precast_cuda_wait_for(int32_t device) {
+  return guarded([&] {
+    at::detail::getCUDAHooks().deviceSynchronize(static_cast<c10::DeviceIndex>(device));
+    return 0;
+  });
+}
 
 using Create = int32_t (*)(void**, size_t, const char*, const char*);
 using Delete = int32_t (*)(void*);

@@ -1,25 +1,15 @@
-//! Plain memory with a shape, in and out: for callers who do not use tch.
+//! Plain memory with a shape, in and out: for callers who have no tensors.
 //!
 //! [`Value`] is what a call takes, [`Array`] what it gives. Both are copies, so that nothing of a call is left in the
-//! caller's memory and nothing of the caller's in a call; who hands in `tch` tensors that are on the device already
+//! caller's memory and nothing of the caller's in a call; who hands in tensors that are on the device already
 //! pays for no copy. With the feature `ndarray` a `Value` is made of an array or a view of one, and an `Array` becomes one.
 
-use half::{
-    bf16, f16,
-    slice::{HalfBitsSliceExt, HalfFloatSliceExt},
-};
 use precast_store::{Device, record::Dtype};
-use tch::{TchError, Tensor};
 
-use super::{Outputs, RuntimeError, ffi::Meta, tensors, threads};
+use super::{Element, Outputs, RuntimeError, Tensor, TensorError, ffi::TensorRef, threads};
 
-/// What an array can be of: `f32`, `f64`, `half::f16`, `half::bf16`, `i64`, `i32`, `i16`, `i8`, `u8` and `bool`.
-pub trait Element: sealed::Plain + Copy + 'static {
-    /// The dtype of its tensors.
-    const DTYPE: Dtype;
-}
-
-/// What [`Model::run`](super::Model::run) takes: a `tch::Tensor`, a [`Value`], or a reference to one.
+/// What [`Model::run`](super::Model::run) takes: a [`Tensor`], a [`Value`], or a reference to one; with the feature
+/// `tch` a `tch::Tensor` as well.
 pub trait Argument: sealed::Input {}
 
 /// An input of a call: a copy of plain memory with a shape, in the host's memory.
@@ -51,8 +41,8 @@ impl Value {
         let sizes: Result<Vec<i64>, _> = shape.iter().map(|&size| i64::try_from(size)).collect();
         match (needed, sizes) {
             (Some(needed), Ok(sizes)) if needed == data.len() => {
-                let flat = T::tensor(data).and_then(|flat| flat.f_view(&sizes[..]));
-                flat.map(Self).map_err(refused)
+                let made = Tensor::from_slice(data, &sizes);
+                made.map(Self).map_err(refused)
             }
             _ => Err(RuntimeError::Shape {
                 shape: shape.to_vec(),
@@ -65,7 +55,7 @@ impl Value {
     /// Returns the dtype of its elements.
     pub fn dtype(&self) -> Dtype {
         // There is no element without one.
-        Meta::of(&self.0).dtype().unwrap_or(Dtype::Uint8)
+        self.0.dtype().unwrap_or(Dtype::Uint8)
     }
 
     /// Returns its sizes.
@@ -101,7 +91,7 @@ impl<T: Element> Array<T> {
     fn of(tensor: &Tensor) -> Result<Self, RuntimeError> {
         // A large one is copied in parallel.
         threads::find(Device::Cpu)?;
-        let data = T::data(tensor).map_err(refused)?;
+        let data = tensor.to_vec().map_err(refused)?;
         let shape = shape_of(tensor);
         Ok(Self { shape, data })
     }
@@ -134,7 +124,7 @@ impl Outputs {
         let (Some(tensor), Some(record)) = (self.get(output), program.outputs.get(output)) else {
             return Err(self.no_output(output.to_string()));
         };
-        match tensors::dtype(tensor.kind()) {
+        match tensor.dtype() {
             Some(dtype) if dtype == T::DTYPE => self.check().and_then(|()| Array::of(tensor)),
             _ => Err(RuntimeError::OutputDtype {
                 module: program.module.as_str().into(),
@@ -166,106 +156,42 @@ impl Outputs {
 }
 
 fn shape_of(tensor: &Tensor) -> Vec<usize> {
-    let sizes = Meta::of(tensor).sizes().iter();
-    sizes.map(|&size| size.unsigned_abs() as usize).collect()
+    let sizes = tensor.shape().into_iter();
+    sizes.map(|size| size.unsigned_abs() as usize).collect()
 }
 
-fn refused(error: TchError) -> RuntimeError {
-    RuntimeError::Array {
-        reason: super::error::first_line(&error),
-    }
+fn refused(TensorError(reason): TensorError) -> RuntimeError {
+    RuntimeError::Array { reason }
 }
 
 mod sealed {
-    use tch::{TchError, Tensor};
+    use super::TensorRef;
 
-    /// How elements get into a tensor and out of it.
-    pub trait Plain: Sized {
-        /// Returns a tensor of one axis on the CPU.
-        fn tensor(data: &[Self]) -> Result<Tensor, TchError>;
-        /// Returns the elements of a tensor of this dtype.
-        fn data(tensor: &Tensor) -> Result<Vec<Self>, TchError>;
-    }
-
+    /// What can be an input.
     pub trait Input {
-        fn tensor(&self) -> &Tensor;
+        fn tensor(&self) -> TensorRef<'_>;
         /// Whether it is the runtime's to bring it to the device, whatever `Inputs` says.
         fn is_plain(&self) -> bool;
     }
 }
 
-macro_rules! elements {
-    ($($type:ty: $dtype:ident,)*) => {$(
-        impl Element for $type {
-            const DTYPE: Dtype = Dtype::$dtype;
-        }
-
-        impl sealed::Plain for $type {
-            fn tensor(data: &[Self]) -> Result<Tensor, TchError> {
-                Tensor::f_from_slice(data)
-            }
-
-            fn data(tensor: &Tensor) -> Result<Vec<Self>, TchError> {
-                let mut data = vec![Self::default(); tensor.numel()];
-                tensor.f_copy_data(&mut data, tensor.numel())?;
-                Ok(data)
-            }
-        }
-    )*};
-}
-
-elements! {
-    f32: Float32,
-    f64: Float64,
-    f16: Float16,
-    i64: Int64,
-    i32: Int32,
-    i16: Int16,
-    i8: Int8,
-    u8: Uint8,
-}
-
-impl Element for bf16 {
-    const DTYPE: Dtype = Dtype::Bfloat16;
-}
-
-/// tch 0.24 says that a `bf16` is a half (`Element::KIND` in its wrappers/kind.rs), so its bits go as those of one.
-impl sealed::Plain for bf16 {
-    fn tensor(data: &[Self]) -> Result<Tensor, TchError> {
-        let halves: &[f16] = data.reinterpret_cast().reinterpret_cast();
-        Tensor::f_from_slice(halves)?.f_view_dtype(tch::Kind::BFloat16)
-    }
-
-    fn data(tensor: &Tensor) -> Result<Vec<Self>, TchError> {
-        let halves = f16::data(&tensor.f_contiguous()?.f_view_dtype(tch::Kind::Half)?)?;
-        Ok(halves
-            .into_iter()
-            .map(|half| Self::from_bits(half.to_bits()))
-            .collect())
-    }
-}
-
-impl Element for bool {
-    const DTYPE: Dtype = Dtype::Bool;
-}
-
-/// A kernel may have written any byte for true; a Rust `bool` may hold none but 1.
-impl sealed::Plain for bool {
-    fn tensor(data: &[Self]) -> Result<Tensor, TchError> {
-        Tensor::f_from_slice(data)
-    }
-
-    fn data(tensor: &Tensor) -> Result<Vec<Self>, TchError> {
-        let mut bytes = vec![0; tensor.numel()];
-        tensor.f_copy_data_u8(&mut bytes, tensor.numel())?;
-        Ok(bytes.into_iter().map(|byte| byte != 0).collect())
-    }
-}
-
 impl Argument for Tensor {}
 impl sealed::Input for Tensor {
-    fn tensor(&self) -> &Tensor {
-        self
+    fn tensor(&self) -> TensorRef<'_> {
+        self.into()
+    }
+
+    fn is_plain(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(feature = "tch")]
+impl Argument for tch::Tensor {}
+#[cfg(feature = "tch")]
+impl sealed::Input for tch::Tensor {
+    fn tensor(&self) -> TensorRef<'_> {
+        self.into()
     }
 
     fn is_plain(&self) -> bool {
@@ -275,8 +201,8 @@ impl sealed::Input for Tensor {
 
 impl Argument for Value {}
 impl sealed::Input for Value {
-    fn tensor(&self) -> &Tensor {
-        &self.0
+    fn tensor(&self) -> TensorRef<'_> {
+        (&self.0).into()
     }
 
     fn is_plain(&self) -> bool {
@@ -286,7 +212,7 @@ impl sealed::Input for Value {
 
 impl<A: Argument> Argument for &A {}
 impl<A: Argument> sealed::Input for &A {
-    fn tensor(&self) -> &Tensor {
+    fn tensor(&self) -> TensorRef<'_> {
         (**self).tensor()
     }
 
@@ -300,7 +226,7 @@ pub(super) fn is_plain(argument: &impl Argument) -> bool {
     sealed::Input::is_plain(argument)
 }
 
-pub(super) fn tensor(argument: &impl Argument) -> &Tensor {
+pub(super) fn tensor(argument: &impl Argument) -> TensorRef<'_> {
     sealed::Input::tensor(argument)
 }
 
@@ -332,6 +258,8 @@ mod with_ndarray {
 
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
+
     use super::*;
 
     fn round<T: Element + PartialEq + std::fmt::Debug>(data: [T; 6]) {
@@ -340,7 +268,7 @@ mod tests {
         let back = Array::<T>::of(&value.0).unwrap();
         assert_eq!((back.shape(), back.data()), (&[2, 3][..], &data[..]));
         // Of a view with other strides the elements come in the order of its axes.
-        let turned = Array::<T>::of(&value.0.transpose(0, 1)).unwrap();
+        let turned = Array::<T>::of(&value.0.transpose(0, 1).unwrap()).unwrap();
         assert_eq!(turned.shape(), [3, 2]);
         assert_eq!(turned.data()[..2], [data[0], data[3]]);
     }
@@ -361,21 +289,20 @@ mod tests {
 
     #[test]
     fn a_bool_that_is_no_rust_bool_is_true() {
-        let bytes = Tensor::from_slice(&[0u8, 1, 2, 255]);
-        let bools = bytes.view_dtype(tch::Kind::Bool);
+        let bools = Tensor::from_bytes(&[0, 1, 2, 255], &[4], Dtype::Bool).unwrap();
         let read = Array::<bool>::of(&bools).unwrap();
         assert_eq!(read.data(), [false, true, true, true]);
     }
 
     #[test]
     fn what_libtorch_says_comes_without_its_stack() {
-        let six = Tensor::from_slice(&[0i64; 6]);
-        let error = six.f_view([4i64]).unwrap_err();
-        assert!(error.to_string().lines().count() > 2, "{error}");
-        let RuntimeError::Array { reason } = refused(error) else {
-            panic!("another error")
-        };
-        insta::assert_snapshot!(reason, @"Internal torch error: shape '[4]' is invalid for input of size 6");
+        let error = Tensor::empty(&[1 << 50], Dtype::Int64, Device::Cpu).unwrap_err();
+        let reason = refused(error).to_string();
+        assert!(
+            reason.contains("memory") && !reason.contains("frame #"),
+            "{reason}"
+        );
+        assert_eq!(reason.lines().count(), 1, "{reason}");
     }
 
     #[test]

@@ -460,16 +460,6 @@ fn passes(error: &io::Error) -> bool {
         .is_some_and(|number| PASSING.contains(&number))
 }
 
-/// Returns what libtorch says went wrong. The lines after the first are the frames of its C++ stack.
-pub(super) fn first_line(error: &tch::TchError) -> String {
-    let text = error.to_string();
-    text.lines()
-        .next()
-        .unwrap_or_default()
-        .trim_end()
-        .to_owned()
-}
-
 fn elements(needed: Option<usize>) -> String {
     match needed {
         Some(1) => "1 element".to_owned(),

@@ -11,7 +11,7 @@
 //! | whether a check failed | the program's steps | [`RuntimeError::CheckFailed`] |
 //!
 //! [`Outputs::check`](super::Outputs::check) reads it and waits for that; [`Outputs::array`](super::Outputs::array), which
-//! waits anyway, checks first. Who keeps outputs on the device or takes them as `tch` tensors has to ask. Nothing in the
+//! waits anyway, checks first. Who keeps outputs on the device or takes them as tensors has to ask. Nothing in the
 //! call waits, and a program without such inputs and checks does nothing of this.
 //!
 //! What a graph clamps may be padded: there the pad value is among the bounds, whatever the spec says. What came from the
@@ -24,13 +24,11 @@ use precast_store::{
     record::{Dtype, Input, Pad, Program},
 };
 use smallvec::SmallVec;
-use tch::{Kind, TchError, Tensor};
 
 use super::{
     RuntimeError,
     context::Handles,
-    error::first_line,
-    ffi::{kind_of, share},
+    ffi::{Handle, contiguous, note_failed, note_range},
     problem::Problem,
 };
 
@@ -54,9 +52,9 @@ struct Watched {
 pub(super) struct Flags {
     watch: Watch,
     /// On the device: two numbers for each of the inputs, then one for each check.
-    notes: Tensor,
+    notes: Handle,
     /// The inputs as they were given, to look for the place of a value.
-    given: SmallVec<[Tensor; 4]>,
+    given: SmallVec<[Handle; 4]>,
     good: Cell<bool>,
 }
 
@@ -82,31 +80,22 @@ impl Watch {
     }
 
     /// Puts clamped inputs in the place of those with bounds. None where nothing is noted, by the program neither.
-    pub fn clamp(
-        &self,
-        inputs: &mut Handles,
-        device: tch::Device,
-    ) -> Result<Option<Flags>, TchError> {
+    pub fn clamp(&self, inputs: &mut Handles, device: Device) -> Result<Option<Flags>, String> {
         let checks = self.program.checks.len();
         if self.inputs.is_empty() && checks == 0 {
             return Ok(None);
         }
         let room = (2 * self.inputs.len() + checks) as i64;
-        let notes = Tensor::f_empty([room], (Kind::Int64, device))?;
+        let notes = Handle::empty(&[room], &[1], Dtype::Int64, device)?;
         let mut given = SmallVec::new();
         for (at, watched) in (0..).step_by(2).zip(&self.inputs) {
-            let own = inputs[watched.input].share().into_tensor();
-            let (least, most) = (notes.f_select(0, at)?, notes.f_select(0, at + 1)?);
-            if own.numel() == 0 {
-                let _ = notes.f_narrow(0, at, 2)?.f_fill_(watched.low)?;
-            } else {
-                let wide = match own.kind() {
-                    Kind::Int64 => own.shallow_clone(),
-                    _ => own.f_to_kind(Kind::Int64)?,
-                };
-                let _ = wide.f_aminmax_out(&least, &most, None, false)?;
-                inputs[watched.input] = share(&own.f_clamp(watched.low, watched.high)?);
-            }
+            let clamped = note_range(
+                &inputs[watched.input],
+                &notes,
+                at,
+                [watched.low, watched.high],
+            )?;
+            let own = std::mem::replace(&mut inputs[watched.input], clamped);
             given.push(own);
         }
         Ok(Some(Flags {
@@ -135,19 +124,15 @@ impl Watch {
                     reason: "the outcome of a check is no dense tensor".to_owned(),
                 });
             }
-            let note = || {
-                let outcome = outcome.share().into_tensor().f_any()?;
-                flags.notes.f_select(0, at as i64)?.f_copy_(&outcome)
-            };
-            note().map_err(|error| self.tensor(&error))?;
+            note_failed(&outcome, &flags.notes, at).map_err(|error| self.tensor(error))?;
         }
         Ok(())
     }
 
-    fn tensor(&self, error: &TchError) -> RuntimeError {
+    fn tensor(&self, message: String) -> RuntimeError {
         RuntimeError::Tensor {
             module: self.module.clone(),
-            message: first_line(error),
+            message,
         }
     }
 }
@@ -172,11 +157,10 @@ impl Watched {
 
 impl Flags {
     /// Returns what a graph noted, for one call of it that was `given` these inputs: the next one writes over the notes.
-    pub fn of_call(&self, given: &Handles) -> Result<Self, TchError> {
-        let mut notes = self.notes.f_empty_like()?;
-        notes.f_copy_(&self.notes)?;
+    pub fn of_call(&self, given: &Handles) -> Result<Self, String> {
+        let notes = self.notes.copied()?;
         let inputs = self.watch.inputs.iter();
-        let given = inputs.map(|watched| given[watched.input].share().into_tensor());
+        let given = inputs.map(|watched| given[watched.input].share());
         Ok(Self {
             watch: self.watch.clone(),
             notes,
@@ -196,9 +180,8 @@ impl Flags {
 
     /// As [`Self::check`], for notes that are written again and again.
     pub fn read(&self) -> Result<(), RuntimeError> {
-        let notes = self.notes.f_to(tch::Device::Cpu);
-        let notes = notes.and_then(|notes| Vec::<i64>::try_from(&notes));
-        let notes = notes.map_err(|error| self.watch.tensor(&error))?;
+        let notes: Result<Vec<i64>, String> = self.notes.read();
+        let notes = notes.map_err(|error| self.watch.tensor(error))?;
         let (inputs, outcomes) = notes.split_at((2 * self.watch.inputs.len()).min(notes.len()));
         for ((watched, noted), given) in self
             .watch
@@ -252,17 +235,15 @@ impl std::fmt::Debug for Flags {
 }
 
 /// Returns the first element that is not `inside`, row by row.
-fn position(given: &Tensor, inside: impl Fn(&i64) -> bool) -> Option<(Vec<i64>, i64)> {
-    let flat = given
-        .f_to(tch::Device::Cpu)
-        .ok()?
-        .f_to_kind(Kind::Int64)
-        .ok()?;
-    let values: Vec<i64> = flat.f_reshape([-1]).ok()?.try_into().ok()?;
+fn position(given: &Handle, inside: impl Fn(&i64) -> bool) -> Option<(Vec<i64>, i64)> {
+    let sizes = given.meta().sizes();
+    let wide = Handle::empty(sizes, &contiguous(sizes), Dtype::Int64, Device::Cpu).ok()?;
+    wide.copy_from(given).ok()?;
+    let values: Vec<i64> = wide.read().ok()?;
     let at = values.iter().position(|value| !inside(value))?;
     let mut rest = at as i64;
     let mut position: Vec<i64> = Vec::new();
-    for size in given.size().into_iter().rev() {
+    for &size in sizes.iter().rev() {
         position.insert(0, rest % size);
         rest /= size;
     }
@@ -271,12 +252,12 @@ fn position(given: &Tensor, inside: impl Fn(&i64) -> bool) -> Option<(Vec<i64>, 
 
 /// Returns the lowest and highest value of an integer dtype.
 fn limits(dtype: Dtype) -> Option<(i64, i64)> {
-    Some(match kind_of(dtype) {
-        Kind::Int64 => (i64::MIN, i64::MAX),
-        Kind::Int => (i32::MIN.into(), i32::MAX.into()),
-        Kind::Int16 => (i16::MIN.into(), i16::MAX.into()),
-        Kind::Int8 => (i8::MIN.into(), i8::MAX.into()),
-        Kind::Uint8 => (0, u8::MAX.into()),
+    Some(match dtype {
+        Dtype::Int64 => (i64::MIN, i64::MAX),
+        Dtype::Int32 => (i32::MIN.into(), i32::MAX.into()),
+        Dtype::Int16 => (i16::MIN.into(), i16::MAX.into()),
+        Dtype::Int8 => (i8::MIN.into(), i8::MAX.into()),
+        Dtype::Uint8 => (0, u8::MAX.into()),
         _ => return None,
     })
 }

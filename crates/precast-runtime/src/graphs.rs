@@ -14,18 +14,15 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use precast_store::{Device, record::Input};
-use tch::{TchError, Tensor};
-
 use super::{
-    RuntimeError,
+    RuntimeError, Tensor,
     context::{ExecutionContext, Handles, Plan},
-    error::first_line,
-    ffi::{Graph, Pool, RawStream, Stream, cuda, own, share},
+    ffi::{Graph, Handle, Pool, RawStream, Stream, cuda},
     flags::{Flags, Watch},
-    host, pad,
+    host,
+    pad::Buffer,
     pool::{self, Wait},
-    weights::{Weights, tch_device},
+    weights::Weights,
 };
 
 /// Runs before the capture.
@@ -53,7 +50,7 @@ pub(super) struct Graphed {
 struct State {
     // Before what it points to.
     graph: Graph,
-    inputs: Vec<Tensor>,
+    inputs: Vec<Buffer>,
     outputs: Handles,
     /// What the graph notes of its static inputs, and of what it computes.
     flags: Option<Flags>,
@@ -80,7 +77,6 @@ impl State {
         shared: &Arc<Shared>,
     ) -> Result<Self, String> {
         let _span = tracing::info_span!("graph", module = &*plan.module).entered();
-        let text = |error: TchError| first_line(&error);
         let current = Stream::current(shared.device)?;
         shared.stream.wait_for(&current)?;
         let _scope = shared.stream.enter()?;
@@ -89,13 +85,12 @@ impl State {
         let raw = shared.stream.raw();
         let mut inputs = Vec::new();
         for input in &plan.program.inputs {
-            inputs.push(padding(input, plan.device).map_err(text)?);
+            inputs.push(Buffer::new(input, plan.device)?);
         }
-        let device = tch_device(plan.device);
         let watch = Watch::new(&plan.program, &plan.module, plan.device, true);
         let run = |context: &mut ExecutionContext| {
-            let mut handles: Handles = inputs.iter().map(share).collect();
-            let mut flags = watch.clamp(&mut handles, device).map_err(text)?;
+            let mut handles: Handles = inputs.iter().map(|input| input.tensor.share()).collect();
+            let mut flags = watch.clamp(&mut handles, plan.device)?;
             let made = plan.execute(context, handles, raw).and_then(|mut made| {
                 watch.outcomes(&mut made, flags.as_mut())?;
                 Ok(made)
@@ -119,15 +114,6 @@ impl State {
             _context: context,
         })
     }
-}
-
-/// Makes a static input that holds the pad value. It is filled on the CPU: the first fill on a device loads a kernel.
-fn padding(input: &Input, device: Device) -> Result<Tensor, TchError> {
-    let mut made = pad::buffer(&input.layout, device)?;
-    let mut here = pad::buffer(&input.layout, Device::Cpu)?;
-    pad::blank(&mut here, input)?;
-    made.f_copy_(&here)?;
-    Ok(made)
 }
 
 impl Drop for Shared {
@@ -199,22 +185,15 @@ impl Graphed {
         wait: Wait,
     ) -> Result<(Handles, Option<Flags>), RuntimeError> {
         let failed = |message: String| plan.failed("graph", message);
-        let text = |error: TchError| failed(first_line(&error));
         // In this order everywhere: the program, then the device.
         let mut state = pool::lock(&self.state, wait).ok_or_else(|| plan.busy(1))?;
         let state = &mut *state;
         let _turn = self.shared.turn().map_err(failed)?;
         let span = padded.then(|| tracing::trace_span!("pad", module = &*plan.module).entered());
-        for ((to, own), input) in state
-            .inputs
-            .iter_mut()
-            .zip(inputs)
-            .zip(&plan.program.inputs)
-        {
-            let from = own.share().into_tensor();
+        for (to, from) in state.inputs.iter_mut().zip(inputs) {
             match padded {
-                true => pad::fill(to, &from, input).map_err(text)?,
-                false => to.f_copy_(&from).map_err(text)?,
+                true => to.fill(from).map_err(failed)?,
+                false => to.tensor.copy_from(from).map_err(failed)?,
             }
         }
         drop(span);
@@ -222,11 +201,10 @@ impl Graphed {
         // The next replay writes over the static ones.
         let mut outputs = Handles::new();
         for output in &state.outputs {
-            let copy = pad::copy(&output.share().into_tensor());
-            outputs.push(copy.map_err(text)?.into());
+            outputs.push(output.copied().map_err(failed)?);
         }
         let flags = state.flags.as_ref().map(|flags| flags.of_call(inputs));
-        Ok((outputs, flags.transpose().map_err(text)?))
+        Ok((outputs, flags.transpose().map_err(failed)?))
     }
 
     /// Gives a caller the static tensors and the launch, with no copies.
@@ -246,14 +224,14 @@ impl Graphed {
 /// wait; a call of it on this thread would wait forever.
 ///
 /// ```no_run
-/// # fn example(model: &precast_runtime::Model, features: &tch::Tensor) -> Result<(), Box<dyn std::error::Error>> {
+/// # fn example(model: &precast_runtime::Model, features: &precast_runtime::Tensor) -> Result<(), Box<dyn std::error::Error>> {
 /// let sizes = [("batch".to_owned(), 8)].into();
 /// let mut session = model.session("forward", &sizes).ok_or("not a CUDA graph")?;
 /// let (mut inputs, outputs) = (session.inputs(), session.outputs());
-/// inputs[0].copy_(features); // or any operator that takes a tensor to write to
+/// inputs[0].copy_from(features)?; // or any operator that takes a tensor to write to
 /// session.replay()?;
 /// session.check()?;
-/// let answer = outputs[0].to_device(tch::Device::Cpu);
+/// let answer = outputs[0].to_vec::<f32>()?;
 /// # Ok(())
 /// # }
 /// ```
@@ -267,7 +245,7 @@ impl Session<'_> {
     /// inputs of the last call. Never make one larger: torch would free the memory that the graph reads.
     pub fn inputs(&self) -> Vec<Tensor> {
         let inputs = self.state.inputs.iter();
-        inputs.map(alias).collect()
+        inputs.map(|input| alias(&input.tensor)).collect()
     }
 
     /// Launches the program on the thread's current stream.
@@ -285,13 +263,13 @@ impl Session<'_> {
     /// Returns the static outputs, to read. The next replay on the device writes over them.
     pub fn outputs(&self) -> Vec<Tensor> {
         let outputs = self.state.outputs.iter();
-        outputs
-            .map(|output| alias(&output.share().into_tensor()))
-            .collect()
+        outputs.map(alias).collect()
     }
 }
 
 /// Returns a handle of a static tensor whose own sizes and storage a caller may change.
-fn alias(tensor: &Tensor) -> Tensor {
-    own(&tensor.shallow_clone()).into_tensor()
+fn alias(handle: &Handle) -> Tensor {
+    // Where it has no other handle, it would be given out as it is.
+    let other = handle.share();
+    Tensor(other.borrow().own())
 }

@@ -84,6 +84,15 @@ pub fn device_memory(device: Device) -> Result<DeviceMemory, RuntimeError> {
     memory.map_err(|reason| RuntimeError::NoDevice { device, reason })
 }
 
+/// Waits until everything that was put on a device is done. On the CPU there is nothing to wait for.
+pub fn synchronize(device: Device) -> Result<(), RuntimeError> {
+    let Device::Cuda(ordinal) = device else {
+        return Ok(());
+    };
+    let done = cuda().and_then(|cuda| cuda.synchronize(ordinal));
+    done.map_err(|reason| RuntimeError::NoDevice { device, reason })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

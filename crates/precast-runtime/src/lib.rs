@@ -41,7 +41,9 @@
 //! ```text
 //! dispatch, ending, pool, problem, source
 //! error
-//! ffi, tensors, threads
+//! ffi
+//! tensor, threads
+//! tensors
 //! exit, host, operators, validate
 //! peak
 //! * arrays, background, context, cost, eager, flags, graphs, identity, loader, model, outputs, packing, pad, prepacked, program, replica, runtime, stats, trial, variant, watch, weights, wiring
@@ -83,6 +85,7 @@ mod runtime;
 mod source;
 mod stats;
 mod swap;
+mod tensor;
 pub mod tensors;
 mod threads;
 mod trial;
@@ -94,14 +97,14 @@ mod wiring;
 
 pub use precast_store::{Device, Store};
 
-pub use arrays::{Argument, Array, Element, Value};
+pub use arrays::{Argument, Array, Value};
 pub use background::Timings;
 pub use ending::shut_down;
 pub use error::{NoFit, RuntimeError};
 pub use exit::exit;
-pub use ffi::{DeviceMemory, Scope, Stream};
+pub use ffi::{DeviceMemory, Scope, Stream, TensorRef};
 pub use graphs::Session;
-pub use host::{device_memory, host};
+pub use host::{device_memory, host, synchronize};
 pub use loader::Loading;
 pub use model::{Inputs, Model};
 pub use outputs::{Outputs, Rung, Served};
@@ -111,6 +114,7 @@ pub use problem::Problem;
 pub use runtime::{Devices, Graphs, Runtime};
 pub use source::{Source, SourceError, sealed};
 pub use stats::{BucketStats, ModuleStats};
+pub use tensor::{Element, Tensor, TensorError};
 pub use trial::Trial;
 pub use trial::{ARGUMENT as TRIAL, TRIED, answer as answer_trial, memory as trial_memory};
 pub use watch::{DeviceStats, Quarantined};

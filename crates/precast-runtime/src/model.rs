@@ -14,13 +14,12 @@ use precast_store::{
     record::{Program, Sizes, bucket_name},
 };
 use smallvec::SmallVec;
-use tch::Tensor;
 
 use super::{
     RuntimeError,
     arrays::{self, Argument},
     background::Behind,
-    ffi::Meta,
+    ffi::TensorRef,
     graphs::Session,
     loader::Slot,
     outputs::Outputs,
@@ -144,7 +143,7 @@ impl Model {
 
     /// Runs a module on inputs in the module's order.
     ///
-    /// Takes `tch` tensors, or [`Value`](super::Value)s where the caller does not use tch. Every input is checked before
+    /// Takes [`Value`](super::Value)s, or [`Tensor`](super::Tensor)s, which may be on the device already. Every input is checked before
     /// anything foreign sees it: see [`RuntimeError::BadInput`] and the variants after it for what can be wrong. The
     /// outputs are new tensors on the model's device, cut to the request's sizes where a larger bucket was padded. On
     /// CUDA they are handed out when the work is in the stream of the calling thread, before it is done.
@@ -157,7 +156,7 @@ impl Model {
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
-    /// # use precast_runtime::{Device, Runtime, Store, Value};
+    /// # use precast_runtime::{Device, Runtime, Store, Tensor, Value};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let folder = example();
     /// # let model = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?.load("tiny")?;
@@ -166,9 +165,9 @@ impl Model {
     /// assert_eq!(out.array::<f32>(0)?.data(), [2.0, 4.0, 6.0]);
     /// assert_eq!(out.served().bucket(), &[("batch".into(), 1), ("seq".into(), 4)].into());
     ///
-    /// // Or with tch.
-    /// let out = model.run("double", &[tch::Tensor::from_slice(&[1.0_f32, 2.0]).view([1, 2])])?;
-    /// assert_eq!(out[0].size(), [1, 2]);
+    /// // Or with tensors.
+    /// let out = model.run("double", &[Tensor::from_slice(&[1.0_f32, 2.0], &[1, 2])?])?;
+    /// assert_eq!(out[0].shape(), [1, 2]);
     /// # Ok(()) }
     /// ```
     pub fn run<A: Argument>(&self, module: &str, inputs: &[A]) -> Result<Outputs, RuntimeError> {
@@ -211,7 +210,7 @@ impl Model {
             inputs: self.policy(inputs),
             wait,
         };
-        let inputs: SmallVec<[&Tensor; 8]> = inputs.iter().map(arrays::tensor).collect();
+        let inputs: SmallVec<[TensorRef<'_>; 8]> = inputs.iter().map(arrays::tensor).collect();
         let replica = self.replica(&inputs)?;
         let variants = self.variants(replica, module)?;
         let variant = variants
@@ -254,13 +253,13 @@ impl Model {
             inputs: self.policy(inputs.iter().map(|(_, input)| input)),
             wait: self.wait(),
         };
-        let tensors: SmallVec<[&Tensor; 8]> = inputs
+        let tensors: SmallVec<[TensorRef<'_>; 8]> = inputs
             .iter()
             .map(|(_, input)| arrays::tensor(input))
             .collect();
         let replica = self.replica(&tensors)?;
         let variants = self.variants(replica, module)?;
-        let order = |variant: &Variant| -> Option<SmallVec<[&Tensor; 8]>> {
+        let order = |variant: &Variant| -> Option<SmallVec<[TensorRef<'_>; 8]>> {
             let wanted = &variant.signature.inputs;
             if wanted.len() != inputs.len() {
                 return None;
@@ -311,11 +310,11 @@ impl Model {
     }
 
     /// Returns the replica that a call goes to.
-    fn replica(&self, inputs: &[&Tensor]) -> Result<&Replica, RuntimeError> {
+    fn replica(&self, inputs: &[TensorRef<'_>]) -> Result<&Replica, RuntimeError> {
         match &self.replicas[..] {
             [only] => Ok(only),
             several => {
-                let at = inputs.first().and_then(|input| Meta::of(input).device());
+                let at = inputs.first().and_then(|input| input.meta().device());
                 let turn = self.turn.fetch_add(1, Ordering::Relaxed);
                 replica::choose(several, at, turn).ok_or(RuntimeError::Devices)
             }
@@ -326,7 +325,7 @@ impl Model {
         &self,
         replica: &Replica,
         variant: &Variant,
-        inputs: &[&Tensor],
+        inputs: &[TensorRef<'_>],
         call: Call,
     ) -> Result<Outputs, RuntimeError> {
         let result = replica.answer(variant, inputs, call);

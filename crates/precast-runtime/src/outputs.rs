@@ -7,9 +7,8 @@ use precast_store::{
     record::{Program, Sizes},
 };
 use smallvec::SmallVec;
-use tch::Tensor;
 
-use super::{RuntimeError, flags::Flags, validate::Request};
+use super::{RuntimeError, Tensor, flags::Flags, validate::Request};
 
 /// Which rung of the ladder answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -15,9 +15,9 @@ use precast_store::{
 };
 
 use super::{
-    ffi::{Handle, Meta},
+    ffi::{Handle, Meta, contiguous},
     source::Source,
-    weights::{bytes_of, contiguous},
+    weights::bytes_of,
 };
 
 /// Lists of tensors' names.
@@ -100,7 +100,7 @@ pub(super) fn as_one(call: &Recipe, parts: &[Handle]) -> Option<Handle> {
         let part: Meta<'_> = part.meta();
         let (more, rest) = part.sizes().split_first()?;
         let alike = part.dtype() == first.dtype() && part.storage() == first.storage();
-        let dense = part.strides() == contiguous(part.sizes());
+        let dense = *part.strides() == contiguous(part.sizes())[..];
         if !alike || !dense || rest != row || part.address() != end {
             return None;
         }
@@ -108,17 +108,14 @@ pub(super) fn as_one(call: &Recipe, parts: &[Handle]) -> Option<Handle> {
         end += bytes_of(part.sizes(), part.dtype()?);
     }
     let sizes = [&[rows], row].concat();
-    let whole = parts[0].share().into_tensor();
-    let view = whole.f_as_strided(&sizes, contiguous(&sizes), None);
-    view.ok().map(Handle::from)
+    let view = parts[0].view(&sizes, &contiguous(&sizes), 0, first.dtype()?);
+    view.ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use tch::{Kind, Tensor};
-
     use super::*;
-    use precast_store::record::Operand;
+    use precast_store::record::{Dtype, Operand};
 
     fn lists(lists: &[&[&str]]) -> Together {
         let list = |names: &&[&str]| names.iter().map(|name| (*name).to_owned()).collect();
@@ -165,25 +162,25 @@ mod tests {
 
     #[test]
     fn parts_that_lie_one_behind_the_other_are_one_without_a_copy() {
-        let memory = Tensor::arange(24, (Kind::Float, tch::Device::Cpu));
-        let part = |from: i64, rows: i64| memory.narrow(0, from, rows * 4).view([rows, 4]);
-        let one = |parts: &[Tensor], call: &Recipe| {
-            let parts: Vec<Handle> = parts
-                .iter()
-                .map(|part| part.shallow_clone().into())
-                .collect();
-            as_one(call, &parts).map(Handle::into_tensor)
+        let numbers: Vec<f32> = (0..24u8).map(f32::from).collect();
+        let memory = Handle::of(&numbers, &[24], Dtype::Float32).unwrap();
+        let view = |from: usize, shape: [i64; 2], stride: [i64; 2]| {
+            memory
+                .view(&shape, &stride, from * 4, Dtype::Float32)
+                .unwrap()
         };
+        let part = |from: usize, rows: i64| view(from, [rows, 4], [4, 1]);
         let parts = [part(4, 2), part(12, 1), part(16, 2)];
-        let whole = one(&parts, &cat(3, 0)).unwrap();
-        assert_eq!(whole, Tensor::cat(&parts, 0));
-        assert_eq!(whole.data_ptr(), parts[0].data_ptr());
+        let whole = as_one(&cat(3, 0), &parts).unwrap();
+        assert_eq!(whole.read::<f32>().unwrap(), numbers[4..]);
+        assert_eq!(whole.meta().address(), parts[0].meta().address());
         // Out of order, with a gap, along another axis, in another memory, or turned.
-        assert!(one(&[part(12, 1), part(4, 2)], &cat(2, 0)).is_none());
-        assert!(one(&[part(4, 1), part(12, 1)], &cat(2, 0)).is_none());
-        assert!(one(&parts, &cat(3, 1)).is_none());
-        assert!(one(&[part(4, 2), part(12, 1).copy()], &cat(2, 0)).is_none());
-        let square = |from: i64| memory.narrow(0, from, 4).view([2, 2]);
-        assert!(one(&[square(0).transpose(0, 1), square(4)], &cat(2, 0)).is_none());
+        assert!(as_one(&cat(2, 0), &[part(12, 1), part(4, 2)]).is_none());
+        assert!(as_one(&cat(2, 0), &[part(4, 1), part(12, 1)]).is_none());
+        assert!(as_one(&cat(3, 1), &parts).is_none());
+        let apart = [part(4, 2), part(12, 1).copied().unwrap()];
+        assert!(as_one(&cat(2, 0), &apart).is_none());
+        let square = |from: usize, stride| view(from, [2, 2], stride);
+        assert!(as_one(&cat(2, 0), &[square(0, [1, 2]), square(4, [2, 1])]).is_none());
     }
 }

@@ -1,21 +1,19 @@
 //! A smaller request inside a larger bucket: inputs filled up with their pad value, outputs cut back.
 
+use half::{bf16, f16};
 use precast_store::{
     Device,
-    record::{Input, Layout, Output, Pad},
+    record::{Dtype, Input, Output, Pad},
 };
-use tch::{Scalar, TchError, Tensor};
+use smallvec::SmallVec;
 
-use super::{
-    ffi::{Meta, RawStream, kind_of},
-    weights::tch_device,
-};
+use super::ffi::{Handle, RawStream};
 
 /// Bucket-sized inputs for padded calls, made on first use. One caller has them at a time.
 #[derive(Default)]
 pub struct Buffers {
     /// One for each input.
-    pub tensors: Vec<Option<Tensor>>,
+    pub inputs: Vec<Option<Buffer>>,
     /// The stream that used them last.
     pub last: Option<RawStream>,
 }
@@ -24,58 +22,119 @@ impl Buffers {
     /// Starts with none for so many inputs.
     pub fn new(inputs: usize) -> Self {
         Self {
-            tensors: (0..inputs).map(|_| None).collect(),
+            inputs: (0..inputs).map(|_| None).collect(),
             last: None,
         }
     }
 }
 
-/// Makes a buffer of a bucket's input.
-pub fn buffer(layout: &Layout, device: Device) -> Result<Tensor, TchError> {
-    Tensor::f_empty_strided(
-        &layout.shape,
-        &layout.stride,
-        (kind_of(layout.dtype), tch_device(device)),
-    )
+/// A bucket's input, and what fills it up.
+pub struct Buffer {
+    pub tensor: Handle,
+    /// The pad value, on the device; none for zero.
+    pad: Option<Handle>,
 }
 
-/// Writes the pad value everywhere.
-pub fn blank(buffer: &mut Tensor, input: &Input) -> Result<(), TchError> {
-    buffer.f_fill_(scalar(input.pad)).map(drop)
-}
-
-/// Writes `source` into the low corner of `buffer` and the pad value everywhere else.
-///
-/// The whole buffer is written each time, so nothing of an earlier call is left in it.
-pub fn fill(buffer: &mut Tensor, source: &Tensor, input: &Input) -> Result<(), TchError> {
-    let sizes = Meta::of(source).sizes();
-    if sizes == input.layout.shape {
-        return buffer.f_copy_(source);
+impl Buffer {
+    /// Makes a buffer that holds the pad value. It is filled on the CPU: the first fill on a device loads a kernel.
+    pub fn new(input: &Input, device: Device) -> Result<Self, String> {
+        let layout = &input.layout;
+        let make = |device| Handle::empty(&layout.shape, &layout.stride, layout.dtype, device);
+        let bytes = bytes_of(input.pad, layout.dtype)?;
+        let zero = bytes.iter().all(|&byte| byte == 0);
+        let pad = match zero {
+            true => None,
+            false => Some(Handle::of(&bytes[..], &[], layout.dtype)?),
+        };
+        let here = Self {
+            tensor: make(Device::Cpu)?,
+            pad,
+        };
+        here.blank()?;
+        if device == Device::Cpu {
+            return Ok(here);
+        }
+        let tensor = make(device)?;
+        tensor.copy_from(&here.tensor)?;
+        let pad = here.pad.map(|here| {
+            let there = Handle::empty(&[], &[], layout.dtype, device)?;
+            there.copy_from(&here).map(|()| there)
+        });
+        Ok(Self {
+            tensor,
+            pad: pad.transpose()?,
+        })
     }
-    blank(buffer, input)?;
-    let mut corner = buffer.shallow_clone();
-    for (axis, (&bucket, &size)) in input.layout.shape.iter().zip(sizes).enumerate() {
-        if size < bucket {
-            corner = corner.f_narrow(axis as i64, 0, size)?;
+
+    /// Writes the pad value everywhere.
+    fn blank(&self) -> Result<(), String> {
+        match &self.pad {
+            None => self.tensor.zero(),
+            Some(pad) => self.tensor.copy_from(pad),
         }
     }
-    corner.f_copy_(source)
+
+    /// Writes `source` into the low corner and the pad value everywhere else.
+    ///
+    /// The whole buffer is written each time, so nothing of an earlier call is left in it.
+    pub fn fill(&mut self, source: &Handle) -> Result<(), String> {
+        let (meta, own) = (source.meta(), self.tensor.meta());
+        if meta.sizes() == own.sizes() {
+            return self.tensor.copy_from(source);
+        }
+        self.blank()?;
+        let dtype = own.dtype().ok_or_else(|| own.dtype_name())?;
+        let fits = std::iter::zip(meta.sizes(), own.sizes()).all(|(size, bucket)| size <= bucket);
+        if !fits || meta.sizes().len() != own.sizes().len() {
+            return Err(format!(
+                "{:?} does not fit into {:?}",
+                meta.sizes(),
+                own.sizes()
+            ));
+        }
+        let corner = self.tensor.view(meta.sizes(), own.strides(), 0, dtype)?;
+        corner.copy_from(source)
+    }
+
+    /// Pads what is one smaller in each bucketed dimension, so that a device has loaded what that takes. Nothing changes.
+    pub fn rehearse(&mut self, input: &Input) -> Result<(), String> {
+        if !matches!(self.tensor.meta().device(), Some(Device::Cuda(_)))
+            || input.dims.iter().all(Option::is_none)
+        {
+            return Ok(());
+        }
+        let mut smaller: SmallVec<[i64; 8]> = SmallVec::from_slice(&input.layout.shape);
+        for (size, dim) in smaller.iter_mut().zip(&input.dims) {
+            if dim.is_some() && *size > 1 {
+                *size -= 1;
+            }
+        }
+        let (stride, dtype) = (&input.layout.stride, input.layout.dtype);
+        let blank = self.tensor.view(&smaller, stride, 0, dtype)?.copied()?;
+        self.fill(&blank)
+    }
 }
 
-/// Pads what is one smaller in each bucketed dimension, so that a device has loaded what that takes. Nothing changes.
-pub fn rehearse(buffer: &mut Tensor, input: &Input) -> Result<(), TchError> {
-    if !buffer.device().is_cuda() || input.dims.iter().all(Option::is_none) {
-        return Ok(());
-    }
-    let mut smaller = buffer.shallow_clone();
-    for (axis, dim) in input.dims.iter().enumerate() {
-        let size = input.layout.shape[axis];
-        if dim.is_some() && size > 1 {
-            smaller = smaller.f_narrow(axis as i64, 0, size - 1)?;
-        }
-    }
-    let blank = copy(&smaller)?;
-    fill(buffer, &blank, input)
+/// Returns the bytes of one element.
+fn bytes_of(pad: Pad, dtype: Dtype) -> Result<SmallVec<[u8; 8]>, String> {
+    let (whole, number) = match pad {
+        Pad::Bool(value) => (i64::from(value), f64::from(u8::from(value))),
+        Pad::Int(value) => (value, value as f64),
+        Pad::Float(value) => (value as i64, value),
+    };
+    let bad = |_| format!("the pad value {whole} is no {dtype}");
+    Ok(match dtype {
+        Dtype::Float64 => SmallVec::from_slice(&number.to_ne_bytes()),
+        Dtype::Float32 => SmallVec::from_slice(&(number as f32).to_ne_bytes()),
+        Dtype::Float16 => SmallVec::from_slice(&f16::from_f64(number).to_ne_bytes()),
+        Dtype::Bfloat16 => SmallVec::from_slice(&bf16::from_f64(number).to_ne_bytes()),
+        Dtype::Int64 => SmallVec::from_slice(&whole.to_ne_bytes()),
+        Dtype::Int32 => SmallVec::from_slice(&i32::try_from(whole).map_err(bad)?.to_ne_bytes()),
+        Dtype::Int16 => SmallVec::from_slice(&i16::try_from(whole).map_err(bad)?.to_ne_bytes()),
+        Dtype::Int8 => SmallVec::from_slice(&i8::try_from(whole).map_err(bad)?.to_ne_bytes()),
+        Dtype::Uint8 => SmallVec::from_slice(&u8::try_from(whole).map_err(bad)?.to_ne_bytes()),
+        Dtype::Bool => SmallVec::from_slice(&[u8::from(number != 0.0)]),
+    })
 }
 
 /// How one axis of an output follows one of the request's sizes.
@@ -138,25 +197,85 @@ pub fn cuts<'a>(
 }
 
 /// Returns the valid part of an output: a view, no copy.
-pub fn cut(mut tensor: Tensor, cuts: &[Cut], request: &[i64]) -> Result<Tensor, TchError> {
+pub fn cut(tensor: Handle, cuts: &[Cut], request: &[i64]) -> Result<Handle, String> {
+    let meta = tensor.meta();
+    let mut sizes: SmallVec<[i64; 8]> = SmallVec::from_slice(meta.sizes());
     for cut in cuts {
-        let (_, size) = cut.size(request);
-        tensor = tensor.f_narrow(cut.axis, 0, size)?;
+        let (axis, size) = cut.size(request);
+        if size > sizes[axis] {
+            return Err(format!("{:?} has no {size} on axis {axis}", meta.sizes()));
+        }
+        sizes[axis] = size;
     }
-    Ok(tensor)
+    if sizes[..] == *meta.sizes() {
+        return Ok(tensor);
+    }
+    let dtype = meta.dtype().ok_or_else(|| meta.dtype_name())?;
+    tensor.view(&sizes, meta.strides(), 0, dtype)
 }
 
-/// Returns a copy with its own memory.
-pub fn copy(tensor: &Tensor) -> Result<Tensor, TchError> {
-    let mut copy = tensor.f_empty_like()?;
-    copy.f_copy_(tensor)?;
-    Ok(copy)
-}
+#[cfg(test)]
+mod tests {
+    use precast_store::record::Layout;
 
-fn scalar(pad: Pad) -> Scalar {
-    match pad {
-        Pad::Bool(value) => Scalar::from(i64::from(value)),
-        Pad::Int(value) => Scalar::from(value),
-        Pad::Float(value) => Scalar::from(value),
+    use super::*;
+
+    fn input(dtype: Dtype, pad: Pad) -> Input {
+        Input {
+            name: "x".to_owned(),
+            layout: Layout {
+                dtype,
+                shape: vec![2, 3],
+                stride: vec![3, 1],
+            },
+            dims: vec![Some("batch".to_owned()), Some("seq".to_owned())],
+            pad,
+            range: None,
+            bounds: None,
+        }
+    }
+
+    fn row(values: &[f64], dtype: Dtype) -> Handle {
+        let made = Handle::empty(&[1, 2], &[2, 1], dtype, Device::Cpu).unwrap();
+        let row = Handle::of(values, &[1, 2], Dtype::Float64).unwrap();
+        made.copy_from(&row).unwrap();
+        made
+    }
+
+    #[test]
+    fn every_dtype_is_filled_up_with_its_pad_value() {
+        for dtype in Dtype::ALL {
+            for (pad, value) in [
+                (Pad::Int(0), 0.0),
+                (Pad::Int(1), 1.0),
+                (Pad::Bool(true), 1.0),
+                (Pad::Float(1.0), 1.0),
+            ] {
+                let mut buffer = Buffer::new(&input(dtype, pad), Device::Cpu).unwrap();
+                for _ in 0..2 {
+                    buffer.fill(&row(&[1.0, 0.0], dtype)).unwrap();
+                    let wide =
+                        Handle::empty(&[2, 3], &[3, 1], Dtype::Float64, Device::Cpu).unwrap();
+                    wide.copy_from(&buffer.tensor).unwrap();
+                    let want = [1.0, 0.0, value, value, value, value];
+                    assert_eq!(wide.read::<f64>().unwrap(), want, "{dtype} {pad:?}");
+                    // What the next fill must not leave.
+                    wide.copy_from(&Handle::of(&[1i64], &[], Dtype::Int64).unwrap())
+                        .unwrap();
+                    buffer.tensor.copy_from(&wide).unwrap();
+                }
+            }
+        }
+        let told = Buffer::new(&input(Dtype::Int8, Pad::Int(300)), Device::Cpu)
+            .err()
+            .unwrap();
+        assert_eq!(told, "the pad value 300 is no int8");
+    }
+
+    #[test]
+    fn what_is_larger_is_not_cut_off() {
+        let mut buffer = Buffer::new(&input(Dtype::Int64, Pad::Int(0)), Device::Cpu).unwrap();
+        let wide = Handle::of(&[1i64; 8], &[2, 4], Dtype::Int64).unwrap();
+        assert!(buffer.fill(&wide).is_err());
     }
 }

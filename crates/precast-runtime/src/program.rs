@@ -7,22 +7,20 @@ use precast_store::{
     record::{Artifact, Eager as Archive, Program},
 };
 use smallvec::SmallVec;
-use tch::Tensor;
 
 use super::{
-    RuntimeError,
+    RuntimeError, Tensor,
     context::{ExecutionContexts, Handles, Plan, PlanStep},
     eager::Eager,
-    error::first_line,
-    ffi::{Library, Meta, RawStream, cuda, share},
+    ffi::{Handle, Library, Meta, RawStream, cuda},
     flags::{Flags, Watch},
     graphs::{Graphed, Session, Shared},
     identity, operators,
-    pad::{self, Buffers, Cut},
+    pad::{self, Buffer, Buffers, Cut},
     pool::Wait,
     source::{Source, SourceError},
     trial::Trials,
-    weights::{Weights, tch_device},
+    weights::Weights,
     wiring::{check_layouts, last_uses},
 };
 
@@ -224,11 +222,11 @@ impl Ready {
     pub fn warm_up(&self) -> Result<(), RuntimeError> {
         let mut inputs = Handles::new();
         for input in &self.plan.program.inputs {
-            let mut buffer = pad::buffer(&input.layout, self.plan.device)
-                .map_err(|error| self.tensor(&error))?;
-            pad::blank(&mut buffer, input).map_err(|error| self.tensor(&error))?;
-            pad::rehearse(&mut buffer, input).map_err(|error| self.tensor(&error))?;
-            inputs.push(buffer.into());
+            let buffer = Buffer::new(input, self.plan.device).and_then(|mut buffer| {
+                buffer.rehearse(input)?;
+                Ok(buffer)
+            });
+            inputs.push(buffer.map_err(|error| self.tensor(error))?.tensor);
         }
         match self.run(inputs, Sizes::Exact, Wait::Forever) {
             // It ran; what padding alone makes a model compute need not be an index.
@@ -310,8 +308,8 @@ impl Ready {
         }
         let mut flags = self
             .watch
-            .clamp(&mut inputs, tch_device(self.plan.device))
-            .map_err(|error| self.tensor(&error))?;
+            .clamp(&mut inputs, self.plan.device)
+            .map_err(|error| self.tensor(error))?;
         let outputs = match &self.runner {
             Runner::Artifacts(contexts) => {
                 self.run_steps(contexts, inputs, sizes, wait, flags.as_mut())?
@@ -394,13 +392,13 @@ impl Ready {
                 .map_err(|reason| self.plan.failed("padding", reason))?;
         }
         buffers.last = Some(stream);
-        self.fill(&mut buffers.tensors, inputs)
+        self.fill(&mut buffers.inputs, inputs)
     }
 
     /// Puts inputs that are smaller than the bucket into buffers of its size.
     fn fill(
         &self,
-        buffers: &mut [Option<Tensor>],
+        buffers: &mut [Option<Buffer>],
         mut inputs: Handles,
     ) -> Result<Handles, RuntimeError> {
         let _span = tracing::trace_span!("pad", module = &*self.plan.module).entered();
@@ -415,13 +413,11 @@ impl Ready {
             let buffer = match buffer {
                 Some(buffer) => buffer,
                 none => none.insert(
-                    pad::buffer(&input.layout, self.plan.device)
-                        .map_err(|error| self.tensor(&error))?,
+                    Buffer::new(input, self.plan.device).map_err(|error| self.tensor(error))?,
                 ),
             };
-            pad::fill(buffer, &given.share().into_tensor(), input)
-                .map_err(|error| self.tensor(&error))?;
-            *given = share(buffer);
+            buffer.fill(given).map_err(|error| self.tensor(error))?;
+            *given = buffer.tensor.share();
         }
         Ok(inputs)
     }
@@ -437,16 +433,16 @@ impl Ready {
             let meta = handle.meta();
             self.check_output(i, &meta, sizes)?;
             let storage = meta.storage();
-            let mut tensor = handle.into_tensor();
-            if foreign(storage) {
-                tensor = pad::copy(&tensor).map_err(|error| self.tensor(&error))?;
-            }
-            finished.push(match sizes {
-                Sizes::Exact | Sizes::Dynamic(_) => tensor,
+            let own: Handle = match foreign(storage) {
+                true => handle.copied().map_err(|error| self.tensor(error))?,
+                false => handle,
+            };
+            finished.push(Tensor(match sizes {
+                Sizes::Exact | Sizes::Dynamic(_) => own,
                 Sizes::Padded(request) => {
-                    pad::cut(tensor, &self.cuts[i], request).map_err(|error| self.tensor(&error))?
+                    pad::cut(own, &self.cuts[i], request).map_err(|error| self.tensor(error))?
                 }
-            });
+            }));
         }
         Ok(finished)
     }
@@ -505,10 +501,10 @@ impl Ready {
         })
     }
 
-    fn tensor(&self, error: &tch::TchError) -> RuntimeError {
+    fn tensor(&self, message: String) -> RuntimeError {
         RuntimeError::Tensor {
             module: self.plan.module.clone(),
-            message: first_line(error),
+            message,
         }
     }
 }

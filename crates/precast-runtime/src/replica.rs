@@ -6,12 +6,11 @@ use std::{
 };
 
 use precast_store::Device;
-use tch::Tensor;
 
 use super::{
     RuntimeError,
     ending::{self, Count},
-    ffi::cuda,
+    ffi::{TensorRef, cuda},
     host::make_room,
     loader::{Loader, Slot},
     model::Call,
@@ -65,7 +64,7 @@ impl Replica {
     pub fn answer(
         &self,
         variant: &Variant,
-        inputs: &[&Tensor],
+        inputs: &[TensorRef<'_>],
         call: Call,
     ) -> Result<Outputs, RuntimeError> {
         if let Some(reason) = self.broken.get() {

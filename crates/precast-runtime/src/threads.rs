@@ -18,7 +18,7 @@ use std::{
 
 use precast_store::Device;
 
-use super::RuntimeError;
+use super::{RuntimeError, ffi};
 
 thread_local! {
     /// How many threads, with itself, the calling thread was found to have.
@@ -33,7 +33,7 @@ pub(super) fn find(device: Device) -> Result<(), RuntimeError> {
     if device != Device::Cpu {
         return Ok(());
     }
-    let wanted = usize::try_from(tch::get_num_threads()).unwrap_or(1);
+    let wanted = ffi::threads();
     if wanted <= FOUND.get() {
         return Ok(());
     }
@@ -123,7 +123,7 @@ mod tests {
         find(Device::Cuda(0)).unwrap();
         assert_eq!(FOUND.get(), 1, "a device has no such loops");
         find(Device::Cpu).unwrap();
-        let wanted = usize::try_from(tch::get_num_threads()).unwrap();
+        let wanted = ffi::threads();
         assert_eq!(FOUND.get(), wanted.max(1));
         FOUND.set(usize::MAX);
         find(Device::Cpu).unwrap();

@@ -157,7 +157,7 @@ impl Spec {
         if meta.dtype() != Some(self.dtype) {
             return Err(Problem::Dtype {
                 expected: self.dtype,
-                got: dtype_name(meta),
+                got: meta.dtype_name(),
             });
         }
         let sizes = meta.sizes();
@@ -333,21 +333,10 @@ fn strides_of(sizes: &[i64], order: &[usize]) -> Vec<i64> {
     strides
 }
 
-fn dtype_name(meta: &Meta<'_>) -> String {
-    match meta.dtype() {
-        Some(dtype) => dtype.to_string(),
-        None => format!(
-            "a dtype no artifact takes (torch's number {})",
-            meta.scalar_type()
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use tch::{Kind, Tensor};
-
     use super::*;
+    use crate::ffi::Handle;
     use precast_store::record::{Layout, Pad};
 
     #[test]
@@ -366,19 +355,15 @@ mod tests {
             bounds: None,
         };
         let signature = Signature::new(&[past], &["batch".to_owned()]).unwrap();
-        let fit = |tensor: Tensor| {
+        let fit = |shape: [i64; 4], stride: [i64; 4]| {
+            let tensor = Handle::empty(&shape, &stride, Dtype::Float32, Device::Cpu).unwrap();
             let mut request = [0];
-            let fit = signature.check(0, &Meta::of(&tensor), Device::Cpu, &mut request);
+            let fit = signature.check(0, &tensor.meta(), Device::Cpu, &mut request);
             fit.map(|fit| (fit, request[0]))
         };
-        let options = (Kind::Float, tch::Device::Cpu);
-        assert_eq!(
-            fit(Tensor::zeros([2, 4, 0, 8], options)),
-            Ok((Fit::AsIs, 2))
-        );
-        let turned = Tensor::zeros([8, 0, 4, 1], options).permute([3, 2, 1, 0]);
-        assert_eq!(fit(turned), Ok((Fit::AsIs, 1)));
-        let sized = fit(Tensor::zeros([2, 4, 1, 8], options));
+        assert_eq!(fit([2, 4, 0, 8], [32, 8, 8, 1]), Ok((Fit::AsIs, 2)));
+        assert_eq!(fit([1, 4, 0, 8], [1, 1, 4, 4]), Ok((Fit::AsIs, 1)));
+        let sized = fit([2, 4, 1, 8], [32, 8, 8, 1]);
         assert!(
             matches!(sized, Err(Problem::Size { axis: 2, .. })),
             "{sized:?}"

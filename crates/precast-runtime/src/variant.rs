@@ -11,15 +11,14 @@ use precast_store::{
     record::{Calls, Padding, Program, Sizes},
 };
 use smallvec::SmallVec;
-use tch::Tensor;
 
 use super::{
     Inputs, RuntimeError,
     context::Handles,
     cost::costs,
     dispatch::{Bucket, Route, Table},
-    error::{NoFit, first_line},
-    ffi::{Handle, outside, own},
+    error::NoFit,
+    ffi::{Handle, TensorRef, outside},
     loader::{Loader, Slot},
     model::Call,
     outputs::{Outputs, Rung, Served},
@@ -29,7 +28,6 @@ use super::{
     stats::{ModuleStats, Seen},
     threads,
     validate::{Fit, Request, Signature},
-    weights::tch_device,
 };
 
 /// After so many calls the table is made again with what was measured.
@@ -141,7 +139,7 @@ impl Variant {
     }
 
     /// Checks inputs, picks a bucket, runs it.
-    pub fn answer(&self, inputs: &[&Tensor], call: Call) -> Result<Outputs, RuntimeError> {
+    pub fn answer(&self, inputs: &[TensorRef<'_>], call: Call) -> Result<Outputs, RuntimeError> {
         let span = tracing::trace_span!(
             "run",
             module = &*self.module,
@@ -263,14 +261,14 @@ impl Variant {
     /// Returns the inputs, and which of them have to be copied before a kernel may read them.
     fn check(
         &self,
-        inputs: &[&Tensor],
+        inputs: &[TensorRef<'_>],
         policy: Inputs,
         request: &mut Request,
     ) -> Result<(Handles, SmallVec<[usize; 8]>), RuntimeError> {
         let (mut handles, mut copies) = (Handles::new(), SmallVec::new());
         for (i, (tensor, spec)) in inputs.iter().zip(&self.signature.inputs).enumerate() {
             // Checked and used are one and the same: nobody can change it in between.
-            let handle = own(tensor);
+            let handle = tensor.own();
             let meta = handle.meta();
             let bad = |problem| RuntimeError::BadInput {
                 module: self.module.clone(),
@@ -370,16 +368,18 @@ impl Variant {
     fn copied(&self, input: usize, given: &Handle) -> Result<Handle, RuntimeError> {
         // Also where it goes to another device: what is not contiguous is made so here.
         threads::find(Device::Cpu)?;
-        let tensor = &given.share().into_tensor();
-        let text = |error: tch::TchError| RuntimeError::Tensor {
+        let meta = given.meta();
+        let strides = self.signature.inputs[input].strides(meta.sizes());
+        // It was checked: it has the dtype that the module takes.
+        let dtype = meta.dtype().ok_or_else(|| meta.dtype_name());
+        let copy = dtype.and_then(|dtype| {
+            let copy = Handle::empty(meta.sizes(), &strides, dtype, self.device)?;
+            copy.copy_from(given).map(|()| copy)
+        });
+        copy.map_err(|message| RuntimeError::Tensor {
             module: self.module.clone(),
-            message: first_line(&error),
-        };
-        let strides = self.signature.inputs[input].strides(&tensor.size());
-        let options = (tensor.kind(), tch_device(self.device));
-        let mut copy = Tensor::f_empty_strided(tensor.size(), strides, options).map_err(text)?;
-        copy.f_copy_(tensor).map_err(text)?;
-        Ok(copy.into())
+            message,
+        })
     }
 
     fn no_bucket(&self, request: &[i64]) -> RuntimeError {

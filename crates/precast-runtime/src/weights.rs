@@ -19,12 +19,10 @@ use precast_store::{
     record::{Dtype, Layout},
 };
 use safetensors::{Dtype as StDtype, SafeTensors};
-use tch::{Kind, Tensor};
 
 use super::{
-    RuntimeError,
-    error::first_line,
-    ffi::{self, Meta, UploadError, Weight, can_upload, cuda, kind_of},
+    RuntimeError, Tensor,
+    ffi::{self, Handle, UploadError, Weight, can_upload, contiguous, cuda},
     packing::Together,
     program::in_store,
 };
@@ -70,11 +68,9 @@ impl WeightSet {
     /// Returns a copy of one tensor in the host's memory, as the first device has it; none without a tensor of that name.
     pub fn read(&self, name: &str) -> Option<Tensor> {
         let (_, weights) = self.on.first()?;
-        let held = weights.tensors.get(name)?.weight.handle().share();
-        let held = held.into_tensor();
-        let mut copy = Tensor::f_empty(held.size(), (held.kind(), tch::Device::Cpu)).ok()?;
-        copy.f_copy_(&held).ok()?;
-        Some(copy)
+        let held = Tensor(weights.tensors.get(name)?.weight.handle().share());
+        let held = held.to_device(Device::Cpu).ok()?;
+        held.contiguous().ok()
     }
 
     pub(super) fn on(&self, device: Device) -> Result<Arc<Weights>, RuntimeError> {
@@ -270,22 +266,15 @@ impl Weights {
     }
 
     fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Weight, String> {
-        let device = tch_device(self.device);
-        let source = entry.weight.handle().share().into_tensor();
-        let copy = Tensor::f_empty_strided(
-            &layout.shape,
-            &layout.stride,
-            (kind_of(layout.dtype), device),
-        )
-        .and_then(|mut copy| copy.f_copy_(&source).map(|()| copy))
-        .map_err(|error| {
-            format!(
-                "`{name}` can't be laid out with strides {:?}: {}",
-                layout.stride,
-                first_line(&error)
-            )
-        })?;
-        Ok(Weight::owned(copy.into()))
+        let copy = Handle::empty(&layout.shape, &layout.stride, layout.dtype, self.device)
+            .and_then(|copy| copy.copy_from(entry.weight.handle()).map(|()| copy))
+            .map_err(|reason| {
+                format!(
+                    "`{name}` can't be laid out with strides {:?}: {reason}",
+                    layout.stride
+                )
+            })?;
+        Ok(Weight::owned(copy))
     }
 }
 
@@ -331,28 +320,24 @@ fn upload(
     together: &Together,
 ) -> Result<Uploaded, UploadError> {
     let _span = tracing::info_span!("upload", device = ordinal, bytes = bytes.len()).entered();
-    let text = |error: tch::TchError| first_line(&error);
-    let device = tch::Device::Cuda(ordinal);
     let named: Vec<_> = (views.iter())
         .map(|(name, .., range)| (name.as_str(), range.len()))
         .collect();
     let (offsets, total) = together.places(&named);
     let signed = |n: usize| i64::try_from(n).map_err(|error| error.to_string());
-    let mut block = Tensor::f_empty([signed(total)?], (Kind::Uint8, device)).map_err(text)?;
+    let block = Handle::empty(&[signed(total)?], &[1], Dtype::Uint8, Device::Cuda(ordinal))?;
     let ranges = views.iter().map(|(.., range)| range.clone());
     let mut parts: Vec<_> = offsets.iter().copied().zip(ranges).collect();
     parts.sort_by_key(|(to, _)| *to);
     let begin = Instant::now();
     match can_upload() {
-        true => ffi::upload(&mut block, bytes, &parts, limit)?,
+        true => ffi::upload(&block, bytes, &parts, limit)?,
         false => {
             for (to, range) in parts {
                 let length = signed(range.len())?;
                 let source = Weight::over(bytes, range, &[length], &[1], Dtype::Uint8)?;
-                let mut place = block.f_narrow(0, signed(to)?, length).map_err(text)?;
-                place
-                    .f_copy_(&source.handle().share().into_tensor())
-                    .map_err(text)?;
+                let place = block.view(&[length], &[1], to, Dtype::Uint8)?;
+                place.copy_from(source.handle())?;
             }
         }
     }
@@ -363,15 +348,9 @@ fn upload(
         "weights are on the device"
     );
     let mut tensors = HashMap::with_capacity(views.len());
-    for ((name, dtype, shape, range), offset) in views.into_iter().zip(offsets) {
-        let place = block
-            .f_narrow(0, signed(offset)?, signed(range.len())?)
-            .map_err(text)?;
-        let tensor = place
-            .f_view_dtype(kind_of(dtype))
-            .and_then(|flat| flat.f_view(shape.as_slice()))
-            .map_err(text)?;
-        let weight = Arc::new(Weight::owned(tensor.into()));
+    for ((name, dtype, shape, _), offset) in views.into_iter().zip(offsets) {
+        let tensor = block.view(&shape, &contiguous(&shape), offset, dtype)?;
+        let weight = Arc::new(Weight::owned(tensor));
         tensors.insert(
             name,
             Entry {
@@ -381,7 +360,7 @@ fn upload(
             },
         );
     }
-    let start = Meta::of(&block).storage();
+    let start = block.meta().storage();
     Ok((tensors, start..start + total, Some(took)))
 }
 
@@ -396,16 +375,6 @@ pub(super) fn bytes_of(shape: &[i64], dtype: Dtype) -> usize {
     sizes.fold(dtype.size(), usize::saturating_mul)
 }
 
-/// Returns row-major strides.
-pub(super) fn contiguous(shape: &[i64]) -> Vec<i64> {
-    let mut strides = vec![1; shape.len()];
-    for axis in (1..shape.len()).rev() {
-        // A tensor without elements may have sizes whose product no number holds.
-        strides[axis - 1] = i64::saturating_mul(strides[axis], shape[axis].max(1));
-    }
-    strides
-}
-
 /// Returns whether two strides address a tensor of this shape alike: axes of size 1 do not matter.
 pub(super) fn same_strides(shape: &[i64], a: &[i64], b: &[i64]) -> bool {
     shape.contains(&0)
@@ -414,14 +383,6 @@ pub(super) fn same_strides(shape: &[i64], a: &[i64], b: &[i64]) -> bool {
             .zip(a)
             .zip(b)
             .all(|((&size, a), b)| size == 1 || a == b)
-}
-
-/// Maps to tch's device.
-pub(super) fn tch_device(device: Device) -> tch::Device {
-    match device {
-        Device::Cpu => tch::Device::Cpu,
-        Device::Cuda(ordinal) => tch::Device::Cuda(ordinal),
-    }
 }
 
 fn dtype_of(dtype: StDtype) -> Option<Dtype> {
@@ -447,9 +408,9 @@ mod tests {
     #[test]
     fn sizes_that_no_number_holds_overflow_nothing() {
         let absurd = [0, 1 << 62, 1 << 62];
-        assert_eq!(contiguous(&absurd), [i64::MAX, 1 << 62, 1]);
+        assert_eq!(contiguous(&absurd)[..], [i64::MAX, 1 << 62, 1]);
         assert_eq!(bytes_of(&absurd, Dtype::Float32), 0);
         assert_eq!(bytes_of(&absurd[1..], Dtype::Float32), usize::MAX);
-        assert_eq!(contiguous(&[2, 0, 3]), [3, 3, 1]);
+        assert_eq!(contiguous(&[2, 0, 3])[..], [3, 3, 1]);
     }
 }

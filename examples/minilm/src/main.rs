@@ -18,11 +18,10 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, ValueEnum};
-use precast_runtime::{Device, Model, Runtime, Store};
+use precast_runtime::{Device, Model, Runtime, Store, Value};
 use precast_store::record::{Sizes, bucket_name};
 use safetensors::SafeTensors;
 use serde_json::json;
-use tch::{Kind, Tensor};
 use tokenizers::Tokenizer;
 
 /// What two embeddings of one sentence must have in common with eager's.
@@ -78,9 +77,9 @@ fn main() -> Result<ExitCode> {
     let text = fs::read_to_string(&args.sentences)
         .with_context(|| args.sentences.display().to_string())?;
     let tokenizer = tokenizer(&args.model)?;
-    let (device, tensors) = match args.device {
-        On::Cpu => (Device::Cpu, tch::Device::Cpu),
-        On::Cuda => (Device::Cuda(0), tch::Device::Cuda(0)),
+    let device = match args.device {
+        On::Cpu => Device::Cpu,
+        On::Cuda => Device::Cuda(0),
     };
 
     let started = Instant::now();
@@ -91,7 +90,7 @@ fn main() -> Result<ExitCode> {
         .lines()
         .map(str::trim)
         .filter(|line| !line.is_empty())
-        .map(|line| embed(&model, &tokenizer, tensors, line))
+        .map(|line| embed(&model, &tokenizer, line))
         .collect::<Result<Vec<_>>>()?;
     ensure!(
         rows.len() > 1,
@@ -127,26 +126,32 @@ fn tokenizer(folder: &Path) -> Result<Tokenizer> {
 
 /// Runs one sentence through the module `encode`: `[1, seq]` int64 ids and mask to `[1, seq, 384]`, then the mean over
 /// the tokens at unit length.
-fn embed(model: &Model, tokenizer: &Tokenizer, device: tch::Device, text: &str) -> Result<Row> {
+fn embed(model: &Model, tokenizer: &Tokenizer, text: &str) -> Result<Row> {
     let encoding = tokenizer
         .encode(text, true)
         .map_err(|error| anyhow!("{error}"))?;
     let ids: Vec<i64> = encoding.get_ids().iter().map(|&id| id.into()).collect();
-    let ids = Tensor::from_slice(&ids).unsqueeze(0).to_device(device);
-    let mask = ids.ones_like();
+    let shape = [1, ids.len()];
+    let mask = Value::new(&vec![1_i64; ids.len()], &shape)?;
+    let ids = Value::new(&ids, &shape)?;
     let call = || model.run_named("encode", &[("input_ids", &ids), ("attention_mask", &mask)]);
     // The first call of a bucket pays for pages and caches; the second one is what a service sees.
-    let _ = call()?[0].to_device(tch::Device::Cpu);
+    let _ = call()?.array::<f32>(0)?;
     let started = Instant::now();
     let answer = call()?;
-    // Taking the answer off the device waits for it.
-    let tokens = answer[0].to_device(tch::Device::Cpu);
+    // Taking the answer off the device waits for it, and fails where the model has no row for an id.
+    let tokens = answer.array::<f32>(0)?;
     let ms = started.elapsed().as_secs_f64() * 1e3;
-    // On a device ids that the model has no row for are found there.
-    answer.check()?;
 
-    let mean = tokens.mean_dim([1_i64].as_slice(), false, Kind::Float);
-    let unit = &mean / mean.norm();
+    let width = tokens.shape()[2];
+    let mut mean = vec![0.0; width];
+    for token in tokens.data().chunks_exact(width) {
+        let share = 1.0 / shape[1] as f32;
+        mean.iter_mut()
+            .zip(token)
+            .for_each(|(mean, x)| *mean += x * share);
+    }
+    let length = mean.iter().map(|x| x * x).sum::<f32>().sqrt();
     let served = answer.served();
     let size = |sizes: &Sizes| sizes.values().product::<i64>() as f64;
     Ok(Row {
@@ -155,7 +160,7 @@ fn embed(model: &Model, tokenizer: &Tokenizer, device: tch::Device, text: &str) 
         bucket: bucket_name(served.bucket()),
         padding: 1.0 - size(&served.request()) / size(served.bucket()),
         ms,
-        embedding: Vec::try_from(unit.flatten(0, -1))?,
+        embedding: mean.into_iter().map(|x| x / length).collect(),
     })
 }
 

@@ -7,13 +7,12 @@ use std::{
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use tch::Tensor;
 
 use crate::{
     Device, Model,
     cli::served::BenchArgs,
     record::{Dtype, Input, Program, Sizes},
-    runtime::{RuntimeError, tensors},
+    runtime::{RuntimeError, Tensor, synchronize},
 };
 
 /// What calls took, in seconds.
@@ -63,7 +62,7 @@ pub(super) fn measure(
         while warm_up.elapsed() < Duration::from_millis(200) {
             drop(model.run(module, inputs)?);
         }
-        wait(device);
+        wait(device)?;
     }
     let whole = Duration::from_secs_f64(args.seconds);
     let turns = if models.len() > 1 { TURNS } else { 1 };
@@ -120,7 +119,7 @@ fn alone(
     while begin.elapsed() < limit || taken.alone.len() - before < LEAST {
         let called = Instant::now();
         let answer = model.run(module, inputs)?;
-        wait(device);
+        wait(device)?;
         taken.alone.push(called.elapsed().as_secs_f64());
         drop(answer);
     }
@@ -146,10 +145,10 @@ fn together(
             calls += 1;
             if calls % 256 == 0 {
                 // So that the queue stays short of what the device holds.
-                wait(device);
+                wait(device)?;
             }
         }
-        wait(device);
+        wait(device)?;
         Ok(calls)
     };
     let calls: Result<Vec<usize>> = match threads {
@@ -158,7 +157,7 @@ fn together(
         _ => std::thread::scope(|scope| {
             let threads: Vec<_> = (0..threads)
                 .map(|_| {
-                    let inputs: Vec<_> = inputs.iter().map(Tensor::shallow_clone).collect();
+                    let inputs: Vec<_> = inputs.iter().map(Tensor::share).collect();
                     let (work, stop) = (&work, &stop);
                     scope.spawn(move || work(&inputs, &|| stop.load(Ordering::Relaxed)))
                 })
@@ -192,15 +191,15 @@ fn launches(
     let own = session.inputs();
     let alike = own
         .iter()
-        .map(Tensor::size)
-        .eq(inputs.iter().map(Tensor::size));
+        .map(Tensor::shape)
+        .eq(inputs.iter().map(Tensor::shape));
     if !alike {
         return Ok(None); // a variant with other inputs
     }
     for (mut to, from) in own.into_iter().zip(inputs) {
-        to.f_copy_(from)?;
+        to.copy_from(from)?;
     }
-    wait(device);
+    wait(device)?;
     let (mut calls, begin) = (0, Instant::now());
     while begin.elapsed() < limit {
         for _ in 0..256 {
@@ -210,41 +209,88 @@ fn launches(
             })?;
         }
         calls += 256;
-        wait(device);
+        wait(device)?;
     }
     Ok(Some(begin.elapsed().as_secs_f64() / f64::from(calls)))
 }
 
 /// Returns inputs of these sizes: integers within the bounds of the record, or zeros; floats from a normal distribution.
 pub(super) fn samples(program: &Program, sizes: &Sizes, device: Device) -> Result<Vec<Tensor>> {
-    let place = tensors::device(device);
-    let sample = |input: &Input| -> Result<Tensor> {
+    let mut random = Random(0x5eed);
+    let mut sample = |input: &Input| -> Result<Tensor> {
         let axes = input.layout.shape.iter().zip(&input.dims);
         let size = |(&fixed, dim): (&i64, &Option<String>)| {
             let named = dim.as_ref().and_then(|dim| sizes.get(dim));
             named.copied().unwrap_or(fixed)
         };
-        let (shape, kind) = (
-            axes.map(size).collect::<Vec<i64>>(),
-            tensors::kind(input.layout.dtype),
-        );
-        let made = match (input.layout.dtype, input.bounds.or(input.range)) {
+        let (shape, dtype) = (axes.map(size).collect::<Vec<i64>>(), input.layout.dtype);
+        let elements = shape.iter().product::<i64>().max(0);
+        let made = match (dtype, input.bounds.or(input.range)) {
             (dtype, _) if dtype.is_float() => {
-                Tensor::f_randn(&shape, (tch::Kind::Float, place))?.f_to_kind(kind)?
+                let values: Vec<f32> = (0..elements).map(|_| random.normal()).collect();
+                Tensor::from_slice(&values, &shape)?
             }
-            (Dtype::Bool, _) => Tensor::f_ones(&shape, (kind, place))?,
+            (Dtype::Bool, _) => Tensor::from_slice(&vec![true; elements as usize], &shape)?,
             (_, Some([low, high])) => {
-                Tensor::f_randint_low(low, high.max(low + 1), &shape, (kind, place))?
+                let values: Vec<i64> = (0..elements).map(|_| random.between(low, high)).collect();
+                Tensor::from_slice(&values, &shape)?
             }
-            (_, None) => Tensor::f_zeros(&shape, (kind, place))?,
+            (_, None) => Tensor::zeros(&shape, dtype, Device::Cpu)?,
         };
-        Ok(made)
+        Ok(made.to_dtype(dtype)?.to_device(device)?)
     };
-    program.inputs.iter().map(sample).collect()
+    program.inputs.iter().map(&mut sample).collect()
 }
 
-pub(super) fn wait(device: Device) {
-    if let Device::Cuda(ordinal) = device {
-        tch::Cuda::synchronize(ordinal as i64);
+/// Numbers that look random, the same in every run: SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From `low` to below `high`; `low` where there is no such number.
+    fn between(&mut self, low: i64, high: i64) -> i64 {
+        let span = high.wrapping_sub(low).max(1).cast_unsigned();
+        low.wrapping_add_unsigned(self.next() % span)
+    }
+
+    /// Of the normal distribution around 0 with deviation 1, by the Box-Muller transform.
+    fn normal(&mut self) -> f32 {
+        let unit = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+        let (a, b) = (unit(self.next()), unit(self.next()));
+        ((-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()) as f32
+    }
+}
+
+pub(super) fn wait(device: Device) -> Result<()> {
+    Ok(synchronize(device)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_numbers_are_of_their_distribution() {
+        let mut random = Random(7);
+        let normal: Vec<f64> = (0..40_000).map(|_| random.normal().into()).collect();
+        let mean = normal.iter().sum::<f64>() / normal.len() as f64;
+        let square = normal.iter().map(|x| x * x).sum::<f64>() / normal.len() as f64;
+        assert!(
+            mean.abs() < 0.02 && (square - 1.0).abs() < 0.03,
+            "{mean} {square}"
+        );
+        let mut seen = [0; 5];
+        for _ in 0..1000 {
+            seen[(random.between(-2, 3) + 2) as usize] += 1;
+        }
+        assert!(seen.iter().all(|&n| n > 120), "{seen:?}");
+        assert_eq!((random.between(4, 4), random.between(4, 1)), (4, 4));
     }
 }

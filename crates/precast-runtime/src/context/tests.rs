@@ -1,6 +1,6 @@
 //! ExecutionContexts of a program whose three steps are one artifact bound in two ways.
 
-use tch::Tensor;
+use precast_store::record::Dtype;
 
 use super::*;
 use crate::{
@@ -49,11 +49,10 @@ fn three_steps() -> (Arc<dyn Source>, Program, [Digest; 2]) {
 }
 
 fn answer(plan: &Plan, context: &mut ExecutionContext, x: f32) -> Vec<f32> {
-    let x = Tensor::full([2, 2], f64::from(x), (tch::Kind::Float, tch::Device::Cpu));
-    let inputs = [Handle::from(x)].into_iter().collect();
+    let x = Handle::of(&[x; 4], &[2, 2], Dtype::Float32).unwrap();
+    let inputs = [x].into_iter().collect();
     let results = plan.execute(context, inputs, RawStream::NONE).unwrap();
-    let out = results.into_iter().next().unwrap().into_tensor();
-    Vec::try_from(out.flatten(0, -1)).unwrap()
+    results[0].read().unwrap()
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! CUDA, found while running: one binary serves machines with and without it.
 //!
-//! tch names `libtorch_cuda` at link time, but nothing in a Rust binary uses one of its symbols directly, so the
-//! linker drops it and libtorch never learns that CUDA exists. It is loaded here, from the folder `libtorch_cpu` came
+//! Nothing in a Rust binary uses a symbol of `libtorch_cuda` directly, so libtorch would never learn that CUDA exists. It
+//! is loaded here, from the folder `libtorch_cpu` came
 //! from and with its symbols global, before anything asks for a device: artifacts and the CUDA half of the shim take
 //! their symbols from it.
 
@@ -114,7 +114,8 @@ impl Cuda {
                 return Err(format!("libtorch has no CUDA half here: {why}"));
             }
         }
-        let devices = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
+        // SAFETY: the shim's own function; libtorch counts the devices.
+        let devices = usize::try_from(unsafe { shim::precast_cuda_devices() }).unwrap_or(0);
         if devices == 0 {
             return Err("this machine has no CUDA device".to_owned());
         }
@@ -160,11 +161,11 @@ impl Cuda {
 
     /// Waits until everything that was put on the device is done.
     ///
-    /// Fails where tch's own would panic: a context with an error that stays can still be waited for when it is dropped.
+    /// A context with an error that stays can still be waited for when it is dropped.
     pub fn synchronize(&self, device: usize) -> Result<(), String> {
         let Ok(functions) = &self.shim else {
-            tch::Cuda::synchronize(device as i64);
-            return Ok(());
+            // SAFETY: the shim's own function; it only waits.
+            return shim::checked(unsafe { shim::precast_cuda_wait_for(ordinal(device)?) });
         };
         // SAFETY: the shim's own function; it only waits.
         functions.check(unsafe { (functions.synchronize)(ordinal(device)?) })

@@ -80,6 +80,8 @@ impl Drop for Interpreter {
 #[cfg(test)]
 #[cfg(target_env = "gnu")]
 mod tests {
+    use precast_store::record::Dtype;
+
     use super::*;
     use crate::{ffi::give_back, source::sealed};
 
@@ -91,8 +93,7 @@ mod tests {
         const MOST: u64 = 1 << 30;
         let archive = include_bytes!("../../../../tests/data/huge.pt2");
         let mut interpreter = Interpreter::new(sealed("huge", archive).unwrap()).unwrap();
-        let x = tch::Tensor::ones([1 << 22], (tch::Kind::Float, tch::Device::Cpu));
-        let x = Handle::from(x);
+        let x = Handle::of(&vec![1.0f32; 1 << 22], &[1 << 22], Dtype::Float32).unwrap();
         let mut run = || interpreter.run(&[&x], 2).unwrap_err();
         assert!(run().contains("allocate memory"), "{}", run());
         let before = resident();

@@ -5,7 +5,7 @@
 //! | [`Library`] | a `dlopen`ed artifact, one per object digest and process | never: thread-local destructors, OpenMP workers and CUDA teardown may still run its code |
 //! | [`Container`] | one `AOTInductorModelContainer` with one model instance, and an `Arc` of every tensor bound to it | on drop |
 //! | [`Operators`] | what an artifact calls operators without a C entry point through | on drop; containers hold an `Arc` of it |
-//! | [`Handle`] | one `at::Tensor*`, which is an `AtenTensorHandle` and a tch `C_tensor*` | on drop |
+//! | [`Handle`] | one `at::Tensor*`, which is an `AtenTensorHandle` | on drop |
 //! | [`Stolen`] | handles given to a run that steals them | on drop, exactly those the run left |
 //!
 //! **Threads.** An artifact's own pool of model instances deadlocks when a fresh container's first runs race, and when
@@ -28,11 +28,15 @@ mod cuda;
 mod graph;
 mod interpreter;
 mod library;
+mod memory;
 mod operators;
 mod process;
 mod shim;
 mod stream;
+#[cfg(feature = "tch")]
+mod tch;
 mod tensor;
+mod torch;
 mod upload;
 mod values;
 mod weight;
@@ -42,10 +46,12 @@ pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for, libtorch_folder};
 pub use graph::{Graph, Pool};
 pub use interpreter::Interpreter;
 pub use library::Library;
+pub use memory::contiguous;
 pub use operators::{Call, Loading, Operators, Value, registered};
 pub use process::{exit, give_back};
 pub use stream::{Scope, Stream};
-pub use tensor::{Handle, Meta, Stolen, kind_of, own, share};
+pub use tensor::{Handle, Meta, Stolen, TensorRef};
+pub use torch::threads;
 pub use upload::{UploadError, can_upload, upload};
-pub use values::outside;
+pub use values::{note_failed, note_range, outside};
 pub use weight::Weight;

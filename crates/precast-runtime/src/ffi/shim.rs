@@ -75,11 +75,22 @@ unsafe extern "C" {
     ) -> i32;
     pub fn precast_operators_delete(executor: *mut c_void);
     fn precast_capture_messages(said: extern "C" fn(*const c_char));
+    pub fn precast_capture_begin() -> *mut c_void;
+    pub fn precast_capture_end(before: *mut c_void, code: i32);
     pub fn precast_last_error() -> *const c_char;
     pub fn precast_tensor_meta(tensor: *const c_void, out: *mut RawMeta) -> i32;
-    pub fn precast_tensor_share(tensor: *const c_void) -> RawTensor;
     pub fn precast_tensor_own(tensor: *const c_void) -> RawTensor;
-    pub fn precast_tensor_delete(tensor: RawTensor);
+    pub fn precast_note_range(
+        tensor: *const c_void,
+        notes: *const c_void,
+        at: i64,
+        low: i64,
+        high: i64,
+        clamped: *mut RawTensor,
+    ) -> i32;
+    pub fn precast_note_failed(outcome: *const c_void, notes: *const c_void, at: i64) -> i32;
+    pub fn precast_cuda_devices() -> i32;
+    pub fn precast_cuda_wait_for(device: i32) -> i32;
     pub fn precast_create(
         f: Create,
         out: *mut RawContainer,
@@ -113,22 +124,21 @@ unsafe extern "C" {
     pub fn precast_dtype(f: DtypeOf, container: RawContainer, i: usize, out: *mut i32) -> i32;
     pub fn precast_size(f: Size, container: RawContainer, i: usize, out: *mut usize) -> i32;
     pub fn precast_bind(f: Bind, container: RawContainer, pairs: *const Pair, n: usize) -> i32;
-    /// libtorch's own: which `TORCH_ABI_VERSION` it is.
-    fn aoti_torch_abi_version() -> u64;
 }
 
 /// Returns the address of a function of libtorch_cpu, to ask the loader where that came from.
 ///
 /// The address of an imported function is that of its definition, so it lies in libtorch_cpu and not in this binary.
 pub fn libtorch_address() -> *const c_void {
-    aoti_torch_abi_version as *const c_void
+    super::torch::aoti_torch_abi_version as *const c_void
 }
 
 /// Lets nothing that libtorch prints in a call reach the terminal: an error's text belongs to the error, the rest, such
 /// as a warning, goes to `tracing`.
 pub fn capture_messages() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
     // SAFETY: it sets a buffer under std::cerr, once and for good; `said` is there as long.
-    unsafe { precast_capture_messages(said) }
+    ONCE.call_once(|| unsafe { precast_capture_messages(said) });
 }
 
 extern "C" fn said(text: *const c_char) {

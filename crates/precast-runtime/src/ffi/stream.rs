@@ -7,11 +7,12 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use tch::Tensor;
+use super::{
+    TensorRef,
+    cuda::{Functions, RawStream, cuda, ordinal},
+};
 
-use super::cuda::{Functions, RawStream, cuda, ordinal};
-
-/// A CUDA stream on which torch, tch and the runtime can work.
+/// A CUDA stream on which torch and the runtime can work.
 ///
 /// A call runs on the stream that is current on its thread: the default one, or that of the innermost
 /// [`Stream::enter`]. Work on two streams is ordered only by [`Stream::wait_for`].
@@ -122,10 +123,10 @@ impl Stream {
     /// Keeps a tensor's memory from being used again until this stream is done with what it has when the tensor goes.
     ///
     /// Needed for a tensor that was made on another stream and may be dropped while this one still reads it.
-    pub fn uses(&self, tensor: &Tensor) -> Result<(), String> {
+    pub fn uses<'a>(&self, tensor: impl Into<TensorRef<'a>>) -> Result<(), String> {
         // SAFETY: a live stream and a live tensor.
         self.functions.check(unsafe {
-            (self.functions.stream_uses)(self.handle.as_ptr(), tensor.as_ptr().cast())
+            (self.functions.stream_uses)(self.handle.as_ptr(), tensor.into().raw())
         })
     }
 

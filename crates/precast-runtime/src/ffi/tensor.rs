@@ -4,20 +4,18 @@ use std::{ffi::c_void, marker::PhantomData, ptr::NonNull};
 
 use precast_store::{Device, record::Dtype};
 use smallvec::SmallVec;
-use tch::Tensor;
 
-use super::shim::{
-    RawMeta, RawTensor, precast_tensor_delete, precast_tensor_meta, precast_tensor_own,
-    precast_tensor_share,
+use super::{
+    shim::{RawMeta, RawTensor, precast_tensor_meta, precast_tensor_own},
+    torch::{aoti_torch_delete_tensor_object, aoti_torch_new_tensor_handle},
 };
-use crate::error::first_line;
 
 /// One owned `at::Tensor*`.
 #[derive(Debug)]
 pub struct Handle(NonNull<c_void>);
 
 // SAFETY: an `at::Tensor` is an atomically counted pointer; c10's `intrusive_ptr` may be moved and dropped on any
-// thread. tch relies on the same for its `Tensor: Send`.
+// thread.
 unsafe impl Send for Handle {}
 // SAFETY: through `&Handle` the runtime only reads metadata and makes new handles, which are const operations on
 // `at::Tensor`; c10 documents const methods of `TensorImpl` as safe to call concurrently ("thread safety" in
@@ -35,83 +33,78 @@ impl Handle {
 
     /// Returns a new handle of the same tensor.
     pub fn share(&self) -> Self {
-        // SAFETY: `self` is a live `at::Tensor*`.
-        share_raw(unsafe { precast_tensor_share(self.0.as_ptr()) })
-    }
-
-    /// Makes a tch tensor of this handle.
-    pub fn into_tensor(self) -> Tensor {
-        let raw = self.0.as_ptr();
-        std::mem::forget(self);
-        // SAFETY: a tch `C_tensor*` is an `at::Tensor*` made by `new`, and ownership moves to the `Tensor`.
-        unsafe { Tensor::from_ptr(raw.cast()) }
+        self.borrow().share()
     }
 
     /// Returns what the tensor says about itself.
     pub fn meta(&self) -> Meta<'_> {
-        Meta::read(self.0.as_ptr())
+        self.borrow().meta()
+    }
+
+    /// Lends it.
+    pub fn borrow(&self) -> TensorRef<'_> {
+        TensorRef(self.0, PhantomData)
     }
 
     pub(super) fn raw(&self) -> RawTensor {
         self.0.as_ptr()
     }
-}
 
-impl From<Tensor> for Handle {
-    fn from(tensor: Tensor) -> Self {
-        let tensor = std::mem::ManuallyDrop::new(tensor);
-        // A tch tensor always has a C_tensor; an undefined one points to an undefined `at::Tensor`.
-        Self(NonNull::new(tensor.as_ptr().cast_mut().cast()).expect("a tch tensor has a handle"))
+    /// Gives the handle away; the caller deletes it.
+    #[cfg(feature = "tch")]
+    pub(super) fn into_raw(self) -> RawTensor {
+        std::mem::ManuallyDrop::new(self).raw()
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: `self` owns the handle, which was made by `new at::Tensor`.
-        unsafe { precast_tensor_delete(self.0.as_ptr()) }
+        unsafe { aoti_torch_delete_tensor_object(self.0.as_ptr()) };
     }
 }
 
-fn share_raw(raw: RawTensor) -> Handle {
-    // `new at::Tensor` fails only when the process has no memory left; Rust's own allocator aborts there too.
-    let Some(raw) = NonNull::new(raw) else {
-        std::alloc::handle_alloc_error(std::alloc::Layout::new::<usize>());
-    };
-    Handle(raw)
-}
+/// A tensor that is lent: a [`Tensor`](crate::Tensor), a [`Value`](crate::Value), or one of tch with the feature `tch`.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorRef<'a>(NonNull<c_void>, PhantomData<&'a Handle>);
 
-/// Returns a new handle of a tch tensor's tensor.
-pub fn share(tensor: &Tensor) -> Handle {
-    // SAFETY: `as_ptr` is a live `at::Tensor*` for as long as `tensor` is borrowed.
-    share_raw(unsafe { precast_tensor_share(tensor.as_ptr().cast()) })
-}
-
-/// Returns a handle of a caller's tensor whose sizes, strides and storage no other thread can change.
-///
-/// Clones of a `Tensor` are handles of one `TensorImpl`: a `resize_` through one of them changes all, also while a call
-/// checks it. So a tensor that has clones gets an alias of its own over the same memory, and the call checks and uses only
-/// that. A tensor without clones is borrowed for the call, so nobody can change it, and it costs no alias.
-///
-/// The alias keeps the storage, not its size: torch frees a storage's memory when another thread makes it larger, and nothing
-/// can prevent that. See "Inputs that change" in the documentation of [`Model::run`](crate::Model::run).
-pub fn own(tensor: &Tensor) -> Handle {
-    // SAFETY: `as_ptr` is a live `at::Tensor*` for as long as `tensor` is borrowed.
-    share_raw(unsafe { precast_tensor_own(tensor.as_ptr().cast()) })
-}
-
-/// What a tensor says about itself, read in one foreign call and without an allocation.
-pub struct Meta<'a> {
-    raw: RawMeta,
-    tensor: PhantomData<&'a Tensor>,
-}
-
-impl<'a> Meta<'a> {
-    /// Reads a tensor's metadata.
-    pub fn of(tensor: &'a Tensor) -> Self {
-        Self::read(tensor.as_ptr().cast())
+impl<'a> TensorRef<'a> {
+    /// Lends a tensor of tch.
+    ///
+    /// # Safety
+    /// `raw` is a live `at::Tensor*` for `'a`.
+    #[cfg(feature = "tch")]
+    pub(super) unsafe fn from_raw(raw: NonNull<c_void>) -> Self {
+        Self(raw, PhantomData)
     }
 
-    fn read(raw: *const c_void) -> Self {
+    pub(super) fn raw(self) -> RawTensor {
+        self.0.as_ptr()
+    }
+
+    /// Returns a new handle of the same tensor.
+    pub(crate) fn share(self) -> Handle {
+        let mut made = std::ptr::null_mut();
+        // SAFETY: a live `at::Tensor*` and a valid out pointer.
+        unsafe { aoti_torch_new_tensor_handle(self.raw(), &mut made) };
+        made_of(made)
+    }
+
+    /// Returns a handle of a caller's tensor whose sizes, strides and storage no other thread can change.
+    ///
+    /// Several handles can be of one `TensorImpl`: a `resize_` through one of them changes all, also while a call checks it. So a
+    /// tensor that has other handles gets an alias of its own over the same memory, and the call checks and uses only that. A
+    /// tensor without others is borrowed for the call, so nobody can change it, and it costs no alias.
+    ///
+    /// The alias keeps the storage, not its size: torch frees a storage's memory when another thread makes it larger, and
+    /// nothing can prevent that. See "Inputs that change" in the documentation of [`Model::run`](crate::Model::run).
+    pub(crate) fn own(self) -> Handle {
+        // SAFETY: a live `at::Tensor*`.
+        made_of(unsafe { precast_tensor_own(self.raw()) })
+    }
+
+    /// Returns what the tensor says about itself.
+    pub(crate) fn meta(self) -> Meta<'a> {
         let mut meta = RawMeta {
             sizes: std::ptr::null(),
             strides: std::ptr::null(),
@@ -124,15 +117,31 @@ impl<'a> Meta<'a> {
             device_type: -1,
             flags: 0,
         };
-        // SAFETY: `raw` is a live `at::Tensor*` (both callers hold a borrow), and `meta` is a valid out pointer. On
-        // failure the shim leaves the flags it had, and an undefined or not dense tensor has rank 0.
-        unsafe { precast_tensor_meta(raw, &mut meta) };
-        Self {
+        // SAFETY: a live `at::Tensor*`, and `meta` is a valid out pointer. On failure the shim leaves the flags it had, and an
+        // undefined or not dense tensor has rank 0.
+        unsafe { precast_tensor_meta(self.raw(), &mut meta) };
+        Meta {
             raw: meta,
             tensor: PhantomData,
         }
     }
+}
 
+fn made_of(raw: RawTensor) -> Handle {
+    // `new at::Tensor` fails only when the process has no memory left; Rust's own allocator aborts there too.
+    let Some(raw) = NonNull::new(raw) else {
+        std::alloc::handle_alloc_error(std::alloc::Layout::new::<usize>());
+    };
+    Handle(raw)
+}
+
+/// What a tensor says about itself, read in one foreign call and without an allocation.
+pub struct Meta<'a> {
+    raw: RawMeta,
+    tensor: PhantomData<&'a Handle>,
+}
+
+impl<'a> Meta<'a> {
     pub fn defined(&self) -> bool {
         self.raw.flags & 1 != 0
     }
@@ -152,9 +161,15 @@ impl<'a> Meta<'a> {
         dtype_of(self.raw.dtype)
     }
 
-    /// Returns torch's number for the dtype.
-    pub fn scalar_type(&self) -> i8 {
-        self.raw.dtype
+    /// Returns the dtype's name, also of one that no artifact takes.
+    pub fn dtype_name(&self) -> String {
+        match self.dtype() {
+            Some(dtype) => dtype.to_string(),
+            None => format!(
+                "a dtype no artifact takes (torch's number {})",
+                self.raw.dtype
+            ),
+        }
     }
 
     /// Returns the device; none for what is neither CPU nor CUDA.
@@ -218,6 +233,22 @@ pub(super) fn dtype_of(scalar_type: i8) -> Option<Dtype> {
     })
 }
 
+/// Maps to c10's `ScalarType`.
+pub(super) fn number_of(dtype: Dtype) -> i32 {
+    match dtype {
+        Dtype::Uint8 => 0,
+        Dtype::Int8 => 1,
+        Dtype::Int16 => 2,
+        Dtype::Int32 => 3,
+        Dtype::Int64 => 4,
+        Dtype::Float16 => 5,
+        Dtype::Float32 => 6,
+        Dtype::Float64 => 7,
+        Dtype::Bool => 11,
+        Dtype::Bfloat16 => 15,
+    }
+}
+
 /// Handles to give to a run: the callee steals them, and what it left is freed on drop.
 #[derive(Default)]
 pub struct Stolen(SmallVec<[RawTensor; 16]>);
@@ -243,54 +274,14 @@ impl Drop for Stolen {
         for &raw in &self.0 {
             if !raw.is_null() {
                 // SAFETY: the list owns what it was given; a callee nulls what it stole, so this is owned still.
-                unsafe { precast_tensor_delete(raw) }
+                unsafe { aoti_torch_delete_tensor_object(raw) };
             }
         }
     }
 }
 
-/// Makes a tensor over memory it does not own.
-///
-/// # Safety
-/// `data` points to as many bytes as shape, strides and dtype cover, on `device`, and outlives every handle of the
-/// tensor; nobody writes to it while a kernel reads it.
-pub(super) unsafe fn from_blob(
-    data: *const u8,
-    shape: &[i64],
-    stride: &[i64],
-    dtype: Dtype,
-    device: Device,
-) -> Result<Handle, String> {
-    let kind = kind_of(dtype);
-    let device = match device {
-        Device::Cpu => tch::Device::Cpu,
-        Device::Cuda(ordinal) => tch::Device::Cuda(ordinal),
-    };
-    // SAFETY: the caller upholds what tch asks for.
-    let made = unsafe { Tensor::f_from_blob(data, shape, stride, kind, device) };
-    made.map(Handle::from).map_err(|error| first_line(&error))
-}
-
-/// Maps to tch's kind.
-pub fn kind_of(dtype: Dtype) -> tch::Kind {
-    match dtype {
-        Dtype::Float64 => tch::Kind::Double,
-        Dtype::Float32 => tch::Kind::Float,
-        Dtype::Float16 => tch::Kind::Half,
-        Dtype::Bfloat16 => tch::Kind::BFloat16,
-        Dtype::Int64 => tch::Kind::Int64,
-        Dtype::Int32 => tch::Kind::Int,
-        Dtype::Int16 => tch::Kind::Int16,
-        Dtype::Int8 => tch::Kind::Int8,
-        Dtype::Uint8 => tch::Kind::Uint8,
-        Dtype::Bool => tch::Kind::Bool,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind};
-
     use super::*;
 
     fn impl_of(handle: &Handle) -> usize {
@@ -299,43 +290,65 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_those_of_c10() {
+        for dtype in Dtype::ALL {
+            assert_eq!(
+                dtype_of(i8::try_from(number_of(dtype)).unwrap()),
+                Some(dtype)
+            );
+            let made = Handle::empty(&[2, 3], &[3, 1], dtype, Device::Cpu).unwrap();
+            let meta = made.meta();
+            assert_eq!(
+                (meta.dtype(), meta.device()),
+                (Some(dtype), Some(Device::Cpu))
+            );
+            assert_eq!(meta.room(), 6 * dtype.size() as i64);
+        }
+    }
+
+    #[test]
+    fn a_tensor_that_nobody_else_has_needs_no_alias() {
+        let x = Handle::empty(&[2, 3], &[3, 1], Dtype::Float32, Device::Cpu).unwrap();
+        let same = |x: &Handle| impl_of(&x.borrow().own()) == impl_of(&x.share());
+        assert!(same(&x));
+        let clone = x.share();
+        assert!(!same(&x));
+        let (own, meta) = (x.borrow().own(), x.meta());
+        assert_eq!(own.meta().address(), meta.address());
+        assert_eq!(own.meta().sizes(), meta.sizes());
+        drop(clone);
+        assert!(same(&x));
+    }
+
+    #[cfg(feature = "tch")]
+    #[test]
     fn a_tensor_that_has_clones_is_used_through_an_alias_that_they_can_not_change() {
-        let x = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]);
+        use tch::{Kind, Tensor};
+
+        let x = Tensor::arange(6, (Kind::Float, tch::Device::Cpu)).view([2, 3]);
         let mut clone = x.shallow_clone();
-        let own = own(&x);
+        let own = TensorRef::from(&x).own();
         let memory = (own.meta().storage(), own.meta().address());
         let _ = clone.resize_([1, 6]);
         assert_eq!(x.size(), [1, 6], "both are one tensor");
         let meta = own.meta();
         assert_eq!((meta.sizes(), meta.strides()), (&[2, 3][..], &[3, 1][..]));
         // Another storage in place of its own.
-        let mut other = Tensor::zeros([64], (Kind::Float, Device::Cpu));
+        let mut other = Tensor::zeros([64], (Kind::Float, tch::Device::Cpu));
         let _ = clone.set_source_tensor(&other);
         let _ = other.fill_(7.0);
         let meta = own.meta();
         assert_eq!((meta.storage(), meta.address()), memory);
-        let alias = own.into_tensor();
-        assert_eq!((alias.numel(), alias.is_contiguous()), (6, true));
-        assert_eq!(
-            Vec::<f32>::try_from(alias.view(-1)).unwrap(),
-            [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-        );
-    }
-
-    #[test]
-    fn a_tensor_that_nobody_else_has_needs_no_alias() {
-        let x = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
-        let same = |x: &Tensor| impl_of(&own(x)) == impl_of(&share(x));
-        assert!(same(&x));
-        let clone = x.shallow_clone();
-        assert!(!same(&x));
-        drop(clone);
-        assert!(same(&x));
+        assert_eq!(own.read::<f32>().unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
         // What the checks refuse is left as it is.
+        let same = |x: &Tensor| {
+            let x = TensorRef::from(x);
+            impl_of(&x.own()) == impl_of(&x.share())
+        };
         let sparse = x.to_sparse(None, None::<i64>, None::<i64>);
         let _clone = sparse.shallow_clone();
         assert!(same(&sparse));
         let none = Tensor::new();
-        assert!(!own(&none).meta().defined());
+        assert!(!TensorRef::from(&none).own().meta().defined());
     }
 }

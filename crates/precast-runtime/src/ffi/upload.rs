@@ -3,10 +3,9 @@
 use std::{io, ops::Range, os::fd::AsRawFd, sync::LazyLock, thread::available_parallelism};
 
 use precast_store::{Device, Mapped, record::Dtype};
-use tch::Tensor;
 
 use super::{
-    Meta,
+    Handle,
     cuda::{Piece, cuda, ordinal},
 };
 
@@ -26,14 +25,14 @@ impl From<String> for UploadError {
 /// map's pages stay untouched.
 ///
 /// `parts` are where each goes in the block and what it is in the file, ascending and apart. With a `limit` in bytes a
-/// second it takes that long, so that calls being served keep their share of the bus.
+/// second it takes that long, so that calls being served keep their share of the bus. Nobody else writes to the block.
 pub fn upload(
-    block: &mut Tensor,
+    block: &Handle,
     file: &Mapped,
     parts: &[(usize, Range<usize>)],
     limit: Option<u64>,
 ) -> Result<(), UploadError> {
-    let meta = Meta::of(block);
+    let meta = block.meta();
     let (Some(Device::Cuda(device)), Some(Dtype::Uint8), &[bytes], &[1]) =
         (meta.device(), meta.dtype(), meta.sizes(), meta.strides())
     else {
@@ -63,7 +62,7 @@ pub fn upload(
     let functions = cuda()?.functions()?;
     let address = meta.address() as *mut u8;
     let limit = limit.unwrap_or(0);
-    // SAFETY: the block is a contiguous tensor that is borrowed mutably, the pieces lie in the block (checked above), the
+    // SAFETY: the block is a contiguous tensor that nobody else writes to, the pieces lie in the block (checked above), the
     // file is open as long as its map, and the call waits for its copies.
     let code = unsafe {
         (functions.upload)(

@@ -4,7 +4,40 @@
 use precast_store::{Device, record::Dtype};
 use smallvec::SmallVec;
 
-use super::Meta;
+use super::{
+    Handle, Meta,
+    shim::{self, checked},
+};
+
+/// Writes the lowest and highest value of an integer tensor to `notes[at]` and `notes[at + 1]`, on its device, and returns
+/// the tensor with its values clamped. One without elements is noted as `low`.
+pub fn note_range(
+    tensor: &Handle,
+    notes: &Handle,
+    at: usize,
+    [low, high]: [i64; 2],
+) -> Result<Handle, String> {
+    let mut clamped = std::ptr::null_mut();
+    // SAFETY: two live tensors and a valid out pointer.
+    checked(unsafe {
+        shim::precast_note_range(
+            tensor.raw(),
+            notes.raw(),
+            at as i64,
+            low,
+            high,
+            &mut clamped,
+        )
+    })?;
+    // SAFETY: a new tensor that is the caller's.
+    unsafe { Handle::from_raw(clamped) }.ok_or_else(|| "libtorch made no tensor".to_owned())
+}
+
+/// Writes to `notes[at]`, on its device, whether any element of a tensor is not zero.
+pub fn note_failed(outcome: &Handle, notes: &Handle, at: usize) -> Result<(), String> {
+    // SAFETY: two live tensors.
+    checked(unsafe { shim::precast_note_failed(outcome.raw(), notes.raw(), at as i64) })
+}
 
 /// An element outside its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,53 +170,71 @@ fn is_outside(value: i64, [low, past]: [i64; 2]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use tch::{Kind, Tensor};
-
     use super::*;
 
-    fn found(tensor: &Tensor, bounds: [i64; 2]) -> Option<(Vec<i64>, i64)> {
-        outside(&Meta::of(tensor), bounds).map(|found| (found.position, found.value))
+    fn found(tensor: &Handle, bounds: [i64; 2]) -> Option<(Vec<i64>, i64)> {
+        outside(&tensor.meta(), bounds).map(|found| (found.position, found.value))
+    }
+
+    fn ids(data: &[i64], shape: &[i64]) -> Handle {
+        Handle::of(data, shape, Dtype::Int64).unwrap()
+    }
+
+    fn counted(shape: &[i64]) -> Handle {
+        ids(&(0..shape.iter().product()).collect::<Vec<_>>(), shape)
     }
 
     #[test]
     fn every_dtype_and_both_ends() {
-        for kind in [Kind::Int64, Kind::Int, Kind::Int16, Kind::Int8, Kind::Uint8] {
-            let ids = Tensor::arange(24, (kind, tch::Device::Cpu)).view([2, 3, 4]);
-            assert_eq!(found(&ids, [0, 24]), None, "{kind:?}");
-            assert_eq!(found(&ids, [0, 23]), Some((vec![1, 2, 3], 23)), "{kind:?}");
-            assert_eq!(found(&ids, [1, 24]), Some((vec![0, 0, 0], 0)), "{kind:?}");
+        for dtype in [
+            Dtype::Int64,
+            Dtype::Int32,
+            Dtype::Int16,
+            Dtype::Int8,
+            Dtype::Uint8,
+        ] {
+            let ids = Handle::empty(&[2, 3, 4], &[12, 4, 1], dtype, Device::Cpu).unwrap();
+            ids.copy_from(&counted(&[2, 3, 4])).unwrap();
+            assert_eq!(found(&ids, [0, 24]), None, "{dtype}");
+            assert_eq!(found(&ids, [0, 23]), Some((vec![1, 2, 3], 23)), "{dtype}");
+            assert_eq!(found(&ids, [1, 24]), Some((vec![0, 0, 0], 0)), "{dtype}");
         }
-        let ends = Tensor::from_slice(&[i64::MIN, -1, 0, i64::MAX]);
+        let ends = ids(&[i64::MIN, -1, 0, i64::MAX], &[4]);
         assert_eq!(
             found(&ends, [i64::MIN, i64::MAX]),
             Some((vec![3], i64::MAX))
         );
         assert_eq!(found(&ends, [-1, i64::MAX]), Some((vec![0], i64::MIN)));
-        assert_eq!(found(&ends.get(2), [0, 1]), None);
-        assert_eq!(found(&ends.get(1), [0, 1]), Some((vec![], -1)));
-        let empty = Tensor::zeros([0, 3], (Kind::Int64, tch::Device::Cpu));
-        assert_eq!(found(&empty, [5, 6]), None);
-        let floats = Tensor::ones([2], (Kind::Float, tch::Device::Cpu));
+        let one = |at: usize| ends.view(&[], &[], at * 8, Dtype::Int64).unwrap();
+        assert_eq!(found(&one(2), [0, 1]), None);
+        assert_eq!(found(&one(1), [0, 1]), Some((vec![], -1)));
+        assert_eq!(found(&ids(&[], &[0, 3]), [5, 6]), None);
+        let floats = Handle::of(&[1.0f32; 2], &[2], Dtype::Float32).unwrap();
         assert_eq!(found(&floats, [5, 6]), None);
     }
 
     #[test]
     fn any_strides() {
-        let ids = Tensor::arange(4 * 6 * 8, (Kind::Int64, tch::Device::Cpu)).view([4, 6, 8]);
+        let ids = counted(&[4, 6, 8]);
         // Row by row the last element, and whatever lies in the gaps is nobody's.
-        for view in [
-            ids.permute([2, 0, 1]),
-            ids.slice(1, 1, 6, 2),
-            ids.slice(2, 0, 8, 3).transpose(0, 1),
-            ids.narrow(0, 1, 2).slice(2, 1, 8, 2),
+        for (shape, stride, offset) in [
+            ([8, 4, 6], [1, 48, 8], 0),
+            ([4, 3, 8], [48, 16, 1], 8),
+            ([6, 4, 3], [8, 48, 3], 0),
+            ([2, 6, 4], [48, 8, 2], 49),
         ] {
-            let flat: Vec<i64> = Vec::try_from(view.contiguous().view(-1)).unwrap();
+            let view = ids.view(&shape, &stride, offset * 8, Dtype::Int64).unwrap();
+            let flat: Vec<i64> = view.read().unwrap();
             let largest = *flat.iter().max().unwrap();
             assert_eq!(found(&view, [0, largest + 1]), None);
             let (position, value) = found(&view, [0, largest]).unwrap();
             assert_eq!(value, largest);
-            let at = position.iter().fold(view.shallow_clone(), |t, &i| t.get(i));
-            assert_eq!(at.int64_value(&[]), largest);
+            let at = std::iter::zip(&position, stride).map(|(i, stride)| i * stride);
+            assert_eq!(
+                at.sum::<i64>() + offset as i64,
+                largest,
+                "its index is its value"
+            );
             let least = *flat.iter().min().unwrap();
             assert_eq!(found(&view, [least, i64::MAX]), None);
             assert_eq!(found(&view, [least + 1, i64::MAX]).unwrap().1, least);
@@ -192,8 +243,8 @@ mod tests {
 
     #[test]
     fn an_expanded_axis_costs_one_look() {
-        let row = Tensor::from_slice(&[3i64, 9]).view([1, 2]);
-        let wide = row.expand([1 << 60, 2], false);
+        let row = ids(&[3, 9], &[1, 2]);
+        let wide = row.view(&[1 << 60, 2], &[0, 1], 0, Dtype::Int64).unwrap();
         assert_eq!(found(&wide, [0, 10]), None);
         assert_eq!(found(&wide, [0, 9]), Some((vec![0, 1], 9)));
     }

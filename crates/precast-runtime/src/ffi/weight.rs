@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use precast_store::{Device, Mapped, record::Dtype};
 
-use super::{Handle, tensor::from_blob};
+use super::Handle;
 
 /// A bound tensor. It is dropped before the memory it views.
 pub struct Weight {
@@ -47,7 +47,7 @@ impl Weight {
         }
         // SAFETY: the range lies in the map and has the tensor's size (checked above; strides are those of a dense
         // tensor of this shape); the map is read-only, immutable, and held for as long as the handle.
-        let handle = unsafe { from_blob(part.as_ptr(), shape, stride, dtype, Device::Cpu) }?;
+        let handle = unsafe { Handle::over(part.as_ptr(), shape, stride, dtype, Device::Cpu) }?;
         Ok(Self {
             handle,
             _memory: Some(memory.clone()),

@@ -43,21 +43,23 @@ fn watch(program: &Arc<Program>, padded: bool) -> Watch {
     Watch::new(program, &"encode".into(), Device::Cuda(0), padded)
 }
 
-fn inputs(ids: &Tensor, mask: i64) -> Handles {
-    let any = Tensor::full([2, 3], i64::MIN, (Kind::Int64, tch::Device::Cpu));
-    let mask = Tensor::full([2, 3], mask, (Kind::Int64, tch::Device::Cpu));
-    [any, ids.shallow_clone(), mask]
+fn inputs(ids: &Handle, mask: i64) -> Handles {
+    let all = |value| Handle::of(&[value; 6], &[2, 3], Dtype::Int64).unwrap();
+    [all(i64::MIN), ids.share(), all(mask)]
         .into_iter()
-        .map(Into::into)
         .collect()
 }
 
 fn clamp(watch: &Watch, inputs: &mut Handles) -> Flags {
-    watch.clamp(inputs, tch::Device::Cpu).unwrap().unwrap()
+    watch.clamp(inputs, Device::Cpu).unwrap().unwrap()
 }
 
-fn ids(at_4: i64) -> Tensor {
-    Tensor::from_slice(&[0, 30_521, 5, 6, at_4, 7]).view([2, 3])
+fn ids(at_4: i64) -> Handle {
+    Handle::of(&[0, 30_521, 5, 6, at_4, 7], &[2, 3], Dtype::Int64).unwrap()
+}
+
+fn read(tensor: &Handle) -> Vec<i64> {
+    tensor.read().unwrap()
 }
 
 #[test]
@@ -75,10 +77,14 @@ fn what_is_out_of_bounds_is_clamped_and_named() {
         let given = ids(value);
         let mut handles = inputs(&given, 1);
         let flags = clamp(&watch, &mut handles);
-        let read = Vec::<i64>::try_from(handles[1].share().into_tensor().view(-1)).unwrap();
-        assert_eq!(read[4], clamped.unwrap_or(value));
-        assert_eq!(read[..4], [0, 30_521, 5, 6]);
-        assert_eq!(given, ids(value), "a caller's input was written to");
+        let clean = read(&handles[1]);
+        assert_eq!(clean[4], clamped.unwrap_or(value));
+        assert_eq!(clean[..4], [0, 30_521, 5, 6]);
+        assert_eq!(
+            read(&given),
+            read(&ids(value)),
+            "a caller's input was written to"
+        );
         let Some(_) = clamped else {
             flags.check().unwrap();
             continue;
@@ -102,7 +108,7 @@ fn a_value_is_known_where_its_place_is_not() {
     let given = ids(-5);
     let flags = clamp(&watch(&program, false), &mut inputs(&given, 1));
     // The caller's again since the call.
-    let _ = given.shallow_clone().zero_();
+    given.zero().unwrap();
     assert_eq!(
         flags.check().unwrap_err().to_string(),
         "module `encode`, input `ids`: expected values from 0 to 30521, got -5"
@@ -111,21 +117,25 @@ fn a_value_is_known_where_its_place_is_not() {
 
 #[test]
 fn every_dtype_has_bounds_of_its_own() {
-    for (dtype, kind, bad) in [
-        (Dtype::Int32, Kind::Int, 2_147_483_647),
-        (Dtype::Int32, Kind::Int, -2_147_483_648),
-        (Dtype::Int16, Kind::Int16, -1),
-        (Dtype::Int8, Kind::Int8, -128),
+    for (dtype, bad) in [
+        (Dtype::Int32, 2_147_483_647),
+        (Dtype::Int32, -2_147_483_648),
+        (Dtype::Int16, -1),
+        (Dtype::Int8, -128),
     ] {
         let program = program(dtype, 0);
-        let good = Tensor::from_slice(&[0, 1, 2, 3, 4, 5])
-            .to_kind(kind)
-            .view([2, 3]);
+        let table = |values: [i64; 6]| {
+            let made = Handle::empty(&[2, 3], &[3, 1], dtype, Device::Cpu).unwrap();
+            let wide = Handle::of(&values, &[2, 3], Dtype::Int64).unwrap();
+            made.copy_from(&wide).unwrap();
+            made
+        };
+        let good = table([0, 1, 2, 3, 4, 5]);
         let watch = watch(&program, false);
         let mut handles = inputs(&good, 1);
         clamp(&watch, &mut handles).check().unwrap();
-        assert_eq!(handles[1].share().into_tensor().kind(), kind);
-        let flags = clamp(&watch, &mut inputs(&(good.ones_like() * bad), 1));
+        assert_eq!(handles[1].meta().dtype(), Some(dtype));
+        let flags = clamp(&watch, &mut inputs(&table([bad; 6]), 1));
         let error = flags.check().unwrap_err().to_string();
         assert!(error.ends_with(&format!("got {bad} at [0, 0]")), "{error}");
     }
@@ -138,7 +148,7 @@ fn every_dtype_has_bounds_of_its_own() {
 fn an_input_without_elements_has_no_values() {
     let program = program(Dtype::Int64, 0);
     let mut handles = inputs(&ids(0), 1);
-    handles[1] = Tensor::zeros([0, 3], (Kind::Int64, tch::Device::Cpu)).into();
+    handles[1] = Handle::of::<i64>(&[], &[0, 3], Dtype::Int64).unwrap();
     clamp(&watch(&program, false), &mut handles)
         .check()
         .unwrap();
@@ -171,7 +181,7 @@ fn the_host_has_looked_at_what_is_in_its_memory() {
     let program = program(Dtype::Int64, 0);
     let cpu = Watch::new(&program, &"encode".into(), Device::Cpu, false);
     let mut handles = inputs(&ids(-1), 1);
-    assert!(cpu.clamp(&mut handles, tch::Device::Cpu).unwrap().is_none());
+    assert!(cpu.clamp(&mut handles, Device::Cpu).unwrap().is_none());
 }
 
 #[test]
@@ -179,15 +189,18 @@ fn a_replay_is_noted_apart_from_the_next_one() {
     let program = program(Dtype::Int64, 1);
     let watch = watch(&program, true);
     let mut made = clamp(&watch, &mut inputs(&ids(-7), 1));
-    let outcome =
-        |failed: bool| -> Handles { std::iter::once(Tensor::from(failed).into()).collect() };
+    let outcome = |failed: bool| -> Handles {
+        [Handle::of(&[u8::from(failed)], &[], Dtype::Bool).unwrap()]
+            .into_iter()
+            .collect()
+    };
     watch
         .outcomes(&mut outcome(false), Some(&mut made))
         .unwrap();
     let first = made.of_call(&inputs(&ids(-7), 1)).unwrap();
     // What the next replay would write.
     let next = clamp(&watch, &mut inputs(&ids(0), 1));
-    made.notes.copy_(&next.notes);
+    made.notes.copy_from(&next.notes).unwrap();
     watch.outcomes(&mut outcome(true), Some(&mut made)).unwrap();
     let second = made.of_call(&inputs(&ids(0), 1)).unwrap();
     for _ in 0..2 {
@@ -217,11 +230,7 @@ fn outcomes_are_no_outputs_and_say_what_failed() {
         let mut handles = inputs(&ids(0), 1);
         let mut flags = clamp(&watch, &mut handles);
         let mut results: Handles = outcomes
-            .map(|outcome| {
-                Tensor::from_slice(&[false, outcome])
-                    .to_kind(Kind::Uint8)
-                    .into()
-            })
+            .map(|outcome| Handle::of(&[0, u8::from(outcome)], &[2], Dtype::Uint8).unwrap())
             .into_iter()
             .collect();
         watch.outcomes(&mut results, Some(&mut flags)).unwrap();

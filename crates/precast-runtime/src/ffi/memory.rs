@@ -1,0 +1,349 @@
+//! A tensor's memory: made, viewed, copied, read.
+
+use std::{ffi::c_void, ptr};
+
+use half::{bf16, f16};
+use precast_store::{Device, record::Dtype};
+use smallvec::SmallVec;
+
+use super::{
+    Handle,
+    tensor::number_of,
+    torch::{self, call},
+};
+
+/// What every pattern of bits is a value of.
+///
+/// # Safety
+/// The type has no padding, and any bytes of its size are a value of it.
+pub unsafe trait Bits: Copy {}
+
+macro_rules! bits {
+    ($($type:ty),*) => {$(
+        // SAFETY: a number of fixed size.
+        unsafe impl Bits for $type {}
+    )*};
+}
+
+bits!(f64, f32, f16, bf16, i64, i32, i16, i8, u8);
+
+/// Torch's numbers for a device: its type, and which one.
+fn place(device: Device) -> Result<(i32, i32), String> {
+    match device {
+        Device::Cpu => Ok((0, 0)),
+        Device::Cuda(ordinal) => Ok((1, super::cuda::ordinal(ordinal)?)),
+    }
+}
+
+/// Returns row-major strides.
+pub fn contiguous(shape: &[i64]) -> SmallVec<[i64; 8]> {
+    let mut strides = SmallVec::from_elem(1, shape.len());
+    for axis in (1..shape.len()).rev() {
+        // A tensor without elements may have sizes whose product no number holds.
+        strides[axis - 1] = i64::saturating_mul(strides[axis], shape[axis].max(1));
+    }
+    strides
+}
+
+/// Returns how many elements lie between the first one of a tensor and the end of its last one. Fails where sizes or strides
+/// are no tensor's.
+fn span(shape: &[i64], stride: &[i64]) -> Result<i64, String> {
+    let bad = || format!("no tensor has sizes {shape:?} and strides {stride:?}");
+    if shape.len() != stride.len() || shape.iter().chain(stride).any(|&n| n < 0) {
+        return Err(bad());
+    }
+    if shape.contains(&0) {
+        return Ok(0);
+    }
+    let mut axes = std::iter::zip(shape, stride);
+    let last = axes.try_fold(0i64, |sum, (size, stride)| {
+        sum.checked_add((size - 1).checked_mul(*stride)?)
+    });
+    last.and_then(|last| last.checked_add(1)).ok_or_else(bad)
+}
+
+impl Handle {
+    /// Makes a tensor whose elements are whatever was in its memory.
+    pub fn empty(
+        shape: &[i64],
+        stride: &[i64],
+        dtype: Dtype,
+        device: Device,
+    ) -> Result<Self, String> {
+        span(shape, stride)?;
+        let (device_type, index) = place(device)?;
+        let mut made = ptr::null_mut();
+        // SAFETY: both arrays have `rank` numbers; a valid out pointer.
+        call(|| unsafe {
+            torch::aoti_torch_empty_strided(
+                shape.len() as i64,
+                shape.as_ptr(),
+                stride.as_ptr(),
+                number_of(dtype),
+                device_type,
+                index,
+                &mut made,
+            )
+        })?;
+        // SAFETY: a new tensor that is the caller's.
+        unsafe { Self::from_raw(made) }.ok_or_else(|| "libtorch made no tensor".to_owned())
+    }
+
+    /// Makes a tensor over memory it does not own.
+    ///
+    /// # Safety
+    /// `data` points to as many bytes as shape, strides and dtype cover, on `device`, and outlives every handle of the
+    /// tensor; nobody writes to it while a kernel reads it.
+    pub(super) unsafe fn over(
+        data: *const u8,
+        shape: &[i64],
+        stride: &[i64],
+        dtype: Dtype,
+        device: Device,
+    ) -> Result<Self, String> {
+        let (device_type, index) = place(device)?;
+        let mut made = ptr::null_mut();
+        // SAFETY: both arrays have `rank` numbers; a valid out pointer; the caller vouches for the memory.
+        call(|| unsafe {
+            torch::aoti_torch_create_tensor_from_blob_v2(
+                data.cast_mut().cast::<c_void>(),
+                shape.len() as i64,
+                shape.as_ptr(),
+                stride.as_ptr(),
+                0,
+                number_of(dtype),
+                device_type,
+                index,
+                &mut made,
+                0, // strided
+                ptr::null(),
+                0,
+            )
+        })?;
+        // SAFETY: a new tensor that is the caller's.
+        unsafe { Self::from_raw(made) }.ok_or_else(|| "libtorch made no tensor".to_owned())
+    }
+
+    /// Copies elements into a new tensor on the CPU; the last axis moves fastest.
+    pub fn of<T: Bits>(data: &[T], shape: &[i64], dtype: Dtype) -> Result<Self, String> {
+        let stride = contiguous(shape);
+        if span(shape, &stride)?.checked_mul(dtype.size() as i64)
+            != i64::try_from(size_of_val(data)).ok()
+        {
+            return Err(format!(
+                "{dtype} {shape:?} does not take {} bytes",
+                size_of_val(data)
+            ));
+        }
+        let made = Self::empty(shape, &stride, dtype, Device::Cpu)?;
+        if !data.is_empty() {
+            // SAFETY: the slice has the tensor's bytes (checked above), is borrowed, and `source` is dropped before this
+            // returns; nobody reads or writes through it but the copy.
+            let source =
+                unsafe { Self::over(data.as_ptr().cast(), shape, &stride, dtype, Device::Cpu) }?;
+            made.copy_from(&source)?;
+        }
+        Ok(made)
+    }
+
+    /// Copies the elements, from wherever they are; the last axis moves fastest.
+    pub fn read<T: Bits>(&self) -> Result<Vec<T>, String> {
+        let meta = self.meta();
+        let dtype = meta.dtype().filter(|_| meta.dense());
+        let dtype = dtype.ok_or_else(|| format!("it is {}", meta.dtype_name()))?;
+        let shape: SmallVec<[i64; 8]> = SmallVec::from_slice(meta.sizes());
+        let stride = contiguous(&shape);
+        let bytes = span(&shape, &stride)?.checked_mul(dtype.size() as i64);
+        let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+        let Some(bytes) = bytes.filter(|bytes| bytes.is_multiple_of(size_of::<T>())) else {
+            return Err(format!("{dtype} {shape:?} can't be copied"));
+        };
+        let length = bytes / size_of::<T>();
+        let mut data: Vec<T> = Vec::new();
+        data.try_reserve_exact(length)
+            .map_err(|error| error.to_string())?;
+        if length > 0 {
+            // SAFETY: the vector has room for the tensor's bytes, `to` is dropped before it moves, and only the copy writes.
+            let to = unsafe {
+                Self::over(
+                    data.as_mut_ptr().cast(),
+                    &shape,
+                    &stride,
+                    dtype,
+                    Device::Cpu,
+                )
+            }?;
+            to.copy_from(self)?;
+        }
+        // SAFETY: the copy wrote all of them, and any bits are a value (`Bits`).
+        unsafe { data.set_len(length) };
+        Ok(data)
+    }
+
+    /// Returns a tensor over a part of this one's memory, `offset` bytes behind its first element.
+    pub fn view(
+        &self,
+        shape: &[i64],
+        stride: &[i64],
+        offset: usize,
+        dtype: Dtype,
+    ) -> Result<Self, String> {
+        let meta = self.meta();
+        let size = dtype.size() as i64;
+        let offset = i64::try_from(offset).map_err(|error| error.to_string())?;
+        let end = span(shape, stride)?
+            .checked_mul(size)
+            .and_then(|n| n.checked_add(offset));
+        let inside = end.is_some_and(|end| end <= meta.room()) && offset % size == 0;
+        if !inside || !meta.dense() || meta.lazy() {
+            return Err(format!(
+                "{dtype} {shape:?} does not lie in the tensor's memory"
+            ));
+        }
+        let mut made = ptr::null_mut();
+        let rank = shape.len() as i64;
+        // SAFETY: a live tensor, which keeps its storage in what is made; both arrays have `rank` numbers; the part lies in
+        // the storage (checked above); a valid out pointer.
+        call(|| unsafe {
+            if meta.dtype() == Some(dtype) {
+                torch::aoti_torch__reinterpret_tensor(
+                    self.raw(),
+                    rank,
+                    shape.as_ptr(),
+                    stride.as_ptr(),
+                    offset / size,
+                    &mut made,
+                )
+            } else {
+                torch::aoti_torch__alloc_from_pool(
+                    self.raw(),
+                    offset,
+                    number_of(dtype),
+                    rank,
+                    shape.as_ptr(),
+                    stride.as_ptr(),
+                    &mut made,
+                )
+            }
+        })?;
+        // SAFETY: a new tensor that is the caller's.
+        unsafe { Self::from_raw(made) }.ok_or_else(|| "libtorch made no tensor".to_owned())
+    }
+
+    /// Writes another tensor's elements into this one's memory, from any device and dtype. Sizes are broadcast.
+    pub fn copy_from(&self, from: &Self) -> Result<(), String> {
+        // SAFETY: two live tensors.
+        call(|| unsafe { torch::aoti_torch_copy_(self.raw(), from.raw(), 0) })
+    }
+
+    /// Writes zeros.
+    pub fn zero(&self) -> Result<(), String> {
+        // SAFETY: a live tensor.
+        call(|| unsafe { torch::aoti_torch_zero_(self.raw()) })
+    }
+
+    /// Returns a copy with memory of its own, laid out like this one where that has no gaps.
+    pub fn copied(&self) -> Result<Self, String> {
+        let meta = self.meta();
+        let dtype = meta.dtype().ok_or_else(|| meta.dtype_name())?;
+        let device = meta
+            .device()
+            .ok_or("it is neither on the CPU nor on CUDA")?;
+        let copy = Self::empty(
+            meta.sizes(),
+            &dense(meta.sizes(), meta.strides()),
+            dtype,
+            device,
+        )?;
+        copy.copy_from(self)?;
+        Ok(copy)
+    }
+}
+
+/// Returns strides in the same order without gaps.
+fn dense(shape: &[i64], stride: &[i64]) -> SmallVec<[i64; 8]> {
+    let mut order: SmallVec<[usize; 8]> = (0..shape.len()).collect();
+    // Stable: of equal strides the later axis moves faster.
+    order.sort_by_key(|&axis| std::cmp::Reverse((stride[axis], shape[axis])));
+    let mut strides = SmallVec::from_elem(1, shape.len());
+    let mut next = 1i64;
+    for &axis in order.iter().rev() {
+        strides[axis] = next;
+        next = next.saturating_mul(shape[axis].max(1));
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(n: i64) -> Handle {
+        let data: Vec<i32> = (0..n as i32).collect();
+        Handle::of(&data, &[n], Dtype::Int32).unwrap()
+    }
+
+    #[test]
+    fn a_view_is_of_the_same_memory_from_where_its_tensor_begins() {
+        let row = row(24);
+        let table = row.view(&[2, 3], &[6, 2], 4 * 4, Dtype::Int32).unwrap();
+        assert_eq!(table.read::<i32>().unwrap(), [4, 6, 8, 10, 12, 14]);
+        let inner = table.view(&[2], &[1], 6 * 4, Dtype::Int32).unwrap();
+        assert_eq!(inner.read::<i32>().unwrap(), [10, 11]);
+        inner.zero().unwrap();
+        assert_eq!(row.read::<i32>().unwrap()[9..13], [9, 0, 0, 12]);
+        let bytes = row.view(&[4], &[1], 4, Dtype::Uint8).unwrap();
+        assert_eq!(bytes.read::<u8>().unwrap(), [1, 0, 0, 0]);
+        assert_eq!(bytes.meta().storage(), row.meta().storage());
+    }
+
+    #[test]
+    fn a_view_lies_inside() {
+        let row = row(8);
+        let part = row.view(&[4], &[1], 16, Dtype::Int32).unwrap();
+        for (shape, stride, offset) in [
+            (&[9][..], &[1][..], 0),
+            (&[8], &[1], 4),
+            (&[2, 2], &[7, 1], 0),
+            (&[1], &[1], 2),
+            (&[2], &[-1], 8),
+            (&[-1], &[1], 0),
+            (&[1], &[], 0),
+            (&[2, 1 << 62], &[1, i64::MAX], 0),
+        ] {
+            assert!(row.view(shape, stride, offset, Dtype::Int32).is_err());
+        }
+        assert!(part.view(&[5], &[1], 0, Dtype::Int32).is_err());
+        assert!(row.view(&[1 << 40, 0], &[1, 1], 0, Dtype::Int32).is_ok());
+    }
+
+    #[test]
+    fn a_copy_is_laid_out_alike_without_gaps() {
+        let row = row(24);
+        let turned = row.view(&[3, 2], &[1, 6], 0, Dtype::Int32).unwrap();
+        let copy = turned.copied().unwrap();
+        assert_eq!(copy.meta().strides(), [1, 3]);
+        assert_eq!(copy.read::<i32>().unwrap(), [0, 6, 1, 7, 2, 8]);
+        assert_eq!(dense(&[2, 1, 3], &[3, 3, 1])[..], [3, 3, 1]);
+        assert_eq!(dense(&[4, 5], &[0, 1])[..], [1, 4]);
+        assert_eq!(dense(&[0, 2], &[2, 1])[..], [2, 1]);
+    }
+
+    #[test]
+    fn dtypes_are_converted_and_sizes_broadcast() {
+        let to = Handle::empty(&[2, 3], &[3, 1], Dtype::Float32, Device::Cpu).unwrap();
+        to.copy_from(&row(3)).unwrap();
+        assert_eq!(to.read::<f32>().unwrap(), [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]);
+        let error = to.copy_from(&row(4)).unwrap_err();
+        assert!(error.contains("size"), "{error}");
+        assert!(!error.contains("Exception"), "{error}");
+        assert!(Handle::of(&[1.0f32; 5], &[2, 3], Dtype::Float32).is_err());
+    }
+
+    #[test]
+    fn what_takes_too_much_is_refused() {
+        let error = Handle::empty(&[1 << 50], &[1], Dtype::Int64, Device::Cpu).unwrap_err();
+        assert!(error.contains("memory"), "{error}");
+        assert!(Handle::empty(&[1 << 62], &[1], Dtype::Int64, Device::Cpu).is_err());
+    }
+}

@@ -1,0 +1,102 @@
+//! libtorch's C ABI, from `torch/csrc/inductor/aoti_torch/c/shim.h` and `torch/csrc/stable/c/shim.h`.
+//!
+//! Its functions return 0 or print the reason on `std::cerr`: [`call`] takes it from there.
+
+use std::ffi::c_void;
+
+use super::shim::{self, RawTensor, precast_capture_begin, precast_capture_end};
+
+unsafe extern "C" {
+    /// Returns which `TORCH_ABI_VERSION` it is.
+    pub fn aoti_torch_abi_version() -> u64;
+    pub fn aoti_torch_empty_strided(
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        dtype: i32,
+        device_type: i32,
+        device_index: i32,
+        made: *mut RawTensor,
+    ) -> i32;
+    pub fn aoti_torch_create_tensor_from_blob_v2(
+        data: *mut c_void,
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        storage_offset: i64,
+        dtype: i32,
+        device_type: i32,
+        device_index: i32,
+        made: *mut RawTensor,
+        layout: i32,
+        opaque_metadata: *const u8,
+        opaque_metadata_size: i64,
+    ) -> i32;
+    /// `offset` counts elements from where `tensor` begins.
+    pub fn aoti_torch__reinterpret_tensor(
+        tensor: RawTensor,
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        offset: i64,
+        made: *mut RawTensor,
+    ) -> i32;
+    /// `tensor` begins where its storage does.
+    pub fn aoti_torch__alloc_from_pool(
+        tensor: RawTensor,
+        offset_bytes: i64,
+        dtype: i32,
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        made: *mut RawTensor,
+    ) -> i32;
+    pub fn aoti_torch_copy_(to: RawTensor, from: RawTensor, non_blocking: i32) -> i32;
+    pub fn aoti_torch_zero_(tensor: RawTensor) -> i32;
+    pub fn aoti_torch_new_tensor_handle(tensor: RawTensor, made: *mut RawTensor) -> i32;
+    pub fn aoti_torch_delete_tensor_object(tensor: RawTensor) -> i32;
+    pub fn torch_get_num_threads(threads: *mut u32) -> i32;
+}
+
+/// Makes one call of libtorch's C ABI and returns the reason when it fails.
+pub fn call(f: impl FnOnce() -> i32) -> Result<(), String> {
+    shim::capture_messages();
+    // SAFETY: both set a thread-local of the shim; `f` only calls libtorch, which comes back.
+    let code = unsafe {
+        let before = precast_capture_begin();
+        let code = f();
+        precast_capture_end(before, code);
+        code
+    };
+    match code {
+        0 => Ok(()),
+        _ => Err(reason(&shim::last_error())),
+    }
+}
+
+/// Returns the reason in what libtorch printed, as `[E1123 20:21:32.000 f.cpp:1] Exception in aoti_torch: reason`. The lines
+/// after the first are the frames of its C++ stack.
+fn reason(printed: &str) -> String {
+    const BEFORE: &str = "Exception in aoti_torch: ";
+    let from = printed.find(BEFORE).map_or(0, |at| at + BEFORE.len());
+    let line = printed[from..].lines().next().unwrap_or_default();
+    line.trim_end().to_owned()
+}
+
+/// Returns how many threads libtorch's parallel loops use.
+pub fn threads() -> usize {
+    let mut threads = 1;
+    // SAFETY: a valid out pointer.
+    let asked = call(|| unsafe { torch_get_num_threads(&mut threads) });
+    asked.map_or(1, |()| threads as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_reason_is_taken_from_what_was_printed() {
+        let printed = "[E1123 20:21:32.123456 shim_common.cpp:9] Exception in aoti_torch: no memory \nException raised from x";
+        assert_eq!(super::reason(printed), "no memory");
+        assert_eq!(super::reason("another text\n"), "another text");
+    }
+}
