@@ -10,7 +10,7 @@ use precast_builder::{
 };
 use precast_store::{
     Digest, Store, Target,
-    record::{Entry, Package, Padding, Program, Release, SCHEMA, Source},
+    record::{Entry, Package, Padding, Program, Release, SCHEMA, SourceFile},
 };
 use serde_json::json;
 
@@ -27,7 +27,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
         let path = format!("layer_{number}.py");
         let text = format!("WIDTH = {number}\n").repeat(400);
         fs::write(folder.join(&path), &text).unwrap();
-        Source {
+        SourceFile {
             path,
             digest: Digest::of(text.as_bytes()),
         }

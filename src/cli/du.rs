@@ -12,7 +12,7 @@ use super::{
     text::bytes,
 };
 use crate::{
-    inspect::usage::{self, Bytes, Usage},
+    inspect::usage::{self, Bytes, DiskUsage},
     store::GroupBy,
 };
 
@@ -38,7 +38,7 @@ enum By {
 pub(super) struct Document {
     by: By,
     #[serde(flatten)]
-    usage: Usage,
+    usage: DiskUsage,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {

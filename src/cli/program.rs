@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Digest,
     inspect::{
-        receipt::{self, Latency, Summary},
+        receipt::{self, Latency, ReceiptSummary},
         words::time,
     },
     record::{Artifact, Input, Layout, Output, Padding, Prepared, Program, Step},
@@ -38,7 +38,7 @@ pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Resul
         },
     };
     out.line(format_args!("{name}, {release}"))?;
-    let measured = Summary::of(program);
+    let measured = ReceiptSummary::of(program);
     if program.dynamic.is_some() {
         let who = if program.steps.is_empty() {
             "eager runs it"
@@ -300,10 +300,10 @@ fn list(program: &Program, artifacts: &Artifacts, store: &Store, context: &Conte
     Ok(())
 }
 
-fn receipt(receipt: &Summary, context: &Context) -> Result<()> {
+fn receipt(receipt: &ReceiptSummary, context: &Context) -> Result<()> {
     let out = &context.out;
     out.line(format_args!("\n{}", "receipt".bold()))?;
-    if *receipt == Summary::default() {
+    if *receipt == ReceiptSummary::default() {
         return out.line("  nothing was measured");
     }
     let seconds: Vec<String> = receipt
@@ -389,7 +389,7 @@ fn receipt(receipt: &Summary, context: &Context) -> Result<()> {
 }
 
 /// Prints the option sets that it was compiled with.
-fn tuned(receipt: &Summary, context: &Context) -> Result<()> {
+fn tuned(receipt: &ReceiptSummary, context: &Context) -> Result<()> {
     let out = &context.out;
     let Some(choice) = receipt::choice(&receipt.tuned) else {
         return Ok(());

@@ -57,7 +57,7 @@ pub(super) fn seconds(seconds: f64) -> String {
 }
 
 /// Returns a guess at how long something will take, as roughly as it is known.
-fn left(seconds: f64) -> String {
+fn remaining(seconds: f64) -> String {
     match seconds {
         s if s < 5.0 => "a few seconds left".to_owned(),
         s if s < 55.0 => format!("about {:.0} s left", (s / 5.0).ceil() * 5.0),
@@ -227,7 +227,7 @@ impl Bars {
             move |state: &ProgressState, out: &mut dyn fmt::Write| {
                 let end = *shared_end.lock().unwrap_or_else(PoisonError::into_inner);
                 let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
-                let rest = rest.map(|rest| left(rest.as_secs_f64()));
+                let rest = rest.map(|rest| remaining(rest.as_secs_f64()));
                 let columns = usize::from(console::Term::stderr().size().1);
                 let room = columns.saturating_sub(PREFIX + 1);
                 let _ = out.write_str(&whole_line(room, state.pos(), state.len(), rest));
@@ -258,7 +258,7 @@ impl Bars {
 
 /// Returns how far a build is, in at most `room` characters: where all of it does not fit, the bar gets shorter, then the
 /// word, the bar, words around the time and the time are left out.
-fn whole_line(room: usize, done: u64, of: Option<u64>, left: Option<String>) -> String {
+fn whole_line(room: usize, done: u64, of: Option<u64>, remaining: Option<String>) -> String {
     let of = of.unwrap_or(0);
     let bar = |width: usize| {
         let share = (done.min(of) as f64 / of.max(1) as f64 * width as f64) as usize;
@@ -266,7 +266,9 @@ fn whole_line(room: usize, done: u64, of: Option<u64>, left: Option<String>) -> 
         format!("[{:<width$}] ", "=".repeat(share) + head)
     };
     let count = format!("{done}/{of}");
-    let long = left.map(|left| format!(", {left}")).unwrap_or_default();
+    let long = remaining
+        .map(|remaining| format!(", {remaining}"))
+        .unwrap_or_default();
     let short = long.replace("about ", "").replace(" left", "");
     let forms = [
         format!("{}{count} programs{long}", bar(20)),
@@ -322,7 +324,7 @@ impl Progress for Bars {
                         .println(format!("tuned {module} {bucket}: {choice}"));
                 }
             }
-            Event::Left { seconds } => {
+            Event::Remaining { seconds } => {
                 let end = Instant::now().checked_add(Duration::from_secs_f64(*seconds));
                 *self.end.lock().unwrap_or_else(PoisonError::into_inner) = end;
             }
@@ -369,12 +371,12 @@ impl Reporter for Bars {
 
 #[cfg(test)]
 mod tests {
-    use super::{left, whole_line};
+    use super::{remaining, whole_line};
 
     #[test]
     fn the_line_of_the_whole_fits() {
         let line = |columns: usize, seconds: Option<f64>, done: u64, of: u64| {
-            let line = whole_line(columns - 10, done, Some(of), seconds.map(left));
+            let line = whole_line(columns - 10, done, Some(of), seconds.map(remaining));
             assert!(line.len() <= columns - 10, "{line}");
             format!("{columns:>3} {line}")
         };
@@ -410,7 +412,7 @@ mod tests {
         let texts = [
             0.0, 4.9, 5.0, 12.0, 54.0, 56.0, 89.0, 100.0, 3500.0, 3600.0, 5000.0, 8000.0,
         ];
-        insta::assert_snapshot!(texts.map(left).join("\n"), @"
+        insta::assert_snapshot!(texts.map(remaining).join("\n"), @"
         a few seconds left
         a few seconds left
         about 5 s left

@@ -363,7 +363,7 @@ fn a_worker_whose_model_is_another_one_captures_nothing() {
 fn how_long_it_will_take_is_known_from_an_earlier_build() {
     let sandbox = Sandbox::new();
     // Returns the number of compiles that had ended before the first estimate, and the number of estimates.
-    let left = || {
+    let build = || {
         let built = events(&sandbox, &["-j", "1"]);
         let is = |event: &&Value| event["event"] == "left";
         let first = built.iter().position(|event| is(&event)).unwrap();
@@ -378,10 +378,10 @@ fn how_long_it_will_take_is_known_from_an_earlier_build() {
         (done(&built[..first], "compile").len(), estimates.len())
     };
     // Nothing is known until there was a compile; then the other one is thought to take as long.
-    let (over, times) = left();
+    let (over, times) = build();
     assert_eq!(over, 1);
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 2.0");
-    let (over, more) = left();
+    let (over, more) = build();
     assert_eq!(over, 0);
     assert!(more > times, "{more} {times}");
 }

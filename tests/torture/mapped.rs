@@ -34,7 +34,7 @@ pub struct Sweep {
 /// One chunk, and a few, the last not whole.
 const SIZES: [usize; 3] = [6000, (2 << 20) + 77, 3 << 20];
 
-struct Weights {
+struct MappedWeights {
     digest: Digest,
     content: Vec<u8>,
     path: PathBuf,
@@ -42,7 +42,7 @@ struct Weights {
     sound: Vec<u8>,
 }
 
-fn weights(store: &Store) -> Vec<Weights> {
+fn weights(store: &Store) -> Vec<MappedWeights> {
     let of = |size: &usize| {
         let content = scene::content(*size as u64, *size);
         let digest = store.put_bytes(&content).unwrap();
@@ -51,7 +51,7 @@ fn weights(store: &Store) -> Vec<Weights> {
         let path = store.path().join("ready").join(&hex[..2]).join(&hex);
         let sound = fs::read(&path).unwrap();
         assert_eq!(sound.len() > size + 96, *size > 1 << 20, "a tail");
-        Weights {
+        MappedWeights {
             digest,
             content,
             path,
@@ -118,7 +118,7 @@ fn restore(file: &File, sound: &[u8]) {
 }
 
 /// Starts with this store; returns what was wrong.
-fn start(store: &Store, of: &Weights, sweep: &mut Sweep) -> Option<String> {
+fn start(store: &Store, of: &MappedWeights, sweep: &mut Sweep) -> Option<String> {
     match store.map(&of.digest) {
         Ok(map) if map[..] == of.content[..] => None,
         Ok(map) => Some(format!("{} bytes, and other ones", map.len())),
@@ -188,7 +188,7 @@ pub fn sweep(seed: u64, count: u64, during: u64) -> Sweep {
 /// Starts while another thread changes the file: what is copied in place, what is mapped by putting others in its place
 /// (a change of bytes that are mapped already is out of reach).
 fn beside(
-    all: &[Weights],
+    all: &[MappedWeights],
     checking: &Store,
     copying: &Store,
     seed: u64,

@@ -4,23 +4,23 @@
 //! |---|---|
 //! | the module's own settings | always |
 //! | `mode=default` | where the module's mode autotunes |
-//! | `coordinate_descent_tuning=true`, `epilogue_fusion=false`, `max_autotune=true` | by `--tune`, where the settings do not say it already |
+//! | `coordinate_descent_tuning=true`, `epilogue_fusion=false`, `max_autotune=true` | by `--tune`, unless the settings set it |
 //! | `layout_optimization=false` | by `--tune`, where the graph has convolutions |
-//! | `attention=efficient`, `attention=flash` | by `--tune`, on CUDA, where the graph has attention and the settings do not say it |
+//! | `attention=efficient`, `attention=flash` | by `--tune`, on CUDA, where the graph has attention, unless the settings set it |
 //! | `triton.enable_pdl=true` | by `--tune`, on CUDA |
-//! | `attention=efficient coordinate_descent_tuning=true` | as each of these: what is best where there is little to do, together |
-//! | `freezing=false` | by `--tune`, on a CPU: weights as they are, where they are otherwise laid out for the kernels at load |
-//! | what installed packages offer, as `precast_kernels:split_k triton.enable_pdl=true` | by `--tune`, where the package says so for the program's segments ([`SegmentPasses::offered`]) and the settings do not say all of it already |
+//! | `attention=efficient coordinate_descent_tuning=true` | under the conditions of both: together they are often best for small sizes |
+//! | `freezing=false` | by `--tune`, on a CPU where weights are prepacked at load: compares with plain weights |
+//! | offers of installed packages, such as `precast_kernels:split_k triton.enable_pdl=true` | by `--tune`, where the package offers it for the program's segments ([`SegmentPasses::offered`]), unless the settings set all of it |
 //!
-//! Which of torch's attention kernels is the fastest depends on sizes: on an H200 torch's own choice is cuDNN's, which is
-//! best where there is much to do and not where there is little. `attention=cudnn` is not tried: torch prefers it by itself
-//! on the devices it is made for, of compute capability 9.0 and 10.0.
+//! The fastest attention kernel depends on sizes: on an H200 torch chooses cuDNN's, which is best for large sizes only.
+//! `attention=cudnn` is not tried, because torch chooses it by itself on devices that it is made for (compute capability 9.0
+//! and 10.0).
 //!
-//! **Keys.** What is chosen depends on a measurement, so it can't be part of a name that is known before. A tuned program's
-//! request key says that it is tuned, and nothing of the choice; the artifact keys it lists say which options were chosen.
-//! A plain build takes the tuned program where the newest release does not have the untuned one, so it does not undo what
-//! `--tune` did; `--tune` finds it too, and tunes nothing again. When only names or sources changed and every candidate would
-//! have the same artifacts as before, the earlier choice and its table are taken over, by a plain build too.
+//! **Keys.** The choice depends on a measurement, so it can't be part of a key that is computed before. The request key of a
+//! tuned program has only the fact that it is tuned; its artifact keys have the chosen options. A build without `--tune`
+//! uses the tuned program unless the newest release has the untuned one, so that it does not undo the tuning. `--tune` finds
+//! the tuned program too, and does not tune again. When only names or sources changed and every candidate has the same
+//! artifacts as before, any build reuses the earlier choice and its table.
 
 use precast_store::{Digest, target::DeviceKind};
 use serde_json::Value;

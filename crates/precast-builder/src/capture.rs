@@ -1,4 +1,4 @@
-//! Capturing programs, and scheduling what must be compiled for them.
+//! Captures programs, and schedules the compiles that they need.
 
 use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
 

@@ -1,4 +1,4 @@
-//! `precast check`: asks a worker what will break in the modules of a spec. Nothing is compiled and no store is touched.
+//! `precast check`: finds problems in the modules of a spec, in a worker. It compiles nothing and uses no store.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Compiling one artifact, once across the workers of this build and across builds.
+//! Compiles an artifact once, across the workers of this build and across builds.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! `precast init`: asks a worker what a spec for a model would say. Nothing is compiled and no store is touched.
+//! `precast init`: finds the modules and inputs of a model, in a worker. It compiles nothing and uses no store.
 
 use std::{
     path::PathBuf,

@@ -10,7 +10,7 @@ use super::{
     model::{OPEN_LIMIT, in_spec, open},
     options::{Options, Summary},
     progress::{Event, Progress},
-    protocol::{Request, Weights},
+    protocol::{Request, SavedWeights},
     release::summarise,
     scratch::{Scratch, sweep},
     weights,
@@ -99,9 +99,10 @@ fn make(
         }
     }
     let out = workers.scratch.join("weights");
-    let weights: Weights = first
-        .worker
-        .call(&Request::Weights { out }, OPEN_LIMIT, &mut |_| {})?;
+    let weights: SavedWeights =
+        first
+            .worker
+            .call(&Request::Weights { out }, OPEN_LIMIT, &mut |_| {})?;
     let jobs: Vec<Job> = plan
         .items
         .iter()

@@ -1,4 +1,4 @@
-//! What can go wrong while building, with what to do about it.
+//! Errors of a build, with hints.
 
 use std::{
     io,

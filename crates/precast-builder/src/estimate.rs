@@ -1,7 +1,8 @@
-//! How long a build will still take: the mean of each kind of task, times how many are left, over the workers.
+//! The estimate of a build's remaining time: for each kind of task, the mean time × the remaining tasks, divided by the
+//! number of workers.
 //!
-//! Means are those of this build. Until it has one, they come from the receipts of the programs whose place the missing
-//! ones take, or of the last release. Without either there is no estimate.
+//! Means are those of this build. Until a kind has one, its mean comes from receipts of the programs that are replaced, or
+//! of the last release. Without either there is no estimate.
 
 use precast_store::{Digest, Store, StoreError};
 
@@ -88,18 +89,18 @@ impl Estimate {
     }
 
     /// Returns about how many seconds so many workers will still take, where there is anything to go by.
-    pub fn left(&self, schedule: &Schedule, workers: usize) -> Option<f64> {
+    pub fn remaining(&self, schedule: &Schedule, workers: usize) -> Option<f64> {
         let mean = |kind: Kind| {
             let measured = self.measured[kind as usize].get();
             measured.or(self.receipts[kind as usize].get())
         };
-        let captures = schedule.left(Kind::Capture);
+        let captures = schedule.remaining(Kind::Capture);
         let to_come = match captures {
             0 => 0.0,
             _ => captures as f64 * self.lacked.get().or(self.artifacts.get())?,
         };
-        let compiles = schedule.left(Kind::Compile) as f64 + to_come;
-        let mut seconds = schedule.left(Kind::Gate) as f64 * mean(Kind::Gate).unwrap_or(0.0);
+        let compiles = schedule.remaining(Kind::Compile) as f64 + to_come;
+        let mut seconds = schedule.remaining(Kind::Gate) as f64 * mean(Kind::Gate).unwrap_or(0.0);
         for (count, kind) in [(captures as f64, Kind::Capture), (compiles, Kind::Compile)] {
             if count > 0.0 {
                 seconds += count * mean(kind)?;
@@ -119,19 +120,23 @@ mod tests {
     fn nothing_to_go_by_is_no_estimate() {
         let mut schedule = Schedule::new(2);
         let mut estimate = Estimate::default();
-        assert_eq!(estimate.left(&schedule, 2), None);
+        assert_eq!(estimate.remaining(&schedule, 2), None);
         schedule.next(Captures::Holds, false, 0);
         estimate.took(Kind::Capture, 4.0);
         estimate.lacked(1);
         schedule.lacks(0, Digest::of(b"a"), 1);
         schedule.ended(Task::Capture(0), true);
-        assert_eq!(estimate.left(&schedule, 2), None, "no compile has ended");
+        assert_eq!(
+            estimate.remaining(&schedule, 2),
+            None,
+            "no compile has ended"
+        );
         estimate.took(Kind::Compile, 10.0);
         // One capture, and two compiles: one that is known and one that the capture will bring.
-        assert_eq!(estimate.left(&schedule, 1), Some(24.0));
-        assert_eq!(estimate.left(&schedule, 2), Some(12.0));
+        assert_eq!(estimate.remaining(&schedule, 1), Some(24.0));
+        assert_eq!(estimate.remaining(&schedule, 2), Some(12.0));
         estimate.took(Kind::Gate, 1.0);
-        assert_eq!(estimate.left(&schedule, 1), Some(26.0));
+        assert_eq!(estimate.remaining(&schedule, 1), Some(26.0));
     }
 
     #[test]
@@ -147,9 +152,9 @@ mod tests {
         let mut estimate = Estimate::default();
         estimate.read(&program.id, &store).unwrap();
         estimate.read(&Digest::of(b"gone"), &store).unwrap();
-        assert_eq!(estimate.left(&Schedule::new(1), 1), Some(7.0));
+        assert_eq!(estimate.remaining(&Schedule::new(1), 1), Some(7.0));
         // What this build measured is a better guess.
         estimate.took(Kind::Compile, 5.0);
-        assert_eq!(estimate.left(&Schedule::new(1), 1), Some(9.0));
+        assert_eq!(estimate.remaining(&Schedule::new(1), 1), Some(9.0));
     }
 }

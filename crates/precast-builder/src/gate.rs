@@ -1,18 +1,16 @@
-//! Nothing is published before it ran: a candidate program is run and compared with eager.
+//! The gate: a program is published only after it ran and its outputs were compared with eager.
 //!
-//! The candidate runs through the same runtime that production uses, in a process of its own, so that an artifact that
-//! crashes or hangs harms nothing. Its objects and artifact records are in the store already; the program's record is
-//! not, and is handed over here.
+//! The candidate runs through the same runtime that production uses. It has a process of its own, so that a crash or a hang
+//! affects no other candidate. Its objects and artifact records are in the store already. The program's record is not; the
+//! process receives it from here.
 //!
 //! An output passes when it has eager's dtype and shape, no NaN and no infinity where eager has none, and each element
-//! differs from eager's by at most `atol + rtol * |eager|`. A spec may say both; otherwise they follow the coarsest dtype that
-//! the output was computed in (a float32 answer of a bfloat16 convolution is no nearer than bfloat16), with `atol` scaled by
-//! the largest magnitude in eager's output.
+//! differs from eager's by at most `atol + rtol * |eager|`. A spec may set both. Otherwise they follow the coarsest dtype of
+//! the computation (a float32 output of a bfloat16 convolution has the precision of bfloat16), with `atol` scaled by the
+//! largest magnitude in eager's output.
 //!
-//! Each candidate has a process of its own, which loads libtorch first: a crash there harms no other candidate.
-//!
-//! Then the same at smaller sizes, which the runtime pads into the bucket: where that does not give what eager gives at its
-//! own size, the program is published for its exact size only.
+//! The gate then repeats the comparison at smaller sizes, which the runtime pads into the bucket. If a padded request
+//! differs from eager at its own size, the program is published for its exact size only.
 
 use std::{
     collections::BTreeMap,

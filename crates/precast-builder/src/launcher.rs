@@ -1,4 +1,4 @@
-//! How a worker is started: which program, with which files and which environment.
+//! The start of a worker: its program, files and environment.
 
 use std::{
     ffi::OsString,

@@ -1,35 +1,35 @@
-//! Makes exist what the plan says is missing: capture, compile, gate, publish.
+//! Builds the missing programs of a plan: capture, compile, gate, publish.
 //!
-//! Workers are Python processes that stay alive (`worker`) and speak one JSON document per line ([`protocol`]). The
-//! first worker holds the model and captures; every worker compiles. A program whose artifacts are all there is run in
-//! a process of its own and compared with eager ([`gate`]) before its record is published, so nothing that was not seen
-//! to work can be dispatched to. One failing program never stops the others. A release is published at the end, and
-//! only by a build that was not interrupted.
+//! Workers are long-lived Python processes (`worker`) that exchange one JSON document per line ([`protocol`]). The first
+//! worker holds the model and captures; every worker compiles. A program with all its artifacts is run in a process of its
+//! own and compared with eager ([`gate`]). Its record is published only then, so that only tested programs can be
+//! dispatched to. A program that fails never stops the others. The release is published at the end, unless the build was
+//! interrupted.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `engine` | one build from plan to release |
-//! | `schedule` | the graph of tasks: what is waiting, ready, running, done and failed |
+//! | `schedule` | the graph of tasks: waiting, ready, running, done and failed |
 //! | `work` | the threads that run tasks, one for each worker |
-//! | `workers` | starting worker processes |
-//! | `check` | asking what will break, before anything is built |
-//! | `describe` | asking what a spec for a model would say |
-//! | `task`, `capture`, `compile` | what a task works on, and how it is done |
-//! | `estimate` | how long the build will still take |
-//! | `publish` | programs and artifacts, as the store gets them |
-//! | `release` | the release of a build: what it names, and what it is without |
-//! | `options`, `model` | what a build is given and returns; making the model in a worker |
-//! | `worker`, `launcher`, `protocol` | a Python process, how it starts, and its messages |
-//! | `limits` | what a process may take, and how it ends |
-//! | `lifeline` | how it ends with a build that is killed |
-//! | `scratch` | a build's private folder, and what killed builds left |
-//! | `gate` | comparing a candidate with eager |
-//! | `regate` | when an earlier gate holds for a program |
-//! | `sign_test` | a sign test: which of two programs is the faster one |
+//! | `workers` | the start of worker processes |
+//! | `check` | problems of a model, found before a build |
+//! | `describe` | the modules and inputs of a model, for a new spec |
+//! | `task`, `capture`, `compile` | the data of a task; captures and compiles |
+//! | `estimate` | the remaining time of a build |
+//! | `publish` | programs and artifacts on their way into the store |
+//! | `release` | the release of a build: its programs, and those it lacks |
+//! | `options`, `model` | arguments and result of a build; the model in a worker |
+//! | `worker`, `launcher`, `protocol` | a Python process, its start, and its messages |
+//! | `limits` | memory and time limits of a process, and its end |
+//! | `lifeline` | the end of child processes when the build is killed |
+//! | `scratch` | a build's private folder, and those of killed builds |
+//! | `gate` | the comparison of a candidate with eager |
+//! | `regate` | reuse of an earlier gate |
+//! | `sign_test` | a sign test: the faster one of two programs |
 //! | `candidates` | the option sets that a program can be compiled with |
 //! | `tune` | gating the candidates of a program, and keeping the fastest |
 //!
-//! What is not promised: a sandbox. The worker runs the model's own code with the rights of its user.
+//! Not promised: a sandbox. The worker runs the model's own code with the rights of its user.
 //!
 //! ## Layers
 //!

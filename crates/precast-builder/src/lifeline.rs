@@ -1,16 +1,16 @@
-//! A build's children end with it, however it ends.
+//! Child processes of a build end with it, even when it is killed.
 //!
-//! A build that is killed (`kill -9`, or by the kernel for want of memory) can end nobody, so the kernel does it: each child
-//! holds the read end of a pipe whose write end only the build has, and the kernel sends `SIGKILL` to the child's process
-//! group when that end closes (`O_ASYNC`, `F_SETSIG`, `F_SETOWN`: fcntl(2)). These belong to the open pipe and not to a
-//! process, so the child takes no part in it, whatever program it is.
+//! A killed build (`kill -9`, or the kernel's OOM killer) can't end its children, so the kernel does. Each child holds the
+//! read end of a pipe; only the build has the write end. When that end closes, the kernel sends `SIGKILL` to the child's
+//! process group (`O_ASYNC`, `F_SETSIG`, `F_SETOWN`: fcntl(2)). These settings belong to the open pipe, so the child's
+//! program need not know of them.
 //!
-//! `PR_SET_PDEATHSIG` is bound to the thread that starts the child, and workers outlive the threads that start them; it also
-//! leaves the compilers that a worker has started.
+//! `PR_SET_PDEATHSIG` does not fit: it is bound to the thread that starts the child, and workers outlive that thread. It
+//! also does not end the compilers that a worker has started.
 //!
-//! A child whose build is killed before the signal is asked for reads the end of its stdin, and ends by itself.
+//! If the build is killed before these settings are made, the child reads the end of its stdin and exits.
 //!
-//! Not promised: the end of processes in a session of their own. A build that is not killed ends these too (`limits`).
+//! Not promised: the end of processes in a session of their own. A build that ends normally ends these too (`limits`).
 #![allow(unsafe_code)]
 
 use std::{

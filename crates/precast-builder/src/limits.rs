@@ -1,9 +1,8 @@
-//! What a child process may take, and how it ends with everything that it started.
+//! Limits of a child process, and its end together with all its descendants.
 //!
-//! Memory is what processes have for themselves (anonymous and shared pages), of a worker and all its descendants: an
-//! address-space limit would stop CUDA, which reserves terabytes and uses none of it. Without a limit of their own
-//! workers may take what they need until, together, they come near what the machine has; then the largest one ends,
-//! instead of whatever the kernel would choose.
+//! The memory limit counts anonymous and shared pages of a worker and its descendants. A limit of the address space would
+//! stop CUDA, which reserves terabytes without using them. Without a limit per worker, all workers together are limited by
+//! the memory of the machine: when they come near it, the build ends the largest one, before the kernel chooses a process.
 
 use std::{
     collections::HashMap,

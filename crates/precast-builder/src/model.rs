@@ -1,4 +1,4 @@
-//! Making the model in a worker, and what is learned from it.
+//! Opens the model in a worker: its sources, packages and settings.
 
 use std::{
     collections::BTreeSet,

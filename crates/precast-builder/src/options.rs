@@ -1,4 +1,4 @@
-//! What a build is given, and what it returns.
+//! Arguments and result of a build.
 
 use std::{
     path::PathBuf,

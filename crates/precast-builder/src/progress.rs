@@ -1,4 +1,4 @@
-//! How a build tells what it does, without printing.
+//! Events of a build, for the caller to show. The library prints nothing.
 
 use precast_store::{Digest, record::Tried};
 use serde::Serialize;
@@ -51,7 +51,8 @@ pub enum Event<'a> {
         seconds: f64,
     },
     /// About how long the build will still take; only where there is anything to go by.
-    Left { seconds: f64 },
+    #[serde(rename = "left")]
+    Remaining { seconds: f64 },
     /// It is done once more with no other task running: memory was short, or eager seemed to be the faster one.
     Again {
         worker: usize,

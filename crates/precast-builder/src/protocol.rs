@@ -1,19 +1,19 @@
-//! What `precast` and its Python worker say to each other: one JSON document per line, in both directions.
+//! The messages between `precast` and its Python worker: one JSON document per line, in both directions.
 //!
-//! The worker reads requests on stdin and answers on its original stdout; everything that torch, a model or a compiler
-//! prints goes to the worker's stderr, which is its log. A request has an `id`; the worker answers it with exactly one
-//! `result` or `error` of that id, and may send `event`s before. A worker serves one request at a time and stays alive.
-//! Paths in answers are absolute and lie in the `out` folder of the request; the store takes its own copy of them.
+//! The worker reads requests on stdin and answers on its original stdout. Output of torch, a model or a compiler goes to the
+//! worker's stderr, which is its log. A request has an `id`; the worker answers it with exactly one `result` or `error` of
+//! that id, and may send `event`s before. A worker serves one request at a time and stays alive. Paths in answers are
+//! absolute and lie in the `out` folder of the request; the store takes its own copy of these files.
 //!
 //! Environment of a worker: `TORCHINDUCTOR_CACHE_DIR`, `TRITON_CACHE_DIR` and `TMPDIR` are private folders of the build.
-//! `PRECAST_HEADER_DIR` may name a folder that outlives builds, for C++ headers that take 10 s to compile and are the
-//! same for every build on a machine; the worker uses it only if it is this user's and nobody else can write it. So does
-//! `PRECAST_BYTECODE_DIR`, for bytecode of a torch that was installed without.
+//! `PRECAST_HEADER_DIR` may name a folder that outlives builds, for precompiled C++ headers: they take 10 s and are the same
+//! for every build on a machine. `PRECAST_BYTECODE_DIR` may name one for bytecode of a torch that was installed without it.
+//! The worker uses either folder only if this user owns it and no other user can write it.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use precast_store::record::{
-    self, Constant, Input, Layout, Lenient, Output, Package, Receipt, Sizes, Source,
+    self, Constant, Input, Layout, Lenient, Output, Package, Receipt, Sizes, SourceFile,
     receipt::ModulePadding,
 };
 use serde::{Deserialize, Serialize};
@@ -56,7 +56,7 @@ pub enum Request {
         /// A safetensors file whose values the model gets instead of its own.
         weights: Option<PathBuf>,
     },
-    /// Writes the weight set as safetensors, unless it came from a file: answered with [`Weights`].
+    /// Writes the weight set as safetensors, unless it came from a file: answered with [`SavedWeights`].
     Weights { out: PathBuf },
     /// Finds the inputs of a module that the spec leaves out, by running the model once: answered with [`Sampled`].
     Inputs {
@@ -230,7 +230,7 @@ pub struct WarmedUp {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Opened {
     /// The project's own files that were imported or read, sorted by path.
-    pub sources: Vec<Source>,
+    pub sources: Vec<SourceFile>,
     /// Installed packages that were imported, sorted by name.
     pub packages: Vec<Package>,
     /// FQN -> class name of every submodule; the model itself is under the empty name.
@@ -258,7 +258,7 @@ pub struct Sampled {
 
 /// The weight set of the opened model.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Weights {
+pub struct SavedWeights {
     /// None when the model has no parameters and no buffers.
     pub file: Option<PathBuf>,
     /// Names of tied tensors -> the name under which the file holds them.

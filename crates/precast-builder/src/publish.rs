@@ -1,7 +1,7 @@
-//! What goes into the store: artifacts, gated programs, and why others failed.
+//! Publishes artifacts, programs that passed their gate, and failures.
 //!
-//! The store takes its own copy of everything a worker wrote before anything else looks at it. A program's record is
-//! published last, when it passed its gate and none of the model's sources changed meanwhile.
+//! The store takes its own copy of each file of a worker before the file is used. A program's record is published last, if
+//! the program passed its gate and no source of the model has changed meanwhile.
 
 use std::{
     collections::BTreeSet,

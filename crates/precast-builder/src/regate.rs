@@ -1,18 +1,18 @@
-//! A gate that would look at the same things again is not repeated.
+//! Reuse of an earlier gate with the same inputs.
 //!
-//! A source that changed without changing the graph (a comment, a docstring, another module's code) gives a program a new
-//! key, and its capture finds every artifact. What the gate of the program that stood in its place found then holds for the
-//! new one too, if nothing differs that it looks at:
+//! A changed source with an unchanged graph (a comment, a docstring, another module's code) gives a program a new key, and
+//! its capture finds every artifact. The result of its predecessor's gate then holds for the new program too, if these are
+//! equal:
 //!
 //! | of | must be equal |
 //! |---|---|
-//! | the program | all of its record but its key, its receipt and its provenance: steps with their artifacts and bindings, the exported graph, constants, layouts, checks, what pads it |
-//! | the gate | the digest of the samples (inputs, and what eager answered), the weight set and its aliases, smoke steps, tolerances, what each output was computed in |
-//! | the host | the machine, its CPU model, how many cores the build may use, and the driver where it has a GPU |
+//! | the program | its record except key, receipt and provenance: steps with their artifacts and bindings, the exported graph, constants, layouts, checks, padding |
+//! | the gate | the digest of the samples (inputs, and eager's outputs), the weight set and its aliases, smoke steps, tolerances, the compute dtype of each output |
+//! | the host | the machine, its CPU model, the number of cores for the build, and the driver where it has a GPU |
 //! | precast | its version |
 //!
-//! The second to fourth are in the receipt as `gate_given`; `gated_by` names the program whose gate it was. Of a program that
-//! is tuned anew every candidate is gated.
+//! The second to fourth are in the receipt as `gate_given`; `gated_by` names the predecessor. When a program is tuned again,
+//! every candidate is gated.
 
 use std::{fs, thread};
 

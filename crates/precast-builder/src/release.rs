@@ -1,4 +1,4 @@
-//! The release of a build: which programs it names, what it is without, and what became of every item of the plan.
+//! The release of a build: its programs, those it lacks, and the outcome of every item of the plan.
 
 use std::{collections::BTreeMap, time::Instant};
 

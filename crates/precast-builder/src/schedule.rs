@@ -1,4 +1,4 @@
-//! What a build has to do: a graph of tasks, each in a state, with a count per state.
+//! The schedule of a build: a graph of tasks, each in a state, with a count per state.
 //!
 //! ```text
 //! capture a program ──▶ compile every artifact that it lacks ──▶ gate the program, and publish it
@@ -187,16 +187,16 @@ impl Schedule {
     pub fn over(&self) -> bool {
         use Kind::{Capture, Compile, Gate, StoreWeights};
         let mut kinds = [StoreWeights, Capture, Compile, Gate].into_iter();
-        kinds.all(|kind| self.left(kind) == 0)
+        kinds.all(|kind| self.remaining(kind) == 0)
     }
 
     /// Returns whether a capture or a compile is left or running: what only a worker process can do.
     pub fn needs_workers(&self) -> bool {
-        self.left(Kind::Capture) + self.left(Kind::Compile) > 0
+        self.remaining(Kind::Capture) + self.remaining(Kind::Compile) > 0
     }
 
     /// Returns how many tasks of a kind have not ended.
-    pub fn left(&self, kind: Kind) -> usize {
+    pub fn remaining(&self, kind: Kind) -> usize {
         let counts = self.counts(kind);
         counts[..State::Done as usize].iter().sum()
     }

@@ -1,16 +1,16 @@
-//! A build's private folder, and what killed builds left of theirs.
+//! A build's private folder, and the removal of those of killed builds.
 //!
 //! ```text
 //! $TMPDIR/
 //! └── precast-build-a1B2c3/     mode 0700
-//!     ├── owner                 locked while the build lives; says in which boot of which machine
+//!     ├── owner                 locked while the build lives; has the machine and its boot ID
 //!     └── worker-1/ …
 //! ```
 //!
-//! A build removes its folder at its end. One that was killed can't: the next build, `precast gc` and
-//! `precast verify --repair` remove every folder of this user whose `owner` nobody has locked. Of a build on another machine
-//! (or before the last boot) a lock says nothing: such a folder goes when nothing was made in it for a week. One without `owner`
-//! is just being made, or of an older version: it goes after a day.
+//! A build removes its folder at its end. A killed build can't: the next build, `precast gc` and `precast verify --repair`
+//! remove every folder of this user with an unlocked `owner`. Locks of another machine (or of an earlier boot) are not
+//! visible: such a folder is removed a week after its last change. A folder without `owner` is new, or of an older version:
+//! it is removed after a day.
 
 use std::{
     fs::{self, File, Permissions},

@@ -1,16 +1,16 @@
-//! A sign test: which of two programs is the faster one, from calls of both in turns.
+//! A sign test: the faster one of two programs, from alternating calls of both.
 //!
-//! One median beside another says little on a machine that does other work. A program is called faster only if it was faster
-//! in more rounds than chance explains, and, where the choice costs something, by more than a margin.
+//! Two medians say little on a machine with other work. A program counts as faster only if it was faster in more rounds than
+//! chance explains and, where the choice has a cost, by more than a margin.
 //!
-//! **Artifact or eager.** The gate of a program runs beside compiles and other gates. That noise does not meet both alike: a
-//! program that uses all cores waits for the slowest of them. It is good enough to find that the artifact is no slower, as
-//! nearly all are. Where eager seems faster, the program is measured again at once, for more rounds and with no other task
-//! running. Only that measurement marks it as slower. It costs a process and some seconds, and the other workers wait
-//! for it after their present task. When nothing is decided, the artifact answers.
+//! **Artifact or eager.** The gate of a program runs beside compiles and other gates. That noise does not affect both
+//! equally: a program that uses all cores waits for the slowest one. The measurement is good enough to show that an artifact
+//! is not slower, which nearly always holds. If eager seems faster, the program is measured again at once, for more rounds
+//! and with no other task running; only this measurement marks it as slower. It costs a process and some seconds, and the
+//! other workers wait for it after their current task. Without a decision, the artifact answers.
 //!
-//! The runtime measures calls too, to choose between buckets. It doesn't choose between a program's artifact and eager: it loads
-//! only one of them. A program that is built again is measured again.
+//! The runtime also measures calls, to choose between buckets. It does not choose between a program's artifact and eager: it
+//! loads only one of them. A rebuilt program is measured again.
 
 use precast_store::record::{
     Faster, Lenient, Turns,

@@ -1,4 +1,4 @@
-//! What tasks of the [schedule](super::schedule) work on.
+//! The data of tasks of the [schedule](super::schedule).
 
 use precast_store::Digest;
 use serde_json::Value;

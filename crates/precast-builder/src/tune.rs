@@ -1,15 +1,17 @@
 //! Gates the candidates of a program and keeps the fastest one that passes.
 //!
-//! A [candidate](super::candidates) is an option set for all segments of a program. `--tune` tries a few beside the module's own. A
-//! `mode` that autotunes has two candidates: torch picks kernels by timing each alone, which is no measure of the program (on an
-//! H200 such a choice made a whole block a fifth slower), so its picks have to beat `mode = "default"`.
+//! A [candidate](super::candidates) is an option set for all segments of a program. `--tune` adds a few to the module's own.
+//! A `mode` that autotunes has two candidates. Torch autotunes each kernel alone, which does not measure the program (on an
+//! H200 such a choice made a whole block a fifth slower), so its choice competes with `mode = "default"`.
 //!
-//! Every candidate has artifacts of its own, with keys like any other: a segment is compiled once for an option set. Each candidate
-//! passes the gate in a process of its own. One that fails to compile or to pass, crashes or hangs is refused with its
-//! reason, and the program fails only when none is left. Those that pass are then measured in turns, as whole programs, in one
-//! process and with no other task running. The first candidate is kept unless another one is faster by more than [`GAIN`], by a
-//! [sign test](super::sign_test): anything less is noise, and a choice that flips from build to build explains nothing. The
-//! table goes into the program's receipt as `tuned`.
+//! Every candidate has artifacts of its own, with ordinary keys: a segment is compiled once per option set. Each candidate
+//! is gated in a process of its own. A candidate that fails to compile, fails its gate, crashes or hangs is refused with the
+//! reason. The program fails only if all are refused. The others are then measured in alternating calls, as whole programs,
+//! in one process and with no other task running.
+//!
+//! The first candidate is kept unless another one is faster by more than [`GAIN`], by a [sign test](super::sign_test).
+//! A smaller difference is noise, and the choice would change from build to build. The table goes into the program's receipt
+//! as `tuned`.
 
 use precast_store::{
     Digest, Store, StoreError,

@@ -1,9 +1,9 @@
-//! The weight set of a release: what the model's entry made, or a file that the spec names.
+//! The weight set of a release: the parameters of the model, or a file that the spec names.
 //!
-//! A worker gives the model the values of that file before anything is captured, so that eager and artifact are compared
-//! with the weights that will be served. Whether a file can be read is seen before any Python starts, whether it has what
-//! the model needs as soon as the model is made. A file that changed alone needs no Python: programs hold no weights. It must
-//! have what the last one had, of the same dtypes and shapes.
+//! A worker loads that file into the model before it captures, so that the gate uses the weights that will be served. An
+//! unreadable file is an error before Python starts; a tensor that the model needs and the file lacks is one as soon as the
+//! model exists. If only the file changed, the build needs no Python, because programs hold no weights. The new file must
+//! have the tensors of the last one, with the same dtypes and shapes.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use super::{
     BuildError,
     options::Options,
     progress::{Event, Progress},
-    protocol::Weights,
+    protocol::SavedWeights,
 };
 use crate::plan;
 
@@ -98,7 +98,7 @@ fn check_header(path: &Path) -> Result<(), String> {
 /// Puts the weight set into the store, and its bytes where the gates will look for them.
 pub(super) fn put(
     options: &Options<'_>,
-    written: &Weights,
+    written: &SavedWeights,
     progress: &dyn Progress,
 ) -> Result<StoredWeights, BuildError> {
     let named = options.spec.model.weights.file();

@@ -1,8 +1,9 @@
-//! Runs the tasks of a build: one thread for each worker takes the next task it can do from the [schedule](super::schedule).
+//! Runs the tasks of a build: one thread per worker takes the next task that it can do from the
+//! [schedule](super::schedule).
 //!
-//! Captures and compiles are done by the thread's worker process, which is started when it is first needed. Gates run in
-//! processes of their own, and weights are stored by the thread itself. When no capture and no compile is left, workers
-//! end, so that gates have the memory.
+//! Captures and compiles run in the thread's worker process, which is started on first use. Gates run in processes of their
+//! own, and the thread itself stores weights. When no capture and no compile remains, workers end, which frees memory for
+//! gates.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -12,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use precast_store::{Digest, record::Source};
+use precast_store::{Digest, record::SourceFile};
 use serde_json::Value;
 
 use super::{
@@ -21,7 +22,7 @@ use super::{
     model::{First, open_model},
     options::{Options, Outcome},
     progress::{Event, Progress},
-    protocol::{Request, Weights},
+    protocol::{Request, SavedWeights},
     schedule::{Captures, Kind, Next, Schedule, Task},
     task::{CapturedProgram, Compile},
     weights::{self, StoredWeights},
@@ -115,7 +116,7 @@ pub(super) struct Work<'a> {
     pub progress: &'a dyn Progress,
     pub plan: &'a Plan,
     pub jobs: &'a [Job<'a>],
-    given: Weights,
+    given: SavedWeights,
     /// Tells the model's weights from others.
     fingerprint: Option<String>,
     pub weights: OnceLock<StoredWeights>,
@@ -149,7 +150,7 @@ pub(super) fn run(
     jobs: &[Job<'_>],
     first: First,
     starting: Vec<Starting<'_>>,
-    weights: Weights,
+    weights: SavedWeights,
 ) -> Result<(Done, StoredWeights), BuildError> {
     let named = workers.options.spec.model.weights.file();
     let work = Work {
@@ -327,7 +328,7 @@ impl Work<'_> {
             worker,
         )?;
         let known = self.plan.known.as_ref().map(|known| &known.entry.sources);
-        let changed = |source: &&Source| known.is_some_and(|known| !known.contains(source));
+        let changed = |source: &&SourceFile| known.is_some_and(|known| !known.contains(source));
         if let Some(source) = opened.sources.iter().find(changed) {
             worker.opened = false;
             return Err(BuildError::SourceChanged {
@@ -348,12 +349,12 @@ impl Work<'_> {
     ) -> (T, f64) {
         let job = action.name();
         self.progress.event(&Event::Begin { worker, job, what });
-        let left = {
+        let remaining = {
             let state = self.lock();
-            state.estimate.left(&state.schedule, self.options.jobs)
+            state.estimate.remaining(&state.schedule, self.options.jobs)
         };
-        if let Some(seconds) = left {
-            self.progress.event(&Event::Left { seconds });
+        if let Some(seconds) = remaining {
+            self.progress.event(&Event::Remaining { seconds });
         }
         let started = Instant::now();
         let result = body();

@@ -1,10 +1,8 @@
 //! One Python worker: a child process that answers one request at a time and stays alive between them.
 //!
-//! The worker is distrusted. It runs in a process group of its own, which ends with it; its files lie in a private
-//! folder; a request that takes too long or too much memory, a cancelled build or a worker that dies are errors of that
-//! request, with the end of the worker's log in them. A worker that must be ended says first where it is: its Python
-//! stack is then the last thing in its log.
-//!
+//! The worker is not trusted. It runs in a process group of its own, which ends with it, and its files are in a private
+//! folder. A timeout, too much memory, a cancelled build and a worker that dies are errors of the request, with the end of
+//! the worker's log. Before the build ends a worker, the worker writes its Python stack to its log.
 
 use std::{
     fs::File,

@@ -1,11 +1,11 @@
-//! The worker processes of one build: what each is started with, and how many may hold the model.
+//! The worker processes of one build: their start, and the number of them that hold the model.
 //!
-//! A worker is of use some seconds after it was started: Python imports torch, then the compiler. The first compile of a
-//! machine also needs C++ headers that take ten seconds. So where programs are new, workers for their compiles start while
-//! the first one loads the model. Later ones start when there is a task for them.
+//! A worker needs some seconds to start: Python imports torch, then the compiler. The first compile on a machine also
+//! precompiles C++ headers, in ten seconds. So if a build has new programs, workers for their compiles start while the first
+//! one loads the model. Later workers start when there is a task for them.
 //!
-//! The first worker holds the model. Others load it too, to help with captures, as long as all of their models together
-//! take at most an eighth of the machine's memory, or 2 GiB of a device.
+//! The first worker holds the model. Others load it too, to help with captures, while all of their models together take at
+//! most an eighth of the machine's memory, or 2 GiB of a device.
 
 use std::{path::Path, time::Duration};
 

@@ -158,7 +158,7 @@ def fingerprint(model: Any) -> str:
 
 
 def write(opened: Any, out: Path) -> dict[str, Any]:
-    """Writes the weight set, unless it came from a file; returns the protocol's `Weights`."""
+    """Writes the weight set, unless it came from a file; returns the protocol's `SavedWeights`."""
     named = opened.named()
     if opened.from_file is not None:
         return {"file": None, "aliases": dict(sorted(named.aliases.items()))}

@@ -1,4 +1,4 @@
-//! How well a grid of buckets covers the requests that may come, and what padding into it wastes.
+//! Coverage of a grid of buckets: which requests it covers, and the share of padding.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! How two things differ: the keys of two programs or artifacts, or the programs of two releases or stores.
+//! Differences between the keys of two programs or artifacts, or between the programs of two releases or stores.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 

@@ -1,4 +1,4 @@
-//! Whether a program was captured as the same graph as another one: what a changed source did to what runs.
+//! Compares the captured graphs of two programs: whether a changed source changed the computation.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Whether this host can run what was built for a target.
+//! Whether this host can run programs of a target.
 
 use serde::Serialize;
 

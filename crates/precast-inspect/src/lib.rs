@@ -1,6 +1,6 @@
-//! Reads everything and changes nothing: what is in a store, why, and what it is worth.
+//! Read-only queries of a store: listings, reasons, differences, disk usage and reports.
 //!
-//! The command line prints what these functions return; `--format json` is the same data. Nothing here needs torch.
+//! The command line prints the results of these functions; `--format json` prints the same data. Nothing here needs torch.
 //!
 //! ## Layers
 //!

@@ -1,7 +1,7 @@
-//! Receipts for people: of what a build measured, the figures that are worth showing.
+//! Summaries of receipts: the figures that `show` and `report` print.
 //!
-//! [`record::receipt`](precast_store::record::receipt) says which fields a receipt may have. Older ones have less, so that
-//! everything here may be absent.
+//! [`record::receipt`](precast_store::record::receipt) lists the fields of a receipt. Receipts of older versions have fewer,
+//! so any figure may be absent.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +73,7 @@ pub struct Latency {
 /// The receipt of a program in short.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Summary {
+pub struct ReceiptSummary {
     /// Phase -> seconds.
     pub seconds: BTreeMap<String, f64>,
     pub outputs: Vec<OutputError>,
@@ -99,7 +99,7 @@ pub struct Summary {
     pub finished: Option<i64>,
 }
 
-impl Summary {
+impl ReceiptSummary {
     /// Reads the receipt of a program.
     pub fn of(program: &Program) -> Self {
         let receipt = &program.receipt;
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn what_is_there_is_read_and_the_rest_is_absent() {
         let mut program = testing::program("m", 1, &[]);
-        assert_eq!(Summary::of(&program), Summary::default());
+        assert_eq!(ReceiptSummary::of(&program), ReceiptSummary::default());
         program.receipt = testing::read(json!({
             "seconds": {"capture": 2.5, "odd": "x"},
             "latency": {"eager": 0.004, "artifact": {"median": 0.001, "low": 0.0009}},
@@ -227,11 +227,11 @@ mod tests {
                 {"name": "n", "equal": true},
             ]},
         }));
-        let receipt = Summary::of(&program);
+        let receipt = ReceiptSummary::of(&program);
         let of = |receipt: &Value| {
             let mut program = testing::program("m", 1, &[]);
             program.receipt = testing::read(receipt.clone());
-            Summary::of(&program)
+            ReceiptSummary::of(&program)
         };
         let mut other =
             json!({"eager_us": 300.0, "eager_peak_bytes": 9, "gate": {"artifact_us": 100.0}});

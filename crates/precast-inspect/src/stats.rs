@@ -1,7 +1,7 @@
-//! What production asked for: the counts that a runtime kept, added up and read.
+//! Statistics of production: the sum of the counts of runtimes.
 //!
-//! The runtime counts calls by module, request sizes and answer. A service writes the counts of its models to a file
-//! whenever it likes ([`Counts`] as JSON); any number of such files, of any number of processes, add up.
+//! A runtime counts calls by module, request sizes and answer. A service writes the counts of its models to a file at any
+//! time ([`Counts`] as JSON). The counts of any number of files and processes can be added.
 
 use std::collections::BTreeMap;
 

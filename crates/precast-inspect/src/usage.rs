@@ -36,7 +36,7 @@ pub struct Group {
 /// What a store takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Usage {
+pub struct DiskUsage {
     /// Everything; `shared` is what more than one group needs.
     pub total: Bytes,
     /// Objects that no group needs: logs of failures, leftovers.
@@ -48,7 +48,7 @@ pub struct Usage {
 }
 
 /// Adds up what the store takes, by group, one object after the other.
-pub fn usage(store: &Store, by: GroupBy) -> Result<Usage, StoreError> {
+pub fn usage(store: &Store, by: GroupBy) -> Result<DiskUsage, StoreError> {
     let users = store.object_usage(by)?;
     let (mut total, mut rest) = (Bytes::default(), Bytes::default());
     let mut groups: BTreeMap<String, Bytes> = BTreeMap::new();
@@ -80,7 +80,7 @@ pub fn usage(store: &Store, by: GroupBy) -> Result<Usage, StoreError> {
         }
     }
     let groups = groups.into_iter();
-    Ok(Usage {
+    Ok(DiskUsage {
         total,
         rest,
         groups: groups.map(|(name, bytes)| Group { name, bytes }).collect(),

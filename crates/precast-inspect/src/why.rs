@@ -1,4 +1,4 @@
-//! Why a program or an artifact was built: how its key differs from that of what stood in its place before.
+//! Why a program or an artifact was built: the differences between its key and that of its predecessor.
 
 use std::{
     collections::BTreeSet,

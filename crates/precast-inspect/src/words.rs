@@ -1,4 +1,4 @@
-//! Numbers and times as people read them.
+//! Numbers and times as text for people.
 
 use precast_store::record::{Sizes, bucket_name};
 

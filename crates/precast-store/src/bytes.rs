@@ -1,4 +1,4 @@
-//! Putting bytes in, and getting them out checked.
+//! Objects: publishing bytes, and reading them back with their digest checked.
 
 use std::{
     fs::{self, File},
@@ -142,8 +142,8 @@ impl Store {
         size: u64,
         from: &Path,
     ) -> Result<Written, StoreError> {
-        let mut draft = self.draft()?;
-        let written = match object::encode(content, size, draft.file()) {
+        let mut pending = self.pending_file()?;
+        let written = match object::encode(content, size, pending.file()) {
             Ok(Some(written)) => written,
             Ok(None) => {
                 return Err(StoreError::Changed {
@@ -153,7 +153,7 @@ impl Store {
             Err(e) => return Err(e).at("write an object into", self.path()),
         };
         let _adding = self.adding(&[written.digest])?;
-        draft.publish(&self.layout().object(&written.digest))?;
+        pending.publish(&self.layout().object(&written.digest))?;
         sync::point("put:object-published");
         self.index_object(&written.digest, written.size, written.stored)?;
         Ok(written)

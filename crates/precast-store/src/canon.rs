@@ -1,9 +1,9 @@
 //! One canonical walk with two sinks: the digest, and the explanation that `why` and `diff` print.
 //!
 //! A key type implements [`Canon`] by hand and walks its fields once into a [`Sink`]. [`digest`] runs the walk into a
-//! hasher, [`explain`] runs the same walk into JSON. So what is explained is what was hashed.
+//! hasher; [`explain`] runs the same walk into JSON. So an explanation has exactly the fields that were hashed.
 //!
-//! What the hasher is fed, written down so that it can be implemented again:
+//! The bytes of the hash, in full, so that another program can compute it:
 //!
 //! | item | bytes |
 //! |---|---|
@@ -67,7 +67,7 @@ pub trait Sink {
     /// The end of the innermost open list or map.
     fn end(&mut self);
     /// A value that many keys have in common.
-    fn shared(&mut self, value: &Shared);
+    fn shared(&mut self, value: &SharedValue);
 }
 
 /// Returns the digest of `value`.
@@ -93,12 +93,12 @@ pub fn key(value: &impl Canon) -> (Digest, Value) {
 
 /// A value that is walked once and then part of many keys.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct SharedValue {
     digest: Digest,
     explained: Value,
 }
 
-impl Shared {
+impl SharedValue {
     /// Walks `value`.
     pub fn new(value: &impl Canon) -> Self {
         let (digest, explained) = key(value);
@@ -112,7 +112,7 @@ impl Shared {
     }
 }
 
-impl Canon for Shared {
+impl Canon for SharedValue {
     fn walk(&self, sink: &mut dyn Sink) {
         sink.shared(self);
     }
@@ -179,7 +179,7 @@ impl Sink for DigestSink {
 
     fn end(&mut self) {}
 
-    fn shared(&mut self, value: &Shared) {
+    fn shared(&mut self, value: &SharedValue) {
         self.tagged(0x09, value.digest.as_bytes());
     }
 }
@@ -262,7 +262,7 @@ impl Sink for ExplainSink {
         }
     }
 
-    fn shared(&mut self, value: &Shared) {
+    fn shared(&mut self, value: &SharedValue) {
         self.put(value.explained.clone());
     }
 }
@@ -470,7 +470,7 @@ mod tests {
     #[test]
     fn a_shared_value_is_explained_in_place() {
         let inner = json!({"a": [1, 2]});
-        let shared = Shared::new(&inner);
+        let shared = SharedValue::new(&inner);
         let outer: BTreeMap<&str, &dyn Canon> = [("x", &shared as &dyn Canon)].into();
         struct Outer<'a>(BTreeMap<&'a str, &'a dyn Canon>);
         impl Canon for Outer<'_> {
@@ -483,7 +483,7 @@ mod tests {
         let (key, explained) = key(&Outer(outer));
         assert_eq!(explained, json!({"x": inner}));
         assert_eq!(explain(&shared), inner);
-        let other = Shared::new(&json!({"a": [1, 3]}));
+        let other = SharedValue::new(&json!({"a": [1, 3]}));
         assert_ne!(key, digest(&Outer([("x", &other as &dyn Canon)].into())));
     }
 

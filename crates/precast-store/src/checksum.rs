@@ -1,4 +1,4 @@
-//! JSON files that notice a changed byte: one line with the record, one line with the SHA-256 of the first.
+//! Record files: one line of JSON, then one line with its SHA-256, so that a changed byte is an error.
 //!
 //! ```text
 //! {"schema":1,"id":"3f…",…}

@@ -1,7 +1,7 @@
-//! Digests of chunks: how an unpacked file is hashed by several threads.
+//! Digests of chunks, so that several threads can hash one unpacked file.
 //!
-//! A SHA-256 is one stream: one core hashes one file, however many there are. So an unpacked file of more than one chunk
-//! has a tail behind its content, written in the same pass that checked the content against its own digest:
+//! SHA-256 is sequential: only one core can hash a file. So an unpacked file of more than one chunk has a tail after its
+//! content, written in the same pass that checked the content against its digest:
 //!
 //! ```text
 //! ┌─────────┬──────────────────────────┬──────────────────────────────────────────────────────────────┐
@@ -10,10 +10,11 @@
 //! └─────────┴──────────────────────────┴──────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The tail says whose content it is, so that a file under another's name is noticed. A file without a sound tail is
-//! hashed whole: one of a single chunk, or one that an older precast wrote.
+//! The tail has the digest of its content, so that a file under a wrong name is detected. A file without a valid tail (one
+//! of a single chunk, or of an older precast) is hashed whole.
 //!
-//! It notices what a disk, a cable or a copy gets wrong. Who may write the store can write a tail that fits other bytes.
+//! The tail detects errors of disks, cables and copies. It does not protect against a user who may write the store: they
+//! can write other bytes with a tail that matches.
 
 use std::{
     fs::File,

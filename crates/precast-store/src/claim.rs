@@ -1,7 +1,7 @@
-//! One live compile per key, over all processes: who has the claim on a key builds it, the others wait for the result.
+//! One live compile per key, over all processes: the owner of the claim on a key builds it, the others wait.
 //!
-//! A claim is a locked file under `locks/keys/`, removed when it is let go. The lock of a killed owner ends with it, so
-//! the next one who waits takes over. After taking a claim, look whether the thing is there by now.
+//! A claim is a locked file under `locks/keys/`, removed when the claim is dropped. The lock of a killed owner ends with
+//! its process, and the next waiting process takes over. After taking a claim, check again whether the result exists.
 
 use std::{
     fs::{self, File, TryLockError},

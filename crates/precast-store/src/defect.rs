@@ -1,4 +1,4 @@
-//! What can be wrong with a store, and what each thing needs.
+//! The defects of a store, and the remedy of each.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! What can go wrong in a store, each with the path or the digest it is about.
+//! Errors of the store, each with its path or digest.
 
 use std::{
     io,

@@ -1,15 +1,15 @@
-//! What may be deleted: a plan, which prints, serialises and is then carried out by [`Store::collect`].
+//! The plan of a garbage collection. It can be printed and serialised; [`Store::collect`] carries it out.
 //!
-//! | root | why it stays |
+//! | root | kept because |
 //! |---|---|
-//! | the newest releases of each model, down to the N-th other content | someone may load or roll back to them |
-//! | a partial release, where it is newer than every other one | who makes it goes on with it |
+//! | the newest N releases of each model with different content | someone may load or roll back to them |
+//! | a partial release that is newer than every full one | its builder may continue it |
 //! | everything that a live process holds (`lease`) | it is being read or built |
-//! | programs and artifacts that the policy does not name | they are young, or there is room |
-//! | logs of failures | until the failure is forgotten |
+//! | programs and artifacts that the policy does not select | they are young, or there is room |
+//! | logs of failures | the failure is still recorded |
 //!
-//! What no root needs goes: releases, then programs, artifacts, objects, each only when nothing that stays refers to it.
-//! A policy with nothing in it deletes only what nothing refers to.
+//! Everything that no root refers to is deleted: releases, then programs, artifacts and objects. An empty policy deletes
+//! only unreferenced files.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},

@@ -1,4 +1,4 @@
-//! Everything in the index and what refers to what, checked: gc must not act on a flipped bit.
+//! The graph of references between rows of the index, with checksums verified: gc must not act on a flipped bit.
 
 use std::{
     collections::{BTreeMap, HashMap},

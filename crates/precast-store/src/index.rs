@@ -1,7 +1,7 @@
-//! The SQLite index: what makes a lookup fast. It holds nothing that the files don't say, but for the last-use stamps.
+//! The SQLite index, for fast lookups. All of it can be rebuilt from the files, except the last-use stamps.
 //!
-//! Rollback journal, because stores lie on network mounts and read-only images. Every row carries a check sum over its
-//! own fields, so that a flipped bit in the index is an error and not another answer. `user_version` counts the schema.
+//! It uses a rollback journal, because stores lie on network mounts and read-only images. Every row has a checksum over
+//! its own fields, so that a flipped bit is an error and not a wrong answer. `user_version` is the version of the schema.
 
 use std::{
     fs::{self, Permissions},

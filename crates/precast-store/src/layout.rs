@@ -1,4 +1,4 @@
-//! Where everything in a store lies, and how a folder becomes a store.
+//! The paths inside a store, and how an empty folder becomes one.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     error::{At, StoreError},
     permissions::{Distrust, Options, Trust},
-    publish::{self, Draft, open_plain},
+    publish::{self, PendingFile, open_plain},
 };
 use crate::Digest;
 
@@ -118,7 +118,7 @@ impl Layout {
         for (name, text) in [(Self::TAG, TAG_TEXT), (MARKER, text.as_str())] {
             let path = root.join(name);
             if !path.exists() {
-                publish::bytes(Draft::new(&layout.tmp())?, &path, text.as_bytes())?;
+                publish::bytes(PendingFile::new(&layout.tmp())?, &path, text.as_bytes())?;
             }
         }
         Ok(())

@@ -1,10 +1,11 @@
-//! Leases: what a live process reads or builds is never collected.
+//! Leases: gc never deletes what a live process reads or builds.
 //!
-//! A process that uses a store has one file under `leases/`, locked for as long as it lives, with a line `+ID` for what
-//! it holds and `-ID` for what it let go. Whoever holds takes `Mode::Use` for the moment of writing that line; gc reads
-//! the leases and deletes under `Mode::Delete`. So either gc sees the line, or the holder sees that the thing is gone.
-//! A lease whose file is not locked belongs to a dead process and is removed with its half-written files. One that got
-//! long is written anew, to a locked file that takes its place.
+//! A process that uses a store has one file under `leases/`, locked while the process lives. It has a line `+ID` for each
+//! ID that the process takes and `-ID` for each that it releases. The process writes a line under `Mode::Use`; gc reads the
+//! leases and deletes under `Mode::Delete`. So either gc sees the line, or the process sees that the file is gone.
+//!
+//! An unlocked lease belongs to a dead process: it is removed with that process's temporary files. A long lease is
+//! compacted into a new locked file, which replaces it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -37,7 +38,7 @@ const LONGEST: u64 = 64 << 20;
 
 /// The lease of this process on one store.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct Lease {
     path: PathBuf,
     /// Where this process writes what it will publish.
     tmp: PathBuf,
@@ -51,7 +52,7 @@ struct State {
     length: u64,
 }
 
-impl Session {
+impl Lease {
     fn new(root: &Path) -> Result<Self, StoreError> {
         let folder = root.join("leases");
         loop {
@@ -149,7 +150,7 @@ impl State {
     }
 }
 
-impl Drop for Session {
+impl Drop for Lease {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.tmp);
         let _ = fs::remove_file(&self.path);
@@ -159,14 +160,14 @@ impl Drop for Session {
 /// Keeps things from being collected until it is dropped.
 #[derive(Debug)]
 pub struct Hold {
-    session: Option<Arc<Session>>,
+    lease: Option<Arc<Lease>>,
     ids: Vec<Digest>,
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(session) = &self.session {
-            session.release(&self.ids);
+        if let Some(lease) = &self.lease {
+            lease.release(&self.ids);
         }
     }
 }
@@ -177,22 +178,22 @@ impl Store {
     /// Look at whether they are there *after* this: what was collected before stays gone. On a store that can't be
     /// written nothing is recorded; whoever collects it there does not know about its readers.
     pub fn hold(&self, ids: &[Digest]) -> Result<Hold, StoreError> {
-        let session = self.session()?;
-        if let Some(session) = &session {
+        let lease = self.lease()?;
+        if let Some(lease) = &lease {
             let _using = self.lock(Mode::Use)?;
-            session.hold(ids)?;
+            lease.hold(ids)?;
         }
         Ok(Hold {
-            session,
+            lease,
             ids: ids.to_vec(),
         })
     }
 
     /// Keeps everything with these IDs from being collected for as long as this store is open.
     pub fn keep(&self, ids: &[Digest]) -> Result<(), StoreError> {
-        if let Some(session) = self.session()? {
+        if let Some(lease) = self.lease()? {
             let _using = self.lock(Mode::Use)?;
-            session.hold(ids)?;
+            lease.hold(ids)?;
         }
         Ok(())
     }
@@ -292,21 +293,17 @@ impl Store {
     }
 
     /// Returns the lease of this process, made by the first call; none for a store that can't be written.
-    pub(crate) fn session(&self) -> Result<Option<Arc<Session>>, StoreError> {
+    pub(crate) fn lease(&self) -> Result<Option<Arc<Lease>>, StoreError> {
         if self.is_read_only() {
             return Ok(None);
         }
-        let mut session = self
-            .0
-            .session
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if session.is_none() {
+        let mut lease = self.0.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        if lease.is_none() {
             // What killed processes left goes when the next one comes.
             self.each_lease(|path| self.bury(path))?;
-            *session = Some(Arc::new(Session::new(self.path())?));
+            *lease = Some(Arc::new(Lease::new(self.path())?));
         }
-        Ok(session.clone())
+        Ok(lease.clone())
     }
 }
 
@@ -382,7 +379,7 @@ mod tests {
         let other = Store::open(store.path()).unwrap();
         let kept: Vec<Digest> = (0..9u8).map(|n| Digest::of(&[n])).collect();
         let _hold = store.hold(&kept).unwrap();
-        let lease = store.session().unwrap().unwrap();
+        let lease = store.lease().unwrap().unwrap();
         let passing: Vec<Digest> = (0..=255u8).map(|n| Digest::of(&[n, n])).collect();
         let over = std::sync::atomic::AtomicBool::new(false);
         let longest = std::thread::scope(|scope| {

@@ -1,52 +1,61 @@
-//! Keeps what was built: bytes by their digest, records by their key, and an index over both.
+//! The store of built artifacts: objects by digest, records by key, and an index over both.
 //!
-//! It knows bytes and records, not models: nothing here compiles or loads. The files are the truth; the index only makes
-//! looking things up fast and can be deleted at any time.
+//! The store handles bytes and records, not models: nothing here compiles or loads. The files are authoritative. The index
+//! makes lookups fast and can be deleted at any time.
 //!
 //! ```text
 //! artifacts/
 //! ├── CACHEDIR.TAG              backup tools skip this folder: all of it can be built again
-//! ├── precast-store.json        says that this is a store, and the version of its layout
-//! ├── index.sqlite              one row per file below; made again from them when it is missing
+//! ├── precast-store.json        marks a store, with the version of its layout
+//! ├── index.sqlite              one row per file below; rebuilt from them when it is missing
 //! ├── objects/3f/3f9c….zst      bytes, named by the SHA-256 of their content          ┐ mode 0444,
 //! ├── artifacts/a1/a1b2….json   one shared object and its layout, named by its key     │ never replaced,
-//! ├── programs/07/07de….json    what runs one module at one bucket, by its request key │ never opened for
+//! ├── programs/07/07de….json    the steps of one module at one bucket, by request key  │ never opened for
 //! ├── releases/NAME/00000007.json  a complete set of programs with one weight set       ┘ writing again
-//! ├── failures/5c/5c01….json    why the last attempt failed; gone after the next success
-//! ├── ready/3f/3f9c…            objects unpacked, so that they can be mapped; a cache of `objects/`
-//! ├── cache/                    what the plan can find out again: digests of sources by their file status
+//! ├── failures/5c/5c01….json    the error of the last attempt; removed after the next success
+//! ├── ready/3f/3f9c…            unpacked objects, which can be mapped; a cache of `objects/`
+//! ├── cache/                    a cache of the plan: digests of sources by their file status
 //! ├── tmp/                      files that are being written
-//! ├── locks/  leases/           who is doing what; empty when nobody is
-//! └── quarantine/               what was found damaged, set aside and never used; gc removes what is old
+//! ├── locks/  leases/           locks and holds of live processes
+//! └── quarantine/               damaged files, which are never used; gc removes the old ones
 //! ```
 //!
 //! A file becomes visible in one step (`publish`): temp file → fsync → rename that never replaces → fsync of the
-//! folder; then its row. Things are put before what refers to them: objects, artifacts, programs, release.
+//! folder; then its row. A file is published after everything it refers to: objects, artifacts, programs, release.
 //!
-//! | question | answered in |
+//! | topic | module |
 //! |---|---|
-//! | what does an object file look like, and how is it checked? | `object`, `checksum` for records |
-//! | how do bytes become a mapped file, and how is it checked? | `ready`, by several threads: `chunks` |
-//! | who waits for whom? | `lock`; one compile per key: `claim` |
-//! | what keeps gc from what is in use? | `lease`; what it may delete: `gc`; how it deletes: `sweep` |
-//! | what can be wrong, and what then? | `defect`, `verify`, `repair`; when what was set aside goes: `quarantine` |
-//! | who could change a store behind our back? | `permissions` |
-//! | which versions are there, and what becomes of another one? | below; `index` |
-//! | what is a record, a digest, a target? | [`record`], [`digest`], [`target`]; how they become keys: [`canon`] |
+//! | file formats and their checks | `object`; `checksum` for records |
+//! | mapping an object, and the check before | `ready`; by several threads: `chunks` |
+//! | locks between processes | `lock`; one compile per key: `claim` |
+//! | garbage collection | `lease` (in use), `gc` (the plan), `sweep` (the deletion) |
+//! | damage | `defect`, `verify`, `repair`; the end of damaged files: `quarantine` |
+//! | protection against other users | `permissions` |
+//! | versions | below; `index` |
+//! | records, digests, targets | [`record`], [`digest`], [`target`]; their encoding in keys: [`canon`] |
 //!
-//! A folder that is missing is an empty one: a copy may have lost it, and `ready/` whole. Whoever may write makes it again.
+//! A missing folder counts as empty: a copy of a store may lack it, or all of `ready/`. The next process that may write
+//! creates it.
 //!
 //! Three things have a version: the layout (in `precast-store.json`), the index (`user_version`) and each record
-//! (`schema`). A newer one is refused and left as it is to the byte; gc refuses a store with a newer record in it, as
-//! what that needs is not known. An older index is migrated, or made again from the files.
+//! (`schema`). A newer version is refused, and its files stay unchanged. gc refuses a store with a newer record, because
+//! the references of that record are unknown. An older index is migrated, or rebuilt from the files.
 //!
-//! **Promised**: what was published survives a crash bit for bit; a changed byte is an error, not another answer; what a
-//! live process holds is not collected; one live compile per key; a store that can't be written can be read, and nothing
-//! is tried on it; a newer store is refused. `make torture` tries each of these.
+//! **Promised**, and tested by `make torture`:
 //!
-//! **Not promised**: safety against the store's own user or root; leases across machines whose file system does not
-//! pass `flock` on, or for readers that may not write; that a last-use stamp survives the loss of the index (without
-//! one, age counts from when a thing was made); that two stores built from one spec hold the same bytes.
+//! - A published file survives a crash bit for bit.
+//! - A changed byte is an error, not a wrong answer.
+//! - gc deletes nothing that a live process holds.
+//! - There is one live compile per key.
+//! - A read-only store can be read, and nothing tries to write it.
+//! - A newer store is refused.
+//!
+//! **Not promised**:
+//!
+//! - Safety against the store's own user or root.
+//! - Leases across machines whose file system does not support `flock`, or for readers that may not write.
+//! - Last-use stamps after the loss of the index. Without a stamp, age counts from the creation.
+//! - Equal bytes in two stores that were built from one spec.
 //!
 //! ## Layers
 //!
@@ -142,9 +151,9 @@ pub use verify::Verified;
 use error::At;
 use index::Index;
 use layout::Layout;
-use lease::Session;
+use lease::Lease;
 use lock::{Guard, Mode};
-use publish::Draft;
+use publish::PendingFile;
 
 /// An open store. Cloning is cheap and shares everything.
 #[derive(Clone)]
@@ -158,7 +167,7 @@ struct Inner {
     /// When things were used, in seconds since 1970: written once, at the end.
     uses: Mutex<BTreeMap<Digest, i64>>,
     /// The lease of this process, once it needs one.
-    session: Mutex<Option<Arc<Session>>>,
+    lease: Mutex<Option<Arc<Lease>>>,
     /// Told when a lock is not free.
     waiting: OnceLock<OnWait>,
     /// Set when the caller wants to wait no longer.
@@ -247,7 +256,7 @@ impl Store {
             index,
             options,
             uses: Mutex::default(),
-            session: Mutex::default(),
+            lease: Mutex::default(),
             waiting: OnceLock::new(),
             stop: OnceLock::new(),
         }))
@@ -280,22 +289,22 @@ impl Store {
     }
 
     /// Begins a file that will be published.
-    fn draft(&self) -> Result<Draft, StoreError> {
-        match self.session()? {
-            Some(session) => Draft::new(session.tmp()),
+    fn pending_file(&self) -> Result<PendingFile, StoreError> {
+        match self.lease()? {
+            Some(lease) => PendingFile::new(lease.tmp()),
             None => self
                 .writable("add to the store")
-                .and_then(|()| Draft::new(&self.layout().tmp())),
+                .and_then(|()| PendingFile::new(&self.layout().tmp())),
         }
     }
 
     /// Waits until things may be added, and holds `ids` for as long as this store is open.
     fn adding(&self, ids: &[Digest]) -> Result<Guard, StoreError> {
         self.writable("add to the store")?;
-        let session = self.session()?;
+        let lease = self.lease()?;
         let guard = self.lock(Mode::Add)?;
-        if let Some(session) = session {
-            session.hold(ids)?;
+        if let Some(lease) = lease {
+            lease.hold(ids)?;
         }
         Ok(guard)
     }

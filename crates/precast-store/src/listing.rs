@@ -1,4 +1,4 @@
-//! Counting and listing for people: what `ls`, `du` and `report` need and the build does not.
+//! Counts and listings for `ls`, `du` and `report`; the build needs none of them.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Who may do what at the same time.
+//! Locks between processes: four modes over two lock files.
 //!
 //! | mode | `locks/use` | `locks/add` | taken by | waits for |
 //! |---|---|---|---|---|
@@ -7,15 +7,16 @@
 //! | rebuild | – | exclusive | making the index again | add, rebuild, delete |
 //! | delete | exclusive | exclusive | one batch of gc or repair | all |
 //!
-//! So adding never waits for readers, nor they for it, and nobody holds a lock while reading bytes or compiling. All
-//! are `flock`s: they end with their process. Who wants an exclusive lock closes `locks/gate` while waiting, which
-//! those that share pass through, so that a stream of them can't keep it out for ever.
+//! Adding and reading never wait for each other, and no lock is held while bytes are read or compiled. All locks are
+//! `flock`s: they end with their process. A process that waits for an exclusive lock holds `locks/gate`, which shared
+//! locks pass through. So a stream of shared locks can't delay it forever.
 //!
-//! Whoever can open a file can lock it, for reading too. So lock files, and the index, which SQLite locks, can be opened by
-//! those alone that may write the store (mode 0600, or 0660 where a group shares it): nobody else can stop them. Who may only
-//! read takes no lock, and has an index in memory. Every wait has an end ([`Options::patience`](super::Options::patience)),
-//! says who is in the way, as the kernel has it in `/proc/locks`, and ends when the caller wants to
-//! ([`Store::stop_waiting_when`]).
+//! Any process that can open a file can lock it, even one that may only read. So lock files and the index (which SQLite
+//! locks) have mode 0600, or 0660 where a group shares the store. A process that may only read takes no lock and keeps an
+//! index in memory.
+//!
+//! Every wait has a limit ([`Options::patience`](super::Options::patience)) and can be stopped by the caller
+//! ([`Store::stop_waiting_when`]). Its message names the owner of the lock, from `/proc/locks`.
 
 use std::{
     fs::{self, File, Metadata, Permissions, TryLockError},

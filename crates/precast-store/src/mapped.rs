@@ -1,6 +1,7 @@
-//! Read-only memory maps of files that nobody writes.
+//! Read-only memory maps of files that do not change.
 //!
-//! One of the few places outside the runtime's `ffi` with `unsafe`: mapping a file is only sound while its bytes stay as they are.
+//! One of the few modules outside the runtime's `ffi` with `unsafe`: a map is sound only while the bytes of the file stay
+//! the same.
 #![allow(unsafe_code)]
 
 use std::{fs::File, io, ops::Deref, sync::Arc};

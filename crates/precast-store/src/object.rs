@@ -1,4 +1,4 @@
-//! What one object file looks like, and how its bytes are checked on the way in and out.
+//! The format of an object file, and the checks when it is written and read.
 //!
 //! ```text
 //! ┌──────────────────────────────┬────────────────────────────────────────────────┐
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The file's name is the SHA-256 of the *content*, so content can't be swapped. The checksum covers the *stored*
-//! bytes, so that a flipped bit is caught even where zstd would ignore it. `zstd -d` reads such a file as it is.
-//! Decoding stops at the size the frame declares: a bomb costs what it says and no more.
+//! bytes, so that a flipped bit is detected even where zstd would ignore it. `zstd -d` can unpack such a file.
+//! Decoding stops at the size that the frame declares, so that a decompression bomb has a known cost.
 
 use std::{
     fs::File,
@@ -112,7 +112,7 @@ pub(crate) fn decode(
             Ok(decoder) => decoder.single_frame(),
             Err(e) => return Err(e).at("decode", path),
         };
-        let mut left = head.size;
+        let mut remaining = head.size;
         let mut buffer = vec![0; 1 << 17];
         loop {
             let got = match frame.read(&mut buffer) {
@@ -121,14 +121,14 @@ pub(crate) fn decode(
                 Err(e) if e.raw_os_error().is_some() => return Err(e).at("read", path),
                 Err(e) => return corrupt(&e.to_string()),
             };
-            if got as u64 > left {
+            if got as u64 > remaining {
                 return corrupt("it decodes to more than it declares");
             }
-            left -= got as u64;
+            remaining -= got as u64;
             hasher.update(&buffer[..got]);
             sink.write_all(&buffer[..got]).at("unpack", path)?;
         }
-        if left != 0 {
+        if remaining != 0 {
             return corrupt("it is cut short");
         }
     }

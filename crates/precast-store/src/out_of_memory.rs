@@ -1,5 +1,5 @@
-//! What says that memory was short: torch, CUDA, the C++ library and the system have words for it, and no code that gets
-//! as far as a message does.
+//! Recognizes out-of-memory errors by their text: torch, CUDA, the C++ library and the system give no error code that
+//! reaches a message.
 //!
 //! One list for all stages. The Python worker has its own copy (`failures.py`), which a test compares.
 

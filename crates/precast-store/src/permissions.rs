@@ -1,8 +1,8 @@
-//! Permissions: who could change a store behind our back, or put one where we look.
+//! Permissions: which users could change a store, or place one where precast looks for it.
 //!
-//! What is in a store is executed. So everything between `/` and a file of the store is looked at, each before anything in
-//! it: when a store is opened, its folder, those above and those in it; whenever a file is opened for reading, the folders
-//! on the way, and the file once it is open. Nothing of the store may be a symbolic link.
+//! The content of a store is executed. So every folder between `/` and a file of the store is checked, from the top down:
+//! the store's folder, its parents and its folders when the store is opened; the folders of a path, and then the open file,
+//! when a file is read. Nothing in the store may be a symbolic link.
 //!
 //! | | folders above | the store's own folders and files |
 //! |---|---|---|
@@ -10,16 +10,16 @@
 //! | everybody may write | refused, unless sticky as `/tmp` is | refused |
 //! | a group may write | refused, unless it is the owner's own, or sticky | refused, unless it is the owner's own or the store is [`Options::shared`] with it |
 //!
-//! In a sticky folder nobody can replace what is not theirs, so it excuses a folder above. It does not excuse the store's own
-//! folders: there, anybody could add a release.
+//! In a sticky folder no user can replace another user's files, so a sticky parent is accepted. The store's own folders are
+//! not: any user could add a release there.
 //!
-//! A store that belongs to another user than root and this one is refused until it is named as trusted
-//! ([`Options::trusted`], and for the command a list of the user's own): else a folder called `artifacts` in the place where a
-//! command is run would decide what the command does. Root trusts nobody else without that either.
+//! A store of another user (neither root nor this one) is refused until it is listed as trusted ([`Options::trusted`]; the
+//! command reads a list of the user's own). Without this rule, a folder called `artifacts` in the working folder would
+//! decide what a command executes. The rule holds for root too.
 //!
-//! What a group that shares a store trusts is each of its members: a member's files are accepted whoever owns them.
+//! A group that shares a store trusts all of its members: files of any member are accepted.
 //!
-//! Not looked at: access control lists, of which the mode shows the most that a group or a user is given.
+//! Access control lists are not read. The mode shows the most that they grant to a group or a user.
 
 use std::{
     fs::{self, File, Metadata},

@@ -1,10 +1,10 @@
-//! How a file becomes visible: whole, durable and never in the place of another.
+//! Publishing a file: it appears whole and durable, and never replaces another file.
 //!
 //! temp file in the same file system → write → mode 0444 → fsync → rename that refuses to replace → fsync of the folder.
 //! A crash before the rename leaves a temp file; a crash after it leaves the whole file.
 //!
-//! Where the time goes is in `benches/results/store-cpu.json` (`make bench-store`): zstd for what is large, and for what is small the
-//! syncs, of which the commit of the row has most (20 of 32 ms for 3 KB on the disk of that run).
+//! Times are in `benches/results/store-cpu.json` (`make bench-store`). zstd dominates for large files. The syncs dominate
+//! for small ones, most of all the commit of the row (20 of 32 ms for 3 KB on the disk of that run).
 
 use std::{
     fs::{self, File, Permissions},
@@ -19,12 +19,12 @@ use tempfile::{NamedTempFile, TempPath};
 use super::error::{At, StoreError};
 
 /// A file that is being written and not visible yet.
-pub(crate) struct Draft {
+pub(crate) struct PendingFile {
     file: File,
     path: TempPath,
 }
 
-impl Draft {
+impl PendingFile {
     /// Begins a file in `tmp`.
     pub fn new(tmp: &Path) -> Result<Self, StoreError> {
         let (file, path) = NamedTempFile::new_in(tmp)
@@ -76,11 +76,15 @@ impl Draft {
     }
 }
 
-/// Publishes `bytes` as `draft` at `path`; returns false when `path` exists.
-pub(crate) fn bytes(mut draft: Draft, path: &Path, bytes: &[u8]) -> Result<bool, StoreError> {
-    let wrote = draft.file.write_all(bytes);
-    wrote.at("write", &draft.path)?;
-    draft.publish(path)
+/// Publishes `bytes` as `pending` at `path`; returns false when `path` exists.
+pub(crate) fn bytes(
+    mut pending: PendingFile,
+    path: &Path,
+    bytes: &[u8],
+) -> Result<bool, StoreError> {
+    let wrote = pending.file.write_all(bytes);
+    wrote.at("write", &pending.path)?;
+    pending.publish(path)
 }
 
 /// Makes the folder that `path` is in durable, after a name in it came or went.

@@ -1,8 +1,8 @@
-//! The end of `quarantine/`: what was set aside goes when it is old, or when there is much of it.
+//! Limits of `quarantine/`: damaged files are removed when they are old, or when there are many.
 //!
-//! A damaged file is kept so that a person can look at what happened; a month is enough for that, and a disk that damages
-//! file after file must not be filled with them. `precast gc` removes what was set aside [`DAYS`] ago, then the oldest until
-//! [`BYTES`] are left. `plan_gc` lists it; nothing else removes anything here.
+//! A damaged file is kept so that a person can look for the cause. `precast gc` removes files that are older than [`DAYS`],
+//! then the oldest ones until [`BYTES`] remain: a disk with many errors must not fill up. `plan_gc` lists them. Nothing else
+//! removes files here.
 
 use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
 

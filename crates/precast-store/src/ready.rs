@@ -1,20 +1,20 @@
 //! Objects as files that can be mapped: unpacked once under `ready/`, and hashed by every process that maps them.
 //!
-//! So a bit that changed on the disk below, a file that was cut, swapped or replaced is noticed when it is mapped, and the
-//! object is unpacked again. [`chunks`] says how several threads hash one file. [`Unpacked`] says what else can be asked
-//! for: to trust the file unread, or to have a copy of it.
+//! So a changed bit, or a file that was truncated, swapped or replaced, is detected when it is mapped, and the object is
+//! unpacked again. Several threads hash one file ([`chunks`]). [`Unpacked`] has two other modes: trust the file without a
+//! hash, or copy it.
 //!
-//! What a hash at the start can't see: a change while the file is mapped, by the store's own user, root or the disk. A
-//! byte that changes then is another answer, and a file that gets shorter ends the process with SIGBUS. A copy
-//! ([`Unpacked::Copy`]) is out of their reach. `verify` hashes it all.
+//! The hash before mapping does not detect a later change, by the store's own user, root or the disk. A byte that changes
+//! while it is mapped gives a wrong answer, and a file that gets shorter ends the process with SIGBUS. A copy
+//! ([`Unpacked::Copy`]) is safe from both. `verify` hashes every file.
 //!
-//! What mapping costs once the file is there and in the page cache, in ms, the best of 9 on 2 busy cores of an AMD EPYC
+//! Time to map a file that is unpacked and in the page cache, in ms, best of 9 on 2 busy cores of an AMD EPYC
 //! (`make bench-store` measures the same):
 //!
-//! | way | 7.6 MB | 45 MB | 91 MB |
+//! | mode | 7.6 MB | 45 MB | 91 MB |
 //! |---|---|---|---|
 //! | `Check`, two threads | 4.3 | 24 | 45 |
-//! | a whole file in one stream: one without a tail | 5.1 | 32 | 64 |
+//! | `Check`, a file without a tail | 5.1 | 32 | 64 |
 //! | `Copy` | 5.7 | 50 | 106 |
 //! | `Trust` | 0.02 | 0.03 | 0.03 |
 //!
@@ -34,7 +34,7 @@ use super::{
     chunks::{self, Summing},
     error::{At, StoreError},
     object::{self, Tee},
-    publish::Draft,
+    publish::PendingFile,
 };
 use crate::{Digest, Mapped};
 
@@ -184,15 +184,15 @@ impl Store {
         &self,
         digest: &Digest,
         from: &Path,
-    ) -> Result<Option<Draft>, StoreError> {
+    ) -> Result<Option<PendingFile>, StoreError> {
         let path = self.layout().ready(digest);
         if self.ready(digest, &path)?.is_some() {
             return Ok(None);
         }
         let copy = || {
-            let mut draft = self.draft()?;
+            let mut pending = self.pending_file()?;
             let mut source = Tee::new(File::open(from).at("read", from)?);
-            let mut to = Summing::new(draft.file());
+            let mut to = Summing::new(pending.file());
             io::copy(&mut source, &mut to).at("unpack", &path)?;
             if source.digest() != *digest {
                 return Err(StoreError::Changed {
@@ -200,7 +200,7 @@ impl Store {
                 });
             }
             to.finish(digest).at("unpack", &path)?;
-            Ok(Some(draft))
+            Ok(Some(pending))
         };
         match copy() {
             Err(e) if no_room(&e) => Ok(None),
@@ -210,21 +210,21 @@ impl Store {
 
     /// Unpacks an object to `path`.
     fn unpack(&self, digest: &Digest, path: &Path) -> Result<(File, u64), StoreError> {
-        let mut draft = self.draft()?;
-        let mut to = Summing::new(draft.file());
+        let mut pending = self.pending_file()?;
+        let mut to = Summing::new(pending.file());
         self.read_into(digest, &mut to)?;
         to.finish(digest).at("unpack", path)?;
-        self.publish_unpacked(draft, digest, path)
+        self.publish_unpacked(pending, digest, path)
     }
 
     /// Puts in its place what has every byte of an object.
     pub(super) fn publish_unpacked(
         &self,
-        draft: Draft,
+        pending: PendingFile,
         digest: &Digest,
         path: &Path,
     ) -> Result<(File, u64), StoreError> {
-        let opened = match draft.publish(path)? {
+        let opened = match pending.publish(path)? {
             // Every byte of it was checked as it was written.
             true => {
                 let file = self.layout().open(path).at("read", path)?;

@@ -1,4 +1,4 @@
-//! Why gc deletes something.
+//! Reasons for a deletion by gc.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
-//! The JSON truth about what is in a store: artifacts, programs and releases.
+//! The JSON records of a store: artifacts, programs and releases.
 //!
 //! Records are immutable files. An **artifact** is one shared object and its layout, named by its artifact key. A
-//! **program** is what runs one module at one bucket, named by its request key: steps that call artifacts with
-//! bindings. A **release** is a complete set of programs of one model with one weight set, visible as a whole.
-//! No record holds weight values; a program names weights, a release says which weight set.
+//! **program** runs one module at one bucket, named by its request key: steps that call artifacts with bindings. A
+//! **release** is a complete set of programs of one model with one weight set, visible as a whole. No record holds weight
+//! values: a program has the names of its weights, and a release selects the weight set.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -373,7 +373,7 @@ impl Artifact {
 /// One of the project's own files that the entry imports or reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Source {
+pub struct SourceFile {
     /// Relative to the spec's folder, with `/`.
     pub path: String,
     /// Digest of the file's content.
@@ -397,7 +397,7 @@ pub struct Entry {
     /// The spec's entry, as `model:build`.
     pub entry: String,
     /// The project's own files, sorted by path.
-    pub sources: Vec<Source>,
+    pub sources: Vec<SourceFile>,
     /// Installed packages, sorted by name.
     pub packages: Vec<Package>,
     /// FQN -> method -> keys of `[compile]`: what submodules say of themselves.

@@ -1,4 +1,5 @@
-//! Putting records in, and getting them out checked. A record is published after everything it refers to.
+//! Publishing records, and reading them back with their checksums verified. A record is published after everything it
+//! refers to.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
@@ -84,9 +85,9 @@ impl Store {
         let path = self.layout().record(Kind::Failure, &failure.id);
         self.leave_newer_failure(&failure.id)?;
         let (text, checksum) = checksum::encode(failure, &path)?;
-        let mut draft = self.draft()?;
-        std::io::Write::write_all(draft.file(), &text).at("write", draft.path())?;
-        draft.replace(&path)?;
+        let mut pending = self.pending_file()?;
+        std::io::Write::write_all(pending.file(), &text).at("write", pending.path())?;
+        pending.replace(&path)?;
         let created = created(&path)?;
         self.index()
             .write(|tx| failure.insert(tx, &checksum, created))
@@ -170,7 +171,7 @@ impl Store {
         self.leave_newer_failure(&id)?;
         let (text, _) = checksum::encode(record, &path)?;
         // What another process puts between the two steps is looked at in the next round.
-        while !publish::bytes(self.draft()?, &path, &text)? {
+        while !publish::bytes(self.pending_file()?, &path, &text)? {
             match self.get::<R>(&id) {
                 Ok(Some(old)) if sound(&old) => break,
                 Ok(_) | Err(StoreError::Record { .. }) => self.set_aside(&path)?,

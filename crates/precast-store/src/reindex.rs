@@ -1,4 +1,4 @@
-//! Making the index from the files, which are the truth.
+//! Rebuilding the index from the files.
 
 use std::{fs, path::Path};
 

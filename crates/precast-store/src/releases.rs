@@ -1,12 +1,12 @@
 //! Releases: complete sets of programs, each visible whole or not at all.
 //!
-//! A release is one file, published last, so there is no moment at which a part of it can be seen. Its number says its
-//! place: the highest one is what a plain load gets. Nothing is ever taken back; going back to an earlier release puts
-//! it once more, as the newest. Putting what the newest one has already puts nothing.
+//! A release is one file, published last, so that no process sees a part of it. Releases are numbered; a load without a
+//! number gets the highest one. Releases are never withdrawn: a rollback publishes an earlier release again, as the newest.
+//! Publishing the content of the newest release again has no effect.
 //!
-//! A build that is narrowed can leave programs out that the spec asks for. What it makes is a **partial release**: it has
-//! a number like any other, by which it can be loaded, and is never the newest one, so that nobody gets it who does not
-//! name it, nothing goes back to it, and gc does not count it.
+//! A narrowed build may leave out programs that the spec asks for. It publishes a **partial release**. That has a number, by
+//! which it can be loaded, but it is never the newest one: a load must name it, a rollback skips it, and gc does not count
+//! it.
 
 use std::{collections::BTreeSet, fs};
 
@@ -54,7 +54,7 @@ impl Store {
             release.seq = last.map_or(1, |last| last + 1);
             let path = self.layout().release(&release.model, release.seq)?;
             let (text, checksum) = checksum::encode(&release, &path)?;
-            if publish::bytes(self.draft()?, &path, &text)? {
+            if publish::bytes(self.pending_file()?, &path, &text)? {
                 sync::point("put:release-published");
                 let created = created(&path)?;
                 self.index()

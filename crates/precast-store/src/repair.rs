@@ -1,4 +1,5 @@
-//! Mending what `verify` finds: damaged files go to `quarantine/`, never away; rows are made from the files again.
+//! Repairs the defects that `verify` finds. Damaged files move to `quarantine/` and are not deleted; rows are rebuilt from
+//! the files.
 
 use std::{
     collections::BTreeSet,
@@ -195,9 +196,9 @@ impl Store {
     /// Gives a file that has other names a copy of its own.
     fn unlink_others(&self, path: &Path) -> Result<(), StoreError> {
         let path = self.path().join(path);
-        let mut draft = self.draft()?;
+        let mut pending = self.pending_file()?;
         let mut file = super::publish::open_plain(&path).at("read", &path)?;
-        std::io::copy(&mut file, draft.file()).at("copy", &path)?;
-        draft.replace(&path)
+        std::io::copy(&mut file, pending.file()).at("copy", &path)?;
+        pending.replace(&path)
     }
 }

@@ -1,4 +1,4 @@
-//! The rows of the index, and how each follows from a record.
+//! The rows of the index, each computed from a record.
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 

@@ -1,15 +1,15 @@
-//! What a shared object asks of the loader that an artifact never needs.
+//! Hazards of a shared object: requests to the loader that an artifact never needs.
 //!
-//! | asked for | what it does to the process that loads the object |
+//! | request | effect on the process that loads the object |
 //! |---|---|
 //! | an executable stack (`GNU_STACK` with `E`, or no `GNU_STACK`) | all thread stacks become executable, or the load fails |
 //! | a segment that is writable and executable | memory that can be changed and then run |
 //! | text relocations (`DT_TEXTREL`) | code is made writable while it is loaded |
-//! | `DT_RPATH`, `DT_RUNPATH` | libraries are looked for in folders that the builder's machine had |
+//! | `DT_RPATH`, `DT_RUNPATH` | libraries are searched for in folders of the builder's machine |
 //!
-//! A process under `PR_SET_MDWE` (systemd: `MemoryDenyWriteExecute=`) can load nothing that asks for one of the first
-//! three; glibc 2.41 refuses the first everywhere. A build refuses all four, by name. Objects of an earlier build are loaded
-//! as before: what was verified is what was built.
+//! A process under `PR_SET_MDWE` (systemd: `MemoryDenyWriteExecute=`) can't load an object with one of the first three;
+//! glibc 2.41 refuses the first everywhere. A build refuses all four, by name. The runtime does not check: objects of an
+//! earlier build still load.
 
 use std::fmt;
 

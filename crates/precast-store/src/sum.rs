@@ -1,4 +1,4 @@
-//! Check sums of the index: each row has one over its own fields, so that a flipped bit is an error and not another answer.
+//! Checksums of rows of the index, over a row's own fields: a flipped bit is an error and not a wrong answer.
 
 use rusqlite::types::Type;
 

@@ -1,8 +1,8 @@
-//! Carrying out a plan of gc, in batches, so that nobody waits for long.
+//! Carries out a plan of gc, in batches, so that other processes wait only briefly.
 //!
-//! A batch holds `Mode::Delete`: nobody takes a lease and nobody adds. It looks again at what is held and referred to by
-//! now, marks what still may go, deletes the bytes, then the rows. After a crash the marks say what was begun: the rows
-//! of marked things count as gone, and the next gc finishes them.
+//! A batch holds `Mode::Delete`, under which no process takes a lease or adds. It reads leases and references again, marks
+//! the rows that may still be deleted, deletes their files, then the rows. After a crash, marked rows count as deleted, and
+//! the next gc finishes them.
 
 use std::{
     collections::{BTreeSet, HashSet},

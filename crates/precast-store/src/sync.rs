@@ -1,8 +1,7 @@
-//! Points at which a test can stop a process, to run two of them against each other at every phase.
+//! Points at which a test can stop a process, to run two processes against each other at every phase.
 //!
-//! Only with the feature `sync-points`, which nothing but the tests turns on. When `PRECAST_SYNC` names a folder that has
-//! a file `NAME.stop`, the first process that comes to point NAME takes it (renames it to `NAME.here`), and goes on once
-//! there is a file `NAME.go`.
+//! Only with the feature `sync-points`, which only tests enable. When the folder `PRECAST_SYNC` has a file `NAME.stop`, the
+//! first process that reaches point NAME renames it to `NAME.here` and waits for a file `NAME.go`.
 
 /// Waits here when a test asks for it.
 #[cfg(not(feature = "sync-points"))]

@@ -1,7 +1,7 @@
-//! What a compiled artifact is tied to, and whether a host can run it.
+//! The target of an artifact (device, ISA, torch, …), and whether a host can run it.
 //!
-//! A target is part of every key. Before anything is loaded, the target in a record is compared with the host, so
-//! that a wrong machine is an error that names what differs, never a crash inside a kernel.
+//! A target is part of every key. Before an artifact is loaded, its target is compared with the host: a wrong machine is an
+//! error that names the differences, never a crash inside a kernel.
 
 mod host;
 mod nvml;

@@ -1,8 +1,8 @@
-//! Looking at everything: every file, every byte, every reference, every row.
+//! Checks a whole store: every file, byte, reference and row.
 //!
-//! Takes no lock while it hashes. Others may add and delete meanwhile, so what looks wrong is looked at once more with
-//! everybody else kept out, and only what is still wrong is reported. On a store that can't be written there is no such
-//! second look, and nothing is written.
+//! It takes no lock while it hashes, so other processes may add and delete meanwhile. A suspected defect is checked again
+//! under an exclusive lock, and reported only if it is still there. A read-only store gets no second check and is not
+//! written.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,10 +1,10 @@
-//! Which programs a module asks for.
+//! The programs of a module.
 //!
 //! | module | programs |
 //! |---|---|
 //! | compiled | one for each bucket; with `dynamic`, one more for every size within bounds |
-//! | left to eager | one for each bucket that eager runs |
-//! | both, unless `fail_policy` is `raise` and it is compiled | one that eager runs at any size: what answers a request that no bucket covers |
+//! | left to eager | one eager program for each bucket |
+//! | both, unless `fail_policy` is `raise` and it is compiled | one eager program for any size, for requests that no bucket covers |
 
 use precast_store::record::{self, Bounds, Sizes, form_name};
 

@@ -1,7 +1,7 @@
-//! Which program stood for a module and bucket before.
+//! The previous program of each module and bucket.
 //!
-//! Releases are the history: they count up, and each one names the programs that were current. Times of files would be
-//! too coarse, and wrong after a copy. Variants of a module share its name; the names of their inputs distinguish them.
+//! Releases are the history: they are numbered, and each one lists the programs that were current. File times would be too
+//! coarse, and wrong after a copy. Variants of a module share its name; the names of their inputs distinguish them.
 
 use std::collections::{BTreeSet, HashSet};
 

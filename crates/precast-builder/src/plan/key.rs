@@ -1,42 +1,41 @@
-//! The two keys: what is hashed, and what is not.
+//! The two keys, and the fields that each one hashes.
 //!
-//! **The request key** names a program. It is known before any Python starts: from the spec, from the digests of the
-//! sources that were remembered when the entry was last imported, and from the target. When it is in the store, there
-//! is nothing to do. **The artifact key** names a compiled segment. It is known after a capture: from the canonical
-//! graph, and from nothing that has a name or a path in the project. So a changed comment moves request keys, costs a
-//! capture, and finds every artifact.
+//! **The request key** names a program. It is computed before any Python starts: from the spec, the target, and the digests
+//! of the sources that the last import of the entry read. If the store has it, there is nothing to build. **The artifact
+//! key** names a compiled segment. It is computed after a capture, from the canonical graph, and contains no names or paths
+//! of the project. So a changed comment changes request keys and costs a capture, but every artifact is found.
 //!
 //! | | request key | artifact key |
 //! |---|---|---|
 //! | format version, worker protocol | yes | yes |
 //! | target: OS, CPU architecture, ISA and its features, device, SM, torch and its commit, CUDA, C++ ABI | yes | yes |
 //! | model name, entry, samples callable; module name, path, method | yes | no: names are not code |
-//! | sources by path and digest, packages by name and version | yes | no: what they change is in the graph |
+//! | sources by path and digest, packages by name and version | yes | no: their effect is in the graph |
 //! | bucket, inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
-//! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but of passes only those that run on segments, by name and source digest: what others change is in the graph |
+//! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but only passes on segments, by name and source digest: the effect of others is in the graph |
 //! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
-//! | `--tune`, where it was asked for | yes | no: what it chose is `mode` and `options` |
+//! | whether `--tune` was given | yes | no: its choice is in `mode` and `options` |
 //! | canonical graph; constants in order, with the names a binding uses | no | yes |
 //! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
 //! | weight values; host, user, time, folders, number of workers | no | no |
 //!
-//! `fullgraph` decides what a failed capture means and `fail_policy` what a missing artifact means: neither changes what
-//! a finished program is. Smoke steps and tolerances decide whether one is published; a program that was published
-//! under looser ones stays. A tuned program has a name of its own, so that it can stand beside the one that the spec alone
-//! asks for; a build without `--tune` takes it where it is there. The padding value and the range of samples change no artifact, but they are part of a
-//! program's record, so they are in its name.
+//! `fullgraph` and `fail_policy` decide how a build handles a failed capture and a missing artifact; they do not change a
+//! finished program. Smoke steps and tolerances decide whether a program is published; a program that was published under
+//! looser ones stays. A tuned program has a key of its own, so that the store can have it beside the untuned one; a build
+//! without `--tune` uses it if it exists. The padding value and the range of samples change no artifact, but they are in the
+//! program's record, so they are in its key.
 
 use std::collections::BTreeMap;
 
 use precast_store::{
     Digest, Target,
-    record::{ArtifactKind, Constant, Dynamic, Input, Layout, Package, Sizes, Source},
+    record::{ArtifactKind, Constant, Dynamic, Input, Layout, Package, Sizes, SourceFile},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use precast_store::canon::{self, Canon, Shared, Sink, record};
+use precast_store::canon::{self, Canon, SharedValue, Sink, record};
 
 use crate::spec::{Backend, Compile, Mode};
 
@@ -52,7 +51,7 @@ pub struct Common<'a> {
     pub samples: Option<&'a str>,
     /// Whether the spec names a file of weights: programs then hold what no such file has.
     pub weights_file: bool,
-    pub sources: &'a [Source],
+    pub sources: &'a [SourceFile],
     pub packages: &'a [Package],
     pub target: &'a Target,
 }
@@ -61,7 +60,7 @@ pub struct Common<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct RequestKey<'a> {
     /// From [`Common::shared`].
-    pub common: &'a Shared,
+    pub common: &'a SharedValue,
     pub module: &'a str,
     pub path: &'a str,
     pub method: &'a str,
@@ -115,8 +114,8 @@ pub struct Pass {
 
 impl Common<'_> {
     /// Walks it once for any number of [`RequestKey`]s.
-    pub fn shared(&self) -> Shared {
-        Shared::new(self)
+    pub fn shared(&self) -> SharedValue {
+        SharedValue::new(self)
     }
 }
 

@@ -1,18 +1,18 @@
-//! What must exist: the programs a spec asks for, their keys, and why each one is or is not there yet.
+//! The plan of a build: the programs of a spec, their keys, and the reason why each one is missing or found.
 //!
-//! Pure but for reading the project's sources. A program is one module at one bucket, named by its *request key*: taken
-//! from the spec entry, the digests of every source file that defines the model, the versions of the installed
-//! packages it imports, and the target. Which files and packages those are is found by importing the entry once, and
-//! remembered in the model's latest release; so an unchanged build is planned without starting Python.
+//! The plan reads the project's sources and the store, and changes nothing. A program is one module at one bucket, named by
+//! its *request key*: from the spec entry, the digests of all source files of the model, the versions of the installed
+//! packages that it imports, and the target. The files and packages are found by the first import of the entry and recorded
+//! in the model's latest release, so that an unchanged build is planned without Python.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `key` | what goes into a request key and into an artifact key |
-//! | `reason` | why a key is another one than before |
+//! | `key` | the fields of a request key and of an artifact key |
+//! | `reason` | the reasons why a key changed |
 //! | `diff` | the fields of two explained keys that differ |
-//! | `form` | which programs a module asks for |
-//! | `history` | which program stood for a module and bucket before |
-//! | `sources` | the digests of the remembered files, and the versions of the packages |
+//! | `form` | the programs of a module |
+//! | `history` | the previous program of each module and bucket |
+//! | `sources` | the digests of the recorded files, and the versions of the packages |
 
 mod diff;
 mod form;
@@ -41,7 +41,7 @@ pub use self::{
     reason::{Reason, reasons},
     sources::{StatCache, bystanders, changed_source, file_digest, known, refresh},
 };
-pub use precast_store::canon::{Canon, Shared, Sink};
+pub use precast_store::canon::{Canon, SharedValue, Sink};
 
 use crate::spec::{CommandLine, Effective, Module, Origin, Overrides, Spec};
 

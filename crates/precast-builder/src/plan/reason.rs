@@ -1,8 +1,8 @@
-//! Why something is built, or is not: every answer is a value with its old and new state.
+//! Why a program is built or found: reasons as values, with the old and the new state.
 //!
-//! A record holds its explained key. Comparing it with the explained key of now gives [`Field`]s ([`super::diff`],
-//! for `precast diff`), and reading those gives [`Reason`]s ([`reasons`], for `plan` and `why`). Both work on the
-//! explanation alone, so they also explain records of older versions whose keys had other fields.
+//! A record has its explained key. The comparison with the current explained key gives [`Field`]s ([`super::diff`], for
+//! `precast diff`); these give [`Reason`]s ([`reasons`], for `plan` and `why`). Both need only the explanations, so they
+//! also work for records of older versions, whose keys had other fields.
 
 use std::{collections::BTreeSet, fmt};
 

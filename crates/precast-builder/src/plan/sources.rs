@@ -1,12 +1,11 @@
-//! What the entry was made of last time, looked at again without Python.
+//! The sources and packages of the entry, read again without Python.
 //!
-//! The worker says once which of the project's files the entry imports or reads and which packages it imports; the
-//! release remembers them ([`Entry`]). [`refresh`] finds what those files and packages are now: files by their digest,
-//! packages by the name of their `.dist-info` folder. A file whose status has not changed since it was hashed is not
-//! read again ([`StatCache`]).
+//! At the first import the worker reports the project's files that the entry imports or reads, and the packages that it
+//! imports. The release records them ([`Entry`]). [`refresh`] finds their current state: files by digest, packages by the
+//! name of their `.dist-info` folder. A file with an unchanged status is not hashed again ([`StatCache`]).
 //!
-//! Not seen, because only an import shows it: a new file that would be imported in place of an old one, and a package
-//! that was edited in place without another version.
+//! Two changes are not detected, because only an import shows them: a new file that would be imported in place of an old
+//! one, and a package that was edited in place under the same version.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +17,7 @@ use std::{
 
 use precast_store::{
     Digest, Store, Target,
-    record::{Entry, Package, Source},
+    record::{Entry, Package, SourceFile},
     target::Torch,
 };
 use serde::{Deserialize, Serialize};
@@ -173,7 +172,7 @@ pub fn refresh(root: &Path, entry: &Entry, cache: &mut StatCache) -> Result<Entr
     for source in &entry.sources {
         let path = root.join(&source.path);
         match cache.digest(&path) {
-            Ok(digest) => sources.push(Source {
+            Ok(digest) => sources.push(SourceFile {
                 path: source.path.clone(),
                 digest,
             }),
@@ -192,7 +191,7 @@ pub fn refresh(root: &Path, entry: &Entry, cache: &mut StatCache) -> Result<Entr
 
 /// Returns the first source whose bytes are other ones than `entry` says, read anew.
 pub fn changed_source(root: &Path, entry: &Entry) -> Option<String> {
-    let same = |source: &Source| {
+    let same = |source: &SourceFile| {
         Digest::of_file(&root.join(&source.path)).is_ok_and(|(now, _)| now == source.digest)
     };
     entry
@@ -319,7 +318,7 @@ mod tests {
     }
 
     fn entry(root: &Path, sources: &[&str], packages: &[(&str, &str)]) -> Entry {
-        let source = |path: &&str| Source {
+        let source = |path: &&str| SourceFile {
             path: (*path).to_owned(),
             digest: Digest::of_file(&root.join(path)).unwrap().0,
         };

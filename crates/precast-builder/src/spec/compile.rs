@@ -1,4 +1,4 @@
-//! The settings of `[compile]`: what they are, and which of several layers decides each one.
+//! The settings of `[compile]`, and the layers that decide each one.
 //!
 //! | layer, strongest first | where it is written |
 //! |---|---|
@@ -8,11 +8,11 @@
 //! | [`Origin::Spec`] | the `[compile]` table |
 //! | [`Origin::BuiltIn`] | [`Compile::default`] |
 //!
-//! The strongest layer that has a key decides it, whole: a list is replaced, not extended. `options` is the exception:
-//! its layers are merged option by option, so that a module can change one option without repeating the others.
+//! The strongest layer with a key decides its whole value: a list is replaced, not extended. `options` is the exception: its
+//! layers are merged option by option, so that a module can change one option without repeating the others.
 //!
-//! Options are Inductor's, by its own names, but for one: [`ATTENTION`] says which of torch's kernels
-//! `scaled_dot_product_attention` becomes, where the choice is not torch's own.
+//! Options are Inductor's, by its own names, except one: [`ATTENTION`] selects the kernel of
+//! `scaled_dot_product_attention`. Without it torch chooses.
 
 use std::collections::BTreeMap;
 

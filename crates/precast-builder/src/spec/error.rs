@@ -1,4 +1,4 @@
-//! What is wrong with a spec, and where.
+//! Errors of a spec, with their places.
 //!
 //! A spec is checked as a whole: every [`Problem`] that can be found is reported at once, each with its place.
 //! [`SpecError`]'s `Display` is one line for logs; [`SpecError::render`] is the block that people read.

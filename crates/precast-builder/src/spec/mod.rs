@@ -1,4 +1,4 @@
-//! The spec, `precast.toml`: what the user asked for. Pure: it reads one file and knows no torch and no store.
+//! The spec, `precast.toml`: the user's description of a build. This module reads one file and uses no torch and no store.
 //!
 //! ```text
 //! schema = 1
@@ -9,15 +9,15 @@
 //!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
 //!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
 //!   [module.gate]      rtol, atol
-//! [[check.allow]]      finding, function, reason: what `precast check` may find
+//! [[check.allow]]      finding, function, reason: intended findings of `precast check`
 //! ```
 //!
-//! One run may say settings otherwise: see `setting`.
+//! `--set` overrides settings for one run: see `setting`.
 //!
-//! A spec is read into a tree that knows its places and walked by hand, so that one run reports everything that is
-//! wrong, each with its line and a caret ([`SpecError`]). Two modules may share a name when they take inputs of other
-//! names: they are variants, and dispatch picks by the names a request gives. What a file outside the spec decides
-//! (does the entry import, is there such a submodule) is found later, by the build.
+//! A spec is parsed into a tree with positions and walked by hand, so that one run reports all problems, each with its line
+//! and a caret ([`SpecError`]). Two modules may share a name if their inputs have different names: they are variants, and
+//! dispatch selects by the names in a request. Problems outside the spec (an entry that does not import, a submodule that
+//! does not exist) are found later, by the build.
 
 mod buckets;
 pub mod check;

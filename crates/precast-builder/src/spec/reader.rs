@@ -1,4 +1,4 @@
-//! Typed access to a TOML document that remembers places and collects problems instead of stopping at the first.
+//! Typed access to a TOML document, with positions. It collects all problems instead of stopping at the first.
 
 use std::{collections::BTreeMap, ops::Range, path::Path};
 

@@ -1,14 +1,14 @@
 //! Settings of one run: `--set KEY=VALUE`, the strongest of the layers that [`super::compile`] lists.
 //!
-//! | written | says |
+//! | argument | sets |
 //! |---|---|
 //! | `mode=max-autotune` | a key of `[compile]`, for every module |
 //! | `options.epilogue_fusion=false` | one option |
-//! | `encode.mode=default` | the same for the module `encode` alone, which is stronger |
+//! | `encode.mode=default` | the same for the module `encode` alone; stronger than the others |
 //!
-//! A value is TOML. What is not, and begins like no string, array or table, is a string: `mode=max-autotune` needs no
-//! quotes that a shell would take away. The same thing set twice has its last value. Mistakes are shown as those of a
-//! spec are, in a text whose lines are the arguments.
+//! A value is TOML. Any other text that does not begin like a string, array or table is a string: `mode=max-autotune` needs
+//! no quotes, which a shell would remove. The last of several values for one key counts. Errors are shown like those of a
+//! spec, with one line for each argument.
 
 use std::{borrow::Cow, collections::BTreeMap, ops::Range, path::Path};
 

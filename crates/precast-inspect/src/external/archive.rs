@@ -1,5 +1,5 @@
-//! A `.pt2` package: a zip of shared objects, JSON and weights. Members are read in place or into memory, up to a limit,
-//! and never written anywhere.
+//! A `.pt2` package: a zip of shared objects, JSON and weights. Members are read in place or into memory, up to a limit.
+//! They are never extracted to disk.
 
 use std::{
     collections::BTreeMap,

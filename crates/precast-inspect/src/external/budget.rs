@@ -1,14 +1,14 @@
-//! What looking at one file may cost.
+//! Limits of work, memory and time for the inspection of one file.
 //!
-//! | limit | of | what counts |
+//! | limit | of | counted |
 //! |---|---|---|
-//! | work | 256 MiB, and 32 times the file | bytes that are read, unpacked or compared, each time they are |
-//! | memory | 512 MiB | bytes that are held, and what parsing them makes of them |
-//! | time | 30 s, and 1 s for each 16 MiB of the file | what both of these don't foresee |
+//! | work | 256 MiB + 32 times the file | bytes that are read, unpacked or compared, each time |
+//! | memory | 512 MiB | bytes in memory, and the values parsed from them |
+//! | time | 30 s + 1 s for each 16 MiB of the file | any cost that the other two miss |
 //!
-//! A small file can name the same bytes many times (sections that overlap, members that share their bytes) or unpack to much,
-//! and each of its parts stays below any limit of its own. So one [`Budget`] goes along with the file, and every reader of it is
-//! [`Counted`]. What is beyond a limit ends everything; an error that a parser makes of that is replaced by the limit's name.
+//! A small file can refer to the same bytes many times (overlapping sections, members that share bytes) or unpack to a
+//! large size, while each part stays below a limit per part. So there is one [`Budget`] per file, and every reader of the
+//! file is [`Counted`]. The first exceeded limit ends the inspection with an error that names the limit.
 
 use std::{
     cell::Cell,

@@ -1,8 +1,8 @@
 //! Device code inside a shared object: cubins, fat binaries and PTX.
 //!
-//! AOTInductor puts Triton's kernels into a data section as they are, one cubin after the other; nvcc wraps several
-//! architectures in a fat binary. Both are found by their magic, then parsed. Which SM a cubin is for stands in the
-//! flags of its ELF header: in bits 0 to 7 up to ABI version 7, in bits 8 to 15 from version 8 on (LLVM's
+//! AOTInductor places Triton's cubins one after the other in a data section; nvcc wraps several architectures in a fat
+//! binary. Both are found by their magic numbers, then parsed. The flags of a cubin's ELF header have its SM: in bits 0 to 7
+//! up to ABI version 7, in bits 8 to 15 from version 8 on (LLVM's
 //! `BinaryFormat/ELF.h`, `EF_CUDA_SM` and `EF_CUDA_SM_MASK`).
 
 use std::io::{Read, Seek, SeekFrom};

@@ -1,4 +1,4 @@
-//! A shared object: what it needs, what it gives, what is inside.
+//! A shared object: its libraries, exports, sections and kernels.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! What is inside a file that precast did not make, found by parsing it and never by running it.
+//! The content of an external file (one that precast did not make), found by parsing and never by running it.
 //!
 //! | file | known by | reported |
 //! |---|---|---|
@@ -6,9 +6,8 @@
 //! | package (`.pt2`) | `PK` | members, the builder's device, ISA and SM, torch's version, and each shared object inside it as above |
 //! | tensors (`.safetensors`) | a length and a `{` | names, dtypes, shapes and sizes; no tensor is read |
 //!
-//! The file is taken to be hostile. Nothing is extracted, names are only shown, and every count and length is checked
-//! against what is really there before memory is taken for it. One `budget` of work, memory and time goes along, so that a
-//! small file can't cost much.
+//! The file is treated as hostile. Nothing is extracted, and names in it are only printed. Every count and length is
+//! checked against the real size before memory is allocated for it. One `budget` limits work, memory and time.
 
 mod archive;
 mod budget;

@@ -1,4 +1,4 @@
-//! A part of an open file as a reader of its own.
+//! A reader of one part of an open file.
 
 use std::{
     fs::File,

@@ -1,7 +1,7 @@
-//! Which programs a store has: filtered, sorted, and one row at a time.
+//! The programs of a store, filtered and sorted, one row at a time.
 //!
-//! Rows stream in the order of the index (model, module, bucket). Another order needs all rows that match; they are
-//! sorted outside of memory (`order`).
+//! Rows stream in the order of the index (model, module, bucket). Another order needs all matching rows, which are sorted
+//! on disk (`order`).
 
 mod order;
 mod rows;

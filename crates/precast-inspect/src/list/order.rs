@@ -1,7 +1,7 @@
-//! Rows in another order than that of the index: however many there are, they take little memory.
+//! Sorts rows in another order than that of the index, in little memory for any number of rows.
 //!
-//! They go into a temporary database of SQLite, which sorts them, spills to a file that has no name once they are more
-//! than its cache, and needs no lock of the store while they are read out.
+//! A temporary SQLite database sorts them. It spills to an unnamed file when the rows exceed its cache, and needs no lock of
+//! the store while they are read.
 
 use std::{cmp::Ordering, collections::VecDeque, path::Path};
 

@@ -1,4 +1,4 @@
-//! One row at a time: what was built, then what failed.
+//! Rows in the order of the index: built programs, then failures.
 
 use precast_store::{Dated, Digest, Filter, ProgramRow, Store, StoreError, record::Failure};
 

@@ -1,4 +1,4 @@
-//! The charts, as SVG that takes its colours from the page.
+//! The charts of the report, as SVG with the colours of the page.
 
 use std::collections::BTreeSet;
 

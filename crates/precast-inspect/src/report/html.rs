@@ -1,4 +1,4 @@
-//! The page itself.
+//! The HTML of the report.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use precast_store::record::bucket_name;

@@ -1,8 +1,7 @@
-//! One page for the people who decide: what a release contains, what it cost, what it is worth, what failed.
+//! The report: one HTML page with the content of releases, build times, speedups and failures.
 //!
-//! [`Page::read`] takes everything out of the store, [`Page::html`] draws it. The page is one file: it loads nothing,
-//! its charts are inline SVG, and a content policy forbids the browser to fetch anything. Without scripts it lacks only
-//! filters and sorting.
+//! [`Page::read`] reads the store, [`Page::html`] renders the page. The page is one file: its charts are inline SVG, and a
+//! content security policy forbids the browser to fetch anything. Without scripts it lacks only filters and sorting.
 
 mod charts;
 mod html;
@@ -13,7 +12,7 @@ use serde::Serialize;
 
 use super::{
     stats::{self, Counts, ModuleStats},
-    usage::{self, Usage},
+    usage::{self, DiskUsage},
 };
 
 pub use model::{ArtifactLine, FailureLine, ModelPart, Module, ProgramLine};
@@ -37,7 +36,7 @@ pub struct Page {
     pub store: String,
     /// When this was read, in seconds since 1970.
     pub made: i64,
-    pub usage: Usage,
+    pub usage: DiskUsage,
     pub models: Vec<ModelPart>,
     pub failures: Vec<FailureLine>,
     pub production: Vec<ModuleStats>,

@@ -1,4 +1,4 @@
-//! What the page says of each model.
+//! The part of the report for one model.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::{
     coverage::{self, Grid},
     list::bucket_order,
-    receipt::Summary,
+    receipt::ReceiptSummary,
 };
 
 /// A model's release, or all its programs where it has none.
@@ -68,7 +68,7 @@ pub struct ProgramLine {
     pub fixed: bool,
     /// Whether smaller requests may be padded into it.
     pub padded: bool,
-    pub receipt: Summary,
+    pub receipt: ReceiptSummary,
 }
 
 /// One artifact.
@@ -291,7 +291,7 @@ fn line(program: &Program, bytes: u64) -> ProgramLine {
         bytes,
         fixed: program.dynamic.is_none(),
         padded: program.padding == precast_store::record::Padding::Allowed,
-        receipt: Summary::of(program),
+        receipt: ReceiptSummary::of(program),
     }
 }
 

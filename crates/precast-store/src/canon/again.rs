@@ -1,12 +1,12 @@
 //! A key's digest, computed again from its explanation.
 //!
-//! A record keeps the explanation of its key beside the digest that names it. Both come from one walk, so the digest follows
-//! from the explanation, once it is known what JSON does not say: which text is a digest or the word of an enum, and which
-//! object is a record. The tables below say that; they have the fields in the order in which the code writes them.
+//! A record has the explanation of its key beside the digest that names it. Both come from one walk, so the digest can be
+//! computed from the explanation and three facts that JSON lacks: which texts are digests, which are words of an enum, and
+//! which objects are records. The tables below have these facts, with fields in the order in which the code writes them.
 
 use serde_json::{Map, Value};
 
-use super::{Canon, Shared, Sink};
+use super::{Canon, SharedValue, Sink};
 use crate::{Digest, canon, record::Dtype};
 
 /// What a part of an explanation was before it was JSON. Null may be anywhere.
@@ -232,7 +232,7 @@ impl Canon for Part<'_> {
                 sink.end();
             }
             (Was::Shared(was), value) => {
-                sink.shared(&Shared::known(canon::digest(&Part { value, was })));
+                sink.shared(&SharedValue::known(canon::digest(&Part { value, was })));
             }
             (_, value) => value.walk(sink),
         }

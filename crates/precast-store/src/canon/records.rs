@@ -1,4 +1,4 @@
-//! How the parts of records are walked.
+//! The canonical walk over parts of records.
 
 use super::{Canon, Sink, record};
 use crate::{

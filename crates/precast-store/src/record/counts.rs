@@ -1,4 +1,4 @@
-//! What a runtime counts: calls by module, request sizes and answer.
+//! Counts of a runtime: calls by module, request sizes and answer.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What an artifact takes that is made of its constants when weights are bound.
+//! Prepacked constants: inputs of an artifact that are computed from its constants when weights are bound.
 
 use serde::{Deserialize, Serialize};
 

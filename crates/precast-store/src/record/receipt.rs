@@ -1,24 +1,24 @@
-//! Receipts: what was measured when something was built.
+//! Receipts: the measurements of a build.
 //!
-//! A program has a [`Receipt`], an artifact a [`CompileReceipt`], and every record a [`Provenance`]. Builds learn to measure
-//! more, so each of their fields may be absent. A [`Lenient`] with a value of another type, as a later version may write it, is
-//! kept as it is and counts as absent; a field of an unknown name is kept in `other`. So a receipt never keeps a program from
-//! running, and a record that is read and written again loses nothing.
+//! A program has a [`Receipt`], an artifact a [`CompileReceipt`], and every record a [`Provenance`]. Later versions measure
+//! more, so any field may be absent. A [`Lenient`] value of an unexpected type counts as absent and is kept as it is; an
+//! unknown field is kept in `other`. So a receipt never prevents a program from running, and a record that is read and
+//! written again loses nothing.
 //!
-//! | record | field | is |
+//! | record | field | meaning |
 //! |---|---|---|
 //! | program | `seconds` | phase -> seconds (`capture`, `gate`, `measure`) |
 //! | program | `eager_us`, `eager_runs`, `threads` | median microseconds of a call of eager in Python, measured beside other tasks of the build |
-//! | program | `eager_peak_bytes` | what that takes of memory at most, on CUDA |
-//! | program | `padding` | what the module itself made of padded requests: `points`, `max_abs`, `sensitive` |
-//! | program | `gate_given` | what the gate looked at beside the program: samples, weights, tolerances, host, … |
+//! | program | `eager_peak_bytes` | peak memory of that call, on CUDA |
+//! | program | `padding` | the module's own error on padded requests, in eager: `points`, `max_abs`, `sensitive` |
+//! | program | `gate_given` | the inputs of the gate beside the program: samples, weights, tolerances, host, … |
 //! | program | `gate` | the [gate's report](Gate) |
-//! | program | `gated_by` | the program whose gate it is, where that looked at the same things and was not repeated |
-//! | program | `tuned` | the [option sets](Tried) it was compiled with, the one to beat first |
-//! | program | `tuned_by` | the program that was tuned, where its choice was taken over |
+//! | program | `gated_by` | the program whose gate had the same inputs, so that this one was not run |
+//! | program | `tuned` | the [option sets](Tried) it was compiled with, the baseline first |
+//! | program | `tuned_by` | the tuned program whose choice was reused |
 //! | program | `latency` | of old builds: seconds of a call of `eager` and of the `artifact` |
 //! | artifact | `seconds` | phase -> seconds (`lower`, `cpp`, `link`, …) |
-//! | every one | `provenance.created` | when it was finished, in seconds since 1970 |
+//! | any | `provenance.created` | when it was finished, in seconds since 1970 |
 
 use std::collections::BTreeMap;
 

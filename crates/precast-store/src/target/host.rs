@@ -1,8 +1,8 @@
 //! The target of this host, found without starting Python.
 //!
-//! The worker knows its torch by importing it, which takes seconds. A build that has nothing to do must know the same
-//! things in milliseconds: torch's version, commit and CUDA are text in `torch/version.py`, the compute capability
-//! comes from the driver, and the CPU's features from the CPU. Both ways end in [`Target::on_host`], so that they agree.
+//! The worker imports torch, which takes seconds. A build with nothing to do needs the same facts in milliseconds: torch's
+//! version, commit and CUDA are text in `torch/version.py`, the compute capability comes from the driver, and the CPU's
+//! features from the CPU. Both paths end in [`Target::on_host`], so that they agree.
 
 use std::{fs, path::Path};
 

@@ -1,7 +1,7 @@
 //! The compute capabilities of this host's GPUs, from the driver's management library.
 //!
 //! `libnvidia-ml.so.1` comes with the driver, needs no CUDA toolkit, makes no context and takes no device memory. It is
-//! opened when asked for, so a machine without it simply has no GPU.
+//! opened on first use. A machine without it has no GPU.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};

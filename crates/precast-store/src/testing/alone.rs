@@ -1,4 +1,4 @@
-//! Tests that measure their process: each runs in one of its own, where no other test takes memory or gives it back.
+//! Tests that measure their process: each runs in a process of its own, where no other test allocates or frees memory.
 
 use std::{env, process::Command};
 

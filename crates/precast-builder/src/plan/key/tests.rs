@@ -1,4 +1,4 @@
-//! Every knob moves the key or does not, and a few keys are pinned.
+//! Which settings change a key, and the exact digests of a few keys.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -39,7 +39,7 @@ rtol = 1e-4
 /// Everything outside the spec that a request key sees.
 #[derive(Clone)]
 struct World {
-    sources: Vec<Source>,
+    sources: Vec<SourceFile>,
     packages: Vec<Package>,
     target: Target,
 }
@@ -47,11 +47,11 @@ struct World {
 fn world() -> World {
     World {
         sources: vec![
-            Source {
+            SourceFile {
                 path: "model.py".into(),
                 digest: Digest::of(b"model"),
             },
-            Source {
+            SourceFile {
                 path: "layers.py".into(),
                 digest: Digest::of(b"layers"),
             },
@@ -328,7 +328,7 @@ fn other_worlds() -> Vec<(&'static str, World)> {
     });
     with("source path", &|w| w.sources[0].path = "model2.py".into());
     with("source added", &|w| {
-        w.sources.push(Source {
+        w.sources.push(SourceFile {
             path: "x.py".into(),
             digest: Digest::of(b""),
         })

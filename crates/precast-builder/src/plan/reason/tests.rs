@@ -1,4 +1,4 @@
-//! One snapshot for each reason, each made by a change where a change can make it.
+//! One snapshot for each reason, produced by a change of a key where possible.
 
 use serde_json::json;
 

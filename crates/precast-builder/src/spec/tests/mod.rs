@@ -1,4 +1,4 @@
-//! Every error of a spec as people read it, and that no text makes the reader panic.
+//! Every error of a spec as it is printed, and a test that no text makes the reader panic.
 
 mod keys;
 mod shapes;
