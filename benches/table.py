@@ -58,7 +58,7 @@ def draw(file: Path, page: Path) -> None:
     begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
     if begin not in text or end not in text:
         raise SystemExit(f"error: `{page}` has no `{begin}` with a `{end}` after it")
-    made = f"{begin}\n{section(result, name, f'{file.parent.name}/{file.name}')}\n{end}"
+    made = f"{begin}\n{section(result, name, f'benches/results/{file.name}')}\n{end}"
     page.write_text(re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: made, text, flags=re.S))
 
 

@@ -23,10 +23,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "ls", "show", "du", "log", "why", "diff", "verify", "report", "inspect",
         ],
     ),
-    (
-        "Keeping house",
-        &["release", "gc", "push", "pull", "completions", "man"],
-    ),
+    ("Keeping house", &["release", "gc", "completions", "man"]),
 ];
 
 /// What is asked of a store, and what answers it.
@@ -97,7 +94,7 @@ fn template(command: &clap::Command) -> StyledStr {
         "\n{head}Questions, and what answers them:{head:#}\n"
     ));
     for (question, answer) in QUESTIONS {
-        text.push_str(&format!("  {question:<26} {answer}\n"));
+        text.push_str(&format!("  {question:<31} {answer}\n"));
     }
     text.push_str(&format!(
         "\n{head}Options:{head:#}\n{{options}}\n\n`precast help COMMAND` says more about one command. Exit codes: 0 done, \
