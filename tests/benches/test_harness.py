@@ -137,7 +137,7 @@ class Harness(unittest.TestCase):
                 self.assertIn("| minilm | B=1 T=32 | 4 ms | 2.00 x | **0.50 x** | 2.0 |", text)
                 self.assertIn("- minilm B=1 T=32: ONNX Runtime 0.50 x. ", text)
                 self.assertIn('"cpu-latency-dark.svg"', text)
-                self.assertIn("`results/cpu.json`", text)
+                self.assertIn("`benches/results/cpu.json`", text)
                 self.assertNotIn("stale", text)
                 self.assertEqual((text[:7], text[-6:]), ("before\n", "after\n"))
             self.assertTrue((page.parent / "cpu-latency-light.svg").read_text().startswith("<svg"))
