@@ -17,63 +17,53 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .. import capture, failures, samples
-from ..inputs import values
+from .. import failures
 from ..torch_private import fake
 from ..wire import Failure, Wire
-from . import breaks, calls, observe, shapes
+from . import breaks, calls, observe
 from .finding import HIGH, MEDIUM, Finding, Mend, ordered
 from .lines import Lines
+from .shapes import Shapes
 from .sources import Sources, made
+from .subject import Subject
 
 __all__ = ["check"]
 
 
 def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     """Returns the protocol's `Checked` for one module."""
-    module, sizes, buckets = request["module"], request["sizes"], request["buckets"]
     started = time.perf_counter()
-    sources = Sources(opened.root)
-    unknown: list[str] = []
-    what, wrapped = capture.call_of(opened, module)
-    specs = module["inputs"]
+    subject = Subject.of(opened, request, wire)
+    sources, unknown = subject.sources, subject.unknown
 
     wire.event("run")
-    if module.get("structure") is not None and request.get("samples"):
-        # Those of the project may have values that others lack, as a token that stands for an image.
-        given = {"path": module["path"], "method": module["method"], "samples": request["samples"], "sizes": sizes}
-        inputs = values(opened, given)
-    else:
-        inputs = [samples.lowest(spec, spec["shape"], opened.device) for spec in specs]
     lines = Lines(opened.device)
-    seen = observe.watch(wrapped, inputs, _held(wrapped), sources, lines.visit)
+    seen = observe.watch(subject.call, subject.inputs, _held(subject.call), sources, lines.visit)
     found = [*calls.findings(seen), *lines.findings, *_training(opened, sources)]
     for function, count in sorted(seen.skipped().items()):
         lines_ = "1 line" if count == 1 else f"{count} lines"
         unknown.append(f"{lines_} of `{function}`: what did not run on the sample inputs was not looked at")
-
     if seen.error is not None:
-        found.append(_failed(seen.error, what, opened, sources))
+        found.append(_failed(seen.error, subject.what, opened, sources))
         unknown.append("what lies behind the line that fails on sample inputs")
-    captured = breaks.capture(opened, module, sizes, wire)
-    found = breaks.judge(found, captured, wrapped, inputs, sources, unknown)
-    dynamic = None
+
+    captured = breaks.capture(subject)
+    found = breaks.judge(found, captured, subject)
+    shape = Shapes(subject)
     if captured.error is not None:
-        found += shapes.draft(module, inputs, wrapped, sources)
+        shape.draft()
         unknown.append("which bucketed dimensions have one size only: it can't be captured as it is")
-    else:
+    elif subject.dims:
         wire.event("shapes")
-        shape = shapes.check(opened, module, sizes, buckets, wrapped, sources, seen)
-        found += shape.findings
-        unknown += shape.unknown
-        dynamic = shape.dynamic
+        shape.vary(seen)
+    found += shape.findings
     return {
         "findings": [one.answer() for one in ordered(found)],
         "unknown": unknown,
         "captured": captured.error is None,
         "steps": captured.steps,
         "artifacts": captured.artifacts,
-        "dynamic": dynamic,
+        "dynamic": shape.dynamic if captured.error is None and subject.dims else None,
         "seconds": time.perf_counter() - started,
     }
 

@@ -7,15 +7,16 @@ import os
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .. import capture as capturing
 from .. import failures, segment
+from ..flat import Flat
 from ..torch_private import drafts
-from ..wire import Failure, Wire
+from ..wire import Failure
 from . import mends
 from .finding import HIGH, LOW, MEDIUM, Finding, Mend
 from .sources import Sources
+from .subject import Subject
 
 # What is never captured where it decides something, by category.
 _STOPS = {"control-flow", "value-read", "value-size", "numpy", "in-place", "custom-operator", "python-state"}
@@ -46,26 +47,27 @@ class Captured:
     # Calls of artifacts in the program, and distinct artifacts.
     steps: int | None = None
     artifacts: int | None = None
+    # The graph that a build would cut; none where it can't be captured.
+    graph: Flat | None = None
 
 
-def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Captured:
+def capture(subject: Subject) -> Captured:
     """Captures a module as a build does, and counts what there would be to compile."""
-    plain = {**module, "dynamic": None}
+    plain = {**subject.module, "dynamic": None}
     try:
-        traced = capturing.trace(opened, plain, sizes, wire)
+        traced = capturing.trace(subject.opened, plain, subject.sizes, subject.wire)
         parts = capturing.parts_of(traced, plain)
         texts = {segment.build(part, traced.graph).text for part in parts}
     except Exception as error:
         cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
         place = error.location if isinstance(error, Failure) else None
-        return Captured(error, place or failures.location(cause, opened.root))
-    return Captured(steps=len(parts), artifacts=len(texts))
+        return Captured(error, place or failures.location(cause, subject.opened.root))
+    return Captured(steps=len(parts), artifacts=len(texts), graph=traced.graph)
 
 
-def judge(
-    found: list[Finding], captured: Captured, wrapped: Any, inputs: list[Any], sources: Sources, unknown: list[str]
-) -> list[Finding]:
+def judge(found: list[Finding], captured: Captured, subject: Subject) -> list[Finding]:
     """Raises what stops the build to `high`, and adds what only the capture knows."""
+    sources = subject.sources
     if captured.error is None:
         # It is captured as it is: what looked like a break is none.
         kept = [one for one in found if one.category not in ("control-flow", "value-read")]
@@ -74,13 +76,13 @@ def judge(
         return kept
     stops = {captured.location}
     try:
-        for stack in drafts.breaks(wrapped, inputs):
+        for stack in drafts.breaks(subject.call, subject.inputs):
             stops.add(_own(stack, sources))
     except Exception as error:
         place = failures.location(error, sources.root)
         stops.add(place)
         if place is None:
-            unknown.append("what else stops the capture behind its first break: torch's draft mode fails too")
+            subject.unknown.append("what else stops the capture behind its first break: torch's draft mode fails too")
     for one in found:
         # Where a value that was read decides something stands further on.
         near = one.category == "value-read" and one.function in {_function(stop, sources) for stop in stops}

@@ -1,0 +1,71 @@
+"""One module that is looked at: its call, its inputs, and what could not be found out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import capture, inputs, samples
+from ..wire import Wire
+from .sources import Sources
+
+
+@dataclass
+class Subject:
+    """A module at the bucket that is looked at."""
+
+    opened: Any
+    # The protocol's `ModuleRequest`; its inputs have the sizes of the bucket.
+    module: dict[str, Any]
+    sizes: dict[str, int]
+    buckets: list[dict[str, int]]
+    wire: Wire
+    sources: Sources
+    # What messages call it, the call that is captured, and inputs of it.
+    what: str
+    call: Any
+    inputs: list[Any]
+    unknown: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, opened: Any, request: dict[str, Any], wire: Wire) -> Subject:
+        """Returns what a request is about."""
+        module, sizes = request["module"], request["sizes"]
+        what, call = capture.call_of(opened, module)
+        if module.get("structure") is not None and request.get("samples"):
+            # Those of the project may have values that others lack, as a token that stands for an image.
+            given = {"path": module["path"], "method": module["method"], "samples": request["samples"], "sizes": sizes}
+            values = inputs.values(opened, given)
+        else:
+            values = [samples.lowest(spec, spec["shape"], opened.device) for spec in module["inputs"]]
+        return cls(opened, module, sizes, request["buckets"], wire, Sources(opened.root), what, call, values)
+
+    @property
+    def specs(self) -> list[dict[str, Any]]:
+        """Returns the inputs as the plan has them."""
+        return self.module["inputs"]
+
+    @property
+    def dims(self) -> list[str]:
+        """Returns the bucketed dimensions."""
+        return sorted({dim for spec in self.specs for dim in spec["dims"] if dim is not None})
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Returns the dimensions that the spec asks a dynamic artifact for."""
+        return self.module.get("dynamic") or {}
+
+    def inputs_at(self, sizes: dict[str, int]) -> list[Any]:
+        """Returns inputs at some sizes, with the lowest values that they may have."""
+        moved = [capture.at_sizes(spec, sizes) for spec in self.specs]
+        return [samples.lowest(spec, spec["shape"], self.opened.device) for spec in moved]
+
+    def distinct(self) -> dict[str, int]:
+        """Returns sizes near those of the bucket, of which none is 0 or 1 and no two are equal."""
+        at: dict[str, int] = {}
+        for dim in self.dims:
+            size = max(self.sizes.get(dim, 2), 2)
+            while size in at.values():
+                size += 1
+            at[dim] = size
+        return at
