@@ -13,7 +13,7 @@ use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use super::{
-    Context,
+    Context, check,
     exit::Usage,
     internal,
     printer::note,
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Digest,
-    build::{self, BuildError, Built, Launcher, Outcome, Summary},
+    build::{self, BuildError, Built, Launcher, Outcome, Summary, protocol::Finding},
     plan::Request,
     spec::{CommandLine, Spec, SpecError},
 };
@@ -215,7 +215,7 @@ pub(super) fn note_swept(context: &Context, dry_run: bool) {
     note(format_args!("{what} {folders} of builds that were killed"));
 }
 
-fn default_jobs() -> usize {
+pub(super) fn default_jobs() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     jobs_for(cores, build::machine_memory())
 }
@@ -269,6 +269,15 @@ fn tell(summary: &Summary, context: &Context) -> Result<()> {
                 ));
             }
         }
+    }
+    for (module, findings) in &summary.findings {
+        for finding in findings {
+            note(format_args!("\n{}", check::finding(finding).join("\n")));
+        }
+        note(format_args!(
+            "\n{} {module}: `precast check` says what else it finds",
+            "note:".cyan().bold()
+        ));
     }
     for (why, names) in left_out(summary) {
         note(format_args!(
@@ -420,6 +429,8 @@ fn exact_only(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
 pub(super) enum Last<'a> {
     Finished {
         programs: Vec<Line<'a>>,
+        /// What stops the build of modules that could not be captured.
+        findings: Vec<Stopped<'a>>,
         /// How many artifacts were compiled.
         compiled: usize,
         /// The newest release; null where there is none.
@@ -434,6 +445,15 @@ pub(super) enum Last<'a> {
         without: &'a [String],
         seconds: f64,
     },
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Stopped<'a> {
+    /// The module's title in the spec.
+    module: &'a str,
+    /// As `precast check` prints them.
+    findings: &'a [Finding],
 }
 
 #[derive(Serialize)]
@@ -521,6 +541,9 @@ impl<'a> Line<'a> {
 fn document(summary: &Summary) -> Last<'_> {
     Last::Finished {
         programs: summary.programs.iter().map(Line::of).collect(),
+        findings: (summary.findings.iter())
+            .map(|(module, findings)| Stopped { module, findings })
+            .collect(),
         compiled: summary.compiled,
         release: summary.release.as_ref().map(|release| Newest {
             seq: release.seq,

@@ -1,6 +1,5 @@
 //! `precast init`: writes a spec for a model.
 
-mod sizes;
 mod text;
 
 use std::{
@@ -15,7 +14,7 @@ use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use self::text::Draft;
-use super::{Context, build::PythonArgs, exit::Usage, printer::note, text::plain};
+use super::{Context, build::PythonArgs, exit::Usage, printer::note, sizes, text::plain};
 use crate::{
     build::{
         self, DescribeOptions,

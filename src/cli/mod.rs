@@ -34,6 +34,7 @@ mod schema;
 #[cfg_attr(not(feature = "torch"), allow(dead_code))]
 mod served;
 mod show;
+mod sizes;
 mod stats;
 mod table;
 mod text;

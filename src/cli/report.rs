@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 
 use super::{
-    Context,
+    Context, check,
     exit::{self, Missing, Usage},
     name,
     printer::note,
@@ -28,6 +28,9 @@ pub(super) struct Args {
     /// Counts that a service wrote; may be given again
     #[arg(long, value_name = "FILE")]
     counts: Vec<PathBuf>,
+    /// What `precast check --format json` printed; may be given again
+    #[arg(long, value_name = "FILE")]
+    check: Vec<PathBuf>,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
@@ -59,6 +62,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         model: named,
         release,
         counts: stats::read(&args.counts)?,
+        checks: check::read(&args.check)?,
     };
     let page = Page::read(&store, &choice, now())?;
     for line in &page.damage {

@@ -8,9 +8,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Value, json};
 
-use super::{
-    build, check, diff, doctor, du, gc, init, log, ls, plan, release, show, stats, verify, why,
-};
+use super::{build, diff, doctor, du, gc, init, log, ls, plan, release, show, stats, verify, why};
 use crate::{
     build::progress::Event,
     inspect::{external, report, stats::Counts},
@@ -30,7 +28,7 @@ fn documents() -> Vec<(&'static str, Value)> {
     let all = vec![
         made::<BuildLine>("build", "one line of precast build --format json"),
         made::<init::Document>("init", "precast init --format json"),
-        made::<check::Document>("check", "precast check --format json"),
+        made::<crate::inspect::checks::Checks>("check", "precast check --format json"),
         made::<Counts>(
             "counts",
             "what Model::counts gives and precast run --counts writes",

@@ -17,7 +17,7 @@ fn faulty() -> Sandbox {
 #[test]
 fn findings_by_severity_and_then_in_full() {
     let sandbox = faulty();
-    assert_run!(sandbox, ["check"], @"
+    assert_run!(sandbox, ["check"], @r#"
     exit code 1
     ----- stdout
     SEVERITY  FINDING  WHERE  MODULE  FUNCTION
@@ -40,25 +40,33 @@ fn findings_by_severity_and_then_in_full() {
       mend: leave it out
         pass
 
-    affine batch=1: can't be captured, 1 artifact in 2 steps for each of 2 buckets, `batch` is free from 2 on
-      not known: how it answers at `batch` = 1
+    affine batch=1: can't be captured
+      compiles  1 artifact in 2 steps for each of 2 buckets
+      sizes  `batch` is free from 2 on
+      repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
+      not known:  how it answers at `batch` = 1
+    a build: makes 3 of 3 programs, compiles up to 2 artifacts; how long is not known: no earlier build is in the store
     ----- stderr
     failed: 1 finding stops a build; 1 medium, 1 low
-    ");
+    "#);
     assert!(!sandbox.path("artifacts").exists());
 }
 
 #[test]
 fn a_clean_model() {
     let sandbox = Sandbox::new();
-    assert_run!(sandbox, ["check", "precast.toml"], @"
+    assert_run!(sandbox, ["check", "precast.toml"], @r#"
     exit code 0
     ----- stdout
-    affine batch=1: can be captured, 1 artifact in 2 steps for each of 2 buckets, `batch` is free from 2 on
-      not known: how it answers at `batch` = 1
+    affine batch=1: can be captured
+      compiles  1 artifact in 2 steps for each of 2 buckets
+      sizes  `batch` is free from 2 on
+      repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
+      not known:  how it answers at `batch` = 1
+    a build: makes 3 of 3 programs, compiles up to 2 artifacts; how long is not known: no earlier build is in the store
     ----- stderr
     passed: nothing found
-    ");
+    "#);
 }
 
 #[test]
@@ -94,7 +102,7 @@ fn an_allowed_finding_is_listed_with_its_reason() {
         );
     }
     // What stops a build would stop it all the same.
-    assert_run!(sandbox, ["check"], @"
+    assert_run!(sandbox, ["check"], @r#"
     exit code 1
     ----- stdout
     SEVERITY  FINDING  WHERE  MODULE  FUNCTION
@@ -112,12 +120,16 @@ fn an_allowed_finding_is_listed_with_its_reason() {
         pass
 
     allowed print at model.py:7: it is known
-    affine batch=1: can't be captured, 1 artifact in 2 steps for each of 2 buckets, `batch` is free from 2 on
-      not known: how it answers at `batch` = 1
+    affine batch=1: can't be captured
+      compiles  1 artifact in 2 steps for each of 2 buckets
+      sizes  `batch` is free from 2 on
+      repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
+      not known:  how it answers at `batch` = 1
+    a build: makes 3 of 3 programs, compiles up to 2 artifacts; how long is not known: no earlier build is in the store
     ----- stderr
     failed: 1 finding stops a build; 0 medium, 1 low
     warning: nothing is found that `expand` in `Other.forward` of [[check.allow]] allows
-    ");
+    "#);
     let document = sandbox.json(&["check"]);
     check("check", &document);
     let findings = &document["modules"][0]["findings"];
@@ -155,6 +167,141 @@ fn a_model_that_can_not_be_made_is_an_error() {
     error: cannot read the spec `nothing.toml`: No such file or directory (os error 2)
       = help: name a spec with `-f`, or run where `precast.toml` is
     ");
+}
+
+#[test]
+fn what_torch_compile_does_and_what_a_call_costs_where_asked() {
+    let sandbox = Sandbox::new();
+    sandbox.write("sizes.json", "[1, 1, 2, 3, 9]");
+    let args = ["check", "--recompiles", "--cost", "--sizes", "sizes.json"];
+    assert_run!(sandbox, args, @r#"
+    exit code 0
+    ----- stdout
+    affine batch=1: can be captured
+      compiles  1 artifact in 2 steps for each of 2 buckets
+      sizes  `batch` is free from 2 on
+      repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
+      torch.compile 1 graph, compiled again in 1 of 2 calls: batch=4
+      cost  batch=1: 2.0 MFLOP, [SIZE], at least [TIME]
+                    batch=4: 2.0 MFLOP, [SIZE], at least [TIME]
+                    of this machine: 2.0 GFLOP/s and 4.0 GB/s, by nobody
+      not known:  how it answers at `batch` = 1
+    padding: 30.0 % of the work in `batch` is padding, at the buckets [1, 4]; 1 of 5 sizes are larger than all of them; [3, 9] would waste 23.8 %
+    a build: makes 3 of 3 programs, compiles up to 2 artifacts; how long is not known: no earlier build is in the store
+    ----- stderr
+    passed: nothing found
+    "#);
+    let document = sandbox.json(&args);
+    check("check", &document);
+    assert_eq!(document["padding"][0]["uncovered"], 1);
+    assert_eq!(document["modules"][0]["recompiles"]["limit"], 8);
+    let plain = sandbox.json(&["check"]);
+    assert!(plain["modules"][0]["cost"].is_null() && plain["modules"][0]["recompiles"].is_null());
+}
+
+#[test]
+fn sizes_of_no_dimension_are_refused() {
+    let sandbox = Sandbox::new();
+    sandbox.write("sizes.json", "{\"seq\": [3]}");
+    let ran = sandbox.run(&["check", "--sizes", "sizes.json"]);
+    assert_eq!(ran.code, 2);
+    assert!(
+        ran.stderr.contains("no input has the dimension `seq`"),
+        "{}",
+        ran.text()
+    );
+}
+
+#[test]
+fn a_build_is_foretold_by_earlier_ones() {
+    let sandbox = Sandbox::built();
+    let document = sandbox.json(&["check"]);
+    check("check", &document);
+    assert_eq!(document["build"]["missing"], 0);
+    let name = "OFFSET = 1.0";
+    sandbox.edit("model.py", name, "OFFSET = 3.0");
+    let document = sandbox.json(&["check"]);
+    assert_eq!(document["build"]["missing"], 3);
+    assert_eq!(document["build"]["artifacts"], 2);
+    assert!(document["build"]["seconds"].as_f64().unwrap() > 0.0);
+    assert!(document["build"]["receipts"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_build_that_fails_prints_what_stops_it() {
+    let sandbox = faulty();
+    sandbox.append("model.py", "# fake: capture fails");
+    assert_run!(sandbox, ["build", "-j", "1"], @"
+    exit code 1
+    ----- stderr
+    plan: 3 of 3 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source file, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    check: affine batch=1 ([TIME])
+    failed: affine batch=1: the fake model can't be captured
+    capture: affine batch=4 ([TIME])
+    failed: affine batch=4: the fake model can't be captured
+    capture: affine eager ([TIME])
+    failed affine batch=1: model.py:1: the fake model can't be captured
+           hint: make it simpler
+           `precast log [ID]` prints the whole log
+    failed affine batch=4: model.py:1: the fake model can't be captured
+           hint: make it simpler
+           `precast log [ID]` prints the whole log
+
+    model.py:8: control-flow: the fake model has a `control-flow`
+        # fake: finds control-flow high
+      mend: leave it out
+        pass
+
+    note: affine: `precast check` says what else it finds
+    left out affine eager: the fake model has no dynamic dimensions
+    built 0 programs, 0 artifacts compiled, 0 there already ([TIME]), 2 failed
+    error: nothing answers `affine`: no release was published
+    hint: the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'affine'`
+    ");
+    let ran = sandbox.run(&["build", "-j", "1", "--format", "json"]);
+    let last: serde_json::Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+    check("build", &last);
+    assert_eq!(
+        last["findings"][0]["findings"][0]["category"],
+        "control-flow"
+    );
+    assert_eq!(last["findings"][0]["findings"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_report_has_what_a_check_found() {
+    let sandbox = faulty();
+    let reason = "it is known & meant";
+    sandbox.append(
+        "precast.toml",
+        &format!("[[check.allow]]\nfinding = \"print\"\nreason = \"{reason}\""),
+    );
+    let found = sandbox.run(&["check", "--format", "json"]);
+    sandbox.write("check.json", &found.stdout);
+    sandbox.edit("model.py", "# fake: finds control-flow high\n", "");
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    let ran = sandbox.run(&["report", "--check", "check.json"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let page = std::fs::read_to_string(sandbox.path("report.html")).unwrap();
+    for part in [
+        "What checks found",
+        "the fake model has a `control-flow`",
+        "leave it out",
+        "it is known &amp; meant",
+        "Not known of affine",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    let document = sandbox.json(&["report", "--check", "check.json"]);
+    check("report", &document);
+    assert_eq!(document["checks"][0]["model"], "fake");
+    sandbox.write("check.json", "{\"schema\": 1}");
+    let ran = sandbox.run(&["report", "--check", "check.json"]);
+    assert_eq!(ran.code, 2, "{}", ran.text());
 }
 
 #[test]

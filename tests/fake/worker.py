@@ -281,8 +281,26 @@ class Worker:
             "steps": 2,
             "artifacts": 1,
             "dynamic": {"batch": {"min": 2, "max": None}},
+            "lists": [{"glob": "encoder.layer.*", "class": "Layer", "count": 2, "artifacts": 1, "region": False}],
+            "graph": [],
+            "recompiles": self.recompiles(request) if request["recompiles"] else None,
+            "cost": self.cost(request) if request["cost"] else None,
             "seconds": 0.5,
         }
+
+    def recompiles(self, request: Json) -> Json:
+        told = [
+            {"sizes": {"batch": size}, "graphs": graphs, "breaks": 0, "guards": ["batch == 2"] if size == 4 else []}
+            for size, graphs in ((2, 1), (2, 0), (4, 1))
+        ]
+        return {"calls": told, "limit": 8}
+
+    def cost(self, request: Json) -> Json:
+        buckets = [
+            {"sizes": sizes, "flops": 2_000_000, "bytes": 4096, "seconds": 0.001} for sizes in request["buckets"]
+        ]
+        rates = {"flops_per_second": 2e9, "bytes_per_second": 4e9, "measured": "nobody"}
+        return {"buckets": buckets, "weights": 2048, **rates}
 
     def capture(self, request: Json) -> Json:
         module, sizes, out = request["module"], request["sizes"], Path(request["out"])

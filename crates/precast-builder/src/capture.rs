@@ -1,6 +1,10 @@
 //! Captures programs, and schedules the compiles that they need.
 
-use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
+use std::{
+    collections::{BTreeSet, btree_map::Entry},
+    sync::PoisonError,
+    time::Duration,
+};
 
 use precast_store::{Digest, record::Sizes};
 
@@ -8,7 +12,9 @@ use super::{
     BuildError,
     candidates::{Candidate, candidates},
     progress::Event,
-    protocol::{Captured, CapturedStep, ModuleRequest, Request, Sampled, Segment},
+    protocol::{
+        Captured, CapturedStep, Checked, ModuleRequest, Request, Sampled, Segment, Severity,
+    },
     task::{CapturedProgram, Compile},
     work::{Action, Job, Slot, Work},
 };
@@ -60,7 +66,44 @@ impl Work<'_> {
         let (answer, log) = self.ask::<Captured>(slot, action, &request, CAPTURE_LIMIT);
         match answer {
             Ok(captured) => self.captured(job, captured).map(|()| true),
-            Err(error) => self.fail(job, error, &log).map(|()| false),
+            Err(error) => {
+                let left_out = item.form.left_out(error.code(), &item.settings.compile);
+                if let (Request::Capture { module, sizes, .. }, "capture", false) =
+                    (request, error.code(), left_out)
+                {
+                    self.check(slot, item, module, sizes);
+                }
+                self.fail(job, error, &log).map(|()| false)
+            }
+        }
+    }
+
+    /// Looks for what else is in the way of a module that can't be captured, once for all of its buckets. Without an answer
+    /// the error of the capture is all that is told.
+    fn check(&self, slot: &mut Slot, item: &Item, module: ModuleRequest, sizes: Sizes) {
+        let own = &self.options.spec.modules[item.module];
+        // Other buckets of the module do not ask again, whatever this one is told.
+        let first = match self.lock().done.findings.entry(item.module) {
+            Entry::Vacant(entry) => entry.insert(vec![]).is_empty(),
+            Entry::Occupied(_) => false,
+        };
+        if !first {
+            return;
+        }
+        let request = Request::Check {
+            module,
+            sizes,
+            buckets: own.buckets.clone(),
+            samples: self.options.spec.model.samples.clone(),
+            recompiles: false,
+            cost: false,
+        };
+        let name = item.name(self.options.spec);
+        let action = (Action::Check, &*name);
+        if let (Ok(checked), _) = self.ask::<Checked>(slot, action, &request, CAPTURE_LIMIT) {
+            let findings = checked.findings.into_iter();
+            let stop = findings.filter(|one| one.severity == Severity::High);
+            (self.lock().done.findings).insert(item.module, stop.collect());
         }
     }
 

@@ -32,6 +32,10 @@ pub struct CheckOptions<'a> {
     pub scratch: PathBuf,
     /// Look at every submodule too.
     pub all: bool,
+    /// Say what torch.compile would compile again for.
+    pub recompiles: bool,
+    /// Say what each bucket costs at least.
+    pub cost: bool,
     /// Set from outside to end it early.
     pub cancel: Arc<AtomicBool>,
 }
@@ -41,6 +45,8 @@ pub struct CheckOptions<'a> {
 pub struct CheckedModule {
     /// The module's title in the spec, or the submodule's name.
     pub module: String,
+    /// Its place in the spec; none for those that only `all` looks at.
+    pub index: Option<usize>,
     /// FQN of the submodule, empty for the model itself.
     pub path: String,
     /// Whether a build needs it: not those that only `all` looks at, nor those that may be left out (`fullgraph = false`).
@@ -83,13 +89,13 @@ fn check_all(
     for (index, module) in spec.modules.iter().enumerate() {
         let title = spec.title(index);
         begin(&title);
-        found.push(one(spec, module, title, true, &opened, worker)?);
+        found.push(one(options, module, title, Some(index), &opened, worker)?);
     }
     if options.all {
         for module in submodules(spec, &opened) {
             begin(&module.name);
             let title = module.name.clone();
-            match one(spec, &module, title, false, &opened, worker) {
+            match one(options, &module, title, None, &opened, worker) {
                 Ok(checked) => found.push(checked),
                 // The model does not call it on its sample inputs, or calls it with what is no tensor.
                 Err(BuildError::Worker(error)) if error.code == "bad_input" => {
@@ -127,6 +133,7 @@ fn submodules(spec: &Spec, opened: &Opened) -> Vec<Module> {
 fn not_called(module: &Module, why: String) -> CheckedModule {
     CheckedModule {
         module: module.name.clone(),
+        index: None,
         path: module.path.clone(),
         needed: false,
         bucket: String::new(),
@@ -138,19 +145,24 @@ fn not_called(module: &Module, why: String) -> CheckedModule {
             steps: None,
             artifacts: None,
             dynamic: None,
+            lists: vec![],
+            graph: vec![],
+            recompiles: None,
+            cost: None,
             seconds: 0.0,
         },
     }
 }
 
 fn one(
-    spec: &Spec,
+    options: &CheckOptions<'_>,
     module: &Module,
     title: String,
-    in_spec: bool,
+    index: Option<usize>,
     opened: &Opened,
     worker: &mut Worker,
 ) -> Result<CheckedModule, BuildError> {
+    let spec = options.spec;
     let declared = plan::declared(module, &opened.declared)?;
     let settings = spec
         .settings(module, &declared, &Overrides::default())
@@ -187,12 +199,15 @@ fn one(
         sizes: sizes.clone(),
         buckets: module.buckets.clone(),
         samples: spec.model.samples.clone(),
+        recompiles: options.recompiles,
+        cost: options.cost,
     };
     let checked = worker.call(&request, LIMIT, &mut |_| {})?;
     Ok(CheckedModule {
         module: title,
+        index,
         path: module.path.clone(),
-        needed: in_spec && settings.fullgraph,
+        needed: index.is_some() && settings.fullgraph,
         bucket: form_name(&sizes, false, true),
         buckets: module.buckets.len(),
         checked,

@@ -88,6 +88,22 @@ impl Estimate {
         self.lacked.add(artifacts as f64);
     }
 
+    /// Returns about how many seconds so many programs with so many artifacts take, where earlier builds say it.
+    pub fn of(&self, programs: usize, artifacts: u64, workers: usize) -> Option<f64> {
+        let mean = |kind: Kind| self.receipts[kind as usize].get();
+        let mut seconds =
+            programs as f64 * (mean(Kind::Capture)? + mean(Kind::Gate).unwrap_or(0.0));
+        if artifacts > 0 {
+            seconds += artifacts as f64 * mean(Kind::Compile)?;
+        }
+        Some(seconds / workers.max(1) as f64)
+    }
+
+    /// Returns how many artifacts of earlier builds this goes by.
+    pub fn receipts(&self) -> u32 {
+        self.receipts[Kind::Compile as usize].count
+    }
+
     /// Returns about how many seconds so many workers will still take, where there is anything to go by.
     pub fn remaining(&self, schedule: &Schedule, workers: usize) -> Option<f64> {
         let mean = |kind: Kind| {
@@ -153,6 +169,10 @@ mod tests {
         estimate.read(&program.id, &store).unwrap();
         estimate.read(&Digest::of(b"gone"), &store).unwrap();
         assert_eq!(estimate.remaining(&Schedule::new(1), 1), Some(7.0));
+        assert_eq!(estimate.of(2, 3, 1), Some(17.0));
+        assert_eq!(estimate.of(2, 3, 2), Some(8.5));
+        assert_eq!(estimate.receipts(), 1);
+        assert_eq!(Estimate::default().of(1, 1, 1), None);
         // What this build measured is a better guess.
         estimate.took(Kind::Compile, 5.0);
         assert_eq!(estimate.remaining(&Schedule::new(1), 1), Some(9.0));

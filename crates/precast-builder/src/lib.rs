@@ -49,7 +49,7 @@
 //! work
 //! capture, compile, regate, tune
 //! check, publish
-//! release
+//! forecast, release
 //! engine
 //! ```
 
@@ -64,6 +64,7 @@ mod describe;
 mod engine;
 mod error;
 mod estimate;
+mod forecast;
 pub mod gate;
 mod launcher;
 mod lifeline;
@@ -90,6 +91,7 @@ pub use self::{
     describe::{DescribeOptions, describe},
     engine::build,
     error::BuildError,
+    forecast::{Forecast, forecast},
     launcher::Launcher,
     limits::machine_memory,
     options::{Built, Options, Outcome, Summary},

@@ -8,7 +8,7 @@ use std::{
 
 use precast_store::{Digest, Store, record::Release};
 
-use super::{Launcher, gate};
+use super::{Launcher, gate, protocol::Finding};
 use crate::{plan, spec::Spec};
 
 /// What a build is given.
@@ -87,6 +87,8 @@ pub struct Built {
 pub struct Summary {
     /// `module batch=1 seq=32` and what became of it, in the order of the spec.
     pub programs: Vec<(String, Outcome)>,
+    /// What stops the build of modules that could not be captured, as a check finds it.
+    pub findings: Vec<(String, Vec<Finding>)>,
     /// Artifacts compiled in this build.
     pub compiled: usize,
     /// The release that now holds the programs.

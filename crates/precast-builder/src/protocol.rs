@@ -24,6 +24,12 @@ use crate::{
     spec::{Bounds, compile::Options},
 };
 
+mod checked;
+
+pub use self::checked::{
+    BucketCost, Checked, Cost, Finding, Free, KeptOut, Mend, Recompiles, Repeated, Severity,
+    TorchCall,
+};
 pub use crate::plan::PROTOCOL;
 
 /// What to do about a bug.
@@ -85,6 +91,10 @@ pub enum Request {
         buckets: Vec<Sizes>,
         /// `module:callable` whose sample inputs are used where the spec leaves the module's inputs out.
         samples: Option<String>,
+        /// Whether to say what torch.compile would compile again for.
+        recompiles: bool,
+        /// Whether to say what each bucket costs at least.
+        cost: bool,
     },
     /// Says what a spec for the model would say: answered with [`Described`].
     Describe {
@@ -350,32 +360,6 @@ impl Measured {
     }
 }
 
-/// What will break in a module, and what is not known.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Checked {
-    /// By severity, then by place.
-    pub findings: Vec<Finding>,
-    /// What could not be found out, each a sentence without its final period.
-    pub unknown: Vec<String>,
-    /// Whether a build can capture it; none where that is not known.
-    pub captured: Option<bool>,
-    /// Calls of artifacts at one bucket, and how many artifacts these are.
-    pub steps: Option<u64>,
-    pub artifacts: Option<u64>,
-    /// Bucketed dimension -> the sizes that a dynamic artifact of it would hold for; none where it can't have one.
-    pub dynamic: Option<BTreeMap<String, Option<Free>>>,
-    pub seconds: f64,
-}
-
-/// The sizes of a dynamic dimension.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Free {
-    pub min: u64,
-    /// None for no bound.
-    pub max: Option<u64>,
-}
-
 /// One input of a model, as a user names it: `ids=int64[batch,seq]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AskedInput {
@@ -426,46 +410,6 @@ pub struct DescribedRegion {
     /// How many submodules it matches, and how many graphs these have.
     pub count: u64,
     pub artifacts: u64,
-}
-
-/// How much a finding matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// Worth knowing.
-    Low,
-    /// On the path of every call: a compiled module does otherwise than eager, or torch.compile breaks its graph there.
-    Medium,
-    /// Stops the build.
-    High,
-}
-
-/// One thing that keeps a module from being compiled, or that a compiled module does otherwise.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Finding {
-    /// What is found, by a stable name.
-    #[cfg_attr(feature = "schema", schemars(extend("enum" = crate::spec::check::CATEGORIES)))]
-    pub category: String,
-    pub severity: Severity,
-    pub why: String,
-    pub mend: Mend,
-    /// `file:line` of the user's code, or of an installed package where none of it is involved.
-    pub location: Option<String>,
-    /// The qualified name of the function around it.
-    pub function: Option<String>,
-    /// The line itself.
-    pub source: Option<String>,
-}
-
-/// What to write instead.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Mend {
-    pub text: String,
-    /// The user's own line, mended, where that follows from it.
-    pub lines: Vec<String>,
 }
 
 /// Graph passes for the segments of a program.

@@ -38,6 +38,10 @@ pub(super) fn summarise(
     }
     let mut summary = Summary {
         programs,
+        findings: (done.findings.into_iter())
+            .filter(|(_, findings)| !findings.is_empty())
+            .map(|(module, findings)| (options.spec.title(module), findings))
+            .collect(),
         compiled: done.compiled,
         release: plan.release.clone(),
         published: false,

@@ -6,7 +6,7 @@
 //! gates.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs,
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::{self, ScopedJoinHandle},
@@ -22,7 +22,7 @@ use super::{
     model::{First, open_model},
     options::{Options, Outcome},
     progress::{Event, Progress},
-    protocol::{Request, SavedWeights},
+    protocol::{Finding, Request, SavedWeights},
     schedule::{Captures, Kind, Next, Schedule, Task},
     task::{CapturedProgram, Compile},
     weights::{self, StoredWeights},
@@ -46,6 +46,8 @@ pub(super) struct Done {
     /// By index into the plan's items.
     pub outcomes: HashMap<usize, Outcome>,
     pub compiled: usize,
+    /// What stops the build of modules that can't be captured, by their place in the spec.
+    pub findings: BTreeMap<usize, Vec<Finding>>,
 }
 
 /// What a thread does, as progress names it.
@@ -54,6 +56,7 @@ pub(super) enum Action {
     LoadModel,
     Inputs,
     Capture,
+    Check,
     Compile,
     Gate,
     Measure,
@@ -65,6 +68,7 @@ impl Action {
             Self::LoadModel => "open",
             Self::Inputs => "inputs",
             Self::Capture => "capture",
+            Self::Check => "check",
             Self::Compile => "compile",
             Self::Gate => "gate",
             Self::Measure => "measure",
@@ -77,7 +81,7 @@ impl Action {
             Self::Capture => Some(Kind::Capture),
             Self::Compile => Some(Kind::Compile),
             Self::Gate => Some(Kind::Gate),
-            Self::LoadModel | Self::Inputs | Self::Measure => None,
+            Self::LoadModel | Self::Inputs | Self::Check | Self::Measure => None,
         }
     }
 }
@@ -447,7 +451,10 @@ impl Work<'_> {
             Err(error) => return (Err(error), vec![]),
         };
         // A worker that was started again has no model yet.
-        let needs_model = matches!(request, Request::Capture { .. } | Request::Inputs { .. });
+        let needs_model = matches!(
+            request,
+            Request::Capture { .. } | Request::Inputs { .. } | Request::Check { .. }
+        );
         if needs_model && !worker.opened {
             let loaded = self.load_same_model(worker);
             worker.opened |= matches!(loaded, Ok(false));

@@ -11,12 +11,11 @@ Inputs come from the command line or from a callable of the project. Which of th
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import call, capture, entry, failures, inputs, samples, segment, tensors
+from . import call, capture, cut, entry, failures, inputs, repeats, samples, segment, tensors
 from .wire import Failure, Wire
 
 # A list of as many equal submodules is worth a region.
@@ -227,33 +226,22 @@ def _dtype(traced: Any) -> str | None:
 
 def _regions(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> list[dict[str, Any]]:
     """Returns lists of submodules of which several have one graph, with how many there are and how many graphs."""
-    candidates = _lists(opened.model)
+    candidates = [one.glob for one in repeats.find(opened.model) if len(one.members) >= _REPEATS]
     if not candidates:
         return []
     wire.event("regions")
-    asked = {**module, "regions": [f"{name}.*" for name in candidates]}
+    asked = {**module, "regions": candidates}
     try:
         traced = capture.trace(opened, asked, sizes, wire)
         parts = [(part.name, segment.build(part, traced.graph).text) for part in capture.parts_of(traced, asked)]
     except Failure:  # then the model is compiled whole
         return []
     found = []
-    for name in candidates:
-        texts = [text for part, text in parts if re.fullmatch(rf"{re.escape(name)}\.\d+", part)]
+    for glob in candidates:
+        texts = [text for part, text in parts if cut.matches(glob, part)]
         if len(texts) >= _REPEATS and len(set(texts)) <= len(texts) // 2:
-            found.append({"glob": f"{name}.*", "count": len(texts), "artifacts": len(set(texts))})
+            found.append({"glob": glob, "count": len(texts), "artifacts": len(set(texts))})
     return found
-
-
-def _lists(model: Any) -> list[str]:
-    """Returns the outermost lists of submodules of one class."""
-    members: dict[str, list[str]] = {}
-    for name, child in model.named_modules():
-        prefix, _, last = name.rpartition(".")
-        if last.isdigit() and prefix and any(child.children()):
-            members.setdefault(prefix, []).append(type(child).__name__)
-    lists = [name for name, kinds in members.items() if len(kinds) >= _REPEATS and len(set(kinds)) == 1]
-    return [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
 
 
 def _nothing(opened: Any) -> Failure:

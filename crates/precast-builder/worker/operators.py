@@ -63,13 +63,13 @@ def _refused(name: str, node: Any, device: str, root: Path, why: str) -> Failure
         hint = 'give the model\'s config another implementation, as `experts_implementation="batched_mm"` for experts'
     return Failure(
         "capture",
-        f"operator `{name}`, called by {_caller(node)}, has no C++ kernel for {device}, only Python, {why}",
+        f"operator `{name}`, called by {caller(node)}, has no C++ kernel for {device}, only Python, {why}",
         location=failures.from_stack_trace(getattr(node, "stack_trace", None), root),
         hint=hint,
     )
 
 
-def _caller(node: Any) -> str:
+def caller(node: Any) -> str:
     """Returns the module whose code calls an operator."""
     stack = list((getattr(node, "meta", {}).get("nn_module_stack") or {}).values())
     path = outer_name("", str(stack[-1][0]).removeprefix("L['self'].")) if stack else ""

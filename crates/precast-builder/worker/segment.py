@@ -53,7 +53,7 @@ def build(part: Part, flat: Flat) -> Segment:
         new[node] = copy
     exported.copy_owner(flat.graph, graph)
     graph.output(tuple(new[node] for node in part.outputs))
-    with_values = [node for node in part.constants if _keeps_values(flat.tensors[node])]
+    with_values = [node for node in part.constants if keeps_values(flat.tensors[node])]
     values = {new[node]: flat.tensors[node] for node in with_values}
     inputs = [new[node] for node in part.inputs]
     constants = [new[node] for node in part.constants]
@@ -71,7 +71,7 @@ def _placeholder(graph: Any, name: str, node: Any) -> Any:
     return placeholder
 
 
-def _keeps_values(tensor: Any) -> bool:
+def keeps_values(tensor: Any) -> bool:
     """Returns whether a constant's values are part of the program, as indices and masks. Quantised weights are not."""
     return not tensor.dtype.is_floating_point and tensors.dtype_name(tensor.dtype) not in ("int8", "uint8")
 

@@ -7,10 +7,11 @@
 //! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
-//! coverage, external, graph, host, list, receipt, stats, usage, words
+//! checks, coverage, external, graph, host, list, receipt, stats, usage, words
 //! diff, report, why
 //! ```
 
+pub mod checks;
 pub mod coverage;
 pub mod diff;
 pub mod external;

@@ -1,6 +1,6 @@
 //! `[[check.allow]]`: findings of `precast check` that are intended, each with a reason.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     inputs,
@@ -26,6 +26,10 @@ pub const CATEGORIES: &[&str] = &[
     "fixed-size",
     "symbolic-flag",
     "size-one",
+    "cuda-graph",
+    "region",
+    "graph-break",
+    "recompile",
     "unsupported",
     "inputs",
 ];
@@ -33,7 +37,7 @@ pub const CATEGORIES: &[&str] = &[
 const KEYS: &[&str] = &["finding", "function", "reason"];
 
 /// A finding that is intended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Allow {
     /// The category of the finding.

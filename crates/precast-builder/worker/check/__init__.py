@@ -1,15 +1,19 @@
 """`precast check`: what will break, where, and what to write instead; nothing is compiled.
 
-A module is looked at in three ways, because each sees what the others can't:
+A module is looked at in several ways, because each sees what the others can't:
 
 | file | looks at | sees |
 |---|---|---|
 | `observe`, `calls`, `lines` | one eager run, line by line | everything on the path, also behind what stops a capture |
 | `breaks` | torch.export, and its draft mode where it fails | what really stops a build |
 | `shapes` | captures with free sizes, and runs at size one | what ties a bucketed dimension to one size |
+| `graphs` | the captured graph, or the eager run | what keeps a program out of a CUDA graph |
+| `regions` | parts of the captured graph | which repeated submodules share an artifact, and what keeps others from it |
+| `recompiles` | calls through torch.compile, where asked for | what torch.compile compiles again for, and breaks at |
+| `cost` | calls on fake tensors, where asked for | FLOPs and bytes of each bucket, and their floor on this machine |
 
-`finding` has the categories, `mends` what to write instead, `sources` the project's files. Lines that did not run on
-the sample inputs are counted, not judged.
+`subject` is the module that is looked at, `finding` has the categories, `mends` what to write instead, `sources` the
+project's files. Lines that did not run on the sample inputs are counted, not judged.
 """
 
 from __future__ import annotations
@@ -21,8 +25,12 @@ from .. import failures
 from ..torch_private import fake
 from ..wire import Failure, Wire
 from . import breaks, calls, observe
+from .cost import costs
 from .finding import HIGH, MEDIUM, Finding, Mend, ordered
+from .graphs import Graphs
 from .lines import Lines
+from .recompiles import Recompiles
+from .regions import Regions
 from .shapes import Shapes
 from .sources import Sources, made
 from .subject import Subject
@@ -46,6 +54,9 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     if seen.error is not None:
         found.append(_failed(seen.error, subject.what, opened, sources))
         unknown.append("what lies behind the line that fails on sample inputs")
+    if seen.unwatched is not None:
+        place = failures.location(seen.unwatched, opened.root) or "a line of an installed package"
+        unknown.append(f"what eager does behind {place}, which can't be watched: {failures.one_line(seen.unwatched)}")
 
     captured = breaks.capture(subject)
     found = breaks.judge(found, captured, subject)
@@ -57,6 +68,26 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
         wire.event("shapes")
         shape.vary(seen)
     found += shape.findings
+    graph = Graphs(subject)
+    graph.look(captured.graph, seen)
+    known = {one.location for one in found}
+    found += [one for one in graph.findings if one.location is None or one.location not in known]
+    wire.event("regions")
+    region = Regions(subject)
+    region.compare(captured.graph)
+    found += region.findings
+    recompiles = None
+    if request.get("recompiles"):
+        wire.event("recompiles")
+        recompiles = Recompiles(subject)
+        recompiles.vary()
+        # Where a line has another finding, that one says why the graph ends there.
+        known = {one.location for one in found}
+        found += [one for one in recompiles.findings if one.category != "graph-break" or one.location not in known]
+    cost = None
+    if request.get("cost"):
+        wire.event("cost")
+        cost = costs(subject)
     return {
         "findings": [one.answer() for one in ordered(found)],
         "unknown": unknown,
@@ -64,6 +95,10 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
         "steps": captured.steps,
         "artifacts": captured.artifacts,
         "dynamic": shape.dynamic if captured.error is None and subject.dims else None,
+        "lists": region.lists,
+        "graph": graph.reasons,
+        "recompiles": recompiles.answer() if recompiles is not None else None,
+        "cost": cost,
         "seconds": time.perf_counter() - started,
     }
 

@@ -68,9 +68,29 @@ def _of(call: Call) -> Iterator[Any]:
     elif name == "squeeze" and facts["arguments"] == 1:
         why = "`squeeze` without a dimension drops a bucketed one whose size is one"
         yield "size-one", LOW, why, Mend("name the dimension to drop")
-    if (name in _WRITES or (name.endswith("_") and not name.endswith("__"))) and facts.get("held"):
+    if _writes(name) and facts.get("held"):
         why = f"`{_shown(name)}` writes into {facts['held']}: a program owns no tensor but its outputs"
         yield "in-place", HIGH, why, mends.in_place(statement, facts["held"])
+
+
+def on_host(call: Call) -> str | None:
+    """Returns why a call keeps its program out of a CUDA graph; none for one that does not."""
+    name, facts = call.name, call.facts
+    if name == "__bool__" or name in _READS:
+        return f"`{_shown(name)}` waits for a value and reads it on the host"
+    if name in _NUMPY or facts.get("to") == "cpu":
+        return f"`{name}` copies to the CPU"
+    by_mask = name == "__getitem__" and facts.get("mask") is not None
+    by_mask |= name == "__setitem__" and facts.get("mask") is not None and facts.get("value") not in (None, 0)
+    if by_mask or name in _SIZES or facts.get("by_values") or (name == "where" and facts["arguments"] == 1):
+        return f"the size of what `{_shown(name)}` takes or returns is known on the host only, when it has run"
+    if _writes(name) and facts.get("held"):
+        return f"`{_shown(name)}` changes {facts['held']} in place"
+    return None
+
+
+def _writes(name: str) -> bool:
+    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
 
 
 def _drawn(name: str) -> Iterator[Any]:
@@ -87,7 +107,8 @@ def _branches(statement: ast.stmt | None) -> bool:
 
 def _shown(name: str) -> str:
     table = {"__int__": "int()", "__float__": "float()", "__index__": "an index", "__contains__": "in"}
-    table |= {"item": ".item()", "tolist": ".tolist()", "__setitem__": "x[…] = …"}
+    table |= {"item": ".item()", "tolist": ".tolist()", "__setitem__": "x[…] = …", "__getitem__": "x[…]"}
+    table |= {"__bool__": "bool()"}
     return table.get(name, name)
 
 

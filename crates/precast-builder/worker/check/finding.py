@@ -28,6 +28,10 @@ CATEGORIES = {
     "fixed-size": "a bucketed dimension has one size only",
     "symbolic-flag": "a flag follows from sizes",
     "size-one": "size one gives another graph",
+    "cuda-graph": "no CUDA graph has it",
+    "region": "a repeated submodule needs an artifact of its own",
+    "graph-break": "torch.compile breaks its graph",
+    "recompile": "torch.compile compiles again",
     "unsupported": "torch.export can't capture it",
     "inputs": "the module fails on sample inputs",
 }
@@ -60,10 +64,10 @@ class Finding:
 
 
 def ordered(findings: list[Finding]) -> list[Finding]:
-    """Returns findings by severity, then by place; one for each category and line."""
+    """Returns findings by severity, then by place; one for each category and line, but every guard of torch.compile."""
     best: dict[Any, Finding] = {}
     for one in findings:
-        key = (one.category, one.location) if one.location else (one.category, one.why)
+        key = (one.category, one.why if one.category == "recompile" else one.location or one.why)
         if key not in best or ORDER[one.severity] < ORDER[best[key].severity]:
             best[key] = one
     return sorted(best.values(), key=lambda one: (ORDER[one.severity], *_place(one.location), one.category))

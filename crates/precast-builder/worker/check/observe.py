@@ -39,6 +39,8 @@ class Seen:
     calls: list[Call] = field(default_factory=list)
     codes: dict[CodeType, set[int]] = field(default_factory=dict)
     error: BaseException | None = None
+    # What ended the run only because it was watched.
+    unwatched: BaseException | None = None
 
     def skipped(self) -> dict[str, int]:
         """Returns how many lines did not run of each function that did, by qualified name."""
@@ -63,6 +65,14 @@ def watch(function: Callable[..., Any], inputs: list[Any], held: dict[int, str],
             function(*given)
         except Exception as error:
             seen.error = error
+    if seen.error is not None:
+        try:
+            with torch.no_grad():
+                function(*[value.clone() for value in inputs])
+        except Exception:
+            return seen
+        # It runs where nobody looks: `torch.cond` compiles its branches, and refuses while it is watched.
+        seen.unwatched, seen.error = seen.error, None
     return seen
 
 
@@ -136,6 +146,9 @@ def _facts(name: str, args: Any, kwargs: dict[str, Any], own: dict[int, str]) ->
         if len(args) > 2:
             value = args[2]
             facts["value"] = value.dim() if isinstance(value, torch.Tensor) else None
+    if name == "cpu" or (name == "to" and isinstance(first, torch.Tensor) and first.device.type != "cpu"):
+        asked = [kwargs.get("device"), *args[1:2]]
+        facts["to"] = "cpu" if name == "cpu" else next((str(one) for one in asked if one is not None), None)
     if name == "repeat_interleave":
         facts["by_values"] = len(args) > 1 and isinstance(args[1], torch.Tensor) and "output_size" not in kwargs
     if name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):

@@ -6,6 +6,7 @@
 | `exported` | exported programs: their inputs, their bounds, copies of their graphs |
 | `archives` | archives of torch.export, made from parts |
 | `drafts` | what stops a capture, and the sizes that it decides on |
+| `recompiles` | what torch.compile does with a call: graphs, breaks, guards that fail |
 | `fake` | fake tensors: shapes, strides and shared memory without data |
 | `symbols` | symbolic sizes |
 | `overloads` | operators: schemas, names, kernels |

@@ -31,3 +31,14 @@ def is_disabled(function: Any) -> bool:
     Private: the attribute `_torchdynamo_disable`. Without it: the mark has no effect.
     """
     return bool(getattr(function, "_torchdynamo_disable", False))
+
+
+def own_attributes(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what the code of a module set on it, without its tensors, its submodules and torch's own tables.
+
+    Private: that `torch.nn.Module` keeps its tables in attributes with a leading underscore. Without it: more is
+    compared than has a name in the code.
+    """
+    for name, value in vars(module).items():
+        if not name.startswith("_") and name != "training":
+            yield name, value

@@ -6,6 +6,7 @@ use precast_store::record::bucket_name;
 use super::{
     Page,
     charts::{self, times},
+    checks,
     model::{FailureLine, ModelPart},
 };
 use crate::{
@@ -45,6 +46,7 @@ pub(super) fn page(page: &Page) -> Markup {
                     @for (index, part) in page.models.iter().enumerate() { (model(index, part, page)) }
                     (sharing(page))
                     (failures(&page.failures))
+                    (checks::checks(&page.checks))
                     (production(&page.production))
                     footer {
                         "Made by precast " (env!("CARGO_PKG_VERSION")) ". This page is one file and loads nothing. \
@@ -63,6 +65,7 @@ fn contents(page: &Page) -> Markup {
             @for (index, part) in page.models.iter().enumerate() { a href=(format!("#m{index}")) { (part.model) } }
             a href="#sizes" { "Sizes and sharing" }
             a href="#failed" { "What failed" }
+            a href="#check" { "What checks found" }
             a href="#production" { "In production" }
         }
     }
@@ -169,7 +172,7 @@ fn tile(value: &str, name: &str, bad: bool) -> Markup {
     html! { div class=(if bad { "tile bad" } else { "tile" }) { b { (value) } span { (name) } } }
 }
 
-fn heads(names: &[(&str, bool)]) -> Markup {
+pub(super) fn heads(names: &[(&str, bool)]) -> Markup {
     html! {
         thead { tr { @for (name, number) in names {
             th class=[number.then_some("n")] scope="col" { button type="button" { (name) } }

@@ -4,6 +4,7 @@
 //! content security policy forbids the browser to fetch anything. Without scripts it lacks only filters and sorting.
 
 mod charts;
+mod checks;
 mod html;
 mod model;
 
@@ -11,6 +12,7 @@ use precast_store::{GroupBy, Store, StoreError};
 use serde::Serialize;
 
 use super::{
+    checks::Checks,
     stats::{self, Counts, ModuleStats},
     usage::{self, DiskUsage},
 };
@@ -26,6 +28,8 @@ pub struct Choice {
     pub release: Option<u64>,
     /// What production counted.
     pub counts: Vec<Counts>,
+    /// What checks found.
+    pub checks: Vec<Checks>,
 }
 
 /// Everything on the page.
@@ -40,6 +44,8 @@ pub struct Page {
     pub models: Vec<ModelPart>,
     pub failures: Vec<FailureLine>,
     pub production: Vec<ModuleStats>,
+    /// What checks of these models found.
+    pub checks: Vec<Checks>,
     /// What could not be read: one line each.
     pub damage: Vec<String>,
 }
@@ -89,6 +95,15 @@ impl Page {
             models,
             failures,
             production: stats::stats(&counts),
+            checks: (choice.checks.iter())
+                .filter(|checks| {
+                    choice
+                        .model
+                        .as_ref()
+                        .is_none_or(|model| *model == checks.model)
+                })
+                .cloned()
+                .collect(),
             damage,
         })
     }

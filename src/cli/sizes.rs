@@ -1,11 +1,12 @@
-//! Buckets from the sizes that requests have.
+//! The sizes that requests have, from a file: buckets for them, and what padding to buckets costs.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use crate::cli::exit::Usage;
+use super::exit::Usage;
+use crate::inspect::checks::Padding;
 
 /// How many buckets a dimension gets at most.
 const BUCKETS: usize = 4;
@@ -58,22 +59,42 @@ pub(super) fn buckets(
     seen: &BTreeMap<String, Vec<u64>>,
     wanted: Option<&Wanted>,
 ) -> Result<BTreeMap<String, Vec<u64>>, Usage> {
-    let mut buckets: BTreeMap<String, Vec<u64>> = seen
+    let own = seen
         .iter()
-        .map(|(dim, sizes)| (dim.clone(), choose(sizes, 1)))
-        .collect();
+        .map(|(dim, sizes)| (dim.clone(), choose(sizes, 1)));
+    let mut buckets: BTreeMap<String, Vec<u64>> = own.collect();
+    if let Some(wanted) = wanted {
+        let dims: Vec<&str> = seen.keys().map(String::as_str).collect();
+        for (dim, sizes) in by_dimension(&dims, wanted)? {
+            buckets.insert(dim.to_owned(), choose(sizes, step(dim, wanted)));
+        }
+    }
+    Ok(buckets)
+}
+
+/// Returns what buckets of a dimension are multiples of. Sizes without a name are lengths, whatever they are called.
+fn step(dim: &str, wanted: &Wanted) -> u64 {
+    match wanted {
+        Wanted::ByDimension(_) if dim == "batch" => 1,
+        _ => STEP,
+    }
+}
+
+/// Returns the sizes of a file by dimension; `dims` are those of the inputs, in alphabetic order.
+fn by_dimension<'a>(
+    dims: &[&'a str],
+    wanted: &'a Wanted,
+) -> Result<BTreeMap<&'a str, &'a [u64]>, Usage> {
     let known = || {
-        let names: Vec<String> = seen.keys().map(|dim| format!("`{dim}`")).collect();
+        let names: Vec<String> = dims.iter().map(|dim| format!("`{dim}`")).collect();
         format!("the inputs have the dimensions {}", names.join(", "))
     };
     match wanted {
-        None => {}
-        Some(Wanted::Any(sizes)) => {
-            let mut others = seen.keys().filter(|dim| *dim != "batch");
-            let (first, second) = (others.next(), others.next());
-            let dim = match (first, second) {
-                (Some(dim), None) => dim,
-                (None, None) if seen.len() == 1 => &seen.keys().next().cloned().unwrap_or_default(),
+        Wanted::Any(sizes) => {
+            let others: Vec<&&str> = dims.iter().filter(|dim| **dim != "batch").collect();
+            let dim = match (&others[..], dims) {
+                ([dim], _) => **dim,
+                ([], [dim]) => *dim,
                 _ => {
                     return Err(Usage {
                         message: "the file of sizes does not say of which dimension they are"
@@ -82,26 +103,70 @@ pub(super) fn buckets(
                     });
                 }
             };
-            buckets.insert(dim.clone(), choose(sizes, STEP));
+            Ok([(dim, &sizes[..])].into())
         }
-        Some(Wanted::ByDimension(all)) => {
-            for (dim, sizes) in all {
-                if !seen.contains_key(dim) {
-                    return Err(Usage {
-                        message: format!("no input has the dimension `{dim}` of the file of sizes"),
-                        hint: known(),
-                    });
-                }
-                let step = if dim == "batch" { 1 } else { STEP };
-                buckets.insert(dim.clone(), choose(sizes, step));
+        Wanted::ByDimension(all) => {
+            if let Some(dim) = all.keys().find(|dim| !dims.contains(&dim.as_str())) {
+                return Err(Usage {
+                    message: format!("no input has the dimension `{dim}` of the file of sizes"),
+                    hint: known(),
+                });
             }
+            Ok(all
+                .iter()
+                .map(|(dim, sizes)| (dim.as_str(), &sizes[..]))
+                .collect())
         }
     }
-    Ok(buckets)
 }
 
-/// Returns the buckets, at most [`BUCKETS`], that pad these sizes least. The largest size is always covered.
+/// Returns what padding costs in each dimension of a file. `buckets` are those of the spec by dimension.
+pub(super) fn padding(
+    buckets: &BTreeMap<String, Vec<u64>>,
+    wanted: &Wanted,
+) -> Result<Vec<Padding>, Usage> {
+    let dims: Vec<&str> = buckets.keys().map(String::as_str).collect();
+    let one = |(dim, sizes): (&str, &[u64])| {
+        let own = &buckets[dim];
+        let covered = sizes
+            .iter()
+            .filter_map(|size| Some((*size, cover(*size, own)?)));
+        let covered: Vec<(u64, u64)> = covered.collect();
+        let best = choose_up_to(own.len().max(1), sizes, step(dim, wanted));
+        let all = sizes
+            .iter()
+            .filter_map(|size| Some((*size, cover(*size, &best)?)));
+        Padding {
+            dim: dim.to_owned(),
+            buckets: own.clone(),
+            sizes: sizes.len(),
+            uncovered: sizes.len() - covered.len(),
+            waste: waste(covered.into_iter()),
+            best_waste: waste(all).unwrap_or(0.0),
+            best,
+        }
+    };
+    Ok(by_dimension(&dims, wanted)?.into_iter().map(one).collect())
+}
+
+/// Returns the smallest bucket that covers a size; `buckets` are in order.
+fn cover(size: u64, buckets: &[u64]) -> Option<u64> {
+    buckets.iter().copied().find(|bucket| *bucket >= size)
+}
+
+fn waste(pairs: impl Iterator<Item = (u64, u64)>) -> Option<f64> {
+    let (asked, computed) = pairs.fold((0.0, 0.0), |(asked, computed), (size, bucket)| {
+        (asked + size as f64, computed + bucket as f64)
+    });
+    (computed > 0.0).then(|| 1.0 - asked / computed)
+}
+
 fn choose(sizes: &[u64], step: u64) -> Vec<u64> {
+    choose_up_to(BUCKETS, sizes, step)
+}
+
+/// Returns the buckets, at most so many, that pad these sizes least. The largest size is always covered.
+fn choose_up_to(most: usize, sizes: &[u64], step: u64) -> Vec<u64> {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
     for size in sizes {
         *counts
@@ -111,7 +176,7 @@ fn choose(sizes: &[u64], step: u64) -> Vec<u64> {
     let distinct: Vec<(u64, u64)> = counts.into_iter().collect();
     // best[n][end]: the least that requests of the first `end` sizes take in `n` buckets, and where the last one begins.
     let count = distinct.len();
-    let mut best = vec![vec![(u64::MAX, 0); count + 1]; BUCKETS.min(count) + 1];
+    let mut best = vec![vec![(u64::MAX, 0); count + 1]; most.min(count) + 1];
     best[0][0] = (0, 0);
     for buckets in 1..best.len() {
         for end in 1..=count {
@@ -164,6 +229,32 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_padding_costs() {
+        let buckets = [
+            ("batch".to_owned(), vec![1, 8]),
+            ("seq".to_owned(), vec![32, 128]),
+        ]
+        .into();
+        let list = Wanted::Any(vec![16, 32, 64, 200]);
+        let told = padding(&buckets, &list).unwrap();
+        let expected = Padding {
+            dim: "seq".to_owned(),
+            buckets: vec![32, 128],
+            sizes: 4,
+            uncovered: 1,
+            waste: Some(1.0 - 112.0 / 192.0),
+            best: vec![64, 200],
+            best_waste: 1.0 - 312.0 / 392.0,
+        };
+        assert_eq!(told, [expected]);
+        let batch = Wanted::ByDimension([("batch".to_owned(), vec![9])].into());
+        let told = padding(&buckets, &batch).unwrap();
+        assert_eq!((told[0].uncovered, told[0].waste), (1, None));
+        let other = Wanted::ByDimension([("tokens".to_owned(), vec![3])].into());
+        assert!(padding(&buckets, &other).is_err());
     }
 
     #[test]

@@ -1,0 +1,62 @@
+//! What a build would compile, as far as a check and the store say it.
+
+use precast_store::Store;
+use serde::{Deserialize, Serialize};
+
+use super::{BuildError, check::CheckedModule, estimate::Estimate};
+use crate::{
+    plan::{self, Request, State},
+    spec::Spec,
+};
+
+/// What a build would do.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Forecast {
+    /// Programs that the store lacks, and how many there are to be.
+    pub missing: usize,
+    pub programs: usize,
+    /// How many artifacts are compiled for them at most: some buckets may share some. None where a module can't be
+    /// captured.
+    pub artifacts: Option<u64>,
+    /// About how long that takes with so many workers; none where no earlier build says it.
+    pub seconds: Option<f64>,
+    pub workers: usize,
+    /// How many artifacts of earlier builds the time goes by.
+    pub receipts: u32,
+}
+
+/// Returns what a build of a spec would do after a check of its modules.
+pub fn forecast(
+    spec: &Spec,
+    store: Option<&Store>,
+    checked: &[CheckedModule],
+    workers: usize,
+) -> Result<Forecast, BuildError> {
+    let known = match store {
+        Some(store) => plan::known(spec, store)?,
+        None => None,
+    };
+    let plan = plan::plan(spec, store, known, &Request::default())?;
+    let of = |index| checked.iter().find(|one| one.index == Some(index));
+    let compiled = plan.missing().filter(|item| {
+        let there = matches!(&item.state, State::Miss { capture_only, .. } if *capture_only);
+        item.form.compiled && item.left_to_eager.is_none() && !there
+    });
+    let artifacts = compiled
+        .map(|item| of(item.module).and_then(|one| one.checked.artifacts))
+        .sum::<Option<u64>>();
+    let missing = plan.missing().count();
+    let estimate = match store {
+        Some(store) => Estimate::new(&plan, store)?,
+        None => Estimate::default(),
+    };
+    Ok(Forecast {
+        missing,
+        programs: plan.wanted(),
+        artifacts,
+        seconds: artifacts.and_then(|count| estimate.of(missing, count, workers)),
+        workers,
+        receipts: estimate.receipts(),
+    })
+}

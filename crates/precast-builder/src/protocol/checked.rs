@@ -1,0 +1,157 @@
+//! What a worker finds in a module before anything is built.
+
+use std::collections::BTreeMap;
+
+use precast_store::record::Sizes;
+use serde::{Deserialize, Serialize};
+
+/// What will break in a module, and what is not known.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Checked {
+    /// By severity, then by place.
+    pub findings: Vec<Finding>,
+    /// What could not be found out, each a sentence without its final period.
+    pub unknown: Vec<String>,
+    /// Whether a build can capture it; none where that is not known.
+    pub captured: Option<bool>,
+    /// Calls of artifacts at one bucket, and how many artifacts these are.
+    pub steps: Option<u64>,
+    pub artifacts: Option<u64>,
+    /// Bucketed dimension -> the sizes that a dynamic artifact of it would hold for; none where it can't have one.
+    pub dynamic: Option<BTreeMap<String, Option<Free>>>,
+    /// Lists of submodules, and how many artifacts each needs.
+    #[serde(default)]
+    pub lists: Vec<Repeated>,
+    /// What keeps it out of a CUDA graph.
+    #[serde(default)]
+    pub graph: Vec<KeptOut>,
+    /// What torch.compile does with it, where that was asked for.
+    #[serde(default)]
+    pub recompiles: Option<Recompiles>,
+    /// What its buckets cost, where that was asked for.
+    #[serde(default)]
+    pub cost: Option<Cost>,
+    pub seconds: f64,
+}
+
+/// Submodules of one class whose names differ in numbers only.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Repeated {
+    /// Their names, as a region is written.
+    pub glob: String,
+    pub class: String,
+    /// How many of them the module calls.
+    pub count: u64,
+    /// How many artifacts they need as a region.
+    pub artifacts: u64,
+    /// Whether the spec has them as a region.
+    pub region: bool,
+}
+
+/// One reason why a program can't be one CUDA graph.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct KeptOut {
+    pub why: String,
+    /// `file:line` of the user's code.
+    pub location: Option<String>,
+}
+
+/// What torch.compile does with a module at several sizes.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Recompiles {
+    /// In the order in which they were made; the first two have the same sizes.
+    pub calls: Vec<TorchCall>,
+    /// How often torch.compile compiles a function before it leaves it to eager.
+    pub limit: u64,
+}
+
+/// One call through torch.compile.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct TorchCall {
+    pub sizes: Sizes,
+    /// Graphs that were made for it; 0 where those of earlier calls did.
+    pub graphs: u64,
+    /// Places where a graph ended before the function did.
+    pub breaks: u64,
+    /// The guards that did not hold, one for each function that was compiled again.
+    pub guards: Vec<String>,
+}
+
+/// What calls cost at least.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Cost {
+    pub buckets: Vec<BucketCost>,
+    /// Bytes of parameters and buffers, without tables of embeddings.
+    pub weights: u64,
+    pub flops_per_second: f64,
+    pub bytes_per_second: f64,
+    /// How the machine's rates were found.
+    pub measured: String,
+}
+
+/// What a call of one bucket costs at least.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct BucketCost {
+    pub sizes: Sizes,
+    /// Of matrix products, convolutions and attention.
+    pub flops: u64,
+    /// Of weights, inputs and outputs.
+    pub bytes: u64,
+    /// The time that this machine needs for them.
+    pub seconds: f64,
+}
+
+/// The sizes of a dynamic dimension.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Free {
+    pub min: u64,
+    /// None for no bound.
+    pub max: Option<u64>,
+}
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Worth knowing.
+    Low,
+    /// On the path of every call: a compiled module does otherwise than eager, or torch.compile breaks its graph there.
+    Medium,
+    /// Stops the build.
+    High,
+}
+
+/// One thing that keeps a module from being compiled, or that a compiled module does otherwise.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Finding {
+    /// What is found, by a stable name.
+    #[cfg_attr(feature = "schema", schemars(extend("enum" = crate::spec::check::CATEGORIES)))]
+    pub category: String,
+    pub severity: Severity,
+    pub why: String,
+    pub mend: Mend,
+    /// `file:line` of the user's code, or of an installed package where none of it is involved.
+    pub location: Option<String>,
+    /// The qualified name of the function around it.
+    pub function: Option<String>,
+    /// The line itself.
+    pub source: Option<String>,
+}
+
+/// What to write instead.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Mend {
+    pub text: String,
+    /// The user's own line, mended, where that follows from it.
+    pub lines: Vec<String>,
+}

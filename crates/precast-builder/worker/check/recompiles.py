@@ -1,0 +1,158 @@
+"""What `torch.compile` would compile again for the sizes of a module, and where it would break its graph.
+
+The module is called through torch.compile with a backend that compiles nothing: at one size of each bucketed
+dimension, at the same sizes again, at a second and a third size of each dimension, and at size one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import failures
+from ..call import INNER
+from ..torch_private.recompiles import Broken, Compiled, Guard, compiled
+from .finding import LOW, MEDIUM, Finding, Mend
+from .sources import made
+from .subject import Subject
+
+# Turns of a dimension.
+_SECOND, _THIRD, _ONE = range(3)
+_MISMATCH = re.compile(r"tensor '(.+)' size mismatch at index (\d+)\. expected (\d+), actual \d+")
+
+
+@dataclass
+class Recompiles:
+    """What torch.compile does with a module."""
+
+    subject: Subject
+    findings: list[Finding] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    limit: int = 0
+    # Texts of guards that fail at every call, without their numbers.
+    _always: set[str] = field(default_factory=set)
+
+    def vary(self) -> None:
+        """Calls the module at every size."""
+        base = self.subject.distinct()
+        try:
+            with compiled(self.subject.call) as (call, self.limit):
+                first = self._call(call, base, None)
+                # Torch tells a break once more, without its line, of each function around it.
+                lines = {one.why for one in first.breaks if one.stack}
+                for one in first.breaks:
+                    if one.stack or one.why not in lines:
+                        self._broken(one, whole=first.graphs == 0)
+                for guards in self._call(call, base, None).guards:
+                    self._at_every_call(guards[0])
+                for turn in (_SECOND, _THIRD, _ONE):
+                    for dim in self.subject.dims:
+                        size = self._sizes(dim, base)[turn]
+                        self._guards(self._call(call, {**base, dim: size}, dim), dim, turn)
+        except Exception as error:
+            why = f"{type(error).__name__}: {failures.one_line(error)}"
+            self.subject.unknown.append(f"what else torch.compile would compile again for: it fails with {why}")
+
+    def _sizes(self, dim: str, base: dict[str, int]) -> list[int]:
+        """Returns a second size, a third, and one."""
+        multiples = [base[dim] * factor for factor in (2, 3, 4, 5)]
+        known = [*(bucket[dim] for bucket in self.subject.buckets if dim in bucket), *multiples]
+        others = [size for size in dict.fromkeys(known) if size > 1 and size not in base.values()]
+        return [*others[:2], 1]
+
+    def answer(self) -> dict[str, Any]:
+        """Returns the protocol's form."""
+        return {"calls": self.calls, "limit": self.limit}
+
+    def _call(self, call: Any, sizes: dict[str, int], dim: str | None) -> Compiled:
+        try:
+            done = call(*self.subject.inputs_at(sizes))
+        except Exception as error:
+            if dim is None:
+                raise
+            why = f"the module fails there: {type(error).__name__}: {failures.one_line(error)}"
+            self.subject.unknown.append(f"what torch.compile does at `{dim}` = {sizes[dim]}: {why}")
+            return Compiled()
+        guards = [self._named(self._about(guards, dim).text) for guards in done.guards]
+        self.calls.append({"sizes": sizes, "graphs": done.graphs, "breaks": len(done.breaks), "guards": guards})
+        return done
+
+    def _at_every_call(self, guard: Guard) -> None:
+        self._always.add(_plain(guard.text))
+        why = f"torch.compile compiles again at every call: it relies on `{self._named(guard.text)}`, which changes"
+        self._found(guard, MEDIUM, why, Mend("return what changes as an output, and take it as an input"))
+
+    def _about(self, guards: list[Guard], dim: str | None) -> Guard:
+        """Returns the guard that is about a dimension; else that of the newest version, the least specialised one."""
+        return next((one for one in guards if dim and re.search(rf"\b{dim}\b", self._named(one.text))), guards[0])
+
+    def _guards(self, done: Compiled, dim: str, turn: int) -> None:
+        """Says why a call at a second size of a dimension, a third or one was compiled again."""
+        for guard in (self._about(guards, dim) for guards in done.guards):
+            text = self._named(guard.text)
+            if _plain(guard.text) in self._always:
+                continue
+            fixed = _MISMATCH.match(guard.text) is not None or "==" in guard.text
+            if turn == _ONE:
+                why = f"torch.compile makes another graph for `{dim}` = 1: `{text}` does not hold"
+                mend = Mend("call it with at least two, as by a padded row, or expect one graph more")
+                # Torch treats sizes of one by itself, whatever line a bound is from.
+                guard = Guard(guard.text, [])
+            elif fixed and turn == _THIRD:
+                why = f"torch.compile compiles again for every size of `{dim}`, and after {self.limit} runs eager: "
+                why += f"`{text}` does not hold"
+                mend = Mend("compute with the tensor's own size; where a value of it is read, the graph is tied to it")
+                self._found(guard, MEDIUM, why, mend)
+                continue
+            elif fixed:
+                why = f"torch.compile compiles again at the second size of `{dim}`, and leaves it free from then on"
+                mend = Mend("say before the first call that it varies", self._marks(dim))
+            else:
+                why = f"torch.compile makes another graph where `{text}` does not hold"
+                mend = Mend("code that holds for every size, or expect one graph for each side")
+            self._found(guard, LOW, why, mend)
+
+    def _marks(self, dim: str) -> list[str]:
+        """Returns the calls that declare a dimension dynamic."""
+        axes = [
+            (spec["name"], axis) for spec in self.subject.specs for axis, own in enumerate(spec["dims"]) if own == dim
+        ]
+        return [f"torch._dynamo.mark_dynamic({name}, {axis})" for name, axis in axes]
+
+    def _found(self, guard: Guard, severity: str, why: str, mend: Mend) -> None:
+        sources = self.subject.sources
+        own = (failures.inside(path, line, sources.root) for path, line in guard.places)
+        place = sources.at(next(filter(None, own), None))
+        found = made(place, "recompile", severity, why, mend)
+        if all(one.why != why for one in self.findings):
+            self.findings.append(found)
+
+    def _broken(self, broken: Broken, whole: bool) -> None:
+        sources = self.subject.sources
+        own = [failures.inside(path, line, sources.root) for path, line in broken.stack]
+        place = sources.at(next(filter(None, reversed(own)), None))
+        why = f"torch.compile ends its graph here: {broken.why}"
+        if whole:
+            why = f"torch.compile gives up the whole function here, and eager runs it: {broken.why}"
+        mend = Mend("do it outside of forward, once, and keep the result")
+        self.findings.append(made(place, "graph-break", MEDIUM if place is not None else LOW, why, mend))
+
+    def _named(self, text: str) -> str:
+        """Returns a guard with the names of inputs and dimensions."""
+        text = text.replace(f"self.{INNER}.", "self.")
+        found = _MISMATCH.match(text)
+        if found:
+            name, axis, before = found.groups()
+            text = f"{name}.size()[{axis}] == {before}"
+        for index, spec in enumerate(self.subject.specs):
+            for name in (f"inputs[{index}]", spec["name"]):
+                for axis, dim in enumerate(spec["dims"]):
+                    if dim is not None:
+                        text = text.replace(f"{name}.size()[{axis}]", dim)
+            text = text.replace(f"inputs[{index}]", spec["name"])
+        return text
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\d+", "", text)

@@ -1,0 +1,148 @@
+"""Repeated submodules: which of them share one artifact, and what is in the way of the others.
+
+Members of a list share an artifact where their parts of the captured graph are equal. For those whose part differs from
+that of most, attributes are compared: what differs among those that share an artifact, as a number of the layer, is
+not in the way.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import cut, repeats, segment, tensors
+from ..call import INNER, outer_name
+from ..flat import Flat
+from ..repeats import Fact, Repeat
+from .finding import LOW, Finding, Mend
+from .sources import made
+from .subject import Subject
+
+# How many differences a finding names.
+_NAMED = 4
+
+
+@dataclass
+class Regions:
+    """The lists of a module, and how many artifacts each needs."""
+
+    subject: Subject
+    findings: list[Finding] = field(default_factory=list)
+    lists: list[dict[str, Any]] = field(default_factory=list)
+
+    def compare(self, graph: Flat | None) -> None:
+        """Compares the members of every list; `graph` is none where the module can't be captured."""
+        path = self.subject.module["path"]
+        for repeat in repeats.find(self.subject.call.get_submodule(INNER)):
+            called = self._called(repeat, graph) if graph is not None else {}
+            if graph is not None:
+                forms = {name: text for name, (text, _) in called.items()}
+            else:
+                forms = {name: str(sorted(held)) for name, held in _without_numbers(repeat).items()}
+            # Members that the module does not call have no part.
+            if len(forms) < 2:
+                continue
+            groups: dict[str, list[str]] = {}
+            for name, form in forms.items():
+                groups.setdefault(form, []).append(name)
+            ordered = sorted(groups.values(), key=len, reverse=True)
+            first = outer_name(path, next(iter(forms)))
+            self.lists.append(
+                {
+                    "glob": outer_name(path, repeat.glob),
+                    "class": repeat.kind.__name__,
+                    "count": len(forms),
+                    "artifacts": len(ordered),
+                    "region": any(cut.matches(one, first) for one in self.subject.module["regions"]),
+                }
+            )
+            if len(ordered) > 1:
+                self._differ(repeat, ordered, called)
+        if graph is None and self.lists:
+            self.subject.unknown.append("whether lists share artifacts: they are compared by attributes alone")
+
+    def _called(self, repeat: Repeat, graph: Flat) -> dict[str, tuple[str, list[Any]]]:
+        """Returns text and input layouts of each member's part of the graph, as a region would have them."""
+        path = self.subject.module["path"]
+        names = {outer_name(path, name): name for name in repeat.members}
+        found = {}
+        for part in cut.cut(graph, [outer_name(path, repeat.glob)], path):
+            if part.name in names:
+                layouts = [tensors.layout(node.meta["val"]) for node in part.inputs]
+                found[names[part.name]] = (segment.build(part, graph).text, layouts)
+        return found
+
+    def _differ(self, repeat: Repeat, groups: list[list[str]], called: dict[str, tuple[str, list[Any]]]) -> None:
+        """Says of the groups but the largest in what they differ from it; nothing where the largest has one member."""
+        most, *others = groups
+        if len(most) < 2:
+            return
+        known = {name: repeats.facts(held) for name, held in repeat.members.items()}
+        first = known[most[0]]
+        varied = {fact for name in most for fact in _different(known[name], first)}
+        path = self.subject.module["path"]
+        reasons = []
+        for group in others:
+            own = known[group[0]]
+            differ = [fact for fact in _different(own, first) if fact not in varied]
+            said = [_said(fact, own.get(fact), first.get(fact)) for fact in differ[:_NAMED]]
+            if len(differ) > _NAMED:
+                said.append(f"{len(differ) - _NAMED} more")
+            names = ", ".join(f"`{outer_name(path, name)}`" for name in group[:_NAMED])
+            if len(group) > _NAMED:
+                names += f" and {len(group) - _NAMED} more"
+            reasons.append(f"{names}: {', '.join(said) or _calls(called, group[0], most[0])}")
+        count = sum(len(group) for group in others)
+        total = f"{count} of {count + len(most)} `{repeat.kind.__name__}`"
+        why = f"{total} need artifacts of their own, the others share one; {'; '.join(reasons)}"
+        mend = Mend("give all of them one value, or a tensor in its place: then one compile serves them all")
+        self.findings.append(made(self._place(repeat.kind), "region", LOW, why, mend))
+
+    def _place(self, kind: type) -> Any:
+        try:
+            path = inspect.getsourcefile(kind)
+            line = inspect.getsourcelines(kind.forward)[1]  # type: ignore[attr-defined]
+        except (OSError, TypeError):
+            return None
+        return self.subject.sources.place(path, line) if path else None
+
+
+def _said(name: str, own: Fact | None, other: Fact | None) -> str:
+    if own is None or other is None:
+        return f"`{name}` is there in {'the others' if own is None else 'it'} only"
+    what = f"the {own.kind} of `{name}`" if own.kind in ("class", "dtype") else f"`{name}`"
+    return f"{what} is {own.value}, in the others {other.value}"
+
+
+def _layouts(held: list[Any]) -> str:
+    return ", ".join(f"{one['dtype']}{one['shape']}" for one in held) or "no tensor"
+
+
+def _calls(called: dict[str, tuple[str, list[Any]]], name: str, other: str) -> str:
+    """Says in what two members differ whose attributes are equal."""
+    if name in called and called[name][1] != called[other][1]:
+        own, most = _layouts(called[name][1]), _layouts(called[other][1])
+        return f"it is called with {own}, the others with {most}"
+    return "no attribute differs: its code decides by something else, as by what it is called with"
+
+
+def _different(own: dict[str, Fact], other: dict[str, Fact]) -> list[str]:
+    """Returns what is not the same in two members."""
+    names = dict.fromkeys([*other, *own])
+    return [name for name in names if own.get(name) != other.get(name)]
+
+
+def _without_numbers(repeat: Repeat) -> dict[str, list[tuple[str, str, str]]]:
+    """Returns the facts of each member, without those that are another in every one, as the number of a layer."""
+    known = {name: repeats.facts(held) for name, held in repeat.members.items()}
+    counts = Counter((fact, one) for held in known.values() for fact, one in held.items())
+    return {
+        name: [
+            (fact, one.kind, one.value)
+            for fact, one in held.items()
+            if any(counts[fact, other[fact]] > 1 for other in known.values() if fact in other)
+        ]
+        for name, held in known.items()
+    }

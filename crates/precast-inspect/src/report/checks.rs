@@ -1,0 +1,88 @@
+//! What checks found: findings with their mends, those that are intended with their reasons, and what is not known.
+
+use maud::{Markup, html};
+use precast_builder::protocol::{Finding, Severity};
+
+use super::html::heads;
+use crate::checks::{Checks, Row};
+
+pub(super) fn checks(all: &[Checks]) -> Markup {
+    html! {
+        h2 #check { "What checks found" }
+        @if all.is_empty() {
+            p.soft { "No check was given. " code { "precast check --format json > check.json" } " makes one; "
+                code { "precast report --check check.json" } " adds it." }
+        }
+        @for (index, checks) in all.iter().enumerate() { (one(index, checks)) }
+    }
+}
+
+fn one(index: usize, checks: &Checks) -> Markup {
+    let rows = checks.rows();
+    let (allowed, open): (Vec<&Row<'_>>, Vec<&Row<'_>>) =
+        rows.iter().partition(|row| row.allowed.is_some());
+    html! {
+        h3 { (checks.model) }
+        @if open.is_empty() { p { "Nothing is found that is not intended." } }
+        @else {
+            div.scroll { table.sort id=(format!("check-{index}")) {
+                (heads(&[("Severity", false), ("Finding", false), ("Where", false), ("Modules", false), ("Why", false)]))
+                tbody { @for row in &open { tr {
+                    td class=[(row.finding.severity == Severity::High).then_some("bad")] data-v=(rank(row.finding)) {
+                        (severity(row.finding))
+                    }
+                    td { (row.finding.category) }
+                    td { (place(row.finding)) }
+                    td { (row.modules.join(", ")) }
+                    td.wrap { (row.finding.why) (mend(row.finding)) }
+                } } }
+            } }
+        }
+        @if !allowed.is_empty() {
+            h4 { "Intended" }
+            div.scroll { table {
+                thead { tr { @for name in ["Finding", "Where", "Reason"] { th scope="col" { (name) } } } }
+                tbody { @for row in allowed { tr {
+                    td { (row.finding.category) }
+                    td { (place(row.finding)) }
+                    td.wrap { (row.allowed.unwrap_or_default()) }
+                } } }
+            } }
+        }
+        @for module in checks.modules.iter().filter(|module| !module.unknown.is_empty()) {
+            h4 { "Not known of " (module.module) }
+            ul { @for unknown in &module.unknown { li { (unknown) } } }
+        }
+    }
+}
+
+fn severity(finding: &Finding) -> &'static str {
+    match finding.severity {
+        Severity::High => "high",
+        Severity::Medium => "medium",
+        Severity::Low => "low",
+    }
+}
+
+fn rank(finding: &Finding) -> u8 {
+    match finding.severity {
+        Severity::High => 2,
+        Severity::Medium => 1,
+        Severity::Low => 0,
+    }
+}
+
+fn place(finding: &Finding) -> Markup {
+    html! {
+        @if let Some(location) = &finding.location { code { (location) } }
+        @if let Some(function) = &finding.function { br; span.soft { (function) } }
+    }
+}
+
+fn mend(finding: &Finding) -> Markup {
+    html! {
+        @if let Some(source) = &finding.source { br; code { (source) } }
+        br; span.soft { (finding.mend.text) }
+        @for line in &finding.mend.lines { br; code.good { (line) } }
+    }
+}
