@@ -23,7 +23,7 @@ use crate::{
 };
 
 #[derive(Debug, Default, Serialize)]
-pub struct Told {
+pub struct Outcome {
     pub calls: u64,
     pub refused: u64,
     /// Right calls on memory that ends at a guard page, answered.
@@ -62,7 +62,7 @@ fn throwing() -> Model {
     runtime(memory.source()).load("fake").unwrap()
 }
 
-/// One bad call: a module, its inputs, names where it is called by name, and what must be said about it.
+/// One bad call: a module, its inputs, names where it is called by name, and the text that its error must contain.
 struct Call {
     kind: &'static str,
     module: &'static str,
@@ -401,28 +401,28 @@ impl Maker {
 }
 
 /// Makes `count` calls, every tenth of them a right one.
-pub fn run(seed: u64, count: u64) -> Told {
+pub fn run(seed: u64, count: u64) -> Outcome {
     let (throws, works) = (throwing(), load(&[Fake::sized(ROWS, COLS)]));
     let mut maker = Maker {
         random: Random(seed),
         open: Guarded::new(1 << 26, true),
         closed: Guarded::new(4096, false),
     };
-    let mut told = Told::default();
+    let mut outcome = Outcome::default();
     let mut times: BTreeMap<&'static str, Vec<u64>> = BTreeMap::new();
     let (mut n, mut turn) = (seed, 0u64);
-    while told.calls < count {
+    while outcome.calls < count {
         (n, turn) = (n.wrapping_add(1), turn + 1);
         if turn.is_multiple_of(10) {
-            told.calls += 1;
+            outcome.calls += 1;
             match at_the_edge(&works, &mut maker) {
-                Ok(()) => told.answered += 1,
-                Err(why) => told.bad.push(format!("seed {seed} call {n}: {why}")),
+                Ok(()) => outcome.answered += 1,
+                Err(why) => outcome.bad.push(format!("seed {seed} call {n}: {why}")),
             }
             continue;
         }
         let Some(call) = maker.call(n) else { continue };
-        told.calls += 1;
+        outcome.calls += 1;
         let named: Option<Vec<(&str, &Tensor)>> = call
             .names
             .as_ref()
@@ -435,28 +435,29 @@ pub fn run(seed: u64, count: u64) -> Told {
         let took = begin.elapsed().as_nanos() as u64;
         match result {
             Err(error) if (call.expected)(&error) && names_it(&error, &call) => {
-                told.refused += 1;
+                outcome.refused += 1;
                 times.entry(call.kind).or_default().push(took);
             }
-            Err(error) => told
+            Err(error) => outcome
                 .bad
                 .push(format!("seed {seed} call {n}: {}: {error}", call.kind)),
-            Ok(_) => told
+            Ok(_) => outcome
                 .bad
                 .push(format!("seed {seed} call {n}: {}: answered", call.kind)),
         }
     }
     let mut all: Vec<u64> = times.values().flatten().copied().collect();
     all.sort_unstable();
-    told.mean_ns = (all.iter().sum::<u64>() as f64 / all.len().max(1) as f64).round();
-    told.median_ns = all.get(all.len() / 2).copied().unwrap_or(0);
-    told.p99_ns = all.get(all.len() * 99 / 100).copied().unwrap_or(0);
+    outcome.mean_ns = (all.iter().sum::<u64>() as f64 / all.len().max(1) as f64).round();
+    outcome.median_ns = all.get(all.len() / 2).copied().unwrap_or(0);
+    outcome.p99_ns = all.get(all.len() * 99 / 100).copied().unwrap_or(0);
     for (kind, mut took) in times {
         took.sort_unstable();
-        told.kinds
+        outcome
+            .kinds
             .insert(kind, (took.len() as u64, took[took.len() / 2]));
     }
-    told
+    outcome
 }
 
 /// Returns whether a message says which input of which module, or which module, it is about.

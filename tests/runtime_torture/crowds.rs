@@ -74,7 +74,7 @@ pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Mixed {
         },
     ];
     let source = Memory::with(&fakes).source();
-    let mut told = Mixed {
+    let mut outcome = Mixed {
         threads: threads.to_vec(),
         ..Mixed::default()
     };
@@ -101,14 +101,14 @@ pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Mixed {
             })
         });
         for part in parts {
-            told.calls += part.calls;
-            told.good += part.good;
-            told.refused += part.refused;
-            told.failed += part.failed;
-            told.bad.extend(part.bad);
+            outcome.calls += part.calls;
+            outcome.good += part.good;
+            outcome.refused += part.refused;
+            outcome.failed += part.failed;
+            outcome.bad.extend(part.bad);
         }
     }
-    told
+    outcome
 }
 
 fn caller(model: &Model, calls: u64, mut random: Random, steps: &AtomicU64) -> Mixed {
@@ -131,38 +131,38 @@ fn caller(model: &Model, calls: u64, mut random: Random, steps: &AtomicU64) -> M
         x(9, 5),
         Tensor::new(),
     ];
-    let mut told = Mixed::default();
+    let mut outcome = Mixed::default();
     for _ in 0..calls {
-        told.calls += 1;
+        outcome.calls += 1;
         match random.below(4) {
             0 | 1 => {
                 let (input, doubled, sums) = random.of(&good);
                 match model.run("f", std::slice::from_ref(input)) {
                     Ok(out) if flat(&out[0]) == *doubled && flat(&out[1]) == *sums => {
-                        told.good += 1
+                        outcome.good += 1
                     }
-                    Ok(out) => told
+                    Ok(out) => outcome
                         .bad
                         .push(format!("{:?}: {:?}", input.size(), flat(&out[0]))),
-                    Err(error) => told.bad.push(error.to_string()),
+                    Err(error) => outcome.bad.push(error.to_string()),
                 }
             }
             2 => match model.run("f", std::slice::from_ref(&negative)) {
                 Err(RuntimeError::Failed { message, .. }) if message == "negative" => {
-                    told.failed += 1
+                    outcome.failed += 1
                 }
-                other => told.bad.push(format!("a failing run: {other:?}")),
+                other => outcome.bad.push(format!("a failing run: {other:?}")),
             },
             _ => match model.run("f", std::slice::from_ref(random.of(&wrong))) {
                 Err(RuntimeError::BadInput { .. } | RuntimeError::NoBucket { .. }) => {
-                    told.refused += 1
+                    outcome.refused += 1
                 }
-                other => told.bad.push(format!("a bad input: {other:?}")),
+                other => outcome.bad.push(format!("a bad input: {other:?}")),
             },
         }
         steps.fetch_add(1, Relaxed);
     }
-    told
+    outcome
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -177,12 +177,12 @@ pub struct Fresh {
 
 /// Makes `containers` containers and races the first runs of each, with and without a failing one among them.
 pub fn fresh(containers: u64, seed: u64) -> Fresh {
-    let mut told = Fresh::default();
+    let mut outcome = Fresh::default();
     let mut random = Random(seed);
     let source = Memory::with(&[Fake::of("FAILS_BELOW")]).source();
     let wanted = flat(&(x(8, 4) * 2));
     watched("fresh containers", |steps| {
-        while told.containers < containers {
+        while outcome.containers < containers {
             let threads = *random.of(&[2, 4, 8]);
             let model = Runtime::over(source.clone(), Device::Cpu).unwrap();
             let model = model.instances(threads).load("fake").unwrap();
@@ -207,21 +207,22 @@ pub fn fresh(containers: u64, seed: u64) -> Fresh {
                 wrong.contains(&true)
             });
             if wrong {
-                told.bad
-                    .push(format!("round {} of {threads} threads", told.rounds));
+                outcome
+                    .bad
+                    .push(format!("round {} of {threads} threads", outcome.rounds));
             }
-            told.containers += threads as u64;
-            told.rounds += 1;
+            outcome.containers += threads as u64;
+            outcome.rounds += 1;
             steps.fetch_add(1, Relaxed);
         }
         if let Some(store) = real::store() {
             // A tenth of them real ones: slower to run, the same code of ours.
             let (made, bad) = real::race(&store, containers / 10, steps);
-            told.real = made;
-            told.bad.extend(bad);
+            outcome.real = made;
+            outcome.bad.extend(bad);
         }
     });
-    told
+    outcome
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -247,10 +248,10 @@ pub fn outputs(calls: u64, seed: u64) -> Kept {
             ..Fake::of("RETURNS_WEIGHT")
         }]),
     ];
-    let mut told = Kept::default();
+    let mut outcome = Kept::default();
     let mut random = Random(seed);
     let mut held: Vec<(Tensor, Vec<f32>)> = Vec::new();
-    while told.calls < calls {
+    while outcome.calls < calls {
         let which = random.below(models.len());
         let (rows, cols) = match which {
             0 => (1 + random.below(4) as i64, 1 + random.below(4) as i64),
@@ -264,11 +265,11 @@ pub fn outputs(calls: u64, seed: u64) -> Kept {
             _ => vec![2.0],
         };
         let out = models[which].run("f", &[input.shallow_clone()]).unwrap();
-        told.calls += 1;
+        outcome.calls += 1;
         if flat(&out[0]) != expected {
-            told.bad.push(format!(
+            outcome.bad.push(format!(
                 "call {}: model {which} answers {:?}",
-                told.calls,
+                outcome.calls,
                 flat(&out[0])
             ));
         }
@@ -279,18 +280,18 @@ pub fn outputs(calls: u64, seed: u64) -> Kept {
             _ => held.push((Tensor::from(&out[0]), expected)),
         }
         if held.len() > 64 {
-            told.kept += 1;
+            outcome.kept += 1;
             let (tensor, was) = held.swap_remove(random.below(held.len()));
             if flat(&tensor) != was {
-                told.bad.push(format!(
+                outcome.bad.push(format!(
                     "by call {}: an answer changed from {was:?} to {:?}",
-                    told.calls,
+                    outcome.calls,
                     flat(&tensor)
                 ));
             }
         }
     }
-    told
+    outcome
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -326,7 +327,7 @@ pub fn swaps(count: u64, threads: u64) -> Swaps {
     memory.weights = Some(sets[0]);
     let runtime = runtime(memory.source()).instances(2);
     let model = runtime.load("fake").unwrap();
-    let mut told = Swaps {
+    let mut outcome = Swaps {
         threads,
         ..Swaps::default()
     };
@@ -369,19 +370,20 @@ pub fn swaps(count: u64, threads: u64) -> Swaps {
                 let wanted = ((i % SETS + 1) * (i % SETS + 1)) as f32;
                 // A call that begins after a swap has returned sees the new set.
                 if swapped.is_err() || after.as_ref().ok() != Some(&wanted) {
-                    told.bad
+                    outcome
+                        .bad
                         .push(format!("swap {i}: {swapped:?}, then {after:?}"));
                 }
-                told.swaps += 1;
+                outcome.swaps += 1;
                 steps.fetch_add(1, Relaxed);
             }
             stop.store(true, Relaxed);
             for caller in callers {
                 let (answers, bad) = caller.join().unwrap();
-                told.answers += answers;
-                told.bad.extend(bad);
+                outcome.answers += answers;
+                outcome.bad.extend(bad);
             }
         });
     });
-    told
+    outcome
 }

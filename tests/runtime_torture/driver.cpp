@@ -38,7 +38,7 @@ struct Meta {
 };
 
 extern "C" {
-void precast_capture_messages(void (*said)(const char*));
+void precast_capture_messages(void (*callback)(const char*));
 const char* precast_last_error();
 int32_t precast_tensor_meta(const void*, Meta*);
 Ptr precast_tensor_share(const void*);

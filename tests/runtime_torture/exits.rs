@@ -20,7 +20,7 @@ use crate::{
 };
 
 #[derive(Debug, Default, Serialize)]
-pub struct Told {
+pub struct Outcome {
     pub exits: u64,
     /// Of these, with real artifacts running.
     pub real: u64,
@@ -33,12 +33,12 @@ pub struct Told {
 const CODES: [i32; 7] = [0, 1, 3, 42, 101, 130, 255];
 
 /// Starts `count` processes, `parallel` at a time, each of which ends with a code in mid-work.
-pub fn run(count: u64, parallel: u64, seed: u64) -> Told {
-    let mut told = Told::default();
+pub fn run(count: u64, parallel: u64, seed: u64) -> Outcome {
+    let mut outcome = Outcome::default();
     let mut random = Random(seed);
     let late = late();
-    while told.exits < count {
-        let children: Vec<_> = (0..parallel.min(count - told.exits))
+    while outcome.exits < count {
+        let children: Vec<_> = (0..parallel.min(count - outcome.exits))
             .map(|_| {
                 let code = *random.of(&CODES);
                 let with = json!({
@@ -51,17 +51,18 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Told {
             .collect();
         for (code, child, with) in children {
             let done = act::finish(child, Duration::from_secs(600));
-            told.exits += 1;
-            told.late += u64::from(with["preload"].is_string());
-            told.real += u64::from(done.printed.contains("real artifacts"));
+            outcome.exits += 1;
+            outcome.late += u64::from(with["preload"].is_string());
+            outcome.real += u64::from(done.printed.contains("real artifacts"));
             let started = done.printed.contains("at work") && !done.printed.contains("met ");
             if done.status.code() != Some(code) || done.status.signal().is_some() || !started {
-                told.bad
+                outcome
+                    .bad
                     .push(format!("{with}: {}: {}", done.status, done.printed));
             }
         }
     }
-    told
+    outcome
 }
 
 /// Returns a library that keeps a process alive after libtorch's destructors have run.
@@ -80,7 +81,7 @@ fn late() -> PathBuf {
     path
 }
 
-/// Returns an answer. A thread that is told that the process is ending has no more to do; anything else is a call that
+/// Returns an answer. A thread that gets the error of an ending process stops; anything else is a call that
 /// met libtorch's destructors.
 fn right<T>(answer: Result<T, RuntimeError>) -> T {
     match answer {

@@ -42,22 +42,22 @@ impl Report {
             return;
         }
         let begin = Instant::now();
-        let (told, bad) = work();
-        let mut told = serde_json::to_value(told).unwrap();
-        told["date"] = json!(printed("date", &["-u", "+%F"]));
-        told["commit"] = json!(printed("git", &["rev-parse", "--short", "HEAD"]));
+        let (outcome, bad) = work();
+        let mut outcome = serde_json::to_value(outcome).unwrap();
+        outcome["date"] = json!(printed("date", &["-u", "+%F"]));
+        outcome["commit"] = json!(printed("git", &["rev-parse", "--short", "HEAD"]));
         if let Some(seed) = seed {
-            told["seed"] = json!(seed);
+            outcome["seed"] = json!(seed);
         }
-        told["scale"] = json!(self.scale);
-        told["bad"] = json!(bad.len());
+        outcome["scale"] = json!(self.scale);
+        outcome["bad"] = json!(bad.len());
         if !bad.is_empty() {
-            told["examples"] = json!(bad.iter().take(5).collect::<Vec<_>>());
+            outcome["examples"] = json!(bad.iter().take(5).collect::<Vec<_>>());
         }
-        told["seconds"] = json!((begin.elapsed().as_secs_f64() * 10.0).round() / 10.0);
-        println!("{name}: {told}");
+        outcome["seconds"] = json!((begin.elapsed().as_secs_f64() * 10.0).round() / 10.0);
+        println!("{name}: {outcome}");
         self.bad += bad.len();
-        self.parts.insert(name.to_owned(), told);
+        self.parts.insert(name.to_owned(), outcome);
         self.save();
     }
 
@@ -108,11 +108,11 @@ fn cpu() -> Option<String> {
 }
 
 /// Takes what went wrong out of what a part tells.
-macro_rules! told {
-    ($told:expr) => {{
-        let mut told = $told;
-        let bad = std::mem::take(&mut told.bad);
-        (told, bad)
+macro_rules! outcome {
+    ($outcome:expr) => {{
+        let mut outcome = $outcome;
+        let bad = std::mem::take(&mut outcome.bad);
+        (outcome, bad)
     }};
 }
 
@@ -132,12 +132,12 @@ pub fn run() {
 
     let count = report.count(100_000);
     report.part("15 bad calls", Some(SEED), || {
-        told!(bad_calls::run(SEED, count))
+        outcome!(bad_calls::run(SEED, count))
     });
     let count = report.count(100_000);
     match real::store().filter(values::there) {
         Some(store) => report.part("15 hostile values", Some(SEED), || {
-            told!(values::run(&store, count, SEED))
+            outcome!(values::run(&store, count, SEED))
         }),
         None => report.skip(
             "15 hostile values",
@@ -146,14 +146,14 @@ pub fn run() {
     }
     let count = report.count(1_000_000);
     report.part("16 mixed calls", Some(SEED), || {
-        told!(crowds::mixed(&[4, 8, 16, 32, 64], count, SEED))
+        outcome!(crowds::mixed(&[4, 8, 16, 32, 64], count, SEED))
     });
     let count = report.count(10_000);
     report.part("16 fresh containers", Some(SEED), || {
-        told!(crowds::fresh(count, SEED))
+        outcome!(crowds::fresh(count, SEED))
     });
     report.part("17 padding, fake artifacts", None, || {
-        told!(padding::fakes(&[
+        outcome!(padding::fakes(&[
             (1, 1),
             (2, 3),
             (4, 4),
@@ -164,50 +164,50 @@ pub fn run() {
     });
     let count = report.count(100_000);
     report.part("17 padding, several callers", None, || {
-        told!(padding::threads(count))
+        outcome!(padding::threads(count))
     });
     match real::store() {
         Some(store) => report.part("17 padding, real artifacts", None, || {
-            told!(padding::real(&store))
+            outcome!(padding::real(&store))
         }),
         None => report.skip(
             "17 padding, real artifacts",
             "run `cargo test --test numerics` first",
         ),
     }
-    report.part("18 wrong hosts", None, || told!(loading::hosts()));
+    report.part("18 wrong hosts", None, || outcome!(loading::hosts()));
     let count = report.count(100_000);
     report.part("19 swap races", Some(SEED), || {
-        told!(races::run(count, cores.div_ceil(2), SEED))
+        outcome!(races::run(count, cores.div_ceil(2), SEED))
     });
     let count = report.count(5_000);
     report.part("20 artifacts that do not load", Some(SEED), || {
-        told!(loading::broken(count, SEED))
+        outcome!(loading::broken(count, SEED))
     });
     let count = report.count(200_000);
     report.part("21 outputs are the caller's", Some(SEED), || {
-        told!(crowds::outputs(count, SEED))
+        outcome!(crowds::outputs(count, SEED))
     });
     report.part("22 weights once", None, || {
-        told!(memory::sharing(8, 256 << 20))
+        outcome!(memory::sharing(8, 256 << 20))
     });
     let count = report.count(100);
-    report.part("23 no memory", None, || told!(memory::exhaustion(count)));
+    report.part("23 no memory", None, || outcome!(memory::exhaustion(count)));
     let count = report.count(1_000_000);
-    report.part("24 leaks", None, || told!(memory::leaks(count)));
+    report.part("24 leaks", None, || outcome!(memory::leaks(count)));
     let count = report.count(1_000);
     report.part("24 exits in mid-work", Some(SEED), || {
-        told!(exits::run(count, cores, SEED))
+        outcome!(exits::run(count, cores, SEED))
     });
     let count = report.count(1_000);
-    report.part("25 hot swaps", None, || told!(crowds::swaps(count, 4)));
+    report.part("25 hot swaps", None, || outcome!(crowds::swaps(count, 4)));
     let count = report.count(40_000);
     report.part("the shim under sanitizers", None, || {
-        told!(shim::run(count))
+        outcome!(shim::run(count))
     });
     let count = report.count(200);
     report.part("uploads under sanitizers", None, || {
-        told!(shim::uploads(count))
+        outcome!(shim::uploads(count))
     });
     assert_eq!(report.bad, 0, "see benches/results/torture-runtime.json");
 }

@@ -50,7 +50,7 @@ impl Guarded {
         let bytes = (last + 1).checked_mul(kind.elt_size_in_bytes() as i64)? as usize;
         let end = self.start as usize + self.pages * PAGE - short;
         let start = end.checked_sub(bytes)? as *const u8;
-        // SAFETY: torch reads nothing here, and the callers keep to what is said above.
+        // SAFETY: torch reads nothing here, and the callers keep to the rules above.
         unsafe { Tensor::f_from_blob(start, sizes, strides, kind, tch::Device::Cpu) }.ok()
     }
 }

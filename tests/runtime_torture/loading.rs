@@ -70,7 +70,7 @@ pub fn hosts() -> Hosts {
         "cxx11_abi",
         "isa",
     ];
-    let mut told = Hosts::default();
+    let mut outcome = Hosts::default();
     for set in 1u32..1 << FIELDS.len() {
         let mut memory = Memory::with(&[Fake::sized(4, 4), Fake::sized(2, 3)]);
         let id = *memory.programs.keys().min().unwrap();
@@ -120,7 +120,7 @@ pub fn hosts() -> Hosts {
         });
         let error = runtime(source.clone()).load("fake").err();
         let read = source.code.load(Relaxed);
-        told.code_read += read;
+        outcome.code_read += read;
         match error {
             Some(RuntimeError::WrongTarget {
                 mismatches,
@@ -133,11 +133,13 @@ pub fn hosts() -> Hosts {
                 fields.sort_unstable();
                 expected.sort_unstable();
                 match fields == expected {
-                    true => told.refused += 1,
-                    false => told.bad.push(format!("{expected:?} told as {fields:?}")),
+                    true => outcome.refused += 1,
+                    false => outcome
+                        .bad
+                        .push(format!("{expected:?} reported as {fields:?}")),
                 }
             }
-            other => told
+            other => outcome
                 .bad
                 .push(format!("{expected:?}: {other:?}, {read} reads")),
         }
@@ -150,13 +152,13 @@ pub fn hosts() -> Hosts {
         for devices in [vec![device], vec![Device::Cpu, device]] {
             match Runtime::over(Memory::with(&[Fake::default()]).source(), devices) {
                 Err(RuntimeError::NoDevice { device: named, .. }) if named == device => {
-                    told.refused += 1
+                    outcome.refused += 1
                 }
-                other => told.bad.push(format!("{device}: {:?}", other.err())),
+                other => outcome.bad.push(format!("{device}: {:?}", other.err())),
             }
         }
     }
-    told
+    outcome
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -171,8 +173,8 @@ pub struct Broken {
 /// the other bucket answers its requests.
 pub fn broken(loads: u64, seed: u64) -> Broken {
     let mut random = Random(seed);
-    let mut told = Broken::default();
-    while told.loads < loads {
+    let mut outcome = Broken::default();
+    while outcome.loads < loads {
         let whole = Fake::sized(4, 4);
         let mut memory = Memory::with(std::slice::from_ref(&whole));
         let way = random.below(7);
@@ -228,7 +230,7 @@ pub fn broken(loads: u64, seed: u64) -> Broken {
                 "another number of inputs".to_owned()
             }
         };
-        told.loads += 1;
+        outcome.loads += 1;
         let id = program.id;
         let loaded = runtime(memory.source()).load("fake");
         let model = match loaded {
@@ -236,7 +238,8 @@ pub fn broken(loads: u64, seed: u64) -> Broken {
             // A record that is wrong in itself is no artifact's fault, and says so.
             Err(RuntimeError::Malformed { .. }) if way == 6 => continue,
             Err(error) => {
-                told.bad
+                outcome
+                    .bad
                     .push(format!("{what}: the model does not load: {error}"));
                 continue;
             }
@@ -248,10 +251,11 @@ pub fn broken(loads: u64, seed: u64) -> Broken {
             .collect();
         let answer = model.run("f", &[x(2, 2)]).map(|out| flat(&out[0]));
         if aside != [id] || answer.as_ref().ok() != Some(&flat(&(x(2, 2) * 2))) {
-            told.bad
+            outcome
+                .bad
                 .push(format!("{what}: set aside {aside:?}, then {answer:?}"));
         }
-        told.set_aside += 1;
+        outcome.set_aside += 1;
     }
-    told
+    outcome
 }

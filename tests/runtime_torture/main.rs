@@ -83,20 +83,24 @@ fn actor() {
 
 #[test]
 fn bad_calls_are_refused_by_name() {
-    let told = bad_calls::run(SEED, 4_000);
-    assert_eq!(told.bad, [] as [String; 0]);
-    assert!(told.kinds.len() > 20, "{:?}", told.kinds.keys());
+    let outcome = bad_calls::run(SEED, 4_000);
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    assert!(outcome.kinds.len() > 20, "{:?}", outcome.kinds.keys());
 }
 
 #[test]
 fn hostile_values_are_refused_or_answered_as_eager_does() {
     match real::store().filter(values::there) {
         Some(store) => {
-            let told = values::run(&store, 3_000, SEED);
-            assert_eq!(told.bad, [] as [String; 0]);
-            let kinds = [told.out_of_bounds, told.failed_checks, told.answered];
-            assert!(kinds.iter().all(|&count| count > 100), "{told:?}");
-            assert_eq!(told.rungs.len(), 4, "{told:?}");
+            let outcome = values::run(&store, 3_000, SEED);
+            assert_eq!(outcome.bad, [] as [String; 0]);
+            let kinds = [
+                outcome.out_of_bounds,
+                outcome.failed_checks,
+                outcome.answered,
+            ];
+            assert!(kinds.iter().all(|&count| count > 100), "{outcome:?}");
+            assert_eq!(outcome.rungs.len(), 4, "{outcome:?}");
         }
         None => skip(
             "hostile_values_are_refused_or_answered_as_eager_does",
@@ -107,11 +111,14 @@ fn hostile_values_are_refused_or_answered_as_eager_does() {
 
 #[test]
 fn callers_that_fail_never_harm_others() {
-    let told = crowds::mixed(&[4, 16], 10_000, SEED);
-    assert_eq!(told.bad, [] as [String; 0]);
-    assert!(told.refused > 1_000 && told.failed > 1_000, "{told:?}");
-    let told = crowds::fresh(200, SEED);
-    assert_eq!(told.bad, [] as [String; 0]);
+    let outcome = crowds::mixed(&[4, 16], 10_000, SEED);
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    assert!(
+        outcome.refused > 1_000 && outcome.failed > 1_000,
+        "{outcome:?}"
+    );
+    let outcome = crowds::fresh(200, SEED);
+    assert_eq!(outcome.bad, [] as [String; 0]);
 }
 
 #[test]
@@ -121,46 +128,46 @@ fn outputs_stay_what_they_were() {
 
 #[test]
 fn weights_are_swapped_under_load() {
-    let told = crowds::swaps(100, 3);
-    assert_eq!(told.bad, [] as [String; 0]);
-    assert!(told.answers > 0);
+    let outcome = crowds::swaps(100, 3);
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    assert!(outcome.answers > 0);
 }
 
 #[test]
 fn padding_changes_no_answer() {
-    let told = padding::fakes(&[(1, 1), (2, 3), (4, 4)]);
-    assert_eq!(told.bad, [] as [String; 0]);
-    assert!(told.sizes == 1 + 6 + 16, "{told:?}");
+    let outcome = padding::fakes(&[(1, 1), (2, 3), (4, 4)]);
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    assert!(outcome.sizes == 1 + 6 + 16, "{outcome:?}");
 }
 
 #[test]
 fn wrong_hosts_are_refused_before_anything_is_loaded() {
-    let told = loading::hosts();
-    assert_eq!(told.bad, [] as [String; 0]);
-    assert!(told.refused > 200, "{told:?}");
+    let outcome = loading::hosts();
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    assert!(outcome.refused > 200, "{outcome:?}");
 }
 
 #[test]
 fn what_does_not_load_is_set_aside_and_the_ladder_answers() {
-    let told = loading::broken(40, SEED);
-    assert_eq!(told.bad, [] as [String; 0]);
-    assert!(told.loads == 40, "{told:?}");
+    let outcome = loading::broken(40, SEED);
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    assert!(outcome.loads == 40, "{outcome:?}");
 }
 
 #[test]
 fn only_verified_bytes_are_executed() {
-    let told = races::run(400, 1, SEED);
-    assert_eq!(told.bad, [] as [String; 0]);
-    assert!(told.loaded > 50 && told.refused > 50, "{told:?}");
-    assert!(told.control, "the canary says when it is executed");
+    let outcome = races::run(400, 1, SEED);
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    assert!(outcome.loaded > 50 && outcome.refused > 50, "{outcome:?}");
+    assert!(outcome.control, "the canary says when it is executed");
 }
 
 #[test]
 fn weights_are_held_once_and_nothing_leaks() {
-    let told = memory::sharing(4, 32 << 20);
-    assert_eq!(told.bad, [] as [String; 0]);
-    let told = memory::leaks(40_000);
-    assert_eq!(told.bad, [] as [String; 0]);
+    let outcome = memory::sharing(4, 32 << 20);
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    let outcome = memory::leaks(40_000);
+    assert_eq!(outcome.bad, [] as [String; 0]);
 }
 
 #[test]
@@ -170,28 +177,28 @@ fn no_memory_is_an_error_and_memory_returns() {
 
 #[test]
 fn a_process_may_end_in_mid_work() {
-    let told = exits::run(8, 2, SEED);
-    assert_eq!(told.bad, [] as [String; 0]);
+    let outcome = exits::run(8, 2, SEED);
+    assert_eq!(outcome.bad, [] as [String; 0]);
 }
 
 #[test]
 fn the_shim_is_clean_under_sanitizers() {
-    let told = shim::run(400);
-    assert_eq!(told.bad, [] as [String; 0]);
-    assert!(told.calls > 10_000, "{told:?}");
+    let outcome = shim::run(400);
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    assert!(outcome.calls > 10_000, "{outcome:?}");
 }
 
 #[test]
 fn uploads_are_clean_under_sanitizers() {
-    let told = shim::uploads(10);
-    assert_eq!(told.bad, [] as [String; 0]);
-    assert!(told.calls > 180, "{told:?}");
+    let outcome = shim::uploads(10);
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    assert!(outcome.calls > 180, "{outcome:?}");
 }
 
 #[test]
 fn the_cuda_half_leaves_nothing_when_a_call_fails() {
     match shim::graphs() {
-        Some(told) => assert!(told.clone().unwrap() > 700, "{told:?}"),
+        Some(calls) => assert!(calls.clone().unwrap() > 700, "{calls:?}"),
         None => skipped("the_cuda_half_leaves_nothing_when_a_call_fails"),
     }
 }

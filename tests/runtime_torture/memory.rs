@@ -47,29 +47,30 @@ pub struct Sharing {
 
 /// Loads one bucket, then `buckets` of them, on one weight set.
 pub fn sharing(buckets: u64, bytes: u64) -> Sharing {
-    let mut told = Sharing {
+    let mut outcome = Sharing {
         buckets,
         weights_mib: bytes as f64 / MIB,
         ..Sharing::default()
     };
     match act::ask("sharing", &json!({ "buckets": buckets, "bytes": bytes })) {
         Ok(answer) => {
-            told.added_mib = answer["added"].as_f64().unwrap() / MIB;
-            told.share = told.added_mib / told.weights_mib;
-            if told.share >= 0.01 {
-                told.bad.push(format!(
+            outcome.added_mib = answer["added"].as_f64().unwrap() / MIB;
+            outcome.share = outcome.added_mib / outcome.weights_mib;
+            if outcome.share >= 0.01 {
+                outcome.bad.push(format!(
                     "{buckets} buckets added {answer} to {bytes} bytes of weights"
                 ));
             }
             // Loading them touched the weights: a copy of them is seen.
             if answer["copy"].as_f64().unwrap() < 0.9 * bytes as f64 {
-                told.bad
+                outcome
+                    .bad
                     .push(format!("a copy of the weights does not show: {answer}"));
             }
         }
-        Err(why) => told.bad.push(why),
+        Err(why) => outcome.bad.push(why),
     }
-    told
+    outcome
 }
 
 pub fn sharing_child(with: &Value) -> Value {
@@ -142,7 +143,7 @@ pub struct Leaks {
 
 /// Makes `calls` good and as many refused calls; then a tenth as many that leak.
 pub fn leaks(calls: u64) -> Leaks {
-    let mut told = Leaks {
+    let mut outcome = Leaks {
         good_calls: calls,
         refused_calls: calls,
         ..Leaks::default()
@@ -157,17 +158,19 @@ pub fn leaks(calls: u64) -> Leaks {
     let mut note = |name: &str, found: Result<f64, String>, flat: bool, least: f64| match found {
         Ok(mib) => {
             if flat && mib > 1.0 {
-                told.bad
+                outcome
+                    .bad
                     .push(format!("{name}: {mib:.2} MiB more after the calls"));
             }
             if !flat && mib < least {
-                told.bad
+                outcome
+                    .bad
                     .push(format!("{name}: {mib:.2} MiB, a leak that was not seen"));
             }
             mib
         }
         Err(why) => {
-            told.bad.push(why);
+            outcome.bad.push(why);
             f64::NAN
         }
     };
@@ -182,11 +185,11 @@ pub fn leaks(calls: u64) -> Leaks {
         least,
     );
     (
-        told.good_growth_mib,
-        told.refused_growth_mib,
-        told.seeded_growth_mib,
+        outcome.good_growth_mib,
+        outcome.refused_growth_mib,
+        outcome.seeded_growth_mib,
     ) = (good, refused, seeded);
-    told
+    outcome
 }
 
 pub fn leaks_child(with: &Value) -> Value {
@@ -236,23 +239,23 @@ pub struct Exhausted {
 
 /// Calls a bucket whose output and padding buffer do not fit into what the process may have, `rounds` times.
 pub fn exhaustion(rounds: u64) -> Exhausted {
-    let mut told = Exhausted {
+    let mut outcome = Exhausted {
         rounds,
         ..Exhausted::default()
     };
     match act::ask("exhaustion", &json!({ "rounds": rounds })) {
         Ok(answer) => {
-            told.refused = answer["refused"].as_u64().unwrap();
-            told.growth_mib = answer["growth"].as_f64().unwrap() / MIB;
+            outcome.refused = answer["refused"].as_u64().unwrap();
+            outcome.growth_mib = answer["growth"].as_f64().unwrap() / MIB;
             let bad: Vec<String> = serde_json::from_value(answer["bad"].clone()).unwrap();
-            told.bad.extend(bad);
-            if told.refused != 2 * rounds || told.growth_mib > 8.0 {
-                told.bad.push(answer.to_string());
+            outcome.bad.extend(bad);
+            if outcome.refused != 2 * rounds || outcome.growth_mib > 8.0 {
+                outcome.bad.push(answer.to_string());
             }
         }
-        Err(why) => told.bad.push(why),
+        Err(why) => outcome.bad.push(why),
     }
-    told
+    outcome
 }
 
 pub fn exhaustion_child(with: &Value) -> Value {

@@ -101,7 +101,7 @@ Ptr executor() {
   return made;
 }
 
-bool told(const char* words) { return std::string(precast_last_error()).find(words) != std::string::npos; }
+bool last_error_has(const char* words) { return std::string(precast_last_error()).find(words) != std::string::npos; }
 
 // As an artifact calls: it throws what the shim catches around a run.
 std::string call(Ptr executor, int index, std::vector<int64_t> ints, std::vector<at::Tensor*> tensors) {
@@ -151,9 +151,9 @@ void right(Ptr shared) {
 
 void wrong() {
   Ptr with = executor();
-  MUST(add(with, "precast_driver::nobody", {}) != 0 && told("no loaded library"));
-  MUST(add(with, "precast_driver::two", {}) != 0 && told("it has no value"));
-  MUST(add(with, "precast_driver::two", {{"x", TENSOR}, {"y", INT}}) != 0 && told("does not have"));
+  MUST(add(with, "precast_driver::nobody", {}) != 0 && last_error_has("no loaded library"));
+  MUST(add(with, "precast_driver::two", {}) != 0 && last_error_has("it has no value"));
+  MUST(add(with, "precast_driver::two", {{"x", TENSOR}, {"y", INT}}) != 0 && last_error_has("does not have"));
   // Each argument as every other kind: what the schema does not take is refused, and nothing is read that is not there.
   for (size_t at = 0; at < whole().size(); at++)
     for (int kind = NONE; kind <= DEVICE; kind++) {
@@ -163,13 +163,13 @@ void wrong() {
       given[at].ints = {1, 1};
       given[at].floats = {1, 1};
       given[at].text = "cpu";
-      if (add(with, "precast_driver::all", given) != 0) MUST(told("argument `"));
+      if (add(with, "precast_driver::all", given) != 0) MUST(last_error_has("argument `"));
     }
   for (int64_t number : {-1, 0, 999}) {
     auto given = whole();
     for (const size_t at : {size_t{10}, size_t{11}, size_t{12}}) {
       given[at].ints = {number};
-      MUST(add(with, "precast_driver::all", given) != 0 && told("is not known"));
+      MUST(add(with, "precast_driver::all", given) != 0 && last_error_has("is not known"));
       given[at] = whole()[at];
     }
   }
@@ -194,7 +194,7 @@ void prepared() {
     Ptr with = executor();
     MUST(add(with, name, given) == 0);
     const int32_t code = precast_operators_call(with, nullptr, 0, in, 1, &made);
-    MUST((code != 0) == (fails != nullptr) && (code == 0 || told(fails)));
+    MUST((code != 0) == (fails != nullptr) && (code == 0 || last_error_has(fails)));
     if (code == 0) precast_tensor_delete(made);
     made = nullptr;
     MUST(precast_operators_call(with, nullptr, 0, in, 2, &made) != 0 && made == nullptr);

@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[derive(Debug, Default, Serialize)]
-pub struct Told {
+pub struct Outcome {
     pub buckets: u64,
     /// Sizes tried, of all buckets together.
     pub sizes: u64,
@@ -32,8 +32,8 @@ fn is_none(count: &u64) -> bool {
 
 /// Fakes of these buckets, each alone, so that every size in its range goes to it. Their second output adds up whole
 /// rows, padding too.
-pub fn fakes(buckets: &[(i64, i64)]) -> Told {
-    let mut told = Told::default();
+pub fn fakes(buckets: &[(i64, i64)]) -> Outcome {
+    let mut outcome = Outcome::default();
     for &(rows, cols) in buckets {
         let fake = Fake {
             inputs: 2,
@@ -41,9 +41,9 @@ pub fn fakes(buckets: &[(i64, i64)]) -> Told {
             ..Fake::sized(rows, cols)
         };
         let model = load(&[fake]);
-        told.buckets += 1;
+        outcome.buckets += 1;
         for (r, c) in (1..=rows).flat_map(|r| (1..=cols).map(move |c| (r, c))) {
-            told.sizes += 1;
+            outcome.sizes += 1;
             let ids = |fill: i64, r, c| Tensor::full([r, c], fill, (Kind::Int64, tch::Device::Cpu));
             // Poison of every size that leaves more behind than the request covers, the whole bucket among them.
             for (pr, pc) in [(rows, cols), (r, cols), (rows, c)] {
@@ -53,7 +53,7 @@ pub fn fakes(buckets: &[(i64, i64)]) -> Told {
                 let out = model
                     .run("f", &[input.shallow_clone(), ids(3, r, c)])
                     .unwrap();
-                told.calls += 2;
+                outcome.calls += 2;
                 let doubled = &input * 2 + 3;
                 // Pad rows and columns are 0 doubled, plus the pad ids 0.
                 let sums = doubled.sum_dim_intlist(1, false, Kind::Float);
@@ -68,19 +68,20 @@ pub fn fakes(buckets: &[(i64, i64)]) -> Told {
                     && flat(&out[1]) == flat(&sums)
                     && out.served().rung() == rung;
                 if !right {
-                    told.bad
+                    outcome
+                        .bad
                         .push(format!("{rows}x{cols} at {r}x{c} after {pr}x{pc}: {out:?}"));
                 }
             }
         }
     }
-    told
+    outcome
 }
 
 /// The numerics tests' small model: each bucket at every size against eager at that size, and the same bits whatever
 /// an earlier call left in the buffers.
-pub fn real(store: &Store) -> Told {
-    let mut told = Told::default();
+pub fn real(store: &Store) -> Outcome {
+    let mut outcome = Outcome::default();
     let runtime = Runtime::new(store, Device::Cpu).unwrap();
     let whole = runtime.load(real::MODEL).unwrap();
     let release = store.release(real::MODEL, None).unwrap().unwrap();
@@ -97,7 +98,7 @@ pub fn real(store: &Store) -> Told {
     let mut random = Random(17);
     let mut largest = 0.0f64;
     for program in real::buckets(&whole) {
-        told.buckets += 1;
+        outcome.buckets += 1;
         let any_size = whole.programs(&program.module).into_iter();
         let any_size = any_size
             .filter(|other| other.steps.is_empty())
@@ -108,14 +109,14 @@ pub fn real(store: &Store) -> Told {
         let most: Vec<i64> = program.sizes.values().copied().collect();
         let mut sizes = vec![1; most.len()];
         loop {
-            told.sizes += 1;
+            outcome.sizes += 1;
             let given = real::inputs(&program, &sizes, &mut random);
             let fresh = alone(vec![program.clone()])
                 .run(&program.module, &given)
                 .unwrap();
             // Eager has the sizes that the model can be captured for at any size.
             let wanted = eager.run(&program.module, &given).ok();
-            told.with_eager += u64::from(wanted.is_some());
+            outcome.with_eager += u64::from(wanted.is_some());
             let poison: Vec<Tensor> = real::inputs(&program, &most, &mut random)
                 .into_iter()
                 .map(|tensor| match tensor.kind() {
@@ -140,10 +141,11 @@ pub fn real(store: &Store) -> Told {
                     .unwrap();
             }
             let after = model.run(&program.module, &given).unwrap();
-            told.calls += 5;
+            outcome.calls += 5;
             let name = || format!("{} {} at {sizes:?}", program.module, program.bucket());
             if real::bits(&fresh) != real::bits(&after) {
-                told.bad
+                outcome
+                    .bad
                     .push(format!("{}: other bits after poison", name()));
             }
             for (got, wanted) in
@@ -151,7 +153,7 @@ pub fn real(store: &Store) -> Told {
             {
                 let (got, wanted) = (Tensor::from(got), Tensor::from(wanted));
                 if !got.allclose(&wanted, 1e-4, 1e-5, false) || got.size() != wanted.size() {
-                    told.bad.push(format!("{}: differs from eager", name()));
+                    outcome.bad.push(format!("{}: differs from eager", name()));
                 } else {
                     largest = largest.max(f64::try_from((&got - &wanted).abs().max()).unwrap());
                 }
@@ -163,12 +165,12 @@ pub fn real(store: &Store) -> Told {
             sizes[axis + 1..].fill(1);
         }
     }
-    told.largest_error = Some(largest);
-    told
+    outcome.largest_error = Some(largest);
+    outcome
 }
 
 /// Several threads with lanes of their own: buffers are never shared.
-pub fn threads(calls: u64) -> Told {
+pub fn threads(calls: u64) -> Outcome {
     let model = runtime(
         Memory::with(&[Fake {
             outputs: 2,
@@ -179,10 +181,10 @@ pub fn threads(calls: u64) -> Told {
     .instances(3)
     .load("fake")
     .unwrap();
-    let mut told = Told {
+    let mut outcome = Outcome {
         buckets: 1,
         sizes: 16,
-        ..Told::default()
+        ..Outcome::default()
     };
     let model = &model;
     std::thread::scope(|scope| {
@@ -211,9 +213,9 @@ pub fn threads(calls: u64) -> Told {
             })
             .collect();
         for caller in callers {
-            told.bad.extend(caller.join().unwrap());
+            outcome.bad.extend(caller.join().unwrap());
         }
     });
-    told.calls = calls;
-    told
+    outcome.calls = calls;
+    outcome
 }

@@ -37,7 +37,7 @@ use crate::{
 };
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Told {
+pub struct Outcome {
     pub loads: u64,
     /// The right bytes, executed.
     pub loaded: u64,
@@ -56,11 +56,11 @@ pub struct Told {
 }
 
 /// Loads `count` objects in children, `parallel` of them at a time.
-pub fn run(count: u64, parallel: u64, seed: u64) -> Told {
+pub fn run(count: u64, parallel: u64, seed: u64) -> Outcome {
     const SHARE: u64 = 2_500;
-    let mut told = Told {
+    let mut outcome = Outcome {
         control: true,
-        ..Told::default()
+        ..Outcome::default()
     };
     let shares: Vec<u64> = (0..count.div_ceil(SHARE))
         .map(|i| SHARE.min(count - i * SHARE))
@@ -77,23 +77,24 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Told {
         for child in children {
             let done = act::finish(child, Duration::from_secs(600));
             let Some(answer) = done.answer else {
-                told.bad
+                outcome
+                    .bad
                     .push(format!("a child ended: {}: {}", done.status, done.printed));
                 continue;
             };
-            let part: Told = serde_json::from_value(answer).unwrap();
-            told.loads += part.loads;
-            told.loaded += part.loaded;
-            told.refused += part.refused;
-            told.attacks += part.attacks;
-            told.denied += part.denied;
-            told.canaries += part.canaries;
-            told.control &= part.control;
-            told.children += 1;
-            told.bad.extend(part.bad);
+            let part: Outcome = serde_json::from_value(answer).unwrap();
+            outcome.loads += part.loads;
+            outcome.loaded += part.loaded;
+            outcome.refused += part.refused;
+            outcome.attacks += part.attacks;
+            outcome.denied += part.denied;
+            outcome.canaries += part.canaries;
+            outcome.control &= part.control;
+            outcome.children += 1;
+            outcome.bad.extend(part.bad);
         }
     }
-    told
+    outcome
 }
 
 /// How the bytes come to the runtime, and what the attacker does to them.
@@ -298,7 +299,7 @@ pub fn child(with: &Value) -> Value {
     canary.resize(length, 0);
     let store = Store::create(dir.path().join("store")).unwrap();
     let attacker = Arc::new(Attacker::default());
-    let mut told = Told::default();
+    let mut outcome = Outcome::default();
     let load = |way: Way, right: &[u8], canary: &[u8]| {
         let mut memory = Memory::default();
         let artifact = fake.artifact(Digest::of(right));
@@ -319,7 +320,7 @@ pub fn child(with: &Value) -> Value {
     };
     // The canary by its own digest: it must be seen, or nothing below shows anything.
     let _ = load(Way::Sealed, &canary, &right);
-    told.control = sign.exists();
+    outcome.control = sign.exists();
     let _ = fs::remove_file(&sign);
     *attacker.target.lock().unwrap() = None;
     std::thread::scope(|scope| {
@@ -334,7 +335,7 @@ pub fn child(with: &Value) -> Value {
             }
             let loaded = load(way, &right, &canary);
             *attacker.target.lock().unwrap() = None;
-            told.loads += 1;
+            outcome.loads += 1;
             let name = || format!("seed {seed} load {i} ({way:?})");
             match loaded {
                 Ok(model) => match model.run("f", &[x(2, 3)]) {
@@ -342,9 +343,9 @@ pub fn child(with: &Value) -> Value {
                         if flat(&out[0]) == flat(&(x(2, 3) * 2))
                             && matches!(way, Way::Sealed | Way::Stored) =>
                     {
-                        told.loaded += 1;
+                        outcome.loaded += 1;
                     }
-                    other => told.bad.push(format!("{}: {other:?}", name())),
+                    other => outcome.bad.push(format!("{}: {other:?}", name())),
                 },
                 Err(error) => match (way, &error) {
                     (
@@ -357,25 +358,27 @@ pub fn child(with: &Value) -> Value {
                         RuntimeError::Store { .. }
                         | RuntimeError::Unreadable { .. }
                         | RuntimeError::WrongBytes { .. },
-                    ) => told.refused += 1,
-                    _ => told.bad.push(format!("{}: {error}", name())),
+                    ) => outcome.refused += 1,
+                    _ => outcome.bad.push(format!("{}: {error}", name())),
                 },
             }
             if sign.exists() {
-                told.canaries += 1;
-                told.bad.push(format!("{}: a canary was executed", name()));
+                outcome.canaries += 1;
+                outcome
+                    .bad
+                    .push(format!("{}: a canary was executed", name()));
                 let _ = fs::remove_file(&sign);
             }
         }
         attacker.stop.store(true, Relaxed);
     });
     if attacker.wrote_to_sealed.load(Relaxed) > 0 {
-        told.bad.push("a sealed file was written to".to_owned());
+        outcome.bad.push("a sealed file was written to".to_owned());
     }
-    told.attacks = attacker.attacks.load(Relaxed);
-    told.denied = attacker.denied.load(Relaxed);
-    let mut answer = serde_json::to_value(&told).unwrap();
-    answer["bad"] = json!(told.bad);
+    outcome.attacks = attacker.attacks.load(Relaxed);
+    outcome.denied = attacker.denied.load(Relaxed);
+    let mut answer = serde_json::to_value(&outcome).unwrap();
+    answer["bad"] = json!(outcome.bad);
     answer
 }
 

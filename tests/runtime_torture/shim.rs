@@ -21,7 +21,7 @@ use precast::Digest;
 use serde::Serialize;
 
 #[derive(Debug, Default, Serialize)]
-pub struct Told {
+pub struct Outcome {
     /// Calls of the shim's functions.
     pub calls: u64,
     pub seeded_leak_seen: bool,
@@ -51,13 +51,13 @@ const SANITIZE: [&str; 4] = [
 ];
 
 /// Runs `rounds` rounds of everything the shim does, on several threads.
-pub fn run(rounds: u64) -> Told {
-    let mut told = Told::default();
+pub fn run(rounds: u64) -> Outcome {
+    let mut outcome = Outcome::default();
     let (driver, fakes) = match build() {
         Ok(built) => built,
         Err(why) => {
-            told.bad.push(why);
-            return told;
+            outcome.bad.push(why);
+            return outcome;
         }
     };
     let start = |what: &str, rounds: u64| -> Output {
@@ -72,26 +72,31 @@ pub fn run(rounds: u64) -> Told {
     };
     let whole = start("all", rounds);
     let printed = String::from_utf8_lossy(&whole.stdout).into_owned();
-    told.calls = printed
+    outcome.calls = printed
         .lines()
         .find_map(|line| line.strip_prefix("calls: ")?.parse().ok())
         .unwrap_or(0);
-    if !whole.status.success() || told.calls == 0 {
+    if !whole.status.success() || outcome.calls == 0 {
         let text = String::from_utf8_lossy(&whole.stderr).into_owned();
         let end: String = text.lines().take(60).collect::<Vec<_>>().join("\n");
-        told.bad.push(format!("{}: {printed}{end}", whole.status));
+        outcome
+            .bad
+            .push(format!("{}: {printed}{end}", whole.status));
     }
     let seen = |what: &str, word: &str| {
         let ended = start(what, 10);
         !ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains(word)
     };
-    told.seeded_leak_seen = seen("leak", "LeakSanitizer");
-    told.seeded_use_after_free_seen = seen("use-after-free", "heap-use-after-free");
-    told.seeded_overread_seen = seen("overread", "heap-buffer-overflow");
-    if !told.seeded_leak_seen || !told.seeded_use_after_free_seen || !told.seeded_overread_seen {
-        told.bad.push("a seeded defect is not seen".to_owned());
+    outcome.seeded_leak_seen = seen("leak", "LeakSanitizer");
+    outcome.seeded_use_after_free_seen = seen("use-after-free", "heap-use-after-free");
+    outcome.seeded_overread_seen = seen("overread", "heap-buffer-overflow");
+    if !outcome.seeded_leak_seen
+        || !outcome.seeded_use_after_free_seen
+        || !outcome.seeded_overread_seen
+    {
+        outcome.bad.push("a seeded defect is not seen".to_owned());
     }
-    told
+    outcome
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -106,13 +111,13 @@ pub struct Uploads {
 
 /// Uploads `rounds` times on each of several threads, under each sanitizer.
 pub fn uploads(rounds: u64) -> Uploads {
-    let mut told = Uploads::default();
+    let mut outcome = Uploads::default();
     for sanitizer in ["thread", "address,undefined"] {
         let driver = match build_uploads(sanitizer) {
             Ok(driver) => driver,
             Err(why) => {
-                told.bad.push(why);
-                return told;
+                outcome.bad.push(why);
+                return outcome;
             }
         };
         let start = |what: &str, rounds: u64| -> Output {
@@ -127,12 +132,13 @@ pub fn uploads(rounds: u64) -> Uploads {
             .strip_prefix("calls: ")
             .and_then(|n| n.trim().parse().ok())
             .unwrap_or(0);
-        told.calls += calls;
+        outcome.calls += calls;
         if !whole.status.success() || calls == 0 {
             let text = String::from_utf8_lossy(&whole.stderr).into_owned();
             let end: String = text.lines().take(60).collect::<Vec<_>>().join("\n");
             let status = whole.status;
-            told.bad
+            outcome
+                .bad
                 .push(format!("{sanitizer}: {status}: {printed}{end}"));
         }
         let seen = |what: &str, word: &str| {
@@ -143,14 +149,14 @@ pub fn uploads(rounds: u64) -> Uploads {
             })
         };
         match sanitizer {
-            "thread" => told.seeded_race_seen = seen("early", "data race"),
-            _ => told.seeded_overflow_seen = seen("overflow", "heap-buffer-overflow"),
+            "thread" => outcome.seeded_race_seen = seen("early", "data race"),
+            _ => outcome.seeded_overflow_seen = seen("overflow", "heap-buffer-overflow"),
         }
     }
-    if !told.seeded_race_seen || !told.seeded_overflow_seen {
-        told.bad.push("a seeded defect is not seen".to_owned());
+    if !outcome.seeded_race_seen || !outcome.seeded_overflow_seen {
+        outcome.bad.push("a seeded defect is not seen".to_owned());
     }
-    told
+    outcome
 }
 
 /// Has a program lie where it always does, where the machine allows that: kernels that choose among more places choose some

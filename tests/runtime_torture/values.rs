@@ -27,7 +27,7 @@ use crate::{Random, act, real};
 pub const MODEL: &str = "values";
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Told {
+pub struct Outcome {
     pub calls: u64,
     /// Refused before anything ran, by the bounds of an input.
     pub out_of_bounds: u64,
@@ -43,7 +43,7 @@ pub struct Told {
     pub bad: Vec<String>,
 }
 
-impl Told {
+impl Outcome {
     fn add(&mut self, other: Self) {
         self.calls += other.calls;
         self.out_of_bounds += other.out_of_bounds;
@@ -65,17 +65,17 @@ pub fn there(store: &Store) -> bool {
 /// So many calls are made by one child, which has a limit of time.
 const BATCH: u64 = 5_000;
 
-pub fn run(store: &Store, calls: u64, seed: u64) -> Told {
-    let mut told = Told::default();
+pub fn run(store: &Store, calls: u64, seed: u64) -> Outcome {
+    let mut outcome = Outcome::default();
     for (seed, first) in (seed..).zip((0..calls).step_by(BATCH as usize)) {
         let with =
             json!({ "store": store.path(), "calls": BATCH.min(calls - first), "seed": seed });
         match act::ask("values", &with) {
-            Ok(answer) => told.add(serde_json::from_value(answer).unwrap()),
-            Err(why) => told.bad.push(why),
+            Ok(answer) => outcome.add(serde_json::from_value(answer).unwrap()),
+            Err(why) => outcome.bad.push(why),
         }
     }
-    told
+    outcome
 }
 
 /// One program, alone in a model, and what answers in its place in eager.
@@ -131,7 +131,7 @@ pub fn child(with: &Value) -> Value {
             });
         }
     }
-    let mut told = Told::default();
+    let mut outcome = Outcome::default();
     let (over, others) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         // Also where this thread panics.
@@ -166,18 +166,23 @@ pub fn child(with: &Value) -> Value {
             .collect();
         for _ in 0..calls {
             let rung = &rungs[random.below(rungs.len())];
-            hostile(rung, &judges[&rung.program.module], &mut random, &mut told);
-            if told.bad.len() > 20 {
+            hostile(
+                rung,
+                &judges[&rung.program.module],
+                &mut random,
+                &mut outcome,
+            );
+            if outcome.bad.len() > 20 {
                 break;
             }
         }
         drop(end);
         for neighbour in neighbours {
-            told.bad.extend(neighbour.join().unwrap());
+            outcome.bad.extend(neighbour.join().unwrap());
         }
     });
-    told.right_calls += others.load(Relaxed);
-    serde_json::to_value(told).unwrap()
+    outcome.right_calls += others.load(Relaxed);
+    serde_json::to_value(outcome).unwrap()
 }
 
 /// Ends the callers beside when it is dropped.
@@ -190,7 +195,7 @@ impl Drop for Over<'_> {
 }
 
 /// Makes one call with hostile values, judges it, and makes a right one where it was refused.
-fn hostile(rung: &Rung, judge: &Model, random: &mut Random, told: &mut Told) {
+fn hostile(rung: &Rung, judge: &Model, random: &mut Random, outcome: &mut Outcome) {
     let program = &rung.program;
     let given = inputs(program, &rung.sizes, random);
     let mut outside = false;
@@ -217,8 +222,8 @@ fn hostile(rung: &Rung, judge: &Model, random: &mut Random, told: &mut Told) {
                 .any(|value| !(low..past).contains(value));
         }
     }
-    told.calls += 1;
-    *told.rungs.entry(rung.name.to_owned()).or_default() += 1;
+    outcome.calls += 1;
+    *outcome.rungs.entry(rung.name.to_owned()).or_default() += 1;
     let got = rung.model.run(&program.module, &given);
     let wanted = judge.run(&program.module, &given);
     let place = || format!("{} {} {:?}{what}", program.module, rung.name, rung.sizes);
@@ -237,30 +242,31 @@ fn hostile(rung: &Rung, judge: &Model, random: &mut Random, told: &mut Told) {
             }),
             Err(_),
         ) if outside => {
-            told.out_of_bounds += 1;
+            outcome.out_of_bounds += 1;
             let named = program.inputs.iter().position(|one| *one.name == *input);
             let tensor = &given[named.unwrap()];
             let found = position
                 .iter()
                 .fold(tensor.shallow_clone(), |tensor, &at| tensor.get(at));
             if found.int64_value(&[]) != value || (bounds[0]..bounds[1]).contains(&value) {
-                told.bad
+                outcome
+                    .bad
                     .push(format!("{}: {value} at {position:?}", place()));
             }
         }
         (Err(RuntimeError::CheckFailed { .. }), Err(_)) if !outside && rung.name != "eager" => {
-            told.failed_checks += 1;
+            outcome.failed_checks += 1;
         }
         (Err(RuntimeError::Failed { .. }), Err(_)) if !outside && rung.name == "eager" => {
-            told.failed_checks += 1;
+            outcome.failed_checks += 1;
         }
         (Ok(got), Ok(wanted)) if !outside => {
-            told.answered += 1;
+            outcome.answered += 1;
             if !equal(&got, &wanted) {
-                told.bad.push(format!("{}: differs from eager", place()));
+                outcome.bad.push(format!("{}: differs from eager", place()));
             }
         }
-        (got, wanted) => told.bad.push(format!(
+        (got, wanted) => outcome.bad.push(format!(
             "{}: {:?} where eager gives {:?}",
             place(),
             got.map(drop),
@@ -268,10 +274,10 @@ fn hostile(rung: &Rung, judge: &Model, random: &mut Random, told: &mut Told) {
         )),
     }
     if refused || random.below(16) == 0 {
-        told.right_calls += 1;
+        outcome.right_calls += 1;
         match rung.model.run(&program.module, &rung.good) {
             Ok(out) if bits(&out) == rung.answer => {}
-            other => told
+            other => outcome
                 .bad
                 .push(format!("after {}: {:?}", place(), other.map(drop))),
         }
