@@ -1,7 +1,7 @@
-//! In steady state a call makes no heap allocation of the runtime's own.
+//! In steady state the runtime makes no heap allocation for a call.
 //!
-//! A binary of its own: it counts every allocation of the thread through Rust's allocator. What libtorch and the
-//! artifact allocate in C++ (tensor objects and their memory) is not counted, and is the same for the raw C call.
+//! A test binary of its own: it counts every allocation of the thread through Rust's allocator. Allocations of libtorch and
+//! the artifact in C++ (tensor objects and their memory) are not counted; the raw C call makes the same ones.
 #![cfg(feature = "tch")]
 #![allow(
     clippy::unwrap_used,

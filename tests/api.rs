@@ -1,4 +1,4 @@
-//! What a caller of the library sees: plain arrays in and out.
+//! The library with plain arrays as inputs and outputs.
 #![cfg(feature = "tch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 

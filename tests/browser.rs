@@ -1,4 +1,4 @@
-//! The report in a real browser: it renders, filters and sorts, says nothing on the console and asks for nothing.
+//! The report in a real browser: it renders, filters and sorts, with no console messages and no network requests.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod sample;

@@ -1,4 +1,4 @@
-//! Stores with more programs than anybody wants in memory at once. `make bench-store` measures a million.
+//! Stores with too many programs for memory. `make bench-store` measures a million.
 #![allow(
     clippy::unwrap_used,
     unsafe_code,

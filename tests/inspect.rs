@@ -1,4 +1,4 @@
-//! Commands that look at a store, driven as a person would.
+//! The commands that read a store, on the real binary.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod sample;

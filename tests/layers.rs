@@ -1,8 +1,8 @@
 //! The modules of each crate form layers: the first page of the crate (`lib.rs`) lists them under `## Layers`, and a module uses
 //! those of earlier lines only.
 //!
-//! A line that begins with `*` holds modules that use each other still: what is on it may shrink. What `lib.rs` itself
-//! declares, such as the `Store`, may be named by all; tests may use everything.
+//! A line that begins with `*` lists modules that still use each other; it may only get shorter. Items of `lib.rs` itself,
+//! such as `Store`, may be used by all modules; tests may use everything.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{

@@ -1,4 +1,4 @@
-//! When programs are loaded, what is set aside, and which of two rungs is the faster.
+//! The time at which programs are loaded, programs that are quarantined, and the faster one of two rungs.
 #![cfg(feature = "tch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 

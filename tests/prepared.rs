@@ -1,4 +1,4 @@
-//! Constants that are made of weights when these are bound: what recipes give, who shares it, what is refused.
+//! Prepacked weights: the results of recipes, sharing between programs, and errors.
 #![cfg(feature = "tch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 

@@ -1,5 +1,5 @@
-//! A model on several devices. The CPU twice stands for them here: what chooses between replicas does not know what they
-//! are on. `tests/gpu/replicas.rs` has the same with two CUDA devices.
+//! A model on several devices. Here the CPU is used twice, because the choice between replicas does not depend on their
+//! devices. `tests/gpu/replicas.rs` has the same with two CUDA devices.
 #![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 

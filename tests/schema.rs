@@ -1,4 +1,4 @@
-//! What `--format json` prints is what docs/schema says, down to the last field.
+//! The output of `--format json` matches docs/schema in every field.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod sample;

@@ -1,4 +1,4 @@
-//! The spans that a subscriber of `tracing` sees. A binary of its own: what is enabled is decided for a whole process.
+//! The spans that a `tracing` subscriber receives. A binary of its own, because a subscriber is set for a whole process.
 #![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 

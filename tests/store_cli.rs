@@ -1,4 +1,4 @@
-//! `precast gc`, `verify` and `release` as people call them.
+//! `precast gc`, `verify` and `release` on the real binary.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[allow(dead_code)]

@@ -1,4 +1,4 @@
-//! What people see: terminals that are narrow and wide, with colours and without, and what goes into a pipe.
+//! Output on narrow and wide terminals, with and without colours, and in a pipe.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod pty;

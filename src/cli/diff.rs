@@ -1,4 +1,4 @@
-//! `precast diff`: how two programs, artifacts, releases or stores differ.
+//! `precast diff`: the differences between two programs, artifacts, releases or stores.
 
 use std::path::Path;
 

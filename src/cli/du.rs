@@ -1,4 +1,4 @@
-//! `precast du`: what the store takes, who needs it, and what could go.
+//! `precast du`: disk usage of a store, by group.
 
 use anyhow::Result;
 use clap::ValueEnum;

@@ -1,9 +1,9 @@
-//! Exit codes, and how errors look: decided here and nowhere else.
+//! Exit codes and the format of errors, for all commands.
 //!
 //! | code | means |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | a check failed, or a build had failures under `raise` or left a module that nothing answers |
+//! | 1 | a check failed, a build had failures under `raise`, or a module has no program |
 //! | 2 | the command line or the spec is wrong |
 //! | 3 | not in the store |
 //! | 4 | wrong target |

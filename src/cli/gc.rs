@@ -1,4 +1,4 @@
-//! `precast gc`: delete what nobody needs.
+//! `precast gc`: deletes unused files of a store.
 
 use anyhow::Result;
 use owo_colors::OwoColorize;

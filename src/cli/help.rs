@@ -1,6 +1,6 @@
 //! `precast --help`, shell completions and man pages: all of them from the same definition of the command line.
 //!
-//! The commands are grouped by who needs them. A test holds every command to be in exactly one group.
+//! The commands are grouped by task. A test checks that every command is in exactly one group.
 
 use std::{fs, io::Write, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! `precast inspect`: what is inside a file that precast did not make.
+//! `precast inspect`: the content of an external file.
 
 use std::{collections::BTreeMap, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! `precast ls`: what is in the store.
+//! `precast ls`: the programs of a store.
 
 use anyhow::Result;
 use owo_colors::OwoColorize;

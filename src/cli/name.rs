@@ -1,4 +1,4 @@
-//! What people call a thing: the first digits of its ID, or a program by name, as `ls` prints it.
+//! Names on the command line: the first digits of an ID, or the name of a program as `ls` prints it.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! How long the parts of loading took, and what was warned of, from the runtime's spans and events.
+//! Times of the phases of loading, and warnings, from the runtime's spans and events.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! `precast plan`: what `build` would do, and why.
+//! `precast plan`: the programs that `build` would make, and why.
 
 use std::collections::BTreeSet;
 

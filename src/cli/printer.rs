@@ -1,4 +1,4 @@
-//! All data goes to stdout through here, so that a closed pipe ends the program quietly.
+//! Prints all data to stdout. A closed pipe ends the program quietly.
 
 use std::{
     fmt,

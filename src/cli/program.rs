@@ -1,4 +1,4 @@
-//! How `precast show` draws a program.
+//! The output of `precast show` for a program.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What a build shows while it works: bars on a terminal, plain lines elsewhere, events as JSON lines on request.
+//! Progress of a build: bars on a terminal, plain lines elsewhere, JSON lines with `--format json`.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! `precast report`: one self-contained page for the people who decide.
+//! `precast report`: one self-contained HTML page about a store.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `precast show`: one program, artifact or object whole.
+//! `precast show`: every field of one program, artifact or object.
 
 use anyhow::Result;
 use owo_colors::OwoColorize;

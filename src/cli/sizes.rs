@@ -1,4 +1,4 @@
-//! The sizes that requests have, from a file: buckets for them, and what padding to buckets costs.
+//! Sizes of requests, read from a file: buckets for them, and the cost of padding to buckets.
 
 use std::{collections::BTreeMap, fs, path::Path};
 

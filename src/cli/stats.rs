@@ -1,4 +1,4 @@
-//! `precast stats`: what production asked for, and what answered.
+//! `precast stats`: requests of production, and the programs that answered them.
 
 use std::path::PathBuf;
 

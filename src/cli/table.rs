@@ -1,4 +1,4 @@
-//! Columns of text, as wide as what is in them; on a narrow terminal the least telling ones are left out.
+//! Tables of text. Columns are as wide as their content; a narrow terminal hides the least important ones.
 
 use anyhow::Result;
 use owo_colors::OwoColorize;

@@ -1,4 +1,4 @@
-//! How numbers, times and foreign text look to people.
+//! Formats of numbers, times and untrusted text.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,7 +1,7 @@
-//! Stores of other users that this one trusts: a list of the user's own, one path on each line.
+//! The user's list of trusted stores of other users, one path per line.
 //!
-//! As git's `safe.directory`: whoever owns a store decides what is run from it, so the user who runs it says so once. A list
-//! that others could have written is not read.
+//! Like git's `safe.directory`: the owner of a store decides what it executes, so the user must name the store once. A list
+//! that other users can write is ignored.
 
 use std::{
     env, fs,

@@ -1,7 +1,10 @@
-//! `precast verify`: look at every byte, and mend what can be mended.
+//! `precast verify`: checks every byte of a store, and repairs defects on request.
 //!
-//! Exit codes: 0 the store is sound (now), litter of killed processes aside · 1 something is wrong and was left as it is · 3 something was lost: it was set
-//! aside, and the next build makes it again.
+//! | code | means |
+//! |---|---|
+//! | 0 | the store has no defects (left-over files of killed processes aside), or all were repaired |
+//! | 1 | a defect remains |
+//! | 3 | a damaged file is in `quarantine/`: the next build makes it again |
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `precast why`: why something was built.
+//! `precast why`: the reasons for the build of a program or an artifact.
 
 use std::path::PathBuf;
 

@@ -1,8 +1,8 @@
-//! Models that are broken, each in its own way: every one is caught, its message leads with the operator or the line
-//! of the model, its log is kept with the Python stack, and none of them stops the others. All of it is done by the real
-//! worker; the same with the fake one, quickly and at any moment of a build, is in `cli`.
+//! Broken models: each failure is reported with the operator or the line of the model, its log with the Python stack is
+//! kept, and no failure stops the other programs. These tests use the real worker; `cli` has the same with the fake one, at
+//! any moment of a build.
 //!
-//! | build | what is broken in it |
+//! | build | broken |
 //! |---|---|
 //! | `project/` | modules that can't be captured, compiled or trusted |
 //! | `worker/` ([`process`]) | modules that take the worker with them: it dies, hangs, eats memory |

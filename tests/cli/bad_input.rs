@@ -1,4 +1,4 @@
-//! Mistakes that users make: each is a clear error with its exit code.
+//! Wrong input of users: each case is a clear error with its exit code.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! `bench`: what a row says. What it measures is what it measures.
+//! `bench`: the fields of a row. Times are not checked.
 
 #[path = "../fake/mod.rs"]
 mod fake;

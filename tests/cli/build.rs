@@ -1,4 +1,4 @@
-//! `build` and `plan`: what is made, what is found, and why.
+//! `build` and `plan`: built and found programs, and the reasons.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! A CUDA context that is made while libtorch's CUDA half is loaded, with a driver that says what it was asked.
+//! The CUDA context is made while libtorch's CUDA half is loaded. A fake driver records its calls.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! What the gate finds, and what becomes of it in receipts and records. Wrong answers, NaN and crashes: see `build`.
+//! Results of the gate in receipts and records. Wrong answers, NaN and crashes: see `build`.
 
 use std::{path::Path, process::Command};
 

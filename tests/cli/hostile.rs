@@ -1,6 +1,6 @@
-//! Small files that would take gigabytes or minutes to look at: each is refused by name, with little memory and little time.
+//! Small files that would need gigabytes or minutes to inspect: each is refused by name, with little memory and time.
 //!
-//! `ulimit` takes what a process has not asked for: one that goes on reading is ended, which is no clear error.
+//! `ulimit` limits the process: one that exceeds a limit is killed, which the test reports as a missing error message.
 
 use std::{fs, process::Command};
 

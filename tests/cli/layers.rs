@@ -1,4 +1,4 @@
-//! Which layer of `[compile]` decides where several speak: built in, the spec, a module, the submodule, the command line.
+//! The layers of `[compile]` and their order: built in, the spec, a submodule, a module, the command line.
 
 use crate::{
     control::{compiled_with, id, two},

@@ -1,4 +1,4 @@
-//! What a worker may take, and how it ends: always with everything that it started.
+//! Limits of a worker, and its end together with all its descendants.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! `run`: dispatch of saved inputs, what is refused, and what a damaged store does.
+//! `run`: dispatch of saved inputs, refused inputs, and damaged stores.
 
 use std::{fs, io::Write, os::unix::fs::PermissionsExt};
 

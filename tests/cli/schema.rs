@@ -1,4 +1,4 @@
-//! What the commands that build, run and keep house print as JSON is what docs/schema says.
+//! The JSON of the commands that build, run and maintain a store matches docs/schema.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! `plan` and `build` as they are seen in a terminal, and where there is none.
+//! The output of `plan` and `build` in a terminal and in a pipe.
 
 use std::{collections::BTreeSet, num::NonZero};
 

@@ -1,4 +1,4 @@
-//! Stores of other users: refused until they are named.
+//! Stores of other users: refused until they are listed as trusted.
 
 use std::{
     fs,

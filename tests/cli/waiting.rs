@@ -1,4 +1,4 @@
-//! Waiting for other processes: it has an end, and a signal ends it.
+//! Waits for other processes: each has a limit, and a signal ends it.
 
 use std::{
     fs::File,

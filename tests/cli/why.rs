@@ -1,4 +1,4 @@
-//! `why` and `diff`: what changed between what stands in a place now and what stood there before.
+//! `why` and `diff`: the changes between a program and its predecessor.
 
 use crate::sandbox::{Sandbox, assert_run};
 

@@ -1,4 +1,4 @@
-//! How many workers a build starts, and what each does: as many as there is work for, and every artifact once.
+//! The workers of a build: only as many as there are tasks, and every artifact is compiled once.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! Runs a command in a terminal of a given size, as a person sees it.
+//! Runs a command in a terminal of a given size.
 
 use std::{
     fs::{File, OpenOptions},

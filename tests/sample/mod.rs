@@ -1,4 +1,4 @@
-//! A store with made-up records of every kind, for tests of what reads stores. Nothing in it can be run.
+//! A store with synthetic records of every kind, for tests of commands that read stores. Its programs can't run.
 #![allow(dead_code, reason = "each test target uses a part of it")]
 
 use std::{

@@ -1,4 +1,4 @@
-//! What a run of the program took.
+//! Lines of output, time and peak memory of one `precast` command.
 
 use std::{
     io::{BufRead, BufReader},

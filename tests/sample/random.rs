@@ -1,4 +1,4 @@
-//! Numbers that a seed decides, so that every run can be had again.
+//! Pseudorandom numbers from a seed, so that every run can be repeated.
 #![allow(dead_code)]
 
 /// A small generator: SplitMix64.

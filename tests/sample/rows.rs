@@ -1,4 +1,4 @@
-//! An index with as many programs as wanted, without files behind them: for what lists stores of any size.
+//! An index with any number of programs and no files, for tests of listings.
 
 use std::path::Path;
 

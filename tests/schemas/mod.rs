@@ -1,4 +1,4 @@
-//! Holds JSON to the schemas of docs/schema.
+//! Checks JSON against the schemas in docs/schema.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! `kill -9` of `precast build` itself, with a fake worker, at any moment: the next build finishes from what is there.
+//! `kill -9` of `precast build` itself, with a fake worker, at any moment: the next build continues and finishes.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Kills, cuts and failures at every write-class call, and what the next process finds.
+//! Kills, power cuts and failures at every write-class call, and the state that the next process finds.
 
 use std::{
     fs,

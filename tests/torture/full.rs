@@ -1,6 +1,6 @@
-//! The whole figures of PROMISES 1 to 9, written to `benches/results/torture.json`. `make torture` runs this.
+//! The full test of PROMISES 1 to 9, with figures in `benches/results/torture.json`. `make torture` runs this.
 //!
-//! `PRECAST_TORTURE_SCALE` (1 by default) scales every count; the file says which it was, and on which machine.
+//! `PRECAST_TORTURE_SCALE` (1 by default) scales every count; the file has the scale and the machine.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Many processes on one store: builders of the same things that are killed at random, and readers while gc runs.
+//! Many processes on one store: builders of the same artifacts that are killed at random, and readers while gc runs.
 
 use std::{
     fs::{self, File},

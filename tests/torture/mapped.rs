@@ -1,4 +1,4 @@
-//! Changes unpacked weights between and during starts. No start may see a byte that is not what the digest names.
+//! Changes unpacked weights between and during starts. No start may use bytes that differ from their digest.
 
 use std::{
     fs::{self, File, Permissions},

@@ -1,7 +1,7 @@
-//! Flips bits, cuts and extends stored files, and asks the store for what is in them.
+//! Flips bits of stored files, truncates and extends them, and then reads the store.
 //!
-//! Objects and records must be refused. The index answers from many places: what it says must be what the files say, or
-//! an error, or be named by `verify`; and gc must not act on it.
+//! A damaged object or record must be refused. A damaged index must give the same answers as the files, or an error, or a
+//! defect of `verify`; and gc must not act on it.
 
 use std::{
     fs::{self, File},

@@ -1,4 +1,4 @@
-//! Stores and records that a newer precast wrote: refused with the version, and left as they are to the byte.
+//! Stores and records of a newer precast: refused with the version, and not changed.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Gives each folder and file of a store a wrong owner or mode, or puts a link in its place. No start may go on with it.
+//! Gives each folder and file of a store a wrong owner or mode, or replaces it by a link. Every start must refuse it.
 
 use std::{
     fs::{self, Permissions},

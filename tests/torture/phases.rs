@@ -1,4 +1,4 @@
-//! Two processes against each other, one of them stopped at every phase it has. Needs the feature `sync-points`.
+//! Two processes at once, one of them stopped at each of its phases. Needs the feature `sync-points`.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Reading a store that can't be written: as another user, and on a read-only mount. The shim counts what is tried.
+//! Reads a read-only store, as another user and on a read-only mount. The shim counts attempts to write.
 
 use std::{
     fs::{self, Permissions},

@@ -1,11 +1,11 @@
-//! States after a power loss: what a disk may hold when writes that were not synced are lost, cut or reordered.
+//! States after a power loss: writes without a sync may be lost, truncated or reordered.
 //!
-//! The shim records every write, sync and change of names. A state is made for a moment of that record and a seed:
+//! The shim records every write, sync and change of names. A state is generated from a moment of that record and a seed:
 //!
-//! - Bytes of a file that an fsync of the file followed are there. Any other write is there, lost (zeros if a later one
-//!   made the file longer), or cut short.
-//! - A name that an fsync of its folder followed is there. Of the others, either all up to some moment are there (a file
-//!   system with a journal), or any of them (one without).
+//! - Bytes before an fsync of their file are kept. Any other write is kept, lost (zeros if a later write made the file
+//!   longer), or truncated.
+//! - Names before an fsync of their folder are kept. Of the others, either all up to some moment are kept (a file system
+//!   with a journal), or any of them (one without).
 //!
 //! Then the store is opened, checked and built again, as after a kill.
 

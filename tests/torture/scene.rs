@@ -1,4 +1,4 @@
-//! Small stores with something of everything in them.
+//! Small stores with records and objects of every kind.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Defects, one at a time: `verify` has to name each, `repair` and the next build have to undo it.
+//! Defects, one at a time: `verify` must report each, `repair` and the next build must undo it.
 
 use std::{
     fs::{self, Permissions},

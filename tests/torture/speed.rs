@@ -1,4 +1,4 @@
-//! How fast the store is, written to `benches/results/store-cpu.json`. `make bench-store` runs this.
+//! Benchmarks of the store, written to `benches/results/store-cpu.json`. `make bench-store` runs this.
 
 use std::{
     fs::{self, File},

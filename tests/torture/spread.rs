@@ -1,4 +1,4 @@
-//! Spreading many small trials over a few threads.
+//! Runs many small trials on a few threads.
 
 use std::{
     sync::{

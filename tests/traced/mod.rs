@@ -1,4 +1,4 @@
-//! What a subscriber of `tracing` sees of the runtime.
+//! The spans and events that a `tracing` subscriber receives from the runtime.
 
 use std::sync::{
     Mutex,

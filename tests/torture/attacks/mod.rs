@@ -1,5 +1,5 @@
-//! Stores made to do harm. Whatever is in them, nothing outside is read into an answer, changed or removed; nothing takes
-//! long or much memory; and every refusal is an error, never a crash.
+//! Malicious stores. No command reads, changes or removes a file outside of them, or takes long or much memory. Every
+//! refusal is an error, never a crash.
 
 use std::{
     fs::{self, Permissions},

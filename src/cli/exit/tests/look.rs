@@ -1,4 +1,4 @@
-//! Errors of files that others made.
+//! Errors of external files.
 
 use super::{super::*, io, path};
 use crate::inspect::stats;
