@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "handles.h"
 #include "must.h"
 
 using Ptr = void*;
@@ -41,8 +42,12 @@ extern "C" {
 void precast_capture_messages(void (*callback)(const char*));
 const char* precast_last_error();
 int32_t precast_tensor_meta(const void*, Meta*);
-Ptr precast_tensor_share(const void*);
-void precast_tensor_delete(Ptr);
+int32_t precast_note_range(const void*, const void* notes, int64_t at, int64_t low, int64_t high, Ptr* clamped);
+int32_t precast_note_failed(const void* outcome, const void* notes, int64_t at);
+int32_t precast_cuda_devices();
+int32_t precast_cuda_wait_for(int32_t device);
+Ptr precast_capture_begin();
+void precast_capture_end(Ptr before, int32_t code);
 int32_t precast_create(Ptr f, Ptr* made, const char* name, int32_t device);
 int32_t precast_delete(Ptr f, Ptr);
 int32_t precast_run(Ptr f, Ptr, Ptr* in, size_t n_in, Ptr* out, size_t n_out, Ptr stream, Ptr proxy);
@@ -115,30 +120,30 @@ void life(const Library& library, const std::string& behaviour) {
   const Ptr input = owned(at::ones({1, 1}));
   const Ptr run = library.at("RunSingleThreaded");
   for (int round = 0; round < 3; round++) {
-    Ptr in[2] = {precast_tensor_share(input), nullptr}, out[2] = {};
+    Ptr in[2] = {share(input), nullptr}, out[2] = {};
     const int32_t code = precast_run(run, container, in, 1, out, 1, nullptr, nullptr);
     const bool fails = behaviour == "THROWS" || behaviour == "FAILS" || behaviour == "FAILS_HALF";
     MUST((code != 0) == fails);
     if (fails) MUST(std::strlen(precast_last_error()) > 0);
     // What the callee left is ours; what it wrote too, also before it failed.
-    if (in[0]) precast_tensor_delete(in[0]);
+    if (in[0]) drop(in[0]);
     if (out[0]) {
       Meta meta;
       MUST(precast_tensor_meta(out[0], &meta) == 0 && meta.rank == 2 && meta.sizes[0] == 1);
       if (behaviour == "OK") MUST(reinterpret_cast<float*>(meta.data)[0] == 3.0f);
-      precast_tensor_delete(out[0]);
+      drop(out[0]);
     }
     // The wrong number of inputs is thrown through the C ABI.
-    in[0] = precast_tensor_share(input), in[1] = precast_tensor_share(input);
+    in[0] = share(input), in[1] = share(input);
     MUST(precast_run(run, container, in, 2, out, 1, nullptr, nullptr) != 0);
     for (Ptr left : in)
-      if (left) precast_tensor_delete(left);
+      if (left) drop(left);
     calls += 8;
   }
   MUST(precast_bind(bind, container, pairs, 2) == 0);
   MUST(precast_delete(library.at("Delete"), container) == 0);
-  precast_tensor_delete(input);
-  for (Ptr weight : weights) precast_tensor_delete(weight);
+  drop(input);
+  for (Ptr weight : weights) drop(weight);
   calls += 6;
 }
 
@@ -165,16 +170,49 @@ void metas() {
     Meta meta;
     MUST(precast_tensor_meta(&tensor, &meta) == 0);
     MUST(((meta.flags & 1) != 0) == tensor.defined());
-    Ptr share = precast_tensor_share(&tensor);
+    Ptr other = share(&tensor);
     Meta again;
-    MUST(precast_tensor_meta(share, &again) == 0 && again.sizes == meta.sizes && again.data == meta.data);
+    MUST(precast_tensor_meta(other, &again) == 0 && again.sizes == meta.sizes && again.data == meta.data);
     // Reading all of what the sizes and strides point to.
     int64_t sum = 0;
     for (uint32_t axis = 0; axis < meta.rank; axis++) sum += meta.sizes[axis] + meta.strides[axis];
     MUST(sum >= 0);
-    precast_tensor_delete(share);
+    drop(other);
     calls += 4;
   }
+}
+
+// What is noted of values: of every integer, of none, of what is no integer, and where there is no room for a note. And the
+// words of a call of libtorch's that fails.
+void noted() {
+  const at::Tensor notes = at::zeros({3}, at::kLong);
+  for (auto dtype : {at::kLong, at::kInt, at::kShort, at::kChar}) {
+    const at::Tensor given = at::tensor({5, -7, 90}, dtype);
+    Ptr clamped = nullptr;
+    MUST(precast_note_range(&given, &notes, 0, 0, 50, &clamped) == 0);
+    MUST(notes[0].item<int64_t>() == -7 && notes[1].item<int64_t>() == 90);
+    MUST(static_cast<at::Tensor*>(clamped)->equal(at::tensor({5, 0, 50}, dtype)));
+    drop(clamped);
+  }
+  Ptr clamped = nullptr;
+  const at::Tensor empty = at::zeros({0, 3}, at::kLong), words = at::ones({2}, at::kComplexFloat);
+  MUST(precast_note_range(&empty, &notes, 0, 4, 50, &clamped) == 0 && notes[1].item<int64_t>() == 4);
+  drop(clamped);
+  clamped = nullptr;
+  MUST(precast_note_range(&words, &notes, 0, 0, 50, &clamped) != 0 && clamped == nullptr);
+  MUST(precast_note_range(&empty, &notes, 2, 0, 50, &clamped) != 0 && clamped == nullptr);
+  const at::Tensor outcome = at::tensor({0, 3}, at::kByte);
+  MUST(precast_note_failed(&outcome, &notes, 2) == 0 && notes[2].item<int64_t>() == 1);
+  MUST(precast_note_failed(&outcome, &notes, 3) != 0);
+  MUST(precast_cuda_devices() == 0 && precast_cuda_wait_for(0) != 0);
+  Ptr other = owned(at::ones({4}));
+  Ptr before = precast_capture_begin();
+  const int32_t code = aoti_torch_copy_(
+      reinterpret_cast<AtenTensorHandle>(const_cast<at::Tensor*>(&notes)), static_cast<AtenTensorHandle>(other), 0);
+  precast_capture_end(before, code);
+  MUST(code != 0 && std::strstr(precast_last_error(), "Exception in aoti_torch: "));
+  drop(other);
+  calls += 14;
 }
 
 // The interpreter: right inputs, one of another size, a wrong number of outputs, no archive.
@@ -187,14 +225,14 @@ void interpreted(const std::string& folder) {
   Ptr out[2] = {};
   MUST(precast_eager_run(made, in, 2, out, 2) == 0);
   MUST(static_cast<at::Tensor*>(out[1])->sum().item<float>() == 32.0f);
-  for (Ptr tensor : out) precast_tensor_delete(tensor);
+  for (Ptr tensor : out) drop(tensor);
   MUST(precast_eager_run(made, in, 2, out, 1) != 0);
   const Ptr right = in[1];
   in[1] = owned(at::ones({3}));
   MUST(precast_eager_run(made, in, 2, out, 2) != 0);
-  precast_tensor_delete(in[1]);
+  drop(in[1]);
   in[1] = right;
-  for (Ptr tensor : in) precast_tensor_delete(tensor);
+  for (Ptr tensor : in) drop(tensor);
   precast_eager_delete(made);
   calls += 6;
 }
@@ -216,13 +254,13 @@ int main(int argc, char** argv) {
   }
   if (what == "use-after-free") {
     Ptr tensor = owned(at::ones({1}));
-    precast_tensor_delete(tensor);
+    drop(tensor);
     Meta meta;
     precast_tensor_meta(tensor, &meta);
     return 0;
   }
   if (what == "leak") {
-    for (long i = 0; i < rounds; i++) precast_tensor_share(owned(at::ones({1})));
+    for (long i = 0; i < rounds; i++) share(owned(at::ones({1})));
     return 0;
   }
   if (what == "overread") {
@@ -236,7 +274,7 @@ int main(int argc, char** argv) {
       for (long i = t; i < rounds; i += 4) {
         const auto& behaviour = behaviours[static_cast<size_t>(i) % behaviours.size()];
         life(libraries[behaviour], behaviour);
-        if (i % 8 == 0) metas();
+        if (i % 8 == 0) metas(), noted();
         if (i % 64 == 0) interpreted(folder);
         if (i % 16 == 0) calls += operators(shared);
       }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "handles.h"
 #include "must.h"
 #include "operators.h"
 
@@ -17,7 +18,6 @@ using Ptr = void*;
 
 extern "C" {
 const char* precast_last_error();
-void precast_tensor_delete(Ptr);
 int32_t precast_operator_names(void (*each)(Ptr, const char*), Ptr context);
 int32_t precast_operators_new(const char* device, Ptr* made);
 int32_t precast_operators_add(Ptr, const char* name, const char* overload, const PrecastArgument*, size_t);
@@ -195,7 +195,7 @@ void prepared() {
     MUST(add(with, name, given) == 0);
     const int32_t code = precast_operators_call(with, nullptr, 0, in, 1, &made);
     MUST((code != 0) == (fails != nullptr) && (code == 0 || last_error_has(fails)));
-    if (code == 0) precast_tensor_delete(made);
+    if (code == 0) drop(made);
     made = nullptr;
     MUST(precast_operators_call(with, nullptr, 0, in, 2, &made) != 0 && made == nullptr);
     precast_operators_delete(with);

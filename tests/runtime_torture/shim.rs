@@ -310,6 +310,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
         root.join("tests/runtime_torture/driver.cpp"),
         root.join("tests/runtime_torture/operators.cpp"),
         root.join("tests/fake/misbehaving.cpp"),
+        root.join("tests/runtime_torture/handles.h"),
         root.join("tests/runtime_torture/must.h"),
         root.join("crates/precast-runtime/shim/operators.h"),
     ];
