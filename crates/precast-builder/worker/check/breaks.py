@@ -68,12 +68,12 @@ def capture(subject: Subject) -> Captured:
 def judge(found: list[Finding], captured: Captured, subject: Subject) -> list[Finding]:
     """Raises what stops the build to `high`, and adds what only the capture knows."""
     sources = subject.sources
-    if captured.error is None:
+    if captured.error is None or _operator_alone(captured.error):
         # It is captured as it is: what looked like a break is none.
         kept = [one for one in found if one.category not in ("control-flow", "value-read")]
         for one in kept:
             one.severity = LOW if one.category == "value-size" else MEDIUM if one.severity == HIGH else one.severity
-        return kept
+        return kept if captured.error is None else [*kept, _from_error(captured, captured.location, sources)]
     stops = {captured.location}
     try:
         for stack in drafts.breaks(subject.call, subject.inputs):
@@ -96,6 +96,11 @@ def judge(found: list[Finding], captured: Captured, subject: Subject) -> list[Fi
     return found
 
 
+def _operator_alone(error: BaseException) -> bool:
+    """Returns whether torch.export captured a module, and only an operator without a C++ kernel is in the way."""
+    return isinstance(error, Failure) and "has no C++ kernel" in error.message
+
+
 def _function(location: str | None, sources: Sources) -> str | None:
     place = sources.at(location)
     return None if place is None else place.function
@@ -108,6 +113,8 @@ def _from_error(captured: Captured, location: str | None, sources: Sources) -> F
     text = f"{type(cause).__name__}: {cause} {error}"
     message = error.message if isinstance(error, Failure) else failures.one_line(error) if error else ""
     category = next((known for words, known in _WORDS if words in text), "unsupported")
+    if error is not None and _operator_alone(error):
+        category = "custom-operator"
     place = sources.at(location)
     hint = error.hint if isinstance(error, Failure) else None
     mend = Mend(hint or "leave it out of forward, or give it to another module that is left to the caller")
