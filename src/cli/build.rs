@@ -204,7 +204,7 @@ fn cache_folder(what: &str) -> Option<PathBuf> {
     Some(cache.join("precast").join(what))
 }
 
-/// Removes what killed builds left in the folder for temporary files, and says so; or says what there is.
+/// Removes and reports the temporary folders of killed builds; with `dry_run`, only reports them.
 pub(super) fn note_swept(context: &Context, dry_run: bool) {
     let swept = build::sweep(&std::env::temp_dir(), dry_run);
     if swept.is_empty() || context.quiet {

@@ -141,7 +141,7 @@ pub(super) struct Document<'a> {
 fn write(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
     match force {
         true => fs::write(path, text),
-        // Whoever made it meanwhile keeps it.
+        // A file that appeared meanwhile is kept.
         false => File::create_new(path)?.write_all(text.as_bytes()),
     }
 }

@@ -127,7 +127,7 @@ impl From<Color> for clap::ColorChoice {
     }
 }
 
-/// Returns what the command line says of colours, where it can be understood.
+/// Returns the colour setting of the command line, if it parses.
 fn color(args: &[OsString]) -> Option<Color> {
     let place = args.iter().position(|arg| {
         arg == "--color" || arg.to_str().is_some_and(|arg| arg.starts_with("--color="))
@@ -206,12 +206,12 @@ struct Context {
 }
 
 impl Context {
-    /// Opens the store, and says when it has to wait for another process.
+    /// Opens the store; prints a note when it has to wait for another process.
     fn open(&self) -> Result<Store, StoreError> {
         self.ready(Store::open_with(&self.store, self.options())?)
     }
 
-    /// Opens the store, and says what is done with unpacked weights.
+    /// Opens the store with this mode for unpacked weights.
     #[cfg(feature = "torch")]
     fn open_with(&self, unpacked: Unpacked) -> Result<Store, StoreError> {
         let options = Options {
@@ -246,7 +246,7 @@ impl Context {
         Ok(store)
     }
 
-    /// Opens the store to look at it, and says so when its index is damaged.
+    /// Opens the store for reading; prints a warning when its index is damaged.
     fn look(&self) -> Result<Store> {
         let (store, damage) = crate::inspect::open(&self.store, self.options())?;
         if let Some(error) = damage {

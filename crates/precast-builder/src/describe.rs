@@ -35,7 +35,7 @@ pub struct DescribeOptions {
     pub cancel: Arc<AtomicBool>,
 }
 
-/// Returns what the model says of itself, and what a spec would say of it.
+/// Returns the opened model, and its modules and inputs for a new spec.
 pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildError> {
     let open = Request::Open {
         root: options.root.clone(),

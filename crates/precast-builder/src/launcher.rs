@@ -22,7 +22,7 @@ pub(super) const WAIT_POLICY: &str = "passive";
 /// How to start a worker.
 #[derive(Clone, Debug)]
 pub struct Launcher {
-    /// The interpreter, or the whole worker program when `args` says so.
+    /// The interpreter, or with `replaces_worker` the whole worker program.
     pub program: PathBuf,
     /// Arguments before the worker's own path; none is the usual case.
     pub args: Vec<OsString>,

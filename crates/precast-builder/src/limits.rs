@@ -41,7 +41,7 @@ impl Stop {
         flags.iter().any(|flag| flag.load(Ordering::Relaxed))
     }
 
-    /// Ends what is still running: nobody waits for it.
+    /// Ends all processes that are still running, without waiting for them.
     pub fn set(&self) {
         self.over.store(true, Ordering::Relaxed);
     }

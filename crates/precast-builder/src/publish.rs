@@ -39,8 +39,7 @@ struct Layouts {
     outputs: Vec<Layout>,
 }
 
-/// Refuses a shared object that asks the loader for what no artifact needs. What is no object can't be loaded: the gate
-/// says so.
+/// Refuses a shared object with hazards for the loader. A file of another format passes here and fails at the gate.
 fn harmless(bytes: &[u8]) -> Result<(), BuildError> {
     if !bytes.starts_with(b"\x7fELF") {
         return Ok(());

@@ -18,7 +18,7 @@ use crate::{
     spec::Spec,
 };
 
-/// Publishes the release, where there is something new to publish, and says what became of every item.
+/// Publishes the release, if it differs from the newest one, and returns the outcome of every item.
 pub(super) fn summarise(
     options: &Options<'_>,
     plan: &Plan,
@@ -65,7 +65,7 @@ pub(super) fn summarise(
     Ok(summary)
 }
 
-/// A program that the spec asks for, and what a release would have of it.
+/// A program that the spec asks for, and its state in a release.
 struct Wanted<'a> {
     item: &'a Item,
     id: Option<Digest>,

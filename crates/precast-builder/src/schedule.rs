@@ -76,7 +76,7 @@ pub(super) struct Schedule {
     counts: [Counts; 4],
     /// Workers that load the model now.
     loading: usize,
-    /// Who waits to be the only one that runs, and whether somebody is.
+    /// Tasks that wait to run alone, and whether one does.
     waiting: usize,
     exclusive: bool,
 }
@@ -118,7 +118,7 @@ impl Schedule {
         schedule
     }
 
-    /// Adds an artifact that a program lacks; larger ones are compiled first. Returns whether nobody asked for it before.
+    /// Adds an artifact that a program lacks; larger ones are compiled first. Returns whether it is a new task.
     pub fn lacks(&mut self, program: usize, artifact: Digest, size: usize) -> bool {
         let task = Task::Compile(artifact);
         let known = self.index.get(&task).copied();
@@ -150,7 +150,7 @@ impl Schedule {
                 return Next::Run(self.nodes[node].task);
             }
         }
-        // Loading the model pays where more than one capture waits for whoever loads it.
+        // Another worker loads the model only if more than one capture waits.
         let waiting = self.ready[Capture as usize].len();
         if captures == Captures::MayLoad && may_load && waiting > self.loading + 1 {
             self.loading += 1;

@@ -74,7 +74,7 @@ pub(super) fn put(report: &mut Gate, measured: &Gate, of: usize, alone: bool) {
     report.turns = turns(report, wins, alone).into();
 }
 
-/// Returns what a report says of artifact and eager, which took less time in `wins` rounds; none where eager was not measured.
+/// Returns the sign test of a report; eager was faster in `wins` rounds. None if eager was not measured.
 fn turns(report: &Gate, wins: Option<u64>, alone: bool) -> Option<Turns> {
     let rounds = *report.eager_runs.get()?;
     let eager_faster = wins?.min(rounds);

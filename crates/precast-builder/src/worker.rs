@@ -42,7 +42,7 @@ pub struct Worker {
     next: u64,
     /// What it takes, and may take.
     watch: Watch,
-    /// Ends what it is asked for.
+    /// Cancels its current request.
     stop: Stop,
     ended: bool,
     /// Whether it holds the model, and the same one as the first worker.

@@ -34,8 +34,8 @@ pub(super) struct Workers<'a> {
 }
 
 impl Workers<'_> {
-    /// Returns how many workers beside the first to start at once: one for each new program to compile. Of a program that
-    /// was built before nobody knows whether anything must be compiled.
+    /// Returns how many workers beside the first to start at once: one for each new program to compile. A
+    /// program that was built before may find all of its artifacts.
     pub fn at_once(&self, plan: &Plan) -> usize {
         let new = plan.missing().filter(|item| {
             item.form.compiled

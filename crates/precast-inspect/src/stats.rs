@@ -83,7 +83,7 @@ impl ModuleStats {
     }
 }
 
-/// What was asked for, what answered, and which rung.
+/// Requested sizes, the answering bucket, and the rung.
 type Place = (Sizes, Option<Sizes>, String);
 
 /// Adds up counts by model and module.

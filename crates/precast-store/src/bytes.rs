@@ -113,8 +113,8 @@ impl Store {
         }
     }
 
-    /// Returns whether the object is there and needs no writing. What is there and wrong is set aside; what is there and
-    /// not in the index (a crash came between) is checked and indexed.
+    /// Returns whether the object exists and needs no writing. A damaged file is set aside. A file without a row in the
+    /// index (after a crash) is checked and indexed.
     fn present(&self, digest: &Digest) -> Result<bool, StoreError> {
         let _adding = self.adding(&[*digest])?;
         let path = self.layout().object(digest);

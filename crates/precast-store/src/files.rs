@@ -60,7 +60,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Walks over all of it; hashes contents when `hash` says so.
+    /// Walks over all files; `hash` selects whether contents are hashed.
     pub fn everything(&mut self, hash: bool) -> Result<(), StoreError> {
         self.root()?;
         for (path, digest) in self.shards("objects", ".zst")? {

@@ -128,7 +128,7 @@ impl GcPlan {
         .into_iter()
     }
 
-    /// Returns by how many bytes the store stays over the limit, because what is left is held or released.
+    /// Returns by how many bytes the store stays over the limit, because the remaining objects are held or released.
     pub fn over_limit(&self) -> u64 {
         self.after
             .saturating_sub(self.policy.max_size.unwrap_or(u64::MAX))

@@ -165,7 +165,7 @@ impl Index {
         let mut open = self.lock();
         let inode_was = open.as_ref().map(|open| open.inode);
         if self.own && inode(&self.layout.index()) != inode_was {
-            // Another process rebuilt the index, or somebody removed it.
+            // Another process rebuilt or removed the index.
             *open = Some(open_own(&self.layout)?);
         }
         let connection = self.opened(&mut open)?;
@@ -228,8 +228,8 @@ fn make_in_memory(layout: &Layout) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Makes the file of the index, or mends its mode, so that only those can open it who may write the store: SQLite locks it,
-/// as can whoever opens it.
+/// Makes the file of the index, or repairs its mode, so that only users who may write the store can open it: any process
+/// that opens the file can lock it.
 ///
 /// It is not opened here: to close it would end the locks that other connections of this process have on it.
 fn make_private(layout: &Layout) -> Result<(), StoreError> {

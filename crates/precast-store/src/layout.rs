@@ -154,7 +154,7 @@ impl Layout {
         })
     }
 
-    /// Returns the same paths, of which files are opened whoever owns and may write them: to say what is wrong with them.
+    /// Returns the same paths without checks of owners and modes, to report what is wrong with files.
     pub fn unchecked(&self) -> Self {
         Self {
             root: self.root.clone(),
@@ -372,7 +372,7 @@ mod tests {
             Layout::find(&other, Options::default()),
             Err(StoreError::NotAStore { .. })
         ));
-        // Nobody but root may write it as it is.
+        // Only root may write it in this mode.
         fs::remove_file(root.join(MARKER)).unwrap();
         fs::write(root.join(MARKER), r#"{"schema":1,"layout":2}"#).unwrap();
         assert!(matches!(

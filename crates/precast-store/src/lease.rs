@@ -106,7 +106,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Lets go. What can't be written is held for longer, which harms nobody.
+    /// Releases these IDs. If the line can't be written, they stay held, which is harmless.
     fn release(&self, ids: &[Digest]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut text = String::new();
@@ -128,7 +128,7 @@ impl Lease {
         }
     }
 
-    /// Puts a lease of what is held in the place of the old one, which is locked until then: whoever opened that one
+    /// Replaces the lease by one with only the held IDs. The old file stays locked until then; a process that has it open
     /// sees that it lost its name.
     fn renew(&self, held: &HashMap<Digest, u64>) -> io::Result<File> {
         let (mut file, path) = tempfile::NamedTempFile::new_in(&self.tmp)?.into_parts();
@@ -175,8 +175,8 @@ impl Drop for Hold {
 impl Store {
     /// Keeps everything with these IDs (programs, artifacts, objects) from being collected while the answer lives.
     ///
-    /// Look at whether they are there *after* this: what was collected before stays gone. On a store that can't be
-    /// written nothing is recorded; whoever collects it there does not know about its readers.
+    /// Check *after* this call that they exist: gc may have deleted them before. In a read-only store nothing is recorded,
+    /// and gc by another user does not know of its readers.
     pub fn hold(&self, ids: &[Digest]) -> Result<Hold, StoreError> {
         let lease = self.lease()?;
         if let Some(lease) = &lease {
@@ -207,7 +207,7 @@ impl Store {
         }
     }
 
-    /// Holds of a release what is there, and says what is not: a reader can do without some of it.
+    /// Holds the existing part of a release, and returns the error for the first missing part: a reader may not need it.
     pub fn hold_found(&self, release: &Release) -> Result<(Hold, Option<StoreError>), StoreError> {
         let mut ids: Vec<Digest> = release.weights.into_iter().collect();
         let mut objects = ids.clone();
@@ -317,7 +317,7 @@ pub(crate) fn is_lease(path: &Path) -> bool {
     !stem.is_empty() && stem.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
-/// Lets those read a lease who may write the store, and nobody else lock it.
+/// Sets the mode of a lease: only users who may write the store can read or lock it.
 fn readable(file: &File, folder: &Path) -> io::Result<()> {
     let mode = private(&fs::metadata(folder)?);
     file.set_permissions(fs::Permissions::from_mode(mode))
@@ -383,7 +383,7 @@ mod tests {
         let passing: Vec<Digest> = (0..=255u8).map(|n| Digest::of(&[n, n])).collect();
         let over = std::sync::atomic::AtomicBool::new(false);
         let longest = std::thread::scope(|scope| {
-            // Whoever looks meanwhile sees what is kept, and takes nobody for dead.
+            // A reader meanwhile sees the held IDs, and takes no live process for dead.
             scope.spawn(|| {
                 while !over.load(std::sync::atomic::Ordering::Relaxed) {
                     let held = other.leased().unwrap();

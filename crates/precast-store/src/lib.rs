@@ -168,7 +168,7 @@ struct Inner {
     uses: Mutex<BTreeMap<Digest, i64>>,
     /// The lease of this process, once it needs one.
     lease: Mutex<Option<Arc<Lease>>>,
-    /// Told when a lock is not free.
+    /// Called when a lock is not free.
     waiting: OnceLock<OnWait>,
     /// Set when the caller wants to wait no longer.
     stop: OnceLock<Arc<AtomicBool>>,

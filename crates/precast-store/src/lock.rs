@@ -339,7 +339,7 @@ mod tests {
             "{error}"
         );
         drop(store.lock(Mode::Use).unwrap());
-        // And whoever wants to stop waiting can.
+        // The caller can stop a wait.
         let waiting = Store::open(store.path()).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         waiting.stop_waiting_when(stop.clone());

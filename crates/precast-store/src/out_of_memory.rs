@@ -3,7 +3,7 @@
 //!
 //! One list for all stages. The Python worker has its own copy (`failures.py`), which a test compares.
 
-/// Of these, one is in every message that says so.
+/// Every such message contains one of these.
 const WORDS: [&str; 5] = [
     // torch's allocator, the CUDA driver and runtime, the C++ compiler.
     "out of memory",

@@ -100,7 +100,7 @@ impl Trust {
             group: options.shared.then(|| meta.gid()),
         };
         if !trust.trusts(meta.uid()) {
-            // Nobody acts as who is not mapped: there is nothing else in that place then.
+            // No process can have an unmapped user, so no other user could have placed it.
             match options.trusted {
                 true => trust.users[2] = meta.uid(),
                 false => {
@@ -231,7 +231,7 @@ impl Trust {
     }
 }
 
-/// Returns the user that stands for those this container does not know, where nobody can act as it.
+/// Returns the user that stands for all unmapped users of this container, if no process can have it.
 fn unmapped() -> Option<u32> {
     let map = fs::read_to_string("/proc/self/uid_map").ok()?;
     let mapped = map.lines().any(|line| {
@@ -293,7 +293,7 @@ mod tests {
         Store::open(&path).unwrap();
     }
 
-    /// Gives something to another user; says so where this one may not.
+    /// Changes the owner of a path. Prints that the test is skipped, and returns false, if this user may not.
     fn give(path: &Path, uid: u32) -> bool {
         let given = std::os::unix::fs::lchown(path, Some(uid), None).is_ok();
         if !given {

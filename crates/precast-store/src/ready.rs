@@ -114,7 +114,7 @@ impl Store {
         Ok((self.map(digest)?, Checking::done()))
     }
 
-    /// Returns the checked content of an object as a file in memory that nobody can change any more.
+    /// Returns the checked content of an object as a sealed file in memory, which can't change any more.
     pub fn memfd(&self, digest: &Digest) -> Result<File, StoreError> {
         let path = self.layout().object(digest);
         let mut file = memory(digest, &path)?;
@@ -252,7 +252,7 @@ fn memory(digest: &Digest, path: &Path) -> Result<File, StoreError> {
     Ok(File::from(file))
 }
 
-/// Has nobody change a file in memory any more.
+/// Seals a file in memory against every change.
 fn seal(file: &File, path: &Path) -> Result<(), StoreError> {
     let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
     fcntl_add_seals(file, seals).at("seal the memory of", path)
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(store.map(&empty).unwrap().len(), 0);
     }
 
-    /// As a disk that gives other bytes and says nothing: size, times and inode are what they were.
+    /// Simulates a disk that returns wrong bytes without an error: size, times and inode do not change.
     fn flip_below(path: &Path, at: u64) {
         use std::os::unix::fs::FileExt;
         let times = fs::metadata(path).unwrap().modified().unwrap();

@@ -25,11 +25,10 @@ use crate::record::Release;
 const LAST: u64 = 1 << 53;
 
 impl Store {
-    /// Keeps a release as the newest one of its model, whatever `seq` it was given; returns it with the one it got, and
-    /// whether it is a new one. Where the newest one has the same content and entry, and the name that is asked for, it is
-    /// that one and nothing is put.
+    /// Publishes a release as the newest one of its model, whatever its `seq`. Returns it with its new `seq`, and whether it
+    /// is new: if the newest release has the same content, entry and name, that one is returned and nothing is published.
     ///
-    /// Everything it needs must be in the store: a release is visible whole or not at all.
+    /// Everything that it refers to must be in the store: a release is visible whole or not at all.
     pub fn put_release(&self, release: &Release) -> Result<(Release, bool), StoreError> {
         if let Some(name) = &release.name {
             check_release_name(name)?;
@@ -72,7 +71,7 @@ impl Store {
             false => self.release(&release.model, None),
         };
         now.ok().flatten().filter(|now| {
-            // Who asks for no name is content with any.
+            // A release without a name matches any name.
             let name = release.name.is_none() || release.name == now.name;
             let lacks = release.lacks == now.lacks;
             name && lacks && release.entry == now.entry && release.same_content(now)

@@ -222,7 +222,7 @@ impl Store {
         })
     }
 
-    /// Removes what nobody is writing any more. The caller has `Mode::Delete`.
+    /// Removes temporary files of dead processes. The caller has `Mode::Delete`.
     fn sweep_tmp(&self) -> Result<(), StoreError> {
         let tmp = self.layout().tmp();
         for entry in fs::read_dir(&tmp).at("list", &tmp)? {
@@ -257,7 +257,7 @@ impl Store {
     }
 }
 
-/// Marks those of `ids` that nobody holds and nothing refers to; returns them.
+/// Marks and returns those of `ids` that are not held and not referred to.
 fn mark(
     tx: &Connection,
     table: &Table,

@@ -156,7 +156,7 @@ fn compiler() -> Check {
     let name = "C++ compiler";
     let named = env::var_os("CXX").filter(|name| !name.is_empty());
     let program = named.unwrap_or_else(|| "g++".into());
-    let told = Path::new(&program).display().to_string();
+    let shown = Path::new(&program).display().to_string();
     let install = "install g++ 10 or newer (Debian: `apt-get install g++`), or set CXX";
     let version = Command::new(&program)
         .arg("--version")
@@ -165,7 +165,7 @@ fn compiler() -> Check {
     let version = match version {
         Ok(output) => first_line(&output.stdout),
         Err(error) => {
-            let found = format!("`{told}` can't be started: {error}");
+            let found = format!("`{shown}` can't be started: {error}");
             return Check::missing(Build, name, found, install);
         }
     };

@@ -214,7 +214,7 @@ pub fn plan(
         }),
         None => None,
     };
-    // What the newest release has is current, though a tuned one may be there: somebody went back to it.
+    // Programs of the newest release are current even if tuned ones exist: a rollback selected them.
     let current: HashSet<Digest> = release.iter().flat_map(|r| r.programs.clone()).collect();
     let mut items = Vec::new();
     for (index, module) in spec.modules.iter().enumerate() {
@@ -298,7 +298,7 @@ fn selects(only: &str, module: &str, text: &str) -> bool {
 /// FQN -> method -> keys of `[compile]`, as the worker gives them.
 pub(crate) type Declared = BTreeMap<String, BTreeMap<String, Value>>;
 
-/// Returns what the submodule says of itself.
+/// Returns the settings that the submodule declares.
 pub(crate) fn declared(module: &Module, all: &Declared) -> Result<Overrides, PlanError> {
     let methods = all.get(&module.path);
     let Some(says) = methods.and_then(|methods| methods.get(&module.method)) else {

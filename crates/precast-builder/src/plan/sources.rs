@@ -29,7 +29,7 @@ use crate::spec::Spec;
 /// A file that changed this shortly before it was hashed may change again without another time stamp.
 const SETTLED: i128 = 2_000_000_000;
 
-/// Digests of files, by what the file system says of them.
+/// Digests of files, by their status in the file system.
 ///
 /// One JSON file; it may be deleted at any time and costs only time. Like git's index it does not trust a stamp that
 /// was young when the file was hashed: such a file is read again.

@@ -10,7 +10,7 @@ use toml::{
 
 use super::error::Problem;
 
-/// How many problems are kept: nobody reads more, and each has its place looked up.
+/// Maximum number of problems that are kept: more would not be read, and each costs a search for its place.
 const MOST: usize = 100;
 
 /// Bytes of the text.

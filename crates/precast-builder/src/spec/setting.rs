@@ -70,7 +70,7 @@ impl CommandLine {
         }
     }
 
-    /// Returns what it says of the module of this name.
+    /// Returns the overrides for the module of this name.
     pub fn of(&self, module: &str) -> Overrides {
         let mut says = self.all.clone();
         if let Some(own) = self.modules.get(module) {

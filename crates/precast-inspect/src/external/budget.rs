@@ -24,7 +24,7 @@ const MEMORY: u64 = 512 << 20;
 const SECONDS: u64 = 30;
 const BYTES_A_SECOND: u64 = 16 << 20;
 
-/// What is left of the limits.
+/// The remaining work, memory and time.
 pub(super) struct Budget {
     most: Limits,
     started: Instant,
@@ -213,7 +213,7 @@ mod tests {
         let mut late = Budget::of(0);
         late.most.time = Duration::ZERO;
         assert!(message(late.work(0)).contains("longer than 0 s"));
-        // What a parser says of a read that failed is not the reason.
+        // The exceeded limit is the reason, not the parser's error for the failed read.
         let made = late.explain(ParseError::Malformed("invalid offset".to_owned()));
         assert!(message(Err(made)).contains("longer than 0 s"));
     }

@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::FileExt,
 };
 
-/// Bytes `start..start + size` of a file, with a position that is nobody else's.
+/// Bytes `start..start + size` of a file, with a position of its own.
 #[derive(Clone, Copy)]
 pub(super) struct Part<'a> {
     file: &'a File,

@@ -462,7 +462,7 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Returns what a record that is written now says of its making.
+    /// Returns the provenance of a record that is written now.
     pub fn now() -> Self {
         Self {
             precast: env!("CARGO_PKG_VERSION").to_owned().into(),
@@ -471,7 +471,7 @@ impl Provenance {
         }
     }
 
-    /// Returns when the record was written, in seconds since 1970, if it says so.
+    /// Returns the time at which the record was written, in seconds since 1970, if known.
     pub fn created(&self) -> Option<i64> {
         self.created.get().copied()
     }
