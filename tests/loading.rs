@@ -16,7 +16,7 @@ use std::{
 use fake::{Fake, Memory};
 use precast::{
     Device, Digest, Mapped, Model, Runtime,
-    record::{Artifact, ArtifactKind, Eager, Program, Release},
+    record::{Artifact, ArtifactKind, Program, Release},
     runtime::{Loading, Prefetched, Rung, RuntimeError, Source, SourceError},
 };
 use serde_json::json;
@@ -352,19 +352,6 @@ fn a_module_of_which_nothing_loads_says_why() {
     }
 }
 
-/// Gives a program an exported graph: softmax(x * scale), (x * scale).sum(-1), at `x` float32 [4, 4].
-fn archive(memory: &mut Memory, program: &mut Program, fake: &Fake) {
-    let object = memory.put(include_bytes!("data/scale.pt2").to_vec());
-    let mut artifact = fake.artifact(object);
-    artifact.id = Digest::of(b"archive");
-    artifact.kind = ArtifactKind::Archive;
-    program.eager = Some(Eager {
-        artifact: artifact.id,
-        weights: vec!["scale".to_owned()],
-    });
-    memory.artifacts.insert(artifact.id, artifact);
-}
-
 /// Returns a source whose program has an exported graph, and a receipt that calls this one the faster.
 fn with_receipt(faster: &str) -> Arc<Watched> {
     let mut memory = Memory::with(&[]);
@@ -374,7 +361,7 @@ fn with_receipt(faster: &str) -> Arc<Watched> {
         ..Fake::sized(4, 4)
     };
     let mut program = memory.add("f", &fake);
-    archive(&mut memory, &mut program, &fake);
+    memory.export(&mut program, &fake, ArtifactKind::Graph);
     let turns = json!({ "rounds": 20, "eager_faster": 20, "alone": true, "faster": faster });
     program.receipt = serde_json::from_value(
         json!({ "gate": { "artifact_us": 300.0, "eager_us": 200.0, "turns": turns } }),
@@ -407,9 +394,9 @@ fn an_artifact_is_kept_when_eager_can_not_run_in_its_place() {
     memory.programs = source.memory.programs.clone();
     memory.artifacts = source.memory.artifacts.clone();
     memory.objects = source.memory.objects.clone();
-    let broken = memory.put(b"no archive".to_vec());
-    let archive = Digest::of(b"archive");
-    memory.artifacts.get_mut(&archive).unwrap().object = broken;
+    let broken = memory.put(b"no list of calls".to_vec());
+    let exported = Digest::of(b"exported");
+    memory.artifacts.get_mut(&exported).unwrap().object = broken;
     let model = Watched::new(memory).runtime().load("fake").unwrap();
     let out = model.run("f", &[x(4, 4)]).unwrap();
     assert_eq!(out.served().rung(), Rung::Exact);
@@ -423,7 +410,7 @@ fn a_larger_bucket_that_runs_comes_before_eager_in_place_of_one_that_does_not() 
         ..salted(171, 4)
     };
     let mut program = memory.add("f", &fake);
-    archive(&mut memory, &mut program, &fake);
+    memory.export(&mut program, &fake, ArtifactKind::Graph);
     memory.programs.insert(program.id, program);
     let model = Watched::new(memory).runtime().load("fake").unwrap();
     let out = model.run("f", &[x(4, 4)]).unwrap();

@@ -42,7 +42,7 @@ fn spans_say_what_a_call_did() {
 fn eager_has_a_span_within_the_call_that_it_answers() {
     let spans = spans(|| {
         let mut memory = Memory::default();
-        memory.add_with_archive(&Fake {
+        memory.add_with_graph(&Fake {
             behaviour: "NO_SYMBOL",
             outputs: 2,
             ..Fake::sized(4, 4)

@@ -39,6 +39,8 @@ fn main() {
         .include(&include)
         .file(shim.join("shim.cpp"))
         .file(shim.join("operators.cpp"))
+        .file(shim.join("eager.cpp"))
+        .file(shim.join("archive.cpp"))
         .compile("precast_shim");
     // shim.cpp names symbols of both; the linker drops what nothing needs.
     println!("cargo:rustc-link-lib=torch_cpu");

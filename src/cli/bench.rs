@@ -2,7 +2,7 @@
 //!
 //! A row is one request: a bucket's own sizes, or those of `--at`. It says what answered, which need not be the bucket's
 //! artifact: a request may be padded into another bucket, and eager answers where it was faster when the program was
-//! built, unless `--compiled` forbids it. With `--against eager` the exported graph, which libtorch's interpreter runs,
+//! built, unless `--compiled` forbids it. With `--against eager` the exported graph, which runs without Python,
 //! takes turns with it on the same inputs, so that what else the machine does meets both alike.
 
 mod measure;

@@ -94,7 +94,7 @@ impl WeightArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Against {
-    /// The exported graph, by libtorch's interpreter
+    /// The exported graph, without Python
     Eager,
 }
 

@@ -19,7 +19,7 @@ fn sandbox(slow: bool) -> Sandbox {
         outputs: 2,
         ..Fake::sized(size, size)
     };
-    memory.add_with_archive(&fake(4));
+    memory.add_with_graph(&fake(4));
     if slow {
         for program in memory.programs.values_mut() {
             program.receipt = serde_json::from_value(serde_json::json!({

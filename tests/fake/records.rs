@@ -12,8 +12,8 @@ use precast_runtime::{Source, SourceError, host, sealed};
 use precast_store::{
     Device, Digest, Mapped, Store, Target,
     record::{
-        Artifact, Constant, Dtype, Entry, Follow, Input, Layout, Output, Pad, Padding, Program,
-        Release, SCHEMA, Step,
+        Artifact, ArtifactKind, Constant, Dtype, Entry, Follow, Input, Layout, Output, Pad,
+        Padding, Program, Release, SCHEMA, Step,
     },
 };
 use serde_json::Value;
@@ -289,23 +289,40 @@ impl Memory {
         program
     }
 
-    /// Adds a fake artifact, and a program of the module `f` that has an exported graph beside it, with `scale` = 2.
-    ///
-    /// `tests/data/scale.pt2` is `torch.export.save` of `(x, scale) -> (softmax(x * scale, -1), (x * scale).sum(-1))` at
-    /// `x` float32 [4, 4] and `scale` float32 [1].
+    /// Adds a fake artifact, and a program of the module `f` that has an exported graph beside it, with `scale` = 2: see
+    /// [`Self::export`].
+    pub fn add_with_graph(&mut self, fake: &Fake) {
+        self.add_exported(fake, ArtifactKind::Graph);
+    }
+
+    /// The same with the graph as stores of earlier versions have it.
     pub fn add_with_archive(&mut self, fake: &Fake) {
+        self.add_exported(fake, ArtifactKind::Archive);
+    }
+
+    fn add_exported(&mut self, fake: &Fake, kind: ArtifactKind) {
         let mut program = self.add("f", fake);
-        let object = self.put(include_bytes!("../data/scale.pt2").to_vec());
+        self.export(&mut program, fake, kind);
+        self.programs.insert(program.id, program);
+        self.weights = Some(self.put(weights(&[("scale", &[2.0])])));
+    }
+
+    /// Gives a program an exported graph: `(x, scale) -> (softmax(x * scale, -1), (x * scale).sum(-1))` at `x` float32 [4, 4] and
+    /// `scale` float32 [1]. `tests/data/scale.pt2` is `torch.export.save` of it.
+    pub fn export(&mut self, program: &mut Program, fake: &Fake, kind: ArtifactKind) {
+        let object = match kind {
+            ArtifactKind::Archive => &include_bytes!("../data/scale.pt2")[..],
+            _ => include_bytes!("../data/scale.json"),
+        };
+        let object = self.put(object.to_vec());
         let mut artifact = fake.artifact(object);
-        artifact.id = Digest::of(b"archive");
-        artifact.kind = precast_store::record::ArtifactKind::Archive;
+        artifact.id = Digest::of(b"exported");
+        artifact.kind = kind;
         program.eager = Some(precast_store::record::Eager {
             artifact: artifact.id,
             weights: vec!["scale".to_owned()],
         });
         self.artifacts.insert(artifact.id, artifact);
-        self.programs.insert(program.id, program);
-        self.weights = Some(self.put(weights(&[("scale", &[2.0])])));
     }
 
     /// Publishes everything as the newest release of `model`.

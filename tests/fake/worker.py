@@ -63,7 +63,7 @@ graph pass is a function that changes the segment (a dict with `offset`) in plac
 the options it was asked for.
 
 The environment variable FAKE_TORCH changes the torch version that the worker claims; FAKE_TORCH=none claims to lack it.
-FAKE_EAGER is what the archive says that eager runs from; without it there is none.
+FAKE_EAGER is the text of the graph that eager runs; without it there is none.
 """
 
 import array
@@ -428,8 +428,8 @@ class Worker:
             "seconds": 0.01,
         }
         if says := os.environ.get("FAKE_EAGER"):
-            (out / "eager.pt2").write_text(says)
-            answer["exported"] = str(out / "eager.pt2")
+            (out / "eager.json").write_text(says)
+            answer["exported"] = str(out / "eager.json")
         return answer
 
     def compile(self, request: Json) -> Json:

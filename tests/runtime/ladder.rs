@@ -98,7 +98,7 @@ fn the_exported_graph_answers_for_an_artifact_that_does_not_load() {
         ..Fake::sized(4, 4)
     };
     let mut memory = Memory::default();
-    memory.add_with_archive(&fake);
+    memory.add_with_graph(&fake);
     let tuned = memory.put(fake::weights(&[("scale", &[3.0])]));
     let source = memory.source();
     let runtime = Runtime::over(source.clone(), Device::Cpu).unwrap();
@@ -136,13 +136,27 @@ fn the_exported_graph_answers_for_an_artifact_that_does_not_load() {
 }
 
 #[test]
+fn an_archive_of_an_earlier_version_answers_too() {
+    let mut memory = Memory::default();
+    memory.add_with_archive(&Fake {
+        outputs: 2,
+        behaviour: "NO_SYMBOL",
+        ..Fake::sized(4, 4)
+    });
+    let out = load(memory).unwrap().run("f", &[x(4, 4)]).unwrap();
+    assert_eq!(out.served().rung(), Rung::Eager);
+    let wanted = (x(4, 4) * 2).sum_dim_intlist(-1, false, Kind::Float);
+    assert_eq!(flat(&out[1]), flat(&wanted));
+}
+
+#[test]
 fn a_program_that_was_never_compiled_runs_as_its_exported_graph() {
     let fake = Fake {
         outputs: 2,
         ..Fake::sized(4, 4)
     };
     let mut memory = Memory::default();
-    memory.add_with_archive(&fake);
+    memory.add_with_graph(&fake);
     for program in memory.programs.values_mut() {
         program.steps.clear();
     }

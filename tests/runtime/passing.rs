@@ -97,7 +97,7 @@ fn a_program_that_could_not_be_read_is_tried_again_at_a_later_call() {
 #[test]
 fn eager_answers_only_until_the_artifact_can_be_read() {
     let mut memory = Memory::default();
-    memory.add_with_archive(&Fake {
+    memory.add_with_graph(&Fake {
         outputs: 2,
         salt: 102,
         ..Fake::sized(4, 4)

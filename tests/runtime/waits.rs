@@ -108,16 +108,16 @@ fn a_caller_waits_for_a_context_as_long_as_it_says() {
 #[test]
 fn a_panic_where_a_context_is_made_loses_none() {
     let mut memory = Memory::default();
-    memory.add_with_archive(&Fake {
+    memory.add_with_graph(&Fake {
         outputs: 2,
         behaviour: "NO_SYMBOL",
         ..Fake::sized(4, 4)
     });
     let program = memory.programs.values().next().unwrap();
-    let archive = memory.artifacts[&program.eager.as_ref().unwrap().artifact].object;
+    let exported = memory.artifacts[&program.eager.as_ref().unwrap().artifact].object;
     let asked = AtomicUsize::new(0);
     let source = Hooked::over(memory, move |object| {
-        let first = *object == archive && asked.fetch_add(1, Ordering::Relaxed) < 3;
+        let first = *object == exported && asked.fetch_add(1, Ordering::Relaxed) < 3;
         assert!(!first, "as meant");
         Ok(())
     });

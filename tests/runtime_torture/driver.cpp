@@ -2,8 +2,7 @@
 // several threads at once.
 //
 //   driver FOLDER all|leak|use-after-free|overread ROUNDS
-//                                                      FOLDER has one shared object per behaviour of misbehaving.cpp, and
-//                                                      scale.pt2, an archive for the interpreter
+//                                                      FOLDER has one shared object per behaviour of misbehaving.cpp
 
 #include <ATen/ATen.h>
 #include <dlfcn.h>
@@ -17,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
+#include "eager.h"
 #include "handles.h"
 #include "must.h"
 
@@ -56,9 +57,12 @@ int32_t precast_name(Ptr f, Ptr, size_t, const char**);
 int32_t precast_size(Ptr f, Ptr, size_t, size_t*);
 int32_t precast_flag(Ptr f, Ptr, size_t, bool*);
 int32_t precast_dtype(Ptr f, Ptr, size_t, int32_t*);
-int32_t precast_eager_new(const char* path, Ptr* made);
-void precast_eager_delete(Ptr);
-int32_t precast_eager_run(Ptr, Ptr const* in, size_t n_in, Ptr* out, size_t n_out);
+int32_t precast_calls_new(const char* device, size_t inputs, Ptr* made);
+int32_t precast_calls_add(Ptr, const char*, const char*, const PrecastGiven*, size_t, const int64_t*, size_t);
+int32_t precast_calls_add_cond(Ptr, Ptr, Ptr, const PrecastGiven*, size_t, const int64_t*, size_t);
+int32_t precast_calls_finish(Ptr, const int64_t*, size_t);
+int32_t precast_calls_run(Ptr, Ptr const* in, size_t n_in, Ptr* out, size_t n_out);
+void precast_calls_delete(Ptr);
 int32_t precast_bind(Ptr f, Ptr, const Pair*, size_t);
 }
 
@@ -215,26 +219,60 @@ void noted() {
   calls += 14;
 }
 
-// The interpreter: right inputs, one of another size, a wrong number of outputs, no archive.
-void interpreted(const std::string& folder) {
-  Ptr made = nullptr;
-  MUST(precast_eager_new((folder + "/OK.so").c_str(), &made) != 0 && made == nullptr);
+// Eager: softmax(x * scale), split in two, the first half or its sum. Right inputs, one of another size, a wrong number of
+// outputs, and calls that are refused when they are added.
+void interpreted() {
+  using precast::Fixed;
+  auto value = [](int64_t number) { return Fixed{precast::VALUE, number, 0, nullptr}; };
+  auto whole = [](int64_t number) { return Fixed{precast::INT, number, 0, nullptr}; };
+  auto begun = [&](size_t inputs) {
+    Ptr made = nullptr;
+    MUST(precast_calls_new("cpu", inputs, &made) == 0);
+    return made;
+  };
+  auto add = [](Ptr graph, const char* name, const char* overload, std::vector<PrecastGiven> given, std::vector<int64_t> kept) {
+    return precast_calls_add(graph, name, overload, given.data(), given.size(), kept.data(), kept.size());
+  };
+  const Fixed x = value(0), scale = value(1), scaled = value(2), row = whole(-1), two = whole(2);
+  auto branch = [&](const char* name) {
+    Ptr made = begun(1);
+    MUST(add(made, name, "", {{"self", 0, &x, 1}}, {1}) == 0);
+    const int64_t output = 1;
+    MUST(precast_calls_finish(made, &output, 1) == 0);
+    return made;
+  };
+  Ptr graph = begun(2);
+  const PrecastGiven self{"self", 0, &x, 1}, other{"other", 0, &scale, 1};
+  MUST(add(graph, "aten::mul", "Tensor", {self, other}, {2}) == 0);
+  const PrecastGiven of_scaled{"self", 0, &scaled, 1};
+  MUST(add(graph, "aten::split", "Tensor", {of_scaled, {"split_size", 0, &two, 1}, {"dim", 0, &row, 1}}, {-4, 3, -1}) == 0);
+  const Fixed chosen[2] = {value(1), value(3)};
+  const PrecastGiven given[2] = {{"0", 0, &chosen[0], 1}, {"1", 0, &chosen[1], 1}};
+  const int64_t kept = 4;
+  MUST(precast_calls_add_cond(graph, branch("aten::relu"), branch("aten::neg"), given, 2, &kept, 1) == 0);
+  // Refused: nobody registers it, it lacks an argument, it reads what is not there, and a branch takes other values.
+  MUST(add(graph, "lab::none", "", {self}, {5}) != 0);
+  MUST(add(graph, "aten::relu", "", {}, {5}) != 0);
+  const Fixed later = value(99);
+  MUST(add(graph, "aten::relu", "", {{"self", 0, &later, 1}}, {5}) != 0);
+  MUST(precast_calls_add_cond(graph, branch("aten::relu"), branch("aten::neg"), given, 1, &kept, 1) != 0);
   MUST(std::strlen(precast_last_error()) > 0);
-  MUST(precast_eager_new((folder + "/scale.pt2").c_str(), &made) == 0);
+  const int64_t outputs[2] = {2, 4};
+  MUST(precast_calls_finish(graph, outputs, 2) == 0);
   Ptr in[2] = {owned(at::ones({4, 4})), owned(at::full({1}, 2.0))};
   Ptr out[2] = {};
-  MUST(precast_eager_run(made, in, 2, out, 2) == 0);
-  MUST(static_cast<at::Tensor*>(out[1])->sum().item<float>() == 32.0f);
+  MUST(precast_calls_run(graph, in, 2, out, 2) == 0);
+  MUST(static_cast<at::Tensor*>(out[1])->sum().item<float>() == 16.0f);
   for (Ptr tensor : out) drop(tensor);
-  MUST(precast_eager_run(made, in, 2, out, 1) != 0);
+  MUST(precast_calls_run(graph, in, 2, out, 1) != 0);
   const Ptr right = in[1];
   in[1] = owned(at::ones({3}));
-  MUST(precast_eager_run(made, in, 2, out, 2) != 0);
+  MUST(precast_calls_run(graph, in, 2, out, 2) != 0);
   drop(in[1]);
   in[1] = right;
   for (Ptr tensor : in) drop(tensor);
-  precast_eager_delete(made);
-  calls += 6;
+  precast_calls_delete(graph);
+  calls += 12;
 }
 
 }  // namespace
@@ -275,7 +313,7 @@ int main(int argc, char** argv) {
         const auto& behaviour = behaviours[static_cast<size_t>(i) % behaviours.size()];
         life(libraries[behaviour], behaviour);
         if (i % 8 == 0) metas(), noted();
-        if (i % 64 == 0) interpreted(folder);
+        if (i % 64 == 0) interpreted();
         if (i % 16 == 0) calls += operators(shared);
       }
     });

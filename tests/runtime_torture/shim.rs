@@ -307,12 +307,16 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
     let sources = [
         root.join("crates/precast-runtime/shim/shim.cpp"),
         root.join("crates/precast-runtime/shim/operators.cpp"),
+        root.join("crates/precast-runtime/shim/eager.cpp"),
         root.join("tests/runtime_torture/driver.cpp"),
         root.join("tests/runtime_torture/operators.cpp"),
         root.join("tests/fake/misbehaving.cpp"),
         root.join("tests/runtime_torture/handles.h"),
         root.join("tests/runtime_torture/must.h"),
         root.join("crates/precast-runtime/shim/operators.h"),
+        root.join("crates/precast-runtime/shim/eager.h"),
+        root.join("crates/precast-runtime/shim/arguments.h"),
+        root.join("crates/precast-runtime/shim/numbers.h"),
     ];
     let folder =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("asan-{}", digest(&sources).short()));
@@ -321,7 +325,6 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
         return Ok((driver, folder));
     }
     fs::create_dir_all(&folder).unwrap();
-    fs::copy(root.join("tests/data/scale.pt2"), folder.join("scale.pt2")).unwrap();
     let fakes = || {
         BEHAVIOURS.iter().try_for_each(|behaviour| {
             compile(
@@ -336,7 +339,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
                     ])
                     .arg("-o")
                     .arg(folder.join(format!("{behaviour}.so")))
-                    .arg(&sources[4]),
+                    .arg(&sources[5]),
             )
         })
     };
@@ -364,7 +367,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
     };
     let objects = thread::scope(|scope| {
         let first = scope.spawn(|| parts(&sources[..2]));
-        let mut objects = parts(&sources[2..4])?;
+        let mut objects = parts(&sources[2..5])?;
         fakes()?;
         objects.extend(first.join().unwrap()?);
         Ok::<_, String>(objects)

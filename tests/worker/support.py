@@ -143,6 +143,22 @@ class Project(unittest.TestCase):
             self.assertEqual(part("tensors").layout(result)["shape"], captured["outputs"][index]["shape"])
             self.assertEqual(part("tensors").layout(result)["stride"], captured["outputs"][index]["stride"])
             self.assertTrue(torch.equal(result, expected), f"output {index} differs from eager")
+        self.check_eager(captured, weights, samples)
+
+    def check_eager(self, captured: dict[str, Any], weights: dict[str, Any], samples: dict[str, Any]) -> None:
+        """Fails unless the calls that the runtime's eager makes give what the module gave, bit for bit."""
+        import torch
+
+        from . import shim
+
+        given = [samples[f"in.{index}"] for index in range(len(captured["inputs"]))]
+        given += [weights[name] for name in captured["exported_weights"]]
+        results = shim.run(Path(captured["exported"]), given)
+        self.assertEqual(len(results), len(captured["outputs"]) + len(captured["checks"]))
+        for index, output in enumerate(captured["outputs"]):
+            layout = part("tensors").layout(results[index])
+            self.assertEqual([layout["shape"], layout["stride"]], [output["shape"], output["stride"]])
+            self.assertTrue(torch.equal(results[index], samples[f"out.{index}"]), f"output {index} of eager differs")
 
 
 def interpret(path: Path, given: dict[str, Any]) -> list[Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import unittest
 from pathlib import Path
 
+from . import shim
 from .artifact import run
-from .support import Project, Quiet, interpret, part
+from .support import Project, Quiet, part
 from .test_capture import IDS, MASK, SIZES, STACK, model
 
 BOTH = {"batch": {"min": 1, "max": 16}, "seq": {"min": 2, "max": 64}}
@@ -30,9 +31,8 @@ class DynamicTest(Project):
         ids, mask = torch.randint(0, 50, (5, 17)), torch.ones(5, 17, dtype=torch.int64)
         with torch.inference_mode():
             expected = opened.model(ids, mask)
-        given = {"in0": ids, "in1": mask}
-        given |= {f"c{index}": weights[name] for index, name in enumerate(captured["exported_weights"])}
-        results = interpret(Path(captured["exported"]), given)
+        given = [ids, mask, *(weights[name] for name in captured["exported_weights"])]
+        results = shim.run(Path(captured["exported"]), given)
         self.assertTrue(torch.equal(results[0], expected["logits"]))
         # The compiled artifact too, at two sizes it has not seen.
         request = {"device": "cpu", "isa": "native", "mode": "default", "options": {}}

@@ -127,13 +127,13 @@ pub struct ModuleRequest {
     pub method: String,
     /// In call order. `layout.shape` holds the sizes of this bucket.
     pub inputs: Vec<Input>,
-    /// Whether its segments will be compiled; else only the archive for eager is saved.
+    /// Whether its segments will be compiled; else only the graph for eager is saved.
     pub compiled: bool,
     /// FQN globs of the regions to cut out.
     pub regions: Vec<String>,
     /// Graph passes, `module:callable`: in order those for whole graphs run before the graph is cut.
     pub passes: Vec<String>,
-    /// Dimensions to capture as dynamic, each with its bounds: one segment and one archive for every size in them.
+    /// Dimensions to capture as dynamic, each with its bounds: one segment and one graph for every size in them.
     pub dynamic: Option<BTreeMap<String, Bounds>>,
     /// [`Sampled::structure`], for inputs that were found by running the model.
     pub structure: Option<Value>,
@@ -312,12 +312,12 @@ pub struct Captured {
     /// sample inputs.
     #[serde(default)]
     pub dynamic: Option<BTreeMap<String, Bounds>>,
-    /// A `torch.export.save` archive of the whole module at this bucket, for libtorch's interpreter. It holds no
-    /// weights: its flat inputs are the module's inputs in call order and then `exported_weights`; its outputs are
+    /// The graph of the whole module at this bucket as a list of operator calls, which eager runs; none where the graph can't be
+    /// one. It holds no weights: its flat inputs are the module's inputs in call order and then `exported_weights`; its outputs are
     /// `outputs`.
     #[serde(default)]
     pub exported: Option<PathBuf>,
-    /// Tensor names in the weight set, in the order the archive takes them after the inputs.
+    /// Tensor names in the weight set, in the order the graph takes them after the inputs.
     #[serde(default)]
     pub exported_weights: Vec<String>,
     /// Seconds it took.

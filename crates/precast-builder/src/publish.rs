@@ -62,7 +62,7 @@ impl Work<'_> {
         puts.map(|put| put.map(|(object, _)| object)).collect()
     }
 
-    /// Puts an archive or constants of a program, and returns the key of the artifact that holds them.
+    /// Puts the graph or constants of a program, and returns the key of the artifact that holds them.
     fn hold(
         &self,
         kind: ArtifactKind,
@@ -198,8 +198,8 @@ impl Work<'_> {
         libraries.sort_unstable();
         libraries.dedup();
         let eager = match &captured.exported {
-            Some(archive) => Some(Eager {
-                artifact: self.hold(ArtifactKind::Archive, archive, known, layouts, libraries)?,
+            Some(graph) => Some(Eager {
+                artifact: self.hold(ArtifactKind::Graph, graph, known, layouts, libraries)?,
                 weights: captured.exported_weights.clone(),
             }),
             None => None,

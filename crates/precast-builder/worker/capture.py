@@ -16,6 +16,7 @@ from . import (
     checks,
     cut,
     dynamic,
+    eager,
     entry,
     failures,
     flat,
@@ -163,7 +164,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         refused, receipt["padding"] = padding.check(wrapped, specs, smaller, outputs)
 
     wire.event("save")
-    eager, eager_weights = _eager_archive(graph, out, opened)
+    exported, exported_weights, more = _save_eager(graph, out, what, compiled)
     captured = {
         **program,
         "inputs": [_input(*pair) for pair in zip(specs, ranges, strict=True)],
@@ -175,13 +176,13 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "values": values,
         "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
         "padding_refused": refused,
-        "notes": notes,
+        "notes": notes + more,
         "computed_in": compute_dtypes(graph),
         "samples": str(_write_samples(out, inputs, results, smaller)),
         "receipt": receipt,
         "dynamic": held,
-        "exported": str(eager),
-        "exported_weights": eager_weights,
+        "exported": exported,
+        "exported_weights": exported_weights,
     }
     if graph.extra:
         captured["extra_weights"] = str(tensors.write(out / "extra.safetensors", graph.extra))
@@ -371,19 +372,19 @@ def _steps(
     return segments, steps, values, numbers
 
 
-def _eager_archive(graph: flat.Flat, out: Path, opened: Any) -> tuple[Path, list[str]]:
-    """Saves the whole module for libtorch's interpreter. Weights are further inputs, so that they are stored once."""
-    (whole,) = cut.cut(graph, [], "")
-    # All inputs of the module, used or not, and its outputs in their own order: a caller needs no other table.
-    whole.inputs = list(graph.inputs)
-    whole.outputs = [*graph.outputs, *(check.outcome for check in graph.checks)]
-    built = segment.build(whole, graph)
-    built.values = {}
-    # Stack traces are for errors of the compiler, and most of the archive.
-    for node in built.graph.nodes:
-        node.meta.pop("stack_trace", None)
-    path = segment.save(built, out / "eager.pt2", opened.root, opened.entry)
-    return path, [graph.weights[node] for node in whole.constants]
+def _save_eager(graph: flat.Flat, out: Path, what: str, compiled: bool) -> tuple[str | None, list[str], list[str]]:
+    """Saves what eager runs. Returns the file, the names of its weights, and notes.
+
+    There is no file where the graph can't be a list of calls; then the module must be compiled.
+    """
+    path = out / "eager.json"
+    try:
+        return str(path), eager.save(graph, path), []
+    except eager.Refused as reason:
+        message = f"eager can't run {what} without Python: {reason}"
+        if not compiled:
+            raise Failure("capture", message, hint="let the spec compile this module") from reason
+        return None, [], [f"{message}; requests that no bucket covers are refused"]
 
 
 def _segment(built: segment.Segment, path: Path) -> dict[str, Any]:

@@ -3,9 +3,6 @@
 // libtorch's executor of these calls (OSSProxyExecutor) is not exported and reads a file. This one has the same rules:
 // a call's numbers and tensors come at run time, in the schema's order; everything else is fixed when it is made.
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/inductor/aoti_torch/proxy_executor.h>
 
@@ -15,70 +12,14 @@
 #include <string>
 #include <vector>
 
+#include "arguments.h"
 #include "operators.h"
 
 int32_t precast_guarded(const std::function<int32_t()>& f) noexcept;
 
 namespace {
 
-using c10::IValue;
-using c10::TypeKind;
-using c10::TypePtr;
-
-enum Kind { NONE, TENSOR, TENSORS, OPTIONAL_TENSORS, INT, INTS, FLOAT, FLOATS, BOOL, BOOLS, STRING, SCALAR_TYPE, LAYOUT, MEMORY_FORMAT, DEVICE };
-
-[[noreturn]] void refuse(const std::string& why) { throw std::runtime_error(why); }
-
-// torch's export schema numbers these its own way (torch/_export/serde/schema.py).
-c10::ScalarType scalar_type(int64_t number) {
-  using T = c10::ScalarType;
-  switch (number) {
-    case 1: return T::Byte;
-    case 2: return T::Char;
-    case 3: return T::Short;
-    case 4: return T::Int;
-    case 5: return T::Long;
-    case 6: return T::Half;
-    case 7: return T::Float;
-    case 8: return T::Double;
-    case 9: return T::ComplexHalf;
-    case 10: return T::ComplexFloat;
-    case 11: return T::ComplexDouble;
-    case 12: return T::Bool;
-    case 13: return T::BFloat16;
-    case 28: return T::UInt16;
-    case 29: return T::Float8_e4m3fn;
-    case 30: return T::Float8_e5m2;
-    case 31: return T::Float8_e4m3fnuz;
-    case 32: return T::Float8_e5m2fnuz;
-    default: refuse("scalar type " + std::to_string(number) + " is not known");
-  }
-}
-
-c10::Layout layout(int64_t number) {
-  using L = c10::Layout;
-  switch (number) {
-    case 1: return L::Sparse;
-    case 2: return L::SparseCsr;
-    case 3: return L::SparseCsc;
-    case 4: return L::SparseBsr;
-    case 5: return L::SparseBsc;
-    case 6: return L::Mkldnn;
-    case 7: return L::Strided;
-    default: refuse("layout " + std::to_string(number) + " is not known");
-  }
-}
-
-c10::MemoryFormat memory_format(int64_t number) {
-  using M = c10::MemoryFormat;
-  switch (number) {
-    case 1: return M::Contiguous;
-    case 2: return M::ChannelsLast;
-    case 3: return M::ChannelsLast3d;
-    case 4: return M::Preserve;
-    default: refuse("memory format " + std::to_string(number) + " is not known");
-  }
-}
+using namespace precast;
 
 // An argument that comes with the call.
 struct Slot {
@@ -193,20 +134,6 @@ class Executor : public torch::aot_inductor::ProxyExecutor {
  private:
   static std::string told(const Operator& op) { return "operator `" + toString(op.handle.operator_name()) + "`"; }
 
-  static TypePtr plain(const TypePtr& type) {
-    const auto* optional = type->castRaw<c10::OptionalType>();
-    return optional ? optional->getElementType() : type;
-  }
-
-  static TypePtr element(const TypePtr& type) {
-    const auto* list = type->castRaw<c10::ListType>();
-    return list ? list->getElementType() : nullptr;
-  }
-
-  static bool integral(const TypePtr& type) {
-    return type && (type->kind() == TypeKind::IntType || type->kind() == TypeKind::SymIntType);
-  }
-
   void argument(Operator& op, const TypePtr& declared, const PrecastArgument& given) {
     if (given.kind == NONE) return op.stack.emplace_back(), void();
     const TypePtr type = plain(declared);
@@ -221,33 +148,12 @@ class Executor : public torch::aot_inductor::ProxyExecutor {
       case TypeKind::SymIntType: need(given.kind == INT); return op.dynamic(Slot::OneInt, 1);
       case TypeKind::NumberType:
         if (given.kind == INT) return op.dynamic(Slot::OneInt, 1);
-        need(given.kind == FLOAT || given.kind == BOOL);
-        if (given.kind == FLOAT) op.stack.emplace_back(given.floats[0]);
-        else op.stack.emplace_back(given.ints[0] != 0);
-        return;
-      case TypeKind::FloatType:
-      case TypeKind::SymFloatType:
-        need(given.kind == FLOAT || given.kind == INT);
-        op.stack.emplace_back(given.kind == FLOAT ? given.floats[0] : static_cast<double>(given.ints[0]));
-        return;
-      case TypeKind::BoolType:
-      case TypeKind::SymBoolType: need(given.kind == BOOL); op.stack.emplace_back(given.ints[0] != 0); return;
-      case TypeKind::StringType: need(given.kind == STRING); op.stack.emplace_back(std::string(given.text)); return;
-      case TypeKind::ScalarTypeType: need(given.kind == SCALAR_TYPE); op.stack.emplace_back(scalar_type(given.ints[0])); return;
-      case TypeKind::LayoutType: need(given.kind == LAYOUT); op.stack.emplace_back(layout(given.ints[0])); return;
-      case TypeKind::MemoryFormatType:
-        need(given.kind == MEMORY_FORMAT);
-        op.stack.emplace_back(memory_format(given.ints[0]));
-        return;
-      case TypeKind::DeviceObjType: {
-        need(given.kind == DEVICE);
-        const c10::Device device(given.text);
-        // The device it was compiled on is, here, the one it runs on.
-        op.stack.emplace_back(device.type() == device_.type() ? device_ : device);
-        return;
-      }
-      default: refuse("an artifact can't pass a `" + declared->str() + "`");
+        break;
+      default: break;
     }
+    const Fixed value{
+        given.kind, given.n_ints ? given.ints[0] : 0, given.n_floats ? given.floats[0] : 0, given.text};
+    op.stack.push_back(fixed(type, value, device_));
   }
 
   template <class Need>

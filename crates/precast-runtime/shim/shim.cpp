@@ -4,11 +4,9 @@
 
 #include <ATen/core/TensorBase.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/aminmax.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <cstring>
@@ -21,21 +19,6 @@
 #include <string>
 #include <unordered_map>
 #include <vector>
-
-// libtorch_cpu exports this class; its header is not in the wheel. One pointer is all it has.
-namespace torch::nativert {
-class ModelRunner;
-class ModelRunnerHandle {
- public:
-  ModelRunnerHandle(const std::string& package, const std::string& model);
-  ModelRunnerHandle(const ModelRunnerHandle&) = delete;
-  ~ModelRunnerHandle();
-  std::vector<c10::IValue> runWithFlatInputsAndOutputs(std::vector<c10::IValue> inputs);
-
- private:
-  ModelRunner* impl_;
-};
-}  // namespace torch::nativert
 
 namespace {
 
@@ -294,40 +277,6 @@ int32_t precast_create(Create f, void** container, const char* device_name, int3
     c10::OptionalDeviceGuard guard;
     if (device >= 0) guard.reset_device(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
     return f(container, 1, device_name, nullptr);
-  });
-}
-// The interpreter: runs a torch.export.save archive. Inputs are borrowed; outputs are new handles, the caller's.
-using Interpreter = torch::nativert::ModelRunnerHandle;
-int32_t precast_eager_new(const char* path, void** made) {
-  return guarded([&] {
-    *made = new Interpreter(path, "model");
-    return 0;
-  });
-}
-void precast_eager_delete(void* handle) {
-  guarded([&] {
-    delete static_cast<Interpreter*>(handle);
-    return 0;
-  });
-}
-int32_t precast_eager_run(void* handle, void* const* inputs, size_t n_in, void** outputs, size_t n_out) {
-  return guarded([&] {
-    c10::NoGradGuard no_grad;
-    std::vector<c10::IValue> values;
-    values.reserve(n_in);
-    for (size_t i = 0; i < n_in; i++) values.emplace_back(tensor(inputs[i]));
-    auto answers = static_cast<Interpreter*>(handle)->runWithFlatInputsAndOutputs(std::move(values));
-    if (answers.size() != n_out)
-      throw std::runtime_error(
-          "the archive gives " + std::to_string(answers.size()) + " outputs, its record says " + std::to_string(n_out));
-    for (const auto& answer : answers)
-      if (!answer.isTensor()) throw std::runtime_error("an output of the archive is no tensor");
-    for (size_t i = 0; i < n_out; i++) {
-      // It runs in inference mode, whose tensors nobody may write to; the caller's may be.
-      const at::Tensor& answer = answers[i].toTensor();
-      outputs[i] = new at::Tensor(answer.is_inference() ? answer.clone() : answer);
-    }
-    return 0;
   });
 }
 int32_t precast_delete(Delete f, void* container) {

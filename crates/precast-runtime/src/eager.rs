@@ -1,20 +1,25 @@
-//! The last rung of the ladder: a program's exported graph, run by libtorch's interpreter.
+//! The last rung of the ladder: a program's exported graph, run without Python.
 //!
-//! It serves a program whose artifact does not load or was never made. The archive holds no weights: they are passed
+//! It serves a program whose artifact does not load or was never made. The graph holds no weights: they are passed
 //! as inputs, so they are those every other program uses. It is read and loaded when the first call needs it.
+//!
+//! | the record's kind | the object | what runs it |
+//! |---|---|---|
+//! | `graph` | a list of operator calls | the shim, on every libtorch |
+//! | `archive` | of `torch.export`, in stores of earlier versions | libtorch's own interpreter, where it has one |
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use precast_store::{
-    Digest,
-    record::{Eager as Archive, Program},
+    Device, Digest,
+    record::{ArtifactKind, Eager as Exported, Program},
 };
 use smallvec::SmallVec;
 
 use super::{
-    RuntimeError,
+    RuntimeError, calls,
     context::Handles,
-    ffi::{Handle, Interpreter, Weight},
+    ffi::{Archive, Handle, Interpreter, Weight},
     identity, operators,
     pad::Buffers,
     pool::{Held, Pool, Wait},
@@ -28,10 +33,12 @@ type Aliases = std::collections::BTreeMap<String, String>;
 pub(super) struct Eager {
     program: Arc<Program>,
     module: Arc<str>,
-    archive: Archive,
+    exported: Exported,
     aliases: Arc<Aliases>,
     extras: Option<Arc<Weights>>,
+    kind: ArtifactKind,
     object: Digest,
+    device: Device,
     source: Arc<dyn Source>,
     /// Loaded on first use. A caller has one alone.
     pool: Pool<ExecutionContext>,
@@ -53,11 +60,11 @@ struct Bound {
 }
 
 impl Eager {
-    /// Reads the archive's record and binds its weights; the archive itself is left for the first call.
+    /// Reads the graph's record and binds its weights; the graph itself is left for the first call.
     pub fn new(
         source: &Arc<dyn Source>,
         program: &Arc<Program>,
-        archive: &Archive,
+        exported: &Exported,
         with: &With,
     ) -> Result<Self, RuntimeError> {
         let With {
@@ -66,17 +73,18 @@ impl Eager {
             extras,
             ..
         } = with.clone();
-        let key = archive.artifact;
+        let key = exported.artifact;
         let record = identity::artifact(&**source, &key, (with.device, &*with.host))?;
         operators::prepare(source, &record, with.device)?;
-        let object = record.object;
         let module = program.module.as_str().into();
-        let bound = bind(archive, weights, &aliases, extras.as_deref())?;
+        let bound = bind(exported, weights, &aliases, extras.as_deref())?;
         Ok(Self {
             program: program.clone(),
             module,
-            archive: archive.clone(),
-            object,
+            exported: exported.clone(),
+            kind: record.kind,
+            object: record.object,
+            device: with.device,
             aliases,
             extras,
             source: source.clone(),
@@ -88,7 +96,7 @@ impl Eager {
     /// Makes every call that begins from now on use `weights`.
     pub fn swap(&self, weights: Arc<Weights>) -> Result<(), RuntimeError> {
         *self.bound.lock().unwrap_or_else(PoisonError::into_inner) = bind(
-            &self.archive,
+            &self.exported,
             weights,
             &self.aliases,
             self.extras.as_deref(),
@@ -99,7 +107,7 @@ impl Eager {
     /// Finds out whether `weights` can be bound.
     pub fn accepts(&self, weights: Arc<Weights>) -> Result<(), RuntimeError> {
         bind(
-            &self.archive,
+            &self.exported,
             weights,
             &self.aliases,
             self.extras.as_deref(),
@@ -122,16 +130,19 @@ impl Eager {
     }
 
     fn load(&self) -> Result<ExecutionContext, RuntimeError> {
-        let object = &self.object;
-        let file = self
-            .source
-            .memfd(object)
-            .map_err(|source| RuntimeError::Unreadable {
-                object: *object,
+        let interpreter = if self.kind == ArtifactKind::Graph {
+            let bytes = operators::read(&self.source, &self.object)?;
+            calls::read(&bytes, self.device).map(Interpreter::Calls)
+        } else {
+            let file = self.source.memfd(&self.object);
+            let file = file.map_err(|source| RuntimeError::Unreadable {
+                object: self.object,
                 source,
             })?;
+            Archive::new(file).map(Interpreter::Archive)
+        };
         Ok(ExecutionContext {
-            interpreter: Interpreter::new(file).map_err(|message| self.failed(message))?,
+            interpreter: interpreter.map_err(|message| self.failed(message))?,
             buffers: Buffers::new(self.program.inputs.len()),
         })
     }
@@ -179,7 +190,7 @@ impl Taken<'_> {
 }
 
 fn bind(
-    archive: &Archive,
+    exported: &Exported,
     weights: Arc<Weights>,
     aliases: &Aliases,
     extras: Option<&Weights>,
@@ -189,11 +200,15 @@ fn bind(
             .any(name, aliases)
             .or_else(|| extras?.any(name, aliases));
         found.ok_or_else(|| RuntimeError::Unbound {
-            artifact: archive.artifact,
+            artifact: exported.artifact,
             constant: name.clone(),
             reason: format!("the weight set has no tensor `{name}`"),
         })
     };
-    let tensors = archive.weights.iter().map(find).collect::<Result<_, _>>()?;
+    let tensors = exported
+        .weights
+        .iter()
+        .map(find)
+        .collect::<Result<_, _>>()?;
     Ok(Arc::new(Bound { weights, tensors }))
 }

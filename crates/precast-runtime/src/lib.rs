@@ -44,7 +44,7 @@
 //! ffi
 //! tensor, threads
 //! tensors
-//! exit, host, operators, validate
+//! calls, exit, host, operators, validate
 //! peak
 //! * arrays, background, context, cost, eager, flags, graphs, identity, loader, model, outputs, packing, pad, prepacked, program, replica, runtime, stats, trial, variant, watch, weights, wiring
 //! prefetched, swap
@@ -56,6 +56,7 @@ extern crate self as precast_runtime;
 
 mod arrays;
 mod background;
+mod calls;
 mod context;
 mod cost;
 mod dispatch;

@@ -275,7 +275,7 @@ impl Loader {
     /// Returns a program as its exported graph, where it has one. For a program that was compiled it must be allowed.
     fn eager(&self, program: &Arc<Program>, with: &With) -> Result<Option<Ready>, RuntimeError> {
         let allowed = self.eager || program.steps.is_empty();
-        // The archive names the device it was captured on, which is the first.
+        // An archive of an earlier version names the device it was captured on, which is the first.
         let (Some(archive), true, Device::Cpu | Device::Cuda(0)) =
             (&program.eager, allowed, self.device)
         else {

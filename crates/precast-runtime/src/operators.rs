@@ -131,7 +131,7 @@ fn file(source: &Arc<dyn Source>, object: &Digest) -> Result<std::fs::File, Runt
 }
 
 /// Returns an object's bytes, verified.
-fn read(source: &Arc<dyn Source>, object: &Digest) -> Result<Mapped, RuntimeError> {
+pub(super) fn read(source: &Arc<dyn Source>, object: &Digest) -> Result<Mapped, RuntimeError> {
     let mapped =
         Mapped::sealed(&file(source, object)?).map_err(|source| RuntimeError::MemoryFile {
             object: *object,

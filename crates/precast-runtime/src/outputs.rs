@@ -19,7 +19,7 @@ pub enum Rung {
     Padded,
     /// An artifact for every size within bounds.
     Dynamic,
-    /// The exported graph, by libtorch's interpreter.
+    /// The exported graph, without Python.
     Eager,
 }
 

@@ -186,13 +186,13 @@ pub enum Padding {
     },
 }
 
-/// What libtorch's interpreter runs in place of the steps: the captured graph, with no Python.
+/// What eager runs in place of the steps: the captured graph, with no Python.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Eager {
-    /// Key of the artifact that holds the archive.
+    /// Key of the artifact that holds the graph; its kind says in which form.
     pub artifact: Digest,
-    /// Tensor names in the weight set: the archive's flat inputs after the program's inputs.
+    /// Tensor names in the weight set: the graph's flat inputs after the program's inputs.
     pub weights: Vec<String>,
 }
 
@@ -300,10 +300,12 @@ pub enum ArtifactKind {
     /// A shared object that AOTInductor made.
     #[default]
     Library,
-    /// A `torch.export.save` archive for libtorch's interpreter.
+    /// A `torch.export.save` archive for libtorch's interpreter: what eager ran before it was a `Graph`.
     Archive,
     /// A safetensors object with tensors that a program's code makes itself.
     Constants,
+    /// A captured graph as a list of operator calls, in JSON.
+    Graph,
 }
 
 /// One constant an artifact must be given before it runs.
@@ -328,7 +330,7 @@ pub struct Artifact {
     /// What the object is; a library in records of earlier versions.
     #[serde(default)]
     pub kind: ArtifactKind,
-    /// Digest of the shared object, archive or safetensors object.
+    /// Digest of the shared object, graph, archive or safetensors object.
     pub object: Digest,
     /// Its size in bytes.
     pub size: u64,

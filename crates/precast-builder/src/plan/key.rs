@@ -92,12 +92,12 @@ pub struct ArtifactKey<'a> {
     pub target: &'a Target,
 }
 
-/// What names an archive or constants that a program holds: the object itself, on its target.
+/// What names a graph or constants that a program holds: the object itself, on its target.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldKey<'a> {
     pub kind: ArtifactKind,
     pub object: &'a Digest,
-    /// Libraries of the custom operators an archive calls.
+    /// Libraries of the custom operators a graph calls.
     pub libraries: &'a [Digest],
     pub target: &'a Target,
 }
@@ -223,8 +223,9 @@ impl Canon for HeldKey<'_> {
             ArtifactKind::Library => (0, "library"),
             ArtifactKind::Archive => (1, "archive"),
             ArtifactKind::Constants => (2, "constants"),
+            ArtifactKind::Graph => (3, "graph"),
         };
-        // An archive without custom operators has the key it always had.
+        // What has no custom operators has the key it always had.
         let libraries = !self.libraries.is_empty();
         sink.begin_map(5 + usize::from(libraries));
         sink.name("kind");

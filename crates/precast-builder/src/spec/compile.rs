@@ -28,7 +28,7 @@ pub use precast_store::record::Bounds;
 pub enum Backend {
     /// AOTInductor.
     Inductor,
-    /// The exported graph, run by libtorch's interpreter.
+    /// The exported graph, run without Python.
     Eager,
 }
 

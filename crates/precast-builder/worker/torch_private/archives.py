@@ -64,6 +64,16 @@ def memory_format_number(memory_format: Any) -> int:
     return int(serialize._TORCH_TO_SERIALIZE_MEMORY_FORMAT[memory_format])
 
 
+def layout_number(layout: Any) -> int:
+    """Returns the number of a tensor's layout in archives.
+
+    Private: `torch._export.serde.serialize._TORCH_TO_SERIALIZE_LAYOUT`. Without it: as `dtype_number`.
+    """
+    from torch._export.serde import serialize
+
+    return int(serialize._TORCH_TO_SERIALIZE_LAYOUT[layout])
+
+
 def _program(graph: Any, constants: dict[str, Any], ranges: dict[Any, Any]) -> Any:
     import torch
     from torch._export.verifier import TrainingIRVerifier

@@ -49,6 +49,33 @@ def qualified_name(overload: Any) -> str:
     return overload._schema.name
 
 
+def full_name(overload: Any) -> str:
+    """Returns name and overload as the dispatcher has them, as `aten::add.Tensor`, `aten::relu`.
+
+    Private: `_schema.overload_name`, which is empty for the default overload. Without it: eager can't be encoded.
+    """
+    schema = overload._schema
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+
+def name_of_higher_order(target: Any) -> str:
+    """Returns the name of an operator that takes graphs, as `cond`."""
+    return target.name()
+
+
+def returned(overload: Any) -> list[Any]:
+    """Returns the results of the schema: name and type of each."""
+    return overload._schema.returns
+
+
+def fixed_length(argument: Any) -> int | None:
+    """Returns the length of a list in a schema, as 2 of `int[2]`, where one number stands for all; None elsewhere.
+
+    Private: `Argument.N`. Without it: eager refuses operators that were called with one number for a list.
+    """
+    return argument.N
+
+
 def schema(overload: Any) -> str:
     """Returns the schema as text."""
     return str(overload._schema)

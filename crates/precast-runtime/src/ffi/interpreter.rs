@@ -1,4 +1,5 @@
-//! libtorch's interpreter for exported graphs: eager, with no Python.
+//! What runs an exported graph without Python: Precast's own list of calls, or libtorch's interpreter for the archives of
+//! stores that earlier versions built.
 
 use std::{
     ffi::{CString, c_void},
@@ -10,12 +11,32 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    Handle,
+    Calls, Handle,
     shim::{self, checked},
 };
 
-/// One loaded `torch.export.save` archive.
-pub struct Interpreter {
+/// One exported graph, loaded.
+pub enum Interpreter {
+    Calls(Calls),
+    Archive(Archive),
+}
+
+impl Interpreter {
+    /// Runs it once and returns `outputs` tensors. The inputs are the caller's still.
+    pub fn run(
+        &mut self,
+        inputs: &[&Handle],
+        outputs: usize,
+    ) -> Result<SmallVec<[Handle; 8]>, String> {
+        match self {
+            Self::Calls(calls) => calls.run(inputs, outputs),
+            Self::Archive(archive) => archive.run(inputs, outputs),
+        }
+    }
+}
+
+/// One loaded `torch.export.save` archive. Only libtorch 2.11 can run it; another refuses it.
+pub struct Archive {
     handle: NonNull<c_void>,
     // The interpreter may read the archive while it runs.
     _archive: File,
@@ -23,9 +44,9 @@ pub struct Interpreter {
 
 // SAFETY: `torch::nativert::ModelRunner` keeps its state on the heap and has no thread affinity; `run` takes
 // `&mut self`, so it is never entered twice.
-unsafe impl Send for Interpreter {}
+unsafe impl Send for Archive {}
 
-impl Interpreter {
+impl Archive {
     /// Loads an archive from a sealed file in memory.
     pub fn new(archive: File) -> Result<Self, String> {
         let path = CString::new(format!("/proc/self/fd/{}", archive.as_raw_fd()))
@@ -33,25 +54,20 @@ impl Interpreter {
         shim::capture_messages();
         let mut handle = std::ptr::null_mut();
         // SAFETY: a C string and a valid out pointer.
-        checked(unsafe { shim::precast_eager_new(path.as_ptr(), &mut handle) })?;
+        checked(unsafe { shim::precast_archive_new(path.as_ptr(), &mut handle) })?;
         Ok(Self {
             handle: NonNull::new(handle).ok_or("no interpreter was made")?,
             _archive: archive,
         })
     }
 
-    /// Runs it once and returns `outputs` tensors. The inputs are the caller's still.
-    pub fn run(
-        &mut self,
-        inputs: &[&Handle],
-        outputs: usize,
-    ) -> Result<SmallVec<[Handle; 8]>, String> {
+    fn run(&mut self, inputs: &[&Handle], outputs: usize) -> Result<SmallVec<[Handle; 8]>, String> {
         let raw: SmallVec<[*mut c_void; 32]> = inputs.iter().map(|input| input.raw()).collect();
         let mut made: SmallVec<[*mut c_void; 8]> =
             SmallVec::from_elem(std::ptr::null_mut(), outputs);
         // SAFETY: inputs are live handles that are borrowed for the call; the out array has the length it is given.
         let code = unsafe {
-            shim::precast_eager_run(
+            shim::precast_archive_run(
                 self.handle.as_ptr(),
                 raw.as_ptr(),
                 raw.len(),
@@ -70,10 +86,10 @@ impl Interpreter {
     }
 }
 
-impl Drop for Interpreter {
+impl Drop for Archive {
     fn drop(&mut self) {
         // SAFETY: `self` owns it.
-        unsafe { shim::precast_eager_delete(self.handle.as_ptr()) }
+        unsafe { shim::precast_archive_delete(self.handle.as_ptr()) }
     }
 }
 
@@ -92,7 +108,7 @@ mod tests {
         // Of 1600 MiB that would be left. Other tests take some meanwhile.
         const MOST: u64 = 1 << 30;
         let archive = include_bytes!("../../../../tests/data/huge.pt2");
-        let mut interpreter = Interpreter::new(sealed("huge", archive).unwrap()).unwrap();
+        let mut interpreter = Archive::new(sealed("huge", archive).unwrap()).unwrap();
         let x = Handle::of(&vec![1.0f32; 1 << 22], &[1 << 22], Dtype::Float32).unwrap();
         let mut run = || interpreter.run(&[&x], 2).unwrap_err();
         assert!(run().contains("allocate memory"), "{}", run());

@@ -5,6 +5,7 @@
 //! | [`Library`] | a `dlopen`ed artifact, one per object digest and process | never: thread-local destructors, OpenMP workers and CUDA teardown may still run its code |
 //! | [`Container`] | one `AOTInductorModelContainer` with one model instance, and an `Arc` of every tensor bound to it | on drop |
 //! | [`Operators`] | what an artifact calls operators without a C entry point through | on drop; containers hold an `Arc` of it |
+//! | [`Calls`] | eager's list of operator calls, resolved | on drop |
 //! | [`Handle`] | one `at::Tensor*`, which is an `AtenTensorHandle` | on drop |
 //! | [`Stolen`] | handles given to a run that steals them | on drop, exactly those the run left |
 //!
@@ -22,6 +23,7 @@
 //! What a call prints beside an error, such as a warning of libtorch, is a `tracing` event.
 #![allow(unsafe_code)]
 
+mod calls;
 mod container;
 mod context;
 mod cuda;
@@ -41,10 +43,11 @@ mod upload;
 mod values;
 mod weight;
 
+pub use calls::{Builder as CallsBuilder, Calls, Given, Item, Kept};
 pub use container::{Constant, Container, RunError};
 pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for, libtorch_folder};
 pub use graph::{Graph, Pool};
-pub use interpreter::Interpreter;
+pub use interpreter::{Archive, Interpreter};
 pub use library::Library;
 pub use memory::contiguous;
 pub use operators::{Call, Loading, Operators, Value, registered};

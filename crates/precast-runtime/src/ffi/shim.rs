@@ -97,9 +97,9 @@ unsafe extern "C" {
         device_name: *const c_char,
         device: i32,
     ) -> i32;
-    pub fn precast_eager_new(path: *const c_char, made: *mut *mut c_void) -> i32;
-    pub fn precast_eager_delete(interpreter: *mut c_void);
-    pub fn precast_eager_run(
+    pub fn precast_archive_new(path: *const c_char, made: *mut *mut c_void) -> i32;
+    pub fn precast_archive_delete(interpreter: *mut c_void);
+    pub fn precast_archive_run(
         interpreter: *mut c_void,
         inputs: *const RawTensor,
         n_inputs: usize,

@@ -118,7 +118,10 @@ const ARTIFACT: Was = Was::Record(&[
 ]);
 
 const HELD: Was = Was::Record(&[
-    ("kind", Was::Word(&["library", "archive", "constants"])),
+    (
+        "kind",
+        Was::Word(&["library", "archive", "constants", "graph"]),
+    ),
     ("format", Was::Plain),
     ("protocol", Was::Plain),
     ("object", Was::Digest),

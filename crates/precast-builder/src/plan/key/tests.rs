@@ -425,6 +425,7 @@ fn a_key_follows_from_its_explanation() {
             ArtifactKind::Library,
             ArtifactKind::Archive,
             ArtifactKind::Constants,
+            ArtifactKind::Graph,
         ] {
             let key = HeldKey {
                 kind,

@@ -1,0 +1,248 @@
+"""Eager: the captured graph of a module as a list of operator calls, which the runtime makes one after the other.
+
+The list is JSON (`calls.rs` of the runtime reads it):
+
+    {"format": 1, "inputs": 2, "outputs": [3], "calls": [
+        {"op": "aten::mul.Tensor", "args": {"self": {"value": 0}, "other": {"value": 1}}, "results": [2]},
+        {"op": "aten::sum.dim_IntList", "args": {"self": {"value": 2}, "dim": [-1]}, "results": [3]}]}
+
+Values are numbered: the inputs of the module, then its weights, then the results of the calls in their order. A result
+that nothing reads is null; a list of tensors is a list of numbers. An argument is `{"value": n}`, a list, null, a
+boolean, an integer, a string, or one of these:
+
+| JSON | what |
+|---|---|
+| `{"float": "0.5"}` | a float, also `inf` and `nan`, with all its digits |
+| `{"complex": ["0.0", "1.0"]}` | real and imaginary part |
+| `{"dtype": 7}`, `{"layout": 7}`, `{"memory_format": 1}` | as torch.export numbers them |
+| `{"device": "cuda:0"}` | a device; the runtime replaces it by the one that it runs on, if it is of the same kind |
+
+Arguments that are not given have the default of the operator's schema. An operator is an overload of the dispatcher, or
+a function on numbers (`number::add`), which sizes are computed with. `cond` has two graphs, in `graphs`: their inputs
+are its arguments after the first.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+import operator
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from . import flat
+from .torch_private import archives, exported, overloads, symbols
+
+FORMAT = 1
+
+_NUMBERS: dict[Any, str] = {
+    operator.add: "add",
+    operator.sub: "sub",
+    operator.mul: "mul",
+    operator.floordiv: "floordiv",
+    operator.mod: "mod",
+    operator.truediv: "truediv",
+    operator.pow: "pow",
+    operator.neg: "neg",
+    operator.abs: "abs",
+    operator.eq: "eq",
+    operator.ne: "ne",
+    operator.lt: "lt",
+    operator.le: "le",
+    operator.gt: "gt",
+    operator.ge: "ge",
+    operator.and_: "and",
+    operator.or_: "or",
+    operator.xor: "xor",
+    operator.not_: "not",
+    builtins.abs: "abs",
+    builtins.max: "max",
+    builtins.min: "min",
+    builtins.round: "round",
+    math.floor: "floor",
+    math.ceil: "ceil",
+    math.trunc: "int",
+    math.sqrt: "sqrt",
+}
+_NUMBERS_OF_TORCH = {"sym_max": "max", "sym_min": "min", "sym_not": "not", "sym_float": "float", "sym_int": "int"}
+_NUMBERS_OF_TORCH |= {"sym_ite": "ite", "sym_sum": "sum", "_sym_sqrt": "sqrt"}
+
+# A value, or the values of a list.
+Numbers = int | list[int]
+
+
+class Refused(Exception):
+    """Why a graph can't be a list of calls."""
+
+
+def save(graph: flat.Flat, path: Path) -> list[str]:
+    """Writes the calls of a whole module. Returns the names of its weights, which are further inputs."""
+    weights = [node for node in graph.weights if node.users]
+    outputs = [*graph.outputs, *(check.outcome for check in graph.checks)]
+    calls = encode(graph.graph, [*graph.inputs, *weights], outputs)
+    path.write_text(json.dumps({"format": FORMAT, **calls}, separators=(",", ":")))
+    return [graph.weights[node] for node in weights]
+
+
+def encode(graph: Any, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
+    """Returns inputs, outputs and calls of a graph; calls that nothing needs are left out."""
+    return _Encoder(graph, inputs).encoded(outputs)
+
+
+class _Encoder:
+    def __init__(self, graph: Any, inputs: list[Any]) -> None:
+        self.graph, self.inputs = graph, inputs
+        # None: nothing reads this result.
+        self.numbers: dict[Any, Any] = {node: index for index, node in enumerate(inputs)}
+        self.values = len(inputs)
+
+    def encoded(self, outputs: list[Any]) -> dict[str, Any]:
+        needed = _needed(self.graph, outputs)
+        calls = []
+        for node in self.graph.nodes:
+            if node.op == "call_function" and node in needed and not self._picked(node):
+                try:
+                    call = self._call(node)
+                except Refused as reason:
+                    raise Refused(f"`{_title(node.target)}`: {reason}") from None
+                calls.append({**call, "results": self._results(node, needed)})
+        return {"inputs": len(self.inputs), "outputs": [self._number(node) for node in outputs], "calls": calls}
+
+    def _picked(self, node: Any) -> bool:
+        """Returns whether a node only picks a result of another; then it has that one's number."""
+        if node.target is not operator.getitem or not isinstance(self.numbers.get(node.args[0]), list):
+            return False
+        self.numbers[node] = self.numbers[node.args[0]][node.args[1]]
+        return True
+
+    def _call(self, node: Any) -> dict[str, Any]:
+        import torch
+
+        overload = overloads.overload_of(node.target)
+        if overload is not None:
+            args = {}
+            for argument, value in _bound(overload, node):
+                try:
+                    args[argument.name] = self._argument(value, argument)
+                except Refused as reason:
+                    raise Refused(f"argument `{argument.name}`: {reason}") from None
+            return {"op": overloads.full_name(overload), "args": args}
+        name = _NUMBERS.get(node.target)
+        if getattr(node.target, "__module__", None) == "torch" or node.target in (torch.sym_max, torch.sym_min):
+            name = _NUMBERS_OF_TORCH.get(getattr(node.target, "__name__", ""), name)
+        if name is not None and not node.kwargs:
+            given = node.args[0] if name == "sum" else node.args
+            return {"op": f"number::{name}", "args": {str(at): self._argument(one) for at, one in enumerate(given)}}
+        if overloads.is_higher_order(node.target) and overloads.name_of_higher_order(node.target) == "cond":
+            return self._cond(node)
+        raise Refused("no operator that the runtime can call")
+
+    def _cond(self, node: Any) -> dict[str, Any]:
+        predicate, yes, no, operands = node.args
+        graphs = []
+        for branch in (yes, no):
+            inner = exported.attribute(self.graph, branch.target).graph
+            inputs = [one for one in inner.nodes if one.op == "placeholder"]
+            end = next(one for one in inner.nodes if one.op == "output").args[0]
+            graphs.append(encode(inner, inputs, list(end) if isinstance(end, tuple | list) else [end]))
+        args = {str(at): self._argument(one) for at, one in enumerate((predicate, *operands))}
+        return {"op": "cond", "args": args, "graphs": graphs}
+
+    def _results(self, node: Any, needed: set[Any]) -> list[Any]:
+        """Numbers what a call returns."""
+        held, overload = node.meta.get("val"), overloads.overload_of(node.target)
+        count = 1 if overload is None else len(overloads.returned(overload))
+        many = count > 1 or overloads.is_higher_order(node.target)
+        given = list(held) if many and isinstance(held, tuple | list) else [held] * count
+        results = [self._result(one) for one in given]
+        # What nothing picks is not kept.
+        if many and all(user.target is operator.getitem for user in node.users):
+            picked = {user.args[1] for user in node.users if user in needed}
+            results = [one if at in picked else None for at, one in enumerate(results)]
+        results = [self._numbered(one) for one in results]
+        self.numbers[node] = results if many else (results[0] if results else None)
+        return results
+
+    def _result(self, held: Any) -> Any:
+        """Returns what stands for a result until it has a number: 0, or a 0 for each tensor of a list."""
+        return [0 for _ in held] if isinstance(held, tuple | list) else 0
+
+    def _numbered(self, result: Any) -> Any:
+        if isinstance(result, list):
+            return [self._numbered(one) for one in result]
+        if result is None:
+            return None
+        self.values += 1
+        return self.values - 1
+
+    def _number(self, node: Any) -> int:
+        number = self.numbers.get(node)
+        if not isinstance(number, int):
+            raise Refused(f"`{node}` is no single value")
+        return number
+
+    def _argument(self, value: Any, argument: Any = None) -> Any:
+        import torch
+
+        length = None if argument is None else overloads.fixed_length(argument)
+        if length and not isinstance(value, tuple | list | torch.fx.Node) and value is not None:
+            value = [value] * length  # `int[2]` takes one integer for both
+        if isinstance(value, torch.fx.Node):
+            numbers = self.numbers.get(value)
+            if isinstance(numbers, list) and None not in numbers:
+                return [{"value": number} for number in numbers]
+            return {"value": self._number(value)}
+        if isinstance(value, tuple | list):
+            return [self._argument(one) for one in value]
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, torch.SymInt):
+            fixed = symbols.fixed(value)
+            if fixed is not None:
+                return fixed
+        return _fixed(value)
+
+
+def _fixed(value: Any) -> dict[str, Any]:
+    import torch
+
+    if isinstance(value, float):
+        return {"float": repr(value)}
+    if isinstance(value, complex):
+        return {"complex": [repr(value.real), repr(value.imag)]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": archives.dtype_number(value)}
+    if isinstance(value, torch.layout):
+        return {"layout": archives.layout_number(value)}
+    if isinstance(value, torch.memory_format):
+        return {"memory_format": archives.memory_format_number(value)}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    raise Refused(f"a `{type(value).__name__}`, which has no place in a list of calls")
+
+
+def _bound(overload: Any, node: Any) -> Iterable[tuple[Any, Any]]:
+    """Yields the arguments of an operator that a node gives, with their values."""
+    arguments = overloads.arguments(overload)
+    yield from zip(arguments, node.args, strict=False)
+    by_name = {argument.name: argument for argument in arguments}
+    for name, value in node.kwargs.items():
+        yield by_name[name], value
+
+
+def _needed(graph: Any, outputs: list[Any]) -> set[Any]:
+    """Returns the nodes that the outputs depend on, and those that do more than return a value."""
+    needed: set[Any] = set()
+    todo = [*outputs, *(node for node in graph.nodes if node.op == "call_function" and node.is_impure())]
+    while todo:
+        node = todo.pop()
+        if node not in needed:
+            needed.add(node)
+            todo.extend(node.all_input_nodes)
+    return needed
+
+
+def _title(target: Any) -> str:
+    return str(target) if overloads.is_overload(target) else getattr(target, "__name__", str(target))

@@ -1,0 +1,286 @@
+//! Eager's list of operator calls, as the shim makes them (`shim/eager.cpp`).
+
+use std::{
+    ffi::{CString, c_char, c_void},
+    ptr::{self, NonNull},
+};
+
+use precast_store::Device;
+use smallvec::SmallVec;
+
+use super::{Handle, shim::checked};
+
+/// One value of an argument: fixed, or the number of an earlier one.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Item {
+    None,
+    Value(i64),
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Complex(f64, f64),
+    Text(String),
+    /// By the number in torch's export schema, as the next two.
+    ScalarType(i64),
+    Layout(i64),
+    MemoryFormat(i64),
+    /// As `cpu` or `cuda:0`.
+    Device(String),
+}
+
+/// An argument of a call, with its name in the operator's schema.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    pub name: String,
+    pub is_list: bool,
+    pub items: Vec<Item>,
+}
+
+/// What becomes of one result of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kept {
+    /// A value; none where nothing reads it.
+    One(Option<i64>),
+    /// A list, whose values have numbers of their own.
+    List(Vec<Option<i64>>),
+}
+
+/// A `precast::Fixed` of the shim.
+#[repr(C)]
+struct RawItem {
+    kind: i32,
+    integer: i64,
+    number: f64,
+    text: *const c_char,
+}
+
+/// A `PrecastGiven` of the shim.
+#[repr(C)]
+struct RawGiven {
+    name: *const c_char,
+    is_list: i32,
+    items: *const RawItem,
+    n: usize,
+}
+
+unsafe extern "C" {
+    fn precast_calls_new(device: *const c_char, inputs: usize, made: *mut *mut c_void) -> i32;
+    fn precast_calls_add(
+        calls: *mut c_void,
+        name: *const c_char,
+        overload: *const c_char,
+        given: *const RawGiven,
+        n: usize,
+        results: *const i64,
+        n_results: usize,
+    ) -> i32;
+    fn precast_calls_add_cond(
+        calls: *mut c_void,
+        yes: *mut c_void,
+        no: *mut c_void,
+        given: *const RawGiven,
+        n: usize,
+        results: *const i64,
+        n_results: usize,
+    ) -> i32;
+    fn precast_calls_finish(calls: *mut c_void, outputs: *const i64, n: usize) -> i32;
+    fn precast_calls_run(
+        calls: *mut c_void,
+        inputs: *const *mut c_void,
+        n_in: usize,
+        outputs: *mut *mut c_void,
+        n_out: usize,
+    ) -> i32;
+    fn precast_calls_delete(calls: *mut c_void);
+}
+
+/// A list of calls under construction.
+pub struct Builder(NonNull<c_void>);
+
+/// A whole list of calls.
+pub struct Calls(Builder);
+
+// SAFETY: it is the shim's own class, with no thread affinity; a run changes nothing in it (`Graph::run` is const).
+unsafe impl Send for Calls {}
+
+impl Builder {
+    /// Begins a graph with so many inputs, for a device.
+    pub fn new(device: Device, inputs: usize) -> Result<Self, String> {
+        let device = text(&device.to_string())?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: a C string and a valid out pointer.
+        checked(unsafe { precast_calls_new(device.as_ptr(), inputs, &mut raw) })?;
+        Ok(Self(NonNull::new(raw).ok_or("no graph was made")?))
+    }
+
+    /// Adds a call of `operator`, as `aten::add.Tensor` or `number::add`.
+    pub fn add(&mut self, operator: &str, given: &[Given], kept: &[Kept]) -> Result<(), String> {
+        let (name, overload) = operator.split_once('.').unwrap_or((operator, ""));
+        let (name, overload) = (text(name)?, text(overload)?);
+        let (flat, results) = (Flat::all(given)?, numbers(kept)?);
+        let raw: Vec<RawGiven> = flat.iter().map(Flat::raw).collect();
+        // SAFETY: `self.0` is a graph of the shim; everything pointed to outlives the call, which copies it.
+        checked(unsafe {
+            precast_calls_add(
+                self.0.as_ptr(),
+                name.as_ptr(),
+                overload.as_ptr(),
+                raw.as_ptr(),
+                raw.len(),
+                results.as_ptr(),
+                results.len(),
+            )
+        })
+    }
+
+    /// Adds a choice between two graphs by the first argument; the others are the inputs of the one that runs.
+    pub fn add_cond(
+        &mut self,
+        [yes, no]: [Calls; 2],
+        given: &[Given],
+        kept: &[Kept],
+    ) -> Result<(), String> {
+        let (flat, results) = (Flat::all(given)?, numbers(kept)?);
+        let raw: Vec<RawGiven> = flat.iter().map(Flat::raw).collect();
+        // SAFETY: as for `add`; the shim takes both graphs, whatever comes of it.
+        checked(unsafe {
+            precast_calls_add_cond(
+                self.0.as_ptr(),
+                yes.into_raw(),
+                no.into_raw(),
+                raw.as_ptr(),
+                raw.len(),
+                results.as_ptr(),
+                results.len(),
+            )
+        })
+    }
+
+    /// Ends it with the values that it returns.
+    pub fn finish(self, outputs: &[i64]) -> Result<Calls, String> {
+        // SAFETY: as for `add`.
+        checked(unsafe { precast_calls_finish(self.0.as_ptr(), outputs.as_ptr(), outputs.len()) })?;
+        Ok(Calls(self))
+    }
+}
+
+impl Drop for Builder {
+    fn drop(&mut self) {
+        // SAFETY: `self` owns it.
+        unsafe { precast_calls_delete(self.0.as_ptr()) }
+    }
+}
+
+impl Calls {
+    /// Makes the calls and returns `outputs` tensors. The inputs are the caller's still.
+    pub fn run(
+        &mut self,
+        inputs: &[&Handle],
+        outputs: usize,
+    ) -> Result<SmallVec<[Handle; 8]>, String> {
+        let raw: SmallVec<[*mut c_void; 32]> = inputs.iter().map(|input| input.raw()).collect();
+        let mut made: SmallVec<[*mut c_void; 8]> = SmallVec::from_elem(ptr::null_mut(), outputs);
+        // SAFETY: inputs are live handles that are borrowed for the call; the out array has the length it is given.
+        let code = unsafe {
+            precast_calls_run(
+                self.0.0.as_ptr(),
+                raw.as_ptr(),
+                raw.len(),
+                made.as_mut_ptr(),
+                made.len(),
+            )
+        };
+        let result = checked(code);
+        // SAFETY: the shim wrote a new handle to every entry, or to the first of them before it failed.
+        let made = made.into_iter().map(|raw| unsafe { Handle::from_raw(raw) });
+        let made: SmallVec<[Option<Handle>; 8]> = made.collect();
+        result?;
+        made.into_iter()
+            .collect::<Option<_>>()
+            .ok_or_else(|| "an output was not written".to_owned())
+    }
+
+    fn into_raw(self) -> *mut c_void {
+        std::mem::ManuallyDrop::new(self.0).0.as_ptr()
+    }
+}
+
+/// An argument's parts, held while the shim reads them.
+struct Flat {
+    name: CString,
+    is_list: bool,
+    items: Vec<RawItem>,
+    // What `items` points to.
+    _texts: Vec<CString>,
+}
+
+impl Flat {
+    fn all(given: &[Given]) -> Result<Vec<Self>, String> {
+        given.iter().map(Self::new).collect()
+    }
+
+    fn new(given: &Given) -> Result<Self, String> {
+        let (mut items, mut texts) = (Vec::new(), Vec::new());
+        for item in &given.items {
+            // The numbers are those of `Kind` in arguments.h.
+            let (kind, integer, number, words) = match item {
+                Item::None => (0, 0, 0.0, None),
+                Item::Int(value) => (4, *value, 0.0, None),
+                Item::Float(value) => (6, 0, *value, None),
+                Item::Bool(value) => (8, i64::from(*value), 0.0, None),
+                Item::Text(value) => (10, 0, 0.0, Some(text(value)?)),
+                Item::ScalarType(number) => (11, *number, 0.0, None),
+                Item::Layout(number) => (12, *number, 0.0, None),
+                Item::MemoryFormat(number) => (13, *number, 0.0, None),
+                Item::Device(name) => (14, 0, 0.0, Some(text(name)?)),
+                Item::Complex(real, imaginary) => {
+                    (15, 0, *real, Some(text(&imaginary.to_string())?))
+                }
+                Item::Value(number) => (16, *number, 0.0, None),
+            };
+            items.push(RawItem {
+                kind,
+                integer,
+                number,
+                text: words.as_ref().map_or(ptr::null(), |words| words.as_ptr()),
+            });
+            texts.extend(words);
+        }
+        Ok(Self {
+            name: text(&given.name)?,
+            is_list: given.is_list,
+            items,
+            _texts: texts,
+        })
+    }
+
+    fn raw(&self) -> RawGiven {
+        RawGiven {
+            name: self.name.as_ptr(),
+            is_list: i32::from(self.is_list),
+            items: self.items.as_ptr(),
+            n: self.items.len(),
+        }
+    }
+}
+
+/// Returns results as the shim takes them: a number, -1 for none, -2 - n and n of these for a list.
+fn numbers(kept: &[Kept]) -> Result<Vec<i64>, String> {
+    let one = |number: &Option<i64>| number.unwrap_or(-1);
+    let mut numbers = Vec::new();
+    for result in kept {
+        match result {
+            Kept::One(number) => numbers.push(one(number)),
+            Kept::List(list) => {
+                let n = i64::try_from(list.len()).map_err(|error| error.to_string())?;
+                numbers.push(-2 - n);
+                numbers.extend(list.iter().map(one));
+            }
+        }
+    }
+    Ok(numbers)
+}
+
+fn text(text: &str) -> Result<CString, String> {
+    CString::new(text).map_err(|error| error.to_string())
+}
