@@ -132,7 +132,8 @@ pub(super) fn padding(
             .iter()
             .filter_map(|size| Some((*size, cover(*size, own)?)));
         let covered: Vec<(u64, u64)> = covered.collect();
-        let best = choose_up_to(own.len().max(1), sizes, step(dim, wanted));
+        let step = if dim == "batch" { 1 } else { STEP };
+        let best = choose_up_to(own.len().max(1), sizes, step);
         let all = sizes
             .iter()
             .filter_map(|size| Some((*size, cover(*size, &best)?)));

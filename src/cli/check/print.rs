@@ -292,7 +292,8 @@ fn padded(padding: &Padding) -> (&'static str, String) {
             "; {uncovered} of {sizes} sizes are larger than all of them"
         ));
     }
-    if padding.best != padding.buckets {
+    let less = padding.waste.is_none_or(|waste| padding.best_waste < waste);
+    if less || padding.uncovered > 0 {
         let best = percent(padding.best_waste);
         said.push_str(&format!("; {:?} would waste {best}", padding.best));
     }
