@@ -1,3 +1,5 @@
+//! The `precast` command: everything is in the library.
+
 fn main() -> std::process::ExitCode {
     precast::cli::main()
 }

@@ -26,7 +26,9 @@ const LIMIT: Duration = Duration::from_secs(1800);
 
 /// What a check is given.
 pub struct CheckOptions<'a> {
+    /// The spec whose modules are looked at.
     pub spec: &'a Spec,
+    /// Starts the Python workers.
     pub launcher: Launcher,
     /// Where its private folder is made; it is removed at the end.
     pub scratch: PathBuf,
@@ -55,6 +57,7 @@ pub struct CheckedModule {
     pub bucket: String,
     /// How many buckets it has.
     pub buckets: usize,
+    /// The worker's findings.
     pub checked: Checked,
 }
 

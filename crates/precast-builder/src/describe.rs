@@ -19,6 +19,7 @@ const LIMIT: Duration = Duration::from_secs(1800);
 
 /// What a description is given.
 pub struct DescribeOptions {
+    /// Starts the Python worker.
     pub launcher: Launcher,
     /// Where its private folder is made; it is removed at the end.
     pub scratch: PathBuf,
@@ -26,6 +27,7 @@ pub struct DescribeOptions {
     pub root: PathBuf,
     /// `module:callable`.
     pub entry: String,
+    /// Where the model is made.
     pub device: DeviceKind,
     /// `module:callable` that gives sample inputs.
     pub samples: Option<String>,

@@ -14,63 +14,151 @@ use crate::{plan::PlanError, spec::SpecError};
 /// Why a build, or one program of it, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
+    /// The interpreter that was named can't be started.
     #[error("can't start Python `{}`", program.display())]
-    NoPython { program: PathBuf, source: io::Error },
+    NoPython {
+        /// The interpreter's path, or its name for a search in `PATH`.
+        program: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The interpreter has another torch than [`TORCH`](crate::TORCH).
     #[error("Python at `{}` has torch {found}, this binary is made for torch {expected}", program.display())]
     WrongTorch {
+        /// Path of the interpreter.
         program: PathBuf,
+        /// Version of the torch that it imports.
         found: String,
+        /// Version that this binary needs.
         expected: &'static str,
     },
+    /// The worker answered a request with an error.
     #[error("{0}")]
     Worker(Box<WorkerError>),
     /// The model can't be made, which no program has the log of.
     #[error("{error}")]
     Model {
+        /// The worker's error.
         error: Box<WorkerError>,
         /// Digest of the Python stack.
         log: Digest,
     },
+    /// The worker's process ended before its answer.
     #[error("the worker ended in the middle of a request ({status})")]
-    WorkerDied { status: String, log: String },
+    WorkerDied {
+        /// Exit status or signal, in words.
+        status: String,
+        /// The end of its log.
+        log: String,
+    },
+    /// The worker was ended because its answer took too long.
     #[error("the worker did not answer within {seconds} s")]
-    WorkerHung { seconds: u64, log: String },
+    WorkerHung {
+        /// The time limit.
+        seconds: u64,
+        /// The end of its log.
+        log: String,
+    },
+    /// The worker was ended because of its memory.
     #[error("the worker took too much memory: {what}")]
-    WorkerGreedy { what: String, log: String },
+    WorkerGreedy {
+        /// What it took and what was allowed, in words.
+        what: String,
+        /// The end of its log.
+        log: String,
+    },
+    /// A message that the other side can't read, or a worker of another version.
     #[error("the worker and this binary don't understand each other: {message}")]
-    Protocol { message: String },
+    Protocol {
+        /// What was wrong with the message.
+        message: String,
+    },
+    /// The build's private folder can't be made, read or written.
     #[error("can't use the scratch folder `{}`", path.display())]
-    Scratch { path: PathBuf, source: io::Error },
+    Scratch {
+        /// The folder, or the file in it.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// A candidate gave another answer than eager, or ended without one.
     #[error("the artifact failed its gate: {message}")]
-    Gate { message: String, log: String },
+    Gate {
+        /// The output and its difference, or how its process ended.
+        message: String,
+        /// Standard error of the process that ran it.
+        log: String,
+    },
     /// Its shared object asks the loader for what no artifact needs.
     #[error("the artifact's shared object is refused: {what}")]
-    UnsafeObject { what: String },
+    UnsafeObject {
+        /// The hazards, in words.
+        what: String,
+    },
+    /// The spec's weight file can't be read as safetensors.
     #[error("can't use `{}` as weights: {message}", path.display())]
-    BadWeights { path: PathBuf, message: String },
+    BadWeights {
+        /// Path of the file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The spec's weight file lacks a tensor of the model, or has one of another shape or dtype.
     #[error("the weights in `{}` don't fit the model: {message}", path.display())]
-    Weights { path: PathBuf, message: String },
+    Weights {
+        /// Path of the file.
+        path: PathBuf,
+        /// The tensors that don't fit.
+        message: String,
+    },
+    /// A source had another digest at the end of the build than in the plan.
     #[error("`{path}` changed while it was being compiled")]
-    SourceChanged { path: String },
+    SourceChanged {
+        /// Path of the source, relative to the spec's folder.
+        path: String,
+    },
+    /// The build was told not to compile and something is missing.
     #[error("{missing} of {total} programs are missing and `--locked` forbids compiling")]
-    Locked { missing: usize, total: usize },
-    #[error("release `{name}` would lack {missing} of {total} programs")]
-    Incomplete {
-        name: String,
+    Locked {
+        /// Programs that are not in the store.
         missing: usize,
+        /// Programs that the spec asks for.
         total: usize,
     },
+    /// A named release was asked for and programs are missing.
+    #[error("release `{name}` would lack {missing} of {total} programs")]
+    Incomplete {
+        /// Name that the release was to have.
+        name: String,
+        /// Programs that are not in the store.
+        missing: usize,
+        /// Programs that the spec asks for.
+        total: usize,
+    },
+    /// Some modules have no program at all, so no release was published.
     #[error("nothing answers {}: no release was published", listed(modules))]
-    Unanswered { modules: Vec<String> },
+    Unanswered {
+        /// Their names.
+        modules: Vec<String>,
+    },
+    /// Some programs could not be built.
     #[error("{failed} of {total} programs failed")]
-    Failed { failed: usize, total: usize },
+    Failed {
+        /// How many failed.
+        failed: usize,
+        /// Programs that the spec asks for.
+        total: usize,
+    },
     /// The model lacks what the spec names.
     #[error(transparent)]
     Spec(Box<SpecError>),
+    /// The caller ended the build.
     #[error("interrupted")]
     Interrupted,
+    /// The store refused a read or a write.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The plan can't be made.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }

@@ -13,14 +13,16 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Forecast {
-    /// Programs that the store lacks, and how many there are to be.
+    /// Programs that the store lacks.
     pub missing: usize,
+    /// Programs that the spec asks for.
     pub programs: usize,
     /// How many artifacts are compiled for them at most: some buckets may share some. None where a module can't be
     /// captured.
     pub artifacts: Option<u64>,
     /// About how long that takes with so many workers; none where no earlier build says it.
     pub seconds: Option<f64>,
+    /// How many workers the time counts with.
     pub workers: usize,
     /// How many artifacts of earlier builds the time goes by.
     pub receipts: u32,

@@ -42,14 +42,18 @@ pub(super) const LIMIT: Duration = Duration::from_secs(900);
 /// The command that reads a [`GateRequest`] as JSON on stdin and answers with a [`Verdict`] on stdout.
 #[derive(Clone, Debug)]
 pub struct Launcher {
+    /// The program to start.
     pub program: PathBuf,
+    /// Its arguments.
     pub args: Vec<OsString>,
 }
 
 /// A program that is not published yet, the samples to compare it with, and the tolerances.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GateRequest {
+    /// Path of the store that has the artifacts.
     pub store: PathBuf,
+    /// The record of the candidate, which is not in the store yet.
     pub program: Program,
     /// The steps of other candidates, to be measured in turns with the program's.
     #[serde(default)]
@@ -57,14 +61,18 @@ pub struct GateRequest {
     /// Whether no other task of the build runs meanwhile: then it is measured for longer, and the result decides.
     #[serde(default)]
     pub exclusive: bool,
+    /// Digest of the weight set in the store; none for a model without parameters and buffers.
     pub weights: Option<Digest>,
+    /// Names of tied tensors -> the name under which the weight set holds them.
     pub aliases: BTreeMap<String, String>,
     /// Inputs `in.N` and eager's outputs `out.N`, as safetensors; `smaller.K.in.N` and `smaller.K.out.N` are the same at
     /// sizes inside the bucket.
     pub samples: PathBuf,
     /// How often to run it.
     pub steps: u32,
+    /// Relative tolerance of the spec; none for that of the dtype.
     pub rtol: Option<f64>,
+    /// Absolute tolerance of the spec; none for that of the dtype.
     pub atol: Option<f64>,
     /// For each output the coarsest dtype that it was computed in on the way, where that is below float32.
     #[serde(default)]
@@ -75,8 +83,16 @@ pub struct GateRequest {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Verdict {
-    Passed { report: Box<Gate> },
-    Failed { message: String },
+    /// The candidate may be published.
+    Passed {
+        /// What was measured, for the program's receipt.
+        report: Box<Gate>,
+    },
+    /// The candidate is refused.
+    Failed {
+        /// The reason in one line.
+        message: String,
+    },
 }
 
 /// The tolerances of an output of this dtype where the spec says none; `atol` is to be scaled.

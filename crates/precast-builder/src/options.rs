@@ -13,13 +13,17 @@ use crate::{plan, spec::Spec};
 
 /// What a build is given.
 pub struct Options<'a> {
+    /// The spec to build.
     pub spec: &'a Spec,
+    /// Where the result goes, and where earlier programs are looked up.
     pub store: &'a Store,
+    /// Starts the Python workers.
     pub launcher: Launcher,
     /// The command that checks a candidate: see [`gate`].
     pub gate: gate::Launcher,
     /// Where the build's private folder is made; it is removed at the end.
     pub scratch: PathBuf,
+    /// The part of the spec to build, and the settings of the command line.
     pub request: plan::Request,
     /// How many workers may be alive at once.
     pub jobs: usize,
@@ -46,15 +50,22 @@ pub enum Outcome {
     Built(Built),
     /// It could not be built; the store keeps the log under the key.
     Failed {
+        /// The request key; absent where the entry could not be imported, so that it is not known.
         key: Option<Digest>,
+        /// One line, without what to do.
         message: String,
+        /// The user's file and line that caused it, as `model.py:12`.
         location: Option<String>,
         /// What to do about it.
         hint: String,
+        /// Whether `fail_policy` is `raise`, so that the build fails.
         raise: bool,
     },
     /// It can't be built, and the module can do without it.
-    Skipped { why: String },
+    Skipped {
+        /// The error of the last attempt.
+        why: String,
+    },
 }
 
 impl Outcome {
@@ -71,6 +82,7 @@ impl Outcome {
 /// A program that this build made.
 #[derive(Clone, Debug)]
 pub struct Built {
+    /// The request key.
     pub id: Digest,
     /// Distinct artifacts it calls.
     pub artifacts: usize,
@@ -107,6 +119,7 @@ pub struct Summary {
     pub eager_unasked: Vec<String>,
     /// The weight sets of the newest release before and of the one that was published, where they differ.
     pub weights_changed: Option<(Digest, Digest)>,
+    /// Seconds of the whole build.
     pub seconds: f64,
 }
 

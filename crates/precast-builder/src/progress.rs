@@ -11,101 +11,166 @@ use crate::plan::Reason;
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event<'a> {
     /// The plan is known: how many programs there are and how many are missing.
-    Planned { programs: usize, missing: usize },
+    Planned {
+        /// Programs that the spec asks for.
+        programs: usize,
+        /// Of these, how many are not in the store.
+        missing: usize,
+    },
     /// A program is missing, and why.
     Missing {
+        /// Title of the module.
         module: &'a str,
+        /// As `batch=8 seq=128`, `dynamic` or `eager`.
         bucket: &'a str,
+        /// The strongest reason first.
         reasons: &'a [Reason],
     },
     /// A worker has started; `seconds` is how long that took.
     Worker {
+        /// Number of the worker, from 0.
         worker: usize,
+        /// Version of Python.
         python: &'a str,
+        /// Version of torch.
         torch: &'a str,
+        /// Seconds from its start to its first answer.
         seconds: f64,
     },
     /// The entry was imported and the model made.
     Opened {
+        /// The project's own files that the entry imports or reads.
         sources: usize,
+        /// Installed packages that the entry imports.
         packages: usize,
+        /// Seconds that the import and the model took.
         seconds: f64,
     },
     /// A warning for the user, once for all programs that it concerns.
-    Note { message: &'a str },
+    Note {
+        /// One line for the user.
+        message: &'a str,
+    },
     /// The weight set is in the store.
-    Weights { object: Digest, bytes: u64 },
+    Weights {
+        /// Digest of its content.
+        object: Digest,
+        /// Bytes of its content.
+        bytes: u64,
+    },
     /// A worker began a job.
     Begin {
+        /// Number of the worker, from 0.
         worker: usize,
+        /// Kind of the job, as `capture`, `compile` or `gate`.
         job: &'a str,
+        /// The program or segment that it is about, for people.
         what: &'a str,
     },
     /// The job a worker is at has reached a phase.
-    Phase { worker: usize, phase: &'a str },
+    Phase {
+        /// Number of the worker, from 0.
+        worker: usize,
+        /// Name of the phase, as `lower` or `link`.
+        phase: &'a str,
+    },
     /// A worker ended its job.
     End {
+        /// Number of the worker, from 0.
         worker: usize,
+        /// Kind of the job, as it was said at its begin.
         job: &'a str,
+        /// The program or segment that it is about, for people.
         what: &'a str,
+        /// Seconds since its begin.
         seconds: f64,
     },
     /// About how long the build will still take; only where there is anything to go by.
     #[serde(rename = "left")]
-    Remaining { seconds: f64 },
+    Remaining {
+        /// Seconds from now.
+        seconds: f64,
+    },
     /// It is done once more with no other task running: memory was short, or eager seemed to be the faster one.
     Again {
+        /// Number of the worker, from 0.
         worker: usize,
+        /// Kind of the job, as it was said at its begin.
         job: &'a str,
+        /// The program or segment that it is about, for people.
         what: &'a str,
+        /// Why, in one line.
         message: &'a str,
     },
     /// A program was captured into steps that call this many distinct artifacts, of which `missing` must be compiled.
     Captured {
+        /// Title of the module.
         module: &'a str,
+        /// As `batch=8 seq=128`, `dynamic` or `eager`.
         bucket: &'a str,
+        /// Calls of artifacts in one run.
         steps: usize,
+        /// Distinct artifacts that they call.
         artifacts: usize,
+        /// Artifacts that are not in the store.
         missing: usize,
     },
     /// A program was compiled with several option sets: a row for each candidate, as in receipts.
     Tuned {
+        /// Title of the module.
         module: &'a str,
+        /// As `batch=8 seq=128` or `dynamic`.
         bucket: &'a str,
+        /// The candidates, the module's own option set first.
         tried: &'a [Tried],
     },
     /// A program is not gated again: an earlier gate, of the program `by`, looked at the same things.
     GatedBefore {
+        /// Title of the module.
         module: &'a str,
+        /// As `batch=8 seq=128` or `dynamic`.
         bucket: &'a str,
+        /// Request key of the program with the earlier gate.
         by: Digest,
     },
     /// A program passed its gate and is in the store.
     Published {
+        /// Title of the module.
         module: &'a str,
+        /// As `batch=8 seq=128`, `dynamic` or `eager`.
         bucket: &'a str,
+        /// The request key.
         id: Digest,
         /// Whether eager was faster by more than noise, and is to answer in its place.
         slower: bool,
     },
     /// A program can't be built, and its model does without it.
     LeftOut {
+        /// Title of the module.
         module: &'a str,
+        /// As `batch=8 seq=128`, `dynamic` or `eager`.
         bucket: &'a str,
+        /// Why, in one line.
         message: &'a str,
     },
     /// A program failed.
     Failed {
+        /// Title of the module.
         module: &'a str,
+        /// As `batch=8 seq=128`, `dynamic` or `eager`.
         bucket: &'a str,
+        /// The key under which the store keeps the log.
         id: Digest,
+        /// Why, in one line.
         message: &'a str,
+        /// The user's file and line that caused it, as `model.py:12`.
         location: Option<&'a str>,
     },
 }
 
 /// Hears what a build does. Called from several threads.
 pub trait Progress: Sync {
+    /// Takes one event; a slow answer holds up the build.
     fn event(&self, event: &Event<'_>);
 }
 

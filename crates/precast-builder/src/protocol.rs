@@ -30,7 +30,7 @@ pub use self::checked::{
     BucketCost, Checked, Cost, Finding, Free, KeptOut, Mend, Recompiles, Repeated, Severity,
     TorchCall,
 };
-pub use crate::plan::PROTOCOL;
+pub(crate) use crate::plan::PROTOCOL;
 
 /// What to do about a bug.
 pub(super) const REPORT: &str =
@@ -39,7 +39,7 @@ pub(super) const REPORT: &str =
 /// What a worker is asked to do.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
-pub enum Request {
+pub(crate) enum Request {
     /// Says what the worker is: answered with [`Hello`].
     Hello,
     /// Imports the compiler, and compiles the C++ headers that every compile on a machine needs. Answered with
@@ -120,7 +120,7 @@ pub enum Request {
 
 /// The module to capture, as the plan has it.
 #[derive(Clone, Debug, Serialize)]
-pub struct ModuleRequest {
+pub(crate) struct ModuleRequest {
     pub name: String,
     /// FQN of the submodule, empty for the model itself.
     pub path: String,
@@ -142,7 +142,7 @@ pub struct ModuleRequest {
 /// One line from a worker.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Line {
+pub(crate) enum Line {
     Result {
         id: u64,
         value: Value,
@@ -170,6 +170,7 @@ pub struct WorkerError {
     /// The user's file and line that caused it, as `model.py:12`.
     #[serde(default)]
     pub location: Option<String>,
+    /// What to do about it, where the worker knows more than the code tells.
     #[serde(default)]
     pub hint: Option<String>,
     /// The value in the spec that is wrong, where it is that.
@@ -216,7 +217,7 @@ impl WorkerError {
 
 /// What the worker is.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Hello {
+pub(crate) struct Hello {
     pub protocol: u32,
     /// Version, as `3.11.7`.
     pub python: String,
@@ -231,7 +232,7 @@ pub struct Hello {
 
 /// A worker whose compiler is imported.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct WarmedUp {
+pub(crate) struct WarmedUp {
     /// Seconds by phase.
     pub seconds: BTreeMap<String, f64>,
 }
@@ -258,7 +259,7 @@ pub struct Opened {
 
 /// The inputs of a module, as the model calls it.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Sampled {
+pub(crate) struct Sampled {
     /// Tensors in order, named by the parameter and the path inside it (`cache.0`).
     pub inputs: Vec<Input>,
     /// How they nest: `{"args": […], "kwargs": {…}}` of `{"tensor": n}`, `{"value": v}`, `{"list": […]}`, `{"tuple": […]}`
@@ -268,7 +269,7 @@ pub struct Sampled {
 
 /// The weight set of the opened model.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct SavedWeights {
+pub(crate) struct SavedWeights {
     /// None when the model has no parameters and no buffers.
     pub file: Option<PathBuf>,
     /// Names of tied tensors -> the name under which the file holds them.
@@ -277,7 +278,7 @@ pub struct SavedWeights {
 
 /// A captured program: segments to compile and the steps that call them.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Captured {
+pub(crate) struct Captured {
     pub segments: Vec<Segment>,
     pub steps: Vec<CapturedStep>,
     /// What runs, or may run, when the segments are compiled.
@@ -328,7 +329,7 @@ pub struct Captured {
 
 /// What was measured of the module itself, in Python, on the sample inputs.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct Measured {
+pub(crate) struct Measured {
     /// Median microseconds of a call.
     pub eager_us: Option<f64>,
     /// How many calls that is the median of.
@@ -363,8 +364,11 @@ impl Measured {
 /// One input of a model, as a user names it: `ids=int64[batch,seq]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AskedInput {
+    /// Name of the model's argument.
     pub name: String,
+    /// Type of its elements.
     pub dtype: record::Dtype,
+    /// Size or dimension of each axis.
     pub shape: Vec<Axis>,
 }
 
@@ -372,7 +376,9 @@ pub struct AskedInput {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(untagged)]
 pub enum Axis {
+    /// The axis has this size in every call.
     Fixed(u64),
+    /// The axis has the size of the dimension of this name.
     Named(String),
 }
 
@@ -396,25 +402,32 @@ pub struct Described {
 /// One input of a model.
 #[derive(Clone, Debug, Deserialize)]
 pub struct DescribedInput {
+    /// Name of the model's argument.
     pub name: String,
+    /// Type of its elements.
     pub dtype: record::Dtype,
+    /// Size or dimension of each axis.
     pub shape: Vec<Axis>,
+    /// Value that fills padding, of the input's dtype.
     pub pad: Value,
+    /// Lowest value and one past the highest; none where every value is allowed.
     pub range: Option<[i64; 2]>,
 }
 
 /// A list of submodules that could be a region.
 #[derive(Clone, Debug, Deserialize)]
 pub struct DescribedRegion {
+    /// Pattern for `regions`, as `layers.*`.
     pub glob: String,
     /// How many submodules it matches, and how many graphs these have.
     pub count: u64,
+    /// How many distinct graphs these have.
     pub artifacts: u64,
 }
 
 /// Graph passes for the segments of a program.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct SegmentPasses {
+pub(crate) struct SegmentPasses {
     /// Those of the module's own passes that run on segments, in order.
     pub own: Vec<Pass>,
     /// Option sets that installed packages offer for these segments, for `--tune` to try.
@@ -423,7 +436,7 @@ pub struct SegmentPasses {
 
 /// An option set that a package offers, beside the module's own settings.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Offer {
+pub(crate) struct Offer {
     /// Passes after the module's own.
     pub passes: Vec<Pass>,
     pub options: Options,
@@ -431,7 +444,7 @@ pub struct Offer {
 
 /// One distinct piece of a captured program.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Segment {
+pub(crate) struct Segment {
     /// The canonical graph: no names of nodes, modules or files, no paths, no float weight values.
     pub graph: String,
     /// Where the piece lies, ready to compile by any worker.
@@ -446,7 +459,7 @@ pub struct Segment {
 
 /// One call of a segment.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct CapturedStep {
+pub(crate) struct CapturedStep {
     pub name: String,
     /// Index into [`Captured::segments`].
     pub segment: usize,
@@ -458,7 +471,7 @@ pub struct CapturedStep {
 
 /// A compiled segment.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Compiled {
+pub(crate) struct Compiled {
     /// The shared object.
     pub library: PathBuf,
     /// JSON for the proxy executor, if the artifact calls operators through it.

@@ -14,9 +14,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Checks {
+    /// Name of the model in the spec.
     pub model: String,
     /// Whether the exit code is 1.
     pub failed: bool,
+    /// One entry for each module that was looked at.
     pub modules: Vec<ModuleChecks>,
     /// Entries of `[[check.allow]]` that no finding matches.
     pub unused: Vec<Allow>,
@@ -56,9 +58,11 @@ pub struct ModuleChecks {
     pub recompiles: Option<Recompiles>,
     /// What its buckets cost at least; null without `--cost`.
     pub cost: Option<Cost>,
+    /// Findings by severity, then by place.
     pub findings: Vec<FindingLine>,
     /// What could not be found out.
     pub unknown: Vec<String>,
+    /// Seconds that the check took.
     pub seconds: f64,
 }
 
@@ -66,6 +70,7 @@ pub struct ModuleChecks {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FindingLine {
+    /// What the worker found.
     #[serde(flatten)]
     pub finding: Finding,
     /// The reason in `[[check.allow]]`, where the spec has one for it.
@@ -76,15 +81,19 @@ pub struct FindingLine {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Padding {
+    /// Name of the dimension.
     pub dim: String,
+    /// Sizes that the spec has buckets for.
     pub buckets: Vec<u64>,
     /// How many sizes the file has, and how many of them no bucket covers.
     pub sizes: usize,
+    /// How many of these sizes are above the largest bucket.
     pub uncovered: usize,
     /// The part of what is computed for the others that is padding; none where no bucket covers any.
     pub waste: Option<f64>,
     /// As many buckets that pad all sizes of the file least, and what they waste.
     pub best: Vec<u64>,
+    /// The part of what is computed with `best` that is padding.
     pub best_waste: f64,
 }
 
@@ -131,7 +140,9 @@ pub fn is_about(allow: &Allow, finding: &Finding) -> bool {
 /// One finding, and every module that has it.
 #[derive(Debug)]
 pub struct Row<'a> {
+    /// The finding, as the first of the modules has it.
     pub finding: &'a Finding,
+    /// Names of the modules.
     pub modules: Vec<&'a str>,
     /// Whether a build needs one of them.
     pub needed: bool,

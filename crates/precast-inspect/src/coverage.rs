@@ -29,6 +29,7 @@ pub struct Cell {
 pub struct Grid {
     /// Name and sizes of the dimension that runs down; none for a module with one dimension.
     pub rows: Option<(String, Vec<i64>)>,
+    /// Name and sizes of the dimension that runs across.
     pub columns: (String, Vec<i64>),
     /// Dimensions that are held fixed.
     pub fixed: Sizes,

@@ -38,6 +38,7 @@ pub struct Sets {
     pub removed: Vec<Named>,
     /// Names that only the second has.
     pub added: Vec<Named>,
+    /// Names that stand for another program in the second, with the reasons.
     pub changed: Vec<Changed>,
     /// How many are the same in both.
     pub same: u64,
@@ -47,7 +48,9 @@ pub struct Sets {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Named {
+    /// Module and bucket, as `encode batch=8 seq=128`.
     pub name: String,
+    /// The request key.
     pub id: Digest,
 }
 
@@ -55,8 +58,11 @@ pub struct Named {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Changed {
+    /// Module and bucket, as `encode batch=8 seq=128`.
     pub name: String,
+    /// Request key in the first set.
     pub old: Digest,
+    /// Request key in the second set.
     pub new: Digest,
     /// Empty when one of the two records can't be read.
     pub reasons: Vec<Reason>,

@@ -16,7 +16,10 @@ pub enum Graph {
     /// It is the same, compiled otherwise: for another target, or with other options.
     Recompiled,
     /// These steps of the second one have a graph that the first has under no such name.
-    Changed { steps: Vec<String> },
+    Changed {
+        /// Names of the steps, in the order of the run.
+        steps: Vec<String>,
+    },
 }
 
 impl fmt::Display for Graph {

@@ -19,13 +19,19 @@ use precast_store::{
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OutputError {
+    /// Name of the output.
     pub name: String,
     /// Of integers: equal or not built. The numbers are absent then.
     pub exact: bool,
+    /// Largest absolute difference of an element.
     pub max_abs: f64,
+    /// Largest difference of an element relative to eager's.
     pub max_rel: f64,
+    /// Cosine of the angle between the output and eager's, both as vectors.
     pub cosine: f64,
+    /// Relative tolerance that was applied.
     pub rtol: f64,
+    /// Absolute tolerance that was applied.
     pub atol: f64,
 }
 
@@ -63,9 +69,12 @@ impl OutputError {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Latency {
+    /// Median of the calls.
     pub median: f64,
+    /// The fast end of the spread, in old records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub low: Option<f64>,
+    /// The slow end of the spread, in old records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub high: Option<f64>,
 }
@@ -76,9 +85,13 @@ pub struct Latency {
 pub struct ReceiptSummary {
     /// Phase -> seconds.
     pub seconds: BTreeMap<String, f64>,
+    /// The error of each output, in the order of the program's outputs.
     pub outputs: Vec<OutputError>,
+    /// Whether all runs of the gate gave the same bits; absent where there was no gate.
     pub deterministic: Option<bool>,
+    /// Of eager, without Python where that was measured.
     pub eager: Option<Latency>,
+    /// Of the program's artifacts.
     pub artifact: Option<Latency>,
     /// Whether eager is to answer in the artifact's place, being faster.
     pub slower: bool,
@@ -88,6 +101,7 @@ pub struct ReceiptSummary {
     pub sensitive: Option<bool>,
     /// Peak bytes of eager and of the artifact.
     pub memory: Option<(u64, u64)>,
+    /// Option sets that it was compiled with, the module's own first; empty where there was one.
     pub tuned: Vec<Tried>,
     /// The program whose choice was taken over.
     #[serde(skip_serializing_if = "Option::is_none")]

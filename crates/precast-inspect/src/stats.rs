@@ -13,10 +13,15 @@ use precast_store::record::{SCHEMA, Sizes};
 /// Why a file of counts can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum CountsError {
+    /// The file is not JSON, or lacks a field.
     #[error("it is not a file of counts")]
     Json(#[from] serde_json::Error),
+    /// Another version of precast wrote the file.
     #[error("its schema is {found}, this precast knows {SCHEMA}")]
-    Schema { found: u32 },
+    Schema {
+        /// Version in the file.
+        found: u32,
+    },
 }
 
 impl CountsError {
@@ -48,8 +53,11 @@ pub fn parse(text: &[u8]) -> Result<Counts, CountsError> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModuleStats {
+    /// Name of the model.
     pub model: String,
+    /// Name of the module in the spec.
     pub module: String,
+    /// All calls, with those that were refused.
     pub calls: u64,
     /// Rung -> calls.
     pub rungs: BTreeMap<String, u64>,
@@ -66,9 +74,12 @@ pub struct ModuleStats {
 pub struct Miss {
     /// Empty where requests of many sizes were counted together.
     pub sizes: Sizes,
+    /// How they were answered: `padded`, `dynamic`, `eager` or `refused`.
     pub rung: String,
+    /// The bucket that answered, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Sizes>,
+    /// How many calls there were.
     pub count: u64,
     /// The share of the bucket that was padding.
     #[serde(skip_serializing_if = "Option::is_none")]

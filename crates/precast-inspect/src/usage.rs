@@ -28,7 +28,9 @@ pub struct Bytes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Group {
+    /// Name of the group, by what the usage is grouped.
     pub name: String,
+    /// Bytes that the group needs.
     #[serde(flatten)]
     pub bytes: Bytes,
 }

@@ -24,6 +24,7 @@ use crate::graph::{self, Graph};
 pub struct Why {
     /// `encode batch=8 seq=128`, and for an artifact the step that it was first built for.
     pub name: String,
+    /// Its key, or its digest for an object.
     pub id: Digest,
     /// When it was built, in seconds since 1970, where its record says so.
     pub built: Option<i64>,

@@ -3,13 +3,14 @@
 use std::{io, sync::Arc};
 
 use precast_store::{
-    Device, Digest, StoreError,
-    out_of_memory::says_out_of_memory,
+    Device, Digest,
     record::{Dtype, Sizes, bucket_name},
     target::Mismatch,
 };
 
 use super::problem::Problem;
+
+mod hint;
 
 /// Why a model did not load or a call was not answered.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +19,9 @@ pub enum RuntimeError {
     /// A record or an object is not in the store, or can't be read from it.
     #[error("{what} can't be read from the store")]
     Store {
+        /// Which record or object, in words.
         what: String,
+        /// The store's own error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -26,10 +29,18 @@ pub enum RuntimeError {
     // Devices and hosts.
     /// The device is not there, or libtorch can't use it.
     #[error("device `{device}` is not usable: {reason}")]
-    NoDevice { device: Device, reason: String },
+    NoDevice {
+        /// The device that was asked for.
+        device: Device,
+        /// What CUDA or libtorch says.
+        reason: String,
+    },
     /// What this process runs on can't be told, so no artifact can be compared with it.
     #[error("the torch of this process can't be told: {reason}")]
-    UnknownHost { reason: String },
+    UnknownHost {
+        /// What is missing or can't be read.
+        reason: String,
+    },
     /// No device was named, or a CUDA device twice.
     #[error("a runtime needs at least one device, and each CUDA device only once")]
     Devices,
@@ -37,10 +48,15 @@ pub enum RuntimeError {
     #[error("program `{}` ({module} {bucket}) was built for another target than `{device}` of this host: {}",
         program.short(), list(mismatches))]
     WrongTarget {
+        /// Request key of the program.
         program: Digest,
+        /// Name of its module.
         module: String,
+        /// As `batch=8 seq=128`, `dynamic` or `eager`.
         bucket: String,
+        /// The device that it was to run on.
         device: Device,
+        /// Every field of the target that differs.
         mismatches: Vec<Mismatch>,
     },
 
@@ -48,15 +64,21 @@ pub enum RuntimeError {
     #[error("artifact `{}` was built for another target than `{device}` of this host: {}",
         artifact.short(), list(mismatches))]
     WrongArtifact {
+        /// Key of the artifact.
         artifact: Digest,
+        /// The device that it was to run on.
         device: Device,
+        /// Every field of the target that differs.
         mismatches: Vec<Mismatch>,
     },
     /// A record is not the one that its name says.
     #[error("the record of {what} `{}` is refused: {reason}", id.short())]
     WrongRecord {
+        /// Kind of the record: `program` or `artifact`.
         what: &'static str,
+        /// The key that the record was asked for by.
         id: Digest,
+        /// How it differs from its name.
         reason: String,
     },
 
@@ -64,71 +86,134 @@ pub enum RuntimeError {
     /// An object of an artifact is missing, damaged or not readable.
     #[error("object `{}` can't be read from the store", object.short())]
     Unreadable {
+        /// Digest of the object.
         object: Digest,
+        /// The error of the store or the operating system.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// There is no memory or no file handle for the bytes that are to be executed.
     #[error("the memory file for object `{}` can't be made", object.short())]
     MemoryFile {
+        /// Digest of the object.
         object: Digest,
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
     /// What was to be executed does not hash to what the record says. Nothing of it was loaded.
     #[error("object `{}` has other bytes: they hash to `{}`", object.short(), found.short())]
-    WrongBytes { object: Digest, found: Digest },
+    WrongBytes {
+        /// Digest in the artifact's record.
+        object: Digest,
+        /// Digest of the bytes that are there.
+        found: Digest,
+    },
     /// It is no shared object of this machine, or needs a symbol that nothing has.
     #[error("object `{}` is not loadable: {reason}", object.short())]
-    NotLoadable { object: Digest, reason: String },
+    NotLoadable {
+        /// Digest of the object.
+        object: Digest,
+        /// The message of the loader.
+        reason: String,
+    },
     /// A process that loaded it first did not survive that. Nothing of it was loaded here: see `Runtime::trial`.
     #[error("object `{}` is not loaded: a process tried to, and {reason}", object.short())]
-    Crashes { object: Digest, reason: String },
+    Crashes {
+        /// Digest of the object.
+        object: Digest,
+        /// How that process ended.
+        reason: String,
+    },
     /// It is not an artifact: a function of the C ABI is missing.
     #[error("object `{}` lacks the function `{name}`", object.short())]
-    MissingSymbol { object: Digest, name: String },
+    MissingSymbol {
+        /// Digest of the object.
+        object: Digest,
+        /// Name of the function.
+        name: String,
+    },
     /// The artifact's own code refused to start, or to take its weights.
     #[error("artifact `{}` gives no container: {reason}", artifact.short())]
-    NoContainer { artifact: Digest, reason: String },
+    NoContainer {
+        /// Key of the artifact.
+        artifact: Digest,
+        /// The message of the artifact's code.
+        reason: String,
+    },
     /// The artifact has other numbers of inputs or outputs than its record.
     #[error("artifact `{}` has {got} {what}, its record says {expected}", artifact.short())]
     WrongCount {
+        /// Key of the artifact.
         artifact: Digest,
+        /// `inputs` or `outputs`.
         what: &'static str,
+        /// The number in the record.
         expected: usize,
+        /// The number that the artifact says.
         got: usize,
     },
     /// A custom operator that the artifact calls can't be loaded or called.
     #[error("artifact `{}` calls operators that can't be called: {reason}", artifact.short())]
-    Operators { artifact: Digest, reason: String },
+    Operators {
+        /// Key of the artifact.
+        artifact: Digest,
+        /// The library or the operator, and its error.
+        reason: String,
+    },
     /// A record contradicts itself.
     #[error("program `{}` is malformed: {reason}", program.short())]
-    Malformed { program: Digest, reason: String },
+    Malformed {
+        /// Request key of the program.
+        program: Digest,
+        /// The contradiction, as a fragment of a sentence.
+        reason: String,
+    },
 
     // Weights.
     /// A weight set is not a safetensors object, or has a dtype that no module takes.
     #[error("weight set `{}` is not a safetensors object: {reason}", weights.short())]
-    BadWeights { weights: Digest, reason: String },
+    BadWeights {
+        /// Digest of the weight set.
+        weights: Digest,
+        /// What can't be read in it.
+        reason: String,
+    },
     /// A constant of an artifact has no tensor of its dtype and shape in the weight set.
     #[error("constant `{constant}` of artifact `{}` is not bound: {reason}", artifact.short())]
     Unbound {
+        /// Key of the artifact.
         artifact: Digest,
+        /// Name of the constant in the artifact.
         constant: String,
+        /// The tensor that was found for it, or that none was.
         reason: String,
     },
     /// Weights do not fit the device, or did not get there.
     #[error("weights can't be brought to `{device}`: {reason}")]
-    Upload { device: Device, reason: String },
+    Upload {
+        /// The device that was to have the weights.
+        device: Device,
+        /// What CUDA or libtorch says.
+        reason: String,
+    },
 
     // Calls.
     /// The device has an error that stays: an illegal access, a failed assertion. Every later call answers this.
     /// So do calls that begin when the process is ending.
     #[error("device `{device}` answers no more calls in this process: {reason}")]
-    Unready { device: Device, reason: String },
+    Unready {
+        /// The device of the call.
+        device: Device,
+        /// The first error of the device, or that the process ends.
+        reason: String,
+    },
     /// The model has no module of this name.
     #[error("model `{model}` has no module `{module}`")]
     NoModule {
+        /// Name of the model.
         model: String,
+        /// The name that was asked for.
         module: String,
         /// What it has. Not copied: a refused call costs little, whatever the model is made of.
         known: Arc<[String]>,
@@ -136,23 +221,33 @@ pub enum RuntimeError {
     /// An input is not what the module takes. Nothing foreign has seen it.
     #[error("module `{module}`, input `{input}`: {problem}")]
     BadInput {
+        /// Name of the module.
         module: Arc<str>,
+        /// Name of the input.
         input: Arc<str>,
+        /// How it differs from what the module takes.
         problem: Problem,
     },
     /// The module takes another number of inputs.
     #[error("module `{module}` takes {expected} inputs ({}), got {got}", names.join(", "))]
     InputCount {
+        /// Name of the module.
         module: Arc<str>,
+        /// Inputs that it takes.
         expected: usize,
+        /// Inputs of the call.
         got: usize,
+        /// Names of the inputs that it takes, in order.
         names: Arc<[String]>,
     },
     /// The module has no variant with inputs of these names.
     #[error("module `{module}` has no variant with the inputs {}", quoted(given))]
     InputNames {
+        /// Name of the module.
         module: Arc<str>,
+        /// The names in the call.
         given: Vec<Box<str>>,
+        /// For each variant the names of its inputs.
         variants: Vec<Arc<[String]>>,
     },
     /// No rung of the ladder answers requests of these sizes.
@@ -162,17 +257,25 @@ pub enum RuntimeError {
         buckets(known)
     )]
     NoBucket {
+        /// Name of the module.
         module: Arc<str>,
+        /// Sizes of the call.
         request: Sizes,
+        /// Every bucket of the module.
         known: Arc<[Sizes]>,
+        /// The bucket that differs least, where there is one.
         nearest: Option<Sizes>,
+        /// Why no rung of the ladder answers.
         why: NoFit,
     },
     /// A call's parallel loops need more threads than can be made. Nothing ran: OpenMP would have ended the process.
     #[error("parallel loops need {wanted} threads, and {found} can be had")]
     NoThreads {
+        /// Threads that the loops of one call use.
         wanted: usize,
+        /// Threads that could be started.
         found: usize,
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -181,23 +284,32 @@ pub enum RuntimeError {
         "module `{module}` at {bucket}: all {contexts} execution contexts are in use, and the call was to wait no longer"
     )]
     Busy {
+        /// Name of the module.
         module: Arc<str>,
+        /// The bucket that was to answer.
         bucket: String,
+        /// Execution contexts of the program.
         contexts: usize,
     },
     /// A step failed or threw; the message is its own. The inputs are untouched and the model goes on answering.
     #[error("module `{module}` at {bucket}, step `{step}`: {message}")]
     Failed {
+        /// Name of the module.
         module: Arc<str>,
+        /// The bucket that was to answer.
         bucket: String,
+        /// Name of the step.
         step: String,
+        /// The error of the artifact or of libtorch.
         message: String,
     },
     /// A value that the program computed failed a check of the model's, as an index beyond a table. The answer is dropped,
     /// the inputs are untouched and the model goes on answering.
     #[error("module `{module}` at {bucket}: the check `{check}` failed")]
     CheckFailed {
+        /// Name of the module.
         module: Arc<str>,
+        /// The bucket that was to answer.
         bucket: String,
         /// The condition in words, and where the model asks for it, as far as that is known.
         check: String,
@@ -205,46 +317,73 @@ pub enum RuntimeError {
     /// An artifact answered with another shape, dtype or device than its record says. The answer is dropped.
     #[error("module `{module}` at {bucket}: output {output} is {got}, its record says {expected}")]
     BadOutput {
+        /// Name of the module.
         module: Arc<str>,
+        /// The bucket that answered.
         bucket: String,
+        /// Position among the outputs, from 0.
         output: usize,
+        /// Dtype, shape and device in the record.
         expected: String,
+        /// Dtype, shape and device of the answer.
         got: String,
     },
     /// Everything that could answer was set aside when it was loaded: see `Model::quarantined`.
     #[error("nothing of module `{module}` can be loaded: {reason}")]
-    NothingLeft { module: Arc<str>, reason: String },
+    NothingLeft {
+        /// Name of the module.
+        module: Arc<str>,
+        /// Why the last program that could answer was set aside.
+        reason: String,
+    },
     /// libtorch refused a copy: as a rule there is no memory.
     #[error("module `{module}`: {message}")]
-    Tensor { module: Arc<str>, message: String },
+    Tensor {
+        /// Name of the module.
+        module: Arc<str>,
+        /// The message of libtorch.
+        message: String,
+    },
 
     // Plain memory in and out.
     /// The elements of an array are more or fewer than its shape says.
     #[error("an array of shape {shape:?} has {}, got {got}", elements(*needed))]
     Shape {
+        /// The shape of the call.
         shape: Vec<usize>,
         /// None where it is beyond any memory.
         needed: Option<usize>,
+        /// Elements that the array has.
         got: usize,
     },
     /// The module has no output of this name or number.
     #[error("module `{module}` has no output {output}")]
     NoOutput {
+        /// Name of the module.
         module: Arc<str>,
+        /// The name or number that was asked for.
         output: String,
+        /// Names of its outputs, in order.
         known: Vec<String>,
     },
     /// An output was asked for as another dtype than its own.
     #[error("output `{output}` of module `{module}` is {got}, not {asked}")]
     OutputDtype {
+        /// Name of the module.
         module: Arc<str>,
+        /// Name of the output.
         output: String,
+        /// The dtype that was asked for.
         asked: Dtype,
+        /// The output's own dtype.
         got: Dtype,
     },
     /// libtorch refused to copy an array: as a rule there is no memory.
     #[error("an array can't be copied: {reason}")]
-    Array { reason: String },
+    Array {
+        /// The message of libtorch.
+        reason: String,
+    },
 }
 
 /// Why no bucket answers a request.
@@ -254,210 +393,6 @@ pub enum NoFit {
     TooLarge,
     /// A bucket covers it, and may not be padded into.
     PaddingRefused,
-}
-
-impl RuntimeError {
-    /// Returns what a call is answered that begins when the process is ending.
-    pub(super) fn ending(device: Device) -> Self {
-        let reason = "the process is ending".to_owned();
-        Self::Unready { device, reason }
-    }
-
-    /// Returns whether there was too little memory, on the device or on the host: the same may do when some is free.
-    ///
-    /// By the words of torch, CUDA and the system, which have no code that reaches this far.
-    pub fn is_out_of_memory(&self) -> bool {
-        let text = match self {
-            Self::NoContainer { reason, .. }
-            | Self::Upload { reason, .. }
-            | Self::Unbound { reason, .. }
-            | Self::Array { reason }
-            | Self::NotLoadable { reason, .. } => reason,
-            Self::Failed { message, .. } | Self::Tensor { message, .. } => message,
-            Self::MemoryFile { source, .. } => {
-                return source.kind() == io::ErrorKind::OutOfMemory;
-            }
-            _ => return false,
-        };
-        says_out_of_memory(text)
-    }
-
-    /// Returns whether the host was at fault, and may not be for long: no file handle, no thread, no memory, a read that failed.
-    /// The same may do later.
-    pub fn is_transient(&self) -> bool {
-        match self {
-            Self::Unreadable { source, .. } | Self::Store { source, .. } => {
-                let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&**source);
-                while let Some(error) = cause {
-                    if error.downcast_ref().is_some_and(passes) {
-                        return true;
-                    }
-                    cause = error.source();
-                }
-                false
-            }
-            Self::MemoryFile { source, .. } => passes(source),
-            Self::NoThreads { .. } => true,
-            // By the system's words, at the end of the loader's.
-            Self::NotLoadable { reason, .. } => {
-                let said = |number: &i32| {
-                    let text = io::Error::from_raw_os_error(*number).to_string();
-                    text.split(" (os error")
-                        .next()
-                        .is_some_and(|words| reason.ends_with(words))
-                };
-                PASSING.iter().any(said) || self.is_out_of_memory()
-            }
-            _ => self.is_out_of_memory(),
-        }
-    }
-
-    /// Returns whether an artifact is the cause, so that another bucket may do in its place. What is wrong with the
-    /// host, the weights or a record is wrong with all of them, and so is a lack of memory.
-    pub fn is_artifacts(&self) -> bool {
-        let its_own = matches!(
-            self,
-            Self::Unreadable { .. }
-                | Self::WrongArtifact { .. }
-                | Self::WrongRecord {
-                    what: "artifact",
-                    ..
-                }
-                | Self::WrongBytes { .. }
-                | Self::NotLoadable { .. }
-                | Self::Crashes { .. }
-                | Self::MissingSymbol { .. }
-                | Self::NoContainer { .. }
-                | Self::WrongCount { .. }
-                | Self::Operators { .. }
-        );
-        its_own && !self.is_out_of_memory()
-    }
-
-    /// Returns what the caller can do about it.
-    pub fn hint(&self) -> String {
-        const REBUILD: &str =
-            "build the program again; `precast verify` says whether its objects are whole";
-        let text = match self {
-            Self::Failed { .. } | Self::NoContainer { .. } | Self::NotLoadable { .. }
-                if self.is_out_of_memory() =>
-            {
-                "there was too little memory: free some, or have fewer calls at once, and try again"
-            }
-            Self::Store { source, .. } => match source.downcast_ref::<StoreError>() {
-                Some(error) => error.hint(),
-                None => "`precast verify` looks at every byte of the store",
-            },
-            Self::NoDevice {
-                device: Device::Cuda(_),
-                ..
-            } => "`Device::Cpu` runs programs built for `cpu`",
-            Self::NoDevice { .. } => "name another device",
-            Self::UnknownHost { .. } => "run it with the libtorch that it was built with",
-            Self::Devices => "name each device once",
-            Self::WrongRecord { .. } => {
-                "`precast verify` says whether the store's records are whole"
-            }
-            Self::WrongTarget { .. } | Self::WrongArtifact { .. } => {
-                "build the model on this kind of host, or name its target in `[target]`"
-            }
-            Self::MemoryFile { .. } => {
-                "it is held in memory: free some, or raise the number of open files with `ulimit -n`"
-            }
-            Self::NothingLeft { .. } => {
-                "`precast verify` says whether its objects are whole; build it again otherwise"
-            }
-            Self::NotLoadable { reason, .. } if reason.starts_with("libtorch_python") => {
-                "link the operators' library without libtorch_python (`is_python_module=False` in \
-                 torch.utils.cpp_extension.load), and build again"
-            }
-            Self::Operators { reason, .. } if reason.contains("another library") => {
-                "a process can hold one version of an operator's library: load this model in another one"
-            }
-            Self::Unreadable { .. } | Self::WrongBytes { .. } => {
-                "`precast verify` finds every damaged object"
-            }
-            Self::NotLoadable { .. }
-            | Self::Crashes { .. }
-            | Self::Operators { .. }
-            | Self::MissingSymbol { .. }
-            | Self::NoContainer { .. }
-            | Self::WrongCount { .. }
-            | Self::Malformed { .. }
-            | Self::Failed { .. }
-            | Self::BadOutput { .. } => REBUILD,
-            Self::CheckFailed { .. } => {
-                "the model refuses these inputs in eager mode too: look at the values they have"
-            }
-            Self::BadWeights { .. } | Self::Unbound { .. } => {
-                "a weight set has every constant of the artifacts, with their dtypes and shapes: build the model again"
-            }
-            Self::Upload { .. } => "free memory on it, or load the model on another device",
-            Self::Unready { .. } => "start the process again: an error of this kind stays with it",
-            Self::NoModule { module, known, .. } => match nearest(module, known) {
-                Some(nearest) => return format!("did you mean `{nearest}`?"),
-                None if known.is_empty() => "`precast ls` lists the modules",
-                None => return format!("it has {}", known.join(", ")),
-            },
-            Self::NoThreads { .. } => {
-                "raise the number of threads (`ulimit -u`, or `pids.max` of the container), or lower `OMP_NUM_THREADS`"
-            }
-            Self::Busy { .. } => {
-                "try again later, wait longer, or load the model with more `Runtime::instances`"
-            }
-            Self::BadInput { problem, .. } => return problem.hint(),
-            Self::InputCount { names, .. } => {
-                return format!("pass {} in this order", names.join(", "));
-            }
-            Self::InputNames { variants, .. } => {
-                let variants: Vec<String> = variants.iter().map(|names| names.join(", ")).collect();
-                return format!("it takes {}", variants.join("; or "));
-            }
-            Self::NoBucket {
-                nearest: Some(nearest),
-                why: NoFit::PaddingRefused,
-                ..
-            } => {
-                return format!(
-                    "{} covers it, and its record says why it can't be padded into",
-                    bucket_name(nearest)
-                );
-            }
-            Self::NoBucket {
-                nearest: Some(nearest),
-                ..
-            } => return format!("the nearest is {}", bucket_name(nearest)),
-            Self::NoBucket { .. } => {
-                "`precast ls` lists the buckets; the spec's `[module.buckets]` can have more"
-            }
-            Self::Shape { .. } => "a shape's sizes multiplied are the number of elements",
-            Self::NoOutput { known, .. } => return format!("it has {}", known.join(", ")),
-            Self::OutputDtype { got, .. } => {
-                return format!("ask for the Rust type of {got}");
-            }
-            Self::Tensor { .. } | Self::Array { .. } => {
-                "libtorch refused it: there may be too little memory"
-            }
-        };
-        text.to_owned()
-    }
-}
-
-/// What the system lacks for a moment, or reads wrong once.
-const PASSING: [i32; 7] = [
-    libc::EMFILE,
-    libc::ENFILE,
-    libc::ENOMEM,
-    libc::EIO,
-    libc::EAGAIN,
-    libc::EINTR,
-    libc::EBUSY,
-];
-
-fn passes(error: &io::Error) -> bool {
-    error
-        .raw_os_error()
-        .is_some_and(|number| PASSING.contains(&number))
 }
 
 fn elements(needed: Option<usize>) -> String {
@@ -471,13 +406,6 @@ fn elements(needed: Option<usize>) -> String {
 fn list(mismatches: &[Mismatch]) -> String {
     let told: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
     told.join("; ")
-}
-
-/// Returns the name that was meant, if one is near enough.
-fn nearest<'a>(given: &str, known: &'a [String]) -> Option<&'a String> {
-    let distance = |name: &String| strsim::damerau_levenshtein(name, given);
-    let nearest = known.iter().min_by_key(|name| distance(name));
-    nearest.filter(|name| distance(name) <= 3)
 }
 
 fn quoted(names: &[Box<str>]) -> String {

@@ -15,36 +15,79 @@ pub enum Problem {
     /// A negation or conjugation that is not done yet.
     Lazy,
     /// On another device, and copies are not allowed.
-    Device { expected: Device, got: String },
+    Device {
+        /// The device that the model is on.
+        expected: Device,
+        /// The tensor's device, in torch's words.
+        got: String,
+    },
     /// Of another dtype. Nothing is converted.
-    Dtype { expected: Dtype, got: String },
+    Dtype {
+        /// The dtype that the module takes.
+        expected: Dtype,
+        /// The tensor's dtype, in torch's words.
+        got: String,
+    },
     /// Of another number of axes.
-    Rank { expected: usize, got: usize },
+    Rank {
+        /// Axes that the module takes.
+        expected: usize,
+        /// Axes of the tensor.
+        got: usize,
+    },
     /// An axis that no bucket changes has another size.
     Size {
+        /// Position of the axis, from 0.
         axis: usize,
+        /// Size that the module takes.
         expected: i64,
+        /// Size in the call.
         got: i64,
     },
     /// A bucketed axis has size 0.
-    Empty { axis: usize, dim: String },
+    Empty {
+        /// Position of the axis, from 0.
+        axis: usize,
+        /// Name of the dimension.
+        dim: String,
+    },
     /// Two axes with the same dimension have different sizes.
     Disagrees {
+        /// Position of the second axis, from 0.
         axis: usize,
+        /// Name of the dimension.
         dim: String,
+        /// Size of the second axis.
         size: i64,
+        /// Size of the first axis.
         other: i64,
     },
     /// In another memory order, with gaps or overlaps, and copies are not allowed; in elements.
-    Strides { expected: Vec<i64>, got: Vec<i64> },
+    Strides {
+        /// Strides that the module takes.
+        expected: Vec<i64>,
+        /// Strides of the tensor.
+        got: Vec<i64>,
+    },
     /// At an address that its kernels can't read from, and copies are not allowed; in bytes.
-    Alignment { needed: usize, address: usize },
+    Alignment {
+        /// Alignment that the kernels need.
+        needed: usize,
+        /// Address of the first element.
+        address: usize,
+    },
     /// The tensor reaches past the end of its storage; in bytes.
-    Storage { needed: i64, got: i64 },
+    Storage {
+        /// Bytes that shape and strides reach to.
+        needed: i64,
+        /// Bytes of the storage.
+        got: i64,
+    },
     /// An element is not among the values that the module takes, as an index beyond a table.
     Value {
         /// The first such element: its index on each axis. None where only the device has seen it.
         position: Option<Vec<i64>>,
+        /// The value there; none where only the device has seen it.
         value: Option<i64>,
         /// The lowest value that is taken, and one past the highest.
         bounds: [i64; 2],

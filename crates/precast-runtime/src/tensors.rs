@@ -18,10 +18,20 @@ pub enum TensorFileError {
     Write(#[source] io::Error),
     /// A tensor has a dtype that no module takes.
     #[error("tensor `{name}` has dtype {dtype}, which modules don't take")]
-    Dtype { name: String, dtype: String },
+    Dtype {
+        /// Name of the tensor.
+        name: String,
+        /// Its dtype, as it was found.
+        dtype: String,
+    },
     /// libtorch did not make or copy a tensor.
     #[error("tensor `{name}` can't be made: {reason}")]
-    Torch { name: String, reason: String },
+    Torch {
+        /// Name of the tensor.
+        name: String,
+        /// The message of libtorch.
+        reason: String,
+    },
 }
 
 impl TensorFileError {

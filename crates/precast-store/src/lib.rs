@@ -76,8 +76,6 @@
 //! listing, repair, sweep, usage, verify
 //! ```
 
-#![warn(missing_docs)]
-
 pub mod canon;
 pub mod digest;
 mod mapped;

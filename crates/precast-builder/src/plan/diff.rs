@@ -16,6 +16,7 @@ pub struct Field {
     /// Absent on one side: not there at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub old: Option<Value>,
+    /// The value in the newer key; absent where it has no such field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub new: Option<Value>,
 }

@@ -15,6 +15,7 @@ use crate::spec::{Backend, Compile, Dynamic, FailPolicy, Module, glob};
 pub struct Form {
     /// The bucket, or the sizes to capture a dynamic program at.
     pub sizes: Sizes,
+    /// Bounds of the dynamic dimensions; none for a bucket.
     pub dynamic: Option<record::Dynamic>,
     /// False for a program that only eager runs.
     pub compiled: bool,

@@ -10,6 +10,7 @@ use precast_store::{Digest, Filter, ProgramRow, Store, StoreError, record::Progr
 /// What programs stand for, one after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Place<'a> {
+    /// Name of the module, or its title where it has variants.
     pub module: &'a str,
     /// As `batch=8 seq=128`, `dynamic` or `eager`.
     pub bucket: &'a str,

@@ -41,18 +41,24 @@ use crate::spec::{Backend, Compile, Mode};
 
 /// The version of the worker: part of every key, so that a change in how it captures or compiles makes every old artifact miss. What only makes
 /// new artifacts faster leaves it as it is.
-pub const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// What all programs of a model have in common: walk it once with [`Common::shared`].
 #[derive(Clone, Copy, Debug)]
 pub struct Common<'a> {
+    /// Name of the model.
     pub model: &'a str,
+    /// The spec's entry, as `module:callable`.
     pub entry: &'a str,
+    /// The spec's callable for sample inputs, as `module:callable`; none where it names none.
     pub samples: Option<&'a str>,
     /// Whether the spec names a file of weights: programs then hold what no such file has.
     pub weights_file: bool,
+    /// The project's own files that the entry imports or reads.
     pub sources: &'a [SourceFile],
+    /// The installed packages that the entry imports.
     pub packages: &'a [Package],
+    /// What the programs are compiled for.
     pub target: &'a Target,
 }
 
@@ -61,17 +67,23 @@ pub struct Common<'a> {
 pub struct RequestKey<'a> {
     /// From [`Common::shared`].
     pub common: &'a SharedValue,
+    /// Name of the module in the spec.
     pub module: &'a str,
+    /// FQN of the submodule, empty for the model itself.
     pub path: &'a str,
+    /// Name of the method that is captured.
     pub method: &'a str,
     /// At this bucket, in call order; none when they are captured from sample inputs.
     pub inputs: Option<&'a [Input]>,
+    /// The bucket; for a dynamic program the sizes to capture at.
     pub sizes: &'a Sizes,
     /// Bounds of the dynamic dimensions, for a program that is not for one bucket.
     pub dynamic: Option<&'a Dynamic>,
     /// False for a program that only eager runs.
     pub compiled: bool,
+    /// FQN globs of the regions that are cut out.
     pub regions: &'a [String],
+    /// The module's settings, those of all layers together.
     pub settings: &'a Compile,
     /// Whether it is to be chosen among several option sets by measuring.
     pub tuned: bool,
@@ -79,7 +91,7 @@ pub struct RequestKey<'a> {
 
 /// What decides an artifact.
 #[derive(Clone, Copy, Debug)]
-pub struct ArtifactKey<'a> {
+pub(crate) struct ArtifactKey<'a> {
     /// Digest of the canonical graph's text.
     pub graph: &'a Digest,
     pub inputs: &'a [Layout],
@@ -94,7 +106,7 @@ pub struct ArtifactKey<'a> {
 
 /// What names a graph or constants that a program holds: the object itself, on its target.
 #[derive(Clone, Copy, Debug)]
-pub struct HeldKey<'a> {
+pub(crate) struct HeldKey<'a> {
     pub kind: ArtifactKind,
     pub object: &'a Digest,
     /// Libraries of the custom operators a graph calls.
@@ -105,7 +117,7 @@ pub struct HeldKey<'a> {
 /// A graph pass that runs on segments, and the digest of its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Pass {
+pub(crate) struct Pass {
     /// As the spec names it.
     pub callable: String,
     /// Of the project's files that it is made of; of an installed one the version and every Python file of its package.

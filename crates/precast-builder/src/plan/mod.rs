@@ -32,14 +32,17 @@ use precast_store::{
 };
 use serde_json::Value;
 
-pub(crate) use self::form::left_to_eager;
 pub use self::{
     diff::{Field, diff},
     form::{Form, forms},
     history::{History, Place, names},
-    key::{ArtifactKey, Common, HeldKey, PROTOCOL, Pass, RequestKey},
+    key::{Common, RequestKey},
     reason::{Reason, reasons},
     sources::{StatCache, bystanders, changed_source, file_digest, known, refresh},
+};
+pub(crate) use self::{
+    form::left_to_eager,
+    key::{ArtifactKey, HeldKey, PROTOCOL, Pass},
 };
 pub use precast_store::canon::{Canon, SharedValue, Sink};
 
@@ -51,21 +54,30 @@ pub(crate) const OUT_OF_MEMORY: &str = "out_of_memory";
 /// Why a plan can't be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
+    /// A source of the model can't be read.
     #[error("can't read `{}`", path.display())]
     Source {
+        /// Path of the source.
         path: PathBuf,
+        /// The error of the operating system.
         source: std::io::Error,
     },
+    /// `get_torch_compile_config()` of a submodule returns keys that `[compile]` has not.
     #[error(
         "submodule `{path}` declares a compile config for `{method}` that can't be used: {message}"
     )]
     Declared {
+        /// FQN of the submodule.
         path: String,
+        /// Name of the method that it is for.
         method: String,
+        /// The first thing that is wrong.
         message: String,
     },
+    /// The glob of `--only` matches no program of the spec.
     #[error("no module or bucket matches `{0}`")]
     NothingMatches(String),
+    /// The store can't be read.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -92,10 +104,13 @@ impl PlanError {
 pub struct Item {
     /// Index into [`Spec::modules`].
     pub module: usize,
+    /// Its bucket, or its dynamic dimensions, and whether it is compiled.
     pub form: Form,
+    /// Settings of its module, with the layer of each.
     pub settings: Effective,
     /// Why the spec leaves its module to eager, if it does.
     pub left_to_eager: Option<String>,
+    /// Whether it is in the store.
     pub state: State,
 }
 
@@ -103,10 +118,15 @@ pub struct Item {
 #[derive(Clone, Debug)]
 pub enum State {
     /// It is in the store.
-    Hit { id: Digest },
+    Hit {
+        /// The request key.
+        id: Digest,
+    },
     /// It is not; the key is unknown while the entry has never been imported.
     Miss {
+        /// The request key and its explanation.
         key: Option<(Digest, Value)>,
+        /// Why it is missing, the strongest reason first.
         reasons: Vec<Reason>,
         /// What stood in its place before.
         before: Option<Digest>,
@@ -114,12 +134,18 @@ pub enum State {
         capture_only: bool,
     },
     /// The module can do without it, and the last attempt with this very key failed.
-    Skipped { key: Digest, why: String },
+    Skipped {
+        /// The request key.
+        key: Digest,
+        /// The error of the last attempt.
+        why: String,
+    },
 }
 
 /// Everything a spec asks for, and what of it is missing.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// The programs, in the order of the spec.
     pub items: Vec<Item>,
     /// What the plan was made from; none while the entry has never been imported.
     pub known: Option<Known>,
@@ -130,7 +156,9 @@ pub struct Plan {
 /// What must be known of the outside before keys can be computed.
 #[derive(Clone, Debug)]
 pub struct Known {
+    /// What importing the entry showed last.
     pub entry: Entry,
+    /// What to compile for.
     pub target: Target,
 }
 

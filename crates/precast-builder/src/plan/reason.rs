@@ -21,88 +21,140 @@ pub enum Reason {
     NeverBuilt,
     /// The last attempt with this key failed.
     FailedBefore {
+        /// One line of the error.
         message: String,
     },
     /// The record is there and an object that it needs is not.
     ObjectMissing {
+        /// Kind of the object, as `artifact` or `weights`.
         what: String,
+        /// Digest of the missing object.
         object: Digest,
     },
     /// What the entry imports is not known: another entry, or its torch or the GPU is not there.
     EntryUnknown,
+    /// Keys are encoded by other rules.
     FormatChanged {
+        /// Version of the format then.
         old: Value,
+        /// Version of the format now.
         new: Value,
     },
+    /// The worker captures or compiles in another way.
     ProtocolChanged {
+        /// Version of the worker then.
         old: Value,
+        /// Version of the worker now.
         new: Value,
     },
+    /// A file that the entry imports or reads has another content.
     SourceChanged {
+        /// Relative to the spec's folder, with `/`.
         path: String,
     },
+    /// The entry imports or reads a file that it did not before.
     SourceAdded {
+        /// Relative to the spec's folder, with `/`.
         path: String,
     },
+    /// The entry no longer imports or reads a file.
     SourceRemoved {
+        /// Relative to the spec's folder, with `/`.
         path: String,
     },
+    /// An imported package has another version.
     PackageChanged {
+        /// Name of the distribution.
         name: String,
+        /// Version then.
         old: Value,
+        /// Version now.
         new: Value,
     },
+    /// The entry imports a package that it did not before.
     PackageAdded {
+        /// Name of the distribution.
         name: String,
+        /// Version now.
         version: Value,
     },
+    /// The entry no longer imports a package.
     PackageRemoved {
+        /// Name of the distribution.
         name: String,
+        /// Version then.
         version: Value,
     },
+    /// The build is for another machine, or another torch.
     TargetChanged {
+        /// Name of the field of the target, as `isa`.
         field: String,
+        /// Value then.
         old: Value,
+        /// Value now.
         new: Value,
     },
+    /// An option of the compiler has another value.
     OptionChanged {
+        /// Inductor's dotted name, or `attention`.
         name: String,
+        /// Value then; null where it was not set.
         old: Option<Value>,
+        /// Value now; null where it is not set.
         new: Option<Value>,
     },
     /// A field of the spec: `mode`, `entry`, `regions`, …
     SettingChanged {
+        /// Name of the field.
         name: String,
+        /// Value then.
         old: Value,
+        /// Value now.
         new: Value,
     },
+    /// An input has another dtype, shape, dimension, padding value or range.
     InputChanged {
+        /// Name of the input.
         name: String,
+        /// Name of the field, as `shape`.
         field: String,
+        /// Value then.
         old: Value,
+        /// Value now.
         new: Value,
     },
+    /// The module takes an input that it did not before.
     InputAdded {
+        /// Name of the input.
         name: String,
     },
+    /// The module no longer takes an input.
     InputRemoved {
+        /// Name of the input.
         name: String,
     },
+    /// The module takes the same inputs in another order.
     InputsReordered,
+    /// A graph pass has another source.
     PassChanged {
+        /// The pass, as `module:callable`.
         callable: String,
     },
+    /// The module computes something else.
     GraphChanged,
     /// Layouts of an artifact's inputs, outputs or constants.
     LayoutChanged {
+        /// `inputs`, `outputs` or `constants`.
         what: String,
     },
     /// A field that this version of precast does not know.
     FieldChanged {
+        /// The field with its old and new value.
         field: Field,
     },
     /// Why nothing was rebuilt: a file changed that the entry neither imports nor reads.
     NotASource {
+        /// Relative to the spec's folder, with `/`.
         path: String,
     },
     /// Why nothing was rebuilt: nothing changed.

@@ -16,6 +16,7 @@ pub struct Checked {
     pub captured: Option<bool>,
     /// Calls of artifacts at one bucket, and how many artifacts these are.
     pub steps: Option<u64>,
+    /// How many distinct artifacts these calls have.
     pub artifacts: Option<u64>,
     /// Bucketed dimension -> the sizes that a dynamic artifact of it would hold for; none where it can't have one.
     pub dynamic: Option<BTreeMap<String, Option<Free>>>,
@@ -31,6 +32,7 @@ pub struct Checked {
     /// What its buckets cost, where that was asked for.
     #[serde(default)]
     pub cost: Option<Cost>,
+    /// Seconds that the check took.
     pub seconds: f64,
 }
 
@@ -40,6 +42,7 @@ pub struct Checked {
 pub struct Repeated {
     /// Their names, as a region is written.
     pub glob: String,
+    /// Their class, as Python names it.
     pub class: String,
     /// How many of them the module calls.
     pub count: u64,
@@ -53,6 +56,7 @@ pub struct Repeated {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeptOut {
+    /// The reason in one line.
     pub why: String,
     /// `file:line` of the user's code.
     pub location: Option<String>,
@@ -72,6 +76,7 @@ pub struct Recompiles {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TorchCall {
+    /// Sizes of the bucketed dimensions in this call.
     pub sizes: Sizes,
     /// Graphs that were made for it; 0 where those of earlier calls did.
     pub graphs: u64,
@@ -85,10 +90,13 @@ pub struct TorchCall {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cost {
+    /// In the order of the spec.
     pub buckets: Vec<BucketCost>,
     /// Bytes of parameters and buffers, without tables of embeddings.
     pub weights: u64,
+    /// Floating-point operations that this machine does in a second.
     pub flops_per_second: f64,
+    /// Bytes that this machine reads from memory in a second.
     pub bytes_per_second: f64,
     /// How the machine's rates were found.
     pub measured: String,
@@ -98,6 +106,7 @@ pub struct Cost {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BucketCost {
+    /// Sizes of the bucketed dimensions.
     pub sizes: Sizes,
     /// Of matrix products, convolutions and attention.
     pub flops: u64,
@@ -111,6 +120,7 @@ pub struct BucketCost {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Free {
+    /// Smallest size; torch.export can't go below 2.
     pub min: u64,
     /// None for no bound.
     pub max: Option<u64>,
@@ -136,8 +146,11 @@ pub struct Finding {
     /// What is found, by a stable name.
     #[cfg_attr(feature = "schema", schemars(extend("enum" = crate::spec::check::CATEGORIES)))]
     pub category: String,
+    /// How much it matters.
     pub severity: Severity,
+    /// Why it matters, in one sentence.
     pub why: String,
+    /// What to write instead.
     pub mend: Mend,
     /// `file:line` of the user's code, or of an installed package where none of it is involved.
     pub location: Option<String>,
@@ -151,6 +164,7 @@ pub struct Finding {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Mend {
+    /// The change in words.
     pub text: String,
     /// The user's own line, mended, where that follows from it.
     pub lines: Vec<String>,

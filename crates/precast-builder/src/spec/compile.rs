@@ -37,9 +37,13 @@ pub enum Backend {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
+    /// Inductor's own defaults.
     Default,
+    /// CUDA graphs, for less work of the CPU in each call.
     ReduceOverhead,
+    /// Kernels are timed at build and the fastest are chosen.
     MaxAutotune,
+    /// The same without CUDA graphs.
     MaxAutotuneNoCudagraphs,
 }
 
@@ -48,7 +52,9 @@ pub enum Mode {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FailPolicy {
+    /// Eager answers in its place.
     FallbackEager,
+    /// The call fails, and so does a build that lacks the program.
     Raise,
 }
 
@@ -139,7 +145,12 @@ macro_rules! settings {
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(deny_unknown_fields)]
         pub struct Overrides {
-            $(#[serde(default, skip_serializing_if = "Option::is_none")] pub $key: Option<$type>,)*
+            $(
+                $(#[doc = $doc])*
+                #[serde(default, skip_serializing_if = "Option::is_none")]
+                pub $key: Option<$type>,
+            )*
+            /// Inductor options by their own names, added to those of weaker layers.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub options: Option<Options>,
         }
@@ -183,8 +194,11 @@ macro_rules! settings {
 settings! {
     /// False: the module is served by eager.
     enabled: bool = true;
+    /// What compiles its regions.
     backend: Backend = Backend::Inductor;
+    /// torch's compile mode.
     mode: Mode = Mode::Default;
+    /// Dimensions for which one dynamic-shape artifact is made beside the buckets.
     dynamic: Dynamic = Dynamic::All(false);
     /// False: a module that cannot be captured whole is reported and left out, not an error.
     fullgraph: bool = true;
@@ -194,8 +208,11 @@ settings! {
     allowlist: Vec<String> = vec!["*".to_owned()];
     /// FQN globs of what may not; stronger than the allowlist.
     blocklist: Vec<String> = Vec::new();
+    /// False: a program is published without comparing it with eager.
     healthcheck: bool = true;
+    /// Calls of a program before it is published, at least 2.
     smoketest_steps: u32 = 3;
+    /// What answers a request that no artifact can.
     fail_policy: FailPolicy = FailPolicy::FallbackEager;
 }
 
@@ -214,10 +231,15 @@ impl Compile {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
+    /// No layer says it.
     BuiltIn,
+    /// The spec's `[compile]` table.
     Spec,
+    /// The submodule's own `get_torch_compile_config()`.
     Submodule,
+    /// The spec's `[[module]]` entry.
     Module,
+    /// A flag of this run.
     CommandLine,
 }
 
@@ -237,6 +259,7 @@ impl std::fmt::Display for Origin {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Effective {
+    /// The value of every setting.
     pub compile: Compile,
     /// Key (`mode`, `options.epilogue_fusion`) -> layer. Keys that no layer has are built in and not listed.
     pub origins: BTreeMap<String, Origin>,

@@ -8,16 +8,32 @@ use std::{fmt, io, ops::Range, path::PathBuf};
 /// Why a spec could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
+    /// The spec's file can't be opened or read.
     #[error("cannot read the spec `{}`", path.display())]
     Read {
+        /// Path as it was given.
         path: PathBuf,
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
+    /// The spec's file is not UTF-8.
     #[error("the spec `{}` is not UTF-8 text (byte {offset})", path.display())]
-    NotText { path: PathBuf, offset: usize },
+    NotText {
+        /// Path as it was given.
+        path: PathBuf,
+        /// Bytes before the first one that is not UTF-8.
+        offset: usize,
+    },
+    /// The spec's file is too long to be a spec.
     #[error("the spec `{}` has more than {most} bytes", path.display())]
-    TooLarge { path: PathBuf, most: u64 },
+    TooLarge {
+        /// Path as it was given.
+        path: PathBuf,
+        /// Bytes that a spec may have.
+        most: u64,
+    },
+    /// The text is wrong in these places; there is at least one.
     #[error("{}", summary(.0))]
     Invalid(Vec<Problem>),
 }
@@ -67,6 +83,7 @@ pub struct Problem {
     pub message: String,
     /// What to do about it.
     pub help: String,
+    /// Path of the spec, as it was given.
     pub file: PathBuf,
     /// Counts from 1.
     pub line: usize,

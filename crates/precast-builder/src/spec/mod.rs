@@ -58,10 +58,13 @@ const MOST: u64 = 1 << 20;
 /// What `precast.toml` asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
+    /// Path as it was given.
     pub file: PathBuf,
     /// The folder of the file: where the entry is imported from and relative paths start.
     pub root: PathBuf,
+    /// The `[model]` table.
     pub model: Model,
+    /// The `[target]` table.
     pub target: TargetSpec,
     /// The `[compile]` table.
     pub compile: Overrides,
@@ -74,9 +77,11 @@ pub struct Spec {
 /// The model the modules belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
+    /// Name that programs and releases have in the store.
     pub name: String,
     /// `module:callable`.
     pub entry: String,
+    /// Where weights are taken from.
     pub weights: WeightsFrom,
     /// `module:callable` that gives sample inputs, for modules whose inputs are left out.
     pub samples: Option<String>,
@@ -104,6 +109,7 @@ impl WeightsFrom {
 /// What to compile for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetSpec {
+    /// `cpu` unless the spec says `cuda`.
     pub device: DeviceKind,
     /// `native` or a name of [`precast_store::target::ISA_LEVELS`].
     pub isa: String,
@@ -116,6 +122,7 @@ pub struct Module {
     pub name: String,
     /// FQN of the submodule, empty for the model itself.
     pub path: String,
+    /// Name of the method to capture; `forward` unless the spec says another.
     pub method: String,
     /// In call order; none when they are to be captured from sample inputs.
     pub inputs: Option<Vec<InputSpec>>,
@@ -125,14 +132,18 @@ pub struct Module {
     pub regions: Vec<String>,
     /// The settings this entry says.
     pub compile: Overrides,
+    /// The `[module.gate]` table.
     pub gate: Gate,
 }
 
 /// One named input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputSpec {
+    /// Name of the method's parameter.
     pub name: String,
+    /// Type of its elements.
     pub dtype: Dtype,
+    /// Size or dimension of each axis.
     pub shape: Vec<Dim>,
     /// Fits `dtype`: a boolean for bool, an integer in range for integers, a finite float for floats.
     pub pad: Pad,
@@ -143,6 +154,7 @@ pub struct InputSpec {
 /// The size of one axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dim {
+    /// The same size in every bucket.
     Fixed(i64),
     /// The size a bucket gives to this dimension.
     Named(String),
@@ -151,7 +163,9 @@ pub enum Dim {
 /// How far from eager an artifact may be; the build has defaults by dtype.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gate {
+    /// Relative tolerance; none for that of the dtype.
     pub rtol: Option<f64>,
+    /// Absolute tolerance; none for that of the dtype.
     pub atol: Option<f64>,
 }
 

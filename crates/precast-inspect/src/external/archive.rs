@@ -37,6 +37,7 @@ pub struct Package {
     pub torch: Option<String>,
     /// What AOTInductor says about each model in it.
     pub builds: Vec<Build>,
+    /// The shared objects in it, in the order of the package.
     pub libraries: Vec<Library>,
     /// Names that would leave the folder they are unpacked in, or that are there twice.
     pub unsafe_names: Vec<String>,
@@ -48,9 +49,11 @@ pub struct Package {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Member {
+    /// Path inside the package.
     pub name: String,
     /// Bytes when unpacked, as the package says.
     pub size: u64,
+    /// Bytes in the package, compressed or not.
     pub stored: u64,
 }
 
@@ -58,15 +61,18 @@ pub struct Member {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Build {
+    /// Path of the metadata inside the package.
     pub member: String,
     /// `cpu`, `cuda`, …
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// Architecture that it was compiled for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
     /// What the builder's CPU had, by torch's names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isa: Option<String>,
+    /// Compute capability that it was compiled for, as `90`; absent on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sm: Option<String>,
     /// Everything else the metadata says.
@@ -77,7 +83,9 @@ pub struct Build {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Library {
+    /// Path inside the package.
     pub member: String,
+    /// What its headers and sections say.
     #[serde(flatten)]
     pub object: SharedObject,
 }

@@ -35,7 +35,9 @@ const CUBIN_LIMIT: usize = 64 << 20;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
+    /// Machine code for one compute capability.
     Cubin,
+    /// NVIDIA's intermediate code, which the driver compiles for its GPU.
     Ptx,
 }
 
@@ -43,9 +45,11 @@ pub enum Format {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Kernel {
+    /// Machine code or PTX.
     pub format: Format,
     /// As `90`, or `90a` where it can run on nothing else.
     pub sm: String,
+    /// Section of the shared object that holds it.
     pub section: String,
     /// From the begin of the section.
     pub offset: u64,

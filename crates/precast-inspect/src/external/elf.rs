@@ -52,6 +52,7 @@ const SOME_WEIGHTS: u64 = 4096;
 pub struct SharedObject {
     /// `x86_64` or `aarch64`; else ELF's number of the machine.
     pub machine: String,
+    /// The name that the loader knows it by.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub soname: Option<String>,
     /// Libraries that the loader must find first.
@@ -86,7 +87,9 @@ pub struct SharedObject {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Section {
+    /// As the section header has it.
     pub name: String,
+    /// Bytes in memory.
     pub bytes: u64,
 }
 

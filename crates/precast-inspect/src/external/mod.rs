@@ -36,20 +36,43 @@ use part::Part;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExternalError {
+    /// The operating system refused to open or read the file.
     #[error("can't read `{}`", path.display())]
     Io {
+        /// Path of the file.
         path: PathBuf,
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
+    /// The path leads to a folder, device or pipe.
     #[error("`{}` is not a file", path.display())]
-    NotAFile { path: PathBuf },
+    NotAFile {
+        /// The path that was given.
+        path: PathBuf,
+    },
+    /// The first bytes are those of no format that is read here.
     #[error("`{}` is neither a shared object, nor a .pt2 package, nor a safetensors file", path.display())]
-    Unknown { path: PathBuf },
+    Unknown {
+        /// Path of the file.
+        path: PathBuf,
+    },
+    /// The file has a known format and breaks its rules.
     #[error("`{}` is damaged or not what it says: {why}", path.display())]
-    Malformed { path: PathBuf, why: String },
+    Malformed {
+        /// Path of the file.
+        path: PathBuf,
+        /// The broken rule, as a fragment of a sentence.
+        why: String,
+    },
+    /// Reading the file would take more memory or time than is allowed.
     #[error("`{}` is refused: {why}", path.display())]
-    TooLarge { path: PathBuf, why: String },
+    TooLarge {
+        /// Path of the file.
+        path: PathBuf,
+        /// The limit, as a fragment of a sentence.
+        why: String,
+    },
 }
 
 impl ExternalError {
@@ -100,9 +123,11 @@ impl ParseError {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Report {
+    /// Path as it was given.
     pub path: PathBuf,
     /// Bytes of the file.
     pub size: u64,
+    /// Its kind, and what that kind of file says.
     #[serde(flatten)]
     pub content: Content,
     /// What a reader should know before using it: one line each.
@@ -114,8 +139,11 @@ pub struct Report {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Content {
+    /// An ELF shared object.
     SharedObject(SharedObject),
+    /// A `.pt2` package of torch.export or AOTInductor.
     Package(Package),
+    /// A safetensors file.
     Tensors(Tensors),
 }
 

@@ -34,10 +34,13 @@ pub struct Tensors {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Tensor {
+    /// Name of the tensor in the header.
     pub name: String,
     /// As the format spells it: `F32`, `BF16`, …
     pub dtype: String,
+    /// Size of each axis.
     pub shape: Vec<usize>,
+    /// Bytes of its elements.
     pub bytes: u64,
 }
 

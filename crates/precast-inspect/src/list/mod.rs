@@ -33,6 +33,7 @@ pub enum State {
 }
 
 impl State {
+    /// Every state, in the order of its declaration.
     pub const ALL: [Self; 5] = [
         Self::Live,
         Self::Old,
@@ -63,16 +64,21 @@ impl fmt::Display for State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Row {
+    /// The request key.
     pub id: Digest,
+    /// Name of the model that it was built for.
     pub model: String,
+    /// Name of the module in the spec.
     pub module: String,
     /// As `batch=8 seq=128`.
     pub bucket: String,
+    /// Whether releases hold it, and which.
     pub state: State,
     /// The target's name; empty for what failed.
     pub target: String,
     /// `cpu` or `cuda`; empty for what failed.
     pub device: String,
+    /// How many artifacts one run calls; 0 where eager runs it, or where it failed.
     pub steps: u64,
     /// Bytes of the distinct shared objects that it calls.
     pub bytes: u64,
@@ -85,19 +91,25 @@ pub struct Row {
 /// Which programs to list, and how. The empty query lists all.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
+    /// Only modules whose name matches.
     pub module: Option<Pattern>,
+    /// Only the model of this name.
     pub model: Option<String>,
     /// Only these.
     pub programs: Option<BTreeSet<Digest>>,
     /// As `batch=8 *`.
     pub bucket: Option<Pattern>,
+    /// Only this device: `cpu` or `cuda`.
     pub device: Option<String>,
+    /// Only this state.
     pub state: Option<State>,
     /// Built at this time or before, in seconds since 1970.
     pub until: Option<i64>,
     /// Built at this time or after.
     pub since: Option<i64>,
+    /// The column to sort by; the store's own order where it is absent.
     pub sort: Option<Column>,
+    /// Whether to turn the order round.
     pub descending: bool,
 }
 

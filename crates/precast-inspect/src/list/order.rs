@@ -13,20 +13,32 @@ use super::Row;
 /// By what rows are sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
+    /// The request key.
     Id,
+    /// Name of the model.
     Model,
+    /// Name of the module.
     Module,
+    /// Sizes of the bucket, as numbers.
     Bucket,
+    /// The state's place among [`State::ALL`](super::State::ALL).
     State,
+    /// Name of the target.
     Target,
+    /// `cpu` or `cuda`.
     Device,
+    /// How many artifacts one run calls.
     Steps,
+    /// Bytes of the shared objects.
     Size,
+    /// When it was built.
     Age,
+    /// When it was last used.
     Used,
 }
 
 impl Column {
+    /// Every column with the word that selects it.
     pub const ALL: [(&'static str, Self); 11] = [
         ("id", Self::Id),
         ("model", Self::Model),

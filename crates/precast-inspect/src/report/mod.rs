@@ -40,9 +40,13 @@ pub struct Page {
     pub store: String,
     /// When this was read, in seconds since 1970.
     pub made: i64,
+    /// Bytes of the store and of its parts.
     pub usage: DiskUsage,
+    /// Every model that has programs, sorted by name.
     pub models: Vec<ModelPart>,
+    /// The last attempts that failed.
     pub failures: Vec<FailureLine>,
+    /// What files of counts say about calls, by module.
     pub production: Vec<ModuleStats>,
     /// What checks of these models found.
     pub checks: Vec<Checks>,

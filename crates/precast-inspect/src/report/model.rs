@@ -18,7 +18,9 @@ use crate::{
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModelPart {
+    /// Name of the model.
     pub model: String,
+    /// Number of the release; absent where the model has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub release: Option<u64>,
     /// Programs that a narrowed build left out of it: with any it is a partial release.
@@ -27,6 +29,7 @@ pub struct ModelPart {
     /// Programs that the whole release before it has, and it has nothing in the place of.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<String>,
+    /// Name that the user gave the release.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Names of the targets.
@@ -34,6 +37,7 @@ pub struct ModelPart {
     /// Bytes of the weight set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<u64>,
+    /// Modules that have programs here, sorted by name.
     pub modules: Vec<Module>,
     /// Distinct, in the order of their compiles.
     pub artifacts: Vec<ArtifactLine>,
@@ -45,9 +49,11 @@ pub struct ModelPart {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Module {
+    /// Name in the spec.
     pub name: String,
     /// Smallest bucket first.
     pub programs: Vec<ProgramLine>,
+    /// Its buckets as a table, where they form one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grid: Option<Grid>,
 }
@@ -56,9 +62,13 @@ pub struct Module {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProgramLine {
+    /// The request key.
     pub id: Digest,
+    /// As `batch=8 seq=128`, `dynamic` or `eager`.
     pub bucket: String,
+    /// The bucket; for a dynamic program the sizes of its samples.
     pub sizes: Sizes,
+    /// Calls of artifacts in one run.
     pub steps: usize,
     /// Distinct artifacts.
     pub artifacts: usize,
@@ -68,6 +78,7 @@ pub struct ProgramLine {
     pub fixed: bool,
     /// Whether smaller requests may be padded into it.
     pub padded: bool,
+    /// What was measured when it was built.
     pub receipt: ReceiptSummary,
 }
 
@@ -75,6 +86,7 @@ pub struct ProgramLine {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ArtifactLine {
+    /// The artifact key.
     pub id: Digest,
     /// The first step that calls it.
     pub step: String,
@@ -84,6 +96,7 @@ pub struct ArtifactLine {
     pub programs: usize,
     /// Steps that call it.
     pub calls: usize,
+    /// Bytes of its object.
     pub bytes: u64,
     /// Phase -> seconds.
     pub seconds: BTreeMap<String, f64>,
@@ -96,16 +109,25 @@ pub struct ArtifactLine {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FailureLine {
+    /// The key of the thing that was to be built.
     pub id: Digest,
+    /// Name of the model.
     pub model: String,
+    /// Name of the module in the spec.
     pub module: String,
+    /// As `batch=8 seq=128`, `dynamic` or `eager`.
     pub bucket: String,
+    /// The same as numbers, to sort by.
     #[serde(skip)]
     pub sizes: Sizes,
+    /// A stable word for the kind of failure.
     pub code: String,
+    /// One line, lower case, no final period.
     pub message: String,
+    /// The user's file and line that caused it, as `model.py:12`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
+    /// What to do about it, where the build knew.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Seconds since 1970.

@@ -259,7 +259,9 @@ pub struct DeviceMemory {
     pub peak: u64,
     /// What torch's allocator has from the device.
     pub reserved: u64,
+    /// What no process uses, as the driver says.
     pub free: u64,
+    /// All memory of the device.
     pub total: u64,
 }
 

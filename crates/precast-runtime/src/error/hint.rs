@@ -1,0 +1,218 @@
+//! What an error means for the caller: whose fault it is, whether it passes, and what to do about it.
+
+use std::io;
+
+use precast_store::{Device, StoreError, out_of_memory::says_out_of_memory, record::bucket_name};
+
+use super::{NoFit, RuntimeError};
+
+impl RuntimeError {
+    /// Returns what a call is answered that begins when the process is ending.
+    pub(crate) fn ending(device: Device) -> Self {
+        let reason = "the process is ending".to_owned();
+        Self::Unready { device, reason }
+    }
+
+    /// Returns whether there was too little memory, on the device or on the host: the same may do when some is free.
+    ///
+    /// By the words of torch, CUDA and the system, which have no code that reaches this far.
+    pub fn is_out_of_memory(&self) -> bool {
+        let text = match self {
+            Self::NoContainer { reason, .. }
+            | Self::Upload { reason, .. }
+            | Self::Unbound { reason, .. }
+            | Self::Array { reason }
+            | Self::NotLoadable { reason, .. } => reason,
+            Self::Failed { message, .. } | Self::Tensor { message, .. } => message,
+            Self::MemoryFile { source, .. } => {
+                return source.kind() == io::ErrorKind::OutOfMemory;
+            }
+            _ => return false,
+        };
+        says_out_of_memory(text)
+    }
+
+    /// Returns whether the host was at fault, and may not be for long: no file handle, no thread, no memory, a read that failed.
+    /// The same may do later.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreadable { source, .. } | Self::Store { source, .. } => {
+                let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&**source);
+                while let Some(error) = cause {
+                    if error.downcast_ref().is_some_and(passes) {
+                        return true;
+                    }
+                    cause = error.source();
+                }
+                false
+            }
+            Self::MemoryFile { source, .. } => passes(source),
+            Self::NoThreads { .. } => true,
+            // By the system's words, at the end of the loader's.
+            Self::NotLoadable { reason, .. } => {
+                let said = |number: &i32| {
+                    let text = io::Error::from_raw_os_error(*number).to_string();
+                    text.split(" (os error")
+                        .next()
+                        .is_some_and(|words| reason.ends_with(words))
+                };
+                PASSING.iter().any(said) || self.is_out_of_memory()
+            }
+            _ => self.is_out_of_memory(),
+        }
+    }
+
+    /// Returns whether an artifact is the cause, so that another bucket may do in its place. What is wrong with the
+    /// host, the weights or a record is wrong with all of them, and so is a lack of memory.
+    pub fn is_artifacts(&self) -> bool {
+        let its_own = matches!(
+            self,
+            Self::Unreadable { .. }
+                | Self::WrongArtifact { .. }
+                | Self::WrongRecord {
+                    what: "artifact",
+                    ..
+                }
+                | Self::WrongBytes { .. }
+                | Self::NotLoadable { .. }
+                | Self::Crashes { .. }
+                | Self::MissingSymbol { .. }
+                | Self::NoContainer { .. }
+                | Self::WrongCount { .. }
+                | Self::Operators { .. }
+        );
+        its_own && !self.is_out_of_memory()
+    }
+
+    /// Returns what the caller can do about it.
+    pub fn hint(&self) -> String {
+        const REBUILD: &str =
+            "build the program again; `precast verify` says whether its objects are whole";
+        let text = match self {
+            Self::Failed { .. } | Self::NoContainer { .. } | Self::NotLoadable { .. }
+                if self.is_out_of_memory() =>
+            {
+                "there was too little memory: free some, or have fewer calls at once, and try again"
+            }
+            Self::Store { source, .. } => match source.downcast_ref::<StoreError>() {
+                Some(error) => error.hint(),
+                None => "`precast verify` looks at every byte of the store",
+            },
+            Self::NoDevice {
+                device: Device::Cuda(_),
+                ..
+            } => "`Device::Cpu` runs programs built for `cpu`",
+            Self::NoDevice { .. } => "name another device",
+            Self::UnknownHost { .. } => "run it with the libtorch that it was built with",
+            Self::Devices => "name each device once",
+            Self::WrongRecord { .. } => {
+                "`precast verify` says whether the store's records are whole"
+            }
+            Self::WrongTarget { .. } | Self::WrongArtifact { .. } => {
+                "build the model on this kind of host, or name its target in `[target]`"
+            }
+            Self::MemoryFile { .. } => {
+                "it is held in memory: free some, or raise the number of open files with `ulimit -n`"
+            }
+            Self::NothingLeft { .. } => {
+                "`precast verify` says whether its objects are whole; build it again otherwise"
+            }
+            Self::NotLoadable { reason, .. } if reason.starts_with("libtorch_python") => {
+                "link the operators' library without libtorch_python (`is_python_module=False` in \
+                 torch.utils.cpp_extension.load), and build again"
+            }
+            Self::Operators { reason, .. } if reason.contains("another library") => {
+                "a process can hold one version of an operator's library: load this model in another one"
+            }
+            Self::Unreadable { .. } | Self::WrongBytes { .. } => {
+                "`precast verify` finds every damaged object"
+            }
+            Self::NotLoadable { .. }
+            | Self::Crashes { .. }
+            | Self::Operators { .. }
+            | Self::MissingSymbol { .. }
+            | Self::NoContainer { .. }
+            | Self::WrongCount { .. }
+            | Self::Malformed { .. }
+            | Self::Failed { .. }
+            | Self::BadOutput { .. } => REBUILD,
+            Self::CheckFailed { .. } => {
+                "the model refuses these inputs in eager mode too: look at the values they have"
+            }
+            Self::BadWeights { .. } | Self::Unbound { .. } => {
+                "a weight set has every constant of the artifacts, with their dtypes and shapes: build the model again"
+            }
+            Self::Upload { .. } => "free memory on it, or load the model on another device",
+            Self::Unready { .. } => "start the process again: an error of this kind stays with it",
+            Self::NoModule { module, known, .. } => match nearest(module, known) {
+                Some(nearest) => return format!("did you mean `{nearest}`?"),
+                None if known.is_empty() => "`precast ls` lists the modules",
+                None => return format!("it has {}", known.join(", ")),
+            },
+            Self::NoThreads { .. } => {
+                "raise the number of threads (`ulimit -u`, or `pids.max` of the container), or lower `OMP_NUM_THREADS`"
+            }
+            Self::Busy { .. } => {
+                "try again later, wait longer, or load the model with more `Runtime::instances`"
+            }
+            Self::BadInput { problem, .. } => return problem.hint(),
+            Self::InputCount { names, .. } => {
+                return format!("pass {} in this order", names.join(", "));
+            }
+            Self::InputNames { variants, .. } => {
+                let variants: Vec<String> = variants.iter().map(|names| names.join(", ")).collect();
+                return format!("it takes {}", variants.join("; or "));
+            }
+            Self::NoBucket {
+                nearest: Some(nearest),
+                why: NoFit::PaddingRefused,
+                ..
+            } => {
+                return format!(
+                    "{} covers it, and its record says why it can't be padded into",
+                    bucket_name(nearest)
+                );
+            }
+            Self::NoBucket {
+                nearest: Some(nearest),
+                ..
+            } => return format!("the nearest is {}", bucket_name(nearest)),
+            Self::NoBucket { .. } => {
+                "`precast ls` lists the buckets; the spec's `[module.buckets]` can have more"
+            }
+            Self::Shape { .. } => "a shape's sizes multiplied are the number of elements",
+            Self::NoOutput { known, .. } => return format!("it has {}", known.join(", ")),
+            Self::OutputDtype { got, .. } => {
+                return format!("ask for the Rust type of {got}");
+            }
+            Self::Tensor { .. } | Self::Array { .. } => {
+                "libtorch refused it: there may be too little memory"
+            }
+        };
+        text.to_owned()
+    }
+}
+
+/// What the system lacks for a moment, or reads wrong once.
+const PASSING: [i32; 7] = [
+    libc::EMFILE,
+    libc::ENFILE,
+    libc::ENOMEM,
+    libc::EIO,
+    libc::EAGAIN,
+    libc::EINTR,
+    libc::EBUSY,
+];
+
+fn passes(error: &io::Error) -> bool {
+    error
+        .raw_os_error()
+        .is_some_and(|number| PASSING.contains(&number))
+}
+
+/// Returns the name that was meant, if one is near enough.
+fn nearest<'a>(given: &str, known: &'a [String]) -> Option<&'a String> {
+    let distance = |name: &String| strsim::damerau_levenshtein(name, given);
+    let nearest = known.iter().min_by_key(|name| distance(name));
+    nearest.filter(|name| distance(name) <= 3)
+}
