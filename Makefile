@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-eager bench-overhead bench-store clean help FORCE
+.PHONY: build venv torch test-torch demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-eager bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binaries, target/release/precast and precast-torch (the default)
 	$(CARGO) build --release --bin precast-torch
@@ -36,6 +36,24 @@ $(STAMP):
 $(VENV)/kernels.stamp: kernels/pyproject.toml $(STAMP)
 	$(PY) -m pip install --no-deps --no-build-isolation --disable-pip-version-check -q -e kernels
 	@touch $@
+
+# Another torch beside .venv, as `make torch TORCH=2.15.0`: requirements/ has what differs from requirements.txt.
+TORCHES := $(patsubst requirements/torch-%.txt,%,$(wildcard requirements/torch-*.txt))
+OTHER    = .venv-torch-$(TORCH)
+
+torch: ## an environment with another torch, .venv-torch-TORCH (TORCH=2.15.0)
+	@test -e "requirements/torch-$(TORCH).txt" || { echo 'error: name a torch, as `make torch TORCH=2.15.0`; there is: $(TORCHES)' >&2; exit 2; }
+	@$(MAKE) --no-print-directory $(OTHER)/requirements.txt
+
+.venv-torch-%/requirements.txt: requirements/torch-%.txt requirements.txt
+	@$(@D)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(@D)
+	@{ awk -F== 'FNR == NR { if (!/^#/) other[$$1]; next } !($$1 in other)' $^; cat $<; } > $@.new
+	$(@D)/bin/python -m pip install --no-deps --no-cache-dir --disable-pip-version-check -r $@.new
+	$(@D)/bin/python -m pip install --no-deps --no-build-isolation --disable-pip-version-check -q -e kernels
+	@mv $@.new $@
+
+test-torch: torch ## the worker's tests with another torch (TORCH=2.15.0)
+	$(OTHER)/bin/python -m unittest $(WORKER_TESTS)
 
 demo: build ## compile MiniLM for its buckets and search sentences with it, from Rust
 	$(CARGO) build --release -p precast-minilm

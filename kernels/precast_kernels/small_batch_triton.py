@@ -6,6 +6,7 @@ previous result. It lets the next kernel start at once, which waits in turn.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -123,18 +124,28 @@ def _attention(
 def _name_outputs() -> None:
     """Names the outputs of these kernels: torch can't find them, because the wait is inline assembly.
 
-    Private: `torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors`. Without it: torch
-    assumes that these kernels write into all their arguments.
+    Private: `torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors`; where that is gone (2.15)
+    `identify_accessed_tensors`, whose result has `read_writes.writes`. Without them: torch assumes that these kernels
+    write into all their arguments.
     """
     from torch._higher_order_ops import triton_kernel_wrap
 
-    written = triton_kernel_wrap.identify_mutated_tensors
     ours = (_product.fn, _attention.fn)
+    name = "identify_mutated_tensors"
+    if not hasattr(triton_kernel_wrap, name):
+        name = "identify_accessed_tensors"
+    found = getattr(triton_kernel_wrap, name)
 
     def named(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        return ["out"] if getattr(kernel, "fn", None) in ours else written(kernel, *args, **kwargs)
+        if getattr(kernel, "fn", None) not in ours:
+            return found(kernel, *args, **kwargs)
+        if name == "identify_mutated_tensors":
+            return ["out"]
+        accessed = found(kernel, *args, **kwargs)
+        writes = type(accessed.read_writes.writes)(dep for dep in accessed.read_writes.writes if dep.name == "out")
+        return dataclasses.replace(accessed, read_writes=dataclasses.replace(accessed.read_writes, writes=writes))
 
-    triton_kernel_wrap.identify_mutated_tensors = named  # type: ignore[assignment]
+    setattr(triton_kernel_wrap, name, named)
 
 
 _name_outputs()

@@ -151,8 +151,9 @@ class FusedLinearTest(Project):
         x = torch.randn(64, 384)
         with torch.inference_mode():
             wanted = opened.model(x)
-        # The compiler alone fuses matrices of one shape, which these are not.
-        for passes, calls in (([], 3), (["precast_kernels:fuse"], 1)):
+        # Without the pass, the compiler of torch 2.11 fuses matrices of one shape only, that of 2.15 these as well.
+        alone = [([], 3)] if torch.__version__.startswith("2.11.") else []
+        for passes, calls in (*alone, (["precast_kernels:fuse"], 1)):
             request = {"file": captured["segments"][0]["file"], "device": "cpu", "isa": "native"}
             request |= {"options": {"freezing": True}, "passes": part("segment_passes").described(passes, self.root)}
             out = self.out / f"calls{calls}"

@@ -56,14 +56,13 @@ def library(files: tuple[str, ...] = _FILES) -> ctypes.CDLL:
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         new = made.with_suffix(f".{os.getpid()}")
-        standard = "c++20" if torch_version() >= (2, 15) else "c++17"
         headers = [f"-I{path}" for path in include_paths()]
         command = [
             "g++",
             "-O2",
             "-shared",
             "-fPIC",
-            f"-std={standard}",
+            f"-std={cpp_standard()}",
             *headers,
             *(str(_SHIM / name) for name in files),
         ]
@@ -81,6 +80,11 @@ def torch_version() -> tuple[int, int]:
 
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+def cpp_standard() -> str:
+    """Returns the version of C++ that torch's headers ask for."""
+    return "c++20" if torch_version() >= (2, 15) else "c++17"
 
 
 class Refused(Exception):

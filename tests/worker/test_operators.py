@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+from .shim import cpp_standard
 from .support import Project, part, talk
 from .test_capture import X, model
 
@@ -57,8 +58,8 @@ def build(path: Path) -> None:
     include = [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include"]
     link = [f"-L{home}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
     compiler = os.environ.get("CXX", "g++")
-    command = [compiler, "-O0", "-shared", "-fPIC", "-std=c++17", *include, str(source), *link, "-o", str(path)]
-    subprocess.run(command, check=True)
+    flags = ["-O0", "-shared", "-fPIC", f"-std={cpp_standard()}"]
+    subprocess.run([compiler, *flags, *include, str(source), *link, "-o", str(path)], check=True)
 
 
 class OperatorsTest(Project):

@@ -30,5 +30,12 @@ of them.
 The rest of the worker uses these functions and no private name; `tests/worker/test_private_names.py` holds it to that.
 Nothing here imports from the rest of the worker. So a difference between versions of torch stays inside one function.
 
-Written for torch 2.11.
+Written for torch 2.11, and tried with 2.15.0. The names above are the same in both; this differs:
+
+| what | 2.11 | 2.15 |
+|---|---|---|
+| standard of torch's C++ headers | C++17 | C++20: libraries of custom operators are compiled with it |
+| weights of several linears in one product, without a pass | of one shape | of any width |
+| outputs of Triton kernels (`kernels/`) | `identify_mutated_tensors` | `identify_accessed_tensors` |
+| libtorch's interpreter of archives | there | gone; eager is a list of calls on both |
 """
