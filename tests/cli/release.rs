@@ -228,6 +228,7 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     capture: affine batch=4 ([TIME])
     capture: affine eager ([TIME])
     capture: second rows=2 ([TIME])
+    check: second rows=2 ([TIME])
     failed: second rows=2: the fake model can't be captured
     capture: second eager ([TIME])
     compile: affine batch=4 ([TIME])
@@ -275,6 +276,7 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: second rows=2 ([TIME])
+    check: second rows=2 ([TIME])
     failed: second rows=2: the fake model can't be captured
     failed second rows=2: model.py:1: the fake model can't be captured
            hint: make it simpler
