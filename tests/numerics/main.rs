@@ -20,8 +20,8 @@ use std::fs;
 use lab::{MINILM, SMALL, checkout, json, lab, precast, states};
 
 /// What issue and spec promise for float32 on the CPU.
-pub const RTOL: f64 = 1e-4;
-pub const ATOL: f64 = 1e-5;
+const RTOL: f64 = 1e-4;
+const ATOL: f64 = 1e-5;
 
 #[test]
 fn minilm_at_an_exact_bucket() {

@@ -106,11 +106,14 @@ pub(crate) struct ArtifactKey<'a> {
 
 /// What names a graph or constants that a program holds: the object itself, on its target.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HeldKey<'a> {
+pub struct HeldKey<'a> {
+    /// Whether it is a graph, an archive, a library or constants.
     pub kind: ArtifactKind,
+    /// The object that holds it.
     pub object: &'a Digest,
     /// Libraries of the custom operators a graph calls.
     pub libraries: &'a [Digest],
+    /// What it was made for.
     pub target: &'a Target,
 }
 

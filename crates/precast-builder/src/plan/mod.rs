@@ -36,13 +36,13 @@ pub use self::{
     diff::{Field, diff},
     form::{Form, forms},
     history::{History, Place, names},
-    key::{Common, RequestKey},
+    key::{Common, HeldKey, RequestKey},
     reason::{Reason, reasons},
     sources::{StatCache, bystanders, changed_source, file_digest, known, refresh},
 };
 pub(crate) use self::{
     form::left_to_eager,
-    key::{ArtifactKey, HeldKey, PROTOCOL, Pass},
+    key::{ArtifactKey, PROTOCOL, Pass},
 };
 pub use precast_store::canon::{Canon, SharedValue, Sink};
 
