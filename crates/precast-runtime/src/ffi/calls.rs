@@ -8,7 +8,7 @@ use std::{
 use precast_store::Device;
 use smallvec::SmallVec;
 
-use super::{Handle, shim::checked};
+use super::{Handle, interpreter::run_on, shim::checked};
 
 /// One value of an argument: fixed, or the number of an earlier one.
 #[derive(Clone, Debug, PartialEq)]
@@ -178,26 +178,13 @@ impl Calls {
         inputs: &[&Handle],
         outputs: usize,
     ) -> Result<SmallVec<[Handle; 8]>, String> {
-        let raw: SmallVec<[*mut c_void; 32]> = inputs.iter().map(|input| input.raw()).collect();
-        let mut made: SmallVec<[*mut c_void; 8]> = SmallVec::from_elem(ptr::null_mut(), outputs);
-        // SAFETY: inputs are live handles that are borrowed for the call; the out array has the length it is given.
-        let code = unsafe {
-            precast_calls_run(
-                self.0.0.as_ptr(),
-                raw.as_ptr(),
-                raw.len(),
-                made.as_mut_ptr(),
-                made.len(),
-            )
-        };
-        let result = checked(code);
-        // SAFETY: the shim wrote a new handle to every entry, or to the first of them before it failed.
-        let made = made.into_iter().map(|raw| unsafe { Handle::from_raw(raw) });
-        let made: SmallVec<[Option<Handle>; 8]> = made.collect();
-        result?;
-        made.into_iter()
-            .collect::<Option<_>>()
-            .ok_or_else(|| "an output was not written".to_owned())
+        let graph = self.0.0.as_ptr();
+        // SAFETY: a graph of the shim, whose function does as `run_on` asks.
+        unsafe {
+            run_on(inputs, outputs, |given, n_in, made, n_out| {
+                precast_calls_run(graph, given, n_in, made, n_out)
+            })
+        }
     }
 
     fn into_raw(self) -> *mut c_void {

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::{
     Calls, Handle,
-    shim::{self, checked},
+    shim::{self, RawTensor, checked},
 };
 
 /// One exported graph, loaded.
@@ -33,6 +33,27 @@ impl Interpreter {
             Self::Archive(archive) => archive.run(inputs, outputs),
         }
     }
+}
+
+/// Runs an exported graph by a function of the shim, given its inputs, their number, the outputs and theirs.
+///
+/// # Safety
+/// `run` borrows the inputs, and writes a new handle to every output, or to the first of them before it fails.
+pub(super) unsafe fn run_on(
+    inputs: &[&Handle],
+    outputs: usize,
+    run: impl FnOnce(*const RawTensor, usize, *mut RawTensor, usize) -> i32,
+) -> Result<SmallVec<[Handle; 8]>, String> {
+    let raw: SmallVec<[RawTensor; 32]> = inputs.iter().map(|input| input.raw()).collect();
+    let mut made: SmallVec<[RawTensor; 8]> = SmallVec::from_elem(std::ptr::null_mut(), outputs);
+    let result = checked(run(raw.as_ptr(), raw.len(), made.as_mut_ptr(), made.len()));
+    // SAFETY: as the caller says; null is no handle.
+    let made = made.into_iter().map(|raw| unsafe { Handle::from_raw(raw) });
+    let made: SmallVec<[Option<Handle>; 8]> = made.collect();
+    result?;
+    made.into_iter()
+        .collect::<Option<_>>()
+        .ok_or_else(|| "an output was not written".to_owned())
 }
 
 /// One loaded `torch.export.save` archive. Only libtorch 2.11 can run it; another refuses it.
@@ -62,27 +83,13 @@ impl Archive {
     }
 
     fn run(&mut self, inputs: &[&Handle], outputs: usize) -> Result<SmallVec<[Handle; 8]>, String> {
-        let raw: SmallVec<[*mut c_void; 32]> = inputs.iter().map(|input| input.raw()).collect();
-        let mut made: SmallVec<[*mut c_void; 8]> =
-            SmallVec::from_elem(std::ptr::null_mut(), outputs);
-        // SAFETY: inputs are live handles that are borrowed for the call; the out array has the length it is given.
-        let code = unsafe {
-            shim::precast_archive_run(
-                self.handle.as_ptr(),
-                raw.as_ptr(),
-                raw.len(),
-                made.as_mut_ptr(),
-                made.len(),
-            )
-        };
-        let result = checked(code);
-        // SAFETY: the shim wrote a new handle to every entry, or to the first of them before it failed.
-        let made = made.into_iter().map(|raw| unsafe { Handle::from_raw(raw) });
-        let made: SmallVec<[Option<Handle>; 8]> = made.collect();
-        result?;
-        made.into_iter()
-            .collect::<Option<_>>()
-            .ok_or_else(|| "an output was not written".to_owned())
+        let archive = self.handle.as_ptr();
+        // SAFETY: an archive of the shim, whose function does as `run_on` asks.
+        unsafe {
+            run_on(inputs, outputs, |given, n_in, made, n_out| {
+                shim::precast_archive_run(archive, given, n_in, made, n_out)
+            })
+        }
     }
 }
 

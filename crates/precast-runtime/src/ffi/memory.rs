@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::{
     Handle,
+    shim::RawTensor,
     tensor::number_of,
     torch::{self, call},
 };
@@ -72,20 +73,30 @@ impl Handle {
     ) -> Result<Self, String> {
         span(shape, stride)?;
         let (device_type, index) = place(device)?;
+        // SAFETY: both arrays have `rank` numbers; it writes a new tensor.
+        unsafe {
+            Self::made(|out| {
+                torch::aoti_torch_empty_strided(
+                    shape.len() as i64,
+                    shape.as_ptr(),
+                    stride.as_ptr(),
+                    number_of(dtype),
+                    device_type,
+                    index,
+                    out,
+                )
+            })
+        }
+    }
+
+    /// Returns the tensor that one call of libtorch's C ABI makes.
+    ///
+    /// # Safety
+    /// `f` gets a valid out pointer, and writes a new tensor there that is the caller's, or nothing.
+    unsafe fn made(f: impl FnOnce(*mut RawTensor) -> i32) -> Result<Self, String> {
         let mut made = ptr::null_mut();
-        // SAFETY: both arrays have `rank` numbers; a valid out pointer.
-        call(|| unsafe {
-            torch::aoti_torch_empty_strided(
-                shape.len() as i64,
-                shape.as_ptr(),
-                stride.as_ptr(),
-                number_of(dtype),
-                device_type,
-                index,
-                &mut made,
-            )
-        })?;
-        // SAFETY: a new tensor that is the caller's.
+        call(|| f(&mut made))?;
+        // SAFETY: as the caller says.
         unsafe { Self::from_raw(made) }.ok_or_else(|| "libtorch made no tensor".to_owned())
     }
 
@@ -102,26 +113,25 @@ impl Handle {
         device: Device,
     ) -> Result<Self, String> {
         let (device_type, index) = place(device)?;
-        let mut made = ptr::null_mut();
-        // SAFETY: both arrays have `rank` numbers; a valid out pointer; the caller vouches for the memory.
-        call(|| unsafe {
-            torch::aoti_torch_create_tensor_from_blob_v2(
-                data.cast_mut().cast::<c_void>(),
-                shape.len() as i64,
-                shape.as_ptr(),
-                stride.as_ptr(),
-                0,
-                number_of(dtype),
-                device_type,
-                index,
-                &mut made,
-                0, // strided
-                ptr::null(),
-                0,
-            )
-        })?;
-        // SAFETY: a new tensor that is the caller's.
-        unsafe { Self::from_raw(made) }.ok_or_else(|| "libtorch made no tensor".to_owned())
+        // SAFETY: both arrays have `rank` numbers; it writes a new tensor; the caller vouches for the memory.
+        unsafe {
+            Self::made(|out| {
+                torch::aoti_torch_create_tensor_from_blob_v2(
+                    data.cast_mut().cast::<c_void>(),
+                    shape.len() as i64,
+                    shape.as_ptr(),
+                    stride.as_ptr(),
+                    0,
+                    number_of(dtype),
+                    device_type,
+                    index,
+                    out,
+                    0, // strided
+                    ptr::null(),
+                    0,
+                )
+            })
+        }
     }
 
     /// Copies elements into a new tensor on the CPU; the last axis moves fastest.
@@ -200,34 +210,33 @@ impl Handle {
                 "{dtype} {shape:?} does not lie in the tensor's memory"
             ));
         }
-        let mut made = ptr::null_mut();
         let rank = shape.len() as i64;
         // SAFETY: a live tensor, which keeps its storage in what is made; both arrays have `rank` numbers; the part lies in
-        // the storage (checked above); a valid out pointer.
-        call(|| unsafe {
-            if meta.dtype() == Some(dtype) {
-                torch::aoti_torch__reinterpret_tensor(
-                    self.raw(),
-                    rank,
-                    shape.as_ptr(),
-                    stride.as_ptr(),
-                    offset / size,
-                    &mut made,
-                )
-            } else {
-                torch::aoti_torch__alloc_from_pool(
-                    self.raw(),
-                    offset,
-                    number_of(dtype),
-                    rank,
-                    shape.as_ptr(),
-                    stride.as_ptr(),
-                    &mut made,
-                )
-            }
-        })?;
-        // SAFETY: a new tensor that is the caller's.
-        unsafe { Self::from_raw(made) }.ok_or_else(|| "libtorch made no tensor".to_owned())
+        // the storage (checked above); each writes a new tensor.
+        unsafe {
+            Self::made(|out| {
+                if meta.dtype() == Some(dtype) {
+                    torch::aoti_torch__reinterpret_tensor(
+                        self.raw(),
+                        rank,
+                        shape.as_ptr(),
+                        stride.as_ptr(),
+                        offset / size,
+                        out,
+                    )
+                } else {
+                    torch::aoti_torch__alloc_from_pool(
+                        self.raw(),
+                        offset,
+                        number_of(dtype),
+                        rank,
+                        shape.as_ptr(),
+                        stride.as_ptr(),
+                        out,
+                    )
+                }
+            })
+        }
     }
 
     /// Writes another tensor's elements into this one's memory, from any device and dtype. Sizes are broadcast.
