@@ -11,6 +11,7 @@ use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use super::{Context, build::PythonArgs, exit, printer::note};
+use crate::target::compute_capabilities;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -105,8 +106,9 @@ impl Check {
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let launcher = args.python.launcher(".".as_ref());
-    let mut checks = build::checks(&launcher);
-    checks.extend(run::checks());
+    let gpus = compute_capabilities();
+    let mut checks = build::checks(&launcher, &gpus);
+    checks.extend(run::checks(&gpus));
     checks.extend(run::store(context));
     let can = |need: Need| {
         let mut own = checks.iter().filter(|check| check.need == need);

@@ -128,37 +128,35 @@ pub(super) fn padding(
     let dims: Vec<&str> = buckets.keys().map(String::as_str).collect();
     let one = |(dim, sizes): (&str, &[u64])| {
         let own = &buckets[dim];
-        let covered = sizes
-            .iter()
-            .filter_map(|size| Some((*size, cover(*size, own)?)));
-        let covered: Vec<(u64, u64)> = covered.collect();
+        let in_own = covered(sizes, own);
         let step = if dim == "batch" { 1 } else { STEP };
         let best = choose_up_to(own.len().max(1), sizes, step);
-        let all = sizes
-            .iter()
-            .filter_map(|size| Some((*size, cover(*size, &best)?)));
         Padding {
             dim: dim.to_owned(),
             buckets: own.clone(),
             sizes: sizes.len(),
-            uncovered: sizes.len() - covered.len(),
-            waste: waste(covered.into_iter()),
-            best_waste: waste(all).unwrap_or(0.0),
+            uncovered: sizes.len() - in_own.len(),
+            waste: waste(&in_own),
+            best_waste: waste(&covered(sizes, &best)).unwrap_or(0.0),
             best,
         }
     };
     Ok(by_dimension(&dims, wanted)?.into_iter().map(one).collect())
 }
 
-/// Returns the smallest bucket that covers a size; `buckets` are in order.
-fn cover(size: u64, buckets: &[u64]) -> Option<u64> {
-    buckets.iter().copied().find(|bucket| *bucket >= size)
+/// Returns the sizes that have a covering bucket, each with the smallest of them; `buckets` are in order.
+fn covered(sizes: &[u64], buckets: &[u64]) -> Vec<(u64, u64)> {
+    let cover = |size: &u64| buckets.iter().copied().find(|bucket| bucket >= size);
+    let pairs = sizes.iter().filter_map(|size| Some((*size, cover(size)?)));
+    pairs.collect()
 }
 
-fn waste(pairs: impl Iterator<Item = (u64, u64)>) -> Option<f64> {
-    let (asked, computed) = pairs.fold((0.0, 0.0), |(asked, computed), (size, bucket)| {
-        (asked + size as f64, computed + bucket as f64)
-    });
+/// Returns the part of what is computed that is padding, of pairs of a size and its bucket.
+fn waste(pairs: &[(u64, u64)]) -> Option<f64> {
+    let sum = |(asked, computed), (size, bucket): &(u64, u64)| {
+        (asked + *size as f64, computed + *bucket as f64)
+    };
+    let (asked, computed) = pairs.iter().fold((0.0, 0.0), sum);
     (computed > 0.0).then(|| 1.0 - asked / computed)
 }
 

@@ -78,17 +78,13 @@ impl Work<'_> {
         }
     }
 
-    /// Looks for what else is in the way of a module that can't be captured, once for all of its buckets. Without an answer
-    /// the error of the capture is all that is told.
+    /// Checks a module whose capture failed, and keeps the findings that stop a build: once for all of its buckets. If the check
+    /// fails too, the error of the capture is all that is reported.
     fn check(&self, slot: &mut Slot, item: &Item, module: ModuleRequest, sizes: Sizes) {
         let own = &self.options.spec.modules[item.module];
-        // Other buckets of the module do not ask again, whatever this one is told.
-        let first = match self.lock().done.findings.entry(item.module) {
-            Entry::Vacant(entry) => entry.insert(vec![]).is_empty(),
-            Entry::Occupied(_) => false,
-        };
-        if !first {
-            return;
+        match self.lock().done.findings.entry(item.module) {
+            Entry::Vacant(entry) => drop(entry.insert_entry(vec![])),
+            Entry::Occupied(_) => return,
         }
         let request = Request::Check {
             module,

@@ -1,4 +1,4 @@
-//! What a build would compile, as far as a check and the store say it.
+//! A forecast of a build: its programs, artifacts and time, from a check of the modules and the receipts in the store.
 
 use precast_store::Store;
 use serde::{Deserialize, Serialize};

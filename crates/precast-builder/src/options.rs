@@ -99,7 +99,7 @@ pub struct Built {
 pub struct Summary {
     /// `module batch=1 seq=32` and what became of it, in the order of the spec.
     pub programs: Vec<(String, Outcome)>,
-    /// What stops the build of modules that could not be captured, as a check finds it.
+    /// For each module that could not be captured, the findings of a check that stop its build.
     pub findings: Vec<(String, Vec<Finding>)>,
     /// Artifacts compiled in this build.
     pub compiled: usize,

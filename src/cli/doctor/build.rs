@@ -12,7 +12,7 @@ use super::{Check, Need::Build, first_line};
 use crate::{
     build::{Launcher, TORCH},
     inspect::words,
-    target::{Torch, compute_capabilities},
+    target::Torch,
 };
 
 /// The oldest Python that the worker runs on.
@@ -33,15 +33,15 @@ struct Python {
     torch: Option<PathBuf>,
 }
 
-/// Looks at all of it.
-pub(super) fn checks(launcher: &Launcher) -> Vec<Check> {
+/// Looks at all of it; `gpus` are the compute capabilities of the host's GPUs.
+pub(super) fn checks(launcher: &Launcher, gpus: &[String]) -> Vec<Check> {
     let (python, first) = python(launcher);
     let mut checks = vec![first];
     if let Some(python) = python {
         let (site, check) = torch(&python);
         checks.push(check);
         if let Some((site, torch)) = site {
-            checks.push(cuda(&site, &torch));
+            checks.push(cuda(&site, &torch, gpus));
         }
     }
     checks.push(compiler());
@@ -111,9 +111,8 @@ fn torch(python: &Python) -> (Option<(PathBuf, Torch)>, Check) {
 }
 
 /// Looks for the headers that programs for a GPU are compiled with.
-fn cuda(site: &Path, torch: &Torch) -> Check {
+fn cuda(site: &Path, torch: &Torch, gpus: &[String]) -> Check {
     let name = "CUDA headers";
-    let gpus = compute_capabilities();
     let Some(version) = &torch.cuda else {
         return match gpus.is_empty() {
             true => Check::ok(

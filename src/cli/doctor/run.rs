@@ -8,11 +8,11 @@ use super::{
     Need::{Run, Store},
     first_line,
 };
-use crate::{store::StoreError, target::compute_capabilities};
+use crate::store::StoreError;
 
-/// Looks at all of it but the store.
-pub(super) fn checks() -> Vec<Check> {
-    vec![libtorch(), memory(), gpu(), huge_pages()]
+/// Looks at all of it but the store; `gpus` are the compute capabilities of the host's GPUs.
+pub(super) fn checks(gpus: &[String]) -> Vec<Check> {
+    vec![libtorch(), memory(), gpu(gpus), huge_pages()]
 }
 
 /// Starts the program that is linked with libtorch.
@@ -52,9 +52,8 @@ fn memory() -> Check {
     }
 }
 
-fn gpu() -> Check {
+fn gpu(gpus: &[String]) -> Check {
     let name = "GPU";
-    let gpus = compute_capabilities();
     let driver = fs::read_to_string("/proc/driver/nvidia/version").ok();
     let driver = driver.as_deref().and_then(|text| text.lines().next());
     let driver = driver.and_then(driver_version);

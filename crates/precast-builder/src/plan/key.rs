@@ -83,7 +83,7 @@ pub struct RequestKey<'a> {
     pub compiled: bool,
     /// FQN globs of the regions that are cut out.
     pub regions: &'a [String],
-    /// The module's settings, those of all layers together.
+    /// The module's compile settings, merged from all layers.
     pub settings: &'a Compile,
     /// Whether it is to be chosen among several option sets by measuring.
     pub tuned: bool,
