@@ -182,7 +182,8 @@ impl Tensor {
         }
     }
 
-    fn converted(&self, dtype: Dtype, device: Device) -> Result<Self, TensorError> {
+    /// Returns a copy without gaps, with memory of its own.
+    pub(super) fn converted(&self, dtype: Dtype, device: Device) -> Result<Self, TensorError> {
         let copy = Self::empty(self.0.meta().sizes(), dtype, device)?;
         copy.0.copy_from(&self.0)?;
         Ok(copy)

@@ -69,8 +69,7 @@ impl WeightSet {
     pub fn read(&self, name: &str) -> Option<Tensor> {
         let (_, weights) = self.on.first()?;
         let held = Tensor(weights.tensors.get(name)?.weight.handle().share());
-        let held = held.to_device(Device::Cpu).ok()?;
-        held.contiguous().ok()
+        held.converted(held.dtype()?, Device::Cpu).ok()
     }
 
     pub(super) fn on(&self, device: Device) -> Result<Arc<Weights>, RuntimeError> {

@@ -138,11 +138,8 @@ def _without_numbers(repeat: Repeat) -> dict[str, list[tuple[str, str, str]]]:
     """Returns the facts of each member, without those that are another in every one, as the number of a layer."""
     known = {name: repeats.facts(held) for name, held in repeat.members.items()}
     counts = Counter((fact, one) for held in known.values() for fact, one in held.items())
+    shared = {fact for (fact, _), count in counts.items() if count > 1}
     return {
-        name: [
-            (fact, one.kind, one.value)
-            for fact, one in held.items()
-            if any(counts[fact, other[fact]] > 1 for other in known.values() if fact in other)
-        ]
+        name: [(fact, one.kind, one.value) for fact, one in held.items() if fact in shared]
         for name, held in known.items()
     }
