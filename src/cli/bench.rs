@@ -104,6 +104,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         GraphChoice::Always => Graphs::Always,
         GraphChoice::Never => Graphs::Never,
     };
+    args.libtorch.open()?;
     let started = Instant::now();
     let runtime = Runtime::new(&store, device)?
         .instances(args.threads.into())

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{
     Context, check,
     exit::Usage,
-    internal,
+    internal, libtorch,
     printer::note,
     progress::{self, seconds},
     text, trace,
@@ -74,6 +74,9 @@ pub(super) struct PythonArgs {
     /// A program to start instead of Python with the built-in worker
     #[arg(long, env = "PRECAST_WORKER", value_name = "PROGRAM", hide = true)]
     worker: Option<PathBuf>,
+    /// A program to start instead of this one to check a candidate
+    #[arg(long, env = "PRECAST_GATE", value_name = "PROGRAM", hide = true)]
+    gate: Option<PathBuf>,
 }
 
 /// Which spec, and how much of it.
@@ -104,6 +107,16 @@ impl SpecArgs {
     }
 }
 
+/// Returns what this program is started with to check a candidate: with the torch that compiles it.
+fn gate_args(launcher: &Launcher) -> Vec<OsString> {
+    let mut args = vec![OsString::from(internal::GATE)];
+    let python = (!launcher.replaces_worker).then_some(&launcher.program);
+    if let Some(torch) = python.and_then(|python| libtorch::of_python(python)) {
+        args.extend(["--libtorch".into(), torch.into()]);
+    }
+    args
+}
+
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     if args.dry_run {
         return super::plan::show(&args.spec, context);
@@ -111,11 +124,16 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let spec = Spec::load(&args.spec.file)?;
     known_modules(&args.without, &spec)?;
     let store = context.create()?;
+    let launcher = args.python.launcher(&spec.root);
+    let gate_args = gate_args(&launcher);
     let options = build::Options {
-        launcher: args.python.launcher(&spec.root),
+        launcher,
         gate: build::gate::Launcher {
-            program: internal::with_torch()?,
-            args: vec![OsString::from(internal::GATE)],
+            program: match &args.python.gate {
+                Some(gate) => gate.clone(),
+                None => internal::own_program()?,
+            },
+            args: gate_args,
         },
         scratch: std::env::temp_dir(),
         request: args.spec.request(&spec)?,

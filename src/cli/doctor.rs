@@ -1,7 +1,7 @@
 //! `precast doctor`: what this machine has, and what it lacks, to build and to run.
 //!
-//! Every check looks at the thing itself: it starts the interpreter, compiles a few lines, starts the program that runs
-//! artifacts, opens the store. Nothing is changed.
+//! Every check looks at the thing itself: it starts the interpreter, compiles a few lines, opens libtorch and the
+//! store. Nothing is changed.
 
 mod build;
 mod run;
@@ -10,13 +10,15 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde::Serialize;
 
-use super::{Context, build::PythonArgs, exit, printer::note};
+use super::{Context, build::PythonArgs, exit, libtorch::LibtorchArgs, printer::note};
 use crate::target::compute_capabilities;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     python: PythonArgs,
+    #[command(flatten)]
+    libtorch: LibtorchArgs,
 }
 
 /// What something is needed for.
@@ -108,7 +110,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let launcher = args.python.launcher(".".as_ref());
     let gpus = compute_capabilities();
     let mut checks = build::checks(&launcher, &gpus);
-    checks.extend(run::checks(&gpus));
+    checks.extend(run::checks(&args.libtorch, &gpus));
     checks.extend(run::store(context));
     let can = |need: Need| {
         let mut own = checks.iter().filter(|check| check.need == need);

@@ -264,7 +264,11 @@ fn runtime(error: &RuntimeError) -> u8 {
     match error {
         E::WrongTarget { .. } | E::WrongArtifact { .. } | E::NoDevice { .. } => TARGET,
         E::NoModule { .. } | E::NoBucket { .. } => MISSING,
-        E::Devices | E::BadInput { .. } | E::InputCount { .. } | E::InputNames { .. } => USAGE,
+        E::Libtorch { .. }
+        | E::Devices
+        | E::BadInput { .. }
+        | E::InputCount { .. }
+        | E::InputNames { .. } => USAGE,
         _ => FAILED,
     }
 }

@@ -1,14 +1,12 @@
-//! How `precast` starts the half of itself that has libtorch. Not part of the command line's promises.
+//! How `precast` starts itself for what may crash. Not part of the command line's promises.
 
-use std::{env, os::unix::process::CommandExt, path::PathBuf, process};
+use std::{env, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::{Command, Context, exit::Usage};
-pub(super) const GATE: &str = "__gate";
+use super::libtorch::LibtorchArgs;
 
-/// The program that has libtorch.
-const TORCH: &str = "precast-torch";
+pub(super) const GATE: &str = "__gate";
 
 /// The argument of the helper that tries first loads.
 #[cfg(feature = "torch")]
@@ -21,32 +19,27 @@ pub(super) const TRIAL: &str = "__trial";
 pub(super) struct TrialArgs {
     /// End the process after so many seconds, should its parent be gone.
     seconds: u64,
+    #[command(flatten)]
+    libtorch: LibtorchArgs,
 }
 
-/// Returns the program that runs artifacts: it lies beside this one.
-pub(super) fn with_torch() -> Result<PathBuf> {
-    let own = env::current_exe().context("can't find this program's own file")?;
-    Ok(own.with_file_name(TORCH))
+/// How a candidate is checked.
+#[derive(clap::Args)]
+#[cfg_attr(not(feature = "torch"), allow(dead_code))]
+pub(super) struct GateArgs {
+    #[command(flatten)]
+    libtorch: LibtorchArgs,
 }
 
-/// Becomes the program that has libtorch, with the arguments of this one.
-pub(super) fn hand_over(_: &Command, _: &Context) -> Result<u8> {
-    let program = with_torch()?;
-    let mut command = process::Command::new(&program);
-    let error = command.args(env::args_os().skip(1)).exec();
-    Err(Usage {
-        message: format!(
-            "can't start `{}`, which runs artifacts: {error}",
-            program.display()
-        ),
-        hint: format!("install `{TORCH}` beside `precast`"),
-    }
-    .into())
+/// Returns this program.
+pub(super) fn own_program() -> Result<PathBuf> {
+    env::current_exe().context("can't find this program's own file")
 }
 
 /// Checks the candidate on stdin; the verdict goes to stdout.
 #[cfg(feature = "torch")]
-pub(super) fn gate() -> Result<u8> {
+pub(super) fn gate(args: &GateArgs) -> Result<u8> {
+    args.libtorch.open()?;
     let candidate = serde_json::from_reader(std::io::stdin().lock())?;
     serde_json::to_writer(std::io::stdout().lock(), &crate::gate::check(&candidate))?;
     Ok(0)
@@ -58,8 +51,9 @@ pub(super) fn try_load(args: &TrialArgs) -> Result<u8> {
     let limit = std::time::Duration::from_secs(args.seconds);
     std::thread::Builder::new().spawn(move || {
         std::thread::sleep(limit);
-        process::abort();
+        std::process::abort();
     })?;
+    args.libtorch.open()?;
     crate::runtime::answer_trial(std::io::stdin().lock())?;
     Ok(crate::runtime::TRIED)
 }
@@ -68,7 +62,7 @@ pub(super) fn try_load(args: &TrialArgs) -> Result<u8> {
 #[cfg(feature = "torch")]
 pub(super) fn trial(store: &crate::Store) -> Result<crate::runtime::Trial> {
     use crate::runtime::{Trial, trial_memory};
-    let trial = Trial::with(with_torch()?);
+    let trial = Trial::with(own_program()?);
     let memory = trial_memory(store.path());
     let folder = memory.parent().unwrap_or(store.path());
     if rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok() {

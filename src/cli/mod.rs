@@ -16,6 +16,8 @@ mod help;
 mod init;
 mod inspect;
 mod internal;
+#[cfg_attr(not(feature = "torch"), allow(dead_code))]
+mod libtorch;
 mod log;
 mod ls;
 mod name;
@@ -186,7 +188,7 @@ enum Command {
     Gc(gc::Args),
     /// Check a candidate against eager: how `build` calls itself
     #[command(name = internal::GATE, hide = true)]
-    Gate,
+    Gate(internal::GateArgs),
     /// Load an artifact that may crash: how `run` and `bench` call themselves
     #[command(name = internal::TRIAL, hide = true)]
     Trial(internal::TrialArgs),
@@ -261,33 +263,17 @@ impl Context {
     }
 }
 
-/// Runs a command that needs libtorch.
-type WithTorch = fn(&Command, &Context) -> Result<u8>;
-
-/// Runs the command line of this process. What needs libtorch is done by `precast-torch`, which lies beside it.
-///
-/// `make` builds this program without the `torch` feature: then a command that does not need libtorch does not wait for
-/// it to load.
+/// Runs the command line of this process. Only commands that run artifacts open libtorch.
 pub fn main() -> ExitCode {
-    run(std::env::args_os().collect(), internal::hand_over).into()
-}
-
-/// Runs the command line of this process, with libtorch in it.
-#[cfg(feature = "torch")]
-pub fn main_with_torch() -> ! {
-    let torch: WithTorch = |command, context| match command {
-        Command::Run(args) => run::run(args, context),
-        Command::Bench(args) => bench::run(args, context),
-        Command::Gate => internal::gate(),
-        Command::Trial(args) => internal::try_load(args),
-        other => dispatch(other, context, internal::hand_over),
-    };
-    let code = run(std::env::args_os().collect(), torch);
+    let code = run(std::env::args_os().collect());
     // Programs may still be loaded in the background.
-    crate::runtime::exit(code)
+    #[cfg(feature = "torch")]
+    crate::runtime::exit(code);
+    #[cfg(not(feature = "torch"))]
+    code.into()
 }
 
-fn run(args: Vec<OsString>, torch: WithTorch) -> u8 {
+fn run(args: Vec<OsString>) -> u8 {
     // Help and usage errors are printed before the arguments are known.
     let color = color(&args).unwrap_or(Color::Auto);
     let cli = help::command()
@@ -326,14 +312,14 @@ fn run(args: Vec<OsString>, torch: WithTorch) -> u8 {
         cancel,
         damaged: AtomicBool::new(false),
     };
-    match dispatch(&cli.command, &context, torch) {
+    match dispatch(&cli.command, &context) {
         Ok(0) if context.damaged.load(Ordering::Relaxed) => exit::FAILED,
         Ok(code) => code,
         Err(error) => exit::report(&error),
     }
 }
 
-fn dispatch(command: &Command, context: &Context, torch: WithTorch) -> Result<u8> {
+fn dispatch(command: &Command, context: &Context) -> Result<u8> {
     match command {
         Command::Build(args) => build::run(args, context),
         Command::Plan(args) => plan::run(args, context),
@@ -351,10 +337,24 @@ fn dispatch(command: &Command, context: &Context, torch: WithTorch) -> Result<u8
         Command::Report(args) => report::run(args, context),
         Command::Completions(args) => help::completions(args),
         Command::Man(args) => help::man(args, context),
-        Command::Run(_) | Command::Bench(_) => torch(command, context),
+        #[cfg(feature = "torch")]
+        Command::Run(args) => run::run(args, context),
+        #[cfg(feature = "torch")]
+        Command::Bench(args) => bench::run(args, context),
         Command::Release(args) => release::run(args, context),
         Command::Verify(args) => verify::run(args, context),
         Command::Gc(args) => gc::run(args, context),
-        Command::Gate | Command::Trial(_) => torch(command, context),
+        #[cfg(feature = "torch")]
+        Command::Gate(args) => internal::gate(args),
+        #[cfg(feature = "torch")]
+        Command::Trial(args) => internal::try_load(args),
+        #[cfg(not(feature = "torch"))]
+        Command::Run(_) | Command::Bench(_) | Command::Gate(_) | Command::Trial(_) => {
+            Err(exit::Usage {
+                message: "this program was built without what runs artifacts".to_owned(),
+                hint: "build it with the feature `torch`".to_owned(),
+            }
+            .into())
+        }
     }
 }

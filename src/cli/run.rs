@@ -90,6 +90,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let device = place(&store, &name, args.device)?;
     let bytes = std::fs::read(&args.inputs)
         .with_context(|| format!("can't read `{}`", args.inputs.display()))?;
+    let libtorch = args.libtorch.open()?;
     let inputs =
         tensors::read(&bytes).with_context(|| format!("can't use `{}`", args.inputs.display()))?;
     let trial = internal::trial(&store)?;
@@ -117,6 +118,8 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
             "loaded `{name}` from `{}` for {device}, only what is asked for",
             context.store.display()
         ));
+        let (version, folder) = (&libtorch.version, libtorch.folder.display());
+        note(format_args!("torch {version} of `{folder}`"));
         for (name, tensor) in &inputs {
             let (dtype, shape) = (tensor.dtype_name(), tensor.shape());
             note(format_args!("input {name}: {dtype} {shape:?}"));

@@ -8,6 +8,7 @@ use anyhow::Result;
 
 #[cfg(feature = "torch")]
 use super::exit::{Missing, Usage};
+use super::libtorch::LibtorchArgs;
 use crate::{Device, record::Sizes};
 #[cfg(feature = "torch")]
 use crate::{Store, record::split_model, store::Unpacked, target::DeviceKind};
@@ -36,6 +37,8 @@ pub(super) struct RunArgs {
     pub(super) device: Option<Device>,
     #[command(flatten)]
     pub(super) weights: WeightArgs,
+    #[command(flatten)]
+    pub(super) libtorch: LibtorchArgs,
 }
 
 #[derive(clap::Args)]
@@ -68,6 +71,8 @@ pub(super) struct BenchArgs {
     pub(super) device: Option<Device>,
     #[command(flatten)]
     pub(super) weights: WeightArgs,
+    #[command(flatten)]
+    pub(super) libtorch: LibtorchArgs,
 }
 
 /// What is done with the unpacked weights before they are used.

@@ -162,6 +162,8 @@ mod tests {
 
     /// Compares two vectors of this dtype.
     fn compared(dtype: Dtype, said: Said, got: &[f64], eager: &[f64]) -> Result<Compared, String> {
+        let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
+        precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
         let tensor = |values: &[f64]| {
             let doubles = Tensor::from_slice(values, &[values.len() as i64]).unwrap();
             doubles.to_dtype(dtype).unwrap()

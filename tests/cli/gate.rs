@@ -106,10 +106,7 @@ print(json.dumps(verdict))
 "#;
     let figures = |value: &Value| value.to_string().replace("null", "None");
     let gate = gate
-        .replace(
-            "REAL",
-            &format!("{:?}", env!("CARGO_BIN_EXE_precast-torch")),
-        )
+        .replace("REAL", &format!("{:?}", env!("CARGO_BIN_EXE_precast")))
         .replace("ALONE", &figures(alone))
         .replace("BESIDE", &figures(beside));
     sandbox.write("gate.py", gate);
@@ -124,24 +121,9 @@ print(json.dumps(verdict))
 
 /// Returns the command to build with, where this script is the gate.
 pub fn built_with_gate(jobs: &str, sandbox: &Sandbox, script: &str) -> Command {
-    std::fs::create_dir(sandbox.path("bin")).unwrap();
-    sandbox.script("bin/precast-torch", script);
-    // By a process of its own: while this one has it open for writing, what another test starts may inherit that.
-    let copied = Command::new("cp")
-        .args([
-            env!("CARGO_BIN_EXE_precast").as_ref(),
-            sandbox.path("bin").as_os_str(),
-        ])
-        .status();
-    assert!(copied.unwrap().success());
-    let mut command = Command::new(sandbox.path("bin/precast"));
-    command
-        .args(["build", "-j", jobs])
-        .current_dir(sandbox.path("."))
-        .env_clear()
-        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-        .env("TMPDIR", sandbox.path("tmp"))
-        .env("PRECAST_WORKER", sandbox.path("worker"));
+    sandbox.script("gate", script);
+    let mut command = sandbox.command(&["build", "-j", jobs]);
+    command.env("PRECAST_GATE", sandbox.path("gate"));
     command
 }
 
@@ -155,9 +137,9 @@ fn a_gate_that_memory_is_short_for_is_passed_alone() {
         "if mkdir {} 2>/dev/null; then cat > {}; echo '{full}'; else exec {} \"$@\"; fi",
         sandbox.path("full").display(),
         sandbox.path("asked").display(),
-        env!("CARGO_BIN_EXE_precast-torch"),
+        env!("CARGO_BIN_EXE_precast"),
     );
-    sandbox.script("bin/precast-torch", &script);
+    sandbox.script("gate", &script);
     let ran = sandbox.output(&mut build);
     assert_eq!(ran.code, 0, "{}", ran.text());
     let again = ran.stderr.matches("CUDA out of memory").count();
@@ -283,7 +265,6 @@ fn a_program_with_other_weights_is_measured_again() {
     assert_eq!(faster(), "eager");
     // With other weights it is gated.
     sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 5.0");
-    std::fs::remove_dir_all(sandbox.path("bin")).unwrap();
     let ran = sandbox.output(&mut timed(&sandbox, &took(100.0, 300.0, 0), &slow));
     assert!(
         ran.stderr

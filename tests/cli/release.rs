@@ -429,6 +429,8 @@ fn gc_keeps_what_a_loaded_model_came_from_and_what_a_build_found() {
     let sandbox = Sandbox::built();
     let model = {
         let store = Store::open(sandbox.path("artifacts")).unwrap();
+        let torch = concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/libtorch");
+        Runtime::libtorch(Some(torch.as_ref()), false).unwrap();
         let runtime = Runtime::new(&store, Device::Cpu).unwrap();
         runtime.load("fake").unwrap()
     };

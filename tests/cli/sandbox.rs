@@ -123,7 +123,11 @@ impl Sandbox {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("TMPDIR", self.path("tmp"))
-            .env("PRECAST_WORKER", self.path("worker"));
+            .env("PRECAST_WORKER", self.path("worker"))
+            .env(
+                "LIBTORCH",
+                concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/libtorch"),
+            );
         command
     }
 

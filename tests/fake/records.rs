@@ -18,6 +18,12 @@ use precast_store::{
 };
 use serde_json::Value;
 
+/// Opens the libtorch of the checkout, where the process has none.
+pub fn libtorch() {
+    let folder = std::env::var_os("LIBTORCH").map(PathBuf::from);
+    precast_runtime::Runtime::libtorch(folder.as_deref(), false).unwrap();
+}
+
 /// Returns the folder that has tests/: that of the package, or one above it.
 fn checkout() -> PathBuf {
     let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
@@ -240,6 +246,7 @@ pub fn layout(dtype: Dtype, shape: &[i64]) -> Layout {
 
 /// Returns this host's target for the CPU.
 pub fn target() -> Target {
+    libtorch();
     host(Device::Cpu).unwrap()
 }
 

@@ -13,7 +13,7 @@ cargo build --release -p precast-minilm
 tests=$(cargo test --release --features tch --test gpu --no-run --message-format json \
     | sed -n '/"name":"gpu"/s/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 make build
-cp target/release/precast target/release/precast-torch target/release/minilm $stage/bin/
+cp target/release/precast target/release/minilm $stage/bin/
 cp "$tests" $stage/bin/gpu-tests
 strip $stage/bin/*
 

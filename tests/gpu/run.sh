@@ -29,12 +29,14 @@ if [ -e "$here/precast-gpu.tar.gz" ]; then
 fi
 chmod +x "$here"/bin/*
 PATH=$here/bin:$PATH
-LD_LIBRARY_PATH=$("$python" -c 'import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))')${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+LIBTORCH=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')
+# For the tests, which link it through tch.
+LD_LIBRARY_PATH=$LIBTORCH/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 PRECAST_STORE=$work/store
 PRECAST_PYTHON=$(command -v "$python")
 # The graph passes are a package that is not installed there.
 PYTHONPATH=$here/kernels${PYTHONPATH:+:$PYTHONPATH}
-export PATH LD_LIBRARY_PATH PRECAST_STORE PRECAST_PYTHON PYTHONPATH
+export PATH LIBTORCH LD_LIBRARY_PATH PRECAST_STORE PRECAST_PYTHON PYTHONPATH
 
 failed=
 # step NAME COMMAND…: runs it with its data in NAME.json and its messages in NAME.log; a failure is kept for the end.

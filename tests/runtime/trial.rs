@@ -16,7 +16,7 @@ use crate::{
     flat, x,
 };
 
-const HELPER: &str = env!("CARGO_BIN_EXE_precast-torch");
+const HELPER: &str = env!("CARGO_BIN_EXE_precast");
 
 /// Loads a small bucket that behaves so, and a larger one that is right.
 fn load(behaviour: &'static str, trial: Trial) -> Result<Model, RuntimeError> {

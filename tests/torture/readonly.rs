@@ -169,8 +169,7 @@ pub fn runs(sandbox: &crate::sandbox::Sandbox, how: &'static str) -> Result<u64,
     let inputs = sandbox.path("x.safetensors");
     fs::copy(inputs, ground.out.path().join("x.safetensors")).unwrap();
     let precast = ground.program(Path::new(env!("CARGO_BIN_EXE_precast")));
-    // What runs artifacts lies beside it.
-    ground.program(Path::new(env!("CARGO_BIN_EXE_precast-torch")));
+    let libtorch = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/libtorch"));
     let args = [
         "run",
         "affine",
@@ -179,7 +178,11 @@ pub fn runs(sandbox: &crate::sandbox::Sandbox, how: &'static str) -> Result<u64,
         "--outputs",
         "y.safetensors",
     ];
-    let (calls, out) = ground.run(&precast, &args, &[("PRECAST_STORE", &*ground.store)])?;
+    let (calls, out) = ground.run(
+        &precast,
+        &args,
+        &[("PRECAST_STORE", &*ground.store), ("LIBTORCH", libtorch)],
+    )?;
     match out.contains("affine batch=4") && ground.out.path().join("y.safetensors").exists() {
         true => Ok(calls),
         false => Err(out),

@@ -8,6 +8,7 @@
 #include <ATen/ops/aminmax.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
+#include <torch/headeronly/version.h>
 
 #include <cstring>
 #include <exception>
@@ -117,6 +118,8 @@ const at::Tensor& tensor(const void* handle) { return *static_cast<const at::Ten
 int32_t precast_guarded(const std::function<int32_t()>& f) noexcept { return guarded(f); }
 
 extern "C" {
+
+uint64_t precast_abi_version() { return TORCH_ABI_VERSION; }
 
 struct PrecastMeta {
   const int64_t* sizes;

@@ -19,6 +19,8 @@ pub trait Argument: sealed::Input {}
 ///
 /// ```
 /// use precast_runtime::{RuntimeError, Value};
+/// # let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
+/// # precast_runtime::Runtime::libtorch(torch.as_deref(), false)?;
 ///
 /// let ids = Value::new(&[101_i64, 7592, 102, 101, 2088, 102], &[2, 3])?;
 /// assert_eq!((ids.dtype().name(), ids.shape()), ("int64", vec![2, 3]));

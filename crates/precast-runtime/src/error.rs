@@ -41,6 +41,13 @@ pub enum RuntimeError {
         /// What is missing or can't be read.
         reason: String,
     },
+    /// There is no libtorch, or one that is not supported, or two. Nothing of a refused one has run, unless the process
+    /// had it already.
+    #[error("libtorch can't be used: {reason}")]
+    Libtorch {
+        /// What was found, or where it was looked for.
+        reason: String,
+    },
     /// No device was named, or a CUDA device twice.
     #[error("a runtime needs at least one device, and each CUDA device only once")]
     Devices,

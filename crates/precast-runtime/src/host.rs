@@ -2,7 +2,7 @@
 
 use super::{
     RuntimeError,
-    ffi::{DeviceMemory, cuda, libtorch_folder},
+    ffi::{DeviceMemory, cuda, libtorch},
 };
 
 use precast_store::out_of_memory::says_out_of_memory;
@@ -52,8 +52,8 @@ fn release() {
 /// when the device is not there.
 pub fn host(device: Device) -> Result<Target, RuntimeError> {
     let unknown = |reason: String| RuntimeError::UnknownHost { reason };
-    let folder = libtorch_folder()
-        .ok_or_else(|| unknown("the loader does not say where libtorch is".to_owned()))?;
+    let open = libtorch().map_err(|reason| RuntimeError::Libtorch { reason })?;
+    let folder = &open.folder;
     let folder = folder
         .canonicalize()
         .map_err(|error| unknown(format!("`{}`: {error}", folder.display())))?;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    path::Path,
     sync::{Arc, Mutex, OnceLock, RwLock},
     time::{Duration, Instant},
 };
@@ -14,7 +15,7 @@ use precast_store::{
 use super::{
     RuntimeError,
     ending::{self, Entered},
-    ffi::{cuda, cuda_for},
+    ffi::{Libtorch, cuda, cuda_for, open_libtorch},
     host::host,
     identity,
     loader::{Held, Loader, Loading, Slot},
@@ -70,6 +71,27 @@ pub struct Runtime {
 type Priority = Arc<dyn Fn(&Program) -> i64 + Send + Sync>;
 
 impl Runtime {
+    /// Opens libtorch for this process: the one that it has already, as with Python's torch in it, else that of `folder`, which
+    /// is the package `torch` or the folder with its libraries.
+    ///
+    /// Without this call a runtime uses what the process has. A newer torch than this version was tried with is refused, unless
+    /// `untried` is set. Fails with [`RuntimeError::Libtorch`], also where the process has another one than `folder`'s.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use precast_runtime::{Device, Runtime, Store};
+    ///
+    /// Runtime::libtorch(Some("/opt/venv/lib/python3.11/site-packages/torch".as_ref()), false)?;
+    /// let model = Runtime::new(&Store::open("artifacts")?, Device::Cpu)?.load("minilm")?;
+    /// # Ok(()) }
+    /// ```
+    pub fn libtorch(
+        folder: Option<&Path>,
+        untried: bool,
+    ) -> Result<&'static Libtorch, RuntimeError> {
+        open_libtorch(folder, untried).map_err(|reason| RuntimeError::Libtorch { reason })
+    }
+
     /// Makes a runtime over a store on one or several devices, as `Device::Cpu` or `[Device::Cuda(0), Device::Cuda(1)]`.
     ///
     /// A model has a replica on each. A call whose inputs are on one of the devices is answered there; any other goes to
@@ -154,7 +176,7 @@ impl Runtime {
     /// # use precast_runtime::{Device, Runtime, Store, Trial};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let store = Store::open("artifacts")?;
-    /// let trial = Trial::with("/usr/local/bin/precast-torch").remember("/var/cache/app/loads");
+    /// let trial = Trial::with("/usr/local/bin/precast").remember("/var/cache/app/loads");
     /// let model = Runtime::new(&store, Device::Cpu)?.trial(trial).load("minilm")?;
     /// # Ok(()) }
     /// ```

@@ -13,6 +13,8 @@ use super::ffi::{Handle, TensorRef, contiguous};
 ///
 /// ```
 /// use precast_runtime::{Tensor, TensorError};
+/// # let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
+/// # precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
 ///
 /// let table = Tensor::from_slice(&[1_i64, 2, 3, 4, 5, 6], &[2, 3])?;
 /// let right = table.narrow(1, 1, 2)?;

@@ -36,12 +36,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     RuntimeError,
-    ffi::{Library, Loading, cuda},
+    ffi::{Library, Loading, cuda, libtorch},
     model::now,
     source::{Source, SourceError, sealed},
 };
 
-/// The argument that makes `precast-torch` the helper.
+/// The argument that makes `precast` the helper.
 pub const ARGUMENT: &str = "__trial";
 
 /// What the helper exits with when it has tried: an initialiser that ends its process has other codes.
@@ -65,7 +65,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Tries first loads in the program `helper`, which is `precast-torch` of this version.
+    /// Tries first loads in the program `helper`, which is `precast` of this version.
     pub fn with(helper: impl Into<PathBuf>) -> Self {
         Self {
             program: Some(helper.into()),
@@ -168,7 +168,11 @@ impl Trials {
         let unreadable = |source| RuntimeError::Unreadable { object, source };
         let input = request(source, artifact).map_err(unreadable)?;
         let seconds = self.trial.limit.as_secs() + 5;
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        if let Ok(open) = libtorch() {
+            command.env("LIBTORCH", &open.folder);
+        }
+        let child = command
             .args([OsString::from(ARGUMENT), seconds.to_string().into()])
             .stdin(input)
             .stdout(Stdio::null())

@@ -33,6 +33,9 @@ struct Args {
     /// The store that `precast build` filled
     #[arg(long, default_value = "artifacts", value_name = "DIR")]
     store: PathBuf,
+    /// The folder of the package `torch`
+    #[arg(long, env = "LIBTORCH", value_name = "DIR")]
+    libtorch: Option<PathBuf>,
     /// Text file, one sentence a line
     #[arg(long, value_name = "FILE")]
     sentences: PathBuf,
@@ -83,6 +86,7 @@ fn main() -> Result<ExitCode> {
     };
 
     let started = Instant::now();
+    Runtime::libtorch(args.libtorch.as_deref(), false)?;
     let store = Store::open(&args.store)?;
     let model = Runtime::new(&store, device)?.load("minilm")?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;

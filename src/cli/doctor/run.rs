@@ -1,41 +1,40 @@
 //! What running needs: libtorch, memory that may be executed, and for a GPU its driver. And the store.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path};
 
 use super::{
-    super::{Context, internal, text::count},
+    super::{Context, libtorch::LibtorchArgs, text::count},
     Check,
     Need::{Run, Store},
-    first_line,
 };
 use crate::store::StoreError;
 
 /// Looks at all of it but the store; `gpus` are the compute capabilities of the host's GPUs.
-pub(super) fn checks(gpus: &[String]) -> Vec<Check> {
-    vec![libtorch(), memory(), gpu(gpus), huge_pages()]
+pub(super) fn checks(libtorch_args: &LibtorchArgs, gpus: &[String]) -> Vec<Check> {
+    vec![libtorch(libtorch_args), memory(), gpu(gpus), huge_pages()]
 }
 
-/// Starts the program that is linked with libtorch.
-fn libtorch() -> Check {
-    let name = "libtorch";
-    let hint = "see the production checklist for the files that a host needs";
-    let program = match internal::with_torch() {
-        Ok(program) => program,
-        Err(error) => return Check::missing(Run, name, error.to_string(), hint),
-    };
-    let shown = program.display();
-    match Command::new(&program).arg("--version").output() {
-        Ok(output) if output.status.success() => {
-            Check::ok(Run, name, format!("{}, {shown}", crate::build::TORCH))
+/// Opens libtorch as `run` does.
+#[cfg(feature = "torch")]
+fn libtorch(args: &LibtorchArgs) -> Check {
+    match args.open() {
+        Ok(open) => {
+            let found = format!("{}, {}", open.version, open.folder.display());
+            Check::ok(Run, "libtorch", found)
         }
-        Ok(output) => Check::missing(Run, name, first_line(&output.stderr), hint),
         Err(error) => Check::missing(
             Run,
-            name,
-            format!("`{shown}` can't be started: {error}"),
-            "install `precast-torch` beside `precast`",
+            "libtorch",
+            error.to_string(),
+            "name the folder of the package `torch`: `--libtorch DIR`, or LIBTORCH",
         ),
     }
+}
+
+#[cfg(not(feature = "torch"))]
+fn libtorch(_: &LibtorchArgs) -> Check {
+    let found = "this program was built without what runs artifacts";
+    Check::missing(Run, "libtorch", found, "build it with the feature `torch`")
 }
 
 /// Looks whether the kernel lets a process execute a file in memory: verified objects are loaded from one.

@@ -103,6 +103,10 @@ impl RuntimeError {
                 ..
             } => "`Device::Cpu` runs programs built for `cpu`",
             Self::NoDevice { .. } => "name another device",
+            Self::Libtorch { .. } => {
+                "name the folder of the package `torch` that the model was built with: `--libtorch DIR` or `LIBTORCH` for \
+                 the command, `Runtime::libtorch` in the library"
+            }
             Self::UnknownHost { .. } => "run it with the libtorch that it was built with",
             Self::Devices => "name each device once",
             Self::WrongRecord { .. } => {

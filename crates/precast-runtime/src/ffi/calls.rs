@@ -8,7 +8,12 @@ use std::{
 use precast_store::Device;
 use smallvec::SmallVec;
 
-use super::{Handle, interpreter::run_on, shim::checked};
+use super::{
+    Handle,
+    interpreter::run_on,
+    libtorch::{self, imports},
+    shim::checked,
+};
 
 /// One value of an argument: fixed, or the number of an earlier one.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +52,7 @@ pub enum Kept {
 
 /// A `precast::Fixed` of the shim.
 #[repr(C)]
-struct RawItem {
+pub struct RawItem {
     kind: i32,
     integer: i64,
     number: f64,
@@ -56,16 +61,16 @@ struct RawItem {
 
 /// A `PrecastGiven` of the shim.
 #[repr(C)]
-struct RawGiven {
+pub struct RawGiven {
     name: *const c_char,
     is_list: i32,
     items: *const RawItem,
     n: usize,
 }
 
-unsafe extern "C" {
-    fn precast_calls_new(device: *const c_char, inputs: usize, made: *mut *mut c_void) -> i32;
-    fn precast_calls_add(
+imports! { table;
+    pub fn precast_calls_new(device: *const c_char, inputs: usize, made: *mut *mut c_void) -> i32;
+    pub fn precast_calls_add(
         calls: *mut c_void,
         name: *const c_char,
         overload: *const c_char,
@@ -74,7 +79,7 @@ unsafe extern "C" {
         results: *const i64,
         n_results: usize,
     ) -> i32;
-    fn precast_calls_add_cond(
+    pub fn precast_calls_add_cond(
         calls: *mut c_void,
         yes: *mut c_void,
         no: *mut c_void,
@@ -83,15 +88,19 @@ unsafe extern "C" {
         results: *const i64,
         n_results: usize,
     ) -> i32;
-    fn precast_calls_finish(calls: *mut c_void, outputs: *const i64, n: usize) -> i32;
-    fn precast_calls_run(
+    pub fn precast_calls_finish(calls: *mut c_void, outputs: *const i64, n: usize) -> i32;
+    pub fn precast_calls_run(
         calls: *mut c_void,
         inputs: *const *mut c_void,
         n_in: usize,
         outputs: *mut *mut c_void,
         n_out: usize,
     ) -> i32;
-    fn precast_calls_delete(calls: *mut c_void);
+    pub fn precast_calls_delete(calls: *mut c_void);
+}
+
+fn table() -> &'static Functions {
+    &libtorch::opened().calls
 }
 
 /// A list of calls under construction.
@@ -106,6 +115,7 @@ unsafe impl Send for Calls {}
 impl Builder {
     /// Begins a graph with so many inputs, for a device.
     pub fn new(device: Device, inputs: usize) -> Result<Self, String> {
+        libtorch::get()?;
         let device = text(&device.to_string())?;
         let mut raw = ptr::null_mut();
         // SAFETY: a C string and a valid out pointer.

@@ -7,13 +7,12 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
-    path::{Path, PathBuf},
     sync::OnceLock,
 };
 
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
-use super::{context, library::open_verified, shim};
+use super::{context, library::open_verified, libtorch, shim};
 use crate::{ending, source::sealed};
 
 /// The CUDA half of the shim; empty when the crate was built without the headers.
@@ -100,9 +99,7 @@ pub fn cuda_for(devices: &[usize]) -> Result<&'static Cuda, String> {
 
 impl Cuda {
     fn load() -> Result<Self, String> {
-        let path = libtorch_folder()
-            .unwrap_or_default()
-            .join("libtorch_cuda.so");
+        let path = libtorch::get()?.folder.join("libtorch_cuda.so");
         // SAFETY: it is libtorch's own library, of the folder the process runs libtorch from; its initialisers
         // register the CUDA backend.
         let loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
@@ -291,24 +288,6 @@ fn functions() -> Result<Functions, String> {
             .map_err(|error| error.to_string())?
     };
     find(library)
-}
-
-/// Returns the folder libtorch_cpu was loaded from.
-pub fn libtorch_folder() -> Option<PathBuf> {
-    let mut info = libc::Dl_info {
-        dli_fname: std::ptr::null(),
-        dli_fbase: std::ptr::null_mut(),
-        dli_sname: std::ptr::null(),
-        dli_saddr: std::ptr::null_mut(),
-    };
-    // SAFETY: the address is a function of libtorch_cpu, and `info` is a valid out pointer.
-    let found = unsafe { libc::dladdr(shim::libtorch_address(), &mut info) };
-    if found == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: the loader gives a NUL-terminated path that lives as long as the library.
-    let path = unsafe { CStr::from_ptr(info.dli_fname) };
-    Path::new(path.to_str().ok()?).parent().map(Path::to_owned)
 }
 
 #[cfg(test)]

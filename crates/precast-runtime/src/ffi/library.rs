@@ -20,7 +20,7 @@ use object::{
 use precast_store::{Digest, Mapped};
 
 use super::{
-    libtorch_folder,
+    libtorch,
     shim::{self, Bind, Count, Create, Delete, DtypeOf, FailedCheck, Flag, Name, Run, Size},
 };
 use crate::RuntimeError;
@@ -240,7 +240,10 @@ fn resolve(library: &Loaded, object: &Digest) -> Result<Abi, RuntimeError> {
 /// Loads `libtorch.so`, which has no code and needs all of libtorch, CUDA too. Artifacts that precast built do not need
 /// it; others name it, and a path in memory has no folder beside which the loader would find it.
 fn load_umbrella() -> bool {
-    let path = libtorch_folder().unwrap_or_default().join("libtorch.so");
+    let Ok(open) = libtorch::get() else {
+        return false;
+    };
+    let path = open.folder.join("libtorch.so");
     // SAFETY: it is libtorch's own library, of the folder the process runs libtorch from.
     match unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
         Ok(library) => {

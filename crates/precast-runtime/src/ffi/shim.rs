@@ -2,7 +2,10 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use super::operators::RawArgument;
+use super::{
+    libtorch::{self, imports},
+    operators::RawArgument,
+};
 
 /// An `AOTInductorModelContainerHandle`.
 pub type RawContainer = *mut c_void;
@@ -52,7 +55,9 @@ pub struct RawMeta {
     pub flags: u8,
 }
 
-unsafe extern "C" {
+imports! { table;
+    /// The `TORCH_ABI_VERSION` that it was compiled with.
+    pub fn precast_abi_version() -> u64;
     pub fn precast_operator_names(
         each: extern "C" fn(*mut c_void, *const c_char),
         context: *mut c_void,
@@ -74,7 +79,7 @@ unsafe extern "C" {
         made: *mut RawTensor,
     ) -> i32;
     pub fn precast_operators_delete(executor: *mut c_void);
-    fn precast_capture_messages(said: extern "C" fn(*const c_char));
+    pub fn precast_capture_messages(said: extern "C" fn(*const c_char));
     pub fn precast_capture_begin() -> *mut c_void;
     pub fn precast_capture_end(before: *mut c_void, code: i32);
     pub fn precast_last_error() -> *const c_char;
@@ -126,11 +131,8 @@ unsafe extern "C" {
     pub fn precast_bind(f: Bind, container: RawContainer, pairs: *const Pair, n: usize) -> i32;
 }
 
-/// Returns the address of a function of libtorch_cpu, to ask the loader where that came from.
-///
-/// The address of an imported function is that of its definition, so it lies in libtorch_cpu and not in this binary.
-pub fn libtorch_address() -> *const c_void {
-    super::torch::aoti_torch_abi_version as *const c_void
+fn table() -> &'static Functions {
+    &libtorch::opened().shim
 }
 
 /// Lets nothing that libtorch prints in a call reach the terminal: an error's text belongs to the error, the rest, such

@@ -4,9 +4,12 @@
 
 use std::ffi::c_void;
 
-use super::shim::{self, RawTensor, precast_capture_begin, precast_capture_end};
+use super::{
+    libtorch::{self, imports},
+    shim::{self, RawTensor, precast_capture_begin, precast_capture_end},
+};
 
-unsafe extern "C" {
+imports! { table;
     /// Returns which `TORCH_ABI_VERSION` it is.
     pub fn aoti_torch_abi_version() -> u64;
     pub fn aoti_torch_empty_strided(
@@ -58,8 +61,13 @@ unsafe extern "C" {
     pub fn torch_get_num_threads(threads: *mut u32) -> i32;
 }
 
+fn table() -> &'static Functions {
+    &libtorch::opened().torch
+}
+
 /// Makes one call of libtorch's C ABI and returns the reason when it fails.
 pub fn call(f: impl FnOnce() -> i32) -> Result<(), String> {
+    libtorch::get()?;
     shim::capture_messages();
     // SAFETY: both set a thread-local of the shim; `f` only calls libtorch, which comes back.
     let code = unsafe {

@@ -98,6 +98,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             device: Device::Cuda(0),
             reason: text(),
         },
+        E::Libtorch { reason: text() },
         E::UnknownHost { reason: text() },
         E::Devices,
         E::WrongTarget {

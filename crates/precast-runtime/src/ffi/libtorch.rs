@@ -1,0 +1,365 @@
+//! The libtorch of this process: found, opened, checked, and its functions resolved, once.
+//!
+//! Nothing of libtorch is linked. It is the copy that the process already has, or else that of the folder that the caller
+//! named ([`open`]); a second one is never opened. Its version is compared with [`SUPPORTED`]: what `version.py` of the torch
+//! package around it says before anything of it runs, and what libtorch itself says once it is open.
+//!
+//! [`imports!`] declares the functions of one library: as a table that is filled when the library is opened, and as Rust
+//! functions that call through it.
+
+use std::{
+    ffi::{CStr, OsStr, c_char, c_void},
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
+use precast_store::{Digest, target::Torch};
+
+use super::{calls, library::open_verified, shim, torch};
+use crate::source::sealed;
+
+/// The versions of torch that were tried, as major and minor number: the oldest and the newest.
+pub const SUPPORTED: [(u32, u32); 2] = [(2, 11), (2, 15)];
+
+/// libtorch's library, by the name that the loader knows it by.
+const CPU: &str = "libtorch_cpu.so";
+
+/// The shim that the crate was built with; empty when there was no torch then.
+const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
+
+/// Declares functions of a library: `Functions`, its `find`, and one Rust function for each that calls through `table`.
+macro_rules! imports {
+    ($table:path; $($(#[$meta:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
+        /// The functions; all of them are there.
+        #[allow(non_snake_case, reason = "as the library calls them")]
+        pub struct Functions { $(pub $name: unsafe extern "C" fn($($type),*) $(-> $ret)?,)* }
+
+        impl Functions {
+            pub fn find(library: &libloading::os::unix::Library) -> Result<Self, String> {
+                Ok(Self { $($name: {
+                    let symbol = concat!(stringify!($name), "\0");
+                    // SAFETY: the function of this name has this type, in every supported version.
+                    let found = unsafe { library.get::<unsafe extern "C" fn($($type),*) $(-> $ret)?>(symbol.as_bytes()) };
+                    *found.map_err(|_| format!("it has no function `{}`", stringify!($name)))?
+                },)* })
+            }
+        }
+
+        $($(#[$meta])*
+        #[allow(dead_code, non_snake_case, reason = "some are called through the table")]
+        pub unsafe fn $name($($arg: $type),*) $(-> $ret)? {
+            // SAFETY: as the caller vouches.
+            unsafe { ($table().$name)($($arg),*) }
+        })*
+    };
+}
+pub(super) use imports;
+
+/// The libtorch of this process.
+pub struct Libtorch {
+    /// Where `libtorch_cpu.so` lies.
+    pub folder: PathBuf,
+    /// Its version, as `2.11.0`.
+    pub version: String,
+    pub(super) torch: torch::Functions,
+    pub(super) shim: shim::Functions,
+    pub(super) calls: calls::Functions,
+}
+
+static OPEN: OnceLock<Libtorch> = OnceLock::new();
+
+/// Returns the libtorch that is open, or opens the one that the process has.
+pub fn get() -> Result<&'static Libtorch, String> {
+    match OPEN.get() {
+        Some(open) => Ok(open),
+        None => open(default_folder().as_deref(), false),
+    }
+}
+
+/// Returns the libtorch that is open. Only tensors and what is made by the shim ask, and there are none before it is.
+pub(super) fn opened() -> &'static Libtorch {
+    match get() {
+        Ok(open) => open,
+        // A tensor of tch, in a process whose libtorch is refused.
+        Err(reason) => panic!("{reason}"),
+    }
+}
+
+/// Opens libtorch: the process's own, or that of `folder` (torch's, or the one with the library). With `untried` also one
+/// that is newer than [`SUPPORTED`].
+pub fn open(folder: Option<&Path>, untried: bool) -> Result<&'static Libtorch, String> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(open) = OPEN.get() {
+        same(&open.folder, folder)?;
+        return Ok(open);
+    }
+    let made = Libtorch::open(folder, untried)?;
+    Ok(OPEN.get_or_init(|| made))
+}
+
+/// Unit tests use the torch of the checkout.
+fn default_folder() -> Option<PathBuf> {
+    #[cfg(test)]
+    return std::env::var_os("LIBTORCH").map(PathBuf::from);
+    #[cfg(not(test))]
+    None
+}
+
+/// Returns the folder with the library in what a caller named.
+fn inside(folder: &Path) -> Option<PathBuf> {
+    let places = [folder.join("lib"), folder.to_owned()];
+    places.into_iter().find(|place| place.join(CPU).exists())
+}
+
+/// Fails where a caller named another libtorch than the process has.
+fn same(own: &Path, named: Option<&Path>) -> Result<(), String> {
+    let Some(named) = named else { return Ok(()) };
+    let real = |path: &Path| path.join(CPU).canonicalize();
+    match inside(named) {
+        Some(folder) if real(&folder).ok() == real(own).ok() => Ok(()),
+        _ => Err(format!(
+            "the process has the libtorch in `{}` already, and `{}` was named: there can be only one",
+            own.display(),
+            named.display()
+        )),
+    }
+}
+
+impl Libtorch {
+    fn open(named: Option<&Path>, untried: bool) -> Result<Self, String> {
+        let loaded = match already()? {
+            Some(loaded) => loaded,
+            None => {
+                let Some(named) = named else {
+                    return Err(
+                        "no libtorch: the process has none, and no folder was named".to_owned()
+                    );
+                };
+                let folder = inside(named).ok_or_else(|| {
+                    let (lib, own) = (named.join("lib"), named.display());
+                    format!(
+                        "no libtorch: there is no `{CPU}` in `{}` or `{own}`",
+                        lib.display()
+                    )
+                })?;
+                // The version first: nothing of a libtorch that is refused has run then.
+                if let Some(version) = packaged(&folder) {
+                    checked(&version, &folder, untried)?;
+                }
+                let path = folder.join(CPU);
+                // SAFETY: it is libtorch's own library, of the folder that the caller named; its initialisers register
+                // its operators. Artifacts and the shim take their symbols from it.
+                let loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
+                loaded.map_err(|error| {
+                    format!("`{}` can't be opened: {}", path.display(), cause(&error))
+                })?
+            }
+        };
+        // Never closed: its destructors belong to the end of the process.
+        let loaded: &'static Loaded = Box::leak(Box::new(loaded));
+        let torch = torch::Functions::find(loaded)
+            .map_err(|reason| format!("this libtorch is not supported: {reason}"))?;
+        let folder = folder_of(torch.aoti_torch_abi_version as *const c_void)
+            .ok_or("the loader does not say where libtorch is")?;
+        same(&folder, named)?;
+        // SAFETY: it takes nothing and returns a number.
+        let version = numbers(unsafe { (torch.aoti_torch_abi_version)() });
+        checked(&version, &folder, untried)?;
+        let (shim, calls) = open_shim(&version)?;
+        Ok(Self {
+            folder,
+            version,
+            torch,
+            shim,
+            calls,
+        })
+    }
+}
+
+/// Returns the libtorch that the process has, with its symbols made visible to what is loaded later. Fails where there are two.
+fn already() -> Result<Option<Loaded>, String> {
+    let mut found = loaded_copies();
+    found.sort();
+    found.dedup();
+    if let [one, other, ..] = &found[..] {
+        return Err(format!(
+            "the process has two copies of libtorch, `{}` and `{}`: there can be only one",
+            one.display(),
+            other.display()
+        ));
+    }
+    let Some(path) = found.pop() else {
+        return Ok(None);
+    };
+    // SAFETY: it is loaded; nothing of it is run again.
+    let loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_GLOBAL | libc::RTLD_NOLOAD) };
+    loaded
+        .map(Some)
+        .map_err(|error| format!("`{}` can't be opened: {}", path.display(), cause(&error)))
+}
+
+/// Returns the files of the libtorchs that are loaded.
+fn loaded_copies() -> Vec<PathBuf> {
+    unsafe extern "C" fn each(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        found: *mut c_void,
+    ) -> libc::c_int {
+        // SAFETY: the loader passes a valid entry, whose name is a C string, and the vector that it was given.
+        let (name, found) = unsafe {
+            let name: *const c_char = (*info).dlpi_name;
+            if name.is_null() {
+                return 0;
+            }
+            (CStr::from_ptr(name), &mut *found.cast::<Vec<PathBuf>>())
+        };
+        let path = Path::new(OsStr::from_bytes(name.to_bytes()));
+        if path.file_name() == Some(CPU.as_ref()) {
+            found.push(path.to_owned());
+        }
+        0
+    }
+    let mut found: Vec<PathBuf> = Vec::new();
+    // SAFETY: `each` takes what it is given here, and only during the call.
+    unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut found).cast()) };
+    found
+}
+
+/// Returns the version in a `TORCH_ABI_VERSION`, whose highest bytes are major, minor and patch number.
+fn numbers(abi: u64) -> String {
+    let [major, minor, patch, ..] = abi.to_be_bytes();
+    format!("{major}.{minor}.{patch}")
+}
+
+/// Returns the full version of the torch package around a folder with libtorch.
+fn packaged(folder: &Path) -> Option<String> {
+    // <site-packages>/torch/lib
+    let folder = folder.canonicalize().ok()?;
+    let site: Vec<_> = folder.ancestors().nth(2).into_iter().collect();
+    Torch::find(&site).map(|torch| torch.version)
+}
+
+/// Fails for a version that is not supported.
+fn checked(version: &str, folder: &Path, untried: bool) -> Result<(), String> {
+    let mut numbers = version.split(['.', '+']).map(str::parse::<u32>);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        return Err(format!(
+            "torch {version} in `{}` is no version",
+            folder.display()
+        ));
+    };
+    let [(a, b), (c, d)] = SUPPORTED;
+    let folder = folder.display();
+    if (major, minor) < (a, b) {
+        return Err(format!(
+            "torch {version} in `{folder}` is too old: {a}.{b} is the least"
+        ));
+    }
+    if (major, minor) > (c, d) && !untried {
+        return Err(format!(
+            "torch {version} in `{folder}` is newer than what was tried: {a}.{b} to {c}.{d}"
+        ));
+    }
+    Ok(())
+}
+
+/// Opens the shim, which must have been compiled with this version.
+fn open_shim(version: &str) -> Result<(shim::Functions, calls::Functions), String> {
+    if SHIM.is_empty() {
+        return Err("this program was built without a torch: it has no shim for one".to_owned());
+    }
+    let file = sealed("precast-shim", SHIM).map_err(|error| error.to_string())?;
+    let loaded = open_verified(&Digest::of(SHIM), file, RTLD_LOCAL)
+        .map_err(|error| format!("the shim can't be loaded with torch {version}: {error}"))?;
+    let functions = shim::Functions::find(loaded)?;
+    // SAFETY: it takes nothing and returns a number.
+    let own = numbers(unsafe { (functions.precast_abi_version)() });
+    match own == version {
+        true => Ok((functions, calls::Functions::find(loaded)?)),
+        false => Err(format!(
+            "the shim was compiled with torch {own}, and libtorch is {version}"
+        )),
+    }
+}
+
+/// Returns the folder of the library that an address lies in.
+fn folder_of(address: *const c_void) -> Option<PathBuf> {
+    let mut info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
+    };
+    // SAFETY: the loader only looks the address up, and `info` is a valid out pointer.
+    let found = unsafe { libc::dladdr(address, &mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader gives a NUL-terminated path that lives as long as the library.
+    let path = unsafe { CStr::from_ptr(info.dli_fname) };
+    Path::new(OsStr::from_bytes(path.to_bytes()))
+        .parent()
+        .map(Path::to_owned)
+}
+
+fn cause(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or(error.to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(version: &str, untried: bool) -> String {
+        let checked = checked(version, Path::new("/opt/torch/lib"), untried);
+        checked.err().unwrap_or_default()
+    }
+
+    #[test]
+    fn versions_are_those_that_were_tried() {
+        for version in ["2.11.0+cu130", "2.11.0", "2.13.1+cpu", "2.15.0a0+git123"] {
+            assert_eq!(told(version, false), "");
+        }
+        assert_eq!(
+            told("2.10.1", true),
+            "torch 2.10.1 in `/opt/torch/lib` is too old: 2.11 is the least"
+        );
+        assert_eq!(
+            told("2.16.0+cu132", false),
+            "torch 2.16.0+cu132 in `/opt/torch/lib` is newer than what was tried: 2.11 to 2.15"
+        );
+        assert_eq!(told("3.0.0", true), "");
+        assert_eq!(told("", false), "torch  in `/opt/torch/lib` is no version");
+        assert_eq!(numbers(0x020b_0100_0000_0000), "2.11.1");
+    }
+
+    #[test]
+    fn there_is_one_and_another_one_is_refused() {
+        let own = get().unwrap();
+        assert!(own.folder.join(CPU).exists());
+        assert_eq!(loaded_copies().len(), 1);
+        assert!(std::ptr::eq(own, open(Some(&own.folder), false).unwrap()));
+        assert!(std::ptr::eq(own, open(own.folder.parent(), false).unwrap()));
+        let other = open(Some(Path::new("/nowhere")), false).err().unwrap();
+        assert!(
+            other.ends_with("and `/nowhere` was named: there can be only one"),
+            "{other}"
+        );
+    }
+
+    #[test]
+    fn a_folder_without_libtorch_says_what_was_looked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(inside(folder.path()), None);
+        std::fs::create_dir(folder.path().join("lib")).unwrap();
+        std::fs::write(folder.path().join("lib").join(CPU), "").unwrap();
+        assert_eq!(inside(folder.path()), Some(folder.path().join("lib")));
+        assert_eq!(
+            inside(&folder.path().join("lib")),
+            Some(folder.path().join("lib"))
+        );
+    }
+}
