@@ -5,11 +5,12 @@ use std::{
     io::{self, Write},
 };
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use precast_store::{
     Checking, Digest, Hold, Mapped, Store,
     record::{Artifact, Program, Release},
+    seal,
 };
 
 /// What a source answers when it can't.
@@ -95,12 +96,6 @@ pub fn sealed(name: &str, bytes: &[u8]) -> io::Result<File> {
         MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
     )?);
     file.write_all(bytes)?;
-    fcntl_add_seals(&file, SEALS)?;
+    seal(&file)?;
     Ok(file)
 }
-
-/// What a file in memory must be sealed against before it is executed.
-pub(super) const SEALS: SealFlags = SealFlags::WRITE
-    .union(SealFlags::GROW)
-    .union(SealFlags::SHRINK)
-    .union(SealFlags::SEAL);

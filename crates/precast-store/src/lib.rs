@@ -133,7 +133,7 @@ pub use gc::{GcPlan, OldRelease, Policy, Victim};
 pub use lease::Hold;
 pub use listing::Dated;
 pub use lock::Waiting;
-pub use mapped::Mapped;
+pub use mapped::{Mapped, seal};
 pub use permissions::Options;
 pub use quarantine::Damaged;
 pub use ready::{Checking, Unpacked};

@@ -7,7 +7,35 @@
 use std::{fs::File, io, ops::Deref, sync::Arc};
 
 use memmap2::{Mmap, MmapOptions};
-use rustix::fs::{SealFlags, fcntl_get_seals};
+use rustix::{
+    fs::{SealFlags, fcntl_add_seals, fcntl_get_seals},
+    io::Errno,
+};
+
+/// How often to ask for the seals of a file in memory whose pages the kernel is using.
+const ATTEMPTS: usize = 20;
+
+/// Seals a file in memory against every change.
+///
+/// The kernel refuses while it holds a page of the file itself, as when it compacts memory: it waits about 150 ms for that to
+/// end, then answers EBUSY. So it is asked again.
+pub fn seal(file: &File) -> io::Result<()> {
+    again(ATTEMPTS, || {
+        let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        fcntl_add_seals(file, seals)
+    })
+}
+
+/// Does what may be refused because something is busy, up to `attempts` times.
+fn again(attempts: usize, mut work: impl FnMut() -> Result<(), Errno>) -> io::Result<()> {
+    for _ in 1..attempts {
+        match work() {
+            Err(Errno::BUSY) => {}
+            other => return Ok(other?),
+        }
+    }
+    Ok(work()?)
+}
 
 /// The bytes of a verified object, page-aligned, and its open file. Cloning shares them.
 #[derive(Clone)]
@@ -79,5 +107,27 @@ impl AsRef<[u8]> for Mapped {
 impl std::fmt::Debug for Mapped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Mapped({} bytes)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_page_is_waited_for_and_no_other_error_is() {
+        let count = |busy: usize, then: Result<(), Errno>| {
+            let mut asked = 0;
+            let done = again(3, || {
+                asked += 1;
+                if asked > busy { then } else { Err(Errno::BUSY) }
+            });
+            (done.map_err(|error| error.raw_os_error()), asked)
+        };
+        assert_eq!(count(0, Ok(())), (Ok(()), 1));
+        assert_eq!(count(2, Ok(())), (Ok(()), 3));
+        let refused = |errno: Errno| Err(Some(errno.raw_os_error()));
+        assert_eq!(count(9, Ok(())), (refused(Errno::BUSY), 3));
+        assert_eq!(count(1, Err(Errno::PERM)), (refused(Errno::PERM), 2));
     }
 }

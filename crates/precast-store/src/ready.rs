@@ -27,12 +27,13 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
     Store,
     chunks::{self, Summing},
     error::{At, StoreError},
+    mapped::seal,
     object::{self, Tee},
     publish::PendingFile,
 };
@@ -119,7 +120,7 @@ impl Store {
         let path = self.layout().object(digest);
         let mut file = memory(digest, &path)?;
         self.read_into(digest, &mut file)?;
-        seal(&file, &path)?;
+        seal(&file).at("seal the memory of", &path)?;
         Ok(file)
     }
 
@@ -134,7 +135,7 @@ impl Store {
         if let Some(file) = self.open_ready(path)? {
             let copy = memory(digest, path)?;
             if let Some(size) = chunks::check(&file, digest, Some(&copy)).at("copy", path)? {
-                seal(&copy, path)?;
+                seal(&copy).at("seal the memory of", path)?;
                 return Mapped::new(&copy, size).at("map", path);
             }
             self.set_aside_ready(path)?;
@@ -250,12 +251,6 @@ fn memory(digest: &Digest, path: &Path) -> Result<File, StoreError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create(digest.short(), flags).at("make memory for", path)?;
     Ok(File::from(file))
-}
-
-/// Seals a file in memory against every change.
-fn seal(file: &File, path: &Path) -> Result<(), StoreError> {
-    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-    fcntl_add_seals(file, seals).at("seal the memory of", path)
 }
 
 pub(super) fn no_room(error: &StoreError) -> bool {
