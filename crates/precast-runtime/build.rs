@@ -40,7 +40,7 @@ fn main() {
     };
     let torch = torch.filter(|torch| torch.join("include/ATen/core/Tensor.h").exists());
     let none = || Err("no headers of torch in `LIBTORCH`".to_owned());
-    let halves: [(&str, &str, &dyn Fn(&Path) -> Result<(), String>); 2] = [
+    let halves: [(&str, &str, Compile<'_>); 2] = [
         ("shim.so", "a shim", &shim),
         ("shim_cuda.so", "CUDA graphs and streams", &cuda),
     ];
@@ -58,6 +58,9 @@ fn main() {
         }
     }
 }
+
+/// Compiles a half of the shim with the torch in a folder.
+type Compile<'a> = &'a dyn Fn(&Path) -> Result<(), String>;
 
 fn is_clippy(wrapper: OsString) -> bool {
     Path::new(&wrapper).file_stem() == Some("clippy-driver".as_ref())

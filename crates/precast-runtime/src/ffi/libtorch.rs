@@ -48,7 +48,10 @@ macro_rules! imports {
         }
 
         $($(#[$meta])*
-        #[allow(dead_code, non_snake_case, reason = "some are called through the table")]
+        #[allow(
+            clippy::too_many_arguments, dead_code, non_snake_case,
+            reason = "as the library declares them; some are called through the table"
+        )]
         pub unsafe fn $name($($arg: $type),*) $(-> $ret)? {
             // SAFETY: as the caller vouches.
             unsafe { ($table().$name)($($arg),*) }
