@@ -24,6 +24,7 @@ mod graphs;
 mod memory;
 mod replicas;
 mod session;
+mod tensors;
 #[path = "../traced/mod.rs"]
 mod traced;
 mod upload;

@@ -6,6 +6,7 @@
     reason = "tests panic, print, and call C"
 )]
 
+mod example;
 mod lab;
 mod memory;
 mod operators;
