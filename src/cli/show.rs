@@ -10,7 +10,7 @@ use super::{
     exit::{AGAIN, Missing},
     name::{self, Named},
     program,
-    text::bytes,
+    text::{bytes, count},
 };
 use crate::{
     Digest, Target,
@@ -193,6 +193,17 @@ fn show_artifact(artifact: &Artifact, context: &Context) -> Result<()> {
             constant.name,
             layout(&constant.layout)
         ))?;
+    }
+    if let Some(imports) = &artifact.imports {
+        out.line(format_args!(
+            "uses {} of libtorch",
+            count(imports.len() as u64, "function")
+        ))?;
+        if context.verbose > 0 {
+            for name in imports {
+                out.line(format_args!("     {name}"))?;
+            }
+        }
     }
     for made in &artifact.prepared {
         out.line(format_args!(

@@ -61,6 +61,7 @@
 #define INIT_CRASHES 16   // as soon as it is loaded, crashes
 #define INIT_HANGS 17     // as soon as it is loaded, sleeps for ten minutes
 #define INIT_EXITS 18     // as soon as it is loaded, ends its process as if all were well
+#define NEEDS_NEWER 19    // calls a function that no libtorch has
 #ifndef BEHAVIOUR
 #define BEHAVIOUR OK
 #endif
@@ -83,6 +84,10 @@ int32_t aoti_torch_dtype_float32();
 int32_t aoti_torch_dtype_int64();
 int32_t aoti_torch_device_type_cpu();
 }
+
+#if BEHAVIOUR == NEEDS_NEWER
+extern "C" int32_t aoti_torch_of_a_later_version();
+#endif
 
 namespace {
 
@@ -133,6 +138,9 @@ void run(Container* c, void** in, void** out) {
     ~Leave() { c->inside--; }
   } leave{c};
   const float* x = floats(in[0]);
+#if BEHAVIOUR == NEEDS_NEWER
+  aoti_torch_of_a_later_version();
+#endif
   if (BEHAVIOUR == THROWS) throw std::runtime_error("thrown through the C ABI");
   if (BEHAVIOUR == FAILS) throw std::runtime_error("refused by the fake");
   if (BEHAVIOUR == FAILS_BELOW && x[0] < 0) throw std::runtime_error("negative");

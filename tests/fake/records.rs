@@ -139,6 +139,7 @@ impl Fake {
             constants: constants.collect(),
             prepared: Vec::new(),
             proxy: None,
+            imports: None,
             libraries: Vec::new(),
             kind: Default::default(),
             graph: None,

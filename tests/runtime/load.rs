@@ -139,6 +139,48 @@ fn a_record_that_is_another_ones_is_refused_by_name() {
 }
 
 #[test]
+fn an_artifact_that_imports_what_libtorch_lacks_is_refused_by_name() {
+    let error = load(Memory::with(&[Fake::of("NEEDS_NEWER")])).unwrap_err();
+    let RuntimeError::LackingLibtorch {
+        functions,
+        built_with,
+        torch,
+        ..
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(functions[..], ["aoti_torch_of_a_later_version"]);
+    assert_eq!(*built_with, crate::fake::target().torch);
+    assert!(built_with.starts_with(torch.as_str()), "{error}");
+    let told = regex_lite(&error.to_string());
+    let end = format!(
+        "imports the function `aoti_torch_of_a_later_version`, which torch {torch} of this process lacks"
+    );
+    assert_eq!(
+        told,
+        format!("object `[id]`, built with torch {built_with}, {end}")
+    );
+    assert!(error.hint().contains("or a newer one"), "{}", error.hint());
+
+    // The ladder answers where it can, and what was refused stays so.
+    for _ in 0..2 {
+        let mut memory = Memory::with(&[Fake::sized(4, 4)]);
+        let lacking = Fake {
+            behaviour: "NEEDS_NEWER",
+            ..Fake::sized(2, 2)
+        };
+        memory.add("f", &lacking);
+        let model = load(memory).unwrap();
+        assert!(model.run("f", &[x(2, 2)]).is_ok());
+        let [lost] = &model.quarantined()[..] else {
+            panic!("{:?}", model.quarantined());
+        };
+        assert!(matches!(lost.error, RuntimeError::LackingLibtorch { .. }));
+    }
+}
+
+#[test]
 fn an_artifact_for_another_host_is_refused_whatever_its_program_says() {
     let mut memory = Memory::with(&[Fake::default()]);
     let artifact = memory.artifacts.values_mut().next().unwrap();

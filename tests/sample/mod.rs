@@ -96,6 +96,7 @@ fn artifact(store: &Store, step: &str, batch: i64, seq: i64, place: usize) -> Di
         constants: if step == "blocks" { constants } else { vec![] },
         prepared: if step == "blocks" { prepared } else { vec![] },
         proxy: None,
+        imports: None,
         libraries: vec![],
         graph: None,
         log: Some(store.put_bytes(log.as_bytes()).unwrap()),

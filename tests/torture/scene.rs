@@ -71,6 +71,7 @@ pub fn artifact(name: &str, object: Digest, size: u64, log: Option<Digest>) -> A
         }],
         prepared: vec![],
         proxy: None,
+        imports: None,
         libraries: vec![],
         log,
         kind: Default::default(),

@@ -11,6 +11,7 @@ use std::{
 
 use precast_store::{
     Digest, StoreError,
+    imports::imports,
     record::{
         Artifact, ArtifactKind, CompileReceipt, Eager, Failure, Layout, Lenient, Padding, Program,
         Provenance, SCHEMA, Step, receipt::Seconds,
@@ -94,6 +95,7 @@ impl Work<'_> {
                 prepared: vec![],
                 proxy: None,
                 libraries,
+                imports: None,
                 graph: None,
                 log: None,
                 key,
@@ -118,7 +120,8 @@ impl Work<'_> {
             });
         };
         let (object, size) = store.put_file(&compiled.library)?;
-        harmless(&store.read(&object)?)?;
+        let bytes = store.read(&object)?;
+        harmless(&bytes)?;
         let proxy = match &compiled.proxy {
             Some(path) => Some(store.put_file(path)?.0),
             None => None,
@@ -144,6 +147,7 @@ impl Work<'_> {
             prepared: compiled.prepared,
             proxy,
             libraries,
+            imports: imports(&*bytes).ok(),
             graph: Some(graph),
             log,
             key: compile.explained,

@@ -140,6 +140,19 @@ pub enum RuntimeError {
         /// Name of the function.
         name: String,
     },
+    /// It imports functions that this libtorch does not have. Nothing of it was loaded.
+    #[error("object `{}`, built with torch {built_with}, imports {}, which torch {torch} of this process lacks",
+        object.short(), some(functions))]
+    LackingLibtorch {
+        /// Digest of the object.
+        object: Digest,
+        /// Names of the functions, sorted.
+        functions: Vec<String>,
+        /// Full version of the torch that the artifact was built with.
+        built_with: String,
+        /// Version of the libtorch of this process.
+        torch: String,
+    },
     /// The artifact's own code refused to start, or to take its weights.
     #[error("artifact `{}` gives no container: {reason}", artifact.short())]
     NoContainer {
@@ -413,6 +426,22 @@ fn elements(needed: Option<usize>) -> String {
 fn list(mismatches: &[Mismatch]) -> String {
     let told: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
     told.join("; ")
+}
+
+/// Names the first functions of a list, and counts the others.
+fn some(functions: &[String]) -> String {
+    const SOME: usize = 3;
+    let named: Vec<String> = functions
+        .iter()
+        .take(SOME)
+        .map(|name| format!("`{name}`"))
+        .collect();
+    let (named, rest) = (named.join(", "), functions.len().saturating_sub(SOME));
+    match (functions.len(), rest) {
+        (1, _) => format!("the function {named}"),
+        (_, 0) => format!("the functions {named}"),
+        _ => format!("the functions {named} and {rest} more"),
+    }
 }
 
 fn quoted(names: &[Box<str>]) -> String {

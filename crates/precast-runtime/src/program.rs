@@ -107,7 +107,7 @@ impl Ready {
             }
             // Before the artifact, which may need their symbols.
             let operators = operators::prepare(source, &artifact, with.device)?;
-            let library = Library::load(&artifact.object, || {
+            let library = Library::load(&artifact.object, &artifact.target.torch, || {
                 let object = artifact.object;
                 let unreadable = |source| RuntimeError::Unreadable { object, source };
                 source.memfd(&object).map_err(unreadable)

@@ -296,7 +296,7 @@ pub fn answer(mut input: impl Read) -> io::Result<()> {
         rest = after;
         let file = sealed("trial", bytes)?;
         let loaded = match i + 1 == count {
-            true => Library::load(&object, || Ok(file)).map(drop),
+            true => Library::load(&object, "", || Ok(file)).map(drop),
             false => Loading::begin().load(&object, file),
         };
         if loaded.is_err() {

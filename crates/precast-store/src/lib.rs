@@ -62,7 +62,7 @@
 //! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
-//! digest, mapped, reason, segments, out_of_memory, sync, target
+//! digest, imports, mapped, reason, segments, out_of_memory, sync, target
 //! chunks, defect, error, record, sum
 //! canon, object, publish, rows
 //! graph, quarantine, ready
@@ -78,6 +78,7 @@
 
 pub mod canon;
 pub mod digest;
+pub mod imports;
 mod mapped;
 pub mod out_of_memory;
 pub mod record;

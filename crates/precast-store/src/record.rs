@@ -351,6 +351,9 @@ pub struct Artifact {
     /// Digests of shared libraries to load before it (custom operators).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub libraries: Vec<Digest>,
+    /// Names of the functions that the object imports from libtorch, sorted. None in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imports: Option<Vec<String>>,
     /// Digest of the canonical graph it was compiled from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graph: Option<Digest>,

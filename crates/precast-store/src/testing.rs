@@ -97,6 +97,7 @@ pub fn artifact(store: &Store, name: &str) -> Artifact {
         constants: vec![],
         prepared: vec![],
         proxy: None,
+        imports: None,
         libraries: vec![],
         kind: Default::default(),
         graph: None,

@@ -77,6 +77,7 @@ impl RuntimeError {
                 | Self::NotLoadable { .. }
                 | Self::Crashes { .. }
                 | Self::MissingSymbol { .. }
+                | Self::LackingLibtorch { .. }
                 | Self::NoContainer { .. }
                 | Self::WrongCount { .. }
                 | Self::Operators { .. }
@@ -114,6 +115,11 @@ impl RuntimeError {
             }
             Self::WrongTarget { .. } | Self::WrongArtifact { .. } => {
                 "build the model on this kind of host, or name its target in `[target]`"
+            }
+            Self::LackingLibtorch { built_with, .. } => {
+                return format!(
+                    "run it with torch {built_with} or a newer one, or build the model with this one"
+                );
             }
             Self::MemoryFile { .. } => {
                 "it is held in memory: free some, or raise the number of open files with `ulimit -n`"

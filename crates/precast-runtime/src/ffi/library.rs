@@ -17,7 +17,7 @@ use object::{
     elf::FileHeader64,
     read::elf::{FileHeader, ProgramHeader},
 };
-use precast_store::{Digest, Mapped};
+use precast_store::{Digest, Mapped, imports::imports};
 
 use super::{
     libtorch,
@@ -62,6 +62,7 @@ type Known = Option<Result<Arc<Library>, Refused>>;
 enum Refused {
     NotLoadable(String),
     MissingSymbol(String),
+    Lacking(Vec<String>, String),
 }
 
 /// Returns the entry of an object.
@@ -82,11 +83,13 @@ impl Library {
 
     /// Loads the object with this digest, or returns it when the process has it already; one that was refused stays refused.
     ///
-    /// `file` is asked for only when it has not. Fails when the bytes are not the digest's, when `dlopen` refuses
-    /// them, or when a function of the ABI is missing; nothing of a refused object has run then, except that
-    /// `dlopen` runs the initialisers of one that loads and lacks a function.
+    /// `file` is asked for only when it has not; `built_with` is the torch in its record, for a message. Fails when the bytes
+    /// are not the digest's, when they import a function that libtorch lacks, when `dlopen` refuses them, or when a function
+    /// of the ABI is missing; nothing of a refused object has run then, except that `dlopen` runs the initialisers of one
+    /// that loads and lacks a function.
     pub fn load(
         object: &Digest,
+        built_with: &str,
         file: impl FnOnce() -> Result<File, RuntimeError>,
     ) -> Result<Arc<Self>, RuntimeError> {
         let entry = entry(object);
@@ -102,9 +105,17 @@ impl Library {
                 let (object, name) = (*object, name.clone());
                 return Err(RuntimeError::MissingSymbol { object, name });
             }
+            Some(Err(Refused::Lacking(functions, torch))) => {
+                return Err(RuntimeError::LackingLibtorch {
+                    object: *object,
+                    functions: functions.clone(),
+                    built_with: built_with.to_owned(),
+                    torch: torch.clone(),
+                });
+            }
             None => {}
         }
-        let opened = Self::open(object, file()?).map(Arc::new);
+        let opened = Self::open(object, built_with, file()?).map(Arc::new);
         *known = match &opened {
             Ok(library) => Some(Ok(library.clone())),
             Err(error) if error.is_transient() => None,
@@ -114,6 +125,9 @@ impl Library {
             Err(RuntimeError::MissingSymbol { name, .. }) => {
                 Some(Err(Refused::MissingSymbol(name.clone())))
             }
+            Err(RuntimeError::LackingLibtorch {
+                functions, torch, ..
+            }) => Some(Err(Refused::Lacking(functions.clone(), torch.clone()))),
             // Other bytes, or none: the store may be mended meanwhile.
             Err(_) => None,
         };
@@ -125,10 +139,21 @@ impl Library {
         &self.object
     }
 
-    fn open(object: &Digest, file: File) -> Result<Self, RuntimeError> {
+    fn open(object: &Digest, built_with: &str, file: File) -> Result<Self, RuntimeError> {
         let _span = tracing::info_span!("artifact", %object).entered();
         shim::capture_messages();
-        let loaded = open_verified(object, file, RTLD_LOCAL)?;
+        let bytes = verified(object, &file)?;
+        let functions = lacking(&bytes);
+        if let (false, Ok(open)) = (functions.is_empty(), libtorch::get()) {
+            return Err(RuntimeError::LackingLibtorch {
+                object: *object,
+                functions,
+                built_with: built_with.to_owned(),
+                torch: open.version.clone(),
+            });
+        }
+        drop(bytes);
+        let loaded = open_file(object, file, RTLD_LOCAL)?;
         Ok(Self {
             abi: resolve(loaded, object)?,
             object: *object,
@@ -143,8 +168,14 @@ pub(super) fn open_verified(
     file: File,
     scope: c_int,
 ) -> Result<&'static Loaded, RuntimeError> {
+    drop(verified(object, &file)?);
+    open_file(object, file, scope)
+}
+
+/// Returns the bytes of a file, once it is known to be sealed and to hold the digest's bytes, all of them.
+fn verified(object: &Digest, file: &File) -> Result<Mapped, RuntimeError> {
     // Sealed first: what is hashed here can't change before, during or after `dlopen`.
-    let mapped = Mapped::sealed(&file).map_err(|source| RuntimeError::MemoryFile {
+    let mapped = Mapped::sealed(file).map_err(|source| RuntimeError::MemoryFile {
         object: *object,
         source,
     })?;
@@ -159,7 +190,27 @@ pub(super) fn open_verified(
         object: *object,
         reason,
     })?;
-    drop(mapped);
+    Ok(mapped)
+}
+
+/// Returns the functions that an object imports from libtorch and that nothing in the process has.
+///
+/// The ELF is asked and not the record, so that it holds for records of earlier versions too. What can't be read here, the loader
+/// refuses.
+fn lacking(bytes: &[u8]) -> Vec<String> {
+    let mut names = imports(bytes).unwrap_or_default();
+    // Its scope is the process's: libtorch is in it, and what operators' libraries have.
+    let process = Loaded::this();
+    names.retain(|name| {
+        // SAFETY: the symbol is looked up, and neither called nor read.
+        let found = unsafe { process.get::<*const ()>(format!("{name}\0").as_bytes()) };
+        found.is_err()
+    });
+    names
+}
+
+/// Loads a file that was verified.
+fn open_file(object: &Digest, file: File, scope: c_int) -> Result<&'static Loaded, RuntimeError> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let refused = |source: libloading::Error| RuntimeError::NotLoadable {
         object: *object,

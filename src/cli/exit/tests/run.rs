@@ -176,6 +176,12 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             object: id,
             name: "Run".into(),
         },
+        E::LackingLibtorch {
+            object: id,
+            functions: vec!["aoti_torch_new".into()],
+            built_with: "2.15.0".into(),
+            torch: "2.11.0".into(),
+        },
         E::NoContainer {
             artifact: id,
             reason: text(),
