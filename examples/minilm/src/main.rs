@@ -18,8 +18,8 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, ValueEnum};
-use precast_runtime::{Device, Model, Runtime, Store, Value};
-use precast_store::record::{Sizes, bucket_name};
+use precast_runtime::{Device, Model, Outputs, Runtime, Store, Value};
+use precast_store::record::{Dtype, Sizes, bucket_name};
 use safetensors::SafeTensors;
 use serde_json::json;
 use tokenizers::Tokenizer;
@@ -140,16 +140,15 @@ fn embed(model: &Model, tokenizer: &Tokenizer, text: &str) -> Result<Row> {
     let ids = Value::new(&ids, &shape)?;
     let call = || model.run_named("encode", &[("input_ids", &ids), ("attention_mask", &mask)]);
     // The first call of a bucket pays for pages and caches; the second one is what a service sees.
-    let _ = call()?.array::<f32>(0)?;
+    first_output(&call()?)?;
     let started = Instant::now();
     let answer = call()?;
-    // Taking the answer off the device waits for it, and fails where the model has no row for an id.
-    let tokens = answer.array::<f32>(0)?;
+    let tokens = first_output(&answer)?;
     let ms = started.elapsed().as_secs_f64() * 1e3;
 
-    let width = tokens.shape()[2];
+    let width = tokens.len() / shape[1];
     let mut mean = vec![0.0; width];
-    for token in tokens.data().chunks_exact(width) {
+    for token in tokens.chunks_exact(width) {
         let share = 1.0 / shape[1] as f32;
         mean.iter_mut()
             .zip(token)
@@ -166,6 +165,15 @@ fn embed(model: &Model, tokenizer: &Tokenizer, text: &str) -> Result<Row> {
         ms,
         embedding: mean.into_iter().map(|x| x / length).collect(),
     })
+}
+
+/// Returns the elements of the first output, which is float16 where the weights are.
+///
+/// Taking the answer off the device waits for it. It fails where the model has no row for an id.
+fn first_output(answer: &Outputs) -> Result<Vec<f32>> {
+    answer.check()?;
+    let tokens = answer[0].to_dtype(Dtype::Float32)?;
+    Ok(tokens.to_vec()?)
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f32 {
