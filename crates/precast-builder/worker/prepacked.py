@@ -228,7 +228,7 @@ def _number(node: Any, value: float) -> dict[str, Any]:
     """Returns the call that makes a tensor without axes of a number. Tensors with axes decide the dtype of a result."""
     import torch
 
-    others = [operand.meta.get("val") for operand in node.all_input_nodes]
+    others = [_without_data(operand) for operand in node.all_input_nodes]
     if isinstance(value, bool) or not all(isinstance(held, torch.Tensor) and held.dim() > 0 for held in others):
         raise _NoRecipe
     # Beside integers a float64 tensor does decide the dtype, while a number has the default dtype.
@@ -240,6 +240,17 @@ def _number(node: Any, value: float) -> dict[str, Any]:
     fixed = [[name, {"none": None}] for name in ("layout", "device", "pin_memory")]
     arguments = [["s", {kind: value}], ["dtype", _dtype(dtype)], *fixed]
     return {"operator": "aten::scalar_tensor", "arguments": arguments}
+
+
+def _without_data(node: Any) -> Any:
+    """Returns what a node computes, without data; None where that is not known.
+
+    Inductor's passes leave it out of the nodes that they make, until the next pass.
+    """
+    if "val" not in node.meta and node.op == "call_function":
+        if all(_without_data(operand) is not None for operand in node.all_input_nodes):
+            fake.propagate_node(node)
+    return node.meta.get("val")
 
 
 def _dtype(dtype: Any) -> dict[str, Any]:
