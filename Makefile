@@ -150,7 +150,7 @@ torture-runtime: venv ## try to break the runtime, into benches/results/torture-
 
 bench-overhead: venv ## what a call adds to the artifact's own, and what a refused one costs, into benches/results/overhead-cpu.json
 	PRECAST_FIGURES=$(CURDIR)/benches/results/overhead-cpu.json CRITERION_HOME=$(CURDIR)/target/criterion \
-		$(CARGO) bench -p precast-benches --bench overhead
+		$(CARGO) bench -p precast-benches --features tch --bench overhead
 
 bench-store: ## how fast the store is, into benches/results/store-cpu.json
 	$(CARGO) test --release --no-default-features --test torture -- --ignored --exact speed --nocapture

@@ -1,4 +1,4 @@
-//! What a call through the runtime costs over the artifact's own C function: `cargo bench -p precast-benches --bench overhead`.
+//! What a call through the runtime costs over the artifact's own C function: `make bench-overhead`.
 //!
 //! The artifact is a fake whose work takes a fraction of a microsecond, so that the difference shows. `raw` is the C
 //! call with new input handles and its outputs freed, as every caller must do; `run` is `Model::run`; `eight inputs`

@@ -272,7 +272,9 @@ fn checked(version: &str, folder: &Path, untried: bool) -> Result<(), String> {
 /// Opens the shim, which must have been compiled with this version.
 fn open_shim(version: &str) -> Result<(shim::Functions, calls::Functions), String> {
     if SHIM.is_empty() {
-        return Err("this program was built without a torch: it has no shim for one".to_owned());
+        return Err(
+            "this program was built without a torch, so it has no shim for one: build it where LIBTORCH names one".to_owned(),
+        );
     }
     let file = sealed("precast-shim", SHIM).map_err(|error| error.to_string())?;
     let loaded = open_verified(&Digest::of(SHIM), file, RTLD_LOCAL)
