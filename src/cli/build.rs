@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{
     Context, check,
     exit::Usage,
-    internal, libtorch,
+    internal,
     printer::note,
     progress::{self, seconds},
     text, trace,
@@ -110,9 +110,8 @@ impl SpecArgs {
 /// Returns what this program is started with to check a candidate: with the torch that compiles it.
 fn gate_args(launcher: &Launcher) -> Vec<OsString> {
     let mut args = vec![OsString::from(internal::GATE)];
-    let python = (!launcher.replaces_worker).then_some(&launcher.program);
-    if let Some(torch) = python.and_then(|python| libtorch::of_python(python)) {
-        args.extend(["--libtorch".into(), torch.into()]);
+    if !launcher.replaces_worker {
+        args.extend(["--python".into(), launcher.program.clone().into()]);
     }
     args
 }
@@ -194,14 +193,7 @@ impl PythonArgs {
         let chosen = match (&self.worker, &self.python) {
             (Some(worker), _) => Launcher::program(worker),
             (None, Some(python)) => Launcher::python(python),
-            (None, None) => {
-                let beside = [
-                    root.join(".venv/bin/python"),
-                    PathBuf::from(".venv/bin/python"),
-                ];
-                let found = beside.into_iter().find(|python| python.exists());
-                Launcher::python(found.unwrap_or_else(|| PathBuf::from("python3")))
-            }
+            (None, None) => Launcher::python(python_of(&[root, Path::new("")])),
         };
         Launcher {
             headers: cache_folder("headers"),
@@ -209,6 +201,13 @@ impl PythonArgs {
             ..chosen
         }
     }
+}
+
+/// Returns the interpreter of the first of these folders that has a `.venv`, else the one on the path.
+pub(super) fn python_of(folders: &[&Path]) -> PathBuf {
+    let beside = folders.iter().map(|folder| folder.join(".venv/bin/python"));
+    let mut found = beside.filter(|python| python.exists());
+    found.next().unwrap_or_else(|| PathBuf::from("python3"))
 }
 
 /// Where something is kept between builds: in the user's cache folder, if there is one.

@@ -27,6 +27,9 @@ pub(super) struct TrialArgs {
 #[derive(clap::Args)]
 #[cfg_attr(not(feature = "torch"), allow(dead_code))]
 pub(super) struct GateArgs {
+    /// The Python whose torch compiled it.
+    #[arg(long)]
+    python: Option<PathBuf>,
     #[command(flatten)]
     libtorch: LibtorchArgs,
 }
@@ -39,7 +42,7 @@ pub(super) fn own_program() -> Result<PathBuf> {
 /// Checks the candidate on stdin; the verdict goes to stdout.
 #[cfg(feature = "torch")]
 pub(super) fn gate(args: &GateArgs) -> Result<u8> {
-    args.libtorch.open()?;
+    args.libtorch.open_for(args.python.as_deref())?;
     let candidate = serde_json::from_reader(std::io::stdin().lock())?;
     serde_json::to_writer(std::io::stdout().lock(), &crate::gate::check(&candidate))?;
     Ok(0)

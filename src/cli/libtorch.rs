@@ -5,6 +5,8 @@ use std::{
     process::Command,
 };
 
+use super::build::python_of;
+
 #[derive(clap::Args)]
 pub(super) struct LibtorchArgs {
     /// The folder of the libtorch to run with, that of the package `torch` [default: torch of the Python in use:
@@ -20,7 +22,19 @@ impl LibtorchArgs {
     /// Opens libtorch for this process.
     #[cfg(feature = "torch")]
     pub(super) fn open(&self) -> anyhow::Result<&'static crate::runtime::Libtorch> {
-        let folder = self.libtorch.clone().or_else(|| of_python(&python()));
+        self.open_for(None)
+    }
+
+    /// Opens the libtorch of the Python `named`, if that is named and has one, else as [`Self::open`].
+    #[cfg(feature = "torch")]
+    pub(super) fn open_for(
+        &self,
+        named: Option<&Path>,
+    ) -> anyhow::Result<&'static crate::runtime::Libtorch> {
+        let folder = named
+            .and_then(of_python)
+            .or_else(|| self.libtorch.clone())
+            .or_else(|| of_python(&python()));
         let open = crate::Runtime::libtorch(folder.as_deref(), self.untried_libtorch);
         open.map_err(Into::into)
     }
@@ -29,16 +43,11 @@ impl LibtorchArgs {
 /// Returns the Python in use where no spec says more.
 fn python() -> PathBuf {
     let named = std::env::var_os("PRECAST_PYTHON").filter(|name| !name.is_empty());
-    let here = PathBuf::from(".venv/bin/python");
-    match named {
-        Some(named) => named.into(),
-        None if here.exists() => here,
-        None => "python3".into(),
-    }
+    named.map_or_else(|| python_of(&[Path::new("")]), PathBuf::from)
 }
 
 /// Returns the folder of the package `torch` of a Python; none without one.
-pub(super) fn of_python(python: &Path) -> Option<PathBuf> {
+fn of_python(python: &Path) -> Option<PathBuf> {
     // Where an environment has it: Python takes 20 ms to say so.
     let beside = python.parent().and_then(Path::parent);
     let lib = beside.map(|root| root.join("lib"));

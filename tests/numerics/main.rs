@@ -16,7 +16,7 @@ mod slower;
 mod values;
 mod vlm;
 
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt};
 
 use lab::{MINILM, SMALL, checkout, json, lab, precast, states};
 
@@ -58,9 +58,14 @@ fn an_output_twice_as_long_as_its_input() {
 #[test]
 fn a_second_build_compiles_nothing_and_starts_no_python() {
     let lab = lab();
+    let folder = tempfile::tempdir().unwrap();
+    let (python, started) = (folder.path().join("python"), folder.path().join("started"));
+    fs::write(&python, format!("#!/bin/sh\ntouch {started:?}\nexit 1\n")).unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
     for spec in [MINILM, SMALL] {
         let args = ["build", "-f", spec, "--format", "json"];
-        let built = json(precast(&lab.store, &args).env("PRECAST_PYTHON", "/nonexistent/python"));
+        let built = json(precast(&lab.store, &args).env("PRECAST_PYTHON", &python));
+        assert!(!started.exists(), "{built}");
         assert_eq!(built["compiled"], 0, "{built}");
         assert!(
             states(&built).iter().all(|(_, state)| state == "hit"),
