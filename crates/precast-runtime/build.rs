@@ -21,46 +21,32 @@ fn main() {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
     }
     let made = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let torch = env::var_os("LIBTORCH").map(PathBuf::from);
     // Clippy has folders of its own for what is built, and links nothing of it.
     let clippy = env::var_os("RUSTC_WORKSPACE_WRAPPER").is_some_and(is_clippy);
-    let shim = |torch: &Path| {
-        let sources = ["shim.cpp", "operators.cpp", "eager.cpp", "archive.cpp"];
-        let sources = sources.map(|name| format!("shim/{name}"));
-        shared_object(&sources, &[torch.join("include")], &made.join("shim.so"))
-    };
-    let cuda = |torch: &Path| {
-        let mut include = cuda_headers(torch)?;
-        include.insert(0, torch.join("include"));
-        shared_object(
-            &["shim/shim_cuda.cpp".to_owned()],
-            &include,
-            &made.join("shim_cuda.so"),
-        )
-    };
-    let torch = torch.filter(|torch| torch.join("include/ATen/core/Tensor.h").exists());
-    let none = || Err("no headers of torch in `LIBTORCH`".to_owned());
-    let halves: [(&str, &str, Compile<'_>); 2] = [
-        ("shim.so", "a shim", &shim),
-        ("shim_cuda.so", "CUDA graphs and streams", &cuda),
-    ];
-    for (file, what, make) in halves {
-        let result = match (&torch, clippy) {
-            (_, true) => none(),
-            (None, _) => none(),
-            (Some(torch), _) => make(torch),
-        };
+    let torch = env::var_os("LIBTORCH").map(PathBuf::from);
+    let torch = torch
+        .filter(|torch| !clippy && torch.join("include/ATen/core/Tensor.h").exists())
+        .ok_or_else(|| "no headers of torch in `LIBTORCH`".to_owned());
+    let half = |name: &str, what: &str, result: Result<(), String>| {
         if let Err(why) = result {
             if !clippy {
                 println!("cargo:warning=built without {what}: {why}");
             }
-            fs::write(made.join(file), []).expect("OUT_DIR is writable");
+            fs::write(made.join(name), []).expect("OUT_DIR is writable");
         }
-    }
+    };
+    let shim = torch.clone().and_then(|torch| {
+        let sources = ["shim.cpp", "operators.cpp", "eager.cpp", "archive.cpp"];
+        shared_object(&sources, &[torch.join("include")], &made.join("shim.so"))
+    });
+    half("shim.so", "a shim", shim);
+    let cuda = torch.and_then(|torch| {
+        let mut include = cuda_headers(&torch)?;
+        include.insert(0, torch.join("include"));
+        shared_object(&["shim_cuda.cpp"], &include, &made.join("shim_cuda.so"))
+    });
+    half("shim_cuda.so", "CUDA graphs and streams", cuda);
 }
-
-/// Compiles a half of the shim with the torch in a folder.
-type Compile<'a> = &'a dyn Fn(&Path) -> Result<(), String>;
 
 fn is_clippy(wrapper: OsString) -> bool {
     Path::new(&wrapper).file_stem() == Some("clippy-driver".as_ref())
@@ -89,8 +75,8 @@ fn cuda_headers(torch: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// Compiles files to a shared object whose undefined symbols libtorch has.
-fn shared_object(sources: &[String], include: &[PathBuf], out: &Path) -> Result<(), String> {
+/// Compiles files of `shim/` to a shared object whose undefined symbols libtorch has.
+fn shared_object(sources: &[&str], include: &[PathBuf], out: &Path) -> Result<(), String> {
     let mut build = cc::Build::new();
     build
         .cpp(true)
@@ -106,7 +92,7 @@ fn shared_object(sources: &[String], include: &[PathBuf], out: &Path) -> Result<
         .to_command()
         .args(["-shared", "-o"])
         .arg(out)
-        .args(sources)
+        .args(sources.iter().map(|name| Path::new("shim").join(name)))
         .status()
         .map_err(|error| error.to_string())?;
     match status.success() {

@@ -1,8 +1,8 @@
 //! Releases from the command line: whole or not at all, loaded by name, and back in one command.
 
-use crate::sandbox::{Sandbox, assert_run};
 #[cfg(feature = "torch")]
-use crate::sandbox::{assert_ran, wait_until};
+use crate::sandbox::{LIBTORCH, assert_ran, wait_until};
+use crate::sandbox::{Sandbox, assert_run};
 
 #[test]
 fn a_named_release_is_whole_or_not_there() {
@@ -429,8 +429,7 @@ fn gc_keeps_what_a_loaded_model_came_from_and_what_a_build_found() {
     let sandbox = Sandbox::built();
     let model = {
         let store = Store::open(sandbox.path("artifacts")).unwrap();
-        let torch = concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/libtorch");
-        Runtime::libtorch(Some(torch.as_ref()), false).unwrap();
+        Runtime::libtorch(Some(LIBTORCH.as_ref()), false).unwrap();
         let runtime = Runtime::new(&store, Device::Cpu).unwrap();
         runtime.load("fake").unwrap()
     };

@@ -21,6 +21,9 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use tempfile::TempDir;
 
+/// The torch of the checkout.
+pub const LIBTORCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/libtorch");
+
 const MODEL: &str = r#"SCALE = 2.0
 OFFSET = 1.0
 
@@ -124,10 +127,7 @@ impl Sandbox {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("TMPDIR", self.path("tmp"))
             .env("PRECAST_WORKER", self.path("worker"))
-            .env(
-                "LIBTORCH",
-                concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/libtorch"),
-            );
+            .env("LIBTORCH", LIBTORCH);
         command
     }
 

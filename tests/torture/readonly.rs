@@ -169,7 +169,7 @@ pub fn runs(sandbox: &crate::sandbox::Sandbox, how: &'static str) -> Result<u64,
     let inputs = sandbox.path("x.safetensors");
     fs::copy(inputs, ground.out.path().join("x.safetensors")).unwrap();
     let precast = ground.program(Path::new(env!("CARGO_BIN_EXE_precast")));
-    let libtorch = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/libtorch"));
+    let libtorch = Path::new(crate::sandbox::LIBTORCH);
     let args = [
         "run",
         "affine",

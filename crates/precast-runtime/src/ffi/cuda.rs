@@ -10,10 +10,15 @@ use std::{
     sync::OnceLock,
 };
 
-use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 
-use super::{context, library::open_verified, libtorch, shim};
-use crate::{ending, source::sealed};
+use super::{
+    context,
+    library::open_embedded,
+    libtorch::{self, functions as declare},
+    shim,
+};
+use crate::ending;
 
 /// The CUDA half of the shim; empty when the crate was built without the headers.
 const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim_cuda.so"));
@@ -24,51 +29,35 @@ pub struct Cuda {
     shim: Result<Functions, String>,
 }
 
-/// Declares the shim's functions once: as fields and as symbols to find.
-macro_rules! functions {
-    ($($name:ident: $symbol:literal = $type:ty;)*) => {
-        /// The functions of shim_cuda.cpp; all of them are there.
-        pub(super) struct Functions { $(pub $name: $type,)* }
-
-        fn find(library: &Loaded) -> Result<Functions, String> {
-            Ok(Functions { $($name: {
-                // SAFETY: the function of shim_cuda.cpp with this name has this type; both are built together.
-                let found = unsafe { library.get::<$type>($symbol.as_bytes()) };
-                *found.map_err(|error| error.to_string())?
-            },)* })
-        }
-    };
-}
-
 type Ptr = *mut c_void;
 
-functions! {
-    last_error: "precast_cuda_last_error" = unsafe extern "C" fn() -> *const c_char;
-    context: "precast_cuda_context" = unsafe extern "C" fn(i32) -> i32;
-    capability: "precast_cuda_capability" = unsafe extern "C" fn(i32, *mut i32, *mut i32) -> i32;
-    health: "precast_cuda_health" = unsafe extern "C" fn(i32) -> i32;
-    synchronize: "precast_cuda_synchronize" = unsafe extern "C" fn(i32) -> i32;
-    memory: "precast_cuda_memory" = unsafe extern "C" fn(i32, *mut u64, *mut u64, *mut u64, *mut u64, *mut u64) -> i32;
-    reset_peak: "precast_cuda_reset_peak" = unsafe extern "C" fn(i32) -> i32;
-    release_cached: "precast_cuda_release_cached" = unsafe extern "C" fn() -> i32;
-    stream_apart: "precast_cuda_stream_apart" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
-    stream_new: "precast_cuda_stream_new" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
-    stream_current: "precast_cuda_stream_current" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
-    stream_current_raw: "precast_cuda_stream_current_raw" = unsafe extern "C" fn(i32, *mut Ptr) -> i32;
-    stream_external: "precast_cuda_stream_external" = unsafe extern "C" fn(i32, Ptr, *mut Ptr) -> i32;
-    stream_delete: "precast_cuda_stream_delete" = unsafe extern "C" fn(Ptr);
-    stream_raw: "precast_cuda_stream_raw" = unsafe extern "C" fn(Ptr) -> Ptr;
-    stream_sync: "precast_cuda_stream_sync" = unsafe extern "C" fn(Ptr) -> i32;
-    stream_uses: "precast_cuda_stream_uses" = unsafe extern "C" fn(Ptr, *const c_void) -> i32;
-    wait: "precast_cuda_wait" = unsafe extern "C" fn(Ptr, Ptr, i32) -> i32;
-    scope_enter: "precast_cuda_scope_enter" = unsafe extern "C" fn(Ptr, *mut Ptr) -> i32;
-    scope_leave: "precast_cuda_scope_leave" = unsafe extern "C" fn(Ptr);
-    pool_new: "precast_cuda_pool_new" = unsafe extern "C" fn(*mut u64, *mut u64) -> i32;
-    graph_begin: "precast_cuda_graph_begin" = unsafe extern "C" fn(u64, u64, i32, *mut Ptr) -> i32;
-    graph_end: "precast_cuda_graph_end" = unsafe extern "C" fn(Ptr) -> i32;
-    graph_replay: "precast_cuda_graph_replay" = unsafe extern "C" fn(Ptr) -> i32;
-    graph_delete: "precast_cuda_graph_delete" = unsafe extern "C" fn(Ptr);
-    upload: "precast_cuda_upload" = unsafe extern "C" fn(i32, *mut u8, u64, c_int, *const Piece, usize, usize, u64) -> i32;
+declare! {
+    last_error: "precast_cuda_last_error" => unsafe extern "C" fn() -> *const c_char;
+    context: "precast_cuda_context" => unsafe extern "C" fn(i32) -> i32;
+    capability: "precast_cuda_capability" => unsafe extern "C" fn(i32, *mut i32, *mut i32) -> i32;
+    health: "precast_cuda_health" => unsafe extern "C" fn(i32) -> i32;
+    synchronize: "precast_cuda_synchronize" => unsafe extern "C" fn(i32) -> i32;
+    memory: "precast_cuda_memory" => unsafe extern "C" fn(i32, *mut u64, *mut u64, *mut u64, *mut u64, *mut u64) -> i32;
+    reset_peak: "precast_cuda_reset_peak" => unsafe extern "C" fn(i32) -> i32;
+    release_cached: "precast_cuda_release_cached" => unsafe extern "C" fn() -> i32;
+    stream_apart: "precast_cuda_stream_apart" => unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_new: "precast_cuda_stream_new" => unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_current: "precast_cuda_stream_current" => unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_current_raw: "precast_cuda_stream_current_raw" => unsafe extern "C" fn(i32, *mut Ptr) -> i32;
+    stream_external: "precast_cuda_stream_external" => unsafe extern "C" fn(i32, Ptr, *mut Ptr) -> i32;
+    stream_delete: "precast_cuda_stream_delete" => unsafe extern "C" fn(Ptr);
+    stream_raw: "precast_cuda_stream_raw" => unsafe extern "C" fn(Ptr) -> Ptr;
+    stream_sync: "precast_cuda_stream_sync" => unsafe extern "C" fn(Ptr) -> i32;
+    stream_uses: "precast_cuda_stream_uses" => unsafe extern "C" fn(Ptr, *const c_void) -> i32;
+    wait: "precast_cuda_wait" => unsafe extern "C" fn(Ptr, Ptr, i32) -> i32;
+    scope_enter: "precast_cuda_scope_enter" => unsafe extern "C" fn(Ptr, *mut Ptr) -> i32;
+    scope_leave: "precast_cuda_scope_leave" => unsafe extern "C" fn(Ptr);
+    pool_new: "precast_cuda_pool_new" => unsafe extern "C" fn(*mut u64, *mut u64) -> i32;
+    graph_begin: "precast_cuda_graph_begin" => unsafe extern "C" fn(u64, u64, i32, *mut Ptr) -> i32;
+    graph_end: "precast_cuda_graph_end" => unsafe extern "C" fn(Ptr) -> i32;
+    graph_replay: "precast_cuda_graph_replay" => unsafe extern "C" fn(Ptr) -> i32;
+    graph_delete: "precast_cuda_graph_delete" => unsafe extern "C" fn(Ptr);
+    upload: "precast_cuda_upload" => unsafe extern "C" fn(i32, *mut u8, u64, c_int, *const Piece, usize, usize, u64) -> i32;
 }
 
 /// A part of a file and where it goes in a device block.
@@ -282,12 +271,7 @@ fn functions() -> Result<Functions, String> {
     if SHIM.is_empty() {
         return Err("this binary was built without the CUDA headers".to_owned());
     }
-    let library = {
-        let file = sealed("precast-cuda", SHIM).map_err(|error| error.to_string())?;
-        open_verified(&precast_store::Digest::of(SHIM), file, RTLD_LOCAL)
-            .map_err(|error| error.to_string())?
-    };
-    find(library)
+    Functions::find(open_embedded("precast-cuda", SHIM)?)
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 //! named ([`open`]); a second one is never opened. Its version is compared with [`SUPPORTED`]: what `version.py` of the torch
 //! package around it says before anything of it runs, and what libtorch itself says once it is open.
 //!
-//! [`imports!`] declares the functions of one library: as a table that is filled when the library is opened, and as Rust
-//! functions that call through it.
+//! [`functions!`] declares the functions of one library as a table that is filled when the library is opened, [`imports!`] also as
+//! Rust functions that call through it.
 
 use std::{
     ffi::{CStr, OsStr, c_char, c_void},
@@ -14,11 +14,10 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
-use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
-use precast_store::{Digest, target::Torch};
+use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
+use precast_store::target::Torch;
 
-use super::{calls, library::open_verified, shim, torch};
-use crate::source::sealed;
+use super::{calls, library::open_embedded, shim, torch};
 
 /// The versions of torch that were tried, as major and minor number: the oldest and the newest.
 pub const SUPPORTED: [(u32, u32); 2] = [(2, 11), (2, 15)];
@@ -29,22 +28,31 @@ const CPU: &str = "libtorch_cpu.so";
 /// The shim that the crate was built with; empty when there was no torch then.
 const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
 
-/// Declares functions of a library: `Functions`, its `find`, and one Rust function for each that calls through `table`.
-macro_rules! imports {
-    ($table:path; $($(#[$meta:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
+/// Declares functions of a library once: `Functions`, which has them as fields, and its `find`.
+macro_rules! functions {
+    ($($name:ident: $symbol:expr => $type:ty;)*) => {
         /// The functions; all of them are there.
         #[allow(non_snake_case, reason = "as the library calls them")]
-        pub struct Functions { $(pub $name: unsafe extern "C" fn($($type),*) $(-> $ret)?,)* }
+        pub struct Functions { $(pub $name: $type,)* }
 
         impl Functions {
             pub fn find(library: &libloading::os::unix::Library) -> Result<Self, String> {
                 Ok(Self { $($name: {
-                    let symbol = concat!(stringify!($name), "\0");
                     // SAFETY: the function of this name has this type, in every supported version.
-                    let found = unsafe { library.get::<unsafe extern "C" fn($($type),*) $(-> $ret)?>(symbol.as_bytes()) };
-                    *found.map_err(|_| format!("it has no function `{}`", stringify!($name)))?
+                    let found = unsafe { library.get::<$type>(concat!($symbol, "\0").as_bytes()) };
+                    *found.map_err(|_| format!("it has no function `{}`", $symbol))?
                 },)* })
             }
+        }
+    };
+}
+pub(super) use functions;
+
+/// Declares [`functions!`], and for each a Rust function that calls it through `table`.
+macro_rules! imports {
+    ($table:path; $($(#[$meta:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
+        $crate::ffi::libtorch::functions! {
+            $($name: stringify!($name) => unsafe extern "C" fn($($type),*) $(-> $ret)?;)*
         }
 
         $($(#[$meta])*
@@ -276,9 +284,8 @@ fn open_shim(version: &str) -> Result<(shim::Functions, calls::Functions), Strin
             "this program was built without a torch, so it has no shim for one: build it where LIBTORCH names one".to_owned(),
         );
     }
-    let file = sealed("precast-shim", SHIM).map_err(|error| error.to_string())?;
-    let loaded = open_verified(&Digest::of(SHIM), file, RTLD_LOCAL)
-        .map_err(|error| format!("the shim can't be loaded with torch {version}: {error}"))?;
+    let loaded = open_embedded("precast-shim", SHIM)
+        .map_err(|reason| format!("the shim can't be loaded with torch {version}: {reason}"))?;
     let functions = shim::Functions::find(loaded)?;
     // SAFETY: it takes nothing and returns a number.
     let own = numbers(unsafe { (functions.precast_abi_version)() });
