@@ -174,6 +174,30 @@ fn what_memory_is_short_for_is_done_again_alone() {
 }
 
 #[test]
+fn what_memory_is_short_for_ends_the_loads_of_further_models() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [1, 2, 3, 4]");
+    sandbox.append(
+        "model.py",
+        "# fake: open hangs again\n# fake: capture is slow\n# fake: compile is short",
+    );
+    let built = events(&sandbox, &["-j", "6"]);
+    assert!(states(&built)[..4].iter().all(|state| *state == "built"));
+    let is = |event: &Value, name: &str, job: &str| event["event"] == name && event["job"] == job;
+    let again = built.iter().position(|event| is(event, "again", "compile"));
+    let (before, after) = built.split_at(again.unwrap_or_else(|| panic!("{built:?}")));
+    let once_more = after
+        .iter()
+        .position(|event| is(event, "begin", "compile") && event["what"] == after[0]["what"]);
+    let waited = &after[..once_more.unwrap()];
+    let opens = |of: &[Value], name| of.iter().filter(|event| is(event, name, "open")).count();
+    assert!(opens(before, "begin") > 0, "{built:?}");
+    assert_eq!(opens(before, "end"), 0, "{built:?}");
+    let begun = opens(before, "begin") + opens(waited, "begin");
+    assert_eq!(opens(waited, "end"), begun, "{built:?}");
+}
+
+#[test]
 fn what_memory_is_short_for_alone_too_fails_and_is_tried_by_the_next_build() {
     let sandbox = Sandbox::new();
     // Which says nothing of the model: it is not left out.

@@ -21,29 +21,38 @@ const EVERY: Duration = Duration::from_millis(250);
 /// The share of the machine's memory that all workers together may take, in percent.
 const SHARE: u64 = 90;
 
-/// Says to end: from outside, or because the build is over.
+/// Says to end: from outside, because the build is over, or because a part of it is.
 #[derive(Clone, Default)]
 pub struct Stop {
-    outside: Arc<AtomicBool>,
-    over: Arc<AtomicBool>,
+    /// Set for what it is a part of.
+    above: Vec<Arc<AtomicBool>>,
+    own: Arc<AtomicBool>,
 }
 
 impl Stop {
     pub fn new(outside: &Arc<AtomicBool>) -> Self {
         Self {
-            outside: outside.clone(),
-            over: Arc::default(),
+            above: vec![outside.clone()],
+            own: Arc::default(),
+        }
+    }
+
+    /// Returns one for a part of what this one ends: it is set with this one, and by itself.
+    pub fn of_part(&self) -> Self {
+        Self {
+            above: [&self.above[..], std::slice::from_ref(&self.own)].concat(),
+            own: Arc::default(),
         }
     }
 
     pub fn is_set(&self) -> bool {
-        let flags = [&self.outside, &self.over];
-        flags.iter().any(|flag| flag.load(Ordering::Relaxed))
+        let mut flags = self.above.iter().chain([&self.own]);
+        flags.any(|flag| flag.load(Ordering::Relaxed))
     }
 
     /// Ends all processes that are still running, without waiting for them.
     pub fn set(&self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.own.store(true, Ordering::Relaxed);
     }
 }
 
@@ -215,6 +224,21 @@ mod tests {
 
     use super::*;
     use precast_store::testing::alone;
+
+    #[test]
+    fn a_part_ends_with_the_whole_and_not_the_whole_with_a_part() {
+        let outside = Arc::default();
+        let whole = Stop::new(&outside);
+        let (one, other) = (whole.of_part(), whole.of_part());
+        one.set();
+        assert!(one.is_set() && one.of_part().is_set());
+        assert!(!whole.is_set() && !other.is_set());
+        whole.set();
+        assert!(other.is_set());
+        let part = Stop::new(&outside).of_part();
+        outside.store(true, Ordering::Relaxed);
+        assert!(part.is_set());
+    }
 
     #[test]
     fn a_process_that_takes_more_than_its_limit_is_reported() {

@@ -19,6 +19,7 @@ use serde_json::Value;
 use super::{
     BuildError,
     estimate::Estimate,
+    limits::Stop,
     model::{First, open_model},
     options::{Options, Outcome},
     progress::{Event, Progress},
@@ -126,6 +127,8 @@ pub(super) struct Work<'a> {
     pub weights: OnceLock<StoredWeights>,
     state: Mutex<State>,
     changed: Condvar,
+    /// Ends the loads of further models.
+    loads: Stop,
     /// Warnings of programs that were reported already.
     pub noted: Mutex<BTreeSet<String>>,
 }
@@ -178,6 +181,7 @@ pub(super) fn run(
         }),
         given: weights,
         changed: Condvar::new(),
+        loads: workers.stop.of_part(),
         noted: Mutex::default(),
     };
     thread::scope(|scope| {
@@ -326,11 +330,14 @@ impl Work<'_> {
 
     /// Loads the model in a worker beside the first. Returns whether it is the same one; else the worker captures nothing.
     fn load_same_model(&self, worker: &mut Worker) -> Result<bool, BuildError> {
+        worker.stop = self.loads.clone();
         let opened = open_model(
             self.options.spec,
             &self.options.request.command_line,
             worker,
-        )?;
+        );
+        worker.stop = self.workers.stop.clone();
+        let opened = opened?;
         let known = self.plan.known.as_ref().map(|known| &known.entry.sources);
         let changed = |source: &&SourceFile| known.is_some_and(|known| !known.contains(source));
         if let Some(source) = opened.sources.iter().find(changed) {
@@ -392,6 +399,17 @@ impl Work<'_> {
         result
     }
 
+    /// Ends the loads of further models, for they take memory, and returns when they have ended. No other one begins.
+    fn end_loads(&self) {
+        self.loads.set();
+        let mut state = self.lock();
+        state.more_models = 0;
+        while state.schedule.loads_model() {
+            let changed = self.changed.wait(state);
+            state = changed.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Runs `body` as [`Self::timed`] does, and once more with no other task running when memory was short: another
     /// task, the worker itself or another process on the device may have had it. `failed` returns the error.
     pub(super) fn retried<T>(
@@ -419,6 +437,7 @@ impl Work<'_> {
             what,
             message: &error.to_string(),
         });
+        self.end_loads();
         self.exclusive(|| self.timed(worker, action, what, body))
     }
 

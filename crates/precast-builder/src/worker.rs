@@ -43,7 +43,7 @@ pub struct Worker {
     /// What it takes, and may take.
     watch: Watch,
     /// Cancels its current request.
-    stop: Stop,
+    pub stop: Stop,
     ended: bool,
     /// Whether it holds the model, and the same one as the first worker.
     pub opened: bool,
