@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv torch test-torch demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-eager bench-overhead bench-store clean help FORCE
+.PHONY: build venv torch test-torch torches demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-eager bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -53,6 +53,9 @@ torch: ## an environment with another torch, .venv-torch-TORCH (TORCH=2.15.0)
 
 test-torch: torch ## the worker's tests with another torch (TORCH=2.15.0)
 	$(OTHER)/bin/python -m unittest $(WORKER_TESTS)
+
+torches: ## the worker's tests with every torch of requirements/, and a table; makes and removes environments (ARGS="2.12.1 2.13.0")
+	$(PYTHON) tests/torches.py $(ARGS)
 
 demo: build ## compile MiniLM for its buckets and search sentences with it, from Rust
 	$(CARGO) build --release -p precast-minilm

@@ -135,7 +135,7 @@ fn warm(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::from_parameter(programs), |bencher| {
             bencher.iter(|| {
                 let spec = Spec::load(&file).unwrap();
-                let known = plan::known(&spec, &store).unwrap();
+                let known = plan::known(&spec, &store, None).unwrap();
                 let plan = plan::plan(&spec, Some(&store), known, &Request::default()).unwrap();
                 // The module has an eager program too.
                 assert_eq!(

@@ -27,6 +27,11 @@ fn main() {
     let torch = torch
         .filter(|torch| !clippy && torch.join("include/ATen/core/Tensor.h").exists())
         .ok_or_else(|| "no headers of torch in `LIBTORCH`".to_owned());
+    let version = torch.as_deref().ok().and_then(version);
+    println!(
+        "cargo:rustc-env=PRECAST_SHIM_TORCH={}",
+        version.unwrap_or_default()
+    );
     let half = |name: &str, what: &str, result: Result<(), String>| {
         if let Err(why) = result {
             if !clippy {
@@ -46,6 +51,16 @@ fn main() {
         shared_object(&["shim_cuda.cpp"], &include, &made.join("shim_cuda.so"))
     });
     half("shim_cuda.so", "CUDA graphs and streams", cuda);
+}
+
+/// Returns the version of a torch, as `2.11.0`.
+fn version(torch: &Path) -> Option<String> {
+    let text = fs::read_to_string(torch.join("version.py")).ok()?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("__version__ ="))?;
+    let version = line.split('\'').nth(1)?;
+    version.split('+').next().map(str::to_owned)
 }
 
 fn is_clippy(wrapper: OsString) -> bool {

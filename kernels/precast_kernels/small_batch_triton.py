@@ -124,7 +124,7 @@ def _attention(
 def _name_outputs() -> None:
     """Names the outputs of these kernels: torch can't find them, because the wait is inline assembly.
 
-    Private: `torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors`; where that is gone (2.15)
+    Private: `torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors`; where that is gone (2.12)
     `identify_accessed_tensors`, whose result has `read_writes.writes`. Without them: torch assumes that these kernels
     write into all their arguments.
     """

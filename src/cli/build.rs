@@ -71,6 +71,9 @@ pub(super) struct PythonArgs {
         hide_env_values = true
     )]
     python: Option<PathBuf>,
+    /// Build also with a torch that is newer than what was tried
+    #[arg(long)]
+    untried_torch: bool,
     /// A program to start instead of Python with the built-in worker
     #[arg(long, env = "PRECAST_WORKER", value_name = "PROGRAM", hide = true)]
     worker: Option<PathBuf>,
@@ -113,12 +116,15 @@ fn gate_args(launcher: &Launcher) -> Vec<OsString> {
     if !launcher.replaces_worker {
         args.extend(["--python".into(), launcher.program.clone().into()]);
     }
+    if launcher.untried {
+        args.push("--untried-libtorch".into());
+    }
     args
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     if args.dry_run {
-        return super::plan::show(&args.spec, context);
+        return super::plan::show(&args.spec, &args.python, context);
     }
     let spec = Spec::load(&args.spec.file)?;
     known_modules(&args.without, &spec)?;
@@ -195,12 +201,28 @@ impl PythonArgs {
             (None, Some(python)) => Launcher::python(python),
             (None, None) => Launcher::python(python_of(&[root, Path::new("")])),
         };
+        // A worker that replaces the interpreter may speak for one that is named.
+        let python = match chosen.replaces_worker {
+            true => self.python.as_ref(),
+            false => Some(&chosen.program),
+        };
         Launcher {
+            gates_with: gates_with().filter(|_| !chosen.replaces_worker),
+            torch: python.and_then(|python| super::libtorch::in_environment(python)),
+            untried: self.untried_torch,
             headers: cache_folder("headers"),
             bytecode: cache_folder("bytecode"),
             ..chosen
         }
     }
+}
+
+/// Returns the version of the torch whose artifacts this program can run.
+fn gates_with() -> Option<&'static str> {
+    #[cfg(feature = "torch")]
+    return Some(crate::runtime::SHIM_TORCH).filter(|torch| !torch.is_empty());
+    #[cfg(not(feature = "torch"))]
+    None
 }
 
 /// Returns the interpreter of the first of these folders that has a `.venv`, else the one on the path.

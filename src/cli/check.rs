@@ -95,7 +95,9 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         }
     };
     let modules = build::check(&options, &say, &begin)?;
-    let forecast = build::forecast(&spec, store(context).as_ref(), &modules, default_jobs())?;
+    let torch = options.launcher.torch.as_deref();
+    let store = store(context);
+    let forecast = build::forecast(&spec, store.as_ref(), &modules, default_jobs(), torch)?;
     let modules: Vec<_> = modules
         .into_iter()
         .map(|module| ModuleChecks::new(module, &spec))

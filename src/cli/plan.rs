@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{
     Context,
-    build::{EAGER, PADDING, SpecArgs},
+    build::{EAGER, PADDING, PythonArgs, SpecArgs},
 };
 use crate::{
     Digest, Target,
@@ -22,6 +22,8 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     spec: SpecArgs,
+    #[command(flatten)]
+    python: PythonArgs,
 }
 
 /// `precast plan --format json`
@@ -111,7 +113,7 @@ impl<'a> Line<'a> {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    show(&args.spec, context)
+    show(&args.spec, &args.python, context)
 }
 
 /// Returns why no smaller request can be padded into a program's bucket, if none can.
@@ -124,7 +126,7 @@ fn refused(store: &Store, id: &Digest) -> Result<Option<String>> {
 }
 
 /// Prints the plan; shared with `build --dry-run`.
-pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
+pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> Result<u8> {
     let spec = Spec::load(&args.file)?;
     // A plan changes nothing: a store that is not there yet is an empty one.
     let store = match context.store.exists() {
@@ -132,7 +134,7 @@ pub(super) fn show(args: &SpecArgs, context: &Context) -> Result<u8> {
         false => None,
     };
     let known = match &store {
-        Some(store) => plan::known(&spec, store)?,
+        Some(store) => plan::known(&spec, store, python.launcher(&spec.root).torch.as_deref())?,
         None => None,
     };
     let plan = plan::plan(&spec, store.as_ref(), known, &args.request(&spec)?)?;

@@ -63,9 +63,8 @@ fn wrong_torch() {
     exit code 4
     ----- stderr
     plan: 3 of 3 programs are missing
-    worker: Python [PYTHON], torch 2.10.1+cpu ([TIME])
-    error: Python at `[ROOT]/worker` has torch 2.10.1+cpu, this binary is made for torch 2.11.0
-    hint: install torch 2.11.0 there, or name another interpreter with `--python PATH` or `PRECAST_PYTHON`
+    error: Python at `[ROOT]/worker` has torch 2.10.1+cpu, which is too old: 2.11 is the least
+    hint: install torch 2.11 to 2.15 there, or name another interpreter with `--python PATH` or `PRECAST_PYTHON`
     ");
 }
 

@@ -29,6 +29,8 @@ mod schema;
 #[path = "../schemas/mod.rs"]
 mod schemas;
 mod terminal;
+#[cfg(feature = "torch")]
+mod torches;
 mod trust;
 #[cfg(feature = "torch")]
 mod tune;

@@ -63,6 +63,7 @@ graph pass is a function that changes the segment (a dict with `offset`) in plac
 the options it was asked for.
 
 The environment variable FAKE_TORCH changes the torch version that the worker claims; FAKE_TORCH=none claims to lack it.
+FAKE_SITE is the folder of the packages that it claims to have, with a torch. FAKE_OFF is a feature that is off there.
 FAKE_EAGER is the text of the graph that eager runs; without it there is none.
 """
 
@@ -130,16 +131,19 @@ class Worker:
             raise Failure("torch_missing", "this Python has no torch", "install torch there")
         # The real version, without importing it: stores made by this worker run on the same host.
         version: Json = {}
-        exec((CHECKOUT / ".venv/libtorch/version.py").read_text(), version)
+        site = Path(os.environ.get("FAKE_SITE") or (CHECKOUT / ".venv/libtorch").resolve().parent)
+        exec((site / "torch/version.py").read_text(), version)
+        off = os.environ.get("FAKE_OFF")
         return {
             "protocol": 2,
             "python": ".".join(map(str, sys.version_info[:3])),
-            "site_packages": [str((CHECKOUT / ".venv/libtorch").resolve().parent)],
+            "site_packages": [str(site)],
             "torch": claimed or version["__version__"],
             "torch_git": version["git_version"],
             "cuda": version["cuda"],
             "cxx11_abi": True,
             "sm": [],
+            "off": [{"what": off, "why": "a name moved: builds take longer"}] if off else [],
         }
 
     def warm_up(self, request: Json) -> Json:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .support import ROOT
+from .support import ROOT, part
 
 _SHIM = ROOT / "crates/precast-runtime/shim"
 _FILES = ("eager.cpp", "shim.cpp")
@@ -74,17 +74,10 @@ def library(files: tuple[str, ...] = _FILES) -> ctypes.CDLL:
     return shim
 
 
-def torch_version() -> tuple[int, int]:
-    """Returns the first two numbers of torch's version."""
-    import torch
-
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
 def cpp_standard() -> str:
     """Returns the version of C++ that torch's headers ask for."""
-    return "c++20" if torch_version() >= (2, 15) else "c++17"
+    versions = part("torch_private.versions")
+    return "c++20" if versions.holds(versions.CPP20) else "c++17"
 
 
 class Refused(Exception):

@@ -33,7 +33,7 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     if let Some(file) = spec.model.weights.file() {
         weights::check(file)?;
     }
-    let known = plan::known(spec, store)?;
+    let known = plan::known(spec, store, options.launcher.torch.as_deref())?;
     let plan = plan::plan(spec, Some(store), known, &options.request)?;
     let missing = plan.missing().count();
     progress.event(&Event::Planned {

@@ -5,7 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use precast_store::{Digest, StoreError, out_of_memory::says_out_of_memory};
+use precast_store::{
+    Digest, StoreError,
+    out_of_memory::says_out_of_memory,
+    target::{TRIED, Unfit},
+};
 
 use super::protocol::{REPORT, WorkerError};
 pub(super) use crate::plan::OUT_OF_MEMORY;
@@ -22,15 +26,25 @@ pub enum BuildError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The interpreter has another torch than [`TORCH`](crate::TORCH).
-    #[error("Python at `{}` has torch {found}, this binary is made for torch {expected}", program.display())]
+    /// The interpreter has a torch that is too old, or newer than what was tried.
+    #[error("Python at `{}` has torch {found}, which {why}", program.display())]
     WrongTorch {
         /// Path of the interpreter.
         program: PathBuf,
         /// Version of the torch that it imports.
         found: String,
-        /// Version that this binary needs.
-        expected: &'static str,
+        /// Why it is not used.
+        why: Unfit,
+    },
+    /// What the interpreter's torch builds can't be checked: the runtime has the shim of another torch.
+    #[error("Python at `{}` has torch {found}, and this program can check only what torch {only} builds", program.display())]
+    NoGate {
+        /// Path of the interpreter.
+        program: PathBuf,
+        /// Version of the torch that it imports.
+        found: String,
+        /// Version of the torch that the program was compiled with.
+        only: &'static str,
     },
     /// The worker answered a request with an error.
     #[error("{0}")]
@@ -170,9 +184,20 @@ impl BuildError {
             Self::NoPython { .. } => {
                 "name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`"
             }
-            Self::WrongTorch { expected, .. } => {
+            Self::WrongTorch { why, .. } => {
+                let [(a, b), (c, d)] = TRIED;
+                let all_the_same = match why {
+                    Unfit::Untried => "`--untried-torch` builds with it all the same; or ",
+                    Unfit::TooOld | Unfit::NoVersion => "",
+                };
                 return format!(
-                    "install torch {expected} there, or name another interpreter with `--python PATH` or `PRECAST_PYTHON`"
+                    "{all_the_same}install torch {a}.{b} to {c}.{d} there, or name another interpreter with `--python PATH` \
+                     or `PRECAST_PYTHON`"
+                );
+            }
+            Self::NoGate { found, only, .. } => {
+                return format!(
+                    "name an interpreter with torch {only}, or build precast itself with LIBTORCH set to the folder of torch {found}"
                 );
             }
             Self::Worker(error) | Self::Model { error, .. } => return error.hint(),

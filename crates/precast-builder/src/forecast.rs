@@ -1,5 +1,7 @@
 //! A forecast of a build: its programs, artifacts and time, from a check of the modules and the receipts in the store.
 
+use std::path::Path;
+
 use precast_store::Store;
 use serde::{Deserialize, Serialize};
 
@@ -28,15 +30,17 @@ pub struct Forecast {
     pub receipts: u32,
 }
 
-/// Returns what a build of a spec would do after a check of its modules.
+/// Returns what a build of a spec would do after a check of its modules, with the package `torch` in a folder, where that is
+/// known.
 pub fn forecast(
     spec: &Spec,
     store: Option<&Store>,
     checked: &[CheckedModule],
     workers: usize,
+    torch: Option<&Path>,
 ) -> Result<Forecast, BuildError> {
     let known = match store {
-        Some(store) => plan::known(spec, store)?,
+        Some(store) => plan::known(spec, store, torch)?,
         None => None,
     };
     let plan = plan::plan(spec, store, known, &Request::default())?;

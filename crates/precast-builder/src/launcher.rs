@@ -28,10 +28,25 @@ pub struct Launcher {
     pub args: Vec<OsString>,
     /// Start `program` itself, instead of the embedded worker under it.
     pub replaces_worker: bool,
+    /// The folder of the interpreter's package `torch`, where it is known: the plan is for this one. Without it the plan is
+    /// for the torch of the last build.
+    pub torch: Option<PathBuf>,
+    /// Take also a torch that is newer than what was tried.
+    pub untried: bool,
+    /// The version of the only torch that gates can run with, where there is only one.
+    pub gates_with: Option<&'static str>,
     /// A folder that outlives builds, for precompiled C++ headers; without one each build makes its own.
     pub headers: Option<PathBuf>,
     /// Another one for bytecode of torch, where it was installed without; without one each worker makes its own.
     pub bytecode: Option<PathBuf>,
+}
+
+/// Returns the program that prints, as JSON, a list of [`Off`](crate::protocol::Off) for the version of torch that is its
+/// argument. It imports torch only if that is newer than what was tried.
+pub fn what_is_off() -> &'static str {
+    let name = "torch_private/versions.py";
+    let found = FILES.iter().find(|(file, _)| *file == name);
+    found.map_or("", |(_, text)| text)
 }
 
 impl Launcher {
@@ -41,6 +56,9 @@ impl Launcher {
             program: program.into(),
             args: vec![],
             replaces_worker: false,
+            torch: None,
+            untried: false,
+            gates_with: None,
             headers: None,
             bytecode: None,
         }
@@ -52,6 +70,9 @@ impl Launcher {
             program: program.into(),
             args: vec![],
             replaces_worker: true,
+            torch: None,
+            untried: false,
+            gates_with: None,
             headers: None,
             bytecode: None,
         }
@@ -127,7 +148,21 @@ pub(super) fn log(private: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use precast_store::target::TRIED;
+
     use super::*;
+
+    #[test]
+    fn the_worker_was_tried_with_the_versions_that_are_used() {
+        let [(a, b), (c, d)] = TRIED;
+        let text = what_is_off();
+        for line in [
+            format!("\nOLDEST: Version = ({a}, {b})\n"),
+            format!("\nNEWEST: Version = ({c}, {d})\n"),
+        ] {
+            assert!(text.contains(&line), "{line}");
+        }
+    }
 
     #[test]
     fn starting_a_worker_leaves_the_files_of_the_others_alone() {

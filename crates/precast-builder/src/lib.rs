@@ -92,11 +92,8 @@ pub use self::{
     engine::build,
     error::BuildError,
     forecast::{Forecast, forecast},
-    launcher::Launcher,
+    launcher::{Launcher, what_is_off},
     limits::machine_memory,
     options::{Built, Options, Outcome, Summary},
     scratch::sweep,
 };
-
-/// The torch that this binary is made for.
-pub const TORCH: &str = "2.11.0";

@@ -9,7 +9,7 @@ use std::{
 use precast_store::{Target, record::Entry, target::Torch};
 
 use super::{
-    BuildError, TORCH,
+    BuildError,
     progress::Event,
     protocol::{Opened, Request},
     worker::Worker,
@@ -33,12 +33,9 @@ pub(super) struct First {
 pub(super) fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> {
     let options = workers.options;
     let (mut worker, hello) = workers.start(0)?;
-    if hello.torch.split('+').next() != Some(TORCH) {
-        return Err(BuildError::WrongTorch {
-            program: options.launcher.program.clone(),
-            found: hello.torch,
-            expected: TORCH,
-        });
+    for one in &hello.off {
+        let message = format!("torch {}: {} is off: {}", hello.torch, one.what, one.why);
+        workers.progress.event(&Event::Note { message: &message });
     }
     let started = Instant::now();
     let opened = match open_model(options.spec, &options.request.command_line, &mut worker) {

@@ -162,7 +162,7 @@ pub(crate) enum Line {
 #[derive(Clone, Debug, Deserialize, Serialize, thiserror::Error)]
 #[error("{message}")]
 pub struct WorkerError {
-    /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `no_device`, `no_module`, `no_method`, `bad_input`,
+    /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `torch_untried`, `no_device`, `no_module`, `no_method`, `bad_input`,
     /// `capture`, `pass`, `compile`, `weights`, `protocol`, `internal`.
     pub code: String,
     /// One line, lower case, no final period: names the thing.
@@ -228,6 +228,17 @@ pub(crate) struct Hello {
     pub cxx11_abi: bool,
     /// Compute capability of each CUDA device, as `90`; empty without one.
     pub sm: Vec<String>,
+    /// What does not work with this torch.
+    pub off: Vec<Off>,
+}
+
+/// A feature that a version of torch lacks something for.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Off {
+    /// The feature, in words.
+    pub what: String,
+    /// Why, and what happens instead.
+    pub why: String,
 }
 
 /// A worker whose compiler is imported.

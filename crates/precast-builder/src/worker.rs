@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use precast_store::target::Torch;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -45,6 +46,10 @@ pub struct Worker {
     /// Cancels its current request.
     pub stop: Stop,
     ended: bool,
+    /// What it was started as, and whether its torch may be newer than what was tried.
+    program: PathBuf,
+    untried: bool,
+    gates_with: Option<&'static str>,
     /// Whether it holds the model, and the same one as the first worker.
     pub opened: bool,
 }
@@ -97,6 +102,9 @@ impl Worker {
             next: 0,
             stop: stop.clone(),
             ended: false,
+            program: launcher.program.clone(),
+            untried: launcher.untried,
+            gates_with: launcher.gates_with,
             opened: false,
         })
     }
@@ -104,11 +112,27 @@ impl Worker {
     /// Asks what it is.
     pub fn hello(&mut self) -> Result<Hello, BuildError> {
         let hello: Hello = self.call(&Request::Hello, HELLO_LIMIT, &mut |_| {})?;
-        match hello.protocol {
-            PROTOCOL => Ok(hello),
-            other => Err(BuildError::Protocol {
+        if hello.protocol != PROTOCOL {
+            let other = hello.protocol;
+            return Err(BuildError::Protocol {
                 message: format!("worker speaks version {other}, this binary {PROTOCOL}"),
+            });
+        }
+        let program = self.program.clone();
+        if let Err(why) = Torch::fit(&hello.torch, self.untried) {
+            return Err(BuildError::WrongTorch {
+                program,
+                found: hello.torch,
+                why,
+            });
+        }
+        match self.gates_with {
+            Some(only) if hello.torch.split('+').next() != Some(only) => Err(BuildError::NoGate {
+                program,
+                found: hello.torch,
+                only,
             }),
+            _ => Ok(hello),
         }
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import bounds, failures, prepacked, segment, segment_passes
 from .clock import Clock
-from .torch_private import errors, inductor, lowerings
+from .torch_private import errors, inductor, lowerings, versions
 from .torch_private.cpp_toolchain import toolchain
 from .torch_private.early_launch import early_launch
 from .wire import Failure, Wire
@@ -139,7 +139,7 @@ def generate(
         lowerings.no_packed_weights(),
         prepacked.recording(weights, isa),
     ]
-    if options.get("triton.enable_pdl"):
+    if options.get("triton.enable_pdl") and versions.works(versions.EARLY_LAUNCH):
         patches.append(early_launch())
     return inductor.compile_aot(module, inputs, options, out, patches)
 
@@ -188,11 +188,16 @@ def _options(request: dict[str, Any], device: str) -> dict[str, Any]:
     for key, value in (request.get("options") or {}).items():
         if key in _REFUSED:
             raise Failure("compile", f"option `{key}` can't be set: {_REFUSED[key]}")
+        if key not in known and (gone := versions.gone(key)):
+            name = "torch {}.{}".format(*gone.since)
+            raise Failure("compile", f"option `{key}` is gone: {name} has dropped it", hint=gone.instead)
         if key not in known:
             raise Failure("compile", f"unknown option `{key}`", hint=failures.nearest(key, known, "options"))
         if key != "attention":
             options[key] = value
     options.setdefault("freezing", False)
+    if not versions.works(versions.PREPACKED):
+        options["freezing"] = False
     if device == "cpu":
         # The minimum of values for each thread of a loop: inductor's 512 take less time than to wake a thread.
         options.setdefault("cpp.min_chunk_size", 4096)

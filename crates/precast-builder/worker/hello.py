@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .failures import one_line
+from .torch_private import versions
 from .wire import PROTOCOL, Failure
 
 
@@ -40,6 +41,13 @@ def site_packages() -> list[str]:
 def hello() -> dict[str, Any]:
     """Returns the protocol's `Hello`."""
     torch = torch_or_fail()
+    version = versions.in_use()
+    if version > versions.NEWEST and (name := versions.missing(versions.EVERY_BUILD)):
+        raise Failure(
+            "torch_untried",
+            f"torch {torch.__version__} has no `{name.replace(':', '.')}`, which every build needs",
+            hint="name an interpreter with an older torch with `--python PATH` or `PRECAST_PYTHON`",
+        )
     capabilities = []
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
@@ -54,4 +62,5 @@ def hello() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cxx11_abi": bool(torch.compiled_with_cxx11_abi()),
         "sm": capabilities,
+        "off": versions.off(version),
     }

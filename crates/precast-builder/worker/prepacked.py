@@ -17,12 +17,12 @@ for many rows, and a filter the one for a batch of one where oneDNN chooses the 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import tensors
-from .torch_private import archives, fake, freezing, overloads, symbols
+from .torch_private import archives, fake, freezing, overloads, symbols, versions
 
 Recipe = dict[str, Any]
 
@@ -64,6 +64,8 @@ class Weights:
 
 def recording(weights: Weights, isa: str) -> AbstractContextManager[None]:
     """Adds the weights that are prepacked while a segment is compiled with freezing."""
+    if not versions.works(versions.PREPACKED):
+        return nullcontext()
     return freezing.folded_by(lambda module: _fold(module, weights), _is_worth_packing, _has_kernels, isa)
 
 
@@ -122,7 +124,7 @@ def prepack(module: Any, node: Any, weights: Weights) -> Any:
             return node.target(*args, **kwargs)
 
     value = run(node, lambda of: getattr(module, of.target))
-    recipe = _recipe(module, node, value, weights)
+    recipe = _recipe(module, node, value, weights) if versions.works(versions.PREPACKED) else None
     if recipe is None:
         module.graph.erase_node(node)
         return None

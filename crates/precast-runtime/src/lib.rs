@@ -103,7 +103,7 @@ pub use background::Timings;
 pub use ending::shut_down;
 pub use error::{NoFit, RuntimeError};
 pub use exit::exit;
-pub use ffi::{DeviceMemory, Libtorch, Scope, Stream, TensorRef};
+pub use ffi::{DeviceMemory, Libtorch, SHIM_TORCH, Scope, Stream, TensorRef};
 pub use graphs::Session;
 pub use host::{device_memory, host, synchronize};
 pub use loader::Loading;

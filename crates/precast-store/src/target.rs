@@ -10,7 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use host::Torch;
+pub use host::{TRIED, Torch, Unfit};
 pub use nvml::compute_capabilities;
 
 /// Where tensors live and kernels run.

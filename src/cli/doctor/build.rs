@@ -10,9 +10,9 @@ use serde::Deserialize;
 
 use super::{Check, Need::Build, first_line};
 use crate::{
-    build::{Launcher, TORCH},
+    build::{Launcher, protocol::Off, what_is_off},
     inspect::words,
-    target::Torch,
+    target::{TRIED, Torch, Unfit},
 };
 
 /// The oldest Python that the worker runs on.
@@ -38,9 +38,10 @@ pub(super) fn checks(launcher: &Launcher, gpus: &[String]) -> Vec<Check> {
     let (python, first) = python(launcher);
     let mut checks = vec![first];
     if let Some(python) = python {
-        let (site, check) = torch(&python);
+        let (site, check) = torch(&python, launcher.untried);
         checks.push(check);
         if let Some((site, torch)) = site {
+            checks.extend(features(&launcher.program, &torch));
             checks.push(cuda(&site, &torch, gpus));
         }
     }
@@ -87,11 +88,13 @@ fn python(launcher: &Launcher) -> (Option<Python>, Check) {
 }
 
 /// Returns the folder that torch lies in and what it is, where it can be used.
-fn torch(python: &Python) -> (Option<(PathBuf, Torch)>, Check) {
+fn torch(python: &Python, untried: bool) -> (Option<(PathBuf, Torch)>, Check) {
     let name = "torch";
+    let [(a, b), (c, d)] = TRIED;
     let install = format!(
-        "`{} -m pip install torch=={TORCH}`, or name another Python",
-        python.executable
+        "`{} -m pip install 'torch>={a}.{b},<{c}.{}'`, or name another Python",
+        python.executable,
+        d + 1
     );
     let site = python.torch.as_deref().and_then(Path::parent);
     let site = site.and_then(Path::parent).map(Path::to_owned);
@@ -104,10 +107,40 @@ fn torch(python: &Python) -> (Option<(PathBuf, Torch)>, Check) {
         return (None, Check::missing(Build, name, found, install));
     };
     let found = format!("{}, {}", torch.version, site.display());
-    match torch.version.split('+').next() == Some(TORCH) {
-        true => (Some((site, torch)), Check::ok(Build, name, found)),
-        false => (None, Check::missing(Build, name, found, install)),
+    match Torch::fit(&torch.version, untried) {
+        Ok(()) => (Some((site, torch)), Check::ok(Build, name, found)),
+        Err(why) => {
+            let found = format!("{found}: it {why}");
+            let hint = match why {
+                Unfit::Untried => format!("{install}, or build with `--untried-torch`"),
+                Unfit::TooOld | Unfit::NoVersion => install,
+            };
+            (None, Check::missing(Build, name, found, hint))
+        }
     }
+}
+
+/// Returns what is off with a torch; nothing where all works, or the interpreter does not say.
+fn features(program: &Path, torch: &Torch) -> Option<Check> {
+    let mut command = Command::new(program);
+    command.args(["-P", "-c", what_is_off(), &torch.version]);
+    let output = command.stdin(Stdio::null()).output().ok()?;
+    let off: Vec<Off> = serde_json::from_slice(&output.stdout).ok()?;
+    if off.is_empty() {
+        return None;
+    }
+    let each = off.iter().map(|one| format!("{}: {}", one.what, one.why));
+    let found = format!(
+        "off with torch {}: {}",
+        torch.version,
+        each.collect::<Vec<_>>().join("; ")
+    );
+    Some(Check::note(
+        Build,
+        "features",
+        found,
+        "a build does without; another torch has them",
+    ))
 }
 
 /// Looks for the headers that programs for a GPU are compiled with.
@@ -172,7 +205,7 @@ fn compiler() -> Check {
         let source = folder.path().join("probe.cpp");
         fs::write(&source, SOURCE)?;
         Command::new(&program)
-            .args(["-std=c++17", "-fopenmp", "-fPIC", "-shared", "-o"])
+            .args(["-std=c++20", "-fopenmp", "-fPIC", "-shared", "-o"])
             .arg(folder.path().join("probe.so"))
             .arg(&source)
             .stdin(Stdio::null())
@@ -189,7 +222,7 @@ fn compiler() -> Check {
                 Build,
                 name,
                 found,
-                "it needs C++17, its standard library and OpenMP",
+                "it needs C++20, its standard library and OpenMP",
             )
         }
         Err(error) => Check::missing(

@@ -132,14 +132,30 @@ fn nanoseconds(time: SystemTime) -> i128 {
 
 /// Returns the parts of keys that are known without Python: none when the model was never built from
 /// this entry, or when its torch or the GPU is not to be found.
-pub fn known(spec: &Spec, store: &Store) -> Result<Option<Known>, PlanError> {
-    let release = store.last_release(&spec.model.name)?;
-    let Some(entry) = release
+///
+/// `torch` is the folder of the package that a build would use; without it, it is that of the last build. A store may have
+/// releases made with several.
+pub fn known(spec: &Spec, store: &Store, torch: Option<&Path>) -> Result<Option<Known>, PlanError> {
+    let model = &spec.model.name;
+    let with_torch = match torch {
+        Some(torch) => store.find_release(model, |release| uses(&release.entry, torch))?,
+        None => None,
+    };
+    let other = with_torch.is_none().then_some(torch).flatten();
+    let release = match with_torch {
+        Some(release) => Some(release),
+        None => store.last_release(model)?,
+    };
+    let Some(mut entry) = release
         .map(|release| release.entry)
         .filter(|entry| entry.entry == spec.model.entry)
     else {
         return Ok(None);
     };
+    if let Some(site) = other.and_then(Path::parent) {
+        // Nothing was built with it: the model is what it was, in another environment.
+        entry.site_packages = vec![site.to_string_lossy().into_owned()];
+    }
     let Some(target) = Target::of_host(spec.target.device, &spec.target.isa, &entry.site_packages)
     else {
         return Ok(None);
@@ -149,6 +165,15 @@ pub fn known(spec: &Spec, store: &Store) -> Result<Option<Known>, PlanError> {
     // A store that can't be written costs the time of hashing again.
     cache.save().ok();
     Ok(Some(Known { entry, target }))
+}
+
+/// Returns whether an entry was imported with the package `torch` in this folder.
+fn uses(entry: &Entry, torch: &Path) -> bool {
+    let version = |folder: &Path| folder.join("version.py").canonicalize().ok();
+    let folders = entry.site_packages.iter();
+    let own = folders.map(|site| Path::new(site).join("torch"));
+    let own = own.filter_map(|folder| version(&folder)).next();
+    own.is_some() && own == version(torch)
 }
 
 fn cache(store: &Store) -> StatCache {

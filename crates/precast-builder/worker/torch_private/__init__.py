@@ -2,6 +2,7 @@
 
 | file | subject |
 |---|---|
+| `versions` | the versions of torch: what is off in which, what differs, which options are gone |
 | `pytrees` | nested arguments and results, as torch.export flattens them |
 | `exported` | exported programs: their inputs, their bounds, copies of their graphs |
 | `archives` | archives of torch.export, made from parts |
@@ -28,14 +29,7 @@ everything of inductor, and the text of what it generates. `Private:` in a docst
 of them.
 
 The rest of the worker uses these functions and no private name; `tests/worker/test_private_names.py` holds it to that.
-Nothing here imports from the rest of the worker. So a difference between versions of torch stays inside one function.
+Nothing here imports from the rest of the worker. So a difference between versions of torch stays inside this package.
 
-Written for torch 2.11, and tried with 2.15.0. The names above are the same in both; this differs:
-
-| what | 2.11 | 2.15 |
-|---|---|---|
-| standard of torch's C++ headers | C++17 | C++20: libraries of custom operators are compiled with it |
-| weights of several linears in one product, without a pass | of one shape | of any width |
-| outputs of Triton kernels (`kernels/`) | `identify_mutated_tensors` | `identify_accessed_tensors` |
-| libtorch's interpreter of archives | there | gone; eager is a list of calls on both |
+What differs between versions of torch is in the table of `versions`, and nowhere else.
 """

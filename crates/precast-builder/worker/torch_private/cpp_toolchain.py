@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import cpp_checks, cpp_headers
+from . import cpp_checks, cpp_headers, versions
 from .cpp_flags import flags_for
 from .cpp_headers import Run, header_folder
 from .cpp_interface import Interface
@@ -40,7 +40,9 @@ def toolchain(isa: str, clock: Any, operators_of: Callable[[Any], set[str]], war
     from torch._inductor import codecache, cpp_builder
     from torch._inductor.codegen import cpp as kernels
 
-    run, header = cpp_builder._run_compile_cmd, codecache._precompile_header
+    run = cpp_builder._run_compile_cmd
+    shares = versions.works(versions.SHARED_HEADERS)
+    header = codecache._precompile_header if shares else None
     parallel = kernels.WorkSharing.parallel
     commands = _Commands(run, clock, warm_up)
 
@@ -50,7 +52,8 @@ def toolchain(isa: str, clock: Any, operators_of: Callable[[Any], set[str]], war
 
     kernels.WorkSharing.parallel = _parallel  # type: ignore[method-assign]
     cpp_builder._run_compile_cmd = commands
-    codecache._precompile_header = precompile
+    if shares:
+        codecache._precompile_header = precompile
     try:
         with flags_for(isa), cpp_checks.noted(operators_of):
             yield
@@ -58,7 +61,8 @@ def toolchain(isa: str, clock: Any, operators_of: Callable[[Any], set[str]], war
         commands.close()
         kernels.WorkSharing.parallel = parallel  # type: ignore[method-assign]
         cpp_builder._run_compile_cmd = run
-        codecache._precompile_header = header
+        if shares:
+            codecache._precompile_header = header  # type: ignore[assignment]
 
 
 def begin(isa: str, device: str, options: dict[str, Any], out: Path) -> Future[list[Any]]:

@@ -1,7 +1,7 @@
 //! The libtorch of this process: found, opened, checked, and its functions resolved, once.
 //!
 //! Nothing of libtorch is linked. It is the copy that the process already has, or else that of the folder that the caller
-//! named ([`open`]); a second one is never opened. Its version is compared with [`SUPPORTED`]: what `version.py` of the torch
+//! named ([`open`]); a second one is never opened. Its version is one that was tried ([`TRIED`](precast_store::target::TRIED)): what `version.py` of the torch
 //! package around it says before anything of it runs, and what libtorch itself says once it is open.
 //!
 //! [`functions!`] declares the functions of one library as a table that is filled when the library is opened, [`imports!`] also as
@@ -19,14 +19,14 @@ use precast_store::target::Torch;
 
 use super::{calls, library::open_embedded, shim, torch};
 
-/// The versions of torch that were tried, as major and minor number: the oldest and the newest.
-pub const SUPPORTED: [(u32, u32); 2] = [(2, 11), (2, 15)];
-
 /// libtorch's library, by the name that the loader knows it by.
 const CPU: &str = "libtorch_cpu.so";
 
 /// The shim that the crate was built with; empty when there was no torch then.
 const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
+
+/// The version of the torch that the shim was compiled with; empty without a shim.
+pub const SHIM_TORCH: &str = env!("PRECAST_SHIM_TORCH");
 
 /// Declares functions of a library once: `Functions`, which has them as fields, and its `find`.
 macro_rules! functions {
@@ -99,7 +99,7 @@ pub(super) fn opened() -> &'static Libtorch {
 }
 
 /// Opens libtorch: the process's own, or that of `folder` (torch's, or the one with the library). With `untried` also one
-/// that is newer than [`SUPPORTED`].
+/// that is newer than what was tried.
 pub fn open(folder: Option<&Path>, untried: bool) -> Result<&'static Libtorch, String> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -255,26 +255,8 @@ fn packaged(folder: &Path) -> Option<String> {
 
 /// Fails for a version that is not supported.
 fn checked(version: &str, folder: &Path, untried: bool) -> Result<(), String> {
-    let mut numbers = version.split(['.', '+']).map(str::parse::<u32>);
-    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
-        return Err(format!(
-            "torch {version} in `{}` is no version",
-            folder.display()
-        ));
-    };
-    let [(a, b), (c, d)] = SUPPORTED;
-    let folder = folder.display();
-    if (major, minor) < (a, b) {
-        return Err(format!(
-            "torch {version} in `{folder}` is too old: {a}.{b} is the least"
-        ));
-    }
-    if (major, minor) > (c, d) && !untried {
-        return Err(format!(
-            "torch {version} in `{folder}` is newer than what was tried: {a}.{b} to {c}.{d}"
-        ));
-    }
-    Ok(())
+    Torch::fit(version, untried)
+        .map_err(|why| format!("torch {version} in `{}` {why}", folder.display()))
 }
 
 /// Opens the shim, which must have been compiled with this version.

@@ -50,7 +50,7 @@ pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for};
 pub use graph::{Graph, Pool};
 pub use interpreter::{Archive, Interpreter};
 pub use library::Library;
-pub use libtorch::{Libtorch, get as libtorch, open as open_libtorch};
+pub use libtorch::{Libtorch, SHIM_TORCH, get as libtorch, open as open_libtorch};
 pub use memory::contiguous;
 pub use operators::{Call, Loading, Operators, Value, registered};
 pub use process::{exit, give_back};

@@ -4,9 +4,34 @@
 //! version, commit and CUDA are text in `torch/version.py`, the compute capability comes from the driver, and the CPU's
 //! features from the CPU. Both paths end in [`Target::on_host`], so that they agree.
 
-use std::{fs, path::Path};
+use std::{fmt, fs, path::Path};
 
 use super::{DeviceKind, ISA_LEVELS, Target, host_features, nvml};
+
+/// The versions of torch that were tried, as major and minor number: the oldest and the newest.
+pub const TRIED: [(u32, u32); 2] = [(2, 11), (2, 15)];
+
+/// Why a version of torch is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// It is older than the oldest that was tried.
+    TooOld,
+    /// It is newer than the newest that was tried: a user may ask for it.
+    Untried,
+    /// The text is no version.
+    NoVersion,
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [(a, b), (c, d)] = TRIED;
+        match self {
+            Self::TooOld => write!(f, "is too old: {a}.{b} is the least"),
+            Self::Untried => write!(f, "is newer than what was tried: {a}.{b} to {c}.{d}"),
+            Self::NoVersion => f.write_str("is no version"),
+        }
+    }
+}
 
 /// What a torch installation is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +47,20 @@ pub struct Torch {
 }
 
 impl Torch {
+    /// Fails for a version, as `2.11.0+cu130`, that is not used; with `untried` a newer one than was tried is.
+    pub fn fit(version: &str, untried: bool) -> Result<(), Unfit> {
+        let mut numbers = version.split(['.', '+']).map(str::parse::<u32>);
+        let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+            return Err(Unfit::NoVersion);
+        };
+        let [oldest, newest] = TRIED;
+        match (major, minor) {
+            version if version < oldest => Err(Unfit::TooOld),
+            version if version > newest && !untried => Err(Unfit::Untried),
+            _ => Ok(()),
+        }
+    }
+
     /// Reads `torch/version.py` in the first of these folders that has one.
     pub fn find(site_packages: &[impl AsRef<Path>]) -> Option<Self> {
         let text = site_packages.iter().find_map(|folder| {
@@ -116,6 +155,19 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_that_are_used_are_those_that_were_tried() {
+        for version in ["2.11.0+cu130", "2.11.0", "2.13.1+cpu", "2.15.0a0+git123"] {
+            assert_eq!(Torch::fit(version, false), Ok(()));
+        }
+        assert_eq!(Torch::fit("2.10.1", true), Err(Unfit::TooOld));
+        assert_eq!(Torch::fit("1.13.0", true), Err(Unfit::TooOld));
+        assert_eq!(Torch::fit("2.16.0+cu132", false), Err(Unfit::Untried));
+        assert_eq!(Torch::fit("3.0.0", true), Ok(()));
+        assert_eq!(Torch::fit("", true), Err(Unfit::NoVersion));
+        assert_eq!(Torch::fit("two.11", true), Err(Unfit::NoVersion));
+    }
 
     const VERSION: &str = "from typing import Optional\n\n__all__ = ['__version__', 'cuda']\n__version__ = '2.11.0+cu130'\n\
         debug = False\ncuda: Optional[str] = '13.0'\ngit_version = '70d99e9'\nhip: Optional[str] = None\n";

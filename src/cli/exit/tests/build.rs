@@ -84,7 +84,12 @@ pub(super) fn build_errors() -> Vec<BuildError> {
         BuildError::WrongTorch {
             program: path(),
             found: "2.0.0".into(),
-            expected: "2.11.0",
+            why: crate::target::Unfit::TooOld,
+        },
+        BuildError::NoGate {
+            program: path(),
+            found: "2.15.0+cu130".into(),
+            only: "2.11.0",
         },
         BuildError::Model {
             error: failure("entry_call"),

@@ -1,0 +1,155 @@
+//! Builds with several versions of torch: each is a target of its own, and one store holds all.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::{
+    gate::built_with_gate,
+    sandbox::{Ran, Sandbox, assert_ran},
+};
+
+/// Makes an environment with a torch of this version, as far as anybody looks into it; returns its Python.
+fn environment(sandbox: &Sandbox, version: &str) -> PathBuf {
+    let root = sandbox.path(&format!("torch-{version}"));
+    let torch = root.join("lib/python3.12/site-packages/torch");
+    fs::create_dir_all(torch.join("lib")).unwrap();
+    fs::create_dir_all(root.join("bin")).unwrap();
+    fs::write(torch.join("lib/libtorch_cpu.so"), "").unwrap();
+    fs::write(root.join("bin/python"), "").unwrap();
+    let text = format!("__version__ = '{version}'\ncuda = None\ngit_version = 'of {version}'\n");
+    fs::write(torch.join("version.py"), text).unwrap();
+    root.join("bin/python")
+}
+
+/// Returns the Python of the checkout, whose torch is the one that runs here.
+fn own() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python")
+}
+
+/// Returns a sandbox that was built with the torch of the checkout. What its gates said is kept for builds with a torch that
+/// can't run here.
+fn built() -> Sandbox {
+    let sandbox = Sandbox::new();
+    let keep = format!(
+        "{} \"$@\" | tee {}",
+        env!("CARGO_BIN_EXE_precast"),
+        sandbox.path("verdict").display()
+    );
+    let mut command = built_with_gate("1", &sandbox, &keep);
+    let ran = sandbox.output(command.arg("--python").arg(own()));
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox
+}
+
+/// Builds with a Python whose torch is that of an environment, or the checkout's.
+fn build(sandbox: &Sandbox, python: &Path, args: &[&str], env: &[(&str, &str)]) -> Ran {
+    let kept = format!("cat > /dev/null; cat {}", sandbox.path("verdict").display());
+    let mut command = built_with_gate("1", sandbox, &kept);
+    command.args(args).arg("--python").arg(python);
+    let site = python
+        .ancestors()
+        .nth(2)
+        .unwrap()
+        .join("lib/python3.12/site-packages");
+    if site.exists() {
+        command.env("FAKE_SITE", site);
+    }
+    sandbox.output(command.envs(env.iter().copied()))
+}
+
+/// Returns ID, state and target of the live and old programs of `affine batch=1`.
+fn listed(sandbox: &Sandbox) -> Vec<(String, String, String)> {
+    let document = sandbox.json(&["ls", "affine", "--bucket", "batch=1"]);
+    let rows = document["programs"].as_array().unwrap().iter();
+    let text = |row: &Value, field: &str| row[field].as_str().unwrap().to_owned();
+    rows.map(|row| (text(row, "id"), text(row, "state"), text(row, "target")))
+        .collect()
+}
+
+#[test]
+fn one_store_holds_what_was_built_with_each() {
+    let sandbox = built();
+    let newer = environment(&sandbox, "2.15.0");
+    let mut plan = sandbox.command(&["plan", "--python"]);
+    let planned = sandbox.output(plan.arg(&newer)).stdout;
+    assert!(
+        planned.contains("the target's torch changed: `2.11.0")
+            && planned.ends_with("3 of 3 programs would be built\n"),
+        "{planned}"
+    );
+    let ran = build(&sandbox, &newer, &[], &[]);
+    assert!(
+        ran.code == 0 && ran.stderr.contains("published fake release 2"),
+        "{}",
+        ran.text()
+    );
+
+    let both = listed(&sandbox);
+    let [(_, _, before), (_, _, after)] = &both[..] else {
+        panic!("{both:?}");
+    };
+    let mut targets = [before.as_str(), after.as_str()];
+    targets.sort_unstable();
+    assert!(
+        targets[0].starts_with("torch211-") && targets[1].starts_with("torch215-"),
+        "{both:?}"
+    );
+    for (id, state, target) in &both {
+        let of_newer = target.starts_with("torch215-");
+        assert_eq!(state, if of_newer { "live" } else { "old" });
+        let shown = sandbox.json(&["show", id]);
+        let torch = shown["target"]["torch"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{shown:#}"));
+        assert_eq!(torch == "2.15.0", of_newer, "{torch}");
+        let why = sandbox.run(&["why", id]).stdout;
+        let changed = why.contains("the target's torch changed: `2.11.0");
+        assert_eq!(changed, of_newer, "{why}");
+    }
+
+    // Each finds its own, whichever was built last.
+    for python in [&own(), &newer, &own()] {
+        let mut plan = sandbox.command(&["plan", "--format", "json", "--python"]);
+        let planned: Value =
+            serde_json::from_str(&sandbox.output(plan.arg(python)).stdout).unwrap();
+        assert_eq!(planned["missing"], 0, "{planned:#}");
+        let ran = build(&sandbox, python, &[], &[]);
+        assert!(
+            ran.code == 0 && ran.stderr.contains("nothing to compile"),
+            "{}",
+            ran.text()
+        );
+    }
+    assert_eq!(sandbox.run(&["verify"]).code, 0);
+}
+
+#[test]
+fn a_torch_that_is_newer_than_what_was_tried_is_asked_for() {
+    let sandbox = built();
+    let newer = environment(&sandbox, "2.16.0");
+    assert_ran!(build(&sandbox, &newer, &[], &[]), @"
+    exit code 4
+    ----- stderr
+    plan: 3 of 3 programs are missing
+    error: Python at `[ROOT]/worker` has torch 2.16.0, which is newer than what was tried: 2.11 to 2.15
+    hint: `--untried-torch` builds with it all the same; or install torch 2.11 to 2.15 there, or name another interpreter with `--python PATH` or `PRECAST_PYTHON`
+    ");
+    let asked = build(
+        &sandbox,
+        &newer,
+        &["--untried-torch"],
+        &[("FAKE_OFF", "shared headers")],
+    );
+    assert!(
+        asked.code == 0
+            && asked
+                .stderr
+                .contains("torch 2.16.0: shared headers is off: a name moved: builds take longer"),
+        "{}",
+        asked.text()
+    );
+}

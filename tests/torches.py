@@ -1,0 +1,134 @@
+"""Runs the worker's tests with several versions of torch, one after the other, and prints a table.
+
+    make torches                        every version of requirements/
+    make torches ARGS="2.12.1 2.13.0"
+    make torches ARGS="2.14.1 --only tests/worker/test_capture.py --keep"
+
+An environment that is not there is made for the run (`make torch`), and removed after it. What tests say is in
+target/torches/VERSION.log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+from typing import Any, TextIO
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("tests/worker", "tests/check", "kernels/tests")
+
+
+def versions() -> list[str]:
+    """Returns the versions that there are requirements for, oldest first."""
+    names = [path.stem.removeprefix("torch-") for path in (ROOT / "requirements").glob("torch-*.txt")]
+    return sorted(names, key=lambda name: [int(number) for number in name.split(".")])
+
+
+def all_tests() -> list[str]:
+    """Returns the files of all tests."""
+    return sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).glob("test_*.py"))
+
+
+def inside(files: list[str]) -> dict[str, Any]:
+    """Runs tests in this process, with its torch; returns a row of the table."""
+    sys.path[:0] = [str(ROOT)]
+    os.chdir(ROOT)
+    names = [name.removesuffix(".py").replace("/", ".") for name in files]
+    started = time.perf_counter()
+    result = unittest.TextTestRunner(verbosity=2).run(unittest.defaultTestLoader.loadTestsFromNames(names))
+    import torch
+
+    from tests.worker.support import part
+
+    table = part("torch_private.versions")
+    failed = [*result.failures, *result.errors, *((test, "") for test in result.unexpectedSuccesses)]
+    return {
+        "torch": str(torch.__version__),
+        "triton": importlib.metadata.version("triton"),
+        "cuda": torch.version.cuda,
+        "run": result.testsRun - len(result.skipped),
+        "skipped": len(result.skipped),
+        "failed": [str(test) for test, _ in failed],
+        "off": [one["what"] for one in table.off(table.in_use())],
+        "gone": [one.option for one in table.GONE if table.gone(one.option)],
+        "seconds": round(time.perf_counter() - started),
+    }
+
+
+def outside(version: str, files: list[str], keep: bool) -> dict[str, Any]:
+    """Makes an environment if need be, and runs the tests in it; returns a row of the table."""
+    folder = ROOT / f".venv-torch-{version}"
+    was_there = folder.exists()
+    logs = ROOT / "target" / "torches"
+    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        with (logs / f"{version}.log").open("w") as log:
+            if not was_there:
+                print(f"torch {version}: makes an environment", file=sys.stderr, flush=True)
+                command = ["make", "--no-print-directory", "torch", f"TORCH={version}"]
+                subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=True)
+            print(f"torch {version}: runs the tests", file=sys.stderr, flush=True)
+            return tests(folder / "bin" / "python", files, log)
+    finally:
+        if not was_there and not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def tests(python: Path, files: list[str], log: TextIO) -> dict[str, Any]:
+    """Runs tests with an interpreter; returns a row of the table."""
+    command = [str(python), str(Path(__file__).resolve()), "--inside", "--only", *files]
+    # What tests print goes to the log as well; the row is the last line.
+    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, check=False)
+    *printed, last = ran.stdout.splitlines() or [""]
+    log.writelines(f"{line}\n" for line in printed)
+    if ran.returncode:
+        raise SystemExit(f"error: the tests ended with {ran.returncode}; `{log.name}` has what they said")
+    return json.loads(last)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Returns rows as a table in Markdown."""
+    head = ("torch", "Triton", "CUDA", "tests run", "failed", "skipped", "features off", "options gone", "minutes")
+    lines = [head, ("---",) * len(head)]
+    for row in rows:
+        gone = ", ".join(f"`{option}`" for option in row["gone"])
+        numbers = [str(row["run"]), str(len(row["failed"])), str(row["skipped"])]
+        minutes = f"{row['seconds'] / 60:.0f}"
+        names = ", ".join(row["off"]) or "none"
+        lines.append((row["torch"], row["triton"], row["cuda"] or "none", *numbers, names, gone or "none", minutes))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help="[default: all of requirements/]")
+    parser.add_argument("--only", nargs="+", metavar="FILE", help="run these files of tests")
+    parser.add_argument("--keep", action="store_true", help="keep environments")
+    parser.add_argument("--inside", action="store_true", help="run the tests in this process, and print a row as JSON")
+    args = parser.parse_args()
+    files = args.only or all_tests()
+    if args.inside:
+        print(json.dumps(inside(files)))
+        return 0
+    wanted = args.versions or versions()
+    if unknown := [name for name in wanted if name not in versions()]:
+        parser.error(f"no requirements/torch-{unknown[0]}.txt; there is: {', '.join(versions())}")
+    rows = []
+    for version in wanted:
+        rows.append(outside(version, files, args.keep))
+        for name in rows[-1]["failed"]:
+            print(f"torch {version}: failed: {name}", file=sys.stderr)
+        print(table(rows), flush=True)
+    return 1 if any(row["failed"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
