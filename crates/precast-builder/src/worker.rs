@@ -49,7 +49,6 @@ pub struct Worker {
     /// What it was started as, and whether its torch may be newer than what was tried.
     program: PathBuf,
     untried: bool,
-    gates_with: Option<&'static str>,
     /// Whether it holds the model, and the same one as the first worker.
     pub opened: bool,
 }
@@ -104,7 +103,6 @@ impl Worker {
             ended: false,
             program: launcher.program.clone(),
             untried: launcher.untried,
-            gates_with: launcher.gates_with,
             opened: false,
         })
     }
@@ -118,21 +116,13 @@ impl Worker {
                 message: format!("worker speaks version {other}, this binary {PROTOCOL}"),
             });
         }
-        let program = self.program.clone();
-        if let Err(why) = Torch::fit(&hello.torch, self.untried) {
-            return Err(BuildError::WrongTorch {
-                program,
+        match Torch::fit(&hello.torch, self.untried) {
+            Ok(()) => Ok(hello),
+            Err(why) => Err(BuildError::WrongTorch {
+                program: self.program.clone(),
                 found: hello.torch,
                 why,
-            });
-        }
-        match self.gates_with {
-            Some(only) if hello.torch.split('+').next() != Some(only) => Err(BuildError::NoGate {
-                program,
-                found: hello.torch,
-                only,
             }),
-            _ => Ok(hello),
         }
     }
 
