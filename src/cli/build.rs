@@ -1,12 +1,6 @@
 //! `precast build`: makes whatever is missing.
 
-use std::{
-    collections::BTreeMap,
-    ffi::OsString,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -18,6 +12,7 @@ use super::{
     internal,
     printer::note,
     progress::{self, seconds},
+    python::PythonArgs,
     text, trace,
 };
 use crate::{
@@ -57,29 +52,6 @@ pub(super) struct Args {
     /// Publish a release even if nothing answers this module; may be repeated
     #[arg(long, value_name = "MODULE")]
     without: Vec<String>,
-}
-
-/// What the worker is started with.
-#[derive(clap::Args)]
-pub(super) struct PythonArgs {
-    /// Python interpreter that has torch [default: `.venv/bin/python` beside the spec or in the current folder, else
-    /// `python3`]
-    #[arg(
-        long,
-        env = "PRECAST_PYTHON",
-        value_name = "PATH",
-        hide_env_values = true
-    )]
-    python: Option<PathBuf>,
-    /// Build also with a torch that is newer than what was tried
-    #[arg(long)]
-    untried_torch: bool,
-    /// A program to start instead of Python with the built-in worker
-    #[arg(long, env = "PRECAST_WORKER", value_name = "PROGRAM", hide = true)]
-    worker: Option<PathBuf>,
-    /// A program to start instead of this one to check a candidate
-    #[arg(long, env = "PRECAST_GATE", value_name = "PROGRAM", hide = true)]
-    gate: Option<PathBuf>,
 }
 
 /// Which spec, and how much of it.
@@ -191,56 +163,6 @@ fn known_modules(names: &[String], spec: &Spec) -> Result<(), Usage> {
         }),
         None => Ok(()),
     }
-}
-
-impl PythonArgs {
-    /// Chooses the interpreter: the one named, else a `.venv` in the folder of the spec or here, else the one on the path.
-    pub(super) fn launcher(&self, root: &Path) -> Launcher {
-        let chosen = match (&self.worker, &self.python) {
-            (Some(worker), _) => Launcher::program(worker),
-            (None, Some(python)) => Launcher::python(python),
-            (None, None) => Launcher::python(python_of(&[root, Path::new("")])),
-        };
-        // A worker that replaces the interpreter may speak for one that is named.
-        let python = match chosen.replaces_worker {
-            true => self.python.as_ref(),
-            false => Some(&chosen.program),
-        };
-        Launcher {
-            gates_with: gates_with().filter(|_| !chosen.replaces_worker),
-            torch: python.and_then(|python| super::libtorch::in_environment(python)),
-            untried: self.untried_torch,
-            headers: cache_folder("headers"),
-            bytecode: cache_folder("bytecode"),
-            ..chosen
-        }
-    }
-}
-
-/// Returns the version of the torch whose artifacts this program can run.
-fn gates_with() -> Option<&'static str> {
-    #[cfg(feature = "torch")]
-    return Some(crate::runtime::SHIM_TORCH).filter(|torch| !torch.is_empty());
-    #[cfg(not(feature = "torch"))]
-    None
-}
-
-/// Returns the interpreter of the first of these folders that has a `.venv`, else the one on the path.
-pub(super) fn python_of(folders: &[&Path]) -> PathBuf {
-    let beside = folders.iter().map(|folder| folder.join(".venv/bin/python"));
-    let mut found = beside.filter(|python| python.exists());
-    found.next().unwrap_or_else(|| PathBuf::from("python3"))
-}
-
-/// Where something is kept between builds: in the user's cache folder, if there is one.
-fn cache_folder(what: &str) -> Option<PathBuf> {
-    let absolute = |name| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(cache.join("precast").join(what))
 }
 
 /// Removes and reports the temporary folders of killed builds; with `dry_run`, only reports them.

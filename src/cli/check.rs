@@ -15,9 +15,10 @@ use owo_colors::OwoColorize;
 
 use super::{
     Context,
-    build::{PythonArgs, default_jobs},
+    build::default_jobs,
     exit::{self, Usage},
     printer::note,
+    python::PythonArgs,
     sizes,
     text::plain,
 };

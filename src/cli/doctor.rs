@@ -10,7 +10,7 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde::Serialize;
 
-use super::{Context, build::PythonArgs, exit, libtorch::LibtorchArgs, printer::note};
+use super::{Context, exit, libtorch::LibtorchArgs, printer::note, python::PythonArgs};
 use crate::target::compute_capabilities;
 
 #[derive(clap::Args)]

@@ -14,7 +14,7 @@ use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use self::text::Draft;
-use super::{Context, build::PythonArgs, exit::Usage, printer::note, sizes, text::plain};
+use super::{Context, exit::Usage, printer::note, python::PythonArgs, sizes, text::plain};
 use crate::{
     build::{
         self, DescribeOptions,

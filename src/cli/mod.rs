@@ -27,6 +27,7 @@ mod plan;
 mod printer;
 mod program;
 mod progress;
+mod python;
 mod release;
 mod report;
 #[cfg(feature = "torch")]

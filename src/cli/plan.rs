@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::{
     Context,
-    build::{EAGER, PADDING, PythonArgs, SpecArgs},
+    build::{EAGER, PADDING, SpecArgs},
+    python::PythonArgs,
 };
 use crate::{
     Digest, Target,
