@@ -12,7 +12,7 @@ use crate::{
     sandbox::{Ran, Sandbox, assert_ran},
 };
 
-/// Makes an environment with a torch of this version, as far as anybody looks into it; returns its Python.
+/// Makes the folders and files of an environment with a torch of this version, without its code; returns its Python.
 fn environment(sandbox: &Sandbox, version: &str) -> PathBuf {
     let root = sandbox.path(&format!("torch-{version}"));
     let torch = root.join("lib/python3.12/site-packages/torch");

@@ -27,7 +27,7 @@ def load():
 
 @contextmanager
 def untried(*lacking: object) -> Iterator[None]:
-    """Has the torch in use be a newer one, which lacks a name of each of these features."""
+    """Makes the torch in use look untried, and without one name of each of these features."""
     versions._why_off.cache_clear()
     missing = {feature: feature.needs[0] for feature in lacking}
     with (

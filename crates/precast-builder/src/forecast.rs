@@ -30,8 +30,8 @@ pub struct Forecast {
     pub receipts: u32,
 }
 
-/// Returns what a build of a spec would do after a check of its modules, with the package `torch` in a folder, where that is
-/// known.
+/// Returns what a build of a spec would do after a check of its modules. `torch` is the folder of the package `torch` that the
+/// build would use; without it, that of the last build counts.
 pub fn forecast(
     spec: &Spec,
     store: Option<&Store>,

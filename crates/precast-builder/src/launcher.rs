@@ -41,13 +41,9 @@ pub struct Launcher {
     pub bytecode: Option<PathBuf>,
 }
 
-/// Returns the program that prints, as JSON, a list of [`Off`](crate::protocol::Off) for the version of torch that is its
+/// A Python program that prints, as JSON, a list of [`Off`](crate::protocol::Off) for the version of torch that is its
 /// argument. It imports torch only if that is newer than what was tried.
-pub fn what_is_off() -> &'static str {
-    let name = "torch_private/versions.py";
-    let found = FILES.iter().find(|(file, _)| *file == name);
-    found.map_or("", |(_, text)| text)
-}
+pub const WHAT_IS_OFF: &str = include_str!("../worker/torch_private/versions.py");
 
 impl Launcher {
     /// Runs the embedded worker with this interpreter.
@@ -155,12 +151,11 @@ mod tests {
     #[test]
     fn the_worker_was_tried_with_the_versions_that_are_used() {
         let [(a, b), (c, d)] = TRIED;
-        let text = what_is_off();
         for line in [
             format!("\nOLDEST: Version = ({a}, {b})\n"),
             format!("\nNEWEST: Version = ({c}, {d})\n"),
         ] {
-            assert!(text.contains(&line), "{line}");
+            assert!(WHAT_IS_OFF.contains(&line), "{line}");
         }
     }
 

@@ -92,7 +92,7 @@ pub use self::{
     engine::build,
     error::BuildError,
     forecast::{Forecast, forecast},
-    launcher::{Launcher, what_is_off},
+    launcher::{Launcher, WHAT_IS_OFF},
     limits::machine_memory,
     options::{Built, Options, Outcome, Summary},
     scratch::sweep,

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{Check, Need::Build, first_line};
 use crate::{
-    build::{Launcher, protocol::Off, what_is_off},
+    build::{Launcher, WHAT_IS_OFF, protocol::Off},
     inspect::words,
     target::{TRIED, Torch, Unfit},
 };
@@ -123,7 +123,7 @@ fn torch(python: &Python, untried: bool) -> (Option<(PathBuf, Torch)>, Check) {
 /// Returns what is off with a torch; nothing where all works, or the interpreter does not say.
 fn features(program: &Path, torch: &Torch) -> Option<Check> {
     let mut command = Command::new(program);
-    command.args(["-P", "-c", what_is_off(), &torch.version]);
+    command.args(["-P", "-c", WHAT_IS_OFF, &torch.version]);
     let output = command.stdin(Stdio::null()).output().ok()?;
     let off: Vec<Off> = serde_json::from_slice(&output.stdout).ok()?;
     if off.is_empty() {

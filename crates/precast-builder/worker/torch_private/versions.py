@@ -150,7 +150,7 @@ GONE = (
 
 
 def parsed(version: str) -> Version:
-    """Returns major and minor number of a version, as of `2.11.0+cu130`."""
+    """Returns the major and minor number of a version such as `2.11.0+cu130`."""
     major, minor, *_ = version.split("+")[0].split(".")
     return int(major), int(minor)
 
@@ -173,12 +173,12 @@ def holds(difference: Difference) -> bool:
 
 
 def gone(option: str) -> Gone | None:
-    """Returns what is known about a compiler option that the torch in use does not have any more."""
+    """Returns the table's entry of a compiler option, if the torch in use has dropped it."""
     return next((one for one in GONE if one.option == option and in_use() >= one.since), None)
 
 
 def off(version: Version) -> list[dict[str, str]]:
-    """Returns the features that are off in a version, in words; for an untried one, those of the torch in use."""
+    """Returns the features that are off in a version, each with its reason. An untried version must be the one in use."""
     reasons = [(feature, _why_off(feature, version)) for feature in FEATURES]
     return [{"what": feature.name, "why": f"{why}: {feature.without}"} for feature, why in reasons if why]
 

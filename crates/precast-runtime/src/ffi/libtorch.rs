@@ -1,8 +1,9 @@
 //! The libtorch of this process: found, opened, checked, and its functions resolved, once.
 //!
 //! Nothing of libtorch is linked. It is the copy that the process already has, or else that of the folder that the caller
-//! named ([`open`]); a second one is never opened. Its version is one that was tried ([`TRIED`](precast_store::target::TRIED)): what `version.py` of the torch
-//! package around it says before anything of it runs, and what libtorch itself says once it is open.
+//! named ([`open`]); a second one is never opened. Its version must be one that was tried
+//! ([`TRIED`](precast_store::target::TRIED)): what `version.py` of the torch package around it says before anything of it
+//! runs, and what libtorch itself says once it is open.
 //!
 //! [`functions!`] declares the functions of one library as a table that is filled when the library is opened, [`imports!`] also as
 //! Rust functions that call through it.

@@ -8,7 +8,7 @@ use std::{fmt, fs, path::Path};
 
 use super::{DeviceKind, ISA_LEVELS, Target, host_features, nvml};
 
-/// The versions of torch that were tried, as major and minor number: the oldest and the newest.
+/// The oldest and the newest version of torch that was tried: major and minor number.
 pub const TRIED: [(u32, u32); 2] = [(2, 11), (2, 15)];
 
 /// Why a version of torch is not used.
@@ -47,7 +47,7 @@ pub struct Torch {
 }
 
 impl Torch {
-    /// Fails for a version, as `2.11.0+cu130`, that is not used; with `untried` a newer one than was tried is.
+    /// Fails for a version, such as `2.11.0+cu130`, outside [`TRIED`]; `untried` allows newer ones.
     pub fn fit(version: &str, untried: bool) -> Result<(), Unfit> {
         let mut numbers = version.split(['.', '+']).map(str::parse::<u32>);
         let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
