@@ -1,8 +1,9 @@
 //! Which libtorch a command uses: the one that is named, else that of the Python in use.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::python::{python_of, torch_of};
+#[cfg(feature = "torch")]
+use super::python;
 
 #[derive(clap::Args)]
 pub(super) struct LibtorchArgs {
@@ -26,19 +27,13 @@ impl LibtorchArgs {
     #[cfg(feature = "torch")]
     pub(super) fn open_for(
         &self,
-        named: Option<&Path>,
+        named: Option<&std::path::Path>,
     ) -> anyhow::Result<&'static crate::runtime::Libtorch> {
         let folder = named
-            .and_then(torch_of)
+            .and_then(python::torch_of)
             .or_else(|| self.libtorch.clone())
-            .or_else(|| torch_of(&python()));
+            .or_else(|| python::torch_of(&python::in_use()));
         let open = crate::Runtime::libtorch(folder.as_deref(), self.untried_libtorch);
         open.map_err(Into::into)
     }
-}
-
-/// Returns the Python in use where no spec says more.
-fn python() -> PathBuf {
-    let named = std::env::var_os("PRECAST_PYTHON").filter(|name| !name.is_empty());
-    named.map_or_else(|| python_of(&[Path::new("")]), PathBuf::from)
 }

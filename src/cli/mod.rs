@@ -27,6 +27,7 @@ mod plan;
 mod printer;
 mod program;
 mod progress;
+#[cfg_attr(not(feature = "torch"), allow(dead_code))]
 mod python;
 mod release;
 mod report;

@@ -62,8 +62,14 @@ fn gates_with() -> Option<&'static str> {
     None
 }
 
+/// Returns the Python in use where no spec says more.
+pub(super) fn in_use() -> PathBuf {
+    let named = std::env::var_os("PRECAST_PYTHON").filter(|name| !name.is_empty());
+    named.map_or_else(|| python_of(&[Path::new("")]), PathBuf::from)
+}
+
 /// Returns the interpreter of the first of these folders that has a `.venv`, else the one on the path.
-pub(super) fn python_of(folders: &[&Path]) -> PathBuf {
+fn python_of(folders: &[&Path]) -> PathBuf {
     let beside = folders.iter().map(|folder| folder.join(".venv/bin/python"));
     let mut found = beside.filter(|python| python.exists());
     found.next().unwrap_or_else(|| PathBuf::from("python3"))

@@ -178,7 +178,7 @@ def gone(option: str) -> Gone | None:
 
 
 def off(version: Version) -> list[dict[str, str]]:
-    """Returns the features that are off in a version, each with its reason. An untried version must be the one in use."""
+    """Returns the features that are off in a version, with reasons. An untried version must be the one in use."""
     reasons = [(feature, _why_off(feature, version)) for feature in FEATURES]
     return [{"what": feature.name, "why": f"{why}: {feature.without}"} for feature, why in reasons if why]
 
