@@ -115,6 +115,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
         name: None,
         programs: ids,
         lacks: vec![],
+        shims: vec![],
         weights: None,
         aliases: BTreeMap::new(),
         entry,

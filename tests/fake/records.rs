@@ -377,6 +377,7 @@ impl Source for Memory {
             name: name.map(str::to_owned),
             programs: self.programs.keys().copied().collect(),
             lacks: vec![],
+            shims: vec![],
             weights: self.weights,
             aliases: self.aliases.clone(),
             entry: Entry {

@@ -255,6 +255,7 @@ fn release(programs: Vec<Digest>, weights: Digest) -> Release {
         name: None,
         programs,
         lacks: vec![],
+        shims: vec![],
         weights: Some(weights),
         aliases: BTreeMap::new(),
         entry: Entry {

@@ -129,6 +129,7 @@ pub fn release(model: &str, programs: &[Digest], weights: Option<Digest>) -> Rel
         name: Some("v1".into()),
         programs: programs.into(),
         lacks: vec![],
+        shims: vec![],
         weights,
         aliases: BTreeMap::new(),
         entry: Entry {

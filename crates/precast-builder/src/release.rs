@@ -217,6 +217,7 @@ fn publish(
         lacks,
         weights: weights.object,
         aliases: weights.aliases,
+        shims: vec![],
         entry: known.entry.clone(),
         provenance: Provenance::now(),
     })?;

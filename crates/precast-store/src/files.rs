@@ -343,6 +343,7 @@ impl<'a> Walk<'a> {
             Err(e) => return self.bad_record(inside, &e),
         };
         self.need_objects(&inside, release.weights.as_slice());
+        self.need_objects(&inside, &release.shim_objects());
         for id in release
             .programs
             .iter()

@@ -29,7 +29,7 @@ pub(crate) type Releases = BTreeMap<(String, u64), Contents>;
 
 /// What a release has.
 pub(crate) struct Contents {
-    /// Its programs, sorted, then its weights.
+    /// Its programs, sorted, then the objects of its shims, sorted, then its weights.
     pub needs: Vec<Digest>,
     pub partial: bool,
 }
@@ -135,15 +135,20 @@ pub(crate) fn releases(from: &Connection) -> rusqlite::Result<Releases> {
         from.prepare("SELECT model,seq,name,seal,weights,created,links,sum,partial FROM releases")?;
     let mut below = from
         .prepare("SELECT program FROM release_programs WHERE model=? AND seq=? ORDER BY program")?;
+    let mut objects =
+        from.prepare("SELECT object FROM release_objects WHERE model=? AND seq=? ORDER BY object")?;
     let mut rows = query.query([])?;
     let mut all = BTreeMap::new();
     while let Some(row) = rows.next()? {
         let (model, seq): (String, i64) = (row.get(0)?, row.get(1)?);
         let name: Option<String> = row.get(2)?;
         let weights = row.get::<_, Option<[u8; 32]>>(4)?.map(Digest::from_bytes);
-        let programs = below
-            .query_map((&model, seq), |row| rows::digest(row, 0))?
-            .collect::<rusqlite::Result<Vec<_>>>()?;
+        let mut needs = Vec::new();
+        for query in [&mut below, &mut objects] {
+            for id in query.query_map((&model, seq), |row| rows::digest(row, 0))? {
+                needs.push(id?);
+            }
+        }
         let (links, partial) = (row.get(6)?, row.get(8)?);
         let checksum = rows::digest(row, 3)?;
         let sum = rows::release_sum(
@@ -159,7 +164,7 @@ pub(crate) fn releases(from: &Connection) -> rusqlite::Result<Releases> {
         if sum != row.get::<_, i64>(7)? {
             return Err(bad_sum("releases"));
         }
-        let mut needs = checked(Some(programs), links, "releases")?;
+        let mut needs = checked(Some(needs), links, "releases")?;
         needs.extend(weights);
         all.insert((model, seq as u64), Contents { needs, partial });
     }

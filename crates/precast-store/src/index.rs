@@ -26,7 +26,11 @@ use super::{
 const SQLITE: (i32, &str) = (3_051_003, "3.51.3");
 
 /// Each entry takes the index from the version of its position to the next.
-const MIGRATIONS: [&str; 2] = [include_str!("index.sql"), include_str!("partial.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("index.sql"),
+    include_str!("partial.sql"),
+    include_str!("shims.sql"),
+];
 
 const KNOWN: i64 = MIGRATIONS.len() as i64;
 

@@ -209,8 +209,9 @@ impl Store {
 
     /// Holds the existing part of a release, and returns the error for the first missing part: a reader may not need it.
     pub fn hold_found(&self, release: &Release) -> Result<(Hold, Option<StoreError>), StoreError> {
-        let mut ids: Vec<Digest> = release.weights.into_iter().collect();
-        let mut objects = ids.clone();
+        let mut ids = Vec::new();
+        let mut objects = release.shim_objects();
+        objects.extend(release.weights);
         let mut artifacts = HashSet::new();
         let what = format!("release {} of `{}`", release.seq, release.model);
         let mut missing = None;

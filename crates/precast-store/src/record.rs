@@ -412,6 +412,45 @@ pub struct Entry {
     pub site_packages: Vec<String>,
 }
 
+/// The shim for one torch: the shared objects that the runtime needs beside that libtorch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Shim {
+    /// Architecture that it was compiled for, as Rust names it: `x86_64`.
+    pub arch: String,
+    /// Full version of the torch that it was compiled with, as `2.11.0+cu130`.
+    pub torch: String,
+    /// Commit that this torch was built from.
+    pub torch_git: String,
+    /// Digest of its C++ sources.
+    pub source: Digest,
+    /// Digest of the shared object.
+    pub object: Digest,
+    /// Digest of the shared object for CUDA; none where it was compiled without CUDA's headers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<Digest>,
+}
+
+impl Shim {
+    /// Returns whether both are the same sources for the same torch and architecture.
+    pub fn same_subject(&self, other: &Self) -> bool {
+        let subject = |of: &Self| {
+            (
+                of.source,
+                of.arch.clone(),
+                of.torch.clone(),
+                of.torch_git.clone(),
+            )
+        };
+        subject(self) == subject(other)
+    }
+
+    /// Returns its objects.
+    pub fn objects(&self) -> impl Iterator<Item = Digest> {
+        std::iter::once(self.object).chain(self.cuda)
+    }
+}
+
 /// A complete set of programs of one model with one weight set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -436,6 +475,9 @@ pub struct Release {
     /// Names of tied tensors -> the name under which the weight set holds them.
     #[serde(default)]
     pub aliases: BTreeMap<String, String>,
+    /// The shims for the torch versions under which its gates passed: the one that it was built with first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shims: Vec<Shim>,
     /// What importing the entry showed when the release was built.
     pub entry: Entry,
     /// Which precast wrote the record, and when.
@@ -446,6 +488,11 @@ impl Release {
     /// Returns whether it is less than the spec asked for.
     pub fn is_partial(&self) -> bool {
         !self.lacks.is_empty()
+    }
+
+    /// Returns the objects that it needs beside its programs and weights.
+    pub fn shim_objects(&self) -> Vec<Digest> {
+        self.shims.iter().flat_map(Shim::objects).collect()
     }
 
     /// Returns whether both give a caller the same: programs, weights, and the names of tied tensors.

@@ -26,14 +26,16 @@ const LAST: u64 = 1 << 53;
 
 impl Store {
     /// Publishes a release as the newest one of its model, whatever its `seq`. Returns it with its new `seq`, and whether it
-    /// is new: if the newest release has the same content, entry and name, that one is returned and nothing is published.
+    /// is new: if the newest release has the same content, entry, name and shims, that one is returned and nothing is
+    /// published.
     ///
     /// Everything that it refers to must be in the store: a release is visible whole or not at all.
     pub fn put_release(&self, release: &Release) -> Result<(Release, bool), StoreError> {
         if let Some(name) = &release.name {
             check_release_name(name)?;
         }
-        let held = [&release.programs[..], release.weights.as_slice()].concat();
+        let objects = [release.weights.as_slice(), &release.shim_objects()].concat();
+        let held = [&release.programs[..], &objects].concat();
         let _adding = self.adding(&held)?;
         let mut release = release.clone();
         let what = format!("release of `{}`", release.model);
@@ -43,7 +45,7 @@ impl Store {
             };
             self.need_artifacts(&program)?;
         }
-        self.need_objects(&what, release.weights.as_slice())?;
+        self.need_objects(&what, &objects)?;
         loop {
             let last = self.sequences(&release.model)?.last().copied();
             // What is looked at here is still the newest when the next number is free.
@@ -74,7 +76,8 @@ impl Store {
             // A release without a name matches any name.
             let name = release.name.is_none() || release.name == now.name;
             let lacks = release.lacks == now.lacks;
-            name && lacks && release.entry == now.entry && release.same_content(now)
+            let shims = release.shims.iter().all(|shim| now.shims.contains(shim));
+            name && lacks && shims && release.entry == now.entry && release.same_content(now)
         })
     }
 
@@ -331,6 +334,59 @@ mod tests {
         let error = store.rollback("m", None).unwrap_err();
         assert!(matches!(error, StoreError::NoRelease { .. }), "{error}");
         assert_eq!(store.verify().unwrap().defects, []);
+    }
+
+    #[test]
+    fn a_release_needs_its_shims_and_one_more_shim_is_a_release() {
+        let (_dir, store) = testing::store();
+        let [one, two] = programs(&store);
+        let put = |shims: &[&str], of: &[Digest]| {
+            let mut release = testing::release("m", None, of);
+            release.shims = shims
+                .iter()
+                .map(|torch| testing::shim(&store, torch))
+                .collect();
+            let (put, new) = store.put_release(&release).unwrap();
+            (put.seq, new)
+        };
+        assert_eq!(put(&["2.11.0"], &[two]), (1, true));
+        assert_eq!(put(&["2.11.0"], &[one]), (2, true));
+        assert_eq!(put(&["2.11.0", "2.13.0"], &[one]), (3, true));
+        assert_eq!(put(&["2.11.0"], &[one]), (3, false), "it has it already");
+        // One runs the same under both.
+        let back = store.rollback("m", None).unwrap().0;
+        assert_eq!((back.seq, &back.programs[..]), (4, &[two][..]));
+        // What a release needs stays, and is missed.
+        let newest = put(&["2.13.0"], &[one]).0;
+        let policy = super::super::Policy {
+            keep_releases: 1,
+            ..Default::default()
+        };
+        store.gc(&policy).unwrap();
+        let release = store.release("m", None).unwrap().unwrap();
+        assert_eq!(release.seq, newest);
+        let _hold = store.hold_release(&release).unwrap();
+        assert_eq!(store.verify().unwrap().defects, []);
+        let object = release.shims[0].object;
+        let usage = store.object_usage(crate::GroupBy::Release).unwrap();
+        assert!(usage.is_kept(&object).unwrap());
+        let needs = usage.needs(&object).unwrap();
+        assert_eq!(
+            needs.iter().map(|need| &*need.group).collect::<Vec<_>>(),
+            ["m 5"]
+        );
+        fs::remove_file(store.layout().object(&object)).unwrap();
+        let mut release = testing::release("m", None, &[one]);
+        release.shims = vec![crate::record::Shim {
+            torch: "2.14.0".into(),
+            ..testing::shim(&store, "2.14.0")
+        }];
+        release.shims[0].object = object;
+        assert!(matches!(
+            store.put_release(&release),
+            Err(StoreError::Dangling { .. })
+        ));
+        assert!(!store.verify().unwrap().defects.is_empty());
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Store {
             tx.execute_batch(
                 "DELETE FROM objects; DELETE FROM artifacts; DELETE FROM programs; DELETE FROM releases; \
                  DELETE FROM artifact_objects; DELETE FROM program_artifacts; DELETE FROM release_programs; \
-                 DELETE FROM failures; DELETE FROM ready;",
+                 DELETE FROM release_objects; DELETE FROM failures; DELETE FROM ready;",
             )?;
             for id in rows::bad_uses(tx)? {
                 tx.execute("DELETE FROM uses WHERE id=?", [id])?;

@@ -366,7 +366,8 @@ pub(crate) fn insert_release(
     created: i64,
 ) -> rusqlite::Result<()> {
     let programs = sorted(release.programs.clone());
-    let links = links(&programs);
+    let objects = sorted(release.shim_objects());
+    let links = links(&[&programs[..], &objects].concat());
     let sum = release_sum(
         &release.model,
         release.seq,
@@ -393,6 +394,10 @@ pub(crate) fn insert_release(
     let mut link = to.prepare_cached("INSERT OR IGNORE INTO release_programs VALUES (?,?,?)")?;
     for program in &programs {
         link.execute(params![release.model, seq, program.as_bytes()])?;
+    }
+    let mut link = to.prepare_cached("INSERT OR IGNORE INTO release_objects VALUES (?,?,?)")?;
+    for object in &objects {
+        link.execute(params![release.model, seq, object.as_bytes()])?;
     }
     Ok(())
 }

@@ -79,7 +79,8 @@ const OBJECTS: Table = Table {
     name: "objects",
     refers: false,
     needed: "SELECT 1 FROM artifact_objects WHERE object=?1 UNION ALL \
-             SELECT 1 FROM releases WHERE weights=?1 UNION ALL SELECT 1 FROM failures WHERE log=?1",
+             SELECT 1 FROM releases WHERE weights=?1 UNION ALL SELECT 1 FROM release_objects WHERE object=?1 \
+             UNION ALL SELECT 1 FROM failures WHERE log=?1",
     delete: "DELETE FROM objects WHERE digest=?1",
 };
 const FAILURES: Table = Table {

@@ -19,7 +19,7 @@ use super::Store;
 use crate::{
     Digest, Target,
     record::{
-        Artifact, Dtype, Entry, Failure, Input, Layout, Pad, Padding, Program, Release, Step,
+        Artifact, Dtype, Entry, Failure, Input, Layout, Pad, Padding, Program, Release, Shim, Step,
     },
     target::DeviceKind,
 };
@@ -159,6 +159,7 @@ pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release 
         name: name.map(Into::into),
         programs: programs.into(),
         lacks: vec![],
+        shims: vec![],
         weights: None,
         aliases: BTreeMap::new(),
         entry: Entry {
@@ -169,6 +170,23 @@ pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release 
             site_packages: vec![],
         },
         provenance: Default::default(),
+    }
+}
+
+/// Puts the objects of a shim for a torch, which nothing could load, and returns it.
+pub fn shim(store: &Store, torch: &str) -> Shim {
+    let put = |half: &str| {
+        store
+            .put_bytes(format!("{half} {torch}").as_bytes())
+            .unwrap()
+    };
+    Shim {
+        arch: std::env::consts::ARCH.into(),
+        torch: torch.into(),
+        torch_git: format!("commit of {torch}"),
+        source: Digest::of(b"sources"),
+        object: put("shim"),
+        cuda: Some(put("shim of CUDA")),
     }
 }
 

@@ -42,17 +42,17 @@ pub struct Need {
 pub struct ObjectUsage {
     store: Store,
     query: String,
-    /// The groups that need an object as their weights.
-    weights: HashMap<Digest, BTreeMap<String, u64>>,
+    /// The groups that need an object as their weights or their shim.
+    direct: HashMap<Digest, BTreeMap<String, u64>>,
     /// The releases that gc keeps.
     kept: BTreeSet<(String, u64)>,
-    /// Leased things, logs of failures, and weights of the releases that gc keeps. None where gc refuses to delete
+    /// Leased things, logs of failures, and weights and shims of the releases that gc keeps. None where gc refuses to delete
     /// anything.
     held: Option<HashSet<Digest>>,
 }
 
 impl Store {
-    /// Prepares lookups of an object's users. Weights count for models and releases.
+    /// Prepares lookups of an object's users. Weights and shims count for models and releases.
     pub fn object_usage(&self, by: GroupBy) -> Result<ObjectUsage, StoreError> {
         let (group, of) = match by {
             GroupBy::Model => ("g.model", "programs g ON g.id=l.program"),
@@ -70,7 +70,7 @@ impl Store {
         let mut usage = ObjectUsage {
             store: self.clone(),
             query,
-            weights: HashMap::new(),
+            direct: HashMap::new(),
             kept: BTreeSet::new(),
             held: None,
         };
@@ -85,9 +85,11 @@ impl Store {
             for log in logs.query_map([], |row| rows::digest(row, 0))? {
                 held.insert(log?);
             }
-            let mut weights = index
-                .prepare("SELECT model,seq,weights FROM releases WHERE weights IS NOT NULL")?;
-            let mut rows = weights.query([])?;
+            let mut direct = index.prepare(
+                "SELECT model,seq,weights FROM releases WHERE weights IS NOT NULL \
+                 UNION ALL SELECT model,seq,object FROM release_objects",
+            )?;
+            let mut rows = direct.query([])?;
             while let Some(row) = rows.next()? {
                 let (model, seq): (String, i64) = (row.get(0)?, row.get(1)?);
                 let object = rows::digest(row, 2)?;
@@ -99,7 +101,7 @@ impl Store {
                     GroupBy::Module => continue,
                     GroupBy::Release => format!("{model} {seq}"),
                 };
-                let groups = usage.weights.entry(object).or_default();
+                let groups = usage.direct.entry(object).or_default();
                 *groups.entry(group).or_default() += 1;
             }
             Ok(())
@@ -125,7 +127,7 @@ impl ObjectUsage {
 
     /// Returns the groups that need an object, sorted by name.
     pub fn needs(&self, object: &Digest) -> Result<Vec<Need>, StoreError> {
-        let mut groups = self.weights.get(object).cloned().unwrap_or_default();
+        let mut groups = self.direct.get(object).cloned().unwrap_or_default();
         self.store.index().with(|index| {
             let mut query = index.prepare_cached(&self.query)?;
             let mut rows = query.query([object.as_bytes()])?;

@@ -172,6 +172,7 @@ pub(crate) fn dump(from: &Connection) -> rusqlite::Result<BTreeMap<String, Strin
         ("program_artifacts", 2),
         ("releases", 2),
         ("release_programs", 3),
+        ("release_objects", 3),
         ("failures", 1),
     ];
     let mut all = BTreeMap::new();
