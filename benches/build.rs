@@ -2,7 +2,7 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    if let Ok(lib) = std::env::var("DEP_PRECAST_SHIM_LIBTORCH_LIB") {
+    if let Ok(lib) = std::env::var("DEP_PRECAST_RUNTIME_LIBTORCH_LIB") {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
     }
 }

@@ -248,7 +248,13 @@ fn eager(
     let (name, release) = split_model(model);
     let release = store.release(name, release)?;
     let release = release.with_context(|| format!("the release of `{model}` is gone"))?;
-    let loaded = runtime.load_programs(name, exported, release.weights, release.aliases)?;
+    let loaded = runtime.load_programs(
+        name,
+        exported,
+        &release.shims,
+        release.weights,
+        release.aliases,
+    )?;
     Ok(Some(loaded))
 }
 

@@ -222,7 +222,7 @@ fn io_hint(error: &io::Error) -> &'static str {
 fn build(error: &BuildError) -> u8 {
     match error {
         BuildError::NoPython { .. } | BuildError::BadWeights { .. } | BuildError::Spec(_) => USAGE,
-        BuildError::WrongTorch { .. } | BuildError::NoGate { .. } => TARGET,
+        BuildError::WrongTorch { .. } => TARGET,
         BuildError::Worker(error) | BuildError::Model { error, .. } => match error.code.as_str() {
             "torch_missing" | "torch_untried" => TARGET,
             "no_module" | "no_method" | "bad_input" => USAGE,
@@ -262,7 +262,9 @@ fn store(error: &StoreError) -> u8 {
 fn runtime(error: &RuntimeError) -> u8 {
     use RuntimeError as E;
     match error {
-        E::WrongTarget { .. } | E::WrongArtifact { .. } | E::NoDevice { .. } => TARGET,
+        E::WrongTarget { .. } | E::WrongArtifact { .. } | E::NoShim { .. } | E::NoDevice { .. } => {
+            TARGET
+        }
         E::NoModule { .. } | E::NoBucket { .. } => MISSING,
         E::Libtorch { .. }
         | E::Devices

@@ -44,7 +44,6 @@ impl PythonArgs {
             false => Some(&chosen.program),
         };
         Launcher {
-            gates_with: gates_with().filter(|_| !chosen.replaces_worker),
             torch: python.and_then(|python| in_environment(python)),
             untried: self.untried_torch,
             headers: cache_folder("headers"),
@@ -52,14 +51,6 @@ impl PythonArgs {
             ..chosen
         }
     }
-}
-
-/// Returns the version of the torch whose artifacts this program can run.
-fn gates_with() -> Option<&'static str> {
-    #[cfg(feature = "torch")]
-    return Some(crate::runtime::SHIM_TORCH).filter(|torch| !torch.is_empty());
-    #[cfg(not(feature = "torch"))]
-    None
 }
 
 /// Returns the Python in use where no spec says more.

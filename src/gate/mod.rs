@@ -136,11 +136,18 @@ impl<'a> Bench<'a> {
         };
         let name = program.model.clone();
         let GateRequest {
-            weights, aliases, ..
+            shim,
+            weights,
+            aliases,
+            ..
         } = self.request;
-        Ok(self
-            .runtime
-            .load_programs(&name, vec![program], *weights, aliases.clone())?)
+        Ok(self.runtime.load_programs(
+            &name,
+            vec![program],
+            std::slice::from_ref(shim),
+            *weights,
+            aliases.clone(),
+        )?)
     }
 
     /// Runs the module once; its outputs are on the CPU.

@@ -48,6 +48,7 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
     capture: affine eager ([TIME])
+    shim: torch [TORCH] ([TIME])
     compile: affine batch=4 ([TIME])
     gate: affine batch=4 ([TIME])
     published: affine batch=4 [ID]
@@ -164,6 +165,7 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
     capture: affine eager ([TIME])
+    shim: torch [TORCH] ([TIME])
     compile: affine batch=4 ([TIME])
     failed: affine batch=4: the C++ compiler failed with exit code 1
     compile: affine batch=1 ([TIME])
@@ -234,6 +236,7 @@ fn a_worker_that_dies_fails_one_program() {
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
     capture: affine eager ([TIME])
+    shim: torch [TORCH] ([TIME])
     compile: affine batch=4 ([TIME])
     gate: affine batch=4 ([TIME])
     published: affine batch=4 [ID]
@@ -310,6 +313,7 @@ fn what_answers_wrong_is_not_published() {
     capture: affine batch=1 ([TIME])
     capture: affine batch=4 ([TIME])
     capture: affine eager ([TIME])
+    shim: torch [TORCH] ([TIME])
     compile: affine batch=1 ([TIME])
     gate: affine batch=1 ([TIME])
     failed: affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])

@@ -244,6 +244,7 @@ fn a_build_that_fails_prints_what_stops_it() {
     capture: affine batch=4 ([TIME])
     failed: affine batch=4: the fake model can't be captured
     capture: affine eager ([TIME])
+    shim: torch [TORCH] ([TIME])
     failed affine batch=1: model.py:1: the fake model can't be captured
            hint: make it simpler
            `precast log [ID]` prints the whole log

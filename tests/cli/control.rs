@@ -273,6 +273,7 @@ fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
+    shim: torch [TORCH] ([TIME])
     left out first batch=2, second batch=2: the fake model can't be captured
     fresh 0 of 2 programs are in the store, nothing to compile ([TIME])
     ");
@@ -292,6 +293,7 @@ fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
     capture: first batch=2 ([TIME])
     capture: first batch=5 ([TIME])
     capture: second batch=2 ([TIME])
+    shim: torch [TORCH] ([TIME])
     compile: first batch=5 encoder.layer.0 ([TIME])
     gate: first batch=5 ([TIME])
     published: first batch=5 [ID]

@@ -28,6 +28,8 @@ mod sandbox;
 mod schema;
 #[path = "../schemas/mod.rs"]
 mod schemas;
+#[cfg(feature = "torch")]
+mod shims;
 mod terminal;
 #[cfg(feature = "torch")]
 mod torches;

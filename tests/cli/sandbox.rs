@@ -127,7 +127,8 @@ impl Sandbox {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("TMPDIR", self.path("tmp"))
             .env("PRECAST_WORKER", self.path("worker"))
-            .env("LIBTORCH", LIBTORCH);
+            .env("LIBTORCH", LIBTORCH)
+            .env("FAKE_SHIM", &precast_shim::testing::compiled().answer);
         command
     }
 

@@ -65,6 +65,7 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
     model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     capture: affine batch=1 ([TIME])
+    shim: torch [TORCH] ([TIME])
     compile: affine batch=1 [mode=default] ([TIME])
     compile: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
     compile: affine batch=1 [epilogue_fusion=false] ([TIME])

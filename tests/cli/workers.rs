@@ -71,8 +71,9 @@ fn as_many_workers_as_there_is_work_for_and_no_more() {
     let sandbox = Sandbox::new();
     let built = events(&sandbox, &["-j", "16"]);
     assert_eq!(done(&built, "compile").len(), 2);
-    // One holds the model, two are started to compile; another two may start while these do something else.
-    assert!((2..=5).contains(&workers(&built).len()), "{built:?}");
+    // One holds the model, two are started to compile; another three may start while these do something else: for the
+    // shim, and for what comes after it.
+    assert!((2..=6).contains(&workers(&built).len()), "{built:?}");
     // Where nothing must be compiled, none is started for it.
     sandbox.append("model.py", "# one more line");
     let again = events(&sandbox, &["-j", "16"]);

@@ -11,6 +11,14 @@ static int report(const char *what, int value) {
 
 int cuInit(unsigned flags) { return report("init", (int)flags); }
 
+// It has no device that libtorch could work with.
+int cuDeviceGetCount(int *count) {
+  *count = 0;
+  return 0;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device) { return report("attribute", attribute); }
+
 int cuDeviceGet(int *device, int ordinal) {
   *device = 100 + ordinal;
   return report("device", ordinal);

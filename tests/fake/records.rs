@@ -338,6 +338,7 @@ impl Memory {
         for bytes in self.objects.values() {
             store.put_bytes(bytes).unwrap();
         }
+        precast_shim::testing::compiled().put(store);
         for artifact in self.artifacts.values() {
             store.put_artifact(artifact).unwrap();
         }
@@ -377,7 +378,7 @@ impl Source for Memory {
             name: name.map(str::to_owned),
             programs: self.programs.keys().copied().collect(),
             lacks: vec![],
-            shims: vec![],
+            shims: vec![precast_shim::testing::compiled().shim.clone()],
             weights: self.weights,
             aliases: self.aliases.clone(),
             entry: Entry {
@@ -406,6 +407,10 @@ impl Source for Memory {
     }
 
     fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
+        let shim = precast_shim::testing::compiled();
+        if let Some(path) = shim.file_of(object) {
+            return Ok(sealed("shim", &fs::read(path)?)?);
+        }
         let bytes = self.objects.get(object).ok_or("no such object")?;
         Ok(sealed("fake", bytes)?)
     }

@@ -70,6 +70,7 @@ fn figures_of_eight_buckets() {
             .load_programs(
                 "one-block",
                 vec![program.clone()],
+                &release.shims,
                 release.weights,
                 release.aliases.clone(),
             )

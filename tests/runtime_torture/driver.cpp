@@ -45,7 +45,6 @@ const char* precast_last_error();
 int32_t precast_tensor_meta(const void*, Meta*);
 int32_t precast_note_range(const void*, const void* notes, int64_t at, int64_t low, int64_t high, Ptr* clamped);
 int32_t precast_note_failed(const void* outcome, const void* notes, int64_t at);
-int32_t precast_cuda_devices();
 int32_t precast_cuda_wait_for(int32_t device);
 Ptr precast_capture_begin();
 void precast_capture_end(Ptr before, int32_t code);
@@ -208,7 +207,7 @@ void noted() {
   const at::Tensor outcome = at::tensor({0, 3}, at::kByte);
   MUST(precast_note_failed(&outcome, &notes, 2) == 0 && notes[2].item<int64_t>() == 1);
   MUST(precast_note_failed(&outcome, &notes, 3) != 0);
-  MUST(precast_cuda_devices() == 0 && precast_cuda_wait_for(0) != 0);
+  MUST(precast_cuda_wait_for(0) != 0);
   Ptr other = owned(at::ones({4}));
   Ptr before = precast_capture_begin();
   const int32_t code = aoti_torch_copy_(

@@ -23,8 +23,6 @@
 
 extern "C" {
 const char* precast_cuda_last_error();
-int32_t precast_cuda_context(int32_t);
-int32_t precast_cuda_capability(int32_t, int32_t*, int32_t*);
 int32_t precast_cuda_health(int32_t);
 int32_t precast_cuda_synchronize(int32_t);
 int32_t precast_cuda_memory(int32_t, uint64_t*, uint64_t*, uint64_t*, uint64_t*, uint64_t*);
@@ -373,10 +371,8 @@ bool streams() {
 }
 
 bool questions() {
-  int32_t major = 0, minor = 0;
   uint64_t bytes[5];
-  return good(precast_cuda_context(0)) && good(precast_cuda_capability(0, &major, &minor)) &&
-      good(precast_cuda_health(0)) && good(precast_cuda_synchronize(0)) &&
+  return good(precast_cuda_health(0)) && good(precast_cuda_synchronize(0)) &&
       good(precast_cuda_memory(0, bytes, bytes + 1, bytes + 2, bytes + 3, bytes + 4)) &&
       good(precast_cuda_reset_peak(0)) && good(precast_cuda_release_cached());
 }

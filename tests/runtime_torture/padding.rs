@@ -90,6 +90,7 @@ pub fn real(store: &Store) -> Outcome {
             .load_programs(
                 real::MODEL,
                 programs,
+                &release.shims,
                 release.weights,
                 release.aliases.clone(),
             )

@@ -174,7 +174,7 @@ fn in_its_place(command: &mut Command) {
 /// Compiles the uploads with one sanitizer, once for their sources.
 fn build_uploads(sanitizer: &str) -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let ffi = root.join("crates/precast-runtime/shim");
+    let ffi = root.join("crates/precast-shim/cpp");
     let cudart = root.join("tests/runtime_torture/cudart");
     let driver = root.join("tests/runtime_torture/uploads.cpp");
     let headers = [
@@ -266,7 +266,7 @@ fn digest(files: &[PathBuf]) -> Digest {
 /// Compiles the CUDA half with its driver, once for their sources.
 fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let ffi = root.join("crates/precast-runtime/shim");
+    let ffi = root.join("crates/precast-shim/cpp");
     let sources = [
         root.join("tests/runtime_torture/graphs.cpp"),
         ffi.join("shim_cuda.cpp"),
@@ -305,18 +305,18 @@ fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
 fn build() -> Result<(PathBuf, PathBuf), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let sources = [
-        root.join("crates/precast-runtime/shim/shim.cpp"),
-        root.join("crates/precast-runtime/shim/operators.cpp"),
-        root.join("crates/precast-runtime/shim/eager.cpp"),
+        root.join("crates/precast-shim/cpp/shim.cpp"),
+        root.join("crates/precast-shim/cpp/operators.cpp"),
+        root.join("crates/precast-shim/cpp/eager.cpp"),
         root.join("tests/runtime_torture/driver.cpp"),
         root.join("tests/runtime_torture/operators.cpp"),
         root.join("tests/fake/misbehaving.cpp"),
         root.join("tests/runtime_torture/handles.h"),
         root.join("tests/runtime_torture/must.h"),
-        root.join("crates/precast-runtime/shim/operators.h"),
-        root.join("crates/precast-runtime/shim/eager.h"),
-        root.join("crates/precast-runtime/shim/arguments.h"),
-        root.join("crates/precast-runtime/shim/numbers.h"),
+        root.join("crates/precast-shim/cpp/operators.h"),
+        root.join("crates/precast-shim/cpp/eager.h"),
+        root.join("crates/precast-shim/cpp/arguments.h"),
+        root.join("crates/precast-shim/cpp/numbers.h"),
     ];
     let folder =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("asan-{}", digest(&sources).short()));
@@ -354,7 +354,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
                 .arg("-I")
                 .arg(torch.join("include"))
                 .arg("-I")
-                .arg(root.join("crates/precast-runtime/shim"))
+                .arg(root.join("crates/precast-shim/cpp"))
                 .arg(source)
                 .arg("-o")
                 .arg(&made),

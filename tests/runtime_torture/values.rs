@@ -100,7 +100,7 @@ pub fn child(with: &Value) -> Value {
         let aliases = release.aliases.clone();
         let programs = vec![program.clone()];
         runtime
-            .load_programs(MODEL, programs, release.weights, aliases)
+            .load_programs(MODEL, programs, &release.shims, release.weights, aliases)
             .unwrap()
     };
     let mut random = Random(seed);

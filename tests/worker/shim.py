@@ -18,7 +18,7 @@ from typing import Any
 
 from .support import ROOT, part
 
-_SHIM = ROOT / "crates/precast-runtime/shim"
+_SHIM = ROOT / "crates/precast-shim/cpp"
 _FILES = ("eager.cpp", "shim.cpp")
 # As `Kind` of arguments.h.
 _KINDS = {"none": 0, "int": 4, "float": 6, "bool": 8, "string": 10, "dtype": 11, "layout": 12, "memory_format": 13}

@@ -13,7 +13,7 @@ use super::{
     protocol::{Request, SavedWeights},
     release::summarise,
     scratch::{Scratch, sweep},
-    weights,
+    shims, weights,
     work::{self, Job, Starting},
     workers::Workers,
 };
@@ -40,12 +40,17 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         programs: plan.wanted(),
         missing,
     });
+    let shim = match &plan.known {
+        Some(known) => shims::known(store, &spec.model.name, &known.target)?,
+        None => None,
+    };
     if missing == 0
         && let Some(same) = same_entry(options, &plan)?
+        && let Some(shim) = shim
     {
         let weights = weights::kept(options, &same)?;
         let done = work::Done::default();
-        return summarise(options, &plan, done, Some(weights), started);
+        return summarise(options, &plan, done, Some((weights, shim)), started);
     }
     if options.locked && missing > 0 {
         return Err(BuildError::Locked {
@@ -120,8 +125,14 @@ fn make(
             _ => None,
         })
         .collect();
-    let (done, weights) = work::run(workers, &plan, &jobs, first, starting, weights)?;
-    summarise(options, &plan, done, Some(weights), started)
+    let shim = shims::known(store, &spec.model.name, &known.target)?;
+    if options.locked && shim.is_none() {
+        return Err(BuildError::LockedShim {
+            torch: known.target.torch,
+        });
+    }
+    let (done, weights, shim) = work::run(workers, &plan, &jobs, first, starting, weights, shim)?;
+    summarise(options, &plan, done, Some((weights, shim)), started)
 }
 
 /// Returns the last release of a model that was made by what makes it now: its weights are those of now.

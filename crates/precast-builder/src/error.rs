@@ -36,16 +36,6 @@ pub enum BuildError {
         /// Why it is not used.
         why: Unfit,
     },
-    /// What the interpreter's torch builds can't be checked: the runtime has the shim of another torch.
-    #[error("Python at `{}` has torch {found}, and this program can check only what torch {only} builds", program.display())]
-    NoGate {
-        /// Path of the interpreter.
-        program: PathBuf,
-        /// Version of the torch that it imports.
-        found: String,
-        /// Version of the torch that the program was compiled with.
-        only: &'static str,
-    },
     /// The worker answered a request with an error.
     #[error("{0}")]
     Worker(Box<WorkerError>),
@@ -139,6 +129,12 @@ pub enum BuildError {
         /// Programs that the spec asks for.
         total: usize,
     },
+    /// The build was told not to compile, and no release of the model has the shim for this torch.
+    #[error("no release has the shim for torch {torch}, and `--locked` forbids compiling")]
+    LockedShim {
+        /// Full version of the torch.
+        torch: String,
+    },
     /// A named release was asked for and programs are missing.
     #[error("release `{name}` would lack {missing} of {total} programs")]
     Incomplete {
@@ -195,11 +191,6 @@ impl BuildError {
                      or `PRECAST_PYTHON`"
                 );
             }
-            Self::NoGate { found, only, .. } => {
-                return format!(
-                    "name an interpreter with torch {only}, or build precast itself with LIBTORCH set to the folder of torch {found}"
-                );
-            }
             Self::Worker(error) | Self::Model { error, .. } => return error.hint(),
             Self::WorkerDied { .. } => {
                 "its log says what it did last; where memory was short, fewer workers help: `-j 1`"
@@ -229,7 +220,7 @@ impl BuildError {
                 "export the file again from the model that `entry` makes, or give that model another `name`"
             }
             Self::SourceChanged { .. } => "run `precast build` again",
-            Self::Locked { .. } => {
+            Self::Locked { .. } | Self::LockedShim { .. } => {
                 "run `precast build` where compiling is allowed, then deploy the store"
             }
             Self::Incomplete { .. } => {

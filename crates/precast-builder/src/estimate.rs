@@ -34,8 +34,8 @@ impl Mean {
 /// What tasks took, by [`Kind`].
 #[derive(Default)]
 pub(super) struct Estimate {
-    receipts: [Mean; 4],
-    measured: [Mean; 4],
+    receipts: [Mean; 5],
+    measured: [Mean; 5],
     /// Artifacts of each program in the receipts, and how many each capture of this build lacked.
     artifacts: Mean,
     lacked: Mean,
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn nothing_to_go_by_is_no_estimate() {
-        let mut schedule = Schedule::new(2);
+        let mut schedule = Schedule::new(2, false);
         let mut estimate = Estimate::default();
         assert_eq!(estimate.remaining(&schedule, 2), None);
         schedule.next(Captures::Holds, false, 0);
@@ -168,13 +168,13 @@ mod tests {
         let mut estimate = Estimate::default();
         estimate.read(&program.id, &store).unwrap();
         estimate.read(&Digest::of(b"gone"), &store).unwrap();
-        assert_eq!(estimate.remaining(&Schedule::new(1), 1), Some(7.0));
+        assert_eq!(estimate.remaining(&Schedule::new(1, false), 1), Some(7.0));
         assert_eq!(estimate.of(2, 3, 1), Some(17.0));
         assert_eq!(estimate.of(2, 3, 2), Some(8.5));
         assert_eq!(estimate.receipts(), 1);
         assert_eq!(Estimate::default().of(1, 1, 1), None);
         // What this build measured is a better guess.
         estimate.took(Kind::Compile, 5.0);
-        assert_eq!(estimate.remaining(&Schedule::new(1), 1), Some(9.0));
+        assert_eq!(estimate.remaining(&Schedule::new(1, false), 1), Some(9.0));
     }
 }

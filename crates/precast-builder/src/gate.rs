@@ -25,7 +25,7 @@ use std::{
 
 use precast_store::{
     Digest,
-    record::{Dtype, Program, Step, receipt::Gate},
+    record::{Dtype, Program, Shim, Step, receipt::Gate},
 };
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +61,8 @@ pub struct GateRequest {
     /// Whether no other task of the build runs meanwhile: then it is measured for longer, and the result decides.
     #[serde(default)]
     pub exclusive: bool,
+    /// The shim for this torch, whose objects are in the store.
+    pub shim: Shim,
     /// Digest of the weight set in the store; none for a model without parameters and buffers.
     pub weights: Option<Digest>,
     /// Names of tied tensors -> the name under which the weight set holds them.

@@ -33,8 +33,6 @@ pub struct Launcher {
     pub torch: Option<PathBuf>,
     /// Take also a torch that is newer than what was tried.
     pub untried: bool,
-    /// The version of the only torch that gates can run with, where there is only one.
-    pub gates_with: Option<&'static str>,
     /// A folder that outlives builds, for precompiled C++ headers; without one each build makes its own.
     pub headers: Option<PathBuf>,
     /// Another one for bytecode of torch, where it was installed without; without one each worker makes its own.
@@ -54,7 +52,6 @@ impl Launcher {
             replaces_worker: false,
             torch: None,
             untried: false,
-            gates_with: None,
             headers: None,
             bytecode: None,
         }
@@ -68,7 +65,6 @@ impl Launcher {
             replaces_worker: true,
             torch: None,
             untried: false,
-            gates_with: None,
             headers: None,
             bytecode: None,
         }

@@ -18,6 +18,7 @@
 //! | `estimate` | the remaining time of a build |
 //! | `publish` | programs and artifacts on their way into the store |
 //! | `release` | the release of a build: its programs, and those it lacks |
+//! | `shims` | the shim of a release: found, or compiled by a worker |
 //! | `options`, `model` | arguments and result of a build; the model in a worker |
 //! | `worker`, `launcher`, `protocol` | a Python process, its start, and its messages |
 //! | `limits` | memory and time limits of a process, and its end |
@@ -49,7 +50,8 @@
 //! work
 //! capture, compile, regate, tune
 //! check, publish
-//! forecast, release
+//! forecast, shims
+//! release
 //! engine
 //! ```
 
@@ -78,6 +80,7 @@ mod regate;
 mod release;
 mod schedule;
 mod scratch;
+mod shims;
 mod sign_test;
 mod task;
 mod tune;

@@ -33,16 +33,6 @@ pub(super) struct First {
 pub(super) fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> {
     let options = workers.options;
     let (mut worker, hello) = workers.start(0)?;
-    let number = hello.torch.split('+').next();
-    if let Some(only) = options.launcher.gates_with
-        && number != Some(only)
-    {
-        return Err(BuildError::NoGate {
-            program: options.launcher.program.clone(),
-            found: hello.torch,
-            only,
-        });
-    }
     for one in &hello.off {
         let message = format!("torch {}: {} is off: {}", hello.torch, one.what, one.why);
         workers.progress.event(&Event::Note { message: &message });

@@ -103,6 +103,14 @@ pub(crate) enum Request {
         /// The inputs, where there is no such callable.
         inputs: Vec<AskedInput>,
     },
+    /// Compiles the shim for the worker's torch: answered with [`CompiledShim`](crate::shims::CompiledShim).
+    Shim {
+        /// Name -> text of each file.
+        sources: BTreeMap<&'static str, &'static str>,
+        /// `cpu`, or `cuda` for the shared object for CUDA too.
+        device: String,
+        out: PathBuf,
+    },
     /// Compiles one captured segment: answered with [`Compiled`].
     Compile {
         /// [`Segment::file`] of an earlier answer, of this worker or another.
@@ -163,7 +171,7 @@ pub(crate) enum Line {
 #[error("{message}")]
 pub struct WorkerError {
     /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `torch_untried`, `no_device`, `no_module`, `no_method`, `bad_input`,
-    /// `capture`, `pass`, `compile`, `weights`, `protocol`, `internal`.
+    /// `capture`, `pass`, `compile`, `shim`, `weights`, `protocol`, `internal`.
     pub code: String,
     /// One line, lower case, no final period: names the thing.
     pub message: String,
@@ -202,6 +210,9 @@ impl WorkerError {
                 "`torch.export.export` must be able to capture it; eager runs the captured graph too"
             }
             "pass" => "mend the pass, or take it out of `passes`",
+            "shim" => {
+                "the shim needs a C++ compiler that knows C++20, as g++ 11 does; `precast doctor` says what there is"
+            }
             "compile" => {
                 "other `options` or another `mode` may do; `enabled = false` leaves the module to eager"
             }

@@ -41,7 +41,7 @@ struct Layouts {
 }
 
 /// Refuses a shared object with hazards for the loader. A file of another format passes here and fails at the gate.
-fn harmless(bytes: &[u8]) -> Result<(), BuildError> {
+pub(super) fn harmless(bytes: &[u8]) -> Result<(), BuildError> {
     if !bytes.starts_with(b"\x7fELF") {
         return Ok(());
     }
@@ -173,9 +173,11 @@ impl Work<'_> {
         if let Some(failure) = self.refuse_candidates(&mut candidates) {
             return self.fail_with(job, &failure.0, &failure.1);
         }
-        let (Some(known), Some(weights)) = (&self.plan.known, self.weights.get()) else {
+        let (Some(known), Some(weights), Some(shim)) =
+            (&self.plan.known, self.weights.get(), self.shim.get())
+        else {
             return Err(BuildError::Protocol {
-                message: "gated before the target and the weights were known".to_owned(),
+                message: "gated before the target, the weights and the shim were known".to_owned(),
             });
         };
         let Job {
@@ -266,6 +268,7 @@ impl Work<'_> {
                 program: program.clone(),
                 others: vec![],
                 exclusive: false,
+                shim: shim.clone(),
                 weights: weights.object,
                 aliases: weights.aliases.clone(),
                 samples: captured.samples,

@@ -4,12 +4,13 @@ use std::{collections::BTreeMap, time::Instant};
 
 use precast_store::{
     Digest, Store, StoreError,
-    record::{Provenance, Release, SCHEMA},
+    record::{Provenance, Release, SCHEMA, Shim},
 };
 
 use super::{
     BuildError,
     options::{Options, Outcome, Summary},
+    shims,
     weights::StoredWeights,
     work,
 };
@@ -23,7 +24,7 @@ pub(super) fn summarise(
     options: &Options<'_>,
     plan: &Plan,
     mut done: work::Done,
-    weights: Option<StoredWeights>,
+    needs: Option<(StoredWeights, Shim)>,
     started: Instant,
 ) -> Result<Summary, BuildError> {
     let mut programs = Vec::new();
@@ -59,8 +60,8 @@ pub(super) fn summarise(
             summary.eager_unasked.push(title);
         }
     }
-    if let (Some(weights), Some(known)) = (weights, &plan.known) {
-        publish(options, plan, known, weights, &mut summary)?;
+    if let (Some((weights, shim)), Some(known)) = (needs, &plan.known) {
+        publish(options, plan, known, (weights, shim), &mut summary)?;
     }
     Ok(summary)
 }
@@ -149,7 +150,7 @@ fn publish(
     options: &Options<'_>,
     plan: &Plan,
     known: &Known,
-    weights: StoredWeights,
+    (weights, shim): (StoredWeights, Shim),
     summary: &mut Summary,
 ) -> Result<(), BuildError> {
     let (spec, store) = (options.spec, options.store);
@@ -208,7 +209,7 @@ fn publish(
     if programs.is_empty() || !summary.unanswered.is_empty() {
         return Ok(());
     }
-    let (release, new) = store.put_release(&Release {
+    let mut release = Release {
         schema: SCHEMA,
         model: spec.model.name.clone(),
         seq: 0,
@@ -220,7 +221,9 @@ fn publish(
         shims: vec![],
         entry: known.entry.clone(),
         provenance: Provenance::now(),
-    })?;
+    };
+    release.shims = shims::of_release(shim, &release, plan.release.as_ref());
+    let (release, new) = store.put_release(&release)?;
     if let (true, false, Some(before)) = (new, release.is_partial(), &plan.release) {
         summary.lost = store.lost(before, &release)?;
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! capture a program ──▶ compile every artifact that it lacks ──▶ gate the program, and publish it
-//! store the weights ────────────────────────────────────────────────┘
+//! store the weights, compile the shim ──────────────────────────────┘
 //! ```
 //!
 //! A task is waiting until everything it needs has ended. Then it is ready, running, and done or failed. A capture adds
@@ -22,6 +22,7 @@ use precast_store::Digest;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Task {
     StoreWeights,
+    Shim,
     Capture(usize),
     Compile(Digest),
     Gate(usize),
@@ -30,6 +31,7 @@ pub(super) enum Task {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     StoreWeights,
+    Shim,
     Capture,
     Compile,
     Gate,
@@ -72,8 +74,8 @@ pub(super) struct Schedule {
     nodes: Vec<Node>,
     index: HashMap<Task, usize>,
     /// By kind, the ready nodes behind the order in which they are taken.
-    ready: [BTreeSet<(Order, usize)>; 4],
-    counts: [Counts; 4],
+    ready: [BTreeSet<(Order, usize)>; 5],
+    counts: [Counts; 5],
     /// Workers that load the model now.
     loading: usize,
     /// Tasks that wait to run alone, and whether one does.
@@ -97,6 +99,7 @@ impl Task {
     fn kind(self) -> Kind {
         match self {
             Self::StoreWeights => Kind::StoreWeights,
+            Self::Shim => Kind::Shim,
             Self::Capture(_) => Kind::Capture,
             Self::Compile(_) => Kind::Compile,
             Self::Gate(_) => Kind::Gate,
@@ -105,14 +108,18 @@ impl Task {
 }
 
 impl Schedule {
-    /// Starts with the capture and the gate of each program, and the weights.
-    pub fn new(programs: usize) -> Self {
+    /// Starts with the capture and the gate of each program, the weights, and the shim if it must be compiled.
+    pub fn new(programs: usize, shim: bool) -> Self {
         let mut schedule = Self::default();
         let weights = schedule.add(Task::StoreWeights, (0, 0));
+        let shim = shim.then(|| schedule.add(Task::Shim, (0, 0)));
         for program in 0..programs {
             let capture = schedule.add(Task::Capture(program), (program, 0));
             let gate = schedule.add(Task::Gate(program), (program, 0));
             schedule.need(gate, weights);
+            if let Some(shim) = shim {
+                schedule.need(gate, shim);
+            }
             schedule.need(gate, capture);
         }
         schedule
@@ -135,10 +142,10 @@ impl Schedule {
         if self.exclusive || self.waiting > 0 {
             return Next::Wait;
         }
-        use Kind::{Capture, Compile, Gate, StoreWeights};
+        use Kind::{Capture, Compile, Gate, Shim, StoreWeights};
         let kinds: &[Kind] = match captures {
-            Captures::Holds => &[Capture, StoreWeights, Gate, Compile],
-            _ => &[StoreWeights, Gate, Compile],
+            Captures::Holds => &[Capture, StoreWeights, Shim, Gate, Compile],
+            _ => &[StoreWeights, Shim, Gate, Compile],
         };
         for kind in kinds {
             let ready = &self.ready[*kind as usize];
@@ -190,14 +197,15 @@ impl Schedule {
 
     /// Returns whether nothing is left, and nothing runs that could bring more.
     pub fn over(&self) -> bool {
-        use Kind::{Capture, Compile, Gate, StoreWeights};
-        let mut kinds = [StoreWeights, Capture, Compile, Gate].into_iter();
+        use Kind::{Capture, Compile, Gate, Shim, StoreWeights};
+        let mut kinds = [StoreWeights, Shim, Capture, Compile, Gate].into_iter();
         kinds.all(|kind| self.remaining(kind) == 0)
     }
 
-    /// Returns whether a capture or a compile is left or running: what only a worker process can do.
+    /// Returns whether a capture, a compile or the shim is left or running: what only a worker process can do.
     pub fn needs_workers(&self) -> bool {
-        self.remaining(Kind::Capture) + self.remaining(Kind::Compile) > 0
+        let kinds = [Kind::Capture, Kind::Compile, Kind::Shim];
+        kinds.into_iter().any(|kind| self.remaining(kind) > 0)
     }
 
     /// Returns how many tasks of a kind have not ended.
@@ -294,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_program_is_captured_compiled_and_gated() {
-        let mut all = Schedule::new(1);
+        let mut all = Schedule::new(1, false);
         assert_eq!(all.counts(Kind::Gate), [1, 0, 0, 0, 0]);
         assert_eq!(run(&mut all, Captures::Holds), Task::Capture(0));
         assert_eq!(run(&mut all, Captures::Never), Task::StoreWeights);
@@ -325,8 +333,27 @@ mod tests {
     }
 
     #[test]
+    fn gates_wait_for_the_shim() {
+        let mut all = Schedule::new(1, true);
+        assert_eq!(run(&mut all, Captures::Holds), Task::Capture(0));
+        assert_eq!(run(&mut all, Captures::Never), Task::StoreWeights);
+        all.ended(Task::StoreWeights, true);
+        all.ended(Task::Capture(0), true);
+        assert!(all.needs_workers());
+        assert_eq!(run(&mut all, Captures::Never), Task::Shim);
+        assert_eq!(all.next(Captures::Holds, true, 0), Next::Wait);
+        all.ended(Task::Shim, true);
+        assert!(!all.needs_workers());
+        assert_eq!(run(&mut all, Captures::Never), Task::Gate(0));
+        // A build with nothing else to do compiles it too.
+        let mut all = Schedule::new(0, true);
+        assert_eq!(run(&mut all, Captures::Holds), Task::StoreWeights);
+        assert_eq!(run(&mut all, Captures::Holds), Task::Shim);
+    }
+
+    #[test]
     fn programs_share_an_artifact() {
-        let mut all = Schedule::new(2);
+        let mut all = Schedule::new(2, false);
         for program in 0..2 {
             assert_eq!(run(&mut all, Captures::Holds), Task::Capture(program));
         }
@@ -344,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_failed_capture_fails_its_gate_and_no_other() {
-        let mut all = Schedule::new(2);
+        let mut all = Schedule::new(2, false);
         assert_eq!(run(&mut all, Captures::Holds), Task::Capture(0));
         all.ended(Task::Capture(0), false);
         assert_eq!(all.counts(Kind::Gate), [1, 0, 0, 0, 1]);
@@ -359,7 +386,7 @@ mod tests {
 
     #[test]
     fn the_model_is_loaded_once_more_where_captures_wait() {
-        let mut all = Schedule::new(3);
+        let mut all = Schedule::new(3, false);
         assert_eq!(run(&mut all, Captures::Holds), Task::Capture(0));
         assert_eq!(run(&mut all, Captures::MayLoad), Task::StoreWeights);
         assert_eq!(all.next(Captures::MayLoad, false, 0), Next::Wait);
@@ -372,7 +399,7 @@ mod tests {
 
     #[test]
     fn an_exclusive_task_runs_alone() {
-        let mut all = Schedule::new(2);
+        let mut all = Schedule::new(2, false);
         let tasks = [0, 1].map(|_| run(&mut all, Captures::Holds));
         all.wait_exclusive();
         assert!(!all.begin_exclusive());

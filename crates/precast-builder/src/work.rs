@@ -1,7 +1,7 @@
 //! Runs the tasks of a build: one thread per worker takes the next task that it can do from the
 //! [schedule](super::schedule).
 //!
-//! Captures and compiles run in the thread's worker process, which is started on first use. Gates run in processes of their
+//! Captures, compiles and the shim run in the thread's worker process, which is started on first use. Gates run in processes of their
 //! own, and the thread itself stores weights. When no capture and no compile remains, workers end, which frees memory for
 //! gates.
 
@@ -13,7 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use precast_store::{Digest, record::SourceFile};
+use precast_store::{
+    Digest,
+    record::{Shim, SourceFile},
+};
 use serde_json::Value;
 
 use super::{
@@ -59,6 +62,7 @@ pub(super) enum Action {
     Capture,
     Check,
     Compile,
+    Shim,
     Gate,
     Measure,
 }
@@ -71,6 +75,7 @@ impl Action {
             Self::Capture => "capture",
             Self::Check => "check",
             Self::Compile => "compile",
+            Self::Shim => "shim",
             Self::Gate => "gate",
             Self::Measure => "measure",
         }
@@ -82,6 +87,7 @@ impl Action {
             Self::Capture => Some(Kind::Capture),
             Self::Compile => Some(Kind::Compile),
             Self::Gate => Some(Kind::Gate),
+            Self::Shim => Some(Kind::Shim),
             Self::LoadModel | Self::Inputs | Self::Check | Self::Measure => None,
         }
     }
@@ -125,6 +131,7 @@ pub(super) struct Work<'a> {
     /// Tells the model's weights from others.
     fingerprint: Option<String>,
     pub weights: OnceLock<StoredWeights>,
+    pub shim: OnceLock<Shim>,
     state: Mutex<State>,
     changed: Condvar,
     /// Ends the loads of further models.
@@ -149,8 +156,8 @@ pub(super) struct State {
     fatal: Option<BuildError>,
 }
 
-/// Does `jobs`, starting with a worker that holds the model and those that were started. Returns the weight set too, as
-/// the store has it.
+/// Does `jobs`, starting with a worker that holds the model and those that were started. Returns the weight set and the
+/// shim too, as the store has them.
 pub(super) fn run(
     workers: &Workers<'_>,
     plan: &Plan,
@@ -158,7 +165,8 @@ pub(super) fn run(
     first: First,
     starting: Vec<Starting<'_>>,
     weights: SavedWeights,
-) -> Result<(Done, StoredWeights), BuildError> {
+    shim: Option<Shim>,
+) -> Result<(Done, StoredWeights, Shim), BuildError> {
     let named = workers.options.spec.model.weights.file();
     let work = Work {
         workers,
@@ -167,9 +175,10 @@ pub(super) fn run(
         plan,
         jobs,
         weights: OnceLock::new(),
+        shim: shim.clone().map_or_else(OnceLock::new, OnceLock::from),
         fingerprint: first.fingerprint,
         state: Mutex::new(State {
-            schedule: Schedule::new(jobs.len()),
+            schedule: Schedule::new(jobs.len(), shim.is_none()),
             estimate: Estimate::new(plan, workers.options.store)?,
             captured: HashMap::new(),
             compiles: HashMap::new(),
@@ -204,10 +213,14 @@ pub(super) fn run(
     });
     let state = work.state.into_inner();
     let state = state.unwrap_or_else(PoisonError::into_inner);
-    match (state.fatal, work.weights.into_inner()) {
-        (Some(error), _) => Err(error),
-        (None, Some(weights)) => Ok((state.done, weights)),
-        (None, None) => Err(BuildError::Interrupted),
+    match (
+        state.fatal,
+        work.weights.into_inner(),
+        work.shim.into_inner(),
+    ) {
+        (Some(error), ..) => Err(error),
+        (None, Some(weights), Some(shim)) => Ok((state.done, weights, shim)),
+        (None, ..) => Err(BuildError::Interrupted),
     }
 }
 
@@ -248,6 +261,7 @@ impl Work<'_> {
     fn run_task(&self, slot: &mut Slot, task: Task) -> Result<bool, BuildError> {
         match task {
             Task::StoreWeights => self.store_weights().map(|()| true),
+            Task::Shim => self.compile_shim(slot).map(|()| true),
             Task::Capture(job) => self.capture(slot, job),
             Task::Compile(artifact) => self.compile(slot, artifact),
             Task::Gate(job) => self.gate(slot.number, job).map(|()| true),

@@ -86,6 +86,18 @@ def _compile(session: Session, request: dict[str, Any]) -> Any:
     return compiler.compile_segment(request, _folder(request["out"]), session.wire)
 
 
+def _shim(session: Session, request: dict[str, Any]) -> Any:
+    from . import hello
+    from .torch_private import cpp_shim
+
+    hello.torch_or_fail()
+    try:
+        folder = _folder(request["out"])
+        return cpp_shim.compile_shim(request["sources"], request["device"], folder, session.wire.event)
+    except cpp_shim.NotCompiled as error:
+        raise Failure("shim", str(error)) from error
+
+
 def _warm_up(session: Session, request: dict[str, Any]) -> Any:
     from . import compiler, hello
 
@@ -102,6 +114,7 @@ OPERATIONS = {
     "check": _check,
     "describe": _describe,
     "compile": _compile,
+    "shim": _shim,
     "warm_up": _warm_up,
 }
 

@@ -48,6 +48,16 @@ pub enum RuntimeError {
         /// What was found, or where it was looked for.
         reason: String,
     },
+    /// A release has no shim for the torch of this process. Nothing of it was loaded.
+    #[error("{}", no_shim(torch, known, *outdated))]
+    NoShim {
+        /// Full version of the torch of this process.
+        torch: String,
+        /// Full versions of the torches that it has shims for.
+        known: Vec<String>,
+        /// Whether it has one for this torch, from other sources than this version of Precast has.
+        outdated: bool,
+    },
     /// No device was named, or a CUDA device twice.
     #[error("a runtime needs at least one device, and each CUDA device only once")]
     Devices,
@@ -413,6 +423,19 @@ pub enum NoFit {
     TooLarge,
     /// A bucket covers it, and may not be padded into.
     PaddingRefused,
+}
+
+fn no_shim(torch: &str, known: &[String], outdated: bool) -> String {
+    match known {
+        _ if outdated => {
+            format!("the release's shim for torch {torch} is of another version of Precast")
+        }
+        [] => "the release has no shim: an earlier version of Precast built it".to_owned(),
+        known => format!(
+            "the release has no shim for torch {torch}: it has those for {}",
+            known.join(", ")
+        ),
+    }
 }
 
 fn elements(needed: Option<usize>) -> String {

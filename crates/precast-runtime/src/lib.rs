@@ -46,7 +46,7 @@
 //! tensors
 //! calls, exit, host, operators, validate
 //! peak
-//! * arrays, background, context, cost, eager, flags, graphs, identity, loader, model, outputs, packing, pad, prepacked, program, replica, runtime, stats, trial, variant, watch, weights, wiring
+//! * arrays, background, context, cost, eager, flags, graphs, identity, loader, model, outputs, packing, pad, prepacked, program, replica, runtime, shims, stats, trial, variant, watch, weights, wiring
 //! prefetched, swap
 //! ```
 
@@ -83,6 +83,7 @@ mod problem;
 mod program;
 mod replica;
 mod runtime;
+mod shims;
 mod source;
 mod stats;
 mod swap;
@@ -103,7 +104,7 @@ pub use background::Timings;
 pub use ending::shut_down;
 pub use error::{NoFit, RuntimeError};
 pub use exit::exit;
-pub use ffi::{DeviceMemory, Libtorch, SHIM_TORCH, Scope, Stream, TensorRef};
+pub use ffi::{DeviceMemory, Libtorch, Scope, Stream, TensorRef};
 pub use graphs::Session;
 pub use host::{device_memory, host, synchronize};
 pub use loader::Loading;

@@ -9,7 +9,7 @@ use std::{
 
 use precast_store::{
     Device, Digest, Hold, Store, Target,
-    record::{Program, Release, bucket_name, split_model},
+    record::{Program, Release, Shim, bucket_name, split_model},
 };
 
 use super::{
@@ -23,6 +23,7 @@ use super::{
     packing::Together,
     program::in_store,
     replica::Replica,
+    shims,
     source::Source,
     trial::{Trial, Trials},
     variant::Variant,
@@ -223,29 +224,34 @@ impl Runtime {
         let started = Instant::now();
         let (name, release, hold) = self.release(model)?;
         let programs = self.programs(&release)?;
+        let hosts = self.fit(&programs, &release.shims)?;
         let weights = self.weights_for(release.weights, &|| self.together(&programs))?;
-        let model = self.load_with(
-            started,
-            name,
-            &programs,
-            &weights,
-            &Arc::new(release.aliases),
-        )?;
+        let aliases = Arc::new(release.aliases);
+        let model = self.load_with(started, name, &programs, hosts, &weights, &aliases)?;
         Ok(model.holding(hold))
     }
 
-    /// Loads programs that no release has yet, as a build does before it publishes them.
+    /// Loads programs that no release has yet, as a build does before it publishes them, with the shims of the release to be.
     pub fn load_programs(
         &self,
         model: &str,
         programs: Vec<Program>,
+        shims: &[Shim],
         weights: Option<Digest>,
         aliases: BTreeMap<String, String>,
     ) -> Result<Model, RuntimeError> {
         let started = Instant::now();
         let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
+        let hosts = self.fit(&programs, shims)?;
         let weights = self.weights_for(weights, &|| self.together(&programs))?;
-        self.load_with(started, model, &programs, &weights, &Arc::new(aliases))
+        self.load_with(
+            started,
+            model,
+            &programs,
+            hosts,
+            &weights,
+            &Arc::new(aliases),
+        )
     }
 
     /// Loads the newest release of a model, or a named one, with another weight set than its own: a fine-tune runs on
@@ -254,19 +260,16 @@ impl Runtime {
         let started = Instant::now();
         let (name, release, hold) = self.release(model)?;
         let programs = self.programs(&release)?;
-        let model = self.load_with(
-            started,
-            name,
-            &programs,
-            weights,
-            &Arc::new(release.aliases),
-        )?;
+        let hosts = self.fit(&programs, &release.shims)?;
+        let aliases = Arc::new(release.aliases);
+        let model = self.load_with(started, name, &programs, hosts, weights, &aliases)?;
         Ok(model.holding(hold))
     }
 
     /// Brings the weights of a model's newest release, or of a named one, to every device, for [`Model::swap`].
     pub fn weights_of(&self, model: &str) -> Result<WeightSet, RuntimeError> {
         let (_, release, _hold) = self.release(model)?;
+        self.open_shims(&release.shims)?;
         // Without its programs the set is the same, only its matrices are copied where they are taken as one.
         let together = || {
             let programs = self.programs(&release);
@@ -352,28 +355,51 @@ impl Runtime {
         release.programs.iter().map(read).collect()
     }
 
+    /// Returns the host for each device, as targets are compared with it, once the shim is open. Fails where a program is for
+    /// another host: before anything is loaded.
+    fn fit(
+        &self,
+        programs: &[Arc<Program>],
+        shims: &[Shim],
+    ) -> Result<Vec<Arc<Target>>, RuntimeError> {
+        let all: Vec<&Program> = programs.iter().map(|program| &**program).collect();
+        let hosts = self.hosts.iter();
+        let hosts: Vec<_> = hosts
+            .map(|host| Arc::new(shims::counting(host, shims, &all)))
+            .collect();
+        for (host, &device) in hosts.iter().zip(&self.devices) {
+            for program in programs {
+                check_target(program, device, host)?;
+            }
+        }
+        self.open_shims(shims)?;
+        Ok(hosts)
+    }
+
+    fn open_shims(&self, shims: &[Shim]) -> Result<(), RuntimeError> {
+        let mut devices = self.devices.iter().zip(&self.hosts);
+        devices.try_for_each(|(&device, host)| shims::open(&*self.source, shims, device, host))
+    }
+
     fn load_with(
         &self,
         started: Instant,
         model: &str,
         programs: &[Arc<Program>],
+        hosts: Vec<Arc<Target>>,
         weights: &WeightSet,
         aliases: &Arc<BTreeMap<String, String>>,
     ) -> Result<Model, RuntimeError> {
         let _work = self.work()?;
         let mut replicas = Vec::with_capacity(self.devices.len());
-        for (i, &device) in self.devices.iter().enumerate() {
-            // Before anything is loaded: a wrong host must not get as far as `dlopen`.
-            for program in programs {
-                self.check_target(program, i)?;
-            }
+        for (&device, (host, own)) in self.devices.iter().zip(hosts.into_iter().zip(&self.hosts)) {
             let trial = self.trial.clone();
             let loader = Arc::new(Loader {
                 source: self.source.clone(),
                 device,
                 instances: self.instances,
-                host: Arc::new(self.hosts[i].clone()),
-                trials: trial.map(|trial| Arc::new(Trials::new(trial, &self.hosts[i]))),
+                host,
+                trials: trial.map(|trial| Arc::new(Trials::new(trial, own))),
                 graphs: self.graphs,
                 limit: self.limit,
                 eager: self.eager,
@@ -458,21 +484,6 @@ impl Runtime {
         ending::work().ok_or_else(|| RuntimeError::ending(device))
     }
 
-    fn check_target(&self, program: &Program, i: usize) -> Result<(), RuntimeError> {
-        let device = self.devices[i];
-        let mismatches = program.target.mismatches(&self.hosts[i]);
-        match mismatches.is_empty() {
-            true => Ok(()),
-            false => Err(RuntimeError::WrongTarget {
-                program: program.id,
-                module: program.module.clone(),
-                bucket: bucket_name(&program.sizes),
-                device,
-                mismatches,
-            }),
-        }
-    }
-
     fn weights_on(
         &self,
         digest: Option<Digest>,
@@ -481,6 +492,20 @@ impl Runtime {
     ) -> Result<Arc<Weights>, RuntimeError> {
         self.held
             .on(&*self.source, digest, device, self.limit, together)
+    }
+}
+
+fn check_target(program: &Program, device: Device, host: &Target) -> Result<(), RuntimeError> {
+    let mismatches = program.target.mismatches(host);
+    match mismatches.is_empty() {
+        true => Ok(()),
+        false => Err(RuntimeError::WrongTarget {
+            program: program.id,
+            module: program.module.clone(),
+            bucket: bucket_name(&program.sizes),
+            device,
+            mismatches,
+        }),
     }
 }
 

@@ -21,6 +21,7 @@
 | `cpp_flags` | instruction sets: compiler flags and vector classes |
 | `cpp_headers` | precompiled C++ headers |
 | `cpp_interface` | the C++ code that all artifacts share |
+| `cpp_shim` | the shim between the runtime and this torch |
 | `cpp_checks` | checks of values in generated C++ |
 
 Private is what torch's documentation lacks: modules and attributes with a leading underscore, `torch.fx.experimental`,

@@ -108,6 +108,15 @@ impl RuntimeError {
                 "name the folder of the package `torch` that the model was built with: `--libtorch DIR` or `LIBTORCH` for \
                  the command, `Runtime::libtorch` in the library"
             }
+            Self::NoShim {
+                known, outdated, ..
+            } if *outdated || known.is_empty() => {
+                "`precast build` makes a shim, and compiles nothing else"
+            }
+            Self::NoShim { .. } => {
+                "`precast verify --host MODEL` makes a shim for it and runs the gates here; or name the folder of one of those \
+                 torches: `--libtorch DIR` or `LIBTORCH`"
+            }
             Self::UnknownHost { .. } => "run it with the libtorch that it was built with",
             Self::Devices => "name each device once",
             Self::WrongRecord { .. } => {

@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 use super::{
     Handle,
     interpreter::run_on,
-    libtorch::{self, imports},
-    shim::checked,
+    libtorch::imports,
+    shim::{self, checked},
 };
 
 /// One value of an argument: fixed, or the number of an earlier one.
@@ -100,7 +100,7 @@ imports! { table;
 }
 
 fn table() -> &'static Functions {
-    &libtorch::opened().calls
+    shim::calls()
 }
 
 /// A list of calls under construction.
@@ -115,7 +115,6 @@ unsafe impl Send for Calls {}
 impl Builder {
     /// Begins a graph with so many inputs, for a device.
     pub fn new(device: Device, inputs: usize) -> Result<Self, String> {
-        libtorch::get()?;
         let device = text(&device.to_string())?;
         let mut raw = ptr::null_mut();
         // SAFETY: a C string and a valid out pointer.

@@ -7,34 +7,54 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
-    sync::OnceLock,
+    fs::File,
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
-use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
+use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
+
+use precast_store::Digest;
 
 use super::{
-    context,
-    library::open_embedded,
+    context::{self, Driver},
+    library::open_verified,
     libtorch::{self, functions as declare},
     shim,
 };
-use crate::ending;
+use crate::{RuntimeError, ending};
 
-/// The CUDA half of the shim; empty when the crate was built without the headers.
-const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim_cuda.so"));
-
-/// What is known about CUDA in this process.
+/// CUDA, with libtorch's half for it loaded.
 pub struct Cuda {
     devices: usize,
-    shim: Result<Functions, String>,
+    driver: &'static Driver,
+}
+
+/// The CUDA half of the shim, once a load has opened it.
+static SHIM: OnceLock<Functions> = OnceLock::new();
+
+/// Opens the CUDA half of a shim, if none is open: `file` gives the object. Fails as [`shim::open`](super::open_shim) does.
+pub fn open_shim(
+    object: &Digest,
+    file: impl FnOnce() -> Result<File, RuntimeError>,
+) -> Result<(), RuntimeError> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if SHIM.get().is_some() {
+        return Ok(());
+    }
+    let found = Functions::find(open_verified(object, file()?, RTLD_LOCAL)?);
+    let found = found.map_err(|reason| RuntimeError::NotLoadable {
+        object: *object,
+        reason,
+    })?;
+    SHIM.get_or_init(|| found);
+    Ok(())
 }
 
 type Ptr = *mut c_void;
 
 declare! {
     last_error: "precast_cuda_last_error" => unsafe extern "C" fn() -> *const c_char;
-    context: "precast_cuda_context" => unsafe extern "C" fn(i32) -> i32;
-    capability: "precast_cuda_capability" => unsafe extern "C" fn(i32, *mut i32, *mut i32) -> i32;
     health: "precast_cuda_health" => unsafe extern "C" fn(i32) -> i32;
     synchronize: "precast_cuda_synchronize" => unsafe extern "C" fn(i32) -> i32;
     memory: "precast_cuda_memory" => unsafe extern "C" fn(i32, *mut u64, *mut u64, *mut u64, *mut u64, *mut u64) -> i32;
@@ -100,15 +120,11 @@ impl Cuda {
                 return Err(format!("libtorch has no CUDA half here: {why}"));
             }
         }
-        // SAFETY: the shim's own function; libtorch counts the devices.
-        let devices = usize::try_from(unsafe { shim::precast_cuda_devices() }).unwrap_or(0);
-        if devices == 0 {
-            return Err("this machine has no CUDA device".to_owned());
+        let driver = Driver::get().ok_or("this machine has no CUDA driver (`libcuda.so.1`)")?;
+        match driver.devices() {
+            0 => Err("this machine has no CUDA device".to_owned()),
+            devices => Ok(Self { devices, driver }),
         }
-        Ok(Self {
-            devices,
-            shim: functions(),
-        })
     }
 
     /// Returns how many devices there are; at least one.
@@ -119,23 +135,12 @@ impl Cuda {
     /// Makes the device's context, if the process has none there yet. The caller's current device stays what it is.
     pub fn context(&self, device: usize) -> Result<(), String> {
         let _span = tracing::info_span!("context", device).entered();
-        let Ok(functions) = &self.shim else {
-            // libtorch makes it when it must.
-            return Ok(());
-        };
-        // SAFETY: the shim's own function.
-        functions.check(unsafe { (functions.context)(ordinal(device)?) })
+        self.driver.context(device)
     }
 
     /// Returns the compute capability of a device, as `90` for 9.0.
     pub fn capability(&self, device: usize) -> Result<String, String> {
-        let functions = self.functions()?;
-        let (mut major, mut minor) = (0, 0);
-        let ordinal = ordinal(device)?;
-        // SAFETY: the shim's own function, with valid out pointers.
-        let code = unsafe { (functions.capability)(ordinal, &mut major, &mut minor) };
-        functions.check(code)?;
-        Ok(format!("{major}{minor}"))
+        self.driver.capability(device)
     }
 
     /// Returns the error an earlier operation left on the device, if it is one that stays.
@@ -149,7 +154,10 @@ impl Cuda {
     ///
     /// A context with an error that stays can still be waited for when it is dropped.
     pub fn synchronize(&self, device: usize) -> Result<(), String> {
-        let Ok(functions) = &self.shim else {
+        let Some(functions) = SHIM.get() else {
+            if !shim::is_open() {
+                return self.functions().map(drop);
+            }
             // SAFETY: the shim's own function; it only waits.
             return shim::checked(unsafe { shim::precast_cuda_wait_for(ordinal(device)?) });
         };
@@ -191,7 +199,7 @@ impl Cuda {
 
     /// Returns the raw stream torch works on now on this thread; null is the default stream.
     pub fn current_stream(&self, device: usize) -> Result<RawStream, String> {
-        let Ok(functions) = &self.shim else {
+        let Some(functions) = SHIM.get() else {
             // Without the shim nothing in the process changes torch's stream but the caller through foreign code.
             return Ok(RawStream(std::ptr::null_mut()));
         };
@@ -218,8 +226,10 @@ impl Cuda {
     }
 
     /// Returns the shim's functions, or why there are none.
-    pub(super) fn functions(&self) -> Result<&Functions, String> {
-        self.shim.as_ref().map_err(Clone::clone)
+    pub(super) fn functions(&self) -> Result<&'static Functions, String> {
+        SHIM.get().ok_or_else(|| {
+            "no shim for CUDA is open: loading a model opens one, if the build that made it found CUDA's headers".to_owned()
+        })
     }
 }
 
@@ -267,20 +277,15 @@ impl Functions {
     }
 }
 
-fn functions() -> Result<Functions, String> {
-    if SHIM.is_empty() {
-        return Err("this binary was built without the CUDA headers".to_owned());
-    }
-    Functions::find(open_embedded("precast-cuda", SHIM)?)
-}
-
 #[cfg(test)]
 mod tests {
     #[test]
     fn the_shim_asks_the_loader_for_nothing_special() {
-        // Empty where it was built without the CUDA headers.
-        if !super::SHIM.is_empty() {
-            assert_eq!(precast_store::segments::hazards(super::SHIM).unwrap(), []);
+        let compiled = precast_shim::testing::compiled();
+        // None where CUDA's headers are missing.
+        for file in [&compiled.file].into_iter().chain(&compiled.cuda) {
+            let bytes = std::fs::read(file).unwrap();
+            assert_eq!(precast_store::segments::hazards(&*bytes).unwrap(), []);
         }
     }
 }

@@ -23,7 +23,7 @@ use super::{
     libtorch,
     shim::{self, Bind, Count, Create, Delete, DtypeOf, FailedCheck, Flag, Name, Run, Size},
 };
-use crate::{RuntimeError, source::sealed};
+use crate::RuntimeError;
 
 /// The functions of an artifact that the runtime calls; all of them are there once a [`Library`] exists.
 pub(super) struct Abi {
@@ -170,12 +170,6 @@ pub(super) fn open_verified(
 ) -> Result<&'static Loaded, RuntimeError> {
     drop(verified(object, &file)?);
     open_file(object, file, scope)
-}
-
-/// Loads a shared object that the crate embeds, by itself, as [`open_verified`] does.
-pub(super) fn open_embedded(name: &str, bytes: &[u8]) -> Result<&'static Loaded, String> {
-    let file = sealed(name, bytes).map_err(|error| error.to_string())?;
-    open_verified(&Digest::of(bytes), file, RTLD_LOCAL).map_err(|error| error.to_string())
 }
 
 /// Returns the bytes of a file, once it is known to be sealed and to hold the digest's bytes, all of them.

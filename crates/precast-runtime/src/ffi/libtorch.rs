@@ -18,16 +18,10 @@ use std::{
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 use precast_store::target::Torch;
 
-use super::{calls, library::open_embedded, shim, torch};
+use super::torch;
 
 /// libtorch's library, by the name that the loader knows it by.
 const CPU: &str = "libtorch_cpu.so";
-
-/// The shim that the crate was built with; empty when there was no torch then.
-const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
-
-/// The version of the torch that the shim was compiled with; empty without a shim.
-pub const SHIM_TORCH: &str = env!("PRECAST_SHIM_TORCH");
 
 /// Declares functions of a library once: `Functions`, which has them as fields, and its `find`.
 macro_rules! functions {
@@ -76,8 +70,6 @@ pub struct Libtorch {
     /// Its version, as `2.11.0`.
     pub version: String,
     pub(super) torch: torch::Functions,
-    pub(super) shim: shim::Functions,
-    pub(super) calls: calls::Functions,
 }
 
 static OPEN: OnceLock<Libtorch> = OnceLock::new();
@@ -90,7 +82,7 @@ pub fn get() -> Result<&'static Libtorch, String> {
     }
 }
 
-/// Returns the libtorch that is open. Only tensors and what is made by the shim ask, and there are none before it is.
+/// Returns the libtorch that is open. Only tensors and what the shim makes ask, and there are none before it is.
 pub(super) fn opened() -> &'static Libtorch {
     match get() {
         Ok(open) => open,
@@ -180,13 +172,10 @@ impl Libtorch {
         // SAFETY: it takes nothing and returns a number.
         let version = numbers(unsafe { (torch.aoti_torch_abi_version)() });
         checked(&version, &folder, untried)?;
-        let (shim, calls) = open_shim(&version)?;
         Ok(Self {
             folder,
             version,
             torch,
-            shim,
-            calls,
         })
     }
 }
@@ -241,7 +230,7 @@ fn loaded_copies() -> Vec<PathBuf> {
 }
 
 /// Returns the version in a `TORCH_ABI_VERSION`, whose highest bytes are major, minor and patch number.
-fn numbers(abi: u64) -> String {
+pub(super) fn numbers(abi: u64) -> String {
     let [major, minor, patch, ..] = abi.to_be_bytes();
     format!("{major}.{minor}.{patch}")
 }
@@ -258,26 +247,6 @@ fn packaged(folder: &Path) -> Option<String> {
 fn checked(version: &str, folder: &Path, untried: bool) -> Result<(), String> {
     Torch::fit(version, untried)
         .map_err(|why| format!("torch {version} in `{}` {why}", folder.display()))
-}
-
-/// Opens the shim, which must have been compiled with this version.
-fn open_shim(version: &str) -> Result<(shim::Functions, calls::Functions), String> {
-    if SHIM.is_empty() {
-        return Err(
-            "this program was built without a torch, so it has no shim for one: build it where LIBTORCH names one".to_owned(),
-        );
-    }
-    let loaded = open_embedded("precast-shim", SHIM)
-        .map_err(|reason| format!("the shim can't be loaded with torch {version}: {reason}"))?;
-    let functions = shim::Functions::find(loaded)?;
-    // SAFETY: it takes nothing and returns a number.
-    let own = numbers(unsafe { (functions.precast_abi_version)() });
-    match own == version {
-        true => Ok((functions, calls::Functions::find(loaded)?)),
-        false => Err(format!(
-            "the shim was compiled with torch {own}, and libtorch is {version}"
-        )),
-    }
 }
 
 /// Returns the folder of the library that an address lies in.

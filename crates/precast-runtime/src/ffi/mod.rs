@@ -46,14 +46,15 @@ mod weight;
 
 pub use calls::{Builder as CallsBuilder, Calls, Given, Item, Kept};
 pub use container::{Constant, Container, RunError};
-pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for};
+pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for, open_shim as open_cuda_shim};
 pub use graph::{Graph, Pool};
 pub use interpreter::{Archive, Interpreter};
 pub use library::Library;
-pub use libtorch::{Libtorch, SHIM_TORCH, get as libtorch, open as open_libtorch};
+pub use libtorch::{Libtorch, get as libtorch, open as open_libtorch};
 pub use memory::contiguous;
 pub use operators::{Call, Loading, Operators, Value, registered};
 pub use process::{exit, give_back};
+pub use shim::open as open_shim;
 pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Meta, Stolen, TensorRef};
 pub use torch::threads;

@@ -1,11 +1,23 @@
-//! The shim's functions and the ABI of an artifact, as C sees them.
+//! The shim: opened once a process, its functions, and the ABI of an artifact, as C sees them.
+//!
+//! It is an object of the store, verified and loaded like an artifact. A load opens it, so what needs it follows a load. Before
+//! that there are plain tensors only, for which libtorch's C ABI is enough.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::{
+    ffi::{CStr, c_char, c_void},
+    fs::File,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use precast_store::Digest;
 
 use super::{
-    libtorch::{self, imports},
+    calls,
+    library::open_verified,
+    libtorch::{self, imports, numbers},
     operators::RawArgument,
 };
+use crate::RuntimeError;
 
 /// An `AOTInductorModelContainerHandle`.
 pub type RawContainer = *mut c_void;
@@ -94,7 +106,6 @@ imports! { table;
         clamped: *mut RawTensor,
     ) -> i32;
     pub fn precast_note_failed(outcome: *const c_void, notes: *const c_void, at: i64) -> i32;
-    pub fn precast_cuda_devices() -> i32;
     pub fn precast_cuda_wait_for(device: i32) -> i32;
     pub fn precast_create(
         f: Create,
@@ -131,13 +142,94 @@ imports! { table;
     pub fn precast_bind(f: Bind, container: RawContainer, pairs: *const Pair, n: usize) -> i32;
 }
 
+/// The shim that is open.
+struct Open {
+    functions: Functions,
+    calls: calls::Functions,
+}
+
+static OPEN: OnceLock<Open> = OnceLock::new();
+
+/// Returns whether a shim is open.
+pub fn is_open() -> bool {
+    opened().is_some()
+}
+
+/// Opens a shim that was compiled for the libtorch of this process, if none is open: `file` gives the object.
+///
+/// Fails where the object's bytes are not its digest's, where it does not load, or where it was compiled with another torch.
+pub fn open(
+    object: &Digest,
+    file: impl FnOnce() -> Result<File, RuntimeError>,
+) -> Result<(), RuntimeError> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if OPEN.get().is_some() {
+        return Ok(());
+    }
+    let _span = tracing::info_span!("shim", %object).entered();
+    let open = libtorch::get().map_err(|reason| RuntimeError::Libtorch { reason })?;
+    let loaded = open_verified(object, file()?, libloading::os::unix::RTLD_LOCAL)?;
+    let find = || {
+        let functions = Functions::find(loaded)?;
+        // SAFETY: it takes nothing and returns a number.
+        let own = numbers(unsafe { (functions.precast_abi_version)() });
+        if own != open.version {
+            return Err(format!(
+                "it is a shim for torch {own}, and libtorch is {}",
+                open.version
+            ));
+        }
+        let calls = calls::Functions::find(loaded)?;
+        Ok(Open { functions, calls })
+    };
+    let found = find().map_err(|reason| RuntimeError::NotLoadable {
+        object: *object,
+        reason,
+    })?;
+    OPEN.get_or_init(|| found);
+    Ok(())
+}
+
+#[cfg(not(test))]
+fn opened() -> Option<&'static Open> {
+    OPEN.get()
+}
+
+/// Unit tests load no release.
+#[cfg(test)]
+fn opened() -> Option<&'static Open> {
+    if OPEN.get().is_none() {
+        let compiled = precast_shim::testing::compiled();
+        let bytes = std::fs::read(&compiled.file).unwrap();
+        let file = || Ok(crate::sealed("shim", &bytes).unwrap());
+        open(&compiled.shim.object, file).unwrap();
+    }
+    OPEN.get()
+}
+
+/// Returns the shim that is open. What is called through it was made by a load, which has opened it.
+fn the_open() -> &'static Open {
+    match opened() {
+        Some(open) => open,
+        None => panic!("no shim is open: loading a model opens one"),
+    }
+}
+
 fn table() -> &'static Functions {
-    &libtorch::opened().shim
+    &the_open().functions
+}
+
+pub(super) fn calls() -> &'static calls::Functions {
+    &the_open().calls
 }
 
 /// Lets nothing that libtorch prints in a call reach the terminal: an error's text belongs to the error, the rest, such
-/// as a warning, goes to `tracing`.
+/// as a warning, goes to `tracing`. Does nothing before a shim is open.
 pub fn capture_messages() {
+    if !is_open() {
+        return;
+    }
     static ONCE: std::sync::Once = std::sync::Once::new();
     // SAFETY: it sets a buffer under std::cerr, once and for good; `said` is there as long.
     ONCE.call_once(|| unsafe { precast_capture_messages(said) });

@@ -6,8 +6,8 @@ use precast_store::{Device, record::Dtype};
 use smallvec::SmallVec;
 
 use super::{
-    shim::{RawMeta, RawTensor, precast_tensor_meta, precast_tensor_own},
-    torch::{aoti_torch_delete_tensor_object, aoti_torch_new_tensor_handle},
+    shim::{self, RawMeta, RawTensor, precast_tensor_meta, precast_tensor_own},
+    torch::{self, aoti_torch_delete_tensor_object, aoti_torch_new_tensor_handle},
 };
 
 /// One owned `at::Tensor*`.
@@ -117,14 +117,70 @@ impl<'a> TensorRef<'a> {
             device_type: -1,
             flags: 0,
         };
-        // SAFETY: a live `at::Tensor*`, and `meta` is a valid out pointer. On failure the shim leaves the flags it had, and an
+        // SAFETY: a live `at::Tensor*`, and `meta` is a valid out pointer. On failure the flags stay as they were, and an
         // undefined or not dense tensor has rank 0.
-        unsafe { precast_tensor_meta(self.raw(), &mut meta) };
+        unsafe {
+            match shim::is_open() {
+                true => drop(precast_tensor_meta(self.raw(), &mut meta)),
+                false => drop(plain_meta(self.raw(), &mut meta)),
+            }
+        }
         Meta {
             raw: meta,
             tensor: PhantomData,
         }
     }
+}
+
+/// As the shim does it, by libtorch's C ABI: for tensors that are looked at before a shim is open. That a tensor is nested,
+/// quantised or lazily negated is not seen; the call that it is given to sees it.
+///
+/// # Safety
+/// `tensor` is a live `at::Tensor*`.
+unsafe fn plain_meta(tensor: RawTensor, meta: &mut RawMeta) -> Result<(), i32> {
+    let ok = |code: i32| match code {
+        0 => Ok(()),
+        code => Err(code),
+    };
+    let (mut defined, mut dtype, mut device_type, mut layout) = (false, 0, 0, 0);
+    // SAFETY: a live tensor, and valid out pointers.
+    unsafe {
+        ok(torch::aoti_torch_is_defined(tensor, &mut defined))?;
+        if !defined {
+            return Ok(());
+        }
+        meta.flags = 1;
+        ok(torch::aoti_torch_get_dtype(tensor, &mut dtype))?;
+        ok(torch::aoti_torch_get_device_type(tensor, &mut device_type))?;
+        ok(torch::aoti_torch_get_device_index(
+            tensor,
+            &mut meta.device_index,
+        ))?;
+        ok(torch::aoti_torch_get_layout(tensor, &mut layout))?;
+    }
+    meta.dtype = i8::try_from(dtype).unwrap_or(-1);
+    meta.device_type = i8::try_from(device_type).unwrap_or(-1);
+    let Some(dtype) = dtype_of(meta.dtype).filter(|_| layout == 0) else {
+        return Ok(());
+    };
+    let (mut rank, mut offset) = (0, 0);
+    // SAFETY: as above; sizes and strides are the tensor's own, of `rank` numbers each.
+    unsafe {
+        ok(torch::aoti_torch_get_sizes(tensor, &mut meta.sizes))?;
+        ok(torch::aoti_torch_get_strides(tensor, &mut meta.strides))?;
+        ok(torch::aoti_torch_get_storage_size(
+            tensor,
+            &mut meta.storage_bytes,
+        ))?;
+        ok(torch::aoti_torch_get_storage_offset(tensor, &mut offset))?;
+        ok(torch::aoti_torch_get_data_ptr(tensor, &mut meta.data))?;
+        ok(torch::aoti_torch_get_dim(tensor, &mut rank))?;
+    }
+    let before = offset * dtype.size() as i64;
+    meta.rank = u32::try_from(rank).unwrap_or(0);
+    meta.storage = meta.data.wrapping_sub(usize::try_from(before).unwrap_or(0));
+    meta.flags = 1 | 2 | 8;
+    Ok(())
 }
 
 fn made_of(raw: RawTensor) -> Handle {
@@ -303,6 +359,40 @@ mod tests {
                 (Some(dtype), Some(Device::Cpu))
             );
             assert_eq!(meta.room(), 6 * dtype.size() as i64);
+        }
+    }
+
+    #[test]
+    fn the_c_abi_says_of_a_plain_tensor_what_the_shim_says() {
+        let x = Handle::empty(&[4, 3], &[3, 1], Dtype::Float16, Device::Cpu).unwrap();
+        let part = x.view(&[2, 2], &[3, 1], 8, Dtype::Float16).unwrap();
+        for tensor in [&x, &part] {
+            let by_shim = tensor.meta();
+            let mut raw = RawMeta {
+                sizes: std::ptr::null(),
+                strides: std::ptr::null(),
+                ..by_shim.raw
+            };
+            // SAFETY: a live tensor.
+            unsafe { plain_meta(tensor.raw(), &mut raw) }.unwrap();
+            let plain = Meta {
+                raw,
+                tensor: PhantomData,
+            };
+            assert_eq!(plain.sizes(), by_shim.sizes());
+            assert_eq!(plain.strides(), by_shim.strides());
+            assert_eq!(plain.room(), by_shim.room());
+            let facts = |meta: &Meta<'_>| {
+                let places = (meta.address(), meta.storage());
+                (
+                    places,
+                    meta.dtype(),
+                    meta.device(),
+                    meta.dense(),
+                    meta.raw.flags,
+                )
+            };
+            assert_eq!(facts(&plain), facts(&by_shim));
         }
     }
 

@@ -1,6 +1,6 @@
 //! libtorch's C ABI, from `torch/csrc/inductor/aoti_torch/c/shim.h` and `torch/csrc/stable/c/shim.h`.
 //!
-//! Its functions return 0 or print the reason on `std::cerr`: [`call`] takes it from there.
+//! Its functions return 0 or print the reason on `std::cerr`: [`call`] takes it from there, with the shim.
 
 use std::ffi::c_void;
 
@@ -57,6 +57,17 @@ imports! { table;
     pub fn aoti_torch_copy_(to: RawTensor, from: RawTensor, non_blocking: i32) -> i32;
     pub fn aoti_torch_zero_(tensor: RawTensor) -> i32;
     pub fn aoti_torch_new_tensor_handle(tensor: RawTensor, made: *mut RawTensor) -> i32;
+    pub fn aoti_torch_is_defined(tensor: RawTensor, defined: *mut bool) -> i32;
+    pub fn aoti_torch_get_layout(tensor: RawTensor, layout: *mut i32) -> i32;
+    pub fn aoti_torch_get_dtype(tensor: RawTensor, dtype: *mut i32) -> i32;
+    pub fn aoti_torch_get_device_type(tensor: RawTensor, device_type: *mut i32) -> i32;
+    pub fn aoti_torch_get_device_index(tensor: RawTensor, device_index: *mut i32) -> i32;
+    pub fn aoti_torch_get_dim(tensor: RawTensor, rank: *mut i64) -> i32;
+    pub fn aoti_torch_get_sizes(tensor: RawTensor, sizes: *mut *const i64) -> i32;
+    pub fn aoti_torch_get_strides(tensor: RawTensor, strides: *mut *const i64) -> i32;
+    pub fn aoti_torch_get_data_ptr(tensor: RawTensor, data: *mut *mut u8) -> i32;
+    pub fn aoti_torch_get_storage_offset(tensor: RawTensor, elements: *mut i64) -> i32;
+    pub fn aoti_torch_get_storage_size(tensor: RawTensor, bytes: *mut i64) -> i32;
     pub fn aoti_torch_delete_tensor_object(tensor: RawTensor) -> i32;
     pub fn torch_get_num_threads(threads: *mut u32) -> i32;
 }
@@ -68,6 +79,12 @@ fn table() -> &'static Functions {
 /// Makes one call of libtorch's C ABI and returns the reason when it fails.
 pub fn call(f: impl FnOnce() -> i32) -> Result<(), String> {
     libtorch::get()?;
+    if !shim::is_open() {
+        return match f() {
+            0 => Ok(()),
+            code => Err(format!("libtorch says why on stderr (code {code})")),
+        };
+    }
     shim::capture_messages();
     // SAFETY: both set a thread-local of the shim; `f` only calls libtorch, which comes back.
     let code = unsafe {

@@ -61,6 +61,17 @@ impl Torch {
         }
     }
 
+    /// Returns whether a version is older than another one; one that is no version is not.
+    pub fn is_older(version: &str, than: &str) -> bool {
+        let numbers = |version: &str| -> Option<Vec<u32>> {
+            let plain = version.split('+').next()?;
+            plain.split('.').map(|number| number.parse().ok()).collect()
+        };
+        numbers(version)
+            .zip(numbers(than))
+            .is_some_and(|(version, than)| version < than)
+    }
+
     /// Reads `torch/version.py` in the first of these folders that has one.
     pub fn find(site_packages: &[impl AsRef<Path>]) -> Option<Self> {
         let text = site_packages.iter().find_map(|folder| {

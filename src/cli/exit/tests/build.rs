@@ -86,11 +86,6 @@ pub(super) fn build_errors() -> Vec<BuildError> {
             found: "2.0.0".into(),
             why: crate::target::Unfit::TooOld,
         },
-        BuildError::NoGate {
-            program: path(),
-            found: "2.15.0+cu130".into(),
-            only: "2.11.0",
-        },
         BuildError::Model {
             error: failure("entry_call"),
             log: Digest::of(b"stack"),
@@ -136,6 +131,9 @@ pub(super) fn build_errors() -> Vec<BuildError> {
         BuildError::Locked {
             missing: 1,
             total: 2,
+        },
+        BuildError::LockedShim {
+            torch: "2.11.0+cu130".into(),
         },
         BuildError::Incomplete {
             name: "v1".into(),

@@ -182,6 +182,16 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             built_with: "2.15.0".into(),
             torch: "2.11.0".into(),
         },
+        E::NoShim {
+            torch: "2.13.0+cu130".into(),
+            known: vec!["2.11.0+cu130".into(), "2.12.1+cu130".into()],
+            outdated: false,
+        },
+        E::NoShim {
+            torch: "2.11.0+cu130".into(),
+            known: vec!["2.11.0+cu130".into()],
+            outdated: true,
+        },
         E::NoContainer {
             artifact: id,
             reason: text(),

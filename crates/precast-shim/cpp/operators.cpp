@@ -22,7 +22,7 @@ namespace {
 using namespace precast;
 
 // An argument that comes with the call.
-struct Slot {
+struct Filled {
   enum What { OneTensor, Tensors, OptionalTensors, OneInt, Ints } what;
   size_t at;
   // For tensors that may be missing: which are there.
@@ -33,11 +33,11 @@ struct Slot {
 struct Operator {
   c10::OperatorHandle handle;
   std::vector<IValue> stack;
-  std::vector<Slot> slots;
+  std::vector<Filled> slots;
 
   explicit Operator(c10::OperatorHandle handle) : handle(std::move(handle)) {}
 
-  void dynamic(Slot::What what, size_t count, std::vector<bool> given = {}) {
+  void dynamic(Filled::What what, size_t count, std::vector<bool> given = {}) {
     slots.push_back({what, stack.size(), std::move(given), count});
     stack.emplace_back();
   }
@@ -92,23 +92,23 @@ class Executor : public torch::aot_inductor::ProxyExecutor {
       if (next_tensor >= n_tensors) refuse(told(op) + " got too few tensors");
       return *reinterpret_cast<at::Tensor*>(handles[next_tensor++]);
     };
-    for (const Slot& slot : op.slots) {
+    for (const Filled& slot : op.slots) {
       switch (slot.what) {
-        case Slot::OneTensor: stack[slot.at] = tensor(); break;
-        case Slot::OneInt: stack[slot.at] = integer(); break;
-        case Slot::Tensors: {
+        case Filled::OneTensor: stack[slot.at] = tensor(); break;
+        case Filled::OneInt: stack[slot.at] = integer(); break;
+        case Filled::Tensors: {
           c10::List<at::Tensor> list;
           for (size_t i = 0; i < slot.count; i++) list.push_back(tensor());
           stack[slot.at] = std::move(list);
           break;
         }
-        case Slot::OptionalTensors: {
+        case Filled::OptionalTensors: {
           c10::List<std::optional<at::Tensor>> list;
           for (bool there : slot.given) list.push_back(there ? std::optional<at::Tensor>(tensor()) : std::nullopt);
           stack[slot.at] = std::move(list);
           break;
         }
-        case Slot::Ints: {
+        case Filled::Ints: {
           c10::List<int64_t> list;
           for (size_t i = 0; i < slot.count; i++) list.push_back(integer());
           stack[slot.at] = std::move(list);
@@ -143,11 +143,11 @@ class Executor : public torch::aot_inductor::ProxyExecutor {
     };
     if (of) return list(op, of, given, need);
     switch (type->kind()) {
-      case TypeKind::TensorType: need(given.kind == TENSOR); return op.dynamic(Slot::OneTensor, 1);
+      case TypeKind::TensorType: need(given.kind == TENSOR); return op.dynamic(Filled::OneTensor, 1);
       case TypeKind::IntType:
-      case TypeKind::SymIntType: need(given.kind == INT); return op.dynamic(Slot::OneInt, 1);
+      case TypeKind::SymIntType: need(given.kind == INT); return op.dynamic(Filled::OneInt, 1);
       case TypeKind::NumberType:
-        if (given.kind == INT) return op.dynamic(Slot::OneInt, 1);
+        if (given.kind == INT) return op.dynamic(Filled::OneInt, 1);
         break;
       default: break;
     }
@@ -162,7 +162,7 @@ class Executor : public torch::aot_inductor::ProxyExecutor {
     const bool empty = given.n_ints == 0 && given.n_floats == 0 && given.kind != TENSORS;
     if (of->kind() == TypeKind::TensorType) {
       need(given.kind == TENSORS || empty);
-      return op.dynamic(Slot::Tensors, given.kind == TENSORS ? static_cast<size_t>(given.ints[0]) : 0);
+      return op.dynamic(Filled::Tensors, given.kind == TENSORS ? static_cast<size_t>(given.ints[0]) : 0);
     }
     if (of->kind() == TypeKind::OptionalType) {
       need(plain(of)->kind() == TypeKind::TensorType);
@@ -171,11 +171,11 @@ class Executor : public torch::aot_inductor::ProxyExecutor {
       else need(given.kind == OPTIONAL_TENSORS || empty);
       if (given.kind == OPTIONAL_TENSORS)
         for (size_t i = 0; i < given.n_ints; i++) there.push_back(given.ints[i] != 0);
-      return op.dynamic(Slot::OptionalTensors, 0, std::move(there));
+      return op.dynamic(Filled::OptionalTensors, 0, std::move(there));
     }
     if (integral(of) || (of->kind() == TypeKind::NumberType && given.kind == INTS)) {
       need(given.kind == INTS || empty);
-      return op.dynamic(Slot::Ints, given.kind == INTS ? given.n_ints : 0);
+      return op.dynamic(Filled::Ints, given.kind == INTS ? given.n_ints : 0);
     }
     if (of->kind() == TypeKind::FloatType || of->kind() == TypeKind::NumberType) {
       need(given.kind == FLOATS || empty);
@@ -193,8 +193,8 @@ class Executor : public torch::aot_inductor::ProxyExecutor {
   // A default is not in the description, but a number among them comes with the call like any other.
   static void fallback(Operator& op, const TypePtr& declared, const IValue& value) {
     const TypePtr type = plain(declared);
-    if (value.isInt() && (integral(type) || type->kind() == TypeKind::NumberType)) return op.dynamic(Slot::OneInt, 1);
-    if (value.isIntList() && integral(element(type))) return op.dynamic(Slot::Ints, value.toIntVector().size());
+    if (value.isInt() && (integral(type) || type->kind() == TypeKind::NumberType)) return op.dynamic(Filled::OneInt, 1);
+    if (value.isIntList() && integral(element(type))) return op.dynamic(Filled::Ints, value.toIntVector().size());
     op.stack.push_back(value);
   }
 

@@ -248,15 +248,7 @@ int32_t precast_note_failed(const void* outcome, const void* notes, int64_t at) 
   });
 }
 
-// The devices that libtorch_cuda finds; none without it.
-int32_t precast_cuda_devices() {
-  int32_t devices = 0;
-  guarded([&] {
-    devices = static_cast<int32_t>(at::detail::getCUDAHooks().deviceCount());
-    return 0;
-  });
-  return devices;
-}
+// Waits for a device where there is no CUDA half of the shim.
 int32_t precast_cuda_wait_for(int32_t device) {
   return guarded([&] {
     at::detail::getCUDAHooks().deviceSynchronize(static_cast<c10::DeviceIndex>(device));

@@ -98,21 +98,6 @@ extern "C" {
 
 EXPORT const char* precast_cuda_last_error() { return last_error.c_str(); }
 
-// Makes the device's primary context, which anything but questions about it would make.
-EXPORT int32_t precast_cuda_context(int32_t device) {
-  return guarded([&] {
-    c10::cuda::CUDAGuard guard(static_cast<Index>(device));
-    C10_CUDA_CHECK(cudaFree(nullptr));
-  });
-}
-
-EXPORT int32_t precast_cuda_capability(int32_t device, int32_t* major, int32_t* minor) {
-  return guarded([&] {
-    C10_CUDA_CHECK(cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, device));
-    C10_CUDA_CHECK(cudaDeviceGetAttribute(minor, cudaDevAttrComputeCapabilityMinor, device));
-  });
-}
-
 // Reports an error that stays: such a context answers nothing right any more. One that does not stay is forgotten.
 EXPORT int32_t precast_cuda_health(int32_t device) {
   return guarded([&] {

@@ -1,0 +1,111 @@
+//! The shim of a build: that of an earlier release of the model, or one that a worker compiles.
+//!
+//! It depends on the torch, the architecture and the shim's sources only, so most builds find it. The worker keeps what it
+//! compiles beside the precompiled headers, so another model with the same torch gets it at once.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use precast_store::{
+    Store, StoreError, Target,
+    record::{Release, Shim},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    BuildError,
+    progress::Event,
+    protocol::Request,
+    publish::harmless,
+    work::{Action, Slot, Work},
+};
+
+/// How long compiling it may take.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// A worker's answer to [`Request::Shim`].
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct CompiledShim {
+    pub file: PathBuf,
+    /// None for the CPU, and where CUDA's headers are missing.
+    pub cuda: Option<PathBuf>,
+    /// Why there is none for CUDA.
+    pub why: Option<String>,
+}
+
+/// Returns whether a shim is what a build for this target would compile. One without a CUDA half is compiled again for CUDA:
+/// its headers may be there by now.
+fn fits(shim: &Shim, target: &Target) -> bool {
+    shim.source == precast_shim::source()
+        && shim.arch == target.arch
+        && shim.torch == target.torch
+        && shim.torch_git == target.torch_git
+        && shim.cuda.is_some() >= (target.device == precast_store::target::DeviceKind::Cuda)
+}
+
+/// Returns the shim for a target that an earlier release of the model has.
+pub(super) fn known(
+    store: &Store,
+    model: &str,
+    target: &Target,
+) -> Result<Option<Shim>, StoreError> {
+    let own = |release: &Release| {
+        let mut shims = release.shims.iter();
+        let there = |shim: &&Shim| {
+            fits(shim, target) && shim.objects().all(|object| store.has_object(&object))
+        };
+        shims.find(there).cloned()
+    };
+    let release = store.find_release(model, |release| own(release).is_some())?;
+    Ok(release.as_ref().and_then(own))
+}
+
+/// Returns the shims of a release: its own first, then those of the release before it, if that has the same content. Of
+/// other sources only an earlier version of Precast would load them.
+pub(super) fn of_release(own: Shim, release: &Release, before: Option<&Release>) -> Vec<Shim> {
+    let before = before.filter(|before| before.same_content(release));
+    let others = before.into_iter().flat_map(|before| before.shims.clone());
+    let others = others.filter(|shim| shim.source == own.source && !shim.same_subject(&own));
+    let others: Vec<Shim> = others.collect();
+    [vec![own], others].concat()
+}
+
+impl Work<'_> {
+    /// Compiles the shim and puts it into the store. Without it nothing could run: an error ends the build.
+    pub(super) fn compile_shim(&self, slot: &mut Slot) -> Result<(), BuildError> {
+        let Some(known) = &self.plan.known else {
+            return Err(BuildError::Protocol {
+                message: "the shim is compiled before the target is known".to_owned(),
+            });
+        };
+        let request = Request::Shim {
+            sources: precast_shim::SOURCES
+                .iter()
+                .copied()
+                .collect::<BTreeMap<_, _>>(),
+            device: known.target.device.to_string(),
+            out: self.workers.scratch.join("shim"),
+        };
+        let what = format!("torch {}", known.target.torch);
+        let (answer, _) = self.ask::<CompiledShim>(slot, (Action::Shim, &what), &request, LIMIT);
+        let answer = answer?;
+        if let Some(why) = &answer.why {
+            let message = format!("no CUDA graphs: {why}");
+            self.progress.event(&Event::Note { message: &message });
+        }
+        let put = |file: &PathBuf| {
+            let (object, _) = self.options.store.put_file(file)?;
+            harmless(&self.options.store.read(&object)?)?;
+            Ok::<_, BuildError>(object)
+        };
+        let shim = Shim {
+            arch: known.target.arch.clone(),
+            torch: known.target.torch.clone(),
+            torch_git: known.target.torch_git.clone(),
+            source: precast_shim::source(),
+            object: put(&answer.file)?,
+            cuda: answer.cuda.as_ref().map(put).transpose()?,
+        };
+        self.shim.get_or_init(|| shim);
+        Ok(())
+    }
+}

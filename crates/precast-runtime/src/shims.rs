@@ -1,0 +1,165 @@
+//! The shim that a load opens, and the versions of torch that a release may run under.
+//!
+//! A release names a shim for each torch under which its gates passed: the torch that it was built with, and newer ones, for
+//! which `precast verify --host` ran them. Under another torch, it is refused by name.
+
+use precast_store::{
+    Device, Target,
+    record::{Program, Shim},
+    target::Torch,
+};
+
+use super::{
+    RuntimeError,
+    ffi::{open_cuda_shim, open_shim},
+    source::Source,
+};
+
+/// Returns whether a shim is for the torch of a host, whatever its sources are.
+fn is_for(shim: &Shim, host: &Target) -> bool {
+    shim.arch == host.arch && shim.torch == host.torch && shim.torch_git == host.torch_git
+}
+
+/// Returns the host that targets are compared with: where the gates passed under this host's torch, that counts as the one
+/// that the programs were built with.
+pub(super) fn counting(host: &Target, shims: &[Shim], programs: &[&Program]) -> Target {
+    let mut host = host.clone();
+    if let Some(built) = programs.first().map(|program| &program.target)
+        && Torch::is_older(&built.torch, &host.torch)
+        && shims.iter().any(|shim| is_for(shim, &host))
+    {
+        host.torch.clone_from(&built.torch);
+        host.torch_git.clone_from(&built.torch_git);
+        host.cuda.clone_from(&built.cuda);
+    }
+    host
+}
+
+/// Opens the shim for this host's torch, with its CUDA half on a CUDA device.
+pub(super) fn open(
+    source: &dyn Source,
+    shims: &[Shim],
+    device: Device,
+    host: &Target,
+) -> Result<(), RuntimeError> {
+    let mut own = shims.iter().filter(|shim| is_for(shim, host));
+    let shim = own
+        .clone()
+        .find(|shim| shim.source == precast_shim::source());
+    let Some(shim) = shim else {
+        return Err(RuntimeError::NoShim {
+            torch: host.torch.clone(),
+            known: shims.iter().map(|shim| shim.torch.clone()).collect(),
+            outdated: own.next().is_some(),
+        });
+    };
+    let file = |object| {
+        source
+            .memfd(object)
+            .map_err(super::program::in_store(format!(
+                "shim `{}`",
+                object.short()
+            )))
+    };
+    open_shim(&shim.object, || file(&shim.object))?;
+    match (device, &shim.cuda) {
+        (Device::Cuda(_), Some(cuda)) => open_cuda_shim(cuda, || file(cuda)),
+        // Without it nothing runs as a CUDA graph.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use precast_store::Digest;
+
+    use super::*;
+
+    fn shim(torch: &str) -> Shim {
+        Shim {
+            arch: std::env::consts::ARCH.into(),
+            torch: torch.into(),
+            torch_git: format!("commit of {torch}"),
+            source: precast_shim::source(),
+            object: Digest::of(b"shim"),
+            cuda: None,
+        }
+    }
+
+    fn host(torch: &str) -> Target {
+        let torch = Torch {
+            version: torch.into(),
+            git: format!("commit of {torch}"),
+            cuda: Some("13.0".into()),
+            cxx11_abi: true,
+        };
+        Target::on_host(
+            precast_store::target::DeviceKind::Cpu,
+            "native",
+            &torch,
+            &[],
+        )
+    }
+
+    #[test]
+    fn a_newer_torch_counts_as_the_one_it_was_built_with_once_the_gates_passed() {
+        let (_dir, _store, _, mut program) = precast_store::testing::filled();
+        program.target = host("2.13.0");
+        let differs = |torch: &str, shims: &[&str]| {
+            let shims: Vec<Shim> = shims.iter().map(|torch| shim(torch)).collect();
+            let counted = counting(&host(torch), &shims, &[&program]);
+            !program.target.mismatches(&counted).is_empty()
+        };
+        for (torch, shims, refused) in [
+            ("2.13.0", &["2.13.0"][..], false),
+            ("2.13.0", &[], false),
+            ("2.15.0", &["2.13.0"], true),
+            ("2.15.0", &["2.13.0", "2.15.0"], false),
+            ("2.15.0", &["2.13.0", "2.14.1"], true),
+            ("2.13.1", &["2.13.0", "2.13.1"], false),
+            // An older one is refused, whatever a record says.
+            ("2.11.0", &["2.13.0", "2.11.0"], true),
+            ("2.12.1", &["2.13.0", "2.12.1"], true),
+        ] {
+            assert_eq!(differs(torch, shims), refused, "{torch} {shims:?}");
+        }
+        // Another build of that version is not what the gates ran with.
+        let mut other = shim("2.15.0");
+        other.torch_git = "another commit".into();
+        let counted = counting(&host("2.15.0"), &[other], &[&program]);
+        assert!(!program.target.mismatches(&counted).is_empty());
+        let mut other = shim("2.15.0");
+        other.arch = "riscv64".into();
+        assert_eq!(
+            counting(&host("2.15.0"), &[other], &[&program]),
+            host("2.15.0")
+        );
+    }
+
+    #[test]
+    fn a_release_without_a_fitting_shim_is_refused_by_name() {
+        let (_dir, store) = precast_store::testing::store();
+        let refused = |shims: &[Shim]| {
+            let error = open(&store, shims, Device::Cpu, &host("2.13.0")).unwrap_err();
+            (error.to_string(), error.hint())
+        };
+        let (text, hint) = refused(&[shim("2.11.0"), shim("2.12.1")]);
+        assert_eq!(
+            text,
+            "the release has no shim for torch 2.13.0: it has those for 2.11.0, 2.12.1"
+        );
+        assert!(hint.contains("`precast verify --host MODEL`"), "{hint}");
+        let mut old = shim("2.13.0");
+        old.source = Digest::of(b"earlier sources");
+        let (text, hint) = refused(&[old]);
+        assert_eq!(
+            text,
+            "the release's shim for torch 2.13.0 is of another version of Precast"
+        );
+        assert!(hint.contains("compiles nothing else"), "{hint}");
+        assert_eq!(
+            refused(&[]).0,
+            "the release has no shim: an earlier version of Precast built it"
+        );
+    }
+}

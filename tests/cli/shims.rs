@@ -1,0 +1,162 @@
+//! The shim of a release: made once, named by the release, and refused where it is not what the release says.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+
+use precast::{Store, record::Release};
+
+use crate::sandbox::{Ran, Sandbox, assert_ran, assert_run};
+
+const RUN: [&str; 5] = ["run", "affine", "--inputs", "x.safetensors", "-q"];
+
+fn built() -> Sandbox {
+    let sandbox = Sandbox::built();
+    sandbox.tensors("x.safetensors", &[("x", &[1, 3], &[0.0, 1.0, 2.0])]);
+    sandbox
+}
+
+fn newest(sandbox: &Sandbox) -> Release {
+    let store = Store::open(sandbox.path("artifacts")).unwrap();
+    store.release("fake", None).unwrap().unwrap()
+}
+
+/// Puts another release with other shims, and removes those before it.
+fn with_shims(sandbox: &Sandbox, change: impl Fn(&Store, &mut Release)) {
+    let store = Store::open(sandbox.path("artifacts")).unwrap();
+    let mut release = newest(sandbox);
+    change(&store, &mut release);
+    release.name = Some("changed".to_owned());
+    assert!(store.put_release(&release).unwrap().1);
+    drop(store);
+    assert_eq!(sandbox.run(&["gc", "--keep-releases", "1"]).code, 0);
+}
+
+fn refused(ran: &Ran, code: i32, message: &str) {
+    assert_eq!(ran.code, code, "{}", ran.text());
+    assert!(ran.stderr.contains(message), "{}", ran.text());
+}
+
+#[test]
+fn a_store_without_a_shim_gets_one_and_compiles_nothing_else() {
+    let sandbox = built();
+    assert_eq!(newest(&sandbox).shims.len(), 1);
+    // As an earlier version of Precast left it.
+    with_shims(&sandbox, |_, release| release.shims.clear());
+    assert_run!(sandbox, RUN, @"
+    exit code 4
+    ----- stderr
+    error: the release has no shim: an earlier version of Precast built it
+    hint: `precast build` makes a shim, and compiles nothing else
+    ");
+    assert_run!(sandbox, ["build", "--locked"], @"
+    exit code 1
+    ----- stderr
+    plan: 0 of 2 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source file, 0 packages ([TIME])
+    error: no release has the shim for torch [TORCH], and `--locked` forbids compiling
+    hint: run `precast build` where compiling is allowed, then deploy the store
+    ");
+    let ran = sandbox.run(&["build"]);
+    assert_ran!(ran, @"
+    exit code 0
+    ----- stderr
+    plan: 0 of 2 programs are missing
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source file, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    shim: torch [TORCH] ([TIME])
+    left out affine eager: the fake model has no dynamic dimensions
+    fresh 2 of 3 programs are in the store, nothing to compile ([TIME])
+    published fake release 3
+    ");
+    let ran = sandbox.run(&RUN);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    // The next one finds it.
+    assert!(!sandbox.run(&["build"]).stderr.contains("shim"));
+    assert_eq!(sandbox.run(&["verify"]).code, 0);
+}
+
+#[test]
+fn a_shim_of_other_sources_is_not_loaded() {
+    let sandbox = built();
+    with_shims(&sandbox, |store, release| {
+        release.shims[0].source = precast::Digest::of(b"an earlier version's");
+        release.shims[0].object = store.put_bytes(b"an earlier version's shim").unwrap();
+    });
+    refused(&sandbox.run(&RUN), 4, "is of another version of Precast");
+    let ran = sandbox.run(&["build"]);
+    assert!(ran.stderr.contains("shim: torch"), "{}", ran.text());
+    assert_eq!(newest(&sandbox).shims.len(), 1);
+    assert_eq!(sandbox.run(&RUN).code, 0);
+}
+
+#[test]
+fn a_release_for_another_torch_alone_is_refused_before_anything_is_loaded() {
+    let sandbox = built();
+    with_shims(&sandbox, |_, release| {
+        release.shims[0].torch = "2.10.0".to_owned();
+    });
+    refused(&sandbox.run(&RUN), 4, "it has those for 2.10.0");
+}
+
+/// Returns the file of the shim.
+fn object(sandbox: &Sandbox) -> PathBuf {
+    let object = newest(sandbox).shims[0].object.hex();
+    let folder = sandbox.path("artifacts/objects").join(&object[..2]);
+    let named = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().contains(&object[2..]);
+    let mut entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
+    entries.find(named).unwrap().path()
+}
+
+#[test]
+fn a_damaged_shim_is_refused_and_found() {
+    for cut in [true, false] {
+        let sandbox = built();
+        let file = object(&sandbox);
+        let mut bytes = fs::read(&file).unwrap();
+        match cut {
+            true => bytes.truncate(bytes.len() / 2),
+            false => {
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 1;
+            }
+        }
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(&file, bytes).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
+        refused(&sandbox.run(&RUN), 1, "shim `");
+        assert_eq!(sandbox.run(&["verify"]).code, 1);
+        fs::remove_file(&file).unwrap();
+        refused(&sandbox.run(&RUN), 1, "shim `");
+        // A build makes it again: what a repair can't.
+        assert_eq!(sandbox.run(&["verify", "--repair"]).code, 3);
+        let ran = sandbox.run(&["build"]);
+        assert_eq!(ran.code, 0, "{}", ran.text());
+        let ran = sandbox.run(&RUN);
+        assert_eq!(ran.code, 0, "{}", ran.text());
+    }
+}
+
+#[test]
+fn what_is_no_shim_is_refused() {
+    let sandbox = built();
+    let store = Store::open(sandbox.path("artifacts")).unwrap();
+    // An artifact is a shared object, but no shim.
+    let program = store
+        .program(&newest(&sandbox).programs[0])
+        .unwrap()
+        .unwrap();
+    let artifact = store.artifact(&program.steps[0].artifact).unwrap().unwrap();
+    let library = store.read(&artifact.object).unwrap().to_vec();
+    drop(store);
+    for (other, message) in [
+        (&library[..], "it has no function `precast_"),
+        (b"no shared object", "it is no shared object"),
+    ] {
+        with_shims(&sandbox, |store, release| {
+            release.shims[0].object = store.put_bytes(other).unwrap();
+        });
+        let ran = sandbox.run(&RUN);
+        refused(&ran, 1, message);
+    }
+}
