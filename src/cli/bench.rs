@@ -12,12 +12,13 @@ use std::{collections::BTreeSet, sync::atomic::Ordering, time::Instant};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use self::measure::{Figures, measure, samples, wait};
+use self::measure::{Figures, measure, wait};
 use super::{
     Context,
     exit::Usage,
     internal,
     printer::note,
+    samples::samples,
     served::{Against, BenchArgs, GraphChoice, model, place},
     table::{self, Column},
 };

@@ -83,7 +83,7 @@ impl SpecArgs {
 }
 
 /// Returns what this program is started with to check a candidate: with the torch that compiles it.
-fn gate_args(launcher: &Launcher) -> Vec<OsString> {
+pub(super) fn gate_args(launcher: &Launcher) -> Vec<OsString> {
     let mut args = vec![OsString::from(internal::GATE)];
     if !launcher.replaces_worker {
         args.extend(["--python".into(), launcher.program.clone().into()]);

@@ -222,7 +222,7 @@ fn io_hint(error: &io::Error) -> &'static str {
 fn build(error: &BuildError) -> u8 {
     match error {
         BuildError::NoPython { .. } | BuildError::BadWeights { .. } | BuildError::Spec(_) => USAGE,
-        BuildError::WrongTorch { .. } => TARGET,
+        BuildError::WrongTorch { .. } | BuildError::OtherTorch { .. } => TARGET,
         BuildError::Worker(error) | BuildError::Model { error, .. } => match error.code.as_str() {
             "torch_missing" | "torch_untried" => TARGET,
             "no_module" | "no_method" | "bad_input" => USAGE,

@@ -31,6 +31,26 @@ pub(super) struct PythonArgs {
 }
 
 impl PythonArgs {
+    /// Returns the interpreter that was named.
+    pub(super) fn named(&self) -> Option<&Path> {
+        self.python.as_deref()
+    }
+
+    /// As [`Self::launcher`], where no interpreter is named with the one of the environment that a libtorch lies in.
+    pub(super) fn launcher_beside(&self, libtorch: &Path) -> Launcher {
+        // <environment>/lib/python3.11/site-packages/torch/lib
+        let real = libtorch.canonicalize().ok();
+        let environment = real.as_deref().and_then(|folder| folder.ancestors().nth(5));
+        let python = environment.map(|environment| environment.join("bin/python"));
+        let mut launcher = self.launcher(Path::new(""));
+        if let (Some(python), None, false) = (python, &self.python, launcher.replaces_worker)
+            && python.exists()
+        {
+            launcher.program = python;
+        }
+        launcher
+    }
+
     /// Chooses the interpreter: the one named, else a `.venv` in the folder of the spec or here, else the one on the path.
     pub(super) fn launcher(&self, root: &Path) -> Launcher {
         let chosen = match (&self.worker, &self.python) {

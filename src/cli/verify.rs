@@ -1,10 +1,13 @@
-//! `precast verify`: checks every byte of a store, and repairs defects on request.
+//! `precast verify`: checks every byte of a store, and repairs defects on request; with `--host` it runs gates instead.
 //!
 //! | code | means |
 //! |---|---|
 //! | 0 | the store has no defects (left-over files of killed processes aside), or all were repaired |
-//! | 1 | a defect remains |
+//! | 1 | a defect remains, or a gate failed |
 //! | 3 | a damaged file is in `quarantine/`: the next build makes it again |
+
+#[cfg(feature = "torch")]
+mod host;
 
 use std::path::PathBuf;
 
@@ -27,6 +30,9 @@ pub(super) struct Args {
     /// Make the index again from the files, without looking at their bytes
     #[arg(long, conflicts_with = "repair")]
     reindex: bool,
+    #[cfg(feature = "torch")]
+    #[command(flatten)]
+    host: host::HostArgs,
 }
 
 /// `precast verify --format json`
@@ -47,6 +53,9 @@ pub(super) enum Document<'a> {
         quarantined: u64,
         defects: Vec<DefectReport<'a>>,
     },
+    /// With `--host`.
+    #[cfg(feature = "torch")]
+    Host { releases: Vec<host::Gated> },
     /// With `--repair`.
     Repaired {
         found: Vec<DefectReport<'a>>,
@@ -78,6 +87,10 @@ impl<'a> DefectReport<'a> {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    #[cfg(feature = "torch")]
+    if args.host.host {
+        return host::run(&args.host, context);
+    }
     let store = context.ready(Store::open_for_repair(&context.store, context.options())?)?;
     if args.reindex {
         store.reindex()?;

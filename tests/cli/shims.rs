@@ -96,7 +96,8 @@ fn a_release_for_another_torch_alone_is_refused_before_anything_is_loaded() {
     with_shims(&sandbox, |_, release| {
         release.shims[0].torch = "2.10.0".to_owned();
     });
-    refused(&sandbox.run(&RUN), 4, "it has those for 2.10.0");
+    let named = [&RUN[..], &["--model", "fake@changed"]].concat();
+    refused(&sandbox.run(&named), 4, "it has those for 2.10.0");
 }
 
 /// Returns the file of the shim.
@@ -159,4 +160,33 @@ fn what_is_no_shim_is_refused() {
         let ran = sandbox.run(&RUN);
         refused(&ran, 1, message);
     }
+}
+
+/// What the fake model computes, as eager runs it: `2 * x + 1`.
+const EAGER: &str = r#"{"format": 1, "inputs": 1, "outputs": [2], "calls": [
+  {"op": "aten::mul.Scalar", "args": {"self": {"value": 0}, "other": {"float": "2.0"}}, "results": [1]},
+  {"op": "aten::add.Scalar", "args": {"self": {"value": 1}, "other": {"float": "1.0"}, "alpha": 1}, "results": [2]}
+]}"#;
+
+#[test]
+fn a_host_runs_the_gates_of_a_release() {
+    let sandbox = Sandbox::new();
+    let mut build = sandbox.command(&["build", "-q"]);
+    assert_eq!(sandbox.output(build.env("FAKE_EAGER", EAGER)).code, 0);
+    assert_run!(sandbox, ["verify", "--host"], @"
+    exit code 0
+    ----- stdout
+    passed  affine batch=1, at most 0.0e0 from eager
+    passed  affine batch=4, at most 0.0e0 from eager
+    ");
+    assert_eq!(newest(&sandbox).seq, 1, "it has that torch already");
+    // An artifact that answers something else than this eager.
+    let wrong = EAGER.replace("1.0", "1.5");
+    let sandbox = Sandbox::new();
+    let mut build = sandbox.command(&["build", "-q"]);
+    assert_eq!(sandbox.output(build.env("FAKE_EAGER", wrong)).code, 0);
+    with_shims(&sandbox, |_, release| release.shims.clear());
+    assert_run!(sandbox, ["verify", "--host"], @"");
+    assert_eq!(newest(&sandbox).shims, [], "it may not run here");
+    assert_eq!(sandbox.run(&["verify", "--host", "other"]).code, 3);
 }

@@ -88,6 +88,18 @@ fn one_store_holds_what_was_built_with_each() {
         ran.text()
     );
 
+    // What runs here is the newest release for this torch.
+    sandbox.tensors("x.safetensors", &[("x", &[1, 3], &[0.0, 1.0, 2.0])]);
+    let run = ["run", "affine", "--inputs", "x.safetensors", "--model"];
+    let ran = sandbox.run(&[&run[..], &["fake"]].concat());
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let named = sandbox.run(&[&run[..], &["fake@2"]].concat());
+    assert!(
+        named.code == 4 && named.stderr.contains("torch: artifact has `2.15.0`"),
+        "{}",
+        named.text()
+    );
+
     let both = listed(&sandbox);
     let [(_, _, before), (_, _, after)] = &both[..] else {
         panic!("{both:?}");

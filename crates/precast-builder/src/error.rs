@@ -36,6 +36,16 @@ pub enum BuildError {
         /// Why it is not used.
         why: Unfit,
     },
+    /// The interpreter has another torch than the libtorch that is to be used.
+    #[error("Python at `{}` has torch {found}, and libtorch is {wanted}", program.display())]
+    OtherTorch {
+        /// Path of the interpreter.
+        program: PathBuf,
+        /// Full version of the torch that it imports.
+        found: String,
+        /// Full version of the libtorch.
+        wanted: String,
+    },
     /// The worker answered a request with an error.
     #[error("{0}")]
     Worker(Box<WorkerError>),
@@ -190,6 +200,9 @@ impl BuildError {
                     "{all_the_same}install torch {a}.{b} to {c}.{d} there, or name another interpreter with `--python PATH` \
                      or `PRECAST_PYTHON`"
                 );
+            }
+            Self::OtherTorch { .. } => {
+                "name the interpreter of that libtorch with `--python PATH`, and leave out `--libtorch`"
             }
             Self::Worker(error) | Self::Model { error, .. } => return error.hint(),
             Self::WorkerDied { .. } => {

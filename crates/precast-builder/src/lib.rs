@@ -25,6 +25,7 @@
 //! | `lifeline` | the end of child processes when the build is killed |
 //! | `scratch` | a build's private folder, and those of killed builds |
 //! | `gate` | the comparison of a candidate with eager |
+//! | `host` | the gates of a release under another torch |
 //! | `regate` | reuse of an earlier gate |
 //! | `sign_test` | a sign test: the faster one of two programs |
 //! | `candidates` | the option sets that a program can be compiled with |
@@ -51,7 +52,7 @@
 //! capture, compile, regate, tune
 //! check, publish
 //! forecast, shims
-//! release
+//! host, release
 //! engine
 //! ```
 
@@ -68,6 +69,7 @@ mod error;
 mod estimate;
 mod forecast;
 pub mod gate;
+pub mod host;
 mod launcher;
 mod lifeline;
 mod limits;

@@ -3,7 +3,10 @@
 //! It depends on the torch, the architecture and the shim's sources only, so most builds find it. The worker keeps what it
 //! compiles beside the precompiled headers, so another model with the same torch gets it at once.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use precast_store::{
     Store, StoreError, Target,
@@ -20,7 +23,7 @@ use super::{
 };
 
 /// How long compiling it may take.
-const LIMIT: Duration = Duration::from_secs(1800);
+pub(super) const LIMIT: Duration = Duration::from_secs(1800);
 
 /// A worker's answer to [`Request::Shim`].
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -69,6 +72,36 @@ pub(super) fn of_release(own: Shim, release: &Release, before: Option<&Release>)
     [vec![own], others].concat()
 }
 
+/// Returns the request that compiles it.
+pub(super) fn request(target: &Target, scratch: &Path) -> Request {
+    Request::Shim {
+        sources: precast_shim::SOURCES.iter().copied().collect(),
+        device: target.device.to_string(),
+        out: scratch.join("shim"),
+    }
+}
+
+/// Puts what a worker compiled into the store.
+pub(super) fn put(
+    store: &Store,
+    target: &Target,
+    compiled: &CompiledShim,
+) -> Result<Shim, BuildError> {
+    let put = |file: &PathBuf| {
+        let (object, _) = store.put_file(file)?;
+        harmless(&store.read(&object)?)?;
+        Ok::<_, BuildError>(object)
+    };
+    Ok(Shim {
+        arch: target.arch.clone(),
+        torch: target.torch.clone(),
+        torch_git: target.torch_git.clone(),
+        source: precast_shim::source(),
+        object: put(&compiled.file)?,
+        cuda: compiled.cuda.as_ref().map(put).transpose()?,
+    })
+}
+
 impl Work<'_> {
     /// Compiles the shim and puts it into the store. Without it nothing could run: an error ends the build.
     pub(super) fn compile_shim(&self, slot: &mut Slot) -> Result<(), BuildError> {
@@ -77,14 +110,7 @@ impl Work<'_> {
                 message: "the shim is compiled before the target is known".to_owned(),
             });
         };
-        let request = Request::Shim {
-            sources: precast_shim::SOURCES
-                .iter()
-                .copied()
-                .collect::<BTreeMap<_, _>>(),
-            device: known.target.device.to_string(),
-            out: self.workers.scratch.join("shim"),
-        };
+        let request = request(&known.target, self.workers.scratch);
         let what = format!("torch {}", known.target.torch);
         let (answer, _) = self.ask::<CompiledShim>(slot, (Action::Shim, &what), &request, LIMIT);
         let answer = answer?;
@@ -92,19 +118,7 @@ impl Work<'_> {
             let message = format!("no CUDA graphs: {why}");
             self.progress.event(&Event::Note { message: &message });
         }
-        let put = |file: &PathBuf| {
-            let (object, _) = self.options.store.put_file(file)?;
-            harmless(&self.options.store.read(&object)?)?;
-            Ok::<_, BuildError>(object)
-        };
-        let shim = Shim {
-            arch: known.target.arch.clone(),
-            torch: known.target.torch.clone(),
-            torch_git: known.target.torch_git.clone(),
-            source: precast_shim::source(),
-            object: put(&answer.file)?,
-            cuda: answer.cuda.as_ref().map(put).transpose()?,
-        };
+        let shim = put(self.options.store, &known.target, &answer)?;
         self.shim.get_or_init(|| shim);
         Ok(())
     }

@@ -39,6 +39,8 @@ pub struct Worker {
     _lifeline: Lifeline,
     stdin: ChildStdin,
     lines: Receiver<std::io::Result<String>>,
+    /// Its private folder, and the file of its log there.
+    private: PathBuf,
     log: PathBuf,
     next: u64,
     /// What it takes, and may take.
@@ -70,6 +72,11 @@ pub fn alone<T>(
 }
 
 impl Worker {
+    /// Returns its private folder.
+    pub fn private(&self) -> &Path {
+        &self.private
+    }
+
     /// Starts a worker whose private files lie under `scratch`, and waits for nothing.
     pub fn spawn(
         launcher: &Launcher,
@@ -98,6 +105,7 @@ impl Worker {
             stdin,
             lines,
             log: launcher::log(&private),
+            private,
             next: 0,
             stop: stop.clone(),
             ended: false,

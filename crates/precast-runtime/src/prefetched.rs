@@ -143,6 +143,14 @@ impl Source for Prefetched {
         self.source.release(model, name)
     }
 
+    fn find_release(
+        &self,
+        model: &str,
+        is: &dyn Fn(&Release) -> bool,
+    ) -> Result<Option<Release>, SourceError> {
+        self.source.find_release(model, is)
+    }
+
     fn hold(&self, release: &Release) -> Option<Hold> {
         self.source.hold(release)
     }

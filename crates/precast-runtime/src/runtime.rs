@@ -219,7 +219,8 @@ impl Runtime {
         self
     }
 
-    /// Loads the newest release of a model, or a named one as `model@release`.
+    /// Loads the newest release of a model that was built for this kind of host and may run under this torch, or a named one as
+    /// `model@release`. Where there is none for this host, the error is that of the newest one.
     pub fn load(&self, model: &str) -> Result<Model, RuntimeError> {
         let started = Instant::now();
         let (name, release, hold) = self.release(model)?;
@@ -342,12 +343,29 @@ impl Runtime {
         model: &'a str,
     ) -> Result<(&'a str, Release, Option<Hold>), RuntimeError> {
         let (name, release) = split_model(model);
-        let release = self
-            .source
-            .release(name, release)
-            .map_err(in_store(format!("model `{model}`")))?;
+        let what = || in_store(format!("model `{model}`"));
+        let named = release.is_some();
+        let mut release = self.source.release(name, release).map_err(what())?;
+        if !named && !self.may_run(&release) {
+            let fits = |release: &Release| self.may_run(release);
+            if let Some(fitting) = self.source.find_release(name, &fits).map_err(what())? {
+                let (newest, seq) = (release.seq, fitting.seq);
+                tracing::warn!(model, newest, seq, "the newest release is for another host");
+                release = fitting;
+            }
+        }
         let hold = self.source.hold(&release);
         Ok((name, release, hold))
+    }
+
+    /// Returns whether a release is for this host, by its first program: all of a release are built for one.
+    fn may_run(&self, release: &Release) -> bool {
+        let first = release.programs.first();
+        let program = first.and_then(|id| self.source.program(id).ok());
+        program.is_none_or(|program| {
+            let mut hosts = self.hosts.iter();
+            hosts.all(|host| shims::may_run(host, &release.shims, &program))
+        })
     }
 
     fn programs(&self, release: &Release) -> Result<Vec<Arc<Program>>, RuntimeError> {

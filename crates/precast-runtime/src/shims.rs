@@ -35,6 +35,15 @@ pub(super) fn counting(host: &Target, shims: &[Shim], programs: &[&Program]) -> 
     host
 }
 
+/// Returns whether a program of a release with these shims runs on a host.
+pub(super) fn may_run(host: &Target, shims: &[Shim], program: &Program) -> bool {
+    let own = |shim: &Shim| is_for(shim, host) && shim.source == precast_shim::source();
+    shims.iter().any(own)
+        && (program.target)
+            .mismatches(&counting(host, shims, &[program]))
+            .is_empty()
+}
+
 /// Opens the shim for this host's torch, with its CUDA half on a CUDA device.
 pub(super) fn open(
     source: &dyn Source,

@@ -24,6 +24,15 @@ pub trait Source: Send + Sync {
     /// Returns the newest release of `model`, or the one with this name.
     fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError>;
 
+    /// Returns the newest whole release of `model` that `is` says; none where there is no other one than [`Self::release`] gives.
+    fn find_release(
+        &self,
+        _model: &str,
+        _is: &dyn Fn(&Release) -> bool,
+    ) -> Result<Option<Release>, SourceError> {
+        Ok(None)
+    }
+
     /// Keeps what a release needs from being removed for as long as the answer lives; none where nothing is removed, or
     /// where that can't be said: it can be read all the same.
     fn hold(&self, _release: &Release) -> Option<Hold> {
@@ -62,6 +71,15 @@ impl Source for Store {
             .into(),
             _ => "there is no such release".into(),
         })
+    }
+
+    fn find_release(
+        &self,
+        model: &str,
+        is: &dyn Fn(&Release) -> bool,
+    ) -> Result<Option<Release>, SourceError> {
+        let whole = |release: &Release| !release.is_partial() && is(release);
+        Ok(Store::find_release(self, model, whole)?)
     }
 
     fn hold(&self, release: &Release) -> Option<Hold> {

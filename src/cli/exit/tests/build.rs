@@ -132,6 +132,11 @@ pub(super) fn build_errors() -> Vec<BuildError> {
             missing: 1,
             total: 2,
         },
+        BuildError::OtherTorch {
+            program: path(),
+            found: "2.15.0+cu130".into(),
+            wanted: "2.13.0+cu130".into(),
+        },
         BuildError::LockedShim {
             torch: "2.11.0+cu130".into(),
         },
