@@ -1,6 +1,7 @@
 //! One store for the whole test run, built by the real worker from the example and from a small model.
 //!
-//! `PRECAST_TEST_STORE` names a store to fill and use instead of a fresh one, to run one test again quickly.
+//! `PRECAST_TEST_STORE` names a store to fill and use instead of a fresh one, to run one test again quickly. `LIBTORCH` and
+//! `PRECAST_PYTHON` together name another torch than that of `.venv`: the libtorch to run with, and the Python to build with.
 
 use std::{
     fs,
@@ -10,6 +11,7 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
+use precast::{Device, Runtime, Store};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -27,8 +29,25 @@ pub fn checkout() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// Returns the Python that builds, and runs eager.
 pub fn python() -> PathBuf {
-    checkout().join(".venv/bin/python")
+    named("PRECAST_PYTHON", ".venv/bin/python")
+}
+
+/// Returns the libtorch of that Python.
+pub fn libtorch() -> PathBuf {
+    named("LIBTORCH", ".venv/libtorch")
+}
+
+fn named(variable: &str, default: &str) -> PathBuf {
+    let path = std::env::var_os(variable).unwrap_or_else(|| default.into());
+    checkout().join(path)
+}
+
+/// Returns a runtime over a store. Before it there is no libtorch, and so no tensor.
+pub fn runtime(store: &Store) -> Runtime {
+    Runtime::libtorch(Some(&libtorch()), false).unwrap();
+    Runtime::new(store, Device::Cpu).unwrap()
 }
 
 /// Returns the shared store with MiniLM, the small model and the one that asks something of values; the first caller builds them.

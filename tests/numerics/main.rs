@@ -1,11 +1,12 @@
 //! Real artifacts, made by the real worker, against eager PyTorch. Needs `.venv` (`make`); takes minutes, not seconds.
-#![cfg(feature = "tch")]
+#![cfg(feature = "torch")]
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
     reason = "tests panic, print, and call C"
 )]
 
+#[cfg(feature = "tch")]
 mod example;
 mod lab;
 mod memory;

@@ -2,10 +2,9 @@
 
 use std::{collections::BTreeMap, env, fs, path::Path, process::Command};
 
-use precast::{Device, Runtime, Store, record::Dtype};
-use tch::Tensor;
+use precast::{Store, record::Dtype, runtime::Tensor};
 
-use crate::lab::lab;
+use crate::lab::{lab, runtime};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -63,16 +62,13 @@ fn four_buckets_hold_one_copy_of_the_weights() {
 
 fn alone(store: &Path) {
     let store = Store::open(store).unwrap();
-    let model = Runtime::new(&store, Device::Cpu)
-        .unwrap()
-        .load("minilm")
-        .unwrap();
+    let model = runtime(&store).load("minilm").unwrap();
     let mut after = Vec::new();
     for (batch, seq) in [(1, 32), (1, 128), (8, 32), (8, 128)] {
         // Distinct ids touch as much of the embedding table as the bucket can.
         let ids: Vec<i64> = (0..batch * seq).map(|i| i * 29 % 30_522).collect();
-        let ids = Tensor::from_slice(&ids).view([batch, seq]);
-        let mask = Tensor::ones_like(&ids);
+        let mask = Tensor::from_slice(&vec![1_i64; ids.len()], &[batch, seq]).unwrap();
+        let ids = Tensor::from_slice(&ids, &[batch, seq]).unwrap();
         let out = model
             .run_named("encode", &[("input_ids", &ids), ("attention_mask", &mask)])
             .unwrap();

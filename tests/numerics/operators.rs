@@ -6,14 +6,14 @@ use std::{
     process::Command,
 };
 
-use crate::lab::{Lab, checkout, precast, states};
+use crate::lab::{Lab, checkout, libtorch, precast, states};
 
 const RTOL: f64 = 1e-4;
 const ATOL: f64 = 1e-5;
 
 /// Compiles `source` to the library `to`, as a project would.
 fn compile(source: &Path, to: &Path) {
-    let torch = checkout().join(".venv/libtorch");
+    let torch = libtorch();
     let include = torch.join("include");
     let status = Command::new("g++")
         .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"])

@@ -2,13 +2,14 @@
 
 use std::{fs, process::Command};
 
-use precast::{Device, Runtime, Store};
-use safetensors::SafeTensors;
-use tch::Tensor;
+use precast::{
+    Store,
+    runtime::{Tensor, tensors},
+};
 
 use crate::{
     ATOL, RTOL,
-    lab::{Lab, checkout, json, precast, python},
+    lab::{Lab, checkout, json, precast, python, runtime},
 };
 
 const CONVNET: &str = "tests/numerics/convnet/precast.toml";
@@ -27,14 +28,18 @@ with torch.inference_mode():
 save_file({'x': x, 'logits': logits, 'row': row}, sys.argv[2])
 ";
 
-fn floats(file: &SafeTensors<'_>, name: &str) -> Tensor {
-    let view = file.tensor(name).unwrap();
-    let shape: Vec<i64> = view.shape().iter().map(|&size| size as i64).collect();
-    let values = view.data().chunks_exact(4);
-    let values: Vec<f32> = values
-        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-        .collect();
-    Tensor::from_slice(&values).view(shape.as_slice())
+fn floats(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_vec().unwrap()
+}
+
+/// Returns whether two float32 tensors have one shape and every element is within `ATOL + RTOL * |want|`.
+fn close(got: &Tensor, want: &Tensor) -> bool {
+    let mut pairs = std::iter::zip(floats(got), floats(want));
+    let near = |(got, want): (f32, f32)| {
+        let (got, want) = (f64::from(got), f64::from(want));
+        (got - want).abs() <= ATOL + RTOL * want.abs()
+    };
+    got.shape() == want.shape() && pairs.all(near)
 }
 
 #[test]
@@ -104,39 +109,35 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
         "{}",
         String::from_utf8_lossy(&wrote.stderr)
     );
-    let case = fs::read(case).unwrap();
-    let case = SafeTensors::deserialize(&case).unwrap();
-    let (x, logits, scaled) = (
-        floats(&case, "x"),
-        floats(&case, "logits"),
-        floats(&case, "row"),
-    );
-
-    let runtime = Runtime::new(&store, Device::Cpu)
-        .unwrap()
-        .eager_fallback(false);
+    let runtime = runtime(&store).eager_fallback(false);
     let model = runtime.load("convnet").unwrap();
-    let run = |x: &Tensor| -> Vec<Tensor> {
-        let out = model.run("classify", &[x]).unwrap();
-        out.into_iter().map(Tensor::from).collect()
-    };
-    let mut before = run(&x);
+    let case = tensors::read(&fs::read(case).unwrap()).unwrap();
+    let (x, logits, scaled) = (&case["x"], &case["logits"], &case["row"]);
+    let run = |x: &Tensor| model.run("classify", &[x]).unwrap().into_vec();
+    let mut before = run(x);
     // A result is the caller's, also one that is made of weights alone.
-    let row = before[1].copy();
-    let _ = before[1].shallow_clone().fill_(7.0);
-    before = run(&x);
-    assert_eq!(before[1], row, "a result was written into");
+    let row = before[1].contiguous().unwrap();
+    let seven = Tensor::from_slice(&[7.0_f32], &[1]).unwrap();
+    before[1].copy_from(&seven).unwrap();
+    before = run(x);
+    assert_eq!(before[1].shape(), row.shape());
+    assert_eq!(
+        floats(&before[1]),
+        floats(&row),
+        "a result was written into"
+    );
     let (digest, _) = store.put_file(&weights).unwrap();
     let other = runtime.weights(Some(digest)).unwrap();
     model.swap(&other).unwrap();
-    let after = run(&x);
+    let after = run(x);
     assert!(
-        after[0].allclose(&logits, RTOL, ATOL, false),
+        close(&after[0], logits),
         "the answer after a swap is eager's"
     );
-    assert!(after[1].allclose(&scaled, RTOL, ATOL, false));
-    assert!(!before[0].allclose(&logits, RTOL, ATOL, false));
-    model.run("classify", &[x.narrow(0, 0, 1)]).unwrap();
+    assert!(close(&after[1], scaled));
+    assert!(!close(&before[0], logits));
+    let first = x.narrow(0, 0, 1).unwrap();
+    model.run("classify", &[first]).unwrap();
 
     // Two buckets made little more than one would.
     let made = other.prepared_bytes();

@@ -2,14 +2,24 @@
 //! tries thousands of them on what this leaves in the store.
 
 use precast::{
-    Device, Model, Runtime, Store,
-    runtime::{Outputs, Problem, RuntimeError},
+    Model, Store,
+    runtime::{Element, Outputs, Problem, RuntimeError, Tensor},
 };
-use tch::{Kind, Tensor};
 
-use crate::lab::{Lab, lab};
+use crate::lab::{Lab, lab, runtime};
 
-const CPU: tch::Device = tch::Device::Cpu;
+/// Returns a tensor of these sizes, of one value.
+fn full<T: Element>(shape: [i64; 2], value: T) -> Tensor {
+    let data = vec![value; (shape[0] * shape[1]) as usize];
+    Tensor::from_slice(&data, &shape).unwrap()
+}
+
+/// Returns a copy with another value in one place.
+fn with<T: Element>(tensor: &Tensor, [row, column]: [i64; 2], value: T) -> Tensor {
+    let (shape, mut data) = (tensor.shape(), tensor.to_vec::<T>().unwrap());
+    data[(row * shape[1] + column) as usize] = value;
+    Tensor::from_slice(&data, &shape).unwrap()
+}
 
 /// Returns what is in outputs, bit for bit.
 fn bytes(outputs: &Outputs) -> Vec<Vec<u8>> {
@@ -21,10 +31,7 @@ fn bytes(outputs: &Outputs) -> Vec<Vec<u8>> {
 
 fn load(lab: &Lab, model: &str) -> Model {
     let store = Store::open(&lab.store).unwrap();
-    Runtime::new(&store, Device::Cpu)
-        .unwrap()
-        .load(model)
-        .unwrap()
+    runtime(&store).load(model).unwrap()
 }
 
 #[test]
@@ -32,12 +39,10 @@ fn an_id_beyond_the_vocabulary_is_an_error_that_names_it() {
     let model = load(lab(), "minilm");
     // Exact, and padded.
     for (batch, seq) in [(1, 32), (8, 128), (1, 20), (3, 77)] {
-        let mask = Tensor::ones([batch, seq], (Kind::Int64, CPU));
-        let good = Tensor::full([batch, seq], 7, (Kind::Int64, CPU));
+        let (mask, good) = (full([batch, seq], 1_i64), full([batch, seq], 7_i64));
         let answer = model.run("encode", &[&good, &mask]).unwrap();
         for wrong in [30_522, -5, i64::MIN, i64::MAX] {
-            let ids = good.copy();
-            let _ = ids.get(batch - 1).get(17).fill_(wrong);
+            let ids = with(&good, [batch - 1, 17], wrong);
             let refused = model.run("encode", &[&ids, &mask]).unwrap_err();
             let RuntimeError::BadInput { input, problem, .. } = &refused else {
                 panic!("{refused:?}");
@@ -61,12 +66,11 @@ fn an_id_beyond_the_vocabulary_is_an_error_that_names_it() {
 fn a_check_of_what_is_computed_is_an_error_and_the_next_call_right() {
     let model = load(lab(), "values");
     for batch in [4, 3, 9] {
-        let good = Tensor::zeros([batch, 64], (Kind::Float, CPU));
+        let good = full([batch, 64], 0.0_f32);
         let answer = model.run("computed", &[&good]).unwrap();
         // Rows 78 and -3 of 50.
-        for wrong in [20.0, -7.0, f64::NAN, f64::INFINITY] {
-            let x = good.copy();
-            let _ = x.get(batch - 1).get(40).fill_(wrong);
+        for wrong in [20.0, -7.0, f32::NAN, f32::INFINITY] {
+            let x = with(&good, [batch - 1, 40], wrong);
             let refused = model.run("computed", &[&x]).unwrap_err();
             match &refused {
                 RuntimeError::CheckFailed { check, .. } => {
@@ -86,10 +90,8 @@ fn a_check_of_what_is_computed_is_an_error_and_the_next_call_right() {
 #[test]
 fn integers_are_divided_as_in_eager_or_not_at_all() {
     let model = load(lab(), "values");
-    let a = Tensor::full([150, 40], 17, (Kind::Int64, CPU));
-    let b = Tensor::full([150, 40], 8, (Kind::Int64, CPU));
-    let zero = b.copy();
-    let _ = zero.get(149).get(39).fill_(5);
+    let (a, b) = (full([150, 40], 17_i64), full([150, 40], 8_i64));
+    let zero = with(&b, [149, 39], 5_i64);
     let refused = model.run("divided", &[&a, &zero]).unwrap_err();
     assert!(
         refused.to_string().contains("divided by zero")
