@@ -2,7 +2,7 @@
 //!
 //! A test binary of its own: it counts every allocation of the thread through Rust's allocator. Allocations of libtorch and
 //! the artifact in C++ (tensor objects and their memory) are not counted; the raw C call makes the same ones.
-#![cfg(feature = "tch")]
+#![cfg(feature = "torch")]
 #![allow(
     clippy::unwrap_used,
     unsafe_code,
@@ -17,8 +17,7 @@ use std::{
 };
 
 use fake::{Fake, Memory};
-use precast::{Device, Runtime};
-use tch::{Kind, Tensor};
+use precast::{Device, Runtime, runtime::Tensor};
 
 struct Counting;
 
@@ -70,9 +69,10 @@ fn a_call_allocates_nothing_in_steady_state() {
         .load("fake")
         .unwrap();
     for (rows, cols) in [(4, 4), (3, 2), (1, 1)] {
-        let mut inputs = vec![Tensor::ones([rows, cols], (Kind::Float, tch::Device::Cpu))];
+        let (shape, count) = ([rows, cols], (rows * cols) as usize);
+        let mut inputs = vec![Tensor::from_slice(&vec![1.0_f32; count], &shape).unwrap()];
         inputs.resize_with(8, || {
-            Tensor::ones([rows, cols], (Kind::Int64, tch::Device::Cpu))
+            Tensor::from_slice(&vec![1_i64; count], &shape).unwrap()
         });
         let calls = || (0..100).for_each(|_| drop(model.run("f", &inputs).unwrap()));
         calls();

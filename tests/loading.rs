@@ -1,5 +1,5 @@
 //! The time at which programs are loaded, programs that are quarantined, and the faster one of two rungs.
-#![cfg(feature = "tch")]
+#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
@@ -17,10 +17,9 @@ use fake::{Fake, Memory};
 use precast::{
     Device, Digest, Mapped, Model, Runtime,
     record::{Artifact, ArtifactKind, Program, Release},
-    runtime::{Loading, Prefetched, Rung, RuntimeError, Source, SourceError},
+    runtime::{Loading, Prefetched, Rung, RuntimeError, Source, SourceError, Tensor},
 };
 use serde_json::json;
-use tch::{Kind, Tensor};
 
 /// A source that notes which objects are read, and can hold back all but the first.
 struct Watched {
@@ -74,10 +73,11 @@ impl Source for Watched {
 }
 
 fn x(rows: i64, cols: i64) -> Tensor {
-    Tensor::arange(rows * cols, (Kind::Float, tch::Device::Cpu)).reshape([rows, cols])
+    let data: Vec<f32> = (0..rows * cols).map(|i| i as f32).collect();
+    Tensor::from_slice(&data, &[rows, cols]).unwrap()
 }
 
-fn first(tensor: &precast::runtime::Tensor) -> f64 {
+fn first(tensor: &Tensor) -> f64 {
     tensor.to_vec::<f32>().unwrap()[1].into()
 }
 

@@ -1,21 +1,24 @@
 //! Libraries of custom operators at load: verified, once per process, and never two that register the same.
 //!
 //! What a test loads stays in the process. Numbers are in `tests/numerics/operators.rs`.
-#![cfg(feature = "tch")]
+#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use fake::{Fake, Memory};
-use precast::{Device, Digest, Model, Runtime, runtime::RuntimeError};
-use tch::{Kind, Tensor};
+use precast::{Device, Digest, Model, Runtime, Value, runtime::RuntimeError};
 
 /// Returns a shared object compiled from `code`, at most once.
 fn library(code: &str, arguments: &[&str]) -> Vec<u8> {
-    let torch = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/libtorch");
-    let name = Digest::of(format!("{code} {arguments:?}").as_bytes());
+    let torch = PathBuf::from(std::env::var_os("LIBTORCH").unwrap());
+    let name = Digest::of(format!("{code} {arguments:?} {torch:?}").as_bytes());
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fakes");
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join(format!("{}.so", name.short()));
@@ -82,7 +85,7 @@ link the operators' library without libtorch_python (`is_python_module=False` in
     let first = registers("twice(Tensor x) -> Tensor");
     for salt in [12, 13] {
         let model = load(salt, first.clone(), Some(calls)).unwrap();
-        let x = Tensor::ones([8, 4], (Kind::Float, tch::Device::Cpu));
+        let x = Value::new(&[1.0_f32; 32], &[8, 4]).unwrap();
         assert_eq!(
             model
                 .run("f", &[x])

@@ -1,16 +1,15 @@
 //! Prepacked weights: the results of recipes, sharing between programs, and errors.
-#![cfg(feature = "tch")]
+#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;
 
 use fake::{Fake, Memory};
 use precast::{
-    Device, Model, Runtime,
+    Device, Model, Runtime, Value,
     record::{Dtype, Operand, Prepared, Recipe},
-    runtime::RuntimeError,
+    runtime::{RuntimeError, Tensor},
 };
-use tch::{Kind, Tensor};
 
 fn recipe<const N: usize>(operator: &str, arguments: [(&str, Operand); N]) -> Recipe {
     let arguments = arguments.map(|(name, operand)| (name.to_owned(), operand));
@@ -62,8 +61,8 @@ fn load(memory: Memory) -> Result<(Runtime, Model), RuntimeError> {
     Ok((runtime, model))
 }
 
-fn answer(model: &Model, rows: i64) -> f64 {
-    let x = Tensor::ones([rows, 2], (Kind::Float, tch::Device::Cpu));
+fn answer(model: &Model, rows: usize) -> f64 {
+    let x = Value::new(&vec![1.0_f32; rows * 2], &[rows, 2]).unwrap();
     let out = model.run("f", &[x]).unwrap();
     out.array::<f32>(0).unwrap().data()[0].into()
 }
@@ -112,13 +111,14 @@ fn a_result_that_is_what_a_recipe_gave_is_the_callers_alone() {
     };
     let (_runtime, model) = load(memory(&[fake], &square(1))).unwrap();
     let run = || {
-        let x = Tensor::ones([1, 1], (Kind::Float, tch::Device::Cpu));
-        Tensor::from(&model.run("f", &[x]).unwrap()[0])
+        let x = Value::new(&[1.0_f32], &[1, 1]).unwrap();
+        model.run("f", &[x]).unwrap()[0].share()
     };
     let mut first = run();
-    assert_eq!(first.double_value(&[]), 10.0);
-    let _ = first.fill_(7.0);
-    assert_eq!(run().double_value(&[]), 10.0);
+    assert_eq!(first.to_vec::<f32>().unwrap(), [10.0]);
+    let seven = Tensor::from_slice(&[7.0_f32], &[1]).unwrap();
+    first.copy_from(&seven).unwrap();
+    assert_eq!(run().to_vec::<f32>().unwrap(), [10.0]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The runtime against fake artifacts: what loads, what is refused, what a call answers.
-#![cfg(feature = "tch")]
+#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod calls;
@@ -10,6 +10,8 @@ mod ladder;
 mod load;
 mod passing;
 mod swap;
+#[cfg(feature = "tch")]
+mod tch;
 mod threads;
 mod trial;
 mod waits;
@@ -17,9 +19,8 @@ mod waits;
 use fake::{Fake, Memory};
 use precast::{
     Device, Model, Runtime,
-    runtime::{RuntimeError, TensorRef},
+    runtime::{Element, RuntimeError, Tensor},
 };
-use tch::{Kind, Tensor};
 
 fn load(memory: Memory) -> Result<Model, RuntimeError> {
     Runtime::over(memory.source(), Device::Cpu)?.load("fake")
@@ -29,11 +30,44 @@ fn ok(fakes: &[Fake]) -> Model {
     load(Memory::with(fakes)).unwrap()
 }
 
-fn x(rows: i64, cols: i64) -> Tensor {
-    Tensor::arange(rows * cols, (Kind::Float, tch::Device::Cpu)).reshape([rows, cols])
+fn tensor<T: Element>(data: &[T], shape: [i64; 2]) -> Tensor {
+    fake::libtorch();
+    Tensor::from_slice(data, &shape).unwrap()
 }
 
-fn flat<'a>(tensor: impl Into<TensorRef<'a>>) -> Vec<f32> {
-    let tensor = Tensor::from(tensor.into());
-    Vec::<f32>::try_from(tensor.contiguous().view(-1)).unwrap()
+/// Returns float32 0, 1, 2, … of these sizes.
+fn x(rows: i64, cols: i64) -> Tensor {
+    let data: Vec<f32> = (0..rows * cols).map(|i| i as f32).collect();
+    tensor(&data, [rows, cols])
+}
+
+/// Returns a tensor of one value.
+fn full<T: Element>(shape: [i64; 2], value: T) -> Tensor {
+    tensor(&vec![value; (shape[0] * shape[1]) as usize], shape)
+}
+
+/// Returns what `f` makes of each element.
+fn map(tensor: &Tensor, f: impl FnMut(f32) -> f32) -> Tensor {
+    let data: Vec<f32> = flat(tensor).into_iter().map(f).collect();
+    Tensor::from_slice(&data, &tensor.shape()).unwrap()
+}
+
+fn twice(tensor: &Tensor) -> Tensor {
+    map(tensor, |value| value * 2.0)
+}
+
+/// Returns the sum of each row.
+fn sums(tensor: &Tensor) -> Vec<f32> {
+    let rows = flat(tensor);
+    let rows = rows.chunks_exact(tensor.shape()[1] as usize);
+    rows.map(|row| row.iter().sum()).collect()
+}
+
+/// Writes a value into every element, through another handle of the same memory.
+fn fill(tensor: &Tensor, value: f32) {
+    tensor.share().copy_from(&full([1, 1], value)).unwrap();
+}
+
+fn flat(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_vec().unwrap()
 }

@@ -19,7 +19,7 @@ use crate::{
     fake::{Fake, Memory},
     flat,
     hooked::Hooked,
-    x,
+    twice, x,
 };
 
 const NUMBERS: [i32; 4] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EAGAIN];
@@ -53,7 +53,7 @@ struct Cause(#[source] io::Error);
 
 fn rung(model: &Model) -> Rung {
     let out = model.run("f", &[x(2, 2)]).unwrap();
-    assert_eq!(flat(&out[0]), flat(&(x(2, 2) * 2)));
+    assert_eq!(flat(&out[0]), flat(&twice(&x(2, 2))));
     out.served().rung()
 }
 

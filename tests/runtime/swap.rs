@@ -3,11 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use precast::{Device, Runtime, runtime::RuntimeError};
-use tch::{Kind, Tensor};
 
 use crate::{
     fake::{self, Fake, Memory},
-    flat, x,
+    flat, full, x,
 };
 
 fn swapping(memory: &mut Memory, count: usize) -> Vec<precast::Digest> {
@@ -44,7 +43,7 @@ fn a_swap_under_load_fails_nothing_and_mixes_nothing() {
         let callers: Vec<_> = (0..4)
             .map(|_| {
                 scope.spawn(|| {
-                    let ones = Tensor::ones([4, 4], (Kind::Float, tch::Device::Cpu));
+                    let ones = full([4, 4], 1.0_f32);
                     let squares: Vec<f32> = (1..=8).map(|i| (i * i) as f32).collect();
                     while !stop.load(Relaxed) {
                         let out = model.run("f", std::slice::from_ref(&ones)).unwrap();
@@ -82,14 +81,7 @@ fn a_swap_under_load_fails_nothing_and_mixes_nothing() {
     let last = runtime.weights(Some(sets[4])).unwrap();
     model.swap(&last).unwrap();
     assert_eq!(
-        flat(
-            &model
-                .run(
-                    "f",
-                    &[Tensor::ones([4, 4], (Kind::Float, tch::Device::Cpu))]
-                )
-                .unwrap()[0]
-        )[0],
+        flat(&model.run("f", &[full([4, 4], 1.0_f32)]).unwrap()[0])[0],
         25.0
     );
 }

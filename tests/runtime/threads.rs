@@ -7,8 +7,7 @@ use std::{
     thread,
 };
 
-use precast::runtime::RuntimeError;
-use tch::Tensor;
+use precast::runtime::{RuntimeError, Tensor};
 
 use crate::{fake::Fake, flat, ok, x};
 
@@ -37,6 +36,7 @@ fn in_a_process_of_its_own() {
         .args(["--exact", name, "--nocapture"])
         .env("LD_PRELOAD", &library)
         .env(SCARCE, folder.path().join("scarce"))
+        .env("OMP_NUM_THREADS", "4")
         .output()
         .unwrap();
     let told = String::from_utf8_lossy(&run.stdout).into_owned();
@@ -45,11 +45,10 @@ fn in_a_process_of_its_own() {
 }
 
 fn without_threads(scarce: &Path) {
-    tch::set_num_threads(4);
     let model = ok(&[Fake::sized(LARGE, LARGE)]);
     // Each calling thread has a team of its own: this one makes its own here.
     let input = x(LARGE - 1, LARGE - 1);
-    let clone = input.shallow_clone();
+    let clone = input.share();
     let call = |input: &Tensor| model.run("f", std::slice::from_ref(input));
     thread::scope(|scope| {
         let caller = scope.spawn(move || {

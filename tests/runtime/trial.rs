@@ -13,7 +13,7 @@ use precast::{
 
 use crate::{
     fake::{Fake, Memory},
-    flat, x,
+    flat, twice, x,
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_precast");
@@ -47,7 +47,7 @@ fn reason(model: &Model) -> String {
     // The ladder answers.
     let out = model.run("f", &[x(2, 2)]).unwrap();
     assert_eq!(out.served().rung(), Rung::Padded);
-    assert_eq!(flat(&out[0]), flat(&(x(2, 2) * 2)));
+    assert_eq!(flat(&out[0]), flat(&twice(&x(2, 2))));
     reason.clone()
 }
 
