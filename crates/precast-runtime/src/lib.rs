@@ -43,7 +43,7 @@
 //! error
 //! ffi
 //! tensor, threads
-//! tensors
+//! dlpack, tensors
 //! calls, exit, host, operators, validate
 //! peak
 //! * arrays, background, context, cost, eager, flags, graphs, identity, loader, model, outputs, packing, pad, prepacked, program, replica, runtime, shims, stats, trial, variant, watch, weights, wiring
@@ -60,6 +60,7 @@ mod calls;
 mod context;
 mod cost;
 mod dispatch;
+pub mod dlpack;
 mod eager;
 mod ending;
 mod error;

@@ -29,7 +29,7 @@ macro_rules! bits {
 bits!(f64, f32, f16, bf16, i64, i32, i16, i8, u8);
 
 /// Torch's numbers for a device: its type, and which one.
-fn place(device: Device) -> Result<(i32, i32), String> {
+pub(super) fn place(device: Device) -> Result<(i32, i32), String> {
     match device {
         Device::Cpu => Ok((0, 0)),
         Device::Cuda(ordinal) => Ok((1, super::cuda::ordinal(ordinal)?)),
@@ -48,7 +48,7 @@ pub fn contiguous(shape: &[i64]) -> SmallVec<[i64; 8]> {
 
 /// Returns how many elements lie between the first one of a tensor and the end of its last one. Fails where sizes or strides
 /// are no tensor's.
-fn span(shape: &[i64], stride: &[i64]) -> Result<i64, String> {
+pub(super) fn span(shape: &[i64], stride: &[i64]) -> Result<i64, String> {
     let bad = || format!("no tensor has sizes {shape:?} and strides {stride:?}");
     if shape.len() != stride.len() || shape.iter().chain(stride).any(|&n| n < 0) {
         return Err(bad());
@@ -93,7 +93,7 @@ impl Handle {
     ///
     /// # Safety
     /// `f` gets a valid out pointer, and writes a new tensor there that is the caller's, or nothing.
-    unsafe fn made(f: impl FnOnce(*mut RawTensor) -> i32) -> Result<Self, String> {
+    pub(super) unsafe fn made(f: impl FnOnce(*mut RawTensor) -> i32) -> Result<Self, String> {
         let mut made = ptr::null_mut();
         call(|| f(&mut made))?;
         // SAFETY: as the caller says.

@@ -8,6 +8,7 @@
 //! | [`Calls`] | eager's list of operator calls, resolved | on drop |
 //! | [`Handle`] | one `at::Tensor*`, which is an `AtenTensorHandle` | on drop |
 //! | [`Stolen`] | handles given to a run that steals them | on drop, exactly those the run left |
+//! | [`Capsule`] | one structure of DLPack's, another library's or our own | on drop, by its deleter |
 //!
 //! **Threads.** An artifact's own pool of model instances deadlocks when a fresh container's first runs race, and when
 //! a run fails while others wait. So it is not used: every container has one instance, [`Container::run`] takes
@@ -27,6 +28,7 @@ mod calls;
 mod container;
 mod context;
 mod cuda;
+mod dlpack;
 mod graph;
 mod interpreter;
 mod library;
@@ -47,6 +49,10 @@ mod weight;
 pub use calls::{Builder as CallsBuilder, Calls, Given, Item, Kept};
 pub use container::{Constant, Container, RunError};
 pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for, open_shim as open_cuda_shim};
+pub use dlpack::{
+    Capsule, DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
+    DLTensor, Managed, stream_number,
+};
 pub use graph::{Graph, Pool};
 pub use interpreter::{Archive, Interpreter};
 pub use library::Library;

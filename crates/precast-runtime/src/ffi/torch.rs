@@ -35,6 +35,23 @@ imports! { table;
         opaque_metadata: *const u8,
         opaque_metadata_size: i64,
     ) -> i32;
+    /// `deleter` is called with `data` and `context` when nobody has the memory any more.
+    pub fn torch_from_blob(
+        data: *mut c_void,
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        storage_offset: i64,
+        dtype: i32,
+        device_type: i32,
+        device_index: i32,
+        made: *mut RawTensor,
+        layout: i32,
+        opaque_metadata: *const u8,
+        opaque_metadata_size: i64,
+        deleter: unsafe extern "C" fn(*mut c_void, *mut c_void),
+        context: *mut c_void,
+    ) -> i32;
     /// `offset` counts elements from where `tensor` begins.
     pub fn aoti_torch__reinterpret_tensor(
         tensor: RawTensor,

@@ -1,0 +1,92 @@
+//! DLPack: tensors of other libraries in, and tensors out to them, over one memory and without a copy.
+//!
+//! NumPy, PyTorch, JAX, CuPy and others hand tensors to each other as a structure with a deleter, which a [`Capsule`] owns.
+//! [`Tensor::from_dlpack`] takes one, [`Tensor::into_dlpack`] makes one. The memory is freed with the last of both sides:
+//! the deleter is called once, by whichever thread drops the last handle.
+//!
+//! **Streams.** On CUDA the side that has the tensor makes the stream of the other one wait for its own. In Python a consumer
+//! passes the number of its stream to `__dlpack__`:
+//!
+//! | number | stream | [`Tensor::into_dlpack`] gets |
+//! |---|---|---|
+//! | `None`, 1 | CUDA's default stream | [`Stream::from_raw`] of null |
+//! | 2 | the default stream of the thread | [`Stream::from_raw`] of 2 |
+//! | -1 | the consumer needs no order | `None` |
+//! | another | a `cudaStream_t` | [`Stream::from_raw`] of it |
+//!
+//! In the other direction [`stream`] returns the number that a producer is to get.
+
+use precast_store::Device;
+
+pub use super::ffi::{
+    Capsule, DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
+    DLTensor, Managed,
+};
+use super::{
+    Tensor, TensorError,
+    ffi::{Stream, cuda, stream_number},
+};
+
+/// Returns the number of the stream that is current on this thread, for a producer's `__dlpack__`; none for the CPU, which has
+/// no streams.
+///
+/// A call with the tensor on this stream comes after what the producer wrote.
+pub fn stream(device: Device) -> Result<Option<isize>, TensorError> {
+    match device {
+        Device::Cpu => Ok(None),
+        Device::Cuda(ordinal) => Ok(Some(stream_number(ordinal)?)),
+    }
+}
+
+impl Tensor {
+    /// Takes a tensor of another library without a copy: the same memory, dtype, sizes and strides.
+    ///
+    /// The deleter is called once, when the last handle of the memory goes, on that thread. A tensor without elements has no
+    /// memory: its deleter is called at once. Pinned memory of the host is a tensor on the CPU.
+    ///
+    /// On CUDA the stream that is current on this thread must come after what the producer wrote. It does where the producer
+    /// got the number of [`stream`].
+    ///
+    /// Fails, and calls the deleter, for
+    /// - DLPack 2 or later, and memory that is read-only;
+    /// - a dtype that no module takes, and vector types;
+    /// - a device that is neither the CPU nor a CUDA device of this process;
+    /// - numbers that are no tensor's: `ndim` out of range, a size or stride below 0, elements beyond any memory;
+    /// - a null pointer where there are elements, and an element 0 that is not aligned.
+    pub fn from_dlpack<M: Managed>(capsule: Capsule<M>) -> Result<Self, TensorError> {
+        Ok(Self(capsule.into_handle()?))
+    }
+
+    /// Gives a tensor to another library without a copy. The memory is freed with the last handle on either side.
+    ///
+    /// On CUDA the stream of the consumer waits for the stream that is current on this thread, and the memory is not used
+    /// again before the consumer's stream is done with it. Without a consumer there is no order. On the CPU it does not
+    /// matter.
+    ///
+    /// Fails for a tensor that is not dense or of a dtype that no module takes.
+    ///
+    /// ```
+    /// use precast_runtime::{Tensor, TensorError, dlpack::Capsule};
+    /// # let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
+    /// # precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
+    ///
+    /// let table = Tensor::from_slice(&[1_i64, 2, 3, 4, 5, 6], &[2, 3])?;
+    /// let right: Capsule = table.narrow(1, 1, 2)?.into_dlpack(None)?;
+    ///
+    /// let right = Tensor::from_dlpack(right)?;
+    /// assert_eq!((right.shape(), right.stride()), (vec![2, 2], vec![3, 1]));
+    /// assert_eq!(right.address(), table.address() + 8);
+    /// # Ok::<(), TensorError>(())
+    /// ```
+    pub fn into_dlpack<M: Managed>(
+        self,
+        consumer: Option<&Stream>,
+    ) -> Result<Capsule<M>, TensorError> {
+        if let (Some(Device::Cuda(device)), Some(consumer)) = (self.device(), consumer) {
+            let cuda = cuda()?;
+            cuda.wait(consumer.raw(), cuda.current_stream(device)?, device)?;
+            consumer.uses(&self)?;
+        }
+        Ok(Capsule::of(self.0)?)
+    }
+}
