@@ -102,6 +102,13 @@ pub struct Mismatch {
     pub host: String,
 }
 
+impl Mismatch {
+    /// Returns whether it is about torch alone: the same machine may have another one.
+    pub fn is_of_torch(&self) -> bool {
+        ["torch", "torch_git", "cuda"].contains(&self.field)
+    }
+}
+
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

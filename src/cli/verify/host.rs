@@ -246,10 +246,12 @@ impl Gates<'_> {
         if program.steps.is_empty() {
             return Ok(None);
         }
-        for (index, sizes) in self.smaller(program).iter().enumerate() {
-            if let Some(any_size) = self.any_size(program)? {
+        if let Some(any_size) = self.any_size(program) {
+            let smaller = self.smaller(program, any_size);
+            let eager = self.eager(any_size)?;
+            for (index, sizes) in smaller.iter().enumerate() {
                 let prefix = format!("smaller.{index}.");
-                all.extend(self.answered(&any_size, program, sizes, &prefix)?);
+                all.extend(self.answered(&eager, program, sizes, &prefix)?);
             }
         }
         tensors::write(&samples, &all)?;
@@ -301,17 +303,17 @@ impl Gates<'_> {
         )?)
     }
 
-    /// Loads the module's graph for every size; none where it has none.
-    fn any_size(&self, program: &Program) -> Result<Option<Model>> {
+    /// Returns the program with the module's graph for every size, if it has one.
+    fn any_size(&self, program: &Program) -> Option<&Program> {
         let mut others = self.programs.iter();
-        let other = others.find(|other| {
+        others.find(|other| {
             other.module == program.module && other.dynamic.is_some() && other.eager.is_some()
-        });
-        other.map(|other| self.eager(other)).transpose()
+        })
     }
 
-    /// Returns sizes that are padded into the bucket, where padding is allowed: about half of each, and one less.
-    fn smaller(&self, program: &Program) -> Vec<Sizes> {
+    /// Returns sizes that are padded into the bucket, where padding is allowed, and that a graph takes: about half of each, and
+    /// one less.
+    fn smaller(&self, program: &Program, any_size: &Program) -> Vec<Sizes> {
         if program.dynamic.is_some() || !matches!(program.padding, Padding::Allowed) {
             return vec![];
         }
@@ -322,7 +324,11 @@ impl Gates<'_> {
                 .collect()
         };
         let mut all = vec![less(|size| size / 2 + 1), less(|size| size - 1)];
-        all.retain(|sizes| *sizes != program.sizes);
+        let takes = |(dim, size): (&String, &i64)| {
+            let bounds = any_size.dynamic.as_ref().and_then(|dims| dims.get(dim));
+            bounds.is_some_and(|bounds| (bounds.min..=bounds.max).contains(size))
+        };
+        all.retain(|sizes| *sizes != program.sizes && sizes.iter().all(takes));
         all.dedup();
         all
     }

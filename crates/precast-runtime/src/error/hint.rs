@@ -2,9 +2,28 @@
 
 use std::io;
 
-use precast_store::{Device, StoreError, out_of_memory::says_out_of_memory, record::bucket_name};
+use precast_store::{
+    Device, StoreError,
+    out_of_memory::says_out_of_memory,
+    record::bucket_name,
+    target::{Mismatch, Torch},
+};
 
 use super::{NoFit, RuntimeError};
+
+/// Returns what to do about a torch that is another than the one it was built with.
+fn of_torch(mismatches: &[Mismatch]) -> String {
+    let mut fields = mismatches.iter();
+    let torch = fields.find(|mismatch| mismatch.field == "torch");
+    let (built, here) = torch.map_or(("", ""), |torch| (&*torch.artifact, &*torch.host));
+    let gate = match Torch::is_older(built, here) {
+        true => "`precast verify --host` runs its gates under this torch; or ",
+        false => "it runs under this torch or a newer one: ",
+    };
+    format!(
+        "{gate}name the folder of the package `torch` that it was built with, `--libtorch DIR` or `LIBTORCH`, or build it again"
+    )
+}
 
 impl RuntimeError {
     /// Returns what a call is answered that begins when the process is ending.
@@ -121,6 +140,11 @@ impl RuntimeError {
             Self::Devices => "name each device once",
             Self::WrongRecord { .. } => {
                 "`precast verify` says whether the store's records are whole"
+            }
+            Self::WrongTarget { mismatches, .. } | Self::WrongArtifact { mismatches, .. }
+                if mismatches.iter().all(Mismatch::is_of_torch) =>
+            {
+                return of_torch(mismatches);
             }
             Self::WrongTarget { .. } | Self::WrongArtifact { .. } => {
                 "build the model on this kind of host, or name its target in `[target]`"
