@@ -78,6 +78,23 @@ impl Store {
         Ok((written.digest, written.size))
     }
 
+    /// Keeps a copy of an object of another store. It is copied as it lies there, compressed, and checked in the copy.
+    pub fn copy_object(&self, from: &Self, digest: &Digest) -> Result<(), StoreError> {
+        if self.present(digest)? {
+            return Ok(());
+        }
+        let (mut file, path) = from.open_object(digest)?;
+        let mut pending = self.pending_file()?;
+        let stored = io::copy(&mut file, pending.file());
+        let stored = stored.at("write an object into", self.path())?;
+        pending.file().rewind().at("read", pending.path())?;
+        // An error names the file that was copied.
+        let size = object::decode(pending.file(), digest, &path, &mut io::sink())?;
+        let _adding = self.adding(&[*digest])?;
+        pending.publish(&self.layout().object(digest))?;
+        self.index_object(digest, size, stored)
+    }
+
     /// Returns whether the object is in the store: a look at its file, not at its bytes.
     pub fn has_object(&self, digest: &Digest) -> bool {
         fs::symlink_metadata(self.layout().object(digest)).is_ok_and(|meta| meta.is_file())

@@ -163,6 +163,14 @@ pub enum StoreError {
     /// No program, artifact, object or failure has an ID with this prefix.
     #[error("nothing in the store has an ID that begins with `{0}`")]
     Unknown(String),
+    /// A copy of a release can't have its number.
+    #[error("`{model}` has another release {seq} already")]
+    TakenNumber {
+        /// Name of the model.
+        model: String,
+        /// Number of the release.
+        seq: u64,
+    },
     /// Several things have an ID with this prefix.
     #[error("`{prefix}` is ambiguous: {}", candidates.join(", "))]
     Ambiguous {
@@ -244,6 +252,7 @@ impl StoreError {
             Self::BadPrefix(_) => "`precast ls` lists the IDs; `precast du` the models",
             Self::Unknown(_) => "`precast ls` lists programs, `precast ls --artifacts` artifacts",
             Self::Ambiguous { .. } => "give more digits",
+            Self::TakenNumber { .. } => "copy into another store",
             Self::NoRelease { .. } => "`precast release ls` lists the releases",
             Self::Partial { .. } => {
                 "`precast release ls` shows which ones are whole; `MODEL@NUMBER` loads a partial one"

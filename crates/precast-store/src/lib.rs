@@ -29,6 +29,7 @@
 //! | mapping an object, and the check before | `ready`; by several threads: `chunks` |
 //! | locks between processes | `lock`; one compile per key: `claim` |
 //! | garbage collection | `lease` (in use), `gc` (the plan), `sweep` (the deletion) |
+//! | copies of releases | `copy` |
 //! | damage | `defect`, `verify`, `repair`; the end of damaged files: `quarantine` |
 //! | protection against other users | `permissions` |
 //! | versions | below; `index` |
@@ -71,7 +72,7 @@
 //! lock, checksum
 //! claim, records
 //! bytes, find, lease, releases
-//! reindex
+//! copy, reindex
 //! files, gc, index
 //! listing, repair, sweep, usage, verify
 //! ```
@@ -89,6 +90,7 @@ mod bytes;
 mod checksum;
 mod chunks;
 mod claim;
+mod copy;
 mod defect;
 mod error;
 mod files;

@@ -19,7 +19,7 @@ use super::{
     rows::{self, ProgramRow},
     sync,
 };
-use crate::record::Release;
+use crate::{Digest, record::Release};
 
 /// No model has as many releases.
 const LAST: u64 = 1 << 53;
@@ -31,21 +31,9 @@ impl Store {
     ///
     /// Everything that it refers to must be in the store: a release is visible whole or not at all.
     pub fn put_release(&self, release: &Release) -> Result<(Release, bool), StoreError> {
-        if let Some(name) = &release.name {
-            check_release_name(name)?;
-        }
-        let objects = [release.weights.as_slice(), &release.shim_objects()].concat();
-        let held = [&release.programs[..], &objects].concat();
-        let _adding = self.adding(&held)?;
+        let _adding = self.adding(&held_by(release))?;
+        self.check_release(release)?;
         let mut release = release.clone();
-        let what = format!("release of `{}`", release.model);
-        for id in &release.programs {
-            let Some(program) = self.program(id)? else {
-                return Err(dangling(&what, "program", id));
-            };
-            self.need_artifacts(&program)?;
-        }
-        self.need_objects(&what, &objects)?;
         loop {
             let last = self.sequences(&release.model)?.last().copied();
             // What is looked at here is still the newest when the next number is free.
@@ -53,16 +41,53 @@ impl Store {
                 return Ok((same, false));
             }
             release.seq = last.map_or(1, |last| last + 1);
-            let path = self.layout().release(&release.model, release.seq)?;
-            let (text, checksum) = checksum::encode(&release, &path)?;
-            if publish::bytes(self.pending_file()?, &path, &text)? {
-                sync::point("put:release-published");
-                let created = created(&path)?;
-                self.index()
-                    .write(|tx| rows::insert_release(tx, &release, &checksum, created))?;
+            if self.publish_release(&release)? {
                 return Ok((release, true));
             }
         }
+    }
+
+    /// Publishes a copy of a release under its own number. Fails where there is another one of that number.
+    pub(super) fn put_numbered_release(&self, release: &Release) -> Result<(), StoreError> {
+        let _adding = self.adding(&held_by(release))?;
+        self.check_release(release)?;
+        let published = self.publish_release(release)?;
+        match published || self.release_at(&release.model, release.seq)?.as_ref() == Some(release) {
+            true => Ok(()),
+            false => Err(StoreError::TakenNumber {
+                model: release.model.clone(),
+                seq: release.seq,
+            }),
+        }
+    }
+
+    /// Fails where a release's name is none, or something that it refers to is not in the store.
+    fn check_release(&self, release: &Release) -> Result<(), StoreError> {
+        if let Some(name) = &release.name {
+            check_release_name(name)?;
+        }
+        let what = format!("release of `{}`", release.model);
+        for id in &release.programs {
+            let Some(program) = self.program(id)? else {
+                return Err(dangling(&what, "program", id));
+            };
+            self.need_artifacts(&program)?;
+        }
+        self.need_objects(&what, &objects_of(release))
+    }
+
+    /// Writes a release's file and its row; returns false where there is one of that number.
+    fn publish_release(&self, release: &Release) -> Result<bool, StoreError> {
+        let path = self.layout().release(&release.model, release.seq)?;
+        let (text, checksum) = checksum::encode(release, &path)?;
+        if !publish::bytes(self.pending_file()?, &path, &text)? {
+            return Ok(false);
+        }
+        sync::point("put:release-published");
+        let created = created(&path)?;
+        self.index()
+            .write(|tx| rows::insert_release(tx, release, &checksum, created))?;
+        Ok(true)
     }
 
     /// Returns the newest release, or for a partial one the last, where it is what `release` would be.
@@ -217,6 +242,16 @@ impl Store {
     }
 }
 
+/// Returns the objects that a release itself refers to.
+fn objects_of(release: &Release) -> Vec<Digest> {
+    [release.weights.as_slice(), &release.shim_objects()].concat()
+}
+
+/// Returns everything that a release itself refers to.
+fn held_by(release: &Release) -> Vec<Digest> {
+    [&release.programs[..], &objects_of(release)].concat()
+}
+
 /// Refuses a name that reads as a number: `model@7` is release 7.
 pub fn check_release_name(name: &str) -> Result<(), StoreError> {
     check_name(name)?;
@@ -235,7 +270,6 @@ fn sequence(name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::{super::testing, *};
-    use crate::Digest;
 
     /// Puts programs of one artifact.
     fn programs<const N: usize>(store: &Store) -> [Digest; N] {

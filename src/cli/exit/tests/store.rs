@@ -97,6 +97,10 @@ pub(super) fn store_errors() -> Vec<StoreError> {
             model: "m".into(),
             seq: 3,
         },
+        StoreError::TakenNumber {
+            model: "m".into(),
+            seq: 3,
+        },
         StoreError::Partial {
             model: "m".into(),
             seq: 3,
