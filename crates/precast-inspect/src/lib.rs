@@ -7,7 +7,7 @@
 //! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
-//! checks, coverage, external, graph, host, list, receipt, stats, usage, words
+//! checks, coverage, external, graph, host, libraries, list, receipt, stats, usage, words
 //! diff, report, why
 //! ```
 
@@ -17,6 +17,7 @@ pub mod diff;
 pub mod external;
 pub mod graph;
 pub mod host;
+pub mod libraries;
 pub mod list;
 pub mod receipt;
 pub mod report;

@@ -1,0 +1,376 @@
+use std::process::Command;
+
+use super::*;
+
+/// Links an empty shared object that needs `needed`, with the further options `flags`.
+fn link(path: &Path, needed: &[&str], flags: &[&str]) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let stubs = tempfile::tempdir().unwrap();
+    let run = |to: &Path, args: &[String]| {
+        let name = to.file_name().unwrap().to_str().unwrap();
+        let done = Command::new("gcc")
+            .args([
+                "-shared",
+                "-nostdlib",
+                "-Wl,--no-as-needed",
+                &format!("-Wl,-soname,{name}"),
+                "-o",
+            ])
+            .arg(to)
+            .args(["-x", "c", "/dev/null", "-x", "none"])
+            .args(args)
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "{done:?}");
+    };
+    let mut args: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    for name in needed {
+        let stub = stubs.path().join(name);
+        run(&stub, &[]);
+        args.push(stub.display().to_string());
+    }
+    run(path, &args);
+}
+
+/// A tree as wheels have it, with a CUDA half.
+fn wheels() -> (tempfile::TempDir, PathBuf) {
+    let root = tempfile::tempdir().unwrap();
+    let site = root.path().canonicalize().unwrap().join("site-packages");
+    let lib = site.join("torch/lib");
+    let rpath = [
+        "-Wl,--disable-new-dtags",
+        "-Wl,-rpath,$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../nvidia/cudnn/lib:$ORIGIN",
+    ];
+    link(
+        &lib.join(CPU),
+        &["libc10.so", "libcudart.so.13", "libc.so.6", "libz.so.1"],
+        &rpath,
+    );
+    link(&lib.join("libc10.so"), &["libm.so.6"], &rpath);
+    link(
+        &lib.join(CUDA),
+        &[CPU, "libcudnn.so.9", "libcublasLt.so.13", "libcuda.so.1"],
+        &rpath,
+    );
+    link(
+        &lib.join("libtorch_cuda_linalg.so"),
+        &["libcusolver.so.12"],
+        &rpath,
+    );
+    let cuda = site.join("nvidia/cu13/lib");
+    // It has no path of its own: that of the library that asks is inherited.
+    link(&cuda.join("libcudart.so.13"), &[], &[]);
+    link(
+        &cuda.join("libcublasLt.so.13"),
+        &[],
+        &["-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN"],
+    );
+    link(&cuda.join("libcusolver.so.12"), &["libinner.so"], &[]);
+    link(&cuda.join("libinner.so"), &[], &[]);
+    link(&cuda.join("libnvrtc.so.13"), &[], &[]);
+    link(&cuda.join("libnvrtc-builtins.so.13.0"), &[], &[]);
+    link(&cuda.join("libnvrtc.alt.so.13"), &[], &[]);
+    link(&site.join("nvidia/cudnn/lib/libcudnn.so.9"), &[], &[]);
+    link(&site.join("nvidia/cudnn/lib/libcudnn_ops.so.9"), &[], &[]);
+    // The system of the tests.
+    link(&root.path().join("system/libz.so.1"), &[], &[]);
+    link(&root.path().join("system/libc.so.6"), &[], &[]);
+    (root, lib)
+}
+
+fn names(files: &[Library]) -> Vec<&str> {
+    files.iter().map(|file| file.name.as_str()).collect()
+}
+
+fn search(root: &Path) -> Search {
+    Search {
+        system: vec![root.join("system")],
+        ..Search::default()
+    }
+}
+
+fn walked(root: &Path, lib: &Path, asked: &Asked) -> Needs {
+    needs(lib, asked, &search(root)).unwrap()
+}
+
+#[test]
+fn a_cpu_release_needs_the_closure_of_the_cpu_library() {
+    let (root, lib) = wheels();
+    let needs = walked(root.path(), &lib, &Asked::default());
+    assert_eq!(names(&needs.files), [CPU, "libc10.so", "libcudart.so.13"]);
+    assert_eq!(needs.files[1].needed_by, [CPU]);
+    let cudart = lib
+        .join("../../nvidia/cu13/lib/libcudart.so.13")
+        .canonicalize()
+        .unwrap();
+    assert_eq!(needs.files[2].path, cudart);
+    assert_eq!(
+        needs.bytes(),
+        needs
+            .files
+            .iter()
+            .map(|file| fs::metadata(&file.path).unwrap().len())
+            .sum::<u64>()
+    );
+    let host: Vec<_> = needs
+        .host
+        .iter()
+        .map(|one| (one.name.as_str(), one.path.is_some()))
+        .collect();
+    assert_eq!(
+        host,
+        [
+            ("libc.so.6", true),
+            ("libm.so.6", false),
+            ("libz.so.1", true)
+        ]
+    );
+    assert_eq!(needs.missing, []);
+}
+
+#[test]
+fn a_gpu_release_needs_also_what_is_opened_later() {
+    let (root, lib) = wheels();
+    let asked = Asked {
+        cuda: true,
+        ..Asked::default()
+    };
+    let needs = walked(root.path(), &lib, &asked);
+    let (linked, opened): (Vec<_>, Vec<_>) = needs.files.into_iter().partition(|file| !file.opened);
+    assert_eq!(
+        names(&linked),
+        [
+            CPU,
+            "libc10.so",
+            "libcudart.so.13",
+            CUDA,
+            "libcudnn.so.9",
+            "libcublasLt.so.13"
+        ]
+    );
+    assert_eq!(
+        names(&opened),
+        [
+            "libtorch_cuda_linalg.so",
+            "libcusolver.so.12",
+            "libinner.so",
+            "libcudnn_ops.so.9",
+            "libnvrtc.so.13",
+            "libnvrtc-builtins.so.13.0"
+        ]
+    );
+    assert_eq!(opened[3].needed_by, ["libcudnn.so.9"]);
+}
+
+#[test]
+fn a_missing_library_has_a_name_a_user_and_places() {
+    let (root, lib) = wheels();
+    fs::remove_file(lib.join("libc10.so")).unwrap();
+    fs::remove_file(lib.join(CUDA)).unwrap();
+    let asked = Asked {
+        cuda: true,
+        ..Asked::default()
+    };
+    let missing = walked(root.path(), &lib, &asked).missing;
+    let [c10, cuda] = &missing[..] else {
+        panic!("{missing:?}")
+    };
+    assert_eq!(
+        (c10.name.as_str(), &c10.needed_by[..]),
+        ("libc10.so", &[CPU.to_owned()][..])
+    );
+    assert_eq!(c10.searched.len(), 3, "{c10:?}");
+    assert!(c10.searched.contains(&lib));
+    assert_eq!((cuda.name.as_str(), &cuda.searched[..]), (CUDA, &[lib][..]));
+}
+
+#[test]
+fn objects_of_the_store_get_what_libtorch_has() {
+    let (root, lib) = wheels();
+    let object = root.path().join("object.so");
+    link(&object, &["libcudart.so.13", "libz.so.1", "libown.so"], &[]);
+    let name = "artifact 0123".to_owned();
+    let dynamic = Dynamic::of_bytes(&fs::read(&object).unwrap(), &name).unwrap();
+    let asked = Asked {
+        objects: vec![Object { name, dynamic }],
+        ..Asked::default()
+    };
+    let needs = walked(root.path(), &lib, &asked);
+    assert_eq!(needs.files[2].needed_by, [CPU, "artifact 0123"]);
+    assert_eq!(needs.missing[0].name, "libown.so");
+    // The loader finds it in a folder that the user names.
+    let own = root.path().join("own");
+    link(&own.join("libown.so"), &[], &[]);
+    let library_path = vec![own];
+    let found = Search {
+        library_path,
+        ..search(root.path())
+    };
+    let needs = super::needs(&lib, &asked, &found).unwrap();
+    assert_eq!(needs.missing, []);
+    assert_eq!(needs.files.last().unwrap().name, "libown.so");
+}
+
+#[test]
+fn a_runpath_takes_the_place_of_inherited_folders() {
+    let (root, lib) = wheels();
+    link(
+        &lib.join("libc10.so"),
+        &["libnvrtc.so.13"],
+        &["-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN"],
+    );
+    let needs = walked(root.path(), &lib, &Asked::default());
+    assert_eq!(needs.missing[0].name, "libnvrtc.so.13");
+    assert_eq!(needs.missing[0].searched, [lib]);
+}
+
+#[test]
+fn a_damaged_library_is_named() {
+    let (root, lib) = wheels();
+    fs::write(lib.join("libc10.so"), "not ELF").unwrap();
+    let error = needs(&lib, &Asked::default(), &search(root.path())).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("libc10.so` is not a sound 64-bit shared object"),
+        "{text}"
+    );
+    let whole = fs::read(lib.join(CPU)).unwrap();
+    for length in [0, 4, 64, 200, 400] {
+        assert!(
+            Dynamic::of_bytes(&whole[..length], "object").is_err(),
+            "{length}"
+        );
+    }
+}
+
+#[test]
+fn a_machine_without_the_folders_of_an_absolute_path_has_no_files_in_them() {
+    let (root, lib) = wheels();
+    let other = root.path().canonicalize().unwrap().join("other");
+    link(&other.join("libown.so"), &[], &[]);
+    let rpath = format!("-Wl,-rpath,{}:$ORIGIN", other.display());
+    link(&lib.join("libc10.so"), &["libown.so"], &[&rpath]);
+    let site = lib.ancestors().nth(2).unwrap().to_owned();
+    let here = walked(root.path(), &lib, &Asked::default());
+    assert_eq!(here.files.last().unwrap().path, other.join("libown.so"));
+    let within = Some(site);
+    let there = Search {
+        within,
+        ..search(root.path())
+    };
+    let there = needs(&lib, &Asked::default(), &there).unwrap();
+    assert_eq!(there.missing[0].name, "libown.so");
+    assert_eq!(there.missing[0].searched, [lib]);
+}
+
+#[test]
+fn a_release_asks_for_what_its_objects_need() {
+    use precast_store::testing;
+    let (dir, store) = testing::store();
+    let object = |name: &str, needed: &[&str]| {
+        let path = dir.path().join(name);
+        link(&path, needed, &[]);
+        store.put_file(&path).unwrap().0
+    };
+    let mut artifact = testing::artifact(&store, "block");
+    artifact.object = object("artifact.so", &["libgomp.so.1"]);
+    artifact.libraries = vec![object("operators.so", &["libops.so"])];
+    let artifact = store.put_artifact(&artifact).unwrap();
+    let program = testing::program("m", 1, &[artifact.id]);
+    let program = store.put_program(&program).unwrap();
+    let mut release = testing::release("m", None, &[program.id]);
+    for torch in ["2.11.0", "2.15.0"] {
+        release.shims.push(precast_store::record::Shim {
+            object: object(&format!("shim-{torch}.so"), &[&format!("lib{torch}.so")]),
+            cuda: None,
+            ..testing::shim(&store, torch)
+        });
+    }
+    let needed = |torch| {
+        let asked = asked(&store, std::slice::from_ref(&release), torch).unwrap();
+        assert!(!asked.cuda);
+        assert!(asked.torches.contains(&"2.15.0".to_owned()), "{asked:?}");
+        let objects = asked.objects.into_iter();
+        objects
+            .flat_map(|object| object.dynamic.needed)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        needed(Some("2.15.0")),
+        ["lib2.15.0.so", "libops.so", "libgomp.so.1"]
+    );
+    assert_eq!(needed(None).len(), 4);
+    // An object that is no library has a name in the error.
+    let mut broken = artifact.clone();
+    broken.id = Digest::of(b"broken");
+    broken.object = store.put_bytes(b"text").unwrap();
+    store.put_artifact(&broken).unwrap();
+    let program = store
+        .put_program(&testing::program("m", 2, &[broken.id]))
+        .unwrap();
+    let release = testing::release("m", None, &[program.id]);
+    let error = asked(&store, &[release], None).unwrap_err().to_string();
+    let name = format!("artifact {}", broken.object.short());
+    assert!(error.starts_with(&name), "{error}");
+}
+
+/// The torch of the checkout, with all that a GPU needs where it is one for CUDA.
+#[test]
+fn the_checkouts_own_torch_is_complete() {
+    let named = std::env::var_os("LIBTORCH").unwrap_or_default();
+    let Some(lib) = torch_folder(Path::new(&named)) else {
+        return;
+    };
+    let asked = Asked {
+        cuda: lib.join(CUDA).exists(),
+        ..Asked::default()
+    };
+    let system = system_folders();
+    let needs = needs(
+        &lib,
+        &asked,
+        &Search {
+            system,
+            ..Search::default()
+        },
+    )
+    .unwrap();
+    assert_eq!(needs.missing, []);
+    let files = names(&needs.files);
+    assert!(files.contains(&"libc10.so"), "{files:?}");
+    assert_eq!(
+        files.contains(&"libcudnn.so.9"),
+        files.contains(&"libcudnn_ops.so.9"),
+        "{files:?}"
+    );
+    assert!(needs.host.iter().any(|library| library.name == "libc.so.6"));
+}
+
+/// The runtime opens it beside the others, for operator libraries that are linked with all of torch.
+#[test]
+fn an_object_that_names_all_of_libtorch_brings_the_cuda_half() {
+    let (root, lib) = wheels();
+    link(&lib.join(WHOLE), &[CPU, CUDA], &["-Wl,-rpath,$ORIGIN"]);
+    let object = root.path().join("operators.so");
+    link(&object, &[WHOLE], &[]);
+    let name = "operator library 0123".to_owned();
+    let dynamic = Dynamic::of_bytes(&fs::read(&object).unwrap(), &name).unwrap();
+    let objects = vec![Object { name, dynamic }];
+    let asked = Asked {
+        objects,
+        ..Asked::default()
+    };
+    let needs = walked(root.path(), &lib, &asked);
+    let linked = needs.files.iter().filter(|file| !file.opened);
+    let users = |name: &str| -> Vec<String> {
+        let mut files = needs.files.iter();
+        files
+            .find(|file| file.name == name)
+            .unwrap()
+            .needed_by
+            .clone()
+    };
+    assert_eq!(linked.count(), 7);
+    assert_eq!(users(WHOLE), ["precast", "operator library 0123"]);
+    assert_eq!(users(CUDA), [WHOLE]);
+}

@@ -1,0 +1,302 @@
+//! The walk from the libraries that the runtime opens to everything that they need.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use globset::Glob;
+
+use super::{
+    Asked, CPU, CUDA, HOST, HostLibrary, Library, LibraryError, MissingLibrary, Needs, OPENED,
+    WHOLE, dynamic::Dynamic,
+};
+
+/// The name for what opens the first libraries.
+const PROGRAM: &str = "precast";
+
+/// Where the loader looks, besides the search paths in the libraries.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// The folders of `LD_LIBRARY_PATH`.
+    pub library_path: Vec<PathBuf>,
+    /// The folders in which it looks last.
+    pub system: Vec<PathBuf>,
+    /// Takes files from this folder alone, as on a machine that has no others.
+    pub within: Option<PathBuf>,
+}
+
+/// Returns the libraries that a host needs for `asked`, with the libtorch in `folder` (see [`super::torch_folder`]).
+pub fn needs(folder: &Path, asked: &Asked, search: &Search) -> Result<Needs, LibraryError> {
+    let mut walk = Walk {
+        search,
+        entries: vec![],
+        places: HashMap::new(),
+        followed: 0,
+    };
+    let mut objects = asked.objects.iter();
+    let whole = objects.any(|object| object.dynamic.needed.iter().any(|name| name == WHOLE));
+    // The runtime opens these by their paths, each with all that it needs.
+    for (name, opens) in [(CPU, true), (CUDA, asked.cuda), (WHOLE, whole)] {
+        if opens {
+            walk.request_at(folder, name, PROGRAM, false)?;
+            walk.follow()?;
+        }
+    }
+    for object in &asked.objects {
+        let dynamic = object.dynamic.clone();
+        walk.entries.push(Entry {
+            found: Found::Object(dynamic),
+            ..Entry::new(&object.name, "", None, false)
+        });
+        walk.follow()?;
+    }
+    // Everything that is linked is known now, so that what is added here is only opened later.
+    let mut at = 0;
+    while at < walk.entries.len() {
+        walk.open(at)?;
+        walk.follow()?;
+        at += 1;
+    }
+    Ok(walk.finish())
+}
+
+struct Walk<'a> {
+    search: &'a Search,
+    entries: Vec<Entry>,
+    /// Name of a library -> its index in `entries`.
+    places: HashMap<String, usize>,
+    /// How many entries have had their needs added.
+    followed: usize,
+}
+
+/// A library that was asked for, or an object of the store.
+struct Entry {
+    name: String,
+    needed_by: Vec<String>,
+    opened: bool,
+    /// The entry that asked for it first.
+    parent: Option<usize>,
+    found: Found,
+}
+
+enum Found {
+    /// It was not looked for yet.
+    Unknown,
+    File {
+        folder: PathBuf,
+        bytes: u64,
+        dynamic: Dynamic,
+    },
+    Object(Dynamic),
+    Host(Option<PathBuf>),
+    Nowhere(Vec<PathBuf>),
+}
+
+impl Entry {
+    fn new(name: &str, needed_by: &str, parent: Option<usize>, opened: bool) -> Self {
+        Self {
+            name: name.to_owned(),
+            needed_by: vec![needed_by.to_owned()],
+            opened,
+            parent,
+            found: Found::Unknown,
+        }
+    }
+
+    fn dynamic(&self) -> Option<&Dynamic> {
+        match &self.found {
+            Found::File { dynamic, .. } | Found::Object(dynamic) => Some(dynamic),
+            _ => None,
+        }
+    }
+
+    /// Returns the folders of its own `DT_RPATH` and `DT_RUNPATH`.
+    fn paths(&self) -> (Vec<PathBuf>, Vec<PathBuf>) {
+        match &self.found {
+            Found::File {
+                folder, dynamic, ..
+            } => (dynamic.rpath(folder), dynamic.runpath(folder)),
+            _ => (vec![], vec![]),
+        }
+    }
+}
+
+impl Walk<'_> {
+    /// Adds a library, or a further one that needs it.
+    fn request(&mut self, name: &str, by: &str, parent: Option<usize>, opened: bool) -> usize {
+        if let Some(&known) = self.places.get(name) {
+            let needed_by = &mut self.entries[known].needed_by;
+            if !needed_by.iter().any(|other| other == by) {
+                needed_by.push(by.to_owned());
+            }
+            return known;
+        }
+        self.entries.push(Entry::new(name, by, parent, opened));
+        self.places.insert(name.to_owned(), self.entries.len() - 1);
+        self.entries.len() - 1
+    }
+
+    /// Adds a library that is opened by its path in `folder`.
+    fn request_at(
+        &mut self,
+        folder: &Path,
+        name: &str,
+        by: &str,
+        opened: bool,
+    ) -> Result<(), LibraryError> {
+        let at = self.request(name, by, None, opened);
+        if matches!(self.entries[at].found, Found::Unknown) {
+            self.entries[at].found = match folder.join(name).exists() {
+                true => file(folder, name)?,
+                false => Found::Nowhere(vec![folder.to_owned()]),
+            };
+        }
+        Ok(())
+    }
+
+    /// Looks for all libraries that were added, and adds what they need in turn.
+    fn follow(&mut self) -> Result<(), LibraryError> {
+        while self.followed < self.entries.len() {
+            let at = self.followed;
+            if matches!(self.entries[at].found, Found::Unknown) {
+                self.entries[at].found = self.find(at)?;
+            }
+            let entry = &self.entries[at];
+            let (name, opened) = (entry.name.clone(), entry.opened);
+            let needed = entry.dynamic().map(|dynamic| dynamic.needed.clone());
+            for library in needed.unwrap_or_default() {
+                self.request(&library, &name, Some(at), opened);
+            }
+            self.followed += 1;
+        }
+        Ok(())
+    }
+
+    /// Adds the files that a library opens while a program runs.
+    fn open(&mut self, at: usize) -> Result<(), LibraryError> {
+        let Found::File { folder, .. } = &self.entries[at].found else {
+            return Ok(());
+        };
+        let (folder, name) = (folder.clone(), self.entries[at].name.clone());
+        let patterns = OPENED.iter().filter(|(opener, _)| matches(opener, &name));
+        let patterns: Vec<_> = patterns.flat_map(|(_, files)| *files).collect();
+        if patterns.is_empty() {
+            return Ok(());
+        }
+        let io = |source| LibraryError::Io {
+            path: folder.clone(),
+            source,
+        };
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(io)? {
+            let file = entry
+                .map_err(io)?
+                .file_name()
+                .to_string_lossy()
+                .into_owned();
+            if patterns.iter().any(|pattern| matches(pattern, &file)) {
+                files.push(file);
+            }
+        }
+        files.sort();
+        for file in files {
+            self.request_at(&folder, &file, &name, true)?;
+        }
+        Ok(())
+    }
+
+    /// Looks for a library in the folders in which the loader does.
+    fn find(&self, at: usize) -> Result<Found, LibraryError> {
+        let entry = &self.entries[at];
+        let of_system = || {
+            let mut paths = self
+                .search
+                .system
+                .iter()
+                .map(|folder| folder.join(&entry.name));
+            paths.find(|path| path.exists())
+        };
+        if HOST.iter().any(|pattern| matches(pattern, &entry.name)) {
+            return Ok(Found::Host(of_system()));
+        }
+        let mut folders = Vec::new();
+        let own = entry.parent.map(|parent| self.entries[parent].paths());
+        let (own, runpath) = own.unwrap_or_default();
+        folders.extend(own);
+        // The folders of DT_RPATH are inherited, unless the library that asks has DT_RUNPATH.
+        let mut above = entry.parent.filter(|_| runpath.is_empty());
+        while let Some(parent) = above.and_then(|above| self.entries[above].parent) {
+            folders.extend(self.entries[parent].paths().0);
+            above = Some(parent);
+        }
+        folders.extend(self.search.library_path.iter().cloned());
+        folders.extend(runpath);
+        let mut seen = BTreeSet::new();
+        let within = self.search.within.as_ref();
+        folders.retain(|folder| {
+            let allowed = within.is_none_or(|within| folder.starts_with(within));
+            allowed && seen.insert(folder.clone())
+        });
+        match folders
+            .iter()
+            .find(|folder| folder.join(&entry.name).exists())
+        {
+            // A folder of the system that is named twice is one of the system.
+            Some(folder) if !self.search.system.contains(folder) => file(folder, &entry.name),
+            _ => Ok(match of_system() {
+                Some(path) => Found::Host(Some(path)),
+                None => Found::Nowhere(folders),
+            }),
+        }
+    }
+
+    fn finish(self) -> Needs {
+        let mut needs = Needs::default();
+        for entry in self.entries {
+            let Entry {
+                name,
+                needed_by,
+                opened,
+                ..
+            } = entry;
+            match entry.found {
+                Found::File { folder, bytes, .. } => needs.files.push(Library {
+                    path: folder.join(&name),
+                    name,
+                    bytes,
+                    needed_by,
+                    opened,
+                }),
+                Found::Host(path) => needs.host.push(HostLibrary {
+                    name,
+                    path,
+                    needed_by,
+                }),
+                Found::Nowhere(searched) => needs.missing.push(MissingLibrary {
+                    name,
+                    needed_by,
+                    searched,
+                }),
+                Found::Object(_) | Found::Unknown => {}
+            }
+        }
+        needs.host.sort_by(|a, b| a.name.cmp(&b.name));
+        needs
+    }
+}
+
+fn file(folder: &Path, name: &str) -> Result<Found, LibraryError> {
+    let (dynamic, bytes) = Dynamic::of_file(&folder.join(name))?;
+    Ok(Found::File {
+        folder: folder.to_owned(),
+        bytes,
+        dynamic,
+    })
+}
+
+/// Returns whether a file's name is one of a pattern's.
+fn matches(pattern: &str, name: &str) -> bool {
+    Glob::new(pattern).is_ok_and(|glob| glob.compile_matcher().is_match(name))
+}
