@@ -11,7 +11,7 @@ use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use super::{Context, exit, libtorch::LibtorchArgs, printer::note, python::PythonArgs};
-use crate::target::compute_capabilities;
+use crate::{build::Launcher, target::compute_capabilities};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -165,6 +165,22 @@ fn print(document: &Document<'_>, context: &Context) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Returns which Python builds.
+pub(super) fn python(launcher: &Launcher) -> String {
+    build::python(launcher).1.found
+}
+
+/// Returns which GPUs and which driver there are; `gpus` are the compute capabilities.
+pub(super) fn gpu(gpus: &[String]) -> String {
+    run::gpu(gpus).found
+}
+
+/// Returns which store is used, or why it can't be.
+pub(super) fn store(context: &Context) -> String {
+    let checks = run::store(context).into_iter();
+    checks.map(|check| check.found).next().unwrap_or_default()
 }
 
 /// Returns the first line of what a program printed.

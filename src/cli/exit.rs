@@ -21,7 +21,7 @@ use crate::runtime::{RuntimeError, tensors::TensorFileError};
 use crate::{
     Digest,
     build::BuildError,
-    inspect::{external::ExternalError, stats::CountsError},
+    inspect::{external::ExternalError, libraries::LibraryError, stats::CountsError},
     plan::PlanError,
     spec::SpecError,
     store::StoreError,
@@ -183,6 +183,13 @@ fn classify(error: &Error) -> (u8, String) {
         if let Some(error) = cause.downcast_ref::<ExternalError>() {
             let code = match error {
                 ExternalError::Malformed { .. } | ExternalError::TooLarge { .. } => FAILED,
+                _ => USAGE,
+            };
+            return (code, error.hint().to_owned());
+        }
+        if let Some(error) = cause.downcast_ref::<LibraryError>() {
+            let code = match error {
+                LibraryError::Store(error) => store(error),
                 _ => USAGE,
             };
             return (code, error.hint().to_owned());

@@ -16,7 +16,10 @@ const GROUPS: [(&str, &[&str]); 4] = [
         "Building, at deploy time",
         &["doctor", "init", "check", "build", "plan"],
     ),
-    ("Running, in production", &["run", "bench", "stats"]),
+    (
+        "Running, in production",
+        &["deps", "export", "run", "bench", "stats"],
+    ),
     (
         "Looking, at what is there and why",
         &[
@@ -27,11 +30,12 @@ const GROUPS: [(&str, &[&str]); 4] = [
 ];
 
 /// What is asked of a store, and what answers it.
-const QUESTIONS: [(&str, &str); 8] = [
+const QUESTIONS: [(&str, &str); 9] = [
     ("Can this machine build and run?", "doctor"),
     ("Will my model compile?", "check"),
     ("What is in this store?", "ls, du, show ID"),
     ("Will it run on this host?", "show ID, under `target`"),
+    ("What does a host need?", "deps MODEL, export DIR MODEL"),
     ("Why was this rebuilt?", "why MODULE, diff MODEL@1 MODEL@2"),
     ("What did it cost?", "show ID, under `receipt`; report"),
     ("What is it worth?", "bench MODULE, stats FILE, report"),

@@ -2,15 +2,30 @@
 
 use std::path::PathBuf;
 
-#[cfg(feature = "torch")]
 use super::python;
 
+/// The libtorch to look at.
 #[derive(clap::Args)]
-pub(super) struct LibtorchArgs {
+pub(super) struct LibtorchFolder {
     /// The folder of the libtorch to run with, that of the package `torch` [default: torch of the Python in use:
     /// `.venv/bin/python` in the current folder, else `python3`]
     #[arg(long, env = "LIBTORCH", value_name = "DIR", hide_env_values = true)]
-    pub(super) libtorch: Option<PathBuf>,
+    libtorch: Option<PathBuf>,
+}
+
+impl LibtorchFolder {
+    /// Returns the folder that is named, else that of the torch of the Python in use. Opens nothing.
+    pub(super) fn find(&self) -> Option<PathBuf> {
+        let named = self.libtorch.clone();
+        named.or_else(|| python::torch_of(&python::in_use()))
+    }
+}
+
+/// The libtorch to open.
+#[derive(clap::Args)]
+pub(super) struct LibtorchArgs {
+    #[command(flatten)]
+    pub(super) folder: LibtorchFolder,
     /// Run also with a torch that is newer than what was tried
     #[arg(long)]
     pub(super) untried_libtorch: bool,
@@ -29,10 +44,8 @@ impl LibtorchArgs {
         &self,
         named: Option<&std::path::Path>,
     ) -> anyhow::Result<&'static crate::runtime::Libtorch> {
-        let folder = named
-            .and_then(python::torch_of)
-            .or_else(|| self.libtorch.clone())
-            .or_else(|| python::torch_of(&python::in_use()));
+        let folder = named.and_then(python::torch_of);
+        let folder = folder.or_else(|| self.folder.find());
         let open = crate::Runtime::libtorch(folder.as_deref(), self.untried_libtorch);
         open.map_err(Into::into)
     }

@@ -7,10 +7,12 @@
 mod bench;
 mod build;
 mod check;
+mod deps;
 mod diff;
 mod doctor;
 mod du;
 mod exit;
+mod export;
 mod gc;
 mod help;
 mod init;
@@ -47,6 +49,7 @@ mod text;
 mod trace;
 mod trusted;
 mod verify;
+mod version;
 mod why;
 
 use std::{
@@ -184,6 +187,10 @@ enum Command {
     Run(served::RunArgs),
     /// Measure what a call of each bucket takes
     Bench(served::BenchArgs),
+    /// List the libraries that a host needs to run releases, with their sizes
+    Deps(deps::Args),
+    /// Write a folder that runs releases on a machine without Python and torch
+    Export(export::Args),
     /// List releases, and go back to an earlier one
     Release(release::Args),
     /// Look at every byte of the store, and mend what can be mended
@@ -277,18 +284,30 @@ pub fn main() -> ExitCode {
     code.into()
 }
 
+/// What a command line asks for.
+type Run = dyn FnOnce(&Context) -> Result<u8>;
+
 fn run(args: Vec<OsString>) -> u8 {
     // Help and usage errors are printed before the arguments are known.
     let color = color(&args).unwrap_or(Color::Auto);
     let cli = help::command()
         .color(color.into())
-        .try_get_matches_from(args)
+        .try_get_matches_from(&args)
         .and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = match cli {
-        Ok(cli) => cli,
-        Err(error) => return exit::usage(&error),
+    let (global, run): (Global, Box<Run>) = match cli {
+        Ok(cli) => (
+            cli.global,
+            Box::new(move |context| dispatch(&cli.command, context)),
+        ),
+        Err(error) => match version::asked(&error, &args) {
+            Some((global, asked)) => (
+                global,
+                Box::new(move |context| version::run(&asked, context)),
+            ),
+            None => return exit::usage(&error),
+        },
     };
-    match cli.global.color {
+    match global.color {
         Color::Auto => {}
         Color::Always => anstream::ColorChoice::Always.write_global(),
         Color::Never => anstream::ColorChoice::Never.write_global(),
@@ -305,18 +324,15 @@ fn run(args: Vec<OsString>) -> u8 {
         let _ = signal_hook::flag::register(signal, cancel.clone());
     }
     let context = Context {
-        store: cli
-            .global
-            .store
-            .unwrap_or_else(|| PathBuf::from("artifacts")),
-        shared: cli.global.shared,
-        quiet: cli.global.quiet,
-        verbose: cli.global.verbose,
-        out: Printer::new(cli.global.format, cancel.clone()),
+        store: global.store.unwrap_or_else(|| PathBuf::from("artifacts")),
+        shared: global.shared,
+        quiet: global.quiet,
+        verbose: global.verbose,
+        out: Printer::new(global.format, cancel.clone()),
         cancel,
         damaged: AtomicBool::new(false),
     };
-    match dispatch(&cli.command, &context) {
+    match run(&context) {
         Ok(0) if context.damaged.load(Ordering::Relaxed) => exit::FAILED,
         Ok(code) => code,
         Err(error) => exit::report(&error),
@@ -345,6 +361,8 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Run(args) => run::run(args, context),
         #[cfg(feature = "torch")]
         Command::Bench(args) => bench::run(args, context),
+        Command::Deps(args) => deps::run(args, context),
+        Command::Export(args) => export::run(args, context),
         Command::Release(args) => release::run(args, context),
         Command::Verify(args) => verify::run(args, context),
         Command::Gc(args) => gc::run(args, context),

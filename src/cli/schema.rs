@@ -8,7 +8,10 @@ use std::{collections::BTreeSet, fs, path::Path};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Value, json};
 
-use super::{build, diff, doctor, du, gc, init, log, ls, plan, release, show, stats, verify, why};
+use super::{
+    build, deps, diff, doctor, du, export, gc, init, log, ls, plan, release, show, stats, verify,
+    version, why,
+};
 use crate::{
     build::progress::Event,
     inspect::{external, report, stats::Counts},
@@ -33,9 +36,11 @@ fn documents() -> Vec<(&'static str, Value)> {
             "counts",
             "what Model::counts gives and precast run --counts writes",
         ),
+        made::<deps::Document>("deps", "precast deps --format json"),
         made::<diff::Document>("diff", "precast diff --format json"),
         made::<doctor::Document>("doctor", "precast doctor --format json"),
         made::<du::Document>("du", "precast du --format json"),
+        made::<export::Document>("export", "precast export --format json"),
         made::<gc::Document>("gc", "precast gc --format json"),
         made::<external::Report>("inspect", "precast inspect --format json"),
         made::<log::Document>("log", "precast log --format json"),
@@ -46,6 +51,7 @@ fn documents() -> Vec<(&'static str, Value)> {
         made::<show::Document>("show", "precast show ID --format json"),
         made::<stats::Document>("stats", "precast stats --format json"),
         made::<verify::Document>("verify", "precast verify --format json"),
+        made::<version::Document>("version", "precast --version -v --format json"),
         made::<why::Document>("why", "precast why --format json"),
     ];
     #[cfg(feature = "torch")]

@@ -10,7 +10,9 @@ mod check;
 #[cfg(feature = "torch")]
 mod context;
 mod control;
+mod deps;
 mod doctor;
+mod export;
 #[cfg(feature = "torch")]
 mod gate;
 mod hostile;
@@ -36,6 +38,8 @@ mod torches;
 mod trust;
 #[cfg(feature = "torch")]
 mod tune;
+mod version;
 mod waiting;
+mod wheels;
 mod why;
 mod workers;

@@ -27,7 +27,7 @@ print(json.dumps({'version': list(sys.version_info[:3]), 'executable': sys.execu
 const SOURCE: &str = "#include <omp.h>\n#include <vector>\nextern \"C\" int threads() { return omp_get_max_threads(); }\n";
 
 #[derive(Deserialize)]
-struct Python {
+pub(super) struct Python {
     version: [u32; 3],
     executable: String,
     torch: Option<PathBuf>,
@@ -50,7 +50,7 @@ pub(super) fn checks(launcher: &Launcher, gpus: &[String]) -> Vec<Check> {
     checks
 }
 
-fn python(launcher: &Launcher) -> (Option<Python>, Check) {
+pub(super) fn python(launcher: &Launcher) -> (Option<Python>, Check) {
     let name = "Python";
     let wanted = "name a Python 3.11 or newer that has torch: `--python PATH`, or PRECAST_PYTHON";
     let program = launcher.program.display();

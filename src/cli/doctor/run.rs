@@ -51,7 +51,7 @@ fn memory() -> Check {
     }
 }
 
-fn gpu(gpus: &[String]) -> Check {
+pub(super) fn gpu(gpus: &[String]) -> Check {
     let name = "GPU";
     let driver = fs::read_to_string("/proc/driver/nvidia/version").ok();
     let driver = driver.as_deref().and_then(|text| text.lines().next());

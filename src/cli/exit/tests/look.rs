@@ -1,4 +1,4 @@
-//! Errors of external files.
+//! Errors of external files, and of libraries.
 
 use super::{super::*, io, path};
 use crate::inspect::stats;
@@ -23,6 +23,17 @@ pub(super) fn inspect_errors() -> Vec<Error> {
             why: why(),
         }
         .into(),
+        LibraryError::Io {
+            path: path(),
+            source: io(ErrorKind::PermissionDenied),
+        }
+        .into(),
+        LibraryError::Malformed {
+            name: "`a/path`".to_owned(),
+            why: why(),
+        }
+        .into(),
+        LibraryError::Store(StoreError::Unknown("abcd".into())).into(),
         stats::parse(b"[]").unwrap_err().into(),
         CountsError::Schema { found: 9 }.into(),
     ]

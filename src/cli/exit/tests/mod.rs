@@ -112,7 +112,12 @@ fn every_error_of_a_look_says_what_to_do() {
         include_str!("../../../../crates/precast-inspect/src/stats.rs"),
         "CountsError",
     );
-    assert_eq!(sampled, external.union(&counts).cloned().collect());
+    let libraries = variants(
+        include_str!("../../../../crates/precast-inspect/src/libraries.rs"),
+        "LibraryError",
+    );
+    let all = [external, counts, libraries].into_iter().flatten();
+    assert_eq!(sampled, all.collect());
 }
 
 #[cfg(feature = "torch")]

@@ -1,0 +1,331 @@
+//! `precast deps`: the libraries that a host needs to run releases. Files are read, and nothing is opened.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use owo_colors::OwoColorize;
+use serde::Serialize;
+
+use super::{
+    Context, exit,
+    exit::Usage,
+    libtorch::LibtorchFolder,
+    name,
+    printer::note,
+    table::{self, Column},
+    text::{bytes, count},
+};
+use crate::{
+    inspect::libraries::{self, Asked, Library, Needs, Search},
+    record::Release,
+    store::Store,
+    target::Torch,
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The models, each with `@NUMBER` or `@NAME` for another release than the newest [default: all]
+    #[arg(value_name = "MODEL")]
+    models: Vec<String>,
+    #[command(flatten)]
+    libtorch: LibtorchFolder,
+}
+
+/// A release that was looked at.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Named {
+    model: String,
+    /// Number of the release.
+    seq: u64,
+}
+
+impl Named {
+    /// Returns the names of releases, for a document.
+    pub(super) fn all(releases: &[Release]) -> Vec<Self> {
+        let named = releases.iter().map(|release| Self {
+            model: release.model.clone(),
+            seq: release.seq,
+        });
+        named.collect()
+    }
+}
+
+/// The torch whose libraries these are.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Found<'a> {
+    /// As `2.11.0+cu130`; none where no `version.py` is beside the libraries.
+    version: Option<&'a str>,
+    /// The folder with `libtorch_cpu.so`.
+    folder: &'a Path,
+}
+
+/// The Python environment that torch is in.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Environment {
+    /// Its `site-packages`.
+    folder: PathBuf,
+    /// Bytes of all files in it.
+    pub(super) bytes: u64,
+}
+
+/// `precast deps --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Document<'a> {
+    releases: Vec<Named>,
+    torch: Found<'a>,
+    /// Whether a program runs on a GPU.
+    cuda: bool,
+    /// Bytes of all files.
+    bytes: u64,
+    #[serde(flatten)]
+    needs: &'a Needs,
+    /// None where torch is in no `site-packages`.
+    environment: Option<Environment>,
+}
+
+/// Releases and the libraries that they need.
+pub(super) struct Deps {
+    pub(super) releases: Vec<Release>,
+    /// The folder with `libtorch_cpu.so`.
+    pub(super) folder: PathBuf,
+    /// What `version.py` says.
+    pub(super) torch: Option<Torch>,
+    pub(super) asked: Asked,
+    pub(super) needs: Needs,
+    /// Why the releases don't run with this torch.
+    pub(super) unfit: Option<Usage>,
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+    let store = context.look()?;
+    let deps = Deps::find(&store, &args.models, &args.libtorch)?;
+    let needs = &deps.needs;
+    if let Some(unfit) = &deps.unfit {
+        exit::warning(&unfit.message);
+        exit::tell_hint(&unfit.hint);
+    }
+    let document = Document {
+        releases: Named::all(&deps.releases),
+        torch: Found {
+            version: deps.torch.as_ref().map(|torch| torch.version.as_str()),
+            folder: &deps.folder,
+        },
+        cuda: deps.asked.cuda,
+        bytes: needs.bytes(),
+        needs,
+        environment: deps.environment(),
+    };
+    match context.out.json() {
+        true => context.out.document(&document)?,
+        false => print(&document, &deps, context)?,
+    }
+    Ok(if needs.missing.is_empty() {
+        0
+    } else {
+        exit::FAILED
+    })
+}
+
+impl Deps {
+    /// Finds the releases of these models, or the newest of each model, and what they need.
+    pub(super) fn find(
+        store: &Store,
+        models: &[String],
+        libtorch: &LibtorchFolder,
+    ) -> Result<Self> {
+        let releases = releases(store, models)?;
+        let named = libtorch.find().ok_or_else(|| Usage {
+            message: "no libtorch is named, and the Python in use has no torch".to_owned(),
+            hint: "name the folder of the package `torch`: `--libtorch DIR`, or LIBTORCH"
+                .to_owned(),
+        })?;
+        let folder = libraries::torch_folder(&named).ok_or_else(|| Usage {
+            message: format!(
+                "there is no `{}` in `{}` or `{}`",
+                libraries::CPU,
+                named.join("lib").display(),
+                named.display()
+            ),
+            hint: "name the folder of the package `torch`: `--libtorch DIR`, or LIBTORCH"
+                .to_owned(),
+        })?;
+        let site: Vec<_> = folder.ancestors().nth(2).into_iter().collect();
+        let torch = Torch::find(&site);
+        let version = torch.as_ref().map(|torch| torch.version.as_str());
+        let asked = libraries::asked(store, &releases, version)?;
+        let library_path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let library_path = std::env::split_paths(&library_path);
+        let search = Search {
+            library_path: library_path.filter(|path| path.is_absolute()).collect(),
+            system: libraries::system_folders(),
+            within: None,
+        };
+        let needs = libraries::needs(&folder, &asked, &search)?;
+        let fits = |version: &str| asked.torches.iter().any(|own| own == version);
+        let unfit = version
+            .filter(|version| !fits(version))
+            .map(|version| Usage {
+                message: format!(
+                    "torch {version} in `{}` is not the one of the release: {}",
+                    folder.display(),
+                    asked.torches.join(", ")
+                ),
+                hint: "name the folder of that torch with `--libtorch DIR`".to_owned(),
+            });
+        Ok(Self {
+            releases,
+            folder,
+            torch,
+            asked,
+            needs,
+            unfit,
+        })
+    }
+
+    /// Returns the environment that torch is in, with its size.
+    pub(super) fn environment(&self) -> Option<Environment> {
+        let site = self.folder.ancestors().nth(2)?;
+        let name = site.file_name()?.to_str()?;
+        matches!(name, "site-packages" | "dist-packages").then(|| Environment {
+            folder: site.to_owned(),
+            bytes: libraries::folder_bytes(site),
+        })
+    }
+
+    /// Returns the place of a library in an exported folder. The libraries of wheels look for each other beside the package
+    /// `torch`, so they keep their places there. All others go beside libtorch.
+    pub(super) fn place(&self, library: &Library) -> PathBuf {
+        let packages = self.folder.ancestors().nth(2);
+        let packages = packages.filter(|folder| folder.join("torch/lib") == self.folder);
+        let inside = packages.and_then(|folder| library.path.strip_prefix(folder).ok());
+        inside.map_or_else(
+            || Path::new("torch/lib").join(&library.name),
+            Path::to_owned,
+        )
+    }
+}
+
+/// Returns the releases that are named, or the newest one of each model.
+fn releases(store: &Store, models: &[String]) -> Result<Vec<Release>> {
+    let mut found: Vec<Release> = Vec::new();
+    for model in models {
+        let release = name::release(store, model)?;
+        if !found
+            .iter()
+            .any(|other| (&other.model, other.seq) == (&release.model, release.seq))
+        {
+            found.push(release);
+        }
+    }
+    if models.is_empty() {
+        for model in store.models()? {
+            match store.release(&model, None)? {
+                Some(release) => found.push(release),
+                None => exit::warning(&format!(
+                    "`{model}` has only partial releases: it is left out"
+                )),
+            }
+        }
+    }
+    if found.is_empty() {
+        return Err(exit::Missing {
+            message: "there is no release in the store".to_owned(),
+            hint: "`precast build` makes one; `--store DIR` names another store".to_owned(),
+        }
+        .into());
+    }
+    Ok(found)
+}
+
+fn print(document: &Document<'_>, deps: &Deps, context: &Context) -> Result<()> {
+    print_files(deps, context)?;
+    let needs = &deps.needs;
+    if !needs.host.is_empty() {
+        let host = needs.host.iter().map(|library| match library.path {
+            Some(_) => library.name.clone(),
+            None => format!("{} (not on this machine)", library.name),
+        });
+        let host = host.collect::<Vec<_>>().join(", ");
+        context
+            .out
+            .line(format_args!("\n{} {host}", "of the host:".bold()))?;
+    }
+    for library in &needs.missing {
+        let (name, by) = (&library.name, users(&library.needed_by));
+        let line = format!(
+            "{} {name}, needed by {by}; it is not in {}",
+            "missing:".red().bold(),
+            searched(&library.searched)
+        );
+        context.out.line(line)?;
+    }
+    if context.quiet {
+        return Ok(());
+    }
+    if let Some(environment) = &document.environment {
+        let (whole, folder) = (bytes(environment.bytes), environment.folder.display());
+        note(format_args!(
+            "{}; the Python environment of this torch, `{folder}`, has {whole}",
+            bytes(document.bytes)
+        ));
+    }
+    Ok(())
+}
+
+/// Prints the table of files and their sum.
+pub(super) fn print_files(deps: &Deps, context: &Context) -> Result<()> {
+    const COLUMNS: [Column; 4] = [
+        Column::left("LIBRARY", 0),
+        Column::right("SIZE", 0),
+        Column::left("NEEDED BY", 1),
+        Column::left("FOLDER", 2),
+    ];
+    let files = &deps.needs.files;
+    let rows = files.iter().map(|file| {
+        let place = deps.place(file);
+        let folder = place.parent().unwrap_or(Path::new(""));
+        let by = match file.opened {
+            true => format!("{}, while it runs", users(&file.needed_by)),
+            false => users(&file.needed_by),
+        };
+        let folder = folder.display().to_string();
+        Ok(vec![file.name.clone(), bytes(file.bytes), by, folder])
+    });
+    let total = vec![
+        "total".to_owned(),
+        bytes(deps.needs.bytes()),
+        match files.iter().filter(|file| file.opened).count() {
+            0 => count(files.len() as u64, "file"),
+            opened => format!(
+                "{}, {opened} of them while it runs",
+                count(files.len() as u64, "file")
+            ),
+        },
+    ];
+    table::print(&context.out, &COLUMNS, rows.chain([Ok(total)]))?;
+    Ok(())
+}
+
+/// Returns the first user, and how many more there are.
+pub(super) fn users(needed_by: &[String]) -> String {
+    match needed_by {
+        [] => String::new(),
+        [one] => one.clone(),
+        [one, others @ ..] => format!("{one} and {} more", others.len()),
+    }
+}
+
+/// Returns the folders that a library was looked for in.
+pub(super) fn searched(folders: &[PathBuf]) -> String {
+    let folders = folders
+        .iter()
+        .map(|folder| format!("`{}`", folder.display()));
+    let folders: Vec<_> = folders
+        .chain(["the folders of the system".to_owned()])
+        .collect();
+    folders.join(", ")
+}

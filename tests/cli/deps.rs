@@ -1,0 +1,206 @@
+//! `deps`: the libraries of a tree of tiny ones, and of the checkout's own torch.
+
+use std::fs;
+
+use crate::{
+    sandbox::{LIBTORCH, Sandbox, assert_run},
+    schemas::check,
+    wheels::{link, wheels},
+};
+
+const DEPS: [&str; 5] = ["deps", "fake", "-q", "--libtorch", "site-packages/torch"];
+
+#[test]
+fn libraries_are_listed_with_sizes_users_and_folders() {
+    let sandbox = Sandbox::built();
+    wheels(&sandbox);
+    assert_run!(sandbox, DEPS, @"
+    exit code 0
+    ----- stdout
+    LIBRARY  SIZE  NEEDED BY  FOLDER
+    libtorch_cpu.so  [SIZE]  precast  torch/lib
+    libc10.so  [SIZE]  libtorch_cpu.so  torch/lib
+    libcudart.so.13  [SIZE]  libtorch_cpu.so  nvidia/cu13/lib
+    total  [SIZE]  3 files
+
+    of the host: libc.so.6, libm.so.6
+    ");
+}
+
+#[test]
+fn json_has_the_releases_the_files_and_the_environment() {
+    let sandbox = Sandbox::built();
+    let torch = wheels(&sandbox);
+    let document = sandbox.json(&DEPS);
+    check("deps", &document);
+    assert_eq!(document["releases"][0]["model"], "fake");
+    assert_eq!(document["releases"][0]["seq"], 1);
+    assert_eq!(document["cuda"], false);
+    let files = document["files"].as_array().unwrap();
+    let size = |file: &serde_json::Value| {
+        let path = file["path"].as_str().unwrap();
+        let path = path.strip_prefix("[ROOT]/").unwrap();
+        fs::metadata(sandbox.path(path)).unwrap().len()
+    };
+    let sizes: u64 = files.iter().map(size).sum();
+    assert_eq!(document["bytes"], sizes);
+    let all = document["environment"]["bytes"].as_u64().unwrap();
+    assert!(all > sizes, "{document:#}");
+    // All models where none is named.
+    let libtorch = torch.to_str().unwrap();
+    let plain = sandbox.json(&["deps", "-q", "--libtorch", libtorch]);
+    assert_eq!(plain["files"], document["files"]);
+}
+
+#[test]
+fn a_missing_library_is_named_with_its_user_and_where_it_was_looked_for() {
+    let sandbox = Sandbox::built();
+    let torch = wheels(&sandbox);
+    fs::remove_file(sandbox.path("site-packages/nvidia/cu13/lib/libcudart.so.13")).unwrap();
+    let ran = sandbox.run(&DEPS);
+    assert_eq!(ran.code, 1, "{}", ran.text());
+    let line = ran
+        .stdout
+        .lines()
+        .find(|line| line.starts_with("missing:"))
+        .unwrap();
+    assert_eq!(
+        line,
+        "missing: libcudart.so.13, needed by libtorch_cpu.so; it is not in \
+         `[ROOT]/site-packages/nvidia/cu13/lib`, `[ROOT]/site-packages/torch/lib`, the folders of the system"
+    );
+    check("deps", &sandbox.json(&DEPS));
+    // A file that is no library.
+    fs::write(torch.join("lib/libc10.so"), "text").unwrap();
+    let ran = sandbox.run(&DEPS);
+    assert_eq!(ran.code, 2, "{}", ran.text());
+    assert!(
+        ran.stderr
+            .contains("torch/lib/libc10.so` is not a sound 64-bit shared object"),
+        "{}",
+        ran.text()
+    );
+}
+
+#[test]
+fn a_torch_that_the_release_is_not_for_is_a_warning() {
+    let sandbox = Sandbox::built();
+    let torch = wheels(&sandbox);
+    let text = "__version__ = '2.99.0'\ncuda = None\ngit_version = 'abc'\n";
+    fs::write(torch.join("version.py"), text).unwrap();
+    let ran = sandbox.run(&DEPS);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    assert!(
+        ran.stderr.contains("warning: torch 2.99.0 in `[ROOT]/site-packages/torch/lib` is not the one of the release: 2."),
+        "{}",
+        ran.text()
+    );
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let sandbox = Sandbox::built();
+    wheels(&sandbox);
+    let ran = sandbox.run(&["deps", "other", "--libtorch", "site-packages/torch"]);
+    assert_eq!(ran.code, 3, "{}", ran.text());
+    let ran = sandbox.run(&["deps", "fake", "--libtorch", "nowhere"]);
+    assert_eq!(ran.code, 2, "{}", ran.text());
+    assert!(
+        ran.stderr
+            .contains("there is no `libtorch_cpu.so` in `nowhere/lib` or `nowhere`"),
+        "{}",
+        ran.text()
+    );
+}
+
+#[test]
+fn a_library_of_the_system_is_not_a_file_to_give() {
+    let sandbox = Sandbox::built();
+    let torch = wheels(&sandbox);
+    let needed = ["libstdc++.so.6", "libown.so", "libc.so.6"];
+    link(&torch.join("lib/libc10.so"), &needed, &["-rpath,$ORIGIN"]);
+    // Its folder is named by LD_LIBRARY_PATH.
+    link(&sandbox.path("own/libown.so"), &[], &[]);
+    let mut command = sandbox.command(&[&DEPS[..], &["--format", "json"]].concat());
+    command.env("LD_LIBRARY_PATH", sandbox.path("own"));
+    let ran = sandbox.output(&mut command);
+    let document: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let names = |list: &str| -> Vec<String> {
+        let all = document[list].as_array().unwrap().iter();
+        all.map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert!(
+        names("files").contains(&"libown.so".to_owned()),
+        "{document:#}"
+    );
+    assert!(!names("files").contains(&"libstdc++.so.6".to_owned()));
+    assert!(names("host").contains(&"libstdc++.so.6".to_owned()));
+}
+
+/// The torch of the checkout, of which nothing is copied.
+#[test]
+fn the_checkouts_own_torch_has_all_that_a_cpu_release_needs() {
+    let sandbox = Sandbox::built();
+    let document = sandbox.json(&["deps", "fake", "-q", "--libtorch", LIBTORCH]);
+    assert_eq!(document["missing"], serde_json::json!([]), "{document:#}");
+    let files = document["files"].as_array().unwrap();
+    let names: Vec<_> = files
+        .iter()
+        .map(|file| file["name"].as_str().unwrap())
+        .collect();
+    assert!(
+        names.contains(&"libtorch_cpu.so") && names.contains(&"libc10.so"),
+        "{names:?}"
+    );
+    assert!(!names.contains(&"libtorch_cuda.so") && !names.contains(&"libtorch_python.so"));
+    assert!(document["bytes"].as_u64().unwrap() > 100 << 20);
+    assert!(
+        files.iter().all(|file| file["opened"] == false),
+        "{document:#}"
+    );
+}
+
+#[test]
+fn a_gpu_release_needs_the_cuda_half() {
+    let sandbox = Sandbox::built();
+    let torch = wheels(&sandbox);
+    let store = precast::Store::open(sandbox.path("artifacts")).unwrap();
+    let mut release = store.release("fake", None).unwrap().unwrap();
+    let mut program = store.program(&release.programs[0]).unwrap().unwrap();
+    program.id = precast::Digest::of(b"on a GPU");
+    program.target.device = precast::target::DeviceKind::Cuda;
+    store.put_program(&program).unwrap();
+    release.programs = vec![program.id];
+    store.put_release(&release).unwrap();
+    let ran = sandbox.run(&DEPS);
+    assert_eq!(ran.code, 1, "{}", ran.text());
+    assert!(
+        ran.stdout
+            .contains("missing: libtorch_cuda.so, needed by precast;"),
+        "{}",
+        ran.text()
+    );
+    let lib = torch.join("lib");
+    let needed = ["libtorch_cpu.so", "libcuda.so.1"];
+    link(&lib.join("libtorch_cuda.so"), &needed, &[]);
+    link(&lib.join("libtorch_cuda_linalg.so"), &[], &[]);
+    let ran = sandbox.run(&DEPS);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let lines = ran.stdout.lines();
+    let lines: Vec<Vec<&str>> = lines
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let names: Vec<_> = lines.iter().filter_map(|line| line.first()).collect();
+    assert_eq!(
+        names[4..6],
+        [&"libtorch_cuda.so", &"libtorch_cuda_linalg.so"]
+    );
+    assert_eq!(
+        lines[5][3..],
+        ["libtorch_cuda.so,", "while", "it", "runs", "torch/lib"]
+    );
+    // The driver is the host's own, be it there or not.
+    assert!(ran.stdout.contains("libcuda.so.1"), "{}", ran.text());
+    assert_eq!(sandbox.json(&DEPS)["cuda"], true);
+}

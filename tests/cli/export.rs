@@ -1,0 +1,255 @@
+//! `export`: the folder, its checks, and that it is there whole or not at all. The libraries are tiny ones.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+
+use serde_json::Value;
+
+use crate::{
+    sandbox::{LIBTORCH, Ran, Sandbox, assert_run},
+    schemas::check,
+    wheels::{link, wheels},
+};
+
+fn export(sandbox: &Sandbox, args: &[&str]) -> Ran {
+    let command = ["export", "--libtorch", "site-packages/torch"];
+    sandbox.run(&[&command[..], args].concat())
+}
+
+/// Returns the names of the sandbox's own files and folders.
+fn names(sandbox: &Sandbox) -> Vec<PathBuf> {
+    let mut names: Vec<_> = fs::read_dir(sandbox.path(""))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_folder_has_the_program_the_store_and_the_libraries() {
+    let sandbox = Sandbox::built();
+    // A second release: only the newest one is copied, with its number.
+    sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 3.0");
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    wheels(&sandbox);
+    let mut before = names(&sandbox);
+    let ran = export(&sandbox, &["out/host", "fake", "--format", "json"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let document: Value = serde_json::from_str(&ran.stdout).unwrap();
+    check("export", &document);
+    assert_eq!(document["written"], true);
+    // Nothing else is left.
+    before.push(sandbox.path("out"));
+    before.sort();
+    assert_eq!(names(&sandbox), before);
+    assert_eq!(fs::read_dir(sandbox.path("out")).unwrap().count(), 1);
+    let out = sandbox.path("out/host");
+    assert_eq!(
+        fs::metadata(&out).unwrap().permissions().mode() & 0o777,
+        0o755
+    );
+    let files = sandbox.files("out/host").into_iter();
+    let files = files.map(|file| file.strip_prefix(&out).unwrap().display().to_string());
+    let files: Vec<_> = files.filter(|file| !file.starts_with("store/")).collect();
+    assert_eq!(
+        files,
+        [
+            "bin/precast",
+            "nvidia/cu13/lib/libcudart.so.13",
+            "torch/lib/libc10.so",
+            "torch/lib/libtorch_cpu.so",
+            "torch/version.py"
+        ]
+    );
+    let mode = fs::metadata(out.join("bin/precast"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o111, 0o111);
+
+    let store = out.join("store");
+    let store = store.to_str().unwrap();
+    let verified = sandbox.json(&["verify", "--store", store]);
+    assert_eq!(verified["defects"], serde_json::json!([]));
+    let releases = sandbox.json(&["release", "ls", "--store", store]);
+    let own = sandbox.json(&["release", "ls"]);
+    assert_eq!(releases["releases"].as_array().unwrap().len(), 1);
+    assert_eq!(releases["releases"][0], own["releases"][0]);
+    assert_eq!(releases["releases"][0]["seq"], 2);
+
+    // The copy needs nothing from outside.
+    let torch = out.join("torch");
+    let there = sandbox.json(&[
+        "deps",
+        "-q",
+        "--store",
+        store,
+        "--libtorch",
+        torch.to_str().unwrap(),
+    ]);
+    assert_eq!(there["missing"], serde_json::json!([]));
+    let paths = there["files"].as_array().unwrap().iter();
+    let mut paths = paths.map(|file| file["path"].as_str().unwrap());
+    assert!(
+        paths.all(|path| path.starts_with("[ROOT]/out/host/")),
+        "{there:#}"
+    );
+}
+
+#[test]
+fn a_dry_run_prints_the_plan_and_writes_nothing() {
+    let sandbox = Sandbox::built();
+    wheels(&sandbox);
+    let before = names(&sandbox);
+    let dry = ["export", "out", "--libtorch", "site-packages/torch", "-n"];
+    assert_run!(sandbox, dry, @"
+    exit code 0
+    ----- stdout
+    LIBRARY  SIZE  NEEDED BY  FOLDER
+    libtorch_cpu.so  [SIZE]  precast  torch/lib
+    libc10.so  [SIZE]  libtorch_cpu.so  torch/lib
+    libcudart.so.13  [SIZE]  libtorch_cpu.so  nvidia/cu13/lib
+    total  [SIZE]  3 files
+
+    PART  SIZE
+    bin/precast  [SIZE]  this program
+    store  [SIZE]  fake@1: 6 objects
+    libraries  [SIZE]  3 files
+    total  [SIZE]
+    ----- stderr
+    [SIZE]; the Python environment of this torch has [SIZE]
+    nothing was written: this is what `out` would get
+    ");
+    let ran = export(&sandbox, &["out", "-n", "--format", "json"]);
+    let document: Value = serde_json::from_str(&ran.stdout).unwrap();
+    check("export", &document);
+    assert_eq!(document["written"], false);
+    assert_eq!(names(&sandbox), before);
+}
+
+#[test]
+fn only_a_new_or_an_empty_folder_is_written() {
+    let sandbox = Sandbox::built();
+    wheels(&sandbox);
+    fs::create_dir(sandbox.path("full")).unwrap();
+    sandbox.write("full/mine", "text");
+    sandbox.write("file", "text");
+    std::os::unix::fs::symlink("nowhere", sandbox.path("link")).unwrap();
+    let before = names(&sandbox);
+    for (folder, why) in [
+        ("full", "`full` is not empty"),
+        ("file", "`file` is not a folder"),
+        ("link", "`link` is a symbolic link to nothing"),
+    ] {
+        for args in [&[folder][..], &[folder, "-n"]] {
+            let ran = export(&sandbox, args);
+            assert_eq!(ran.code, 2, "{}", ran.text());
+            assert!(ran.stderr.contains(why), "{}", ran.text());
+        }
+    }
+    assert_eq!(names(&sandbox), before);
+    assert_eq!(fs::read_dir(sandbox.path("full")).unwrap().count(), 1);
+    fs::create_dir(sandbox.path("empty")).unwrap();
+    let ran = export(&sandbox, &["empty"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    assert!(sandbox.path("empty/bin/precast").exists());
+}
+
+#[test]
+fn what_could_not_run_is_refused_and_nothing_is_left() {
+    let sandbox = Sandbox::built();
+    let torch = wheels(&sandbox);
+    let before = names(&sandbox);
+    // A search path of this machine alone.
+    let other = sandbox.path("other");
+    let rpath = format!("-rpath,{}:$ORIGIN", other.display());
+    link(&torch.join("lib/libc10.so"), &["libown.so"], &[]);
+    let missing = export(&sandbox, &["out", "fake"]);
+    assert_eq!(missing.code, 2, "{}", missing.text());
+    assert!(
+        missing
+            .stderr
+            .contains("`libown.so` is missing, needed by libc10.so;"),
+        "{}",
+        missing.text()
+    );
+    assert_eq!(names(&sandbox), before);
+
+    // It is found by its absolute path here, and by `$ORIGIN` in the copy.
+    link(
+        &other.join("libown.so"),
+        &["libfar.so"],
+        &["-rpath,/nowhere"],
+    );
+    link(&torch.join("lib/libc10.so"), &["libown.so"], &[&rpath]);
+    link(&sandbox.path("far/libfar.so"), &[], &[]);
+    let far = sandbox.path("far");
+    let mut command = sandbox.command(&["export", "out", "--libtorch", "site-packages/torch"]);
+    // In the copy nothing leads from it to the other one.
+    let lost = sandbox.output(command.env("LD_LIBRARY_PATH", &far));
+    assert_eq!(lost.code, 2, "{}", lost.text());
+    assert!(
+        lost.stderr
+            .contains("`libown.so` would not find `[ROOT]/far/libfar.so` in the folder"),
+        "{}",
+        lost.text()
+    );
+    assert!(!sandbox.path("out").exists());
+    link(&other.join("libown.so"), &[], &[]);
+    let found = export(&sandbox, &["out", "fake"]);
+    assert_eq!(found.code, 0, "{}", found.text());
+    assert!(sandbox.path("out/torch/lib/libown.so").exists());
+
+    let text = "__version__ = '2.99.0'\ncuda = None\ngit_version = 'abc'\n";
+    fs::write(torch.join("version.py"), text).unwrap();
+    let wrong = export(&sandbox, &["again"]);
+    assert_eq!(wrong.code, 2, "{}", wrong.text());
+    assert!(
+        wrong.stderr.contains("torch 2.99.0 in")
+            && wrong.stderr.contains("is not the one of the release"),
+        "{}",
+        wrong.text()
+    );
+}
+
+#[test]
+fn a_damaged_object_ends_it_and_nothing_is_left() {
+    let sandbox = Sandbox::built();
+    wheels(&sandbox);
+    let before = names(&sandbox);
+    let largest = sandbox.files("artifacts/objects").into_iter();
+    let largest = largest
+        .max_by_key(|file| fs::metadata(file).unwrap().len())
+        .unwrap();
+    let mut bytes = fs::read(&largest).unwrap();
+    let place = bytes.len() / 2;
+    bytes[place] ^= 1;
+    fs::set_permissions(&largest, fs::Permissions::from_mode(0o644)).unwrap();
+    fs::write(&largest, bytes).unwrap();
+    fs::set_permissions(&largest, fs::Permissions::from_mode(0o444)).unwrap();
+    let ran = export(&sandbox, &["out"]);
+    assert_eq!(ran.code, 1, "{}", ran.text());
+    assert_eq!(names(&sandbox), before);
+}
+
+/// The torch of the checkout: its libraries are too large to copy in a test.
+#[test]
+fn the_checkouts_own_torch_is_planned() {
+    let sandbox = Sandbox::built();
+    let document = sandbox.json(&["export", "out", "-n", "-q", "--libtorch", LIBTORCH]);
+    let files = document["files"].as_array().unwrap().iter();
+    let paths: Vec<_> = files.map(|file| file["path"].as_str().unwrap()).collect();
+    for path in [
+        "bin/precast",
+        "torch/version.py",
+        "torch/lib/libtorch_cpu.so",
+        "torch/lib/libc10.so",
+    ] {
+        assert!(paths.contains(&path), "{paths:?}");
+    }
+    let environment = document["environment"]["bytes"].as_u64().unwrap();
+    assert!(
+        document["bytes"].as_u64().unwrap() < environment,
+        "{document:#}"
+    );
+}
