@@ -7,7 +7,7 @@
 # safetensors in the versions of requirements.txt; no Rust and no network.
 #
 #   DEVICE=cpu         the same on the CPU
-#   PARTS="a b c"      which parts to run, of: minilm tests bench blocks (all but blocks unless set)
+#   PARTS="a b c"      which parts to run, of: minilm tests bench export blocks (all but blocks unless set)
 #   TESTS="values::"   which tests to run, as libtest filters names (all unless set)
 #
 # It leaves OUTPUT_FOLDER/summary.json with everything that was printed as data, tests.txt and run.log. Exit code 0: every
@@ -19,7 +19,7 @@ out=$(cd "$out" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 device=${DEVICE:-cuda}
-parts=" ${PARTS:-minilm tests bench} "
+parts=" ${PARTS:-minilm tests bench export} "
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -124,6 +124,19 @@ if has bench; then
     if [ "$device" = cuda ]; then
         step bench-graphs precast bench encode --model minilm --graphs always --format json
     fi
+fi
+
+if has export; then
+    # A folder with the program, the store and the libraries runs with nothing else of this environment.
+    step deps precast deps minilm --format json
+    step export precast export "$work/exported" minilm --format json
+    test -e "$work/cases/batch=5,seq=77.inputs.safetensors" ||
+        step export-inputs "$python" "$here/numerics.py" --spec "$spec" --module encode --out "$work/cases" batch=5,seq=77
+    step export-run env -i "$work/exported/bin/precast" run encode --store "$work/exported/store" --libtorch "$work/exported/torch" \
+        --inputs "$work/cases/batch=5,seq=77.inputs.safetensors" --outputs "$work/cases/exported.safetensors" --format json
+    step export-compare "$python" "$here/compare.py" "$work/cases/exported.safetensors" \
+        "$work/cases/batch=5,seq=77.eager.safetensors" --rtol "$rtol" --atol "$atol"
+    rm -rf "$work/exported"
 fi
 
 if has blocks; then

@@ -72,16 +72,19 @@ def _compiled(main: str, sources: dict[str, str], include: list[str], out: Path,
 def _cuda_headers() -> list[str] | str:
     """Returns the folders with the CUDA headers that torch's own headers include, or why there are none.
 
-    They come with the wheels that torch depends on (`nvidia/cu13/include` beside torch), or a toolkit at `CUDA_HOME`.
+    They come with the wheels that torch depends on (`nvidia/cu13/include` beside torch), or a toolkit (`CUDA_HOME`).
     The runtime's wheel has no `crt/`; that is in `nvidia-cuda-crt`, and a copy of it in triton's.
     """
     import torch
+    from torch.utils.cpp_extension import CUDA_HOME
 
     site = Path(torch.__file__).parent.parent
-    home = os.environ.get("CUDA_HOME")
-    folders = [Path(home) / "include"] if home else []
+    named = os.environ.get("CUDA_HOME")
+    folders = [Path(named) / "include"] if named else []
     folders += sorted(site.glob("nvidia/cu*/include"), reverse=True)
     folders.append(site / "triton/backends/nvidia/include")
+    # A toolkit of the machine may be of another version: last.
+    folders += [Path(CUDA_HOME) / "include"] if CUDA_HOME else []
     for header in ("cuda_runtime_api.h", "crt/host_defines.h"):
         if not any((folder / header).exists() for folder in folders):
             return f"no `{header}` beside torch or under CUDA_HOME"
