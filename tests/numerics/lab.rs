@@ -18,6 +18,7 @@ use serde_json::Value;
 pub const MINILM: &str = "examples/minilm/precast.toml";
 pub const SMALL: &str = "tests/numerics/small/precast.toml";
 pub const VALUES: &str = "tests/numerics/values/precast.toml";
+pub const STACK: &str = "examples/blocks/precast.toml";
 pub const VLM: &str = "examples/vlm/precast.toml";
 
 pub struct Lab {
@@ -74,7 +75,12 @@ pub fn vlm() -> &'static Lab {
 fn empty() -> &'static Lab {
     static LAB: OnceLock<Lab> = OnceLock::new();
     LAB.get_or_init(|| {
-        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("numerics");
+        // The store of the pass with the torch of `.venv` is kept beside that of another pass.
+        let name = match libtorch() == checkout().join(".venv/libtorch") {
+            true => "numerics",
+            false => "numerics-other-torch",
+        };
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let _ = fs::remove_dir_all(&root);
         let store = std::env::var_os("PRECAST_TEST_STORE")
             .map_or_else(|| root.join("store"), PathBuf::from);
@@ -171,6 +177,14 @@ impl Lab {
         ))
     }
 
+    /// Asks eager for inputs and answers of `module` at these sizes; returns the file with the inputs.
+    pub fn inputs(&self, spec: &str, model: &str, module: &str, case: &str) -> PathBuf {
+        let folder = self.cases.join(model).join(module);
+        let out = folder.to_str().unwrap();
+        eager(&["--spec", spec, "--module", module, "--out", out, case]);
+        folder.join(format!("{case}.inputs.safetensors"))
+    }
+
     /// Asks eager for inputs and answers of `module` (`answer(ids,pixels)` for one of its variants) at these sizes,
     /// answers the same inputs with `precast run`, and compares: dtype and shape equal, every element within `atol + rtol * |eager|`. Returns the bucket and the rung that answered.
     pub fn agrees(
@@ -183,10 +197,9 @@ impl Lab {
         atol: f64,
     ) -> (String, String) {
         let folder = self.cases.join(model).join(module);
-        let out = folder.to_str().unwrap();
-        eager(&["--spec", spec, "--module", module, "--out", out, case]);
+        let inputs = self.inputs(spec, model, module, case);
         let file = |kind: &str| folder.join(format!("{case}.{kind}.safetensors"));
-        let (inputs, got) = (file("inputs"), file("got"));
+        let got = file("got");
         let (name, _) = module.split_once('(').unwrap_or((module, ""));
         let run = [
             "run",

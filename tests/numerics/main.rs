@@ -10,6 +10,7 @@
 mod example;
 mod lab;
 mod memory;
+mod moved;
 mod operators;
 mod prepared;
 mod receipts;
