@@ -54,6 +54,29 @@ fn what_runs_on_the_cpu_asks_no_driver() {
 }
 
 #[test]
+fn two_cudas_in_one_process_are_refused() {
+    let sandbox = Sandbox::built();
+    sandbox.tensors("x.safetensors", &[("x", &[1, 3], &[0.0; 3])]);
+    sandbox.write("empty.c", "");
+    let other = sandbox.path("libcudart.so.1");
+    let mut build = Command::new("g++");
+    build
+        .args(["-shared", "-o"])
+        .arg(&other)
+        .arg(sandbox.path("empty.c"));
+    assert!(build.status().unwrap().success());
+    let run = [&RUN[..], &["--device", "cuda:0"]].concat();
+    let ran = sandbox.output(sandbox.command(&run).env("LD_PRELOAD", &other));
+    assert_eq!(ran.code, 4, "{}", ran.text());
+    assert!(
+        ran.stderr
+            .contains("the process has `[ROOT]/libcudart.so.1`, and torch 2.11.0"),
+        "{}",
+        ran.text()
+    );
+}
+
+#[test]
 fn a_context_is_made_once() {
     if Path::new("/dev/nvidiactl").exists() {
         let skipped = "a_context_is_made_once: skipped: libtorch would meet a driver that can do no more than this";

@@ -8,6 +8,7 @@
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fs::File,
+    path::PathBuf,
     sync::{Mutex, OnceLock, PoisonError},
 };
 
@@ -106,9 +107,35 @@ pub fn cuda_for(devices: &[usize]) -> Result<&'static Cuda, String> {
     CUDA.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
+/// CUDA's runtime library, by its file name up to the version.
+const CUDART: &str = "libcudart.so.";
+
+/// Fails where the process has the runtime library of another CUDA than torch's.
+fn one_cuda(there: &[PathBuf], torch: &str, cuda: &str) -> Result<(), String> {
+    let major = |version: &str| version.split('.').next().map(str::to_owned);
+    let other = there.iter().find(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.strip_prefix(CUDART).and_then(major) != major(cuda)
+    });
+    match other {
+        Some(path) => Err(format!(
+            "the process has `{}`, and torch {torch} is for CUDA {cuda}: there can be only one CUDA in a process",
+            path.display()
+        )),
+        None => Ok(()),
+    }
+}
+
 impl Cuda {
     fn load() -> Result<Self, String> {
-        let path = libtorch::get()?.folder.join("libtorch_cuda.so");
+        let open = libtorch::get()?;
+        if let Some(torch) = libtorch::packaged(&open.folder)
+            && let Some(cuda) = &torch.cuda
+        {
+            let there = libtorch::loaded(|name| name.starts_with(CUDART));
+            one_cuda(&there, &torch.version, cuda)?;
+        }
+        let path = open.folder.join("libtorch_cuda.so");
         // SAFETY: it is libtorch's own library, of the folder the process runs libtorch from; its initialisers
         // register the CUDA backend.
         let loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
@@ -279,6 +306,26 @@ impl Functions {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_process_has_one_cuda() {
+        let check = |names: &[&str]| {
+            let there: Vec<_> = names.iter().map(Into::into).collect();
+            super::one_cuda(&there, "2.11.0+cu130", "13.0")
+        };
+        assert_eq!(check(&[]), Ok(()));
+        assert_eq!(
+            check(&["/a/libcudart.so.13", "/b/libcudart.so.13.0.96"]),
+            Ok(())
+        );
+        for other in ["/a/libcudart.so.12", "/a/libcudart.so.130"] {
+            let error = check(&["/b/libcudart.so.13", other]).unwrap_err();
+            assert!(
+                error.starts_with(&format!("the process has `{other}`, and torch")),
+                "{error}"
+            );
+        }
+    }
+
     #[test]
     fn the_shim_asks_the_loader_for_nothing_special() {
         let compiled = precast_shim::testing::compiled();

@@ -150,8 +150,8 @@ impl Libtorch {
                     )
                 })?;
                 // The version first: nothing of a libtorch that is refused has run then.
-                if let Some(version) = packaged(&folder) {
-                    checked(&version, &folder, untried)?;
+                if let Some(torch) = packaged(&folder) {
+                    checked(&torch.version, &folder, untried)?;
                 }
                 let path = folder.join(CPU);
                 // SAFETY: it is libtorch's own library, of the folder that the caller named; its initialisers register
@@ -182,9 +182,7 @@ impl Libtorch {
 
 /// Returns the libtorch that the process has, with its symbols made visible to what is loaded later. Fails where there are two.
 fn already() -> Result<Option<Loaded>, String> {
-    let mut found = loaded_copies();
-    found.sort();
-    found.dedup();
+    let mut found = loaded(|name| name == CPU);
     if let [one, other, ..] = &found[..] {
         return Err(format!(
             "the process has two copies of libtorch, `{}` and `{}`: there can be only one",
@@ -202,8 +200,8 @@ fn already() -> Result<Option<Loaded>, String> {
         .map_err(|error| format!("`{}` can't be opened: {}", path.display(), cause(&error)))
 }
 
-/// Returns the files of the libtorchs that are loaded.
-fn loaded_copies() -> Vec<PathBuf> {
+/// Returns the files of the libraries that the process has loaded and whose file names `is` takes, sorted.
+pub(super) fn loaded(is: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     unsafe extern "C" fn each(
         info: *mut libc::dl_phdr_info,
         _: usize,
@@ -217,15 +215,15 @@ fn loaded_copies() -> Vec<PathBuf> {
             }
             (CStr::from_ptr(name), &mut *found.cast::<Vec<PathBuf>>())
         };
-        let path = Path::new(OsStr::from_bytes(name.to_bytes()));
-        if path.file_name() == Some(CPU.as_ref()) {
-            found.push(path.to_owned());
-        }
+        found.push(PathBuf::from(OsStr::from_bytes(name.to_bytes())));
         0
     }
     let mut found: Vec<PathBuf> = Vec::new();
     // SAFETY: `each` takes what it is given here, and only during the call.
     unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut found).cast()) };
+    found.retain(|path| path.file_name().and_then(OsStr::to_str).is_some_and(&is));
+    found.sort();
+    found.dedup();
     found
 }
 
@@ -235,12 +233,12 @@ pub(super) fn numbers(abi: u64) -> String {
     format!("{major}.{minor}.{patch}")
 }
 
-/// Returns the full version of the torch package around a folder with libtorch.
-fn packaged(folder: &Path) -> Option<String> {
+/// Returns the torch package around a folder with libtorch.
+pub(super) fn packaged(folder: &Path) -> Option<Torch> {
     // <site-packages>/torch/lib
     let folder = folder.canonicalize().ok()?;
     let site: Vec<_> = folder.ancestors().nth(2).into_iter().collect();
-    Torch::find(&site).map(|torch| torch.version)
+    Torch::find(&site)
 }
 
 /// Fails for a version that is not supported.
@@ -304,7 +302,7 @@ mod tests {
     fn there_is_one_and_another_one_is_refused() {
         let own = get().unwrap();
         assert!(own.folder.join(CPU).exists());
-        assert_eq!(loaded_copies().len(), 1);
+        assert_eq!(loaded(|name| name == CPU).len(), 1);
         assert!(std::ptr::eq(own, open(Some(&own.folder), false).unwrap()));
         assert!(std::ptr::eq(own, open(own.folder.parent(), false).unwrap()));
         let other = open(Some(Path::new("/nowhere")), false).err().unwrap();
