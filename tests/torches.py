@@ -3,6 +3,10 @@
     make torches                        every version of requirements/
     make torches ARGS="2.12.1 2.13.0"
     make torches ARGS="2.14.1 --only tests/worker/test_capture.py --keep"
+    make torches ARGS="--store target/tmp/numerics/store --models minilm small vlm"
+
+With `--store`, the gates of these models' releases, which an older torch has built, are run in a copy of the store
+with each version too: `precast verify --host`.
 
 An environment that is not there is made for the run (`make torch`), and removed after it. What tests say is in
 target/torches/VERSION.log.
@@ -17,6 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 from pathlib import Path
@@ -63,7 +68,7 @@ def inside(files: list[str]) -> dict[str, Any]:
     }
 
 
-def outside(version: str, files: list[str], keep: bool) -> dict[str, Any]:
+def outside(version: str, files: list[str], keep: bool, store: Path | None, models: list[str]) -> dict[str, Any]:
     """Makes an environment if need be, and runs the tests in it; returns a row of the table."""
     folder = ROOT / f".venv-torch-{version}"
     was_there = folder.exists()
@@ -76,7 +81,12 @@ def outside(version: str, files: list[str], keep: bool) -> dict[str, Any]:
                 command = ["make", "--no-print-directory", "torch", f"TORCH={version}"]
                 subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=True)
             print(f"torch {version}: runs the tests", file=sys.stderr, flush=True)
-            return tests(folder / "bin" / "python", files, log)
+            python = folder / "bin" / "python"
+            row = tests(python, files, log)
+            if store is not None:
+                print(f"torch {version}: runs the gates of releases", file=sys.stderr, flush=True)
+                row["gates"] = gates(python, store, models, log)
+            return row
     finally:
         if not was_there and not keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -94,16 +104,73 @@ def tests(python: Path, files: list[str], log: TextIO) -> dict[str, Any]:
     return json.loads(last)
 
 
+def gates(python: Path, store: Path, models: list[str], log: TextIO) -> list[dict[str, Any]]:
+    """Runs the gates of releases in a copy of a store, with the torch of an interpreter; returns what came of each."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "store"
+        shutil.copytree(store, copy, symlinks=True)
+        command = [str(ROOT / "target/release/precast"), "verify", "--host", *models, "--format", "json"]
+        # LIBTORCH would be another torch than this interpreter's.
+        environment = {name: value for name, value in os.environ.items() if name != "LIBTORCH"}
+        ran = subprocess.run(
+            [*command, "--store", str(copy), "--python", str(python)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            text=True,
+            check=False,
+        )
+        log.write(ran.stdout)
+        if not ran.stdout:
+            raise SystemExit(f"error: the gates ended with {ran.returncode}; `{log.name}` has what they said")
+        return json.loads(ran.stdout)["releases"]
+
+
+def of_gates(row: dict[str, Any]) -> str:
+    """Returns what the gates of releases found, for the table."""
+    releases = row.get("gates")
+    if releases is None:
+        return "not run"
+    programs = [program for release in releases for program in release["programs"]]
+    failed = [f"{one['module']} {one['bucket']}" for one in programs if one["error"]]
+    most = max((one["max_abs"] or 0.0 for one in programs if not one["error"]), default=0.0)
+    passed = f"{len(programs) - len(failed)} of {len(programs)} passed, at most {most:.0e} from eager"
+    return f"{passed}; failed: {', '.join(failed)}" if failed else passed
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns rows as a table in Markdown."""
-    head = ("torch", "Triton", "CUDA", "tests run", "failed", "skipped", "features off", "options gone", "minutes")
+    head = (
+        "torch",
+        "Triton",
+        "CUDA",
+        "tests run",
+        "failed",
+        "skipped",
+        "features off",
+        "options gone",
+        "gates",
+        "minutes",
+    )
     lines = [head, ("---",) * len(head)]
     for row in rows:
         gone = ", ".join(f"`{option}`" for option in row["gone"])
         numbers = [str(row["run"]), str(len(row["failed"])), str(row["skipped"])]
         minutes = f"{row['seconds'] / 60:.0f}"
         names = ", ".join(row["off"]) or "none"
-        lines.append((row["torch"], row["triton"], row["cuda"] or "none", *numbers, names, gone or "none", minutes))
+        lines.append(
+            (
+                row["torch"],
+                row["triton"],
+                row["cuda"] or "none",
+                *numbers,
+                names,
+                gone or "none",
+                of_gates(row),
+                minutes,
+            )
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -112,6 +179,8 @@ def main() -> int:
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="[default: all of requirements/]")
     parser.add_argument("--only", nargs="+", metavar="FILE", help="run these files of tests")
     parser.add_argument("--keep", action="store_true", help="keep environments")
+    parser.add_argument("--store", type=Path, metavar="DIR", help="run the gates of releases in this store as well")
+    parser.add_argument("--models", nargs="+", default=[], metavar="MODEL", help="whose [default: all models]")
     parser.add_argument("--inside", action="store_true", help="run the tests in this process, and print a row as JSON")
     args = parser.parse_args()
     files = args.only or all_tests()
@@ -123,11 +192,12 @@ def main() -> int:
         parser.error(f"no requirements/torch-{unknown[0]}.txt; there is: {', '.join(versions())}")
     rows = []
     for version in wanted:
-        rows.append(outside(version, files, args.keep))
+        rows.append(outside(version, files, args.keep, args.store, args.models))
         for name in rows[-1]["failed"]:
             print(f"torch {version}: failed: {name}", file=sys.stderr)
         print(table(rows), flush=True)
-    return 1 if any(row["failed"] for row in rows) else 0
+    refused = [one for row in rows for one in row.get("gates", []) if not one["passed"]]
+    return 1 if refused or any(row["failed"] for row in rows) else 0
 
 
 if __name__ == "__main__":
