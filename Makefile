@@ -57,9 +57,10 @@ NEWEST := $(lastword $(TORCHES))
 # What builds, gates, and answers: MiniLM, the vision-language model, the stack of blocks, custom operators, eager, values.
 NEWEST_TESTS := minilm_ tied_ an_output_ vlm:: operators:: values:: moved::
 
-test-newest: test-long
-	$(MAKE) --no-print-directory torch TORCH=$(NEWEST)
-	LIBTORCH=$(CURDIR)/.venv-torch-$(NEWEST)/libtorch PRECAST_PYTHON=$(CURDIR)/.venv-torch-$(NEWEST)/bin/python \
+NEWEST_ENV := .venv-torch-$(NEWEST)
+
+test-newest: test-long $(NEWEST_ENV)/requirements.txt ## the numerics with the newest torch, and releases of an older one under it
+	LIBTORCH=$(CURDIR)/$(NEWEST_ENV)/libtorch PRECAST_PYTHON=$(CURDIR)/$(NEWEST_ENV)/bin/python \
 		$(CARGO) test --workspace --features sync-points,ndarray --test numerics -- --include-ignored $(NEWEST_TESTS)
 
 test-torch: torch ## the worker's tests with another torch (TORCH=2.15.0)
@@ -97,7 +98,7 @@ lint: venv lint-bare ## formatting, clippy, rustdoc and ruff
 # what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
 test: ## lint, then every test that this machine can run
-	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-short test-doc test-compiler test-worker book
+	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-short test-doc test-compiler test-worker book test-newest
 
 test-build: lint
 	$(CARGO) test --no-run $(FEATURES)

@@ -16,7 +16,7 @@ fn compile(source: &Path, to: &Path) {
     let torch = libtorch();
     let include = torch.join("include");
     let status = Command::new("g++")
-        .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"])
+        .args(["-std=c++20", "-O1", "-shared", "-fPIC", "-o"])
         .arg(to)
         .arg(source)
         .arg(format!("-I{}", include.display()))

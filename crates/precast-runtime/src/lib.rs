@@ -105,7 +105,7 @@ pub use background::Timings;
 pub use ending::shut_down;
 pub use error::{NoFit, RuntimeError};
 pub use exit::exit;
-pub use ffi::{DeviceMemory, Libtorch, Scope, Stream, TensorRef};
+pub use ffi::{DeviceMemory, Libtorch, Preload, Scope, Stream, TensorRef, preload_context};
 pub use graphs::Session;
 pub use host::{device_memory, host, synchronize};
 pub use loader::Loading;

@@ -204,7 +204,7 @@ fn print(row: &Row, context: &Context) -> Result<()> {
         ),
         (None, None) => format!("{}  {place}", "passed".green()),
     };
-    Ok(context.out.line(line)?)
+    context.out.line(line)
 }
 
 /// The gates of one release.
