@@ -25,10 +25,11 @@ use smallvec::SmallVec;
 use super::{
     RuntimeError,
     ffi::{Container, Handle, Library, Meta, Operators, RawStream, RunError, Stolen, Weight},
+    layout::bytes_of,
     pad::Buffers,
     pool::{Held, Pool, Wait},
     prepacked::Bound,
-    weights::{Weights, bytes_of},
+    weights::Weights,
 };
 
 /// Tensor handles of one call.

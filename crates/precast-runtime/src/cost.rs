@@ -7,7 +7,7 @@
 
 use precast_store::record::Sizes;
 
-use super::{loader::Slot, runtime::volume};
+use super::{layout::volume, loader::Slot};
 
 /// One program, as far as its cost goes.
 struct Known<'a> {

@@ -8,7 +8,7 @@ use precast_store::{
     target::Mismatch,
 };
 
-use super::problem::Problem;
+use super::{problem::Problem, source::SourceError};
 
 mod hint;
 
@@ -423,6 +423,11 @@ pub enum NoFit {
     TooLarge,
     /// A bucket covers it, and may not be padded into.
     PaddingRefused,
+}
+
+/// Names what could not be read.
+pub(super) fn in_store(what: String) -> impl FnOnce(SourceError) -> RuntimeError {
+    move |source| RuntimeError::Store { what, source }
 }
 
 fn no_shim(torch: &str, known: &[String], outdated: bool) -> String {

@@ -1,4 +1,6 @@
-//! What this host is, to the runtime: the libtorch it runs, the CPU, and a device.
+//! What this host is, to the runtime: the libtorch it runs, the CPU, a device, and the time.
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::{
     RuntimeError,
@@ -91,6 +93,14 @@ pub fn synchronize(device: Device) -> Result<(), RuntimeError> {
     };
     let done = cuda().and_then(|cuda| cuda.synchronize(ordinal));
     done.map_err(|reason| RuntimeError::NoDevice { device, reason })
+}
+
+/// Returns the time in seconds since 1970.
+pub(super) fn now() -> i64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

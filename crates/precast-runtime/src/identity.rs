@@ -11,7 +11,7 @@ use precast_store::{
 };
 use serde_json::Value;
 
-use super::{RuntimeError, program::in_store, source::Source};
+use super::{RuntimeError, error::in_store, source::Source};
 
 /// Reads the record of an artifact. Fails when it is another's, or was built for another kind of host.
 pub(super) fn artifact(

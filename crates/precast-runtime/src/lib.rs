@@ -70,6 +70,7 @@ mod flags;
 mod graphs;
 mod host;
 mod identity;
+mod layout;
 mod loader;
 mod model;
 mod operators;

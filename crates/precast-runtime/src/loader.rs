@@ -18,12 +18,13 @@ use precast_store::{Checking, Device, Digest, Mapped, Target, record::Program};
 
 use super::{
     RuntimeError,
+    error::in_store,
     graphs::Shared,
     host::make_room,
     identity,
     packing::Together,
     pool::{self, Wait},
-    program::{Ready, With, in_store},
+    program::{Ready, With},
     runtime::Graphs,
     source::Source,
     stats::Counters,

@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use precast_store::{
@@ -21,6 +21,7 @@ use super::{
     background::Behind,
     ffi::TensorRef,
     graphs::Session,
+    host::now,
     loader::Slot,
     outputs::Outputs,
     pool::Wait,
@@ -344,14 +345,6 @@ impl Model {
             .find_map(|variant| variant.exactly(sizes))?
             .session()
     }
-}
-
-/// Returns the time in seconds since 1970.
-pub(super) fn now() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 impl std::fmt::Debug for Model {

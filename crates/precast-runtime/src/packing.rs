@@ -16,8 +16,8 @@ use precast_store::{
 
 use super::{
     ffi::{Handle, Meta, contiguous},
+    layout::bytes_of,
     source::Source,
-    weights::bytes_of,
 };
 
 /// Lists of tensors' names.

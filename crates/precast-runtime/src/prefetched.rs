@@ -13,7 +13,7 @@ use precast_store::{
 };
 
 use super::{
-    runtime::volume,
+    layout::volume,
     source::{Source, SourceError},
 };
 

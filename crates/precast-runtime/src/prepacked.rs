@@ -21,8 +21,9 @@ use precast_store::record::{Artifact, Layout, Operand, Prepared, Recipe};
 
 use super::{
     ffi::{Call, Handle, Meta, Operators, Value, Weight},
+    layout::{bytes_of, same_strides},
     packing,
-    weights::{Weights, bytes_of, same_strides},
+    weights::Weights,
 };
 
 /// Whose operators a recipe may call: libtorch registers them itself.

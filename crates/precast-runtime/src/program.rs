@@ -18,7 +18,7 @@ use super::{
     identity, operators,
     pad::{self, Buffer, Buffers, Cut},
     pool::Wait,
-    source::{Source, SourceError},
+    source::Source,
     trial::Trials,
     weights::Weights,
     wiring::{check_layouts, last_uses},
@@ -507,9 +507,4 @@ impl Ready {
             message,
         }
     }
-}
-
-/// Names what could not be read.
-pub(super) fn in_store(what: String) -> impl FnOnce(SourceError) -> RuntimeError {
-    move |source| RuntimeError::Store { what, source }
 }

@@ -15,13 +15,14 @@ use precast_store::{
 use super::{
     RuntimeError,
     ending::{self, Entered},
+    error::in_store,
     ffi::{Libtorch, cuda, cuda_for, open_libtorch},
     host::host,
     identity,
+    layout::volume,
     loader::{Held, Loader, Loading, Slot},
     model::{Inputs, Model},
     packing::Together,
-    program::in_store,
     replica::Replica,
     shims,
     source::Source,
@@ -553,16 +554,6 @@ impl Graphs {
             }
         }
     }
-}
-
-/// Returns how many elements a program's inputs have.
-pub(super) fn volume(program: &Program) -> i64 {
-    let elements = |shape: &[i64]| shape.iter().fold(1i64, |n, &size| n.saturating_mul(size));
-    program
-        .inputs
-        .iter()
-        .map(|input| elements(&input.layout.shape))
-        .fold(0, i64::saturating_add)
 }
 
 /// One or more devices.

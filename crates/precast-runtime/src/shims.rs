@@ -65,10 +65,7 @@ pub(super) fn open(
     let file = |object| {
         source
             .memfd(object)
-            .map_err(super::program::in_store(format!(
-                "shim `{}`",
-                object.short()
-            )))
+            .map_err(super::error::in_store(format!("shim `{}`", object.short())))
     };
     open_shim(&shim.object, || file(&shim.object))?;
     match (device, &shim.cuda) {

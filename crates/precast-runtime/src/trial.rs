@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     RuntimeError,
     ffi::{Library, Loading, cuda, libtorch},
-    model::now,
+    host::now,
     source::{Source, SourceError, sealed},
 };
 

@@ -9,7 +9,7 @@ use precast_store::{
 use serde::Serialize;
 
 use super::{
-    Model, RuntimeError, model::now, replica::Replica, stats::ModuleStats, variant::Variant,
+    Model, RuntimeError, host::now, replica::Replica, stats::ModuleStats, variant::Variant,
 };
 
 /// A program that could not be loaded. Requests go to the model's other buckets.

@@ -22,9 +22,10 @@ use safetensors::{Dtype as StDtype, SafeTensors};
 
 use super::{
     RuntimeError, Tensor,
+    error::in_store,
     ffi::{self, Handle, UploadError, Weight, can_upload, contiguous, cuda},
+    layout::{bytes_of, same_strides},
     packing::Together,
-    program::in_store,
 };
 
 /// One weight set on every device of a runtime. Cloning shares it.
@@ -368,22 +369,6 @@ fn range_of(bytes: &Mapped) -> Range<usize> {
     start..start + bytes.len()
 }
 
-/// Returns what a tensor without gaps takes.
-pub(super) fn bytes_of(shape: &[i64], dtype: Dtype) -> usize {
-    let sizes = shape.iter().map(|&size| usize::try_from(size).unwrap_or(0));
-    sizes.fold(dtype.size(), usize::saturating_mul)
-}
-
-/// Returns whether two strides address a tensor of this shape alike: axes of size 1 do not matter.
-pub(super) fn same_strides(shape: &[i64], a: &[i64], b: &[i64]) -> bool {
-    shape.contains(&0)
-        || shape
-            .iter()
-            .zip(a)
-            .zip(b)
-            .all(|((&size, a), b)| size == 1 || a == b)
-}
-
 fn dtype_of(dtype: StDtype) -> Option<Dtype> {
     Some(match dtype {
         StDtype::F64 => Dtype::Float64,
@@ -398,18 +383,4 @@ fn dtype_of(dtype: StDtype) -> Option<Dtype> {
         StDtype::BOOL => Dtype::Bool,
         _ => return None,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_that_no_number_holds_overflow_nothing() {
-        let absurd = [0, 1 << 62, 1 << 62];
-        assert_eq!(contiguous(&absurd)[..], [i64::MAX, 1 << 62, 1]);
-        assert_eq!(bytes_of(&absurd, Dtype::Float32), 0);
-        assert_eq!(bytes_of(&absurd[1..], Dtype::Float32), usize::MAX);
-        assert_eq!(contiguous(&[2, 0, 3])[..], [3, 3, 1]);
-    }
 }

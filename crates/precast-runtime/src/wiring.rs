@@ -2,7 +2,7 @@
 
 use precast_store::record::{Layout, Program};
 
-use super::{context::PlanStep, weights::same_strides};
+use super::{context::PlanStep, layout::same_strides};
 
 /// Returns, for each value, the step that reads it last; none for results and for what nobody reads.
 ///
