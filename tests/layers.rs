@@ -1,8 +1,7 @@
 //! The modules of each crate form layers: the first page of the crate (`lib.rs`) lists them under `## Layers`, and a module uses
 //! those of earlier lines only.
 //!
-//! A line that begins with `*` lists modules that still use each other; it may only get shorter. Items of `lib.rs` itself,
-//! such as `Store`, may be used by all modules; tests may use everything.
+//! Items of `lib.rs` itself, such as `Store`, may be used by all modules; tests may use everything.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -22,7 +21,7 @@ fn modules_use_those_of_lower_layers_only() {
         let source = entry.unwrap().path().join("src");
         let lib = fs::read_to_string(source.join("lib.rs")).unwrap();
         let name = source.display();
-        let (layers, knots) = layers(&lib);
+        let layers = layers(&lib);
         let (modules, exported) = modules(&lib);
         for module in &modules {
             if !layers.contains_key(module) {
@@ -42,7 +41,7 @@ fn modules_use_those_of_lower_layers_only() {
                 let (Some(own), Some(other)) = (layers.get(user), layers.get(used)) else {
                     continue;
                 };
-                if used != user && (other > own || other == own && !knots.contains(own)) {
+                if used != user && other >= own {
                     wrong.push(format!(
                         "{name}: `{user}` uses `{used}`, in {}",
                         file.display()
@@ -64,25 +63,22 @@ fn what_is_used_is_found() {
         found,
         ["gc::Plan", "gc::Reason", "now", "record::*", "rows::g"]
     );
-    let (layers, knots) =
-        layers("//! ## Layers\n//!\n//! ```text\n//! a, b\n//! * c, d\n//! ```\n");
-    assert_eq!((layers["b"], layers["d"], knots), (0, 1, [1].into()));
+    let layers = layers("//! ## Layers\n//!\n//! ```text\n//! a, b\n//! c, d\n//! ```\n");
+    assert_eq!((layers["b"], layers["d"]), (0, 1));
 }
 
-/// Returns the layer of each module, as its line in the essay, and the lines whose modules use each other.
-fn layers(lib: &str) -> (BTreeMap<String, usize>, BTreeSet<usize>) {
+/// Returns the layer of each module, as its line in the essay.
+fn layers(lib: &str) -> BTreeMap<String, usize> {
     let block = lib.split("//! ## Layers").nth(1).unwrap_or_default();
     let block = block.split("//! ```").nth(1).unwrap_or_default();
-    let (mut layers, mut knots) = (BTreeMap::new(), BTreeSet::new());
+    let mut layers = BTreeMap::new();
     for (at, line) in block.lines().skip(1).enumerate() {
         let line = line.trim_start_matches("//!").trim();
-        let knot = line.strip_prefix("* ");
-        knots.extend(knot.map(|_| at));
-        for module in knot.unwrap_or(line).split(", ") {
+        for module in line.split(", ") {
             layers.insert(module.to_owned(), at);
         }
     }
-    (layers, knots)
+    layers
 }
 
 /// Returns the modules of a crate but those of tests, and which of them has each name that `lib.rs` exports.

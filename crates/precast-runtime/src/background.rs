@@ -1,8 +1,8 @@
-//! What is loaded behind a model that answers already, and how long it all took.
+//! The thread that loads the rest of a model that answers already.
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -11,18 +11,7 @@ use std::{
 
 use precast_store::{Digest, record::Program};
 
-use super::{Model, RuntimeError, ending, program::Ready, variant::Variant};
-
-/// How long it took from the beginning of a load until a model was of use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timings {
-    /// Until the model was handed out.
-    pub loaded: Duration,
-    /// Until the first call was answered. On CUDA an answer is handed out when its work is in the stream.
-    pub first_answer: Option<Duration>,
-    /// Until every program was loaded or set aside, where they are loaded without being asked for.
-    pub complete: Option<Duration>,
-}
+use super::{ending, replica::Replica};
 
 /// How long the end of a model waits for the program that is being loaded.
 const LONGEST: Duration = Duration::from_secs(5);
@@ -49,17 +38,24 @@ impl Drop for Behind {
     }
 }
 
-impl Model {
+impl Behind {
     /// Starts the thread that loads what is not loaded yet, what has the highest priority first.
-    pub(super) fn load_behind(mut self, priority: &dyn Fn(&Program) -> i64) -> Self {
+    ///
+    /// `complete` is set when it is through, to the time since `started`. None where there is no thread to be had.
+    pub fn start(
+        replicas: &Arc<Vec<Replica>>,
+        complete: &Arc<OnceLock<Duration>>,
+        started: Instant,
+        priority: &dyn Fn(&Program) -> i64,
+    ) -> Option<Self> {
         let mut order: Vec<(usize, Digest, i64)> = Vec::new();
-        for (replica, on) in self.replicas.iter().enumerate() {
+        for (replica, on) in replicas.iter().enumerate() {
             let rest = on.slots().filter(|slot| !slot.settled());
             order.extend(rest.map(|slot| (replica, slot.program.id, priority(&slot.program))));
         }
         order.sort_by_key(|(replica, _, priority)| (std::cmp::Reverse(*priority), *replica));
-        let (replicas, complete) = (self.replicas.clone(), self.complete.clone());
-        let (stop, started) = (Arc::new(AtomicBool::new(false)), self.started);
+        let (replicas, complete) = (replicas.clone(), complete.clone());
+        let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let work = move || {
             for (replica, id, _) in order {
@@ -90,34 +86,13 @@ impl Model {
         match thread {
             Ok(thread) => {
                 let thread = Some(thread);
-                self.behind = Some(Behind { stop, thread });
+                Some(Self { stop, thread })
             }
             // Each is loaded by the first call that needs it.
-            Err(error) => tracing::warn!(%error, "no thread to load programs with"),
+            Err(error) => {
+                tracing::warn!(%error, "no thread to load programs with");
+                None
+            }
         }
-        self
-    }
-
-    /// Returns how long it took to be of use.
-    pub fn timings(&self) -> Timings {
-        Timings {
-            loaded: self.loaded,
-            first_answer: self.first_answer.get().copied(),
-            complete: self.complete.get().copied(),
-        }
-    }
-
-    /// Loads every program that is not loaded yet, and runs each once on padding, so that no request pays for what is
-    /// done only once.
-    pub fn warm_up(&self) -> Result<(), RuntimeError> {
-        for replica in &*self.replicas {
-            let _work = ending::work().ok_or_else(|| RuntimeError::ending(replica.device))?;
-            let mut slots = replica.slots();
-            slots.try_for_each(|slot| slot.load(&replica.loader))?;
-            replica.modules.values().flatten().for_each(Variant::refine);
-            replica.programs().try_for_each(Ready::warm_up)?;
-        }
-        let _ = self.complete.set(self.started.elapsed());
-        Ok(())
     }
 }

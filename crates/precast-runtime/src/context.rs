@@ -17,23 +17,39 @@ use std::{
 };
 
 use precast_store::{
-    Device, Digest,
+    Device, Digest, Target,
     record::{Artifact, Program, Step},
 };
 use smallvec::SmallVec;
 
 use super::{
     RuntimeError,
-    ffi::{Container, Handle, Library, Meta, Operators, RawStream, RunError, Stolen, Weight},
+    ffi::{
+        Container, Handle, Handles, Library, Meta, Operators, RawStream, RunError, Stolen, Weight,
+    },
     layout::bytes_of,
     pad::Buffers,
     pool::{Held, Pool, Wait},
     prepacked::Bound,
+    trial::Trials,
     weights::Weights,
 };
 
-/// Tensor handles of one call.
-pub(super) type Handles = SmallVec<[Handle; 8]>;
+/// What a program is loaded with.
+#[derive(Clone)]
+pub(super) struct With {
+    pub device: Device,
+    pub weights: Arc<Weights>,
+    pub aliases: Arc<BTreeMap<String, String>>,
+    /// Tensors that its code makes itself.
+    pub extras: Option<Arc<Weights>>,
+    /// How many callers it may have at once.
+    pub instances: usize,
+    /// What this host is.
+    pub host: Arc<Target>,
+    /// How its artifacts' first load is tried.
+    pub trials: Option<Arc<Trials>>,
+}
 
 /// What the execution contexts of one program on one device are made of.
 pub(super) struct Plan {

@@ -18,12 +18,11 @@ use smallvec::SmallVec;
 
 use super::{
     RuntimeError, calls,
-    context::Handles,
-    ffi::{Archive, Handle, Interpreter, Weight},
+    context::With,
+    ffi::{Archive, Handle, Handles, Interpreter, Weight},
     identity, operators,
     pad::Buffers,
     pool::{Held, Pool, Wait},
-    program::With,
     source::Source,
     weights::Weights,
 };

@@ -27,8 +27,7 @@ use smallvec::SmallVec;
 
 use super::{
     RuntimeError,
-    context::Handles,
-    ffi::{Handle, contiguous, note_failed, note_range},
+    ffi::{Handle, Handles, contiguous, note_failed, note_range},
     problem::Problem,
 };
 

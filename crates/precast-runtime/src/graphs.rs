@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
     RuntimeError, Tensor,
-    context::{ExecutionContext, Handles, Plan},
-    ffi::{Graph, Handle, Pool, RawStream, Stream, cuda},
+    context::{ExecutionContext, Plan},
+    ffi::{Graph, Handle, Handles, Pool, RawStream, Stream, cuda},
     flags::{Flags, Watch},
     host,
     pad::Buffer,

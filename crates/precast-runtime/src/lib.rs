@@ -36,18 +36,25 @@
 //!
 //! ## Layers
 //!
-//! A module uses those of earlier lines only (but those of a line with `*`, which use each other); a test holds it.
+//! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
-//! dispatch, ending, pool, problem, source
-//! error
-//! ffi
-//! tensor, threads
-//! dlpack, tensors
-//! calls, exit, host, operators, validate
-//! peak
-//! * arrays, background, context, cost, eager, flags, graphs, identity, loader, model, outputs, packing, pad, prepacked, program, replica, runtime, shims, stats, trial, variant, watch, weights, wiring
-//! prefetched, swap
+//! dispatch, ending, layout, options, pool, problem, source
+//! error, prefetched
+//! ffi, identity
+//! calls, exit, flags, host, operators, packing, pad, shims, tensor, threads, validate
+//! dlpack, outputs, peak, tensors, trial, weights
+//! arrays, prepacked, stats
+//! context
+//! eager, graphs, wiring
+//! program
+//! loader
+//! cost
+//! variant
+//! replica
+//! background
+//! model
+//! runtime, swap, watch
 //! ```
 
 // Unit tests share the fakes of tests/, which name the crate.
@@ -74,6 +81,7 @@ mod layout;
 mod loader;
 mod model;
 mod operators;
+mod options;
 mod outputs;
 mod packing;
 mod pad;
@@ -102,24 +110,24 @@ mod wiring;
 pub use precast_store::{Device, Store};
 
 pub use arrays::{Argument, Array, Value};
-pub use background::Timings;
 pub use ending::shut_down;
 pub use error::{NoFit, RuntimeError};
 pub use exit::exit;
 pub use ffi::{DeviceMemory, Libtorch, Preload, Scope, Stream, TensorRef, preload_context};
 pub use graphs::Session;
 pub use host::{device_memory, host, synchronize};
-pub use loader::Loading;
-pub use model::{Inputs, Model};
+pub use loader::Quarantined;
+pub use model::Model;
+pub use options::{Graphs, Inputs, Loading};
 pub use outputs::{Outputs, Rung, Served};
 pub use peak::peak;
 pub use prefetched::Prefetched;
 pub use problem::Problem;
-pub use runtime::{Devices, Graphs, Runtime};
+pub use runtime::{Devices, Runtime};
 pub use source::{Source, SourceError, sealed};
 pub use stats::{BucketStats, ModuleStats};
 pub use tensor::{Element, Tensor, TensorError};
 pub use trial::Trial;
 pub use trial::{ARGUMENT as TRIAL, TRIED, answer as answer_trial, memory as trial_memory};
-pub use watch::{DeviceStats, Quarantined};
+pub use watch::{DeviceStats, Timings};
 pub use weights::WeightSet;

@@ -14,39 +14,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-use precast_store::{Checking, Device, Digest, Mapped, Target, record::Program};
+use precast_store::{
+    Checking, Device, Digest, Mapped, Target,
+    record::{Program, Sizes},
+};
 
 use super::{
     RuntimeError,
+    context::With,
     error::in_store,
     graphs::Shared,
     host::make_room,
     identity,
+    options::Graphs,
     packing::Together,
     pool::{self, Wait},
-    program::{Ready, With},
-    runtime::Graphs,
+    program::Ready,
     source::Source,
     stats::Counters,
     threads,
     trial::Trials,
-    watch::Quarantined,
     weights::Weights,
 };
-
-/// When programs are loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Loading {
-    /// All of them before the model is handed out.
-    #[default]
-    Before,
-    /// One of each module before, the rest by a thread of its own in the order of their priority. A request for one
-    /// that is not there yet loads it.
-    Background,
-    /// Each when a request needs it, so that nothing is loaded that nobody asks for. The memory that CUDA graphs share grows
-    /// with each larger one, where the other ways begin with the largest.
-    OnDemand,
-}
 
 /// The weights that this runtime brought to its devices, for as long as somebody uses them.
 #[derive(Default)]
@@ -116,6 +105,21 @@ impl Held {
 /// each GB.
 fn unmap(bytes: Mapped) {
     let _ = thread::Builder::new().spawn(move || drop(bytes));
+}
+
+/// A program that could not be loaded. Requests go to the model's other buckets.
+#[derive(Debug)]
+pub struct Quarantined {
+    /// Its request key.
+    pub program: Digest,
+    /// The module it is of, by its name in the spec.
+    pub module: String,
+    /// The sizes it is for.
+    pub bucket: Sizes,
+    /// Where it was to run.
+    pub device: Device,
+    /// What was wrong with it.
+    pub error: RuntimeError,
 }
 
 /// Everything that a program of one model is loaded with on one device.

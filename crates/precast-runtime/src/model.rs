@@ -19,33 +19,19 @@ use super::{
     RuntimeError,
     arrays::{self, Argument},
     background::Behind,
+    ending,
     ffi::TensorRef,
     graphs::Session,
     host::now,
     loader::Slot,
+    options::Inputs,
     outputs::Outputs,
     pool::Wait,
+    program::Ready,
     replica::{self, Replica},
-    variant::Variant,
+    variant::{Call, Variant},
     weights::WeightSet,
 };
-
-/// Whether the runtime may copy an input that is right but for strides, alignment or device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Inputs {
-    /// Such an input is an error.
-    #[default]
-    AsGiven,
-    /// Such an input is copied.
-    MayCopy,
-}
-
-/// How one call is to be answered.
-#[derive(Clone, Copy)]
-pub(super) struct Call {
-    pub inputs: Inputs,
-    pub wait: Wait,
-}
 
 /// A model of one release, ready on one or more devices.
 ///
@@ -69,7 +55,7 @@ pub struct Model {
     pub(super) first_answer: OnceLock<Duration>,
     pub(super) complete: Arc<OnceLock<Duration>>,
     /// Loads the rest behind the model.
-    pub(super) behind: Option<Behind>,
+    behind: Option<Behind>,
     /// The weight set of each replica; held while one is swapped for another.
     pub(super) weights: Mutex<WeightSet>,
     /// Keeps gc from what it was loaded from: some of it is read when it is first needed.
@@ -117,6 +103,26 @@ impl Model {
             _hold: hold,
             ..self
         }
+    }
+
+    /// Starts the thread that loads what is not loaded yet, what has the highest priority first.
+    pub(super) fn load_behind(mut self, priority: &dyn Fn(&Program) -> i64) -> Self {
+        self.behind = Behind::start(&self.replicas, &self.complete, self.started, priority);
+        self
+    }
+
+    /// Loads every program that is not loaded yet, and runs each once on padding, so that no request pays for what is
+    /// done only once.
+    pub fn warm_up(&self) -> Result<(), RuntimeError> {
+        for replica in &*self.replicas {
+            let _work = ending::work().ok_or_else(|| RuntimeError::ending(replica.device))?;
+            let mut slots = replica.slots();
+            slots.try_for_each(|slot| slot.load(&replica.loader))?;
+            replica.modules.values().flatten().for_each(Variant::refine);
+            replica.programs().try_for_each(Ready::warm_up)?;
+        }
+        let _ = self.complete.set(self.started.elapsed());
+        Ok(())
     }
 
     /// Returns the model's name.

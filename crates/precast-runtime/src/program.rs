@@ -3,23 +3,22 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use precast_store::{
-    Device, Target,
+    Device,
     record::{Artifact, Eager as Archive, Program},
 };
 use smallvec::SmallVec;
 
 use super::{
     RuntimeError, Tensor,
-    context::{ExecutionContexts, Handles, Plan, PlanStep},
+    context::{ExecutionContexts, Plan, PlanStep, With},
     eager::Eager,
-    ffi::{Handle, Library, Meta, RawStream, cuda},
+    ffi::{Handle, Handles, Library, Meta, RawStream, cuda},
     flags::{Flags, Watch},
     graphs::{Graphed, Session, Shared},
     identity, operators,
     pad::{self, Buffer, Buffers, Cut},
     pool::Wait,
     source::Source,
-    trial::Trials,
     weights::Weights,
     wiring::{check_layouts, last_uses},
 };
@@ -42,22 +41,6 @@ pub(super) struct Ready {
 enum Runner {
     Artifacts(ExecutionContexts),
     Eager(Eager),
-}
-
-/// What a program is loaded with.
-#[derive(Clone)]
-pub(super) struct With {
-    pub device: Device,
-    pub weights: Arc<Weights>,
-    pub aliases: Arc<BTreeMap<String, String>>,
-    /// Tensors that its code makes itself.
-    pub extras: Option<Arc<Weights>>,
-    /// How many callers it may have at once.
-    pub instances: usize,
-    /// What this host is.
-    pub host: Arc<Target>,
-    /// How its artifacts' first load is tried.
-    pub trials: Option<Arc<Trials>>,
 }
 
 /// What a call gives to a program.

@@ -13,10 +13,9 @@ use super::{
     ffi::{TensorRef, cuda},
     host::make_room,
     loader::{Loader, Slot},
-    model::Call,
     outputs::Outputs,
     program::Ready,
-    variant::Variant,
+    variant::{Call, Variant},
 };
 
 /// A model on one device.

@@ -20,8 +20,9 @@ use super::{
     host::host,
     identity,
     layout::volume,
-    loader::{Held, Loader, Loading, Slot},
-    model::{Inputs, Model},
+    loader::{Held, Loader, Slot},
+    model::Model,
+    options::{Graphs, Inputs, Loading},
     packing::Together,
     replica::Replica,
     shims,
@@ -525,34 +526,6 @@ fn check_target(program: &Program, device: Device, host: &Target) -> Result<(), 
             device,
             mismatches,
         }),
-    }
-}
-
-/// Which programs run as CUDA graphs, on a device that has them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Graphs {
-    /// Those built with `mode = "reduce-overhead"` or `"max-autotune"`.
-    #[default]
-    AsBuilt,
-    /// Every program that can be captured.
-    Always,
-    /// None.
-    Never,
-}
-
-impl Graphs {
-    pub(super) fn wanted(self, program: &Program) -> bool {
-        match self {
-            Self::Always => true,
-            Self::Never => false,
-            Self::AsBuilt => {
-                let mode = program
-                    .request
-                    .get("mode")
-                    .and_then(serde_json::Value::as_str);
-                matches!(mode, Some("reduce-overhead" | "max-autotune"))
-            }
-        }
     }
 }
 

@@ -13,14 +13,13 @@ use precast_store::{
 use smallvec::SmallVec;
 
 use super::{
-    Inputs, RuntimeError,
-    context::Handles,
+    RuntimeError,
     cost::costs,
     dispatch::{Bucket, Route, Table},
     error::NoFit,
-    ffi::{Handle, TensorRef, outside},
+    ffi::{Handle, Handles, TensorRef, outside},
     loader::{Loader, Slot},
-    model::Call,
+    options::Inputs,
     outputs::{Outputs, Rung, Served},
     pool::Wait,
     problem::Problem,
@@ -29,6 +28,13 @@ use super::{
     threads,
     validate::{Fit, Request, Signature},
 };
+
+/// How one call is to be answered.
+#[derive(Clone, Copy)]
+pub(super) struct Call {
+    pub inputs: Inputs,
+    pub wait: Wait,
+}
 
 /// After so many calls the table is made again with what was measured.
 const REFINE: u64 = 4096;

@@ -1,30 +1,26 @@
 //! What a model says of itself: whether it answers, with what, and what it counted.
 
-use std::sync::{Arc, PoisonError, atomic::Ordering};
-
-use precast_store::{
-    Device, Digest,
-    record::{Calls, Counts, Program, SCHEMA, Sizes},
+use std::{
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::Duration,
 };
+
+use precast_store::record::{Calls, Counts, Program, SCHEMA};
 use serde::Serialize;
 
 use super::{
-    Model, RuntimeError, host::now, replica::Replica, stats::ModuleStats, variant::Variant,
+    Model, host::now, loader::Quarantined, replica::Replica, stats::ModuleStats, variant::Variant,
 };
 
-/// A program that could not be loaded. Requests go to the model's other buckets.
-#[derive(Debug)]
-pub struct Quarantined {
-    /// Its request key.
-    pub program: Digest,
-    /// The module it is of, by its name in the spec.
-    pub module: String,
-    /// The sizes it is for.
-    pub bucket: Sizes,
-    /// Where it was to run.
-    pub device: Device,
-    /// What was wrong with it.
-    pub error: RuntimeError,
+/// How long it took from the beginning of a load until a model was of use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timings {
+    /// Until the model was handed out.
+    pub loaded: Duration,
+    /// Until the first call was answered. On CUDA an answer is handed out when its work is in the stream.
+    pub first_answer: Option<Duration>,
+    /// Until every program was loaded or set aside, where they are loaded without being asked for.
+    pub complete: Option<Duration>,
 }
 
 /// How one device of a model is doing.
@@ -43,6 +39,15 @@ pub struct DeviceStats {
 }
 
 impl Model {
+    /// Returns how long it took to be of use.
+    pub fn timings(&self) -> Timings {
+        Timings {
+            loaded: self.loaded,
+            first_answer: self.first_answer.get().copied(),
+            complete: self.complete.get().copied(),
+        }
+    }
+
     /// Returns whether calls are answered: no device has an error that stays.
     pub fn is_ready(&self) -> bool {
         self.replicas

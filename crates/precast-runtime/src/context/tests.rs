@@ -3,12 +3,7 @@
 use precast_store::record::Dtype;
 
 use super::*;
-use crate::{
-    loader::Held,
-    packing::Together,
-    program::{Ready, With},
-    source::Source,
-};
+use crate::{loader::Held, packing::Together, program::Ready, source::Source};
 use fake::{Fake, Memory};
 
 #[path = "../../../../tests/fake/records.rs"]

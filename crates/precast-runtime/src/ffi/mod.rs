@@ -63,7 +63,7 @@ pub use operators::{Call, Loading, Operators, Value, registered};
 pub use process::{exit, give_back};
 pub use shim::open as open_shim;
 pub use stream::{Scope, Stream};
-pub use tensor::{Handle, Meta, Stolen, TensorRef};
+pub use tensor::{Handle, Handles, Meta, Stolen, TensorRef};
 pub use torch::threads;
 pub use upload::{UploadError, can_upload, upload};
 pub use values::{note_failed, note_range, outside};

@@ -305,6 +305,9 @@ pub(super) fn number_of(dtype: Dtype) -> i32 {
     }
 }
 
+/// Tensor handles of one call.
+pub type Handles = SmallVec<[Handle; 8]>;
+
 /// Handles to give to a run: the callee steals them, and what it left is freed on drop.
 #[derive(Default)]
 pub struct Stolen(SmallVec<[RawTensor; 16]>);
