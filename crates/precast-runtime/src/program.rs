@@ -1,4 +1,6 @@
 //! One program, loaded on one device: checked, its artifacts loaded, ready to run as execution contexts or as a CUDA graph.
+//!
+//! Calls of it are in `program/run.rs`.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -6,22 +8,25 @@ use precast_store::{
     Device,
     record::{Artifact, Eager as Archive, Program},
 };
-use smallvec::SmallVec;
 
 use super::{
-    RuntimeError, Tensor,
+    RuntimeError,
     context::{ExecutionContexts, Plan, PlanStep, With},
     eager::Eager,
-    ffi::{Handle, Handles, Library, Meta, RawStream, cuda},
-    flags::{Flags, Watch},
+    ffi::{Handles, Library, cuda},
+    flags::Watch,
     graphs::{Graphed, Session, Shared},
     identity, operators,
-    pad::{self, Buffer, Buffers, Cut},
+    pad::{self, Buffer, Cut},
     pool::Wait,
     source::Source,
     weights::Weights,
     wiring::{check_layouts, last_uses},
 };
+
+mod run;
+
+pub(super) use run::Sizes;
 
 /// A program that can run.
 pub(super) struct Ready {
@@ -41,17 +46,6 @@ pub(super) struct Ready {
 enum Runner {
     Artifacts(ExecutionContexts),
     Eager(Eager),
-}
-
-/// What a call gives to a program.
-#[derive(Clone, Copy)]
-pub(super) enum Sizes<'a> {
-    /// The bucket's own.
-    Exact,
-    /// Smaller ones, in the order of the bucket's dimensions.
-    Padded(&'a [i64]),
-    /// Any within the bounds of a dynamic program, in the order of its dimensions.
-    Dynamic(&'a [i64]),
 }
 
 impl Ready {
@@ -274,220 +268,6 @@ impl Ready {
         match &self.runner {
             Runner::Artifacts(_) => self.plan.shared_context(weights.clone()).map(drop),
             Runner::Eager(eager) => eager.accepts(weights.clone()),
-        }
-    }
-
-    /// Runs it on inputs that were checked. What a device finds of their values comes back as flags.
-    pub fn run(
-        &self,
-        mut inputs: Handles,
-        sizes: Sizes<'_>,
-        wait: Wait,
-    ) -> Result<(SmallVec<[Tensor; 4]>, Option<Flags>), RuntimeError> {
-        if let Some(graph) = &self.graph {
-            let padded = matches!(sizes, Sizes::Padded(_));
-            let (outputs, flags) = graph.run(&self.plan, &inputs, padded, wait)?;
-            return Ok((self.finish(outputs, sizes, |_| false)?, flags));
-        }
-        let mut flags = self
-            .watch
-            .clamp(&mut inputs, self.plan.device)
-            .map_err(|error| self.tensor(error))?;
-        let outputs = match &self.runner {
-            Runner::Artifacts(contexts) => {
-                self.run_steps(contexts, inputs, sizes, wait, flags.as_mut())?
-            }
-            Runner::Eager(eager) => self.run_eager(eager, inputs, sizes, wait, flags.as_mut())?,
-        };
-        match (self.plan.device, flags) {
-            // There is nothing to wait for.
-            (Device::Cpu, Some(flags)) => flags.check().map(|()| (outputs, None)),
-            (_, flags) => Ok((outputs, flags)),
-        }
-    }
-
-    fn run_steps(
-        &self,
-        contexts: &ExecutionContexts,
-        inputs: Handles,
-        sizes: Sizes<'_>,
-        wait: Wait,
-        flags: Option<&mut Flags>,
-    ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
-        let mut taken = contexts.take(&self.plan, wait)?;
-        let context = taken.context()?;
-        let stream = self.stream()?;
-        let inputs = match sizes {
-            Sizes::Exact | Sizes::Dynamic(_) => inputs,
-            Sizes::Padded(_) => self.padded(&mut context.buffers, inputs, stream)?,
-        };
-        // Outputs are the caller's: never the memory of an input, a padding buffer or a weight.
-        let sources: SmallVec<[usize; 8]> = inputs
-            .iter()
-            .map(|handle| handle.meta().storage())
-            .collect();
-        let mut outputs = self.plan.execute(context, inputs, stream)?;
-        self.watch.outcomes(&mut outputs, flags)?;
-        self.finish(outputs, sizes, |storage| {
-            self.plan.owns(&context.weights, storage)
-                || context.made(storage)
-                || sources.contains(&storage)
-        })
-    }
-
-    fn run_eager(
-        &self,
-        eager: &Eager,
-        inputs: Handles,
-        sizes: Sizes<'_>,
-        wait: Wait,
-        flags: Option<&mut Flags>,
-    ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
-        let _span = tracing::trace_span!("eager", module = &*self.plan.module).entered();
-        let mut taken = eager.take(wait)?;
-        let (interpreter, buffers) = taken.parts()?;
-        let inputs = match sizes {
-            Sizes::Exact | Sizes::Dynamic(_) => inputs,
-            Sizes::Padded(_) => self.padded(buffers, inputs, self.stream()?)?,
-        };
-        let sources: SmallVec<[usize; 8]> = inputs
-            .iter()
-            .map(|handle| handle.meta().storage())
-            .collect();
-        let (mut outputs, weights) = eager.run(interpreter, &inputs)?;
-        self.watch.outcomes(&mut outputs, flags)?;
-        self.finish(outputs, sizes, |storage| {
-            self.plan.owns(&weights, storage) || sources.contains(&storage)
-        })
-    }
-
-    fn padded(
-        &self,
-        buffers: &mut Buffers,
-        inputs: Handles,
-        stream: RawStream,
-    ) -> Result<Handles, RuntimeError> {
-        let last = buffers.last.filter(|&last| last != stream);
-        if let (Device::Cuda(ordinal), Some(last)) = (self.plan.device, last) {
-            // Another stream may still read the buffers.
-            cuda()
-                .and_then(|cuda| cuda.wait(stream, last, ordinal))
-                .map_err(|reason| self.plan.failed("padding", reason))?;
-        }
-        buffers.last = Some(stream);
-        self.fill(&mut buffers.inputs, inputs)
-    }
-
-    /// Puts inputs that are smaller than the bucket into buffers of its size.
-    fn fill(
-        &self,
-        buffers: &mut [Option<Buffer>],
-        mut inputs: Handles,
-    ) -> Result<Handles, RuntimeError> {
-        let _span = tracing::trace_span!("pad", module = &*self.plan.module).entered();
-        for ((given, input), buffer) in inputs
-            .iter_mut()
-            .zip(&self.plan.program.inputs)
-            .zip(buffers)
-        {
-            if given.meta().sizes() == input.layout.shape {
-                continue;
-            }
-            let buffer = match buffer {
-                Some(buffer) => buffer,
-                none => none.insert(
-                    Buffer::new(input, self.plan.device).map_err(|error| self.tensor(error))?,
-                ),
-            };
-            buffer.fill(given).map_err(|error| self.tensor(error))?;
-            *given = buffer.tensor.share();
-        }
-        Ok(inputs)
-    }
-
-    fn finish(
-        &self,
-        outputs: Handles,
-        sizes: Sizes<'_>,
-        foreign: impl Fn(usize) -> bool,
-    ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
-        let mut finished = SmallVec::new();
-        for (i, handle) in outputs.into_iter().enumerate() {
-            let meta = handle.meta();
-            self.check_output(i, &meta, sizes)?;
-            let storage = meta.storage();
-            let own: Handle = match foreign(storage) {
-                true => handle.copied().map_err(|error| self.tensor(error))?,
-                false => handle,
-            };
-            finished.push(Tensor(match sizes {
-                Sizes::Exact | Sizes::Dynamic(_) => own,
-                Sizes::Padded(request) => {
-                    pad::cut(own, &self.cuts[i], request).map_err(|error| self.tensor(error))?
-                }
-            }));
-        }
-        Ok(finished)
-    }
-
-    fn stream(&self) -> Result<RawStream, RuntimeError> {
-        match self.plan.device {
-            Device::Cpu => Ok(RawStream::NONE),
-            Device::Cuda(ordinal) => cuda()
-                .and_then(|cuda| cuda.current_stream(ordinal))
-                .map_err(|reason| RuntimeError::NoDevice {
-                    device: self.plan.device,
-                    reason,
-                }),
-        }
-    }
-
-    fn check_output(
-        &self,
-        output: usize,
-        meta: &Meta<'_>,
-        sizes: Sizes<'_>,
-    ) -> Result<(), RuntimeError> {
-        let layout = &self.plan.program.outputs[output].layout;
-        let shape = match sizes {
-            Sizes::Exact | Sizes::Padded(_) => meta.sizes() == layout.shape.as_slice(),
-            // Axes that follow a dynamic dimension are known; others may depend on it in ways no record says.
-            Sizes::Dynamic(request) => {
-                let follows = |cut: &Cut| {
-                    let (axis, size) = cut.size(request);
-                    meta.sizes().get(axis) == Some(&size)
-                };
-                meta.sizes().len() == layout.shape.len() && self.cuts[output].iter().all(follows)
-            }
-        };
-        let right = meta.defined()
-            && meta.dense()
-            && meta.dtype() == Some(layout.dtype)
-            && shape
-            && meta.device() == Some(self.plan.device);
-        if right {
-            return Ok(());
-        }
-        let got = match (meta.defined() && meta.dense(), meta.dtype()) {
-            (false, _) => "no dense tensor".to_owned(),
-            (true, Some(dtype)) => format!("{dtype} {:?}", meta.sizes()),
-            (true, None) => format!("of an unknown dtype, {:?}", meta.sizes()),
-        };
-        let expected = format!("{} {:?}", layout.dtype, layout.shape);
-        let (module, bucket) = (self.plan.module.clone(), self.plan.bucket());
-        Err(RuntimeError::BadOutput {
-            module,
-            bucket,
-            output,
-            expected,
-            got,
-        })
-    }
-
-    fn tensor(&self, message: String) -> RuntimeError {
-        RuntimeError::Tensor {
-            module: self.plan.module.clone(),
-            message,
         }
     }
 }
