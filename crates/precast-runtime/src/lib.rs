@@ -42,7 +42,7 @@
 //! dispatch, ending, layout, options, pool, problem, source
 //! error, prefetched
 //! ffi, identity
-//! calls, exit, flags, host, operators, packing, pad, shims, tensor, threads, validate
+//! calls, devices, exit, flags, host, operators, packing, pad, shims, tensor, threads, validate
 //! dlpack, outputs, peak, tensors, trial, weights
 //! arrays, prepacked, stats
 //! context
@@ -66,6 +66,7 @@ mod background;
 mod calls;
 mod context;
 mod cost;
+mod devices;
 mod dispatch;
 pub mod dlpack;
 mod eager;
@@ -110,6 +111,7 @@ mod wiring;
 pub use precast_store::{Device, Store};
 
 pub use arrays::{Argument, Array, Value};
+pub use devices::Devices;
 pub use ending::shut_down;
 pub use error::{NoFit, RuntimeError};
 pub use exit::exit;
@@ -123,7 +125,7 @@ pub use outputs::{Outputs, Rung, Served};
 pub use peak::peak;
 pub use prefetched::Prefetched;
 pub use problem::Problem;
-pub use runtime::{Devices, Runtime};
+pub use runtime::Runtime;
 pub use source::{Source, SourceError, sealed};
 pub use stats::{BucketStats, ModuleStats};
 pub use tensor::{Element, Tensor, TensorError};

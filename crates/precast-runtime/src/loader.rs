@@ -1,4 +1,4 @@
-//! What loads the programs of one model on one device: before a model is handed out, behind it, or when they are needed.
+//! Loads the programs of one model on one device: before a model is handed out, behind it, or when they are needed.
 //!
 //! A program whose artifact does not load or verify is set aside once: the reason is kept and the ladder answers in its
 //! place for the life of the model. Nothing is written to the store, which may be read-only or another host's: bytes that

@@ -1,4 +1,4 @@
-//! What loads models: the devices, the source, and the weights they share.
+//! The builder that loads models: devices, a source, options, and the weights that models share.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,29 +8,29 @@ use std::{
 };
 
 use precast_store::{
-    Device, Digest, Hold, Store, Target,
-    record::{Program, Release, Shim, bucket_name, split_model},
+    Device, Digest, Store, Target,
+    record::{Program, Shim},
 };
 
 use super::{
     RuntimeError,
+    devices::Devices,
     ending::{self, Entered},
-    error::in_store,
-    ffi::{Libtorch, cuda, cuda_for, open_libtorch},
+    ffi::{Libtorch, cuda, open_libtorch},
     host::host,
-    identity,
     layout::volume,
     loader::{Held, Loader, Slot},
     model::Model,
     options::{Graphs, Inputs, Loading},
     packing::Together,
     replica::Replica,
-    shims,
     source::Source,
     trial::{Trial, Trials},
     variant::Variant,
     weights::{WeightSet, Weights},
 };
+
+mod release;
 
 /// The devices a runtime works on, and where it takes artifacts and weights from.
 ///
@@ -113,22 +113,7 @@ impl Runtime {
         source: Arc<dyn Source>,
         devices: impl Into<Devices>,
     ) -> Result<Self, RuntimeError> {
-        let devices = devices.into().0;
-        let twice = devices
-            .iter()
-            .enumerate()
-            .any(|(i, device)| *device != Device::Cpu && devices[..i].contains(device));
-        if devices.is_empty() || twice {
-            return Err(RuntimeError::Devices);
-        }
-        let ordinals = devices.iter().filter_map(|device| match device {
-            Device::Cpu => None,
-            Device::Cuda(ordinal) => Some(*ordinal),
-        });
-        let ordinals: Vec<_> = ordinals.collect();
-        for &device in &devices {
-            check(device, &ordinals)?;
-        }
+        let devices = devices.into().checked()?;
         let hosts = devices
             .iter()
             .map(|&device| host(device))
@@ -339,68 +324,6 @@ impl Runtime {
             .map_err(|reason| RuntimeError::NoDevice { device, reason })
     }
 
-    /// Finds a release, and keeps gc from what it needs.
-    fn release<'a>(
-        &self,
-        model: &'a str,
-    ) -> Result<(&'a str, Release, Option<Hold>), RuntimeError> {
-        let (name, release) = split_model(model);
-        let what = || in_store(format!("model `{model}`"));
-        let named = release.is_some();
-        let mut release = self.source.release(name, release).map_err(what())?;
-        if !named && !self.may_run(&release) {
-            let fits = |release: &Release| self.may_run(release);
-            if let Some(fitting) = self.source.find_release(name, &fits).map_err(what())? {
-                let (newest, seq) = (release.seq, fitting.seq);
-                tracing::warn!(model, newest, seq, "the newest release is for another host");
-                release = fitting;
-            }
-        }
-        let hold = self.source.hold(&release);
-        Ok((name, release, hold))
-    }
-
-    /// Returns whether a release is for this host, by its first program: all of a release are built for one.
-    fn may_run(&self, release: &Release) -> bool {
-        let first = release.programs.first();
-        let program = first.and_then(|id| self.source.program(id).ok());
-        program.is_none_or(|program| {
-            let mut hosts = self.hosts.iter();
-            hosts.all(|host| shims::may_run(host, &release.shims, &program))
-        })
-    }
-
-    fn programs(&self, release: &Release) -> Result<Vec<Arc<Program>>, RuntimeError> {
-        let read = |id: &Digest| Ok(Arc::new(identity::program(&*self.source, id)?));
-        release.programs.iter().map(read).collect()
-    }
-
-    /// Returns the host for each device, as targets are compared with it, once the shim is open. Fails where a program is for
-    /// another host: before anything is loaded.
-    fn fit(
-        &self,
-        programs: &[Arc<Program>],
-        shims: &[Shim],
-    ) -> Result<Vec<Arc<Target>>, RuntimeError> {
-        let all: Vec<&Program> = programs.iter().map(|program| &**program).collect();
-        let hosts = self.hosts.iter();
-        let hosts: Vec<_> = hosts
-            .map(|host| Arc::new(shims::counting(host, shims, &all)))
-            .collect();
-        for (host, &device) in hosts.iter().zip(&self.devices) {
-            for program in programs {
-                check_target(program, device, host)?;
-            }
-        }
-        self.open_shims(shims)?;
-        Ok(hosts)
-    }
-
-    fn open_shims(&self, shims: &[Shim]) -> Result<(), RuntimeError> {
-        let mut devices = self.devices.iter().zip(&self.hosts);
-        devices.try_for_each(|(&device, host)| shims::open(&*self.source, shims, device, host))
-    }
-
     fn load_with(
         &self,
         started: Instant,
@@ -512,58 +435,5 @@ impl Runtime {
     ) -> Result<Arc<Weights>, RuntimeError> {
         self.held
             .on(&*self.source, digest, device, self.limit, together)
-    }
-}
-
-fn check_target(program: &Program, device: Device, host: &Target) -> Result<(), RuntimeError> {
-    let mismatches = program.target.mismatches(host);
-    match mismatches.is_empty() {
-        true => Ok(()),
-        false => Err(RuntimeError::WrongTarget {
-            program: program.id,
-            module: program.module.clone(),
-            bucket: bucket_name(&program.sizes),
-            device,
-            mismatches,
-        }),
-    }
-}
-
-/// One or more devices.
-pub struct Devices(Vec<Device>);
-
-impl From<Device> for Devices {
-    fn from(device: Device) -> Self {
-        Self(vec![device])
-    }
-}
-
-impl<const N: usize> From<[Device; N]> for Devices {
-    fn from(devices: [Device; N]) -> Self {
-        Self(devices.to_vec())
-    }
-}
-
-impl From<Vec<Device>> for Devices {
-    fn from(devices: Vec<Device>) -> Self {
-        Self(devices)
-    }
-}
-
-/// Fails where the device is not there. `ordinals` are those of all CUDA devices that are asked for.
-fn check(device: Device, ordinals: &[usize]) -> Result<(), RuntimeError> {
-    let Device::Cuda(ordinal) = device else {
-        return Ok(());
-    };
-    let no = |reason| RuntimeError::NoDevice { device, reason };
-    let cuda = cuda_for(ordinals).map_err(no)?;
-    let devices = cuda.devices();
-    match ordinal < devices {
-        true => cuda.context(ordinal).map_err(no),
-        false if devices == 1 => Err(no("this process sees one CUDA device, `cuda:0`".to_owned())),
-        false => Err(no(format!(
-            "this process sees {devices} CUDA devices, the last is `cuda:{}`",
-            devices - 1
-        ))),
     }
 }

@@ -1,0 +1,67 @@
+//! The devices that a runtime works on.
+
+use precast_store::Device;
+
+use super::{RuntimeError, ffi::cuda_for};
+
+/// One or more devices.
+pub struct Devices(Vec<Device>);
+
+impl Devices {
+    /// Returns the devices. Fails where one is not there, where none is named, or a CUDA device twice.
+    pub(super) fn checked(self) -> Result<Vec<Device>, RuntimeError> {
+        let Self(devices) = self;
+        let twice = devices
+            .iter()
+            .enumerate()
+            .any(|(i, device)| *device != Device::Cpu && devices[..i].contains(device));
+        if devices.is_empty() || twice {
+            return Err(RuntimeError::Devices);
+        }
+        let ordinals = devices.iter().filter_map(|device| match device {
+            Device::Cpu => None,
+            Device::Cuda(ordinal) => Some(*ordinal),
+        });
+        let ordinals: Vec<_> = ordinals.collect();
+        for &device in &devices {
+            check(device, &ordinals)?;
+        }
+        Ok(devices)
+    }
+}
+
+impl From<Device> for Devices {
+    fn from(device: Device) -> Self {
+        Self(vec![device])
+    }
+}
+
+impl<const N: usize> From<[Device; N]> for Devices {
+    fn from(devices: [Device; N]) -> Self {
+        Self(devices.to_vec())
+    }
+}
+
+impl From<Vec<Device>> for Devices {
+    fn from(devices: Vec<Device>) -> Self {
+        Self(devices)
+    }
+}
+
+/// Fails where the device is not there. `ordinals` are those of all CUDA devices that are asked for.
+fn check(device: Device, ordinals: &[usize]) -> Result<(), RuntimeError> {
+    let Device::Cuda(ordinal) = device else {
+        return Ok(());
+    };
+    let no = |reason| RuntimeError::NoDevice { device, reason };
+    let cuda = cuda_for(ordinals).map_err(no)?;
+    let devices = cuda.devices();
+    match ordinal < devices {
+        true => cuda.context(ordinal).map_err(no),
+        false if devices == 1 => Err(no("this process sees one CUDA device, `cuda:0`".to_owned())),
+        false => Err(no(format!(
+            "this process sees {devices} CUDA devices, the last is `cuda:{}`",
+            devices - 1
+        ))),
+    }
+}
