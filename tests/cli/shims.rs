@@ -180,13 +180,19 @@ fn a_host_runs_the_gates_of_a_release() {
     passed  affine batch=4, at most 0.0e0 from eager
     ");
     assert_eq!(newest(&sandbox).seq, 1, "it has that torch already");
+    crate::schemas::check("verify", &sandbox.json(&["verify", "--host"]));
     // An artifact that answers something else than this eager.
     let wrong = EAGER.replace("1.0", "1.5");
     let sandbox = Sandbox::new();
     let mut build = sandbox.command(&["build", "-q"]);
     assert_eq!(sandbox.output(build.env("FAKE_EAGER", wrong)).code, 0);
     with_shims(&sandbox, |_, release| release.shims.clear());
-    assert_run!(sandbox, ["verify", "--host"], @"");
+    assert_run!(sandbox, ["verify", "--host"], @"
+    exit code 1
+    ----- stdout
+    failed  affine batch=1: output `out` differs from eager in 3 of 3 elements (largest difference 5.000e-1, rtol 1.0e-4, atol 1.9e-5, cosine [NUMBER])
+    failed  affine batch=4: output `out` differs from eager in 12 of 12 elements (largest difference 5.000e-1, rtol 1.0e-4, atol 4.9e-5, cosine [NUMBER])
+    ");
     assert_eq!(newest(&sandbox).shims, [], "it may not run here");
     assert_eq!(sandbox.run(&["verify", "--host", "other"]).code, 3);
 }
