@@ -9,11 +9,13 @@ use serde::Serialize;
 use super::{
     Context,
     build::{EAGER, PADDING, SpecArgs},
+    exit::tell_hint,
     python::PythonArgs,
 };
 use crate::{
     Digest, Target,
-    plan::{self, Item, Reason, State},
+    inspect::torches,
+    plan::{self, Item, Plan, Reason, State},
     record::{Dynamic, Padding, Sizes},
     spec::{Effective, Spec},
     store::Store,
@@ -36,6 +38,8 @@ pub(super) struct Document<'a> {
     target: Option<&'a Target>,
     missing: usize,
     programs: Vec<Line<'a>>,
+    /// What to do in place of a build, where a newer torch is the only reason.
+    hint: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -126,6 +130,18 @@ fn refused(store: &Store, id: &Digest) -> Result<Option<String>> {
     }))
 }
 
+/// Returns what to do in place of a build, where a newer torch is the only reason for one.
+fn hint(plan: &Plan, store: Option<&Store>) -> Option<String> {
+    let (store, known) = (store?, plan.known.as_ref()?);
+    let mut missing = plan.missing();
+    missing.find_map(|item| match &item.state {
+        State::Miss { reasons, .. } => {
+            torches::hint(store, plan.release.as_ref(), &known.target, reasons)
+        }
+        _ => None,
+    })
+}
+
 /// Prints the plan; shared with `build --dry-run`.
 pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> Result<u8> {
     let spec = Spec::load(&args.file)?;
@@ -140,6 +156,7 @@ pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> R
     };
     let plan = plan::plan(&spec, store.as_ref(), known, &args.request(&spec)?)?;
     let missing = plan.missing().count();
+    let hint = hint(&plan, store.as_ref());
     if context.out.json() {
         let programs = plan.items.iter().map(|item| Line::of(&spec, item));
         context.out.document(&Document {
@@ -147,6 +164,7 @@ pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> R
             target: plan.known.as_ref().map(|known| &known.target),
             missing,
             programs: programs.collect(),
+            hint,
         })?;
         return Ok(0);
     }
@@ -216,5 +234,8 @@ pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> R
         missing,
         plan.wanted()
     ))?;
+    if let Some(hint) = hint {
+        tell_hint(&hint);
+    }
     Ok(0)
 }

@@ -15,6 +15,7 @@ use crate::{
     Digest,
     inspect::{
         receipt::{self, Latency, ReceiptSummary},
+        torches::Torches,
         words::time,
     },
     record::{Artifact, Input, Layout, Output, Padding, Prepared, Program, Step},
@@ -25,7 +26,12 @@ use crate::{
 /// The artifacts of a program that the store has.
 type Artifacts = BTreeMap<Digest, Artifact>;
 
-pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Result<()> {
+pub(super) fn show(
+    program: &Program,
+    torches: &Torches,
+    store: &Store,
+    context: &Context,
+) -> Result<()> {
     let out = &context.out;
     let artifacts = artifacts(program, store)?;
     out.line(format_args!("{} {}", "program".bold(), program.id))?;
@@ -70,7 +76,7 @@ pub(super) fn show(program: &Program, store: &Store, context: &Context) -> Resul
         ))?;
     }
     receipt(&measured, context)?;
-    host(&program.target, context)?;
+    host(&program.target, torches, context)?;
     section(context, "key", &program.request)?;
     section(
         context,

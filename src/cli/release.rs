@@ -8,7 +8,7 @@ use super::{
     table::{self, Column},
     text::{ago, count, now},
 };
-use crate::{record::Release, store::Store};
+use crate::{inspect::torches, record::Release, store::Store};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -39,13 +39,23 @@ enum Command {
 #[serde(untagged)]
 pub(super) enum Document {
     Listed {
-        releases: Vec<Release>,
+        releases: Vec<Listed>,
     },
     RolledBack {
         release: Box<Release>,
         /// False when the newest release had this content already.
         published: bool,
     },
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Listed {
+    #[serde(flatten)]
+    release: Release,
+    /// Full versions of the torch that it runs under: the one that it was built with first. Empty where its first program
+    /// can't be read.
+    torch: Vec<String>,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
@@ -89,12 +99,17 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
             }
         }
     }
+    let listed = all.into_iter().map(|release| Listed {
+        torch: torches::of_release(store, &release),
+        release,
+    });
+    let all: Vec<Listed> = listed.collect();
     if context.out.json() {
         let releases = all;
         return context.out.document(&Document::Listed { releases });
     }
     let now = now();
-    let rows = all.into_iter().map(|release| {
+    let rows = all.into_iter().map(|Listed { release, torch }| {
         Ok(vec![
             release.model,
             release.seq.to_string(),
@@ -104,6 +119,7 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
                 0 => String::new(),
                 lacks => format!("partial: lacks {lacks}"),
             },
+            torch.join(", "),
             release
                 .weights
                 .map(|weights| weights.short())
@@ -114,12 +130,13 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
                 .map_or_else(String::new, |made| ago(now, made)),
         ])
     });
-    const COLUMNS: [Column; 7] = [
+    const COLUMNS: [Column; 8] = [
         Column::left("MODEL", 0),
         Column::right("SEQ", 0),
         Column::left("NAME", 1),
         Column::right("PROGRAMS", 2),
         Column::left("", 1),
+        Column::left("TORCH", 2),
         Column::left("WEIGHTS", 3),
         Column::right("AGE", 0),
     ];

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Digest, Target,
-    inspect::{self, words::date},
+    inspect::{self, torches::Torches, words::date},
     record::{Artifact, ArtifactKind, Failure, Layout, Program},
     store::{Found, ObjectRow, Store},
 };
@@ -36,7 +36,9 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         Found::Program(id) => {
             show_program(&store.program(&id)?.ok_or_else(gone)?, &store, context)?
         }
-        Found::Artifact(id) => show_artifact(&store.artifact(&id)?.ok_or_else(gone)?, context)?,
+        Found::Artifact(id) => {
+            show_artifact(&store.artifact(&id)?.ok_or_else(gone)?, &store, context)?
+        }
         Found::Failure(id) => show_failure(&store.failure(&id)?.ok_or_else(gone)?, context)?,
         Found::Object(digest) => show_object(&store.object(&digest)?.ok_or_else(gone)?, context)?,
     }
@@ -52,6 +54,7 @@ pub(super) enum Document<'a> {
     Program {
         #[serde(flatten)]
         program: &'a Program,
+        torches: Torches,
         #[cfg_attr(test, schemars(extend("const" = "program")))]
         kind: &'static str,
     },
@@ -61,6 +64,7 @@ pub(super) enum Document<'a> {
         artifact: &'a Artifact,
         /// What its object is: `kind` in the record.
         holds: ArtifactKind,
+        torches: Torches,
         // After the record, whose `kind` it replaces.
         #[cfg_attr(test, schemars(extend("const" = "artifact")))]
         kind: &'static str,
@@ -137,20 +141,30 @@ fn show_failure(failure: &Failure, context: &Context) -> Result<()> {
 }
 
 fn show_program(program: &Program, store: &Store, context: &Context) -> Result<()> {
+    let torches = Torches::of(store, &program.id, &program.target)?;
     if context.out.json() {
         return context.out.document(&Document::Program {
             program,
+            torches,
             kind: "program",
         });
     }
-    program::show(program, store, context)
+    program::show(program, &torches, store, context)
 }
 
-/// Says what a target is, and whether this host meets it.
-pub(super) fn host(target: &Target, context: &Context) -> Result<()> {
+/// Says what a target is, which versions of torch meet it, and whether this host does.
+pub(super) fn host(target: &Target, torches: &Torches, context: &Context) -> Result<()> {
     let out = &context.out;
     out.line(format_args!("\n{}", "target".bold()))?;
     out.line(format_args!("  {}", target.name()))?;
+    let newer = match torches.also.is_empty() {
+        true => "a newer one runs it once its gates passed there".to_owned(),
+        false => format!("its gates passed under {} too", torches.also.join(", ")),
+    };
+    out.line(format_args!(
+        "  torch {} is the least; {newer}",
+        torches.least
+    ))?;
     let verdict = inspect::host::verdict(target);
     for mismatch in &verdict.mismatches {
         out.line(format_args!("  {} {mismatch}", "not on this host:".red()))?;
@@ -164,12 +178,14 @@ pub(super) fn host(target: &Target, context: &Context) -> Result<()> {
     Ok(())
 }
 
-fn show_artifact(artifact: &Artifact, context: &Context) -> Result<()> {
+fn show_artifact(artifact: &Artifact, store: &Store, context: &Context) -> Result<()> {
     let out = &context.out;
+    let torches = Torches::of(store, &artifact.id, &artifact.target)?;
     if out.json() {
         return out.document(&Document::Artifact {
             artifact,
             holds: artifact.kind,
+            torches,
             kind: "artifact",
         });
     }
@@ -216,7 +232,7 @@ fn show_artifact(artifact: &Artifact, context: &Context) -> Result<()> {
         "receipt",
         &serde_json::to_value(&artifact.receipt)?,
     )?;
-    host(&artifact.target, context)?;
+    host(&artifact.target, &torches, context)?;
     section(context, "key", &artifact.key)?;
     section(
         context,

@@ -1,6 +1,6 @@
 //! `precast why`: the reasons for the build of a program or an artifact.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{
     Context,
-    exit::{AGAIN, Missing},
+    exit::{AGAIN, Missing, tell_hint},
     name::{self, Named},
 };
 use crate::{
@@ -89,6 +89,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
             ))?;
         }
     }
+    let hints: BTreeSet<&str> = all.iter().filter_map(|why| why.hint.as_deref()).collect();
+    hints.into_iter().for_each(tell_hint);
     for reason in without_effect {
         context.out.line(format_args!("not rebuilt: {reason}"))?;
     }

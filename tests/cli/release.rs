@@ -114,9 +114,9 @@ fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newes
     assert_run!(sandbox, ["release", "ls"], @"
     exit code 0
     ----- stdout
-    MODEL  SEQ  NAME  PROGRAMS  WEIGHTS  AGE
-    fake  2  1  partial: lacks 1  [ID]  [TIME]
-    fake  1  2  [ID]  [TIME]
+    MODEL  SEQ  NAME  PROGRAMS  TORCH  WEIGHTS  AGE
+    fake  2  1  partial: lacks 1  [TORCH]  [ID]  [TIME]
+    fake  1  2  [TORCH]  [ID]  [TIME]
     ");
     let part = sandbox.json(&["ls", "--state", "partial"]);
     assert_eq!(part["programs"].as_array().unwrap().len(), 1, "{part}");

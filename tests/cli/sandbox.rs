@@ -279,7 +279,7 @@ pub const FILTERS: &[(&str, &str)] = &[
     (r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "[TIME]"),
     (r"(cosine|seconds_per_run|capture) [\d.e-]+", "$1 [NUMBER]"),
     (r"\d+\.\d+×", "[RATIO]×"),
-    (r"torch 2\.11\.0\+\w+", "torch [TORCH]"),
+    (r"\b2\.11\.0\+\w+", "[TORCH]"),
     (r"Python 3\.\d+\.\d+", "Python [PYTHON]"),
 ];
 

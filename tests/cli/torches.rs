@@ -5,11 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use precast::Store;
 use serde_json::Value;
 
 use crate::{
     gate::built_with_gate,
-    sandbox::{Ran, Sandbox, assert_ran},
+    sandbox::{Ran, Sandbox, assert_ran, assert_run},
 };
 
 /// Makes the folders and files of an environment with a torch of this version, without its code; returns its Python.
@@ -118,9 +119,10 @@ fn one_store_holds_what_was_built_with_each() {
             .as_str()
             .unwrap_or_else(|| panic!("{shown:#}"));
         assert_eq!(torch == "2.15.0", of_newer, "{torch}");
-        let why = sandbox.run(&["why", id]).stdout;
-        let changed = why.contains("the target's torch changed: `2.11.0");
-        assert_eq!(changed, of_newer, "{why}");
+        let why = sandbox.run(&["why", id]);
+        let changed = why.stdout.contains("the target's torch changed: `2.11.0");
+        assert_eq!(changed, of_newer, "{}", why.text());
+        assert_eq!(why.stderr, "", "the newest release is for that torch");
     }
 
     // Each finds its own, whichever was built last.
@@ -137,6 +139,101 @@ fn one_store_holds_what_was_built_with_each() {
         );
     }
     assert_eq!(sandbox.run(&["verify"]).code, 0);
+
+    // The last build was with the older one: that release is what could run under the newer torch.
+    let of_newer = |(_, _, target): &&(String, String, String)| target.starts_with("torch215-");
+    let (id, _, _) = both.iter().find(of_newer).unwrap();
+    let why = sandbox.run(&["why", id]);
+    assert!(
+        why.stderr.contains(
+            "hint: `precast verify --host fake` may let release 5 run under torch 2.15.0"
+        ),
+        "{}",
+        why.text()
+    );
+    let why = sandbox.json(&["why", id]);
+    assert!(why["why"][0]["hint"].is_string(), "{why:#}");
+    crate::schemas::check("why", &why);
+}
+
+#[test]
+fn a_release_says_under_which_torch_it_runs() {
+    let sandbox = built();
+    let newer = environment(&sandbox, "2.15.0");
+    let planned = |args: &[&str]| {
+        let mut plan = sandbox.command(&["plan", "--python"]);
+        sandbox.output(plan.arg(&newer).args(args))
+    };
+    let hint = planned(&[]).stderr;
+    assert_eq!(
+        hint,
+        "hint: `precast verify --host fake` may let release 1 run under torch 2.15.0, without a build\n"
+    );
+    let program = sandbox.json(&["ls", "affine"])["programs"][0]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let shown = sandbox.run(&["show", &program]).stdout;
+    assert!(
+        shown.contains(" is the least; a newer one runs it once its gates passed there\n"),
+        "{shown}"
+    );
+
+    // As `verify --host` leaves it when the gates passed.
+    let store = Store::open(sandbox.path("artifacts")).unwrap();
+    let mut release = store.release("fake", None).unwrap().unwrap();
+    let mut shim = release.shims[0].clone();
+    let least = std::mem::replace(&mut shim.torch, "2.15.0".to_owned());
+    shim.torch_git = "of 2.15.0".to_owned();
+    release.shims.push(shim);
+    assert!(store.put_release(&release).unwrap().1);
+    release.shims.clear();
+    release.name = Some("early".to_owned());
+    assert!(store.put_release(&release).unwrap().1);
+    let back = sandbox.run(&["release", "rollback", "fake@2"]);
+    assert_eq!(back.code, 0, "{}", back.text());
+    let hint = planned(&[]).stderr;
+    assert_eq!(
+        hint,
+        "hint: release 4 of `fake` runs under torch 2.15.0 without a build: its gates passed there\n"
+    );
+    let plan: Value = serde_json::from_str(&planned(&["--format", "json"]).stdout).unwrap();
+    assert!(plan["hint"].is_string(), "{plan:#}");
+    crate::schemas::check("plan", &plan);
+    assert_run!(sandbox, ["release", "ls"], @"
+    exit code 0
+    ----- stdout
+    MODEL  SEQ  NAME  PROGRAMS  TORCH  WEIGHTS  AGE
+    fake  4  2  [TORCH], 2.15.0  [ID]  [TIME]
+    fake  3  early  2  [TORCH]  [ID]  [TIME]
+    fake  2  2  [TORCH], 2.15.0  [ID]  [TIME]
+    fake  1  2  [TORCH]  [ID]  [TIME]
+    ");
+    let listed = sandbox.json(&["release", "ls"]);
+    crate::schemas::check("release", &listed);
+    assert_eq!(
+        listed["releases"][0]["torch"],
+        serde_json::json!([&least, "2.15.0"])
+    );
+    // An earlier version of Precast made it: it has no shim.
+    assert_eq!(listed["releases"][1]["torch"], serde_json::json!([&least]));
+
+    let document = sandbox.json(&["show", &program]);
+    let artifact = document["steps"][0]["artifact"].as_str().unwrap();
+    for id in [program.as_str(), artifact] {
+        let shown = sandbox.run(&["show", id]).stdout;
+        let line = format!("  torch {least} is the least; its gates passed under 2.15.0 too\n");
+        assert!(shown.contains(&line), "{shown}");
+        let shown = sandbox.json(&["show", id]);
+        crate::schemas::check("show", &shown);
+        assert_eq!(
+            shown["torches"],
+            serde_json::json!({"least": &least, "also": ["2.15.0"]})
+        );
+    }
+    // What changed itself needs a build.
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    assert_eq!(planned(&[]).stderr, "");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
-//! checks, coverage, external, graph, host, libraries, list, receipt, stats, usage, words
+//! checks, coverage, external, graph, host, libraries, list, receipt, stats, torches, usage, words
 //! diff, report, why
 //! ```
 
@@ -22,6 +22,7 @@ pub mod list;
 pub mod receipt;
 pub mod report;
 pub mod stats;
+pub mod torches;
 pub mod usage;
 pub mod why;
 pub mod words;

@@ -16,7 +16,10 @@ use precast_store::{
 };
 use serde::Serialize;
 
-use crate::graph::{self, Graph};
+use crate::{
+    graph::{self, Graph},
+    torches,
+};
 
 /// The answer for one thing in the store.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -35,6 +38,9 @@ pub struct Why {
     pub tuned: Vec<Tried>,
     /// Most telling first. An artifact of another step or of another bucket may differ in much.
     pub reasons: Vec<Reason>,
+    /// What to do in place of a build, where a newer torch is the only reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
     /// What became of the program's captured graph, where it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub graph: Option<Graph>,
@@ -52,15 +58,18 @@ pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
         Some(old) => graph::graph((store, old), (store, program))?,
         None => None,
     };
+    let reasons = match &before {
+        Some(old) => reasons(&old.request, &program.request),
+        None => vec![Reason::NeverBuilt],
+    };
+    let newest = store.release(&program.model, None)?;
     Ok(Why {
         graph,
         name: format!("{module} {}", program.bucket()),
         id: program.id,
         built: program.provenance.created(),
-        reasons: match &before {
-            Some(old) => reasons(&old.request, &program.request),
-            None => vec![Reason::NeverBuilt],
-        },
+        hint: torches::hint(store, newest.as_ref(), &program.target, &reasons),
+        reasons,
         before: before.map(|old| old.id),
         tuned: program.receipt.tried().to_vec(),
     })
@@ -90,6 +99,7 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
     };
     Ok(Some(Why {
         graph: None,
+        hint: None,
         name: place(&caller),
         id: artifact.id,
         built: artifact.provenance.created(),

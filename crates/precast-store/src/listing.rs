@@ -101,6 +101,22 @@ impl Store {
         })
     }
 
+    /// Returns the releases that have this program, or a program that calls this artifact: model and number, the oldest of each
+    /// model first.
+    pub fn releases_with(&self, id: &Digest) -> Result<Vec<(String, u64)>, StoreError> {
+        self.index().with(|index| {
+            index
+                .prepare_cached(
+                    "SELECT DISTINCT model,seq FROM release_programs WHERE program=?1 \
+                     OR program IN (SELECT program FROM program_artifacts WHERE artifact=?1) ORDER BY 1,2",
+                )?
+                .query_map([id.as_bytes()], |row| {
+                    Ok((row.get(0)?, row.get::<_, i64>(1)? as u64))
+                })?
+                .collect()
+        })
+    }
+
     /// Returns the number of a model's newest release, of which a partial one is none.
     pub fn newest_release(&self, model: &str) -> Result<Option<u64>, StoreError> {
         self.index().with(|index| {
