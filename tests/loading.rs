@@ -21,7 +21,7 @@ use precast::{
 };
 use serde_json::json;
 
-/// A source that notes which objects are read, and can hold back all but the first.
+/// A source that notes which objects are read but for the shim, and can hold back all but the first.
 struct Watched {
     memory: Memory,
     read: Mutex<Vec<Digest>>,
@@ -60,6 +60,10 @@ impl Source for Watched {
     }
 
     fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
+        // The first test of the process opens the shim, and others find it open.
+        if precast_shim::testing::compiled().file_of(object).is_some() {
+            return self.memory.memfd(object);
+        }
         self.read.lock().unwrap().push(*object);
         while self.reads() > 1 && self.hold.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
@@ -144,7 +148,7 @@ fn wait(until: impl Fn() -> bool) {
 
 #[test]
 fn what_was_read_ahead_is_not_read_again() {
-    let source = Watched::new(Memory::with(&[salted(120, 2), salted(121, 4)]));
+    let source = Watched::new(Memory::with(&[salted(160, 2), salted(161, 4)]));
     let runtime = prefetched(&source);
     wait(|| source.reads() == 2);
     let model = runtime.load("fake").unwrap();
