@@ -1,4 +1,4 @@
-//! What a model says of itself: whether it answers, with what, and what it counted.
+//! The state of a model: whether it answers, with what, what it counted, and how long its load took.
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
