@@ -23,7 +23,7 @@ fn libraries_are_listed_with_sizes_users_and_folders() {
     libcudart.so.13  [SIZE]  libtorch_cpu.so  nvidia/cu13/lib
     total  [SIZE]  3 files
 
-    of the host: libc.so.6, libm.so.6
+    of the host: ld-linux-x86-64.so.2, libc.so.6, libgcc_s.so.1, libm.so.6, libstdc++.so.6
     ");
 }
 

@@ -113,7 +113,7 @@ fn a_dry_run_prints_the_plan_and_writes_nothing() {
 
     PART  SIZE
     bin/precast  [SIZE]  this program
-    store  [SIZE]  fake@1: 6 objects
+    store  [SIZE]  fake@1: 8 objects
     libraries  [SIZE]  3 files
     total  [SIZE]
     ----- stderr
