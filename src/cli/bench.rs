@@ -25,7 +25,7 @@ use super::{
 use crate::{
     Digest, Model, Runtime, Store,
     record::{Program, Sizes, bucket_name, split_model},
-    runtime::{Graphs, Rung, Served, Tensor, preload_context},
+    runtime::{Graphs, Rung, Served, Tensor},
 };
 
 /// `precast bench MODULE --format json`
@@ -105,8 +105,6 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         GraphChoice::Always => Graphs::Always,
         GraphChoice::Never => Graphs::Never,
     };
-    // While libtorch is opened.
-    let _context = preload_context(device);
     args.libtorch.open()?;
     let started = Instant::now();
     let runtime = Runtime::new(&store, device)?

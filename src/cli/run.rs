@@ -21,7 +21,7 @@ use crate::{
     Device, Digest, Runtime,
     inspect::stats::Counts,
     record::{Sizes, bucket_name},
-    runtime::{Loading, Prefetched, Rung, preload_context, tensors},
+    runtime::{Loading, Prefetched, Rung, tensors},
 };
 
 /// Adds counts to those of a file.
@@ -90,8 +90,6 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let device = place(&store, &name, args.device)?;
     let bytes = std::fs::read(&args.inputs)
         .with_context(|| format!("can't read `{}`", args.inputs.display()))?;
-    // While libtorch is opened.
-    let _context = preload_context(device);
     let libtorch = args.libtorch.open()?;
     let inputs =
         tensors::read(&bytes).with_context(|| format!("can't use `{}`", args.inputs.display()))?;

@@ -115,7 +115,7 @@ pub use devices::Devices;
 pub use ending::shut_down;
 pub use error::{NoFit, RuntimeError};
 pub use exit::exit;
-pub use ffi::{DeviceMemory, Libtorch, Preload, Scope, Stream, TensorRef, preload_context};
+pub use ffi::{DeviceMemory, Libtorch, Scope, Stream, TensorRef};
 pub use graphs::Session;
 pub use host::{device_memory, host, synchronize};
 pub use loader::Quarantined;

@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, ValueEnum};
-use precast_runtime::{Device, Model, Outputs, Runtime, Store, Value, preload_context};
+use precast_runtime::{Device, Model, Outputs, Runtime, Store, Value};
 use precast_store::record::{Dtype, Sizes, bucket_name};
 use safetensors::SafeTensors;
 use serde_json::json;
@@ -86,8 +86,6 @@ fn main() -> Result<ExitCode> {
     };
 
     let started = Instant::now();
-    // On a GPU it is made while libtorch is opened.
-    let _context = preload_context(device);
     Runtime::libtorch(args.libtorch.as_deref(), false)?;
     let store = Store::open(&args.store)?;
     let model = Runtime::new(&store, device)?.load("minilm")?;

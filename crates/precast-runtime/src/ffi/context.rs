@@ -1,28 +1,27 @@
-//! The CUDA driver: its devices, and their contexts, which are made while libtorch is loaded.
+//! The CUDA driver: its devices, and their contexts, which are made while libtorch's CUDA half is loaded.
 //!
 //! A process needs both before its first call on a device. Each takes about 100 ms, and neither needs the other, but both
 //! need the dynamic loader, which has one lock. libtorch holds it while its initialisers run. The driver takes it only at
 //! the beginning of `cuInit`, and of making a context. So [`preload`] returns when the driver is initialised and has had
-//! time to begin the context, and the caller then loads libtorch's CUDA half beside the rest. A caller that knows its device
-//! before it opens libtorch begins earlier, with [`preload_context`].
+//! time to begin the context, and the caller then loads libtorch's CUDA half beside the rest. To begin earlier, while libtorch
+//! itself is opened, brought nothing: 1.153 s and 1.154 s to an answer, medians of 21 starts each in turns
+//! (`benches/results/gpu-tests-h100.json`).
 
 use std::{
-    collections::BTreeSet,
     ffi::{c_int, c_void},
     ptr,
-    sync::{Mutex, OnceLock, PoisonError, mpsc},
+    sync::{OnceLock, mpsc},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
-use precast_store::Device;
 
 /// How long the driver needs the loader's lock after a context was begun, with a margin.
 const BEGINNING: Duration = Duration::from_millis(5);
 
 /// A thread that makes contexts. It is waited for on drop, so that no exit of the process meets it.
-pub struct Preload(Option<JoinHandle<()>>);
+pub(super) struct Preload(Option<JoinHandle<()>>);
 
 impl Drop for Preload {
     fn drop(&mut self) {
@@ -31,36 +30,6 @@ impl Drop for Preload {
             let _ = thread.join();
         }
     }
-}
-
-/// Begins to make the context of a device, in a thread of its own, and returns at once. On the CPU it does nothing.
-///
-/// A process needs about 0.2 s for a context, and as long to open libtorch; so a program that knows its device calls this before
-/// [`Runtime::libtorch`](crate::Runtime::libtorch), and keeps the result until its model is loaded. A missing device or driver is an
-/// error of [`Runtime::new`](crate::Runtime::new), not of this.
-///
-/// ```no_run
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use precast_runtime::{Device, Runtime, Store, preload_context};
-///
-/// let context = preload_context(Device::Cuda(0));
-/// Runtime::libtorch(Some("/opt/venv/lib/python3.11/site-packages/torch".as_ref()), false)?;
-/// let model = Runtime::new(&Store::open("artifacts")?, Device::Cuda(0))?.load("minilm")?;
-/// drop(context);
-/// # Ok(()) }
-/// ```
-pub fn preload_context(device: Device) -> Preload {
-    let Device::Cuda(ordinal) = device else {
-        return Preload(None);
-    };
-    let work = move || {
-        if let Some(driver) = Driver::get() {
-            // What can't be made is reported when the device is used.
-            let _ = driver.context(ordinal);
-        }
-    };
-    let thread = thread::Builder::new().name("precast-context".to_owned());
-    Preload(thread.spawn(work).ok())
 }
 
 /// Begins to make the contexts of these devices. A missing device or driver is reported by libtorch, not here.
@@ -157,21 +126,12 @@ impl Driver {
         Ok(format!("{major}{minor}"))
     }
 
-    /// Makes the context that libtorch will use, once, and keeps it; returns when it is there. No thread's current context
-    /// changes.
+    /// Makes the context that libtorch will use, and keeps it; returns once it is there. No thread's current context changes.
     pub(super) fn context(&self, ordinal: usize) -> Result<(), String> {
-        static MADE: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
-        // Held while one is made: another thread that wants it waits.
-        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-        if made.contains(&ordinal) {
-            return Ok(());
-        }
         let device = self.find(ordinal)?;
         let mut context = ptr::null_mut();
         // SAFETY: a valid out pointer, and a device that the driver has given.
-        succeeded(unsafe { (self.retain)(&mut context, device) })?;
-        made.insert(ordinal);
-        Ok(())
+        succeeded(unsafe { (self.retain)(&mut context, device) })
     }
 
     fn find(&self, ordinal: usize) -> Result<c_int, String> {

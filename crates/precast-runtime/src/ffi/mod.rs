@@ -48,7 +48,6 @@ mod weight;
 
 pub use calls::{Builder as CallsBuilder, Calls, Given, Item, Kept};
 pub use container::{Constant, Container, RunError};
-pub use context::{Preload, preload_context};
 pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for, open_shim as open_cuda_shim};
 pub use dlpack::{
     Capsule, DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
