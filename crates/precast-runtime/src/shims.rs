@@ -143,6 +143,59 @@ mod tests {
     }
 
     #[test]
+    fn any_other_field_of_a_shim_or_a_host_is_refused() {
+        let (_dir, _store, _, mut program) = precast_store::testing::filled();
+        program.target = host("2.11.0");
+        // Built with 2.11.0, and gated under 2.13.0.
+        let shims = [shim("2.11.0"), shim("2.13.0")];
+        for torch in ["2.11.0", "2.13.0"] {
+            assert!(may_run(&host(torch), &shims, &program));
+        }
+        let changes: [fn(&mut Shim); 5] = [
+            |shim| shim.arch = "riscv64".into(),
+            |shim| shim.torch = "2.13.1".into(),
+            |shim| shim.torch.push_str("+cpu"),
+            |shim| shim.torch_git.push('0'),
+            |shim| shim.source = Digest::of(b"other sources"),
+        ];
+        for (i, change) in changes.iter().enumerate() {
+            let mut changed = shims.clone();
+            change(&mut changed[1]);
+            assert!(!may_run(&host("2.13.0"), &changed, &program), "change {i}");
+            assert!(may_run(&host("2.11.0"), &changed, &program), "change {i}");
+        }
+        let changes: [fn(&mut Target); 8] = [
+            |host| host.os = "other".into(),
+            |host| host.arch = "riscv64".into(),
+            |host| host.features.clear(),
+            |host| host.device = precast_store::target::DeviceKind::Cuda,
+            |host| host.torch = "2.12.1".into(),
+            |host| host.torch.push_str("+cpu"),
+            |host| host.torch_git.push('0'),
+            |host| host.cxx11_abi = false,
+        ];
+        for (i, change) in changes.iter().enumerate() {
+            for torch in ["2.11.0", "2.13.0"] {
+                let mut changed = host(torch);
+                change(&mut changed);
+                assert!(!may_run(&changed, &shims, &program), "{torch}, change {i}");
+            }
+        }
+        // Of a program for a GPU the chip too; its CUDA is torch's.
+        program.target.device = precast_store::target::DeviceKind::Cuda;
+        program.target.sm = Some("90".into());
+        let mut gpu = Target {
+            sm: Some("90".into()),
+            device: program.target.device,
+            ..host("2.13.0")
+        };
+        gpu.cuda = Some("13.2".into());
+        assert!(may_run(&gpu, &shims, &program));
+        gpu.sm = Some("80".into());
+        assert!(!may_run(&gpu, &shims, &program));
+    }
+
+    #[test]
     fn a_release_without_a_fitting_shim_is_refused_by_name() {
         let (_dir, store) = precast_store::testing::store();
         let refused = |shims: &[Shim]| {
