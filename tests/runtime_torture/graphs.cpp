@@ -266,11 +266,6 @@ void CUDAGraph::replay() { step(); }
 }  // namespace at::cuda
 
 extern "C" {
-cudaError_t cudaFree(void*) { return code(); }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 9;
-  return code();
-}
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "made to fail"; }
 cudaError_t cudaStreamQuery(cudaStream_t) { return code(); }

@@ -86,7 +86,8 @@ pub fn hosts() -> Hosts {
             target.device = DeviceKind::Cuda;
         }
         if has("torch") {
-            target.torch = "2.10.1+cu126".into();
+            // A newer one than this host has: it is refused whatever passed here.
+            target.torch = "2.99.0+cu126".into();
         }
         if has("torch_git") {
             target.torch_git = "0123456789abcdef".into();

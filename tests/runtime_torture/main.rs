@@ -198,7 +198,7 @@ fn uploads_are_clean_under_sanitizers() {
 #[test]
 fn the_cuda_half_leaves_nothing_when_a_call_fails() {
     match shim::graphs() {
-        Some(calls) => assert!(calls.clone().unwrap() > 700, "{calls:?}"),
+        Some(calls) => assert!(calls.clone().unwrap() > 600, "{calls:?}"),
         None => skipped("the_cuda_half_leaves_nothing_when_a_call_fails"),
     }
 }

@@ -30,7 +30,7 @@
 //!
 //! **Watching it.** [`Model::stats`] has counters by module, bucket and device, [`Model::counts`] what was asked for, both
 //! to be read at any time and written as JSON; [`Model::timings`] says how long loading took. Spans of the crate
-//! `tracing`, at the level info: `libtorch_cuda`, `context`, `weights` and in it `map`, `records` and `upload`, `load` and in it `artifact`, `container`, `bind`
+//! `tracing`, at the level info: `libtorch_cuda`, `context`, `shim`, `weights` and in it `map`, `records` and `upload`, `load` and in it `artifact`, `container`, `bind`
 //! and `graph`, and in that `warm_up`. At the level trace: `run` with its bucket and rung, and within it `pad` and `eager`. They cost nothing
 //! that can be measured while nobody subscribes.
 //!
