@@ -141,11 +141,11 @@ GONE = (
     Gone("autoheuristic_collect", (2, 12)),
     Gone("autoheuristic_use", (2, 12)),
     Gone("triton.enable_tlx_templates", (2, 12)),
+    Gone("force_same_precision", (2, 13)),
+    Gone("partitioned_scatter_memory_budget", (2, 14)),
+    Gone("cuda.nvgemm_max_profiling_configs", (2, 14)),
     Gone("benchmark_epilogue_fusion", (2, 15)),
     Gone("max_epilogue_benchmarked_choices", (2, 15)),
-    Gone("force_same_precision", (2, 15)),
-    Gone("partitioned_scatter_memory_budget", (2, 15)),
-    Gone("cuda.nvgemm_max_profiling_configs", (2, 15)),
 )
 
 
