@@ -132,7 +132,7 @@ INTERPRETER = Difference(
     "gone: such a model is built again",
 )
 STEPWISE_FOLDING = Difference(
-    "operations folded into a convolution in one pass over the graph", (2, 15), "all", "one, if it has a bias"
+    "operations folded into a convolution in one pass over the graph", (2, 14), "all", "one, if it has a bias"
 )
 
 DIFFERENCES = (CPP20, WIDE_PRODUCTS, WRITTEN_BY_TRITON, INTERPRETER, STEPWISE_FOLDING)
