@@ -246,8 +246,10 @@ impl Gates<'_> {
         if program.steps.is_empty() {
             return Ok(None);
         }
-        if let Some(any_size) = self.any_size(program) {
-            let smaller = self.smaller(program, any_size);
+        if let Some(any_size) = self.any_size(program)
+            && let smaller = self.smaller(program, any_size)
+            && !smaller.is_empty()
+        {
             let eager = self.eager(any_size)?;
             for (index, sizes) in smaller.iter().enumerate() {
                 let prefix = format!("smaller.{index}.");
