@@ -1,6 +1,11 @@
 //! `build` and `plan`: built and found programs, and the reasons.
 
-use std::process::Stdio;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::{Duration, SystemTime},
+};
 
 use serde_json::Value;
 
@@ -79,6 +84,34 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
         [] as [std::path::PathBuf; 0],
         "the build left files behind"
     );
+}
+
+/// Returns every file and folder below `path`, with the time of its last change.
+fn times(path: &Path, found: &mut Vec<(PathBuf, SystemTime)>) {
+    found.push((path.into(), fs::metadata(path).unwrap().modified().unwrap()));
+    if path.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            times(&entry.unwrap().path(), found);
+        }
+    }
+}
+
+#[test]
+fn a_build_with_nothing_to_do_writes_nothing() {
+    let sandbox = Sandbox::new();
+    compiled(&sandbox);
+    // The digest of a source that was written a moment ago is not kept.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(compiled(&sandbox), 0);
+    let store = || {
+        let mut found = vec![];
+        times(&sandbox.path("artifacts"), &mut found);
+        found.sort();
+        found
+    };
+    let before = store();
+    assert_eq!(compiled(&sandbox), 0);
+    assert_eq!(store(), before);
 }
 
 #[test]

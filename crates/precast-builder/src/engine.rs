@@ -1,8 +1,8 @@
 //! One build from plan to release.
 
-use std::{thread, time::Instant};
+use std::{collections::HashSet, thread, time::Instant};
 
-use precast_store::{StoreError, check_release_name, record::Release};
+use precast_store::{Digest, StoreError, check_release_name, record::Release};
 
 use super::{
     BuildError,
@@ -141,11 +141,9 @@ fn same_entry(options: &Options<'_>, plan: &Plan) -> Result<Option<Release>, Sto
         return Ok(None);
     };
     let Options { spec, store, .. } = options;
-    let from_file = spec.model.weights.file().is_some();
+    // Whether weights come from a file is in the key of every program: none is in a release of the other kind.
+    let hits: HashSet<Digest> = plan.hits().into_iter().collect();
     store.find_release(&spec.model.name, |release| {
-        let mut programs = release.programs.iter();
-        let program = programs.find_map(|id| store.program(id).ok().flatten());
-        let file = program.is_some_and(|one| one.request["common"]["weights"] == "file");
-        release.entry == known.entry && file == from_file
+        release.entry == known.entry && release.programs.iter().any(|id| hits.contains(id))
     })
 }
