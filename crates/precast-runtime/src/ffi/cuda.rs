@@ -1,24 +1,21 @@
 //! CUDA, found while running: one binary serves machines with and without it.
 //!
 //! Nothing in a Rust binary uses a symbol of `libtorch_cuda` directly, so libtorch would never learn that CUDA exists. It
-//! is loaded here, from the folder `libtorch_cpu` came
-//! from and with its symbols global, before anything asks for a device: artifacts and the CUDA half of the shim take
-//! their symbols from it.
+//! is loaded here, from the folder of `libtorch_cpu`, with its symbols global, before a device is asked for: artifacts and
+//! the CUDA half of the shim take their symbols from it.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fs::File,
     path::PathBuf,
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::OnceLock,
 };
 
-use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
-
+use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 use precast_store::Digest;
 
 use super::{
     context::{self, Driver},
-    library::open_verified,
     libtorch::{self, functions as declare},
     shim,
 };
@@ -38,18 +35,7 @@ pub fn open_shim(
     object: &Digest,
     file: impl FnOnce() -> Result<File, RuntimeError>,
 ) -> Result<(), RuntimeError> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if SHIM.get().is_some() {
-        return Ok(());
-    }
-    let found = Functions::find(open_verified(object, file()?, RTLD_LOCAL)?);
-    let found = found.map_err(|reason| RuntimeError::NotLoadable {
-        object: *object,
-        reason,
-    })?;
-    SHIM.get_or_init(|| found);
-    Ok(())
+    shim::open_once(&SHIM, object, file, Functions::find)
 }
 
 type Ptr = *mut c_void;

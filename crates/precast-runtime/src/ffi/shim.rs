@@ -9,6 +9,7 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
+use libloading::os::unix::{Library as Loaded, RTLD_LOCAL};
 use precast_store::Digest;
 
 use super::{
@@ -162,32 +163,44 @@ pub fn open(
     object: &Digest,
     file: impl FnOnce() -> Result<File, RuntimeError>,
 ) -> Result<(), RuntimeError> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     if OPEN.get().is_some() {
         return Ok(());
     }
     let _span = tracing::info_span!("shim", %object).entered();
-    let open = libtorch::get().map_err(|reason| RuntimeError::Libtorch { reason })?;
-    let loaded = open_verified(object, file()?, libloading::os::unix::RTLD_LOCAL)?;
-    let find = || {
+    let libtorch = libtorch::get().map_err(|reason| RuntimeError::Libtorch { reason })?;
+    open_once(&OPEN, object, file, |loaded| {
         let functions = Functions::find(loaded)?;
         // SAFETY: it takes nothing and returns a number.
         let own = numbers(unsafe { (functions.precast_abi_version)() });
-        if own != open.version {
+        if own != libtorch.version {
             return Err(format!(
                 "it is a shim for torch {own}, and libtorch is {}",
-                open.version
+                libtorch.version
             ));
         }
         let calls = calls::Functions::find(loaded)?;
         Ok(Open { functions, calls })
-    };
-    let found = find().map_err(|reason| RuntimeError::NotLoadable {
+    })
+}
+
+/// Opens one half of a shim, if `open` is empty, and fills it with the functions that `find` looks up.
+pub(super) fn open_once<T>(
+    open: &OnceLock<T>,
+    object: &Digest,
+    file: impl FnOnce() -> Result<File, RuntimeError>,
+    find: impl FnOnce(&Loaded) -> Result<T, String>,
+) -> Result<(), RuntimeError> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if open.get().is_some() {
+        return Ok(());
+    }
+    let found = find(open_verified(object, file()?, RTLD_LOCAL)?);
+    let found = found.map_err(|reason| RuntimeError::NotLoadable {
         object: *object,
         reason,
     })?;
-    OPEN.get_or_init(|| found);
+    open.get_or_init(|| found);
     Ok(())
 }
 
