@@ -71,14 +71,14 @@ fn as_many_workers_as_there_is_work_for_and_no_more() {
     let sandbox = Sandbox::new();
     let built = events(&sandbox, &["-j", "16"]);
     assert_eq!(done(&built, "compile").len(), 2);
-    // One holds the model, two are started to compile; another three may start while these do something else: for the
-    // shim, and for what comes after it.
-    assert!((2..=6).contains(&workers(&built).len()), "{built:?}");
-    // Where nothing must be compiled, none is started for it.
+    // The first holds the model, and two start at once for the compiles. While these do something else, one more may start
+    // for each task: two compiles, the shim, and two loads of the model, for captures.
+    assert!((2..=8).contains(&workers(&built).len()), "{built:?}");
+    // Where nothing must be compiled, none is started for it; those beside the first load the model.
     sandbox.append("model.py", "# one more line");
     let again = events(&sandbox, &["-j", "16"]);
     assert_eq!(done(&again, "compile").len(), 0);
-    assert!(workers(&again).len() <= 2, "{again:?}");
+    assert!(workers(&again).len() <= 3, "{again:?}");
 }
 
 #[test]
