@@ -309,7 +309,7 @@ fn what_does_not_load_is_set_aside_once_and_the_ladder_answers() {
         assert_eq!(model.quarantined().len(), 2);
         assert_eq!(runners(&model)[..2], [(2, "none"), (4, "none")]);
     }
-    // What lacks a function will always lack it: the second model did not read it again. Damage may be mended.
+    // What lacks a function will always lack it: the second model did not read it again. Damage may be repaired.
     let program = source
         .memory
         .programs

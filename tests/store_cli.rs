@@ -131,7 +131,7 @@ fn verify_says_what_is_wrong_and_its_code_says_what_is_left() {
     assert!(repaired.err.contains("precast build"), "{}", repaired.err);
     scene::build(&Store::open(&path).unwrap(), &mut |_| {}).unwrap();
     assert_eq!(precast(&path, &["verify"]).code, 0);
-    // An index that is not one stops nobody from mending it.
+    // An index that is not one stops nobody from fixing it.
     fs::write(path.join("index.sqlite"), "x".repeat(5000)).unwrap();
     let output = precast(&path, &["release", "rollback", "m"]);
     assert_eq!(output.code, 1);

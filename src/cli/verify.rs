@@ -24,7 +24,7 @@ use crate::store::{Defect, Needs, Store};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Mend what can be mended; set aside what can't be used
+    /// Repair what can be repaired; set aside what can't be used
     #[arg(long)]
     repair: bool,
     /// Make the index again from the files, without looking at their bytes
@@ -138,7 +138,7 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
         }
     ))?;
     if found.needs().is_some_and(|needs| needs != Needs::Person) {
-        tell_hint("`precast verify --repair` mends what can be mended");
+        tell_hint("`precast verify --repair` repairs what can be repaired");
     }
     Ok(code)
 }

@@ -1,6 +1,6 @@
-"""Seeded faults: each is found with its category, its line and, where one follows from the line, its mend.
+"""Seeded faults: each is found with its category, its line and, where one follows from the line, its fix.
 
-A fault is a forward whose faulty line ends in `# here`, and inputs. The mended line, where it is given, takes its
+A fault is a forward whose faulty line ends in `# here`, and inputs. The fixed line, where it is given, takes its
 place: then nothing of that category is left.
 """
 
@@ -18,7 +18,7 @@ from .support import HEAD, Checks, found
 X = ("x", "float32", [2, 4])
 MASK = ("mask", "bool", [2, 4])
 
-# Name -> category, severity, body of forward (after `def forward(self, x, …):`), further inputs, mended line or None.
+# Name -> category, severity, body of forward (after `def forward(self, x, …):`), further inputs, fixed line or None.
 FAULTS: dict[str, tuple[str, str, str, list[Any], str | None]] = {
     "if on a maximum": (
         "control-flow",
@@ -305,7 +305,7 @@ class Faults(Checks):
         library.define("double(Tensor x) -> Tensor")
         library.impl("double", lambda x: x * 2, "CPU")
         self.assertGreaterEqual(len(FAULTS), 25)
-        for name, (category, severity, body, more, mended) in FAULTS.items():
+        for name, (category, severity, body, more, fixed) in FAULTS.items():
             with self.subTest(name):
                 inputs = [X, *more]
                 text = self.source(body, inputs)
@@ -316,19 +316,19 @@ class Faults(Checks):
                 self.assertEqual(here[0]["severity"], severity)
                 self.assertEqual(here[0]["function"], "Model.forward")
                 self.assertTrue(here[0]["source"].endswith("# here"))
-                self.assertTrue(here[0]["mend"]["text"])
+                self.assertTrue(here[0]["fix"]["text"])
                 self.assertTrue(any(one["location"] == here[0]["location"] for one in answer["findings"]))
                 if severity == "high":
                     self.assertFalse(answer["captured"])
-                if mended is not None:
-                    self.mended(category, body, inputs, mended, here[0]["mend"]["lines"])
+                if fixed is not None:
+                    self.fixed(category, body, inputs, fixed, here[0]["fix"]["lines"])
 
     def test_a_model_in_training_mode(self) -> None:
         text = self.source("return x + 1", [X]).replace(".eval()", "")
         answer = self.check(self.open(text), [X])
         (one,) = found(answer, "training-mode")
         self.assertEqual(one["severity"], "medium")
-        self.assertEqual(one["mend"]["lines"], ["return model.eval()"])
+        self.assertEqual(one["fix"]["lines"], ["return model.eval()"])
         self.assertTrue(one["source"].startswith("def load"))
 
     def test_a_module_that_fails_on_its_inputs(self) -> None:
@@ -388,8 +388,8 @@ class Faults(Checks):
         table = file.read_text().partition("CATEGORIES: &[&str] = &[")[2].partition("];")[0]
         self.assertEqual(re.findall(r'"([^"]+)"', table), list(part("check.finding").CATEGORIES))
 
-    def mended(self, category: str, body: str, inputs: list[Any], line: str, lines: list[str]) -> None:
-        """Puts the mended line in the place of the faulty statement: nothing of the category is left."""
+    def fixed(self, category: str, body: str, inputs: list[Any], line: str, lines: list[str]) -> None:
+        """Puts the fixed line in the place of the faulty statement: nothing of the category is left."""
         if line not in ("pass", "return x * self.pad_id"):
             self.assertIn(line, lines)
         rows = textwrap.dedent(body).strip("\n").splitlines()

@@ -1,4 +1,4 @@
-"""A model with ten faults at once: each is found, with its line and a mend; the mended model has none."""
+"""A model with ten faults at once: each is found, with its line and a fix; the fixed model has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .support import Checks
 
 HERE = Path(__file__).parent
 
-# Category, severity, the line that has it, a line of the mend.
+# Category, severity, the line that has it, a line of the fix.
 FAULTS = [
     ("python-object", "medium", "mask = ids == self.tokenizer.image_token_id", "self.image_token_id"),
     ("value-size", "medium", "tokens[mask] = images.reshape(-1, WIDTH).to(tokens.dtype)", ".cumsum(0)"),
@@ -42,9 +42,9 @@ class NanoVLM(Checks):
             sizes.pop("batch")
         return self.check(opened, samples=f"{module}:samples", sizes=sizes)
 
-    def test_ten_faults_are_found_with_line_and_mend(self) -> None:
+    def test_ten_faults_are_found_with_line_and_fix(self) -> None:
         answer = self.model("nanovlm")
-        for category, severity, source, mend in FAULTS:
+        for category, severity, source, fix in FAULTS:
             with self.subTest(category=category, source=source):
                 here = [
                     one
@@ -55,29 +55,29 @@ class NanoVLM(Checks):
                 self.assertEqual(here[0]["severity"], severity)
                 line = int(here[0]["location"].removeprefix(f"{self.file}:"))
                 self.assertEqual(self.text[line - 1].strip(), here[0]["source"])
-                if mend is not None:
-                    self.assertIn(mend, "\n".join(here[0]["mend"]["lines"]))
-                self.assertTrue(here[0]["mend"]["text"])
+                if fix is not None:
+                    self.assertIn(fix, "\n".join(here[0]["fix"]["lines"]))
+                self.assertTrue(here[0]["fix"]["text"])
         self.assertFalse(answer["captured"])
 
-    def test_the_mended_model_has_nothing_above_low(self) -> None:
-        answer = self.model("mended")
+    def test_the_fixed_model_has_nothing_above_low(self) -> None:
+        answer = self.model("fixed")
         self.assertTrue(answer["captured"])
         self.assertEqual([one for one in answer["findings"] if one["severity"] != "low"], [])
         self.assertEqual(answer["dynamic"], {dim: {"min": 2, "max": None} for dim in ("batch", "seq")})
 
-    def test_the_mended_model_computes_the_same(self) -> None:
+    def test_the_fixed_model_computes_the_same(self) -> None:
         import importlib
         import sys
 
         import torch
 
         sys.path.insert(0, str(HERE))
-        faulty, mended = importlib.import_module("nanovlm"), importlib.import_module("mended")
+        faulty, fixed = importlib.import_module("nanovlm"), importlib.import_module("fixed")
         ids, images = faulty.samples()
         with torch.no_grad():
             expected = faulty.load()(ids, images)
-            self.assertTrue(torch.equal(mended.load()(ids, torch.cat(images)), expected))
+            self.assertTrue(torch.equal(fixed.load()(ids, torch.cat(images)), expected))
 
 
 if __name__ == "__main__":

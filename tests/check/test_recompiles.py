@@ -36,7 +36,7 @@ class Recompiles(Checks):
     def test_a_clean_module_is_compiled_again_once_for_each_dimension(self) -> None:
         answer = self.looked_at("return self.linear(x)")
         second = [one for one in found(answer, "recompile") if "second size of `batch`" in one["why"]]
-        self.assertEqual(second[0]["mend"]["lines"], ["torch._dynamo.mark_dynamic(x, 0)"])
+        self.assertEqual(second[0]["fix"]["lines"], ["torch._dynamo.mark_dynamic(x, 0)"])
         self.assertEqual({one["severity"] for one in answer["findings"]}, {"low"})
         graphs = [(call["sizes"]["batch"], call["graphs"]) for call in answer["recompiles"]["calls"]]
         # The same sizes again need nothing new; nor does a third size.

@@ -38,7 +38,7 @@ class Model(nn.Module):
 def load():
     return Model().eval()
 """
-MENDED = ATTENTION.replace("kernel()(q", "KERNEL(q").replace("class Layer", "KERNEL = kernel()\n\nclass Layer")
+FIXED = ATTENTION.replace("kernel()(q", "KERNEL(q").replace("class Layer", "KERNEL = kernel()\n\nclass Layer")
 X = [("x", "float32", [2, 4, 8])]
 
 EXPERTS = """
@@ -72,13 +72,13 @@ class Upstream(Checks):
         self.assertEqual(one["severity"], "medium")
         self.assertEqual(one["source"], "from fast_attention_that_is_not_installed import attention")
         self.assertIn("Import failure", one["why"])
-        self.assertIn("outside of forward, once", one["mend"]["text"])
+        self.assertIn("outside of forward, once", one["fix"]["text"])
         first = answer["recompiles"]["calls"][0]
         self.assertGreater(first["graphs"], 1)
         self.assertGreater(first["breaks"], 0)
 
     def test_the_same_import_outside_of_forward_leaves_one_graph(self) -> None:
-        answer = self.check(self.open(HEAD + MENDED), X, recompiles=True)
+        answer = self.check(self.open(HEAD + FIXED), X, recompiles=True)
         self.assertEqual(found(answer, "graph-break"), [])
         self.assertEqual([call["graphs"] for call in answer["recompiles"]["calls"]], [1, 0])
 
@@ -89,10 +89,10 @@ class Upstream(Checks):
         (one,) = [one for one in answer["findings"] if one["severity"] == "high"]
         self.assertEqual(one["category"], "custom-operator")
         self.assertIn("`transformers::grouped_mm_fallback`, called by `model.layers.0.mlp.experts`", one["why"])
-        self.assertIn('experts_implementation="batched_mm"', one["mend"]["text"])
-        mended = self.check(self.open(HEAD + EXPERTS.format(how="batched_mm")), ids)
-        self.assertTrue(mended["captured"])
-        self.assertEqual([one for one in mended["findings"] if one["severity"] != "low"], [])
+        self.assertIn('experts_implementation="batched_mm"', one["fix"]["text"])
+        fixed = self.check(self.open(HEAD + EXPERTS.format(how="batched_mm")), ids)
+        self.assertTrue(fixed["captured"])
+        self.assertEqual([one for one in fixed["findings"] if one["severity"] != "low"], [])
 
 
 if __name__ == "__main__":

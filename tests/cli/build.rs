@@ -362,7 +362,7 @@ fn what_answers_wrong_is_not_published() {
     left out affine eager: the fake model has no dynamic dimensions
     built 0 programs, 2 artifacts compiled, 0 there already ([TIME]), 2 failed
     error: nothing answers `affine`: no release was published
-    hint: the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'affine'`
+    hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'affine'`
     ");
 }
 

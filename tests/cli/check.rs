@@ -27,17 +27,17 @@ fn findings_by_severity_and_then_in_full() {
 
     model.py:8: control-flow: the fake model has a `control-flow`
         # fake: finds control-flow high
-      mend: leave it out
+      fix: leave it out
         pass
 
     model.py:7: print: the fake model has a `print`
         # fake: finds print medium
-      mend: leave it out
+      fix: leave it out
         pass
 
     model.py:9: expand: the fake model has a `expand`
         # fake: finds expand low
-      mend: leave it out
+      fix: leave it out
         pass
 
     affine batch=1: can't be captured
@@ -111,12 +111,12 @@ fn an_allowed_finding_is_listed_with_its_reason() {
 
     model.py:8: control-flow: the fake model has a `control-flow`
         # fake: finds control-flow high
-      mend: leave it out
+      fix: leave it out
         pass
 
     model.py:9: expand: the fake model has a `expand`
         # fake: finds expand low
-      mend: leave it out
+      fix: leave it out
         pass
 
     allowed print at model.py:7: it is known
@@ -254,14 +254,14 @@ fn a_build_that_fails_prints_what_stops_it() {
 
     model.py:8: control-flow: the fake model has a `control-flow`
         # fake: finds control-flow high
-      mend: leave it out
+      fix: leave it out
         pass
 
     note: affine: `precast check` says what else it finds
     left out affine eager: the fake model has no dynamic dimensions
     built 0 programs, 0 artifacts compiled, 0 there already ([TIME]), 2 failed
     error: nothing answers `affine`: no release was published
-    hint: the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'affine'`
+    hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'affine'`
     ");
     let ran = sandbox.run(&["build", "-j", "1", "--format", "json"]);
     let last: serde_json::Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();

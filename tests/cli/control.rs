@@ -252,7 +252,7 @@ fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
     exit code 1
     ----- stderr
     error: nothing answers `first`, `second`: no release was published
-    hint: the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'first' --without 'second'`
+    hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'first' --without 'second'`
     ");
     let name = "name = \"first\"\n";
     sandbox.edit("precast.toml", name, &format!("{name}fullgraph = false\n"));

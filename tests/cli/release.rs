@@ -243,7 +243,7 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     left out affine eager, second eager: the fake model has no dynamic dimensions
     built 2 programs, 2 artifacts compiled, 0 there already ([TIME]), 1 failed
     error: nothing answers `second`: no release was published
-    hint: the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'second'`
+    hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'second'`
     ");
     let (code, document) = finished(&sandbox, &[]);
     assert_eq!(
@@ -478,7 +478,7 @@ fn an_index_of_an_older_version_is_made_again_by_whatever_opens_it() {
         (0, &["verify", "--reindex"][..]),
         (0, &["verify"]),
         (0, &["build", "-q"]),
-        // Other tables under the version of today are no older index: they are refused, but for mending.
+        // Other tables under the version of today are no older index: they are refused, but for fixing.
         (2, &["verify", "--reindex"]),
         (2, &["verify", "--repair"]),
     ] {

@@ -278,7 +278,7 @@ class Worker:
                 "category": category,
                 "severity": severity,
                 "why": f"the fake model has a `{category}`",
-                "mend": {"text": "leave it out", "lines": ["pass"]},
+                "fix": {"text": "leave it out", "lines": ["pass"]},
                 "location": f"model.py:{line}",
                 "function": "Model.forward",
                 "source": source,

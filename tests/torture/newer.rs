@@ -55,7 +55,7 @@ pub const KINDS: &[Kind] = &[
 
 type Step = (&'static str, fn(&Path, &Scene) -> Result<(), StoreError>);
 
-fn mending(root: &Path) -> Result<Store, StoreError> {
+fn fixing(root: &Path) -> Result<Store, StoreError> {
     Store::open_for_repair(root, Options::default())
 }
 
@@ -64,11 +64,11 @@ fn mending(root: &Path) -> Result<Store, StoreError> {
 const STEPS: &[Step] = &[
     ("open", |r, _| Store::open(r).map(drop)),
     ("open read-only", |r, _| Store::open_read_only(r).map(drop)),
-    ("verify", |r, _| mending(r)?.verify().map(drop)),
+    ("verify", |r, _| fixing(r)?.verify().map(drop)),
     ("verify read-only", |r, _| Store::open_read_only(r)?.verify().map(drop)),
     ("create", |r, _| Store::create(r).map(drop)),
-    ("reindex", |r, _| mending(r)?.reindex()),
-    ("repair", |r, _| mending(r)?.repair().map(drop)),
+    ("reindex", |r, _| fixing(r)?.reindex()),
+    ("repair", |r, _| fixing(r)?.repair().map(drop)),
     ("gc", |r, _| {
         let policy = Policy { keep_releases: 1, unreleased: true, ..Policy::default() };
         Store::open(r)?.gc(&policy).map(drop)

@@ -243,7 +243,7 @@ fn rows(root: &Path) -> Vec<String> {
     all
 }
 
-/// Makes one defect in a copy of a sound store; returns what went wrong with finding and mending it.
+/// Makes one defect in a copy of a sound store; returns what went wrong with finding and fixing it.
 pub fn try_seed(sound: &Path, scene: &Scene, seed: &Seed) -> Result<(), String> {
     let (name, kinds, make) = seed;
     let dir = scene::scratch();

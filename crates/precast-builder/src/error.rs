@@ -237,14 +237,14 @@ impl BuildError {
                 "run `precast build` where compiling is allowed, then deploy the store"
             }
             Self::Incomplete { .. } => {
-                "nothing was published: mend what failed and build again, or build without `--release`"
+                "nothing was published: fix what failed and build again, or build without `--release`"
             }
             Self::Unanswered { modules } => {
                 let without = modules
                     .iter()
                     .map(|module| format!(" --without '{module}'"));
                 return format!(
-                    "the newest release stays what it was; mend what failed (`precast ls --state failed`), or publish one that \
+                    "the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that \
                      has nothing for it: `precast build{}`",
                     without.collect::<String>()
                 );

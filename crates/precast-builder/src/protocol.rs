@@ -27,7 +27,7 @@ use crate::{
 mod checked;
 
 pub use self::checked::{
-    BucketCost, Checked, Cost, Finding, Free, KeptOut, Mend, Recompiles, Repeated, Severity,
+    BucketCost, Checked, Cost, Finding, Fix, Free, KeptOut, Recompiles, Repeated, Severity,
     TorchCall,
 };
 pub(crate) use crate::plan::PROTOCOL;
@@ -209,7 +209,7 @@ impl WorkerError {
             "capture" => {
                 "`torch.export.export` must be able to capture it; eager runs the captured graph too"
             }
-            "pass" => "mend the pass, or take it out of `passes`",
+            "pass" => "fix the pass, or take it out of `passes`",
             "shim" => {
                 "the shim needs a C++ compiler that knows C++20, as g++ 11 does; `precast doctor` says what there is"
             }

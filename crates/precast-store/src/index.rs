@@ -408,8 +408,8 @@ mod tests {
         let error = Store::open(store.path()).unwrap_err();
         assert!(matches!(error, StoreError::Schema { .. }), "{error}");
         assert!(error.hint().contains("--reindex"));
-        let mending = Store::open_for_repair(store.path(), Default::default()).unwrap();
-        mending.reindex().unwrap();
+        let repairing = Store::open_for_repair(store.path(), Default::default()).unwrap();
+        repairing.reindex().unwrap();
         assert!(
             Store::open(store.path())
                 .unwrap()

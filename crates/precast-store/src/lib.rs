@@ -225,7 +225,7 @@ impl Store {
             // Who may write the store keeps it to themselves.
             true if !Index::may_be_read(&layout) => Index::when_needed(&layout),
             true => match Index::open_read_only(&layout) {
-                // What can't be read and can't be mended is made again in memory.
+                // What can't be read and can't be repaired is made again in memory.
                 Err(error) if error.is_index() => Index::in_memory(&layout)?,
                 other => other?,
             },
@@ -234,7 +234,7 @@ impl Store {
         Ok(Self::with_index(layout, index, options))
     }
 
-    /// Opens a store whose index or inner folders may be unusable, to look at it and to mend it.
+    /// Opens a store whose index or inner folders may be unusable, to look at it and to repair it.
     pub fn open_for_repair(
         path: impl AsRef<Path>,
         mut options: Options,

@@ -44,7 +44,7 @@ impl Repaired {
 }
 
 impl Store {
-    /// Mends what can be mended, and sets aside what can't be used.
+    /// Repairs what can be repaired, and sets aside what can't be used.
     pub fn repair(&self) -> Result<Repaired, StoreError> {
         self.writable("repair the store")?;
         let first = self.plain_folders()?;
@@ -61,7 +61,7 @@ impl Store {
         let mut left = found.clone();
         // Setting one thing aside leaves what refers to it without it: object, artifact, program.
         for _ in 0..4 {
-            let more = self.mend(&left, &mut set_aside)?;
+            let more = self.repair_some(&left, &mut set_aside)?;
             self.recover()?;
             self.reindex()?;
             left = self.verify()?.defects;
@@ -135,7 +135,11 @@ impl Store {
     }
 
     /// Does what each defect needs that is about a file; returns whether others may follow from it.
-    fn mend(&self, defects: &[Defect], aside: &mut BTreeSet<PathBuf>) -> Result<bool, StoreError> {
+    fn repair_some(
+        &self,
+        defects: &[Defect],
+        aside: &mut BTreeSet<PathBuf>,
+    ) -> Result<bool, StoreError> {
         let _alone = self.lock(Mode::Delete)?;
         let mut more = false;
         for defect in defects {

@@ -106,11 +106,11 @@ pub(in crate::cli) fn finding(finding: &Finding) -> Vec<String> {
     lines.extend((finding.source.iter()).map(|source| format!("    {}", plain(source))));
     lines.push(format!(
         "  {} {}",
-        "mend:".cyan().bold(),
-        plain(&finding.mend.text)
+        "fix:".cyan().bold(),
+        plain(&finding.fix.text)
     ));
-    let mended = finding.mend.lines.iter();
-    lines.extend(mended.map(|line| format!("    {}", plain(line).green())));
+    let fixed = finding.fix.lines.iter();
+    lines.extend(fixed.map(|line| format!("    {}", plain(line).green())));
     lines
 }
 

@@ -151,7 +151,7 @@ pub struct Finding {
     /// Why it matters, in one sentence.
     pub why: String,
     /// What to write instead.
-    pub mend: Mend,
+    pub fix: Fix,
     /// `file:line` of the user's code, or of an installed package where none of it is involved.
     pub location: Option<String>,
     /// The qualified name of the function around it.
@@ -163,9 +163,9 @@ pub struct Finding {
 /// What to write instead.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Mend {
+pub struct Fix {
     /// The change in words.
     pub text: String,
-    /// The user's own line, mended, where that follows from it.
+    /// The user's own line, fixed, where that follows from it.
     pub lines: Vec<String>,
 }

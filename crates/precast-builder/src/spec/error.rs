@@ -218,7 +218,7 @@ mod tests {
                 text,
                 at,
                 "bad".to_owned(),
-                "mend".to_owned(),
+                "fix".to_owned(),
             );
             assert!(
                 !problem.marked.is_empty() && problem.render().contains('^'),

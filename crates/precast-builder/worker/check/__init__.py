@@ -12,7 +12,7 @@ A module is looked at in several ways, because each sees what the others can't:
 | `recompiles` | calls through torch.compile, where asked for | what torch.compile compiles again for, and breaks at |
 | `cost` | calls on fake tensors, where asked for | FLOPs and bytes of each bucket, and their floor on this machine |
 
-`subject` is the module that is looked at, `finding` has the categories, `mends` what to write instead, `sources` the
+`subject` is the module that is looked at, `finding` has the categories, `fixes` what to write instead, `sources` the
 project's files. Lines that did not run on the sample inputs are counted, not judged.
 """
 
@@ -26,7 +26,7 @@ from ..torch_private import fake
 from ..wire import Failure, Wire
 from . import breaks, calls, observe
 from .cost import costs
-from .finding import HIGH, MEDIUM, Finding, Mend, ordered
+from .finding import HIGH, MEDIUM, Finding, Fix, ordered
 from .graphs import Graphs
 from .lines import Lines
 from .recompiles import Recompiles
@@ -117,18 +117,18 @@ def _training(opened: Any, sources: Sources) -> list[Finding]:
     if not opened.training:
         return []
     why = f"the entry returns the model in training mode ({opened.training}): it is built in eval mode"
-    mend = Mend("return it in eval mode", ["return model.eval()"])
-    return [made(sources.at(opened.place), "training-mode", MEDIUM, why, mend)]
+    fix = Fix("return it in eval mode", ["return model.eval()"])
+    return [made(sources.at(opened.place), "training-mode", MEDIUM, why, fix)]
 
 
 def _failed(error: BaseException, what: str, opened: Any, sources: Sources) -> Finding:
     location = failures.location(error, opened.root)
     place = sources.at(location)
     why = f"{what} fails on sample inputs: {type(error).__name__}: {failures.one_line(error)}"
-    mend = Mend("check the dtypes and shapes of the module's inputs in the spec")
+    fix = Fix("check the dtypes and shapes of the module's inputs in the spec")
     if isinstance(error, Failure):
         why = error.message
-    one = Finding("inputs", HIGH, why, mend, location)
+    one = Finding("inputs", HIGH, why, fix, location)
     if place is not None:
         one.function, one.source = place.function, place.source
     return one

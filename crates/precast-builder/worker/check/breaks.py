@@ -13,8 +13,8 @@ from .. import failures, segment
 from ..flat import Flat
 from ..torch_private import drafts
 from ..wire import Failure
-from . import mends
-from .finding import HIGH, LOW, MEDIUM, Finding, Mend
+from . import fixes
+from .finding import HIGH, LOW, MEDIUM, Finding, Fix
 from .sources import Sources
 from .subject import Subject
 
@@ -117,10 +117,10 @@ def _from_error(captured: Captured, location: str | None, sources: Sources) -> F
         category = "custom-operator"
     place = sources.at(location)
     hint = error.hint if isinstance(error, Failure) else None
-    mend = Mend(hint or "leave it out of forward, or give it to another module that is left to the caller")
+    fix = Fix(hint or "leave it out of forward, or give it to another module that is left to the caller")
     if category == "control-flow" and place is not None:
-        mend = mends.branch(place.statement)
-    one = Finding(category, HIGH, message, mend, location)
+        fix = fixes.branch(place.statement)
+    one = Finding(category, HIGH, message, fix, location)
     if place is not None:
         one.function, one.source = place.function, place.source
     elif location is None:

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from . import mends
-from .finding import HIGH, LOW, MEDIUM, Finding, Mend
+from . import fixes
+from .finding import HIGH, LOW, MEDIUM, Finding, Fix
 from .observe import Call, Seen
 from .sources import made
 
@@ -25,52 +25,52 @@ def findings(seen: Seen) -> Iterator[Finding]:
     """Yields what the calls of a run show, once for each line and kind."""
     known = set()
     for call in seen.calls:
-        for category, severity, why, mend in _of(call):
+        for category, severity, why, fix in _of(call):
             key = (category, call.place.location)
             if key not in known:
                 known.add(key)
-                yield made(call.place, category, severity, why, mend)
+                yield made(call.place, category, severity, why, fix)
 
 
 def _of(call: Call) -> Iterator[Any]:
     name, facts, statement = call.name, call.facts, call.place.statement
     if name == "__bool__" or (name in _READS and _branches(statement)):
         why = "a branch depends on values of a tensor: a captured graph has one side only"
-        yield "control-flow", MEDIUM, why, mends.branch(statement, _following(call))
+        yield "control-flow", MEDIUM, why, fixes.branch(statement, _following(call))
     elif name in _READS:
         why = f"`{_shown(name)}` reads a value of a tensor into Python: a captured graph has no value yet"
-        yield "value-read", MEDIUM, why, mends.read(statement)
+        yield "value-read", MEDIUM, why, fixes.read(statement)
     elif name in _NUMPY:
         why = "a tensor goes to numpy: torch.export follows that in strict mode alone, where it can"
-        yield "numpy", MEDIUM, why, mends.torch_instead(statement, {"np", "numpy"})
+        yield "numpy", MEDIUM, why, fixes.torch_instead(statement, {"np", "numpy"})
     elif name in ("__getitem__", "__setitem__") and facts.get("mask") is not None:
         what = "is chosen" if name == "__getitem__" else "is written"
         why = f"how much {what} by a boolean mask depends on its values"
         severity = MEDIUM
         if name == "__setitem__" and facts.get("value") in (None, 0):
             severity = LOW  # the same as `masked_fill`, and captured as it
-        yield "value-size", severity, why, mends.masked(statement, facts)
+        yield "value-size", severity, why, fixes.masked(statement, facts)
     elif name in _SIZES or facts.get("by_values") or (name == "where" and facts["arguments"] == 1):
         yield (
             "value-size",
             MEDIUM,
             f"the size of what `{name}` returns depends on values",
-            mends.masked(statement, facts),
+            fixes.masked(statement, facts),
         )
     elif name in _DRAWS:
         yield from _drawn(name)
     elif facts.get("draws"):
         why = f"`{name}` is on in eval mode too: every call draws other numbers, so none can be compared with eager"
-        yield "random", MEDIUM, why, mends.dropout(statement)
+        yield "random", MEDIUM, why, fixes.dropout(statement)
     elif name == "expand" and facts.get("shape") and _by_size(statement):
         why = "what `expand` returns has other strides for a size of one: torch.compile compiles again"
-        yield "expand", LOW, why, mends.repeated(statement)
+        yield "expand", LOW, why, fixes.repeated(statement)
     elif name == "squeeze" and facts["arguments"] == 1:
         why = "`squeeze` without a dimension drops a bucketed one whose size is one"
-        yield "size-one", LOW, why, Mend("name the dimension to drop")
+        yield "size-one", LOW, why, Fix("name the dimension to drop")
     if _writes(name) and facts.get("held"):
         why = f"`{_shown(name)}` writes into {facts['held']}: a program owns no tensor but its outputs"
-        yield "in-place", HIGH, why, mends.in_place(statement, facts["held"])
+        yield "in-place", HIGH, why, fixes.in_place(statement, facts["held"])
 
 
 def on_host(call: Call) -> str | None:
@@ -95,7 +95,7 @@ def _writes(name: str) -> bool:
 
 def _drawn(name: str) -> Iterator[Any]:
     why = f"`{name}` draws other numbers than eager does, so the artifact can't be compared with it"
-    yield "random", MEDIUM, why, Mend("draw outside, and take the numbers as an input")
+    yield "random", MEDIUM, why, Fix("draw outside, and take the numbers as an input")
 
 
 def _branches(statement: ast.stmt | None) -> bool:

@@ -38,7 +38,7 @@ CATEGORIES = {
 
 
 @dataclass
-class Mend:
+class Fix:
     """What to write instead: a sentence, and the lines where these follow from the user's own."""
 
     text: str
@@ -52,7 +52,7 @@ class Finding:
     category: str
     severity: str
     why: str
-    mend: Mend
+    fix: Fix
     # `file:line`, relative to the spec's folder; the qualified name of the function; the line itself.
     location: str | None = None
     function: str | None = None

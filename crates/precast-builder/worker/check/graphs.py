@@ -14,13 +14,13 @@ from .. import failures, operators
 from ..flat import Flat
 from ..torch_private import overloads, symbols
 from . import calls
-from .finding import LOW, MEDIUM, Finding, Mend
+from .finding import LOW, MEDIUM, Finding, Fix
 from .observe import Seen
 from .sources import Place, made
 from .subject import Subject
 
 _READS = {"item", "_local_scalar_dense", "is_nonzero", "equal"}
-_KEEP = Mend("keep it a tensor on the device: what the host does with the value, a tensor operation can do")
+_KEEP = Fix("keep it a tensor on the device: what the host does with the value, a tensor operation can do")
 
 
 @dataclass

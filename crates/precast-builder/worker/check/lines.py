@@ -12,8 +12,8 @@ from typing import Any
 
 from .. import operators
 from ..torch_private import overloads
-from . import mends
-from .finding import HIGH, LOW, MEDIUM, Finding, Mend
+from . import fixes
+from .finding import HIGH, LOW, MEDIUM, Finding, Fix
 from .observe import MISSING, resolve
 from .sources import Place, made
 
@@ -37,10 +37,10 @@ class Lines:
             # The other lines of a statement were looked at with its first.
             return
         for node in _expressions(statement):
-            for category, severity, why, mend in self._node(node, statement, place, frame):
-                self.findings.append(made(place, category, severity, why, mend))
-        for category, severity, why, mend in _assigned(statement, frame):
-            self.findings.append(made(place, category, severity, why, mend))
+            for category, severity, why, fix in self._node(node, statement, place, frame):
+                self.findings.append(made(place, category, severity, why, fix))
+        for category, severity, why, fix in _assigned(statement, frame):
+            self.findings.append(made(place, category, severity, why, fix))
 
     def _node(self, node: ast.AST, statement: ast.stmt, place: Place, frame: FrameType) -> Iterator[Any]:
         if isinstance(node, ast.Call):
@@ -61,7 +61,7 @@ class Lines:
         if called is print or _is_log(base, name):
             if not _guarded(place, statement):
                 why = "a compiled program says nothing, and torch.compile breaks the graph here"
-                yield "print", MEDIUM, why, mends.quiet(statement)
+                yield "print", MEDIUM, why, fixes.quiet(statement)
         elif called in (isinstance, hasattr, issubclass) and node.args:
             value = resolve(node.args[0], frame)
             name = ast.unparse(node.args[0])
@@ -75,18 +75,18 @@ class Lines:
                     "list-input",
                     MEDIUM,
                     why,
-                    Mend("take one tensor with a dimension for them, as `torch.stack` makes"),
+                    Fix("take one tensor with a dimension for them, as `torch.stack` makes"),
                 )
         elif _module(called).partition(".")[0] == "numpy" or _module(base) == "numpy":
             why = "numpy computes once, at capture: what it gives is a constant of the compiled program"
-            yield "numpy", MEDIUM, why, mends.torch_instead(statement, _names(frame, "numpy"))
+            yield "numpy", MEDIUM, why, fixes.torch_instead(statement, _names(frame, "numpy"))
         elif _module(called) == "random" or _random(called):
             why = "a number is drawn once, at capture, and every later call has the same one"
-            yield "random", MEDIUM, why, Mend("draw it outside, and take it as an input")
+            yield "random", MEDIUM, why, Fix("draw it outside, and take it as an input")
         elif name in _CHANGES and isinstance(base, list | dict | set) and _outlives(node.func, frame):
             held = ast.unparse(node.func.value)  # type: ignore[union-attr]
             why = f"`{held}` outlives the call: the change happens at capture and never again"
-            yield "python-state", MEDIUM, why, Mend("return what is kept as an output, and keep it outside")
+            yield "python-state", MEDIUM, why, Fix("return what is kept as an output, and keep it outside")
         else:
             yield from self._operator(called, node, frame)
 
@@ -96,8 +96,8 @@ class Lines:
             return
         if not overloads.has_fake_kernel(name):
             why = f"`{name}` has no fake kernel: torch can't say what shape it returns"
-            mend = Mend("say it", [f'@torch.library.register_fake("{name}")', "def _(…): return torch.empty(…)"])
-            yield "custom-operator", HIGH, why, mend
+            fix = Fix("say it", [f'@torch.library.register_fake("{name}")', "def _(…): return torch.empty(…)"])
+            yield "custom-operator", HIGH, why, fix
 
 
 def _operator_name(func: ast.expr, frame: FrameType) -> str | None:
@@ -142,12 +142,12 @@ def _assigned(statement: ast.stmt, frame: FrameType) -> Iterator[Any]:
                 isinstance(statement, ast.AugAssign) and isinstance(held, torch.Tensor)
             ):
                 why = f"`{ast.unparse(target)}` is set at capture, and never by a compiled program"
-                yield "python-state", MEDIUM, why, Mend("return it as an output, and take it as an input")
+                yield "python-state", MEDIUM, why, Fix("return it as an output, and take it as an input")
         elif isinstance(target, ast.Subscript):
             base = resolve(target.value, frame)
             if isinstance(base, list | dict) and _rooted(target.value, frame):
                 why = f"`{ast.unparse(target.value)}` outlives the call: the change happens at capture and never again"
-                yield "python-state", MEDIUM, why, Mend("return what is kept as an output, and keep it outside")
+                yield "python-state", MEDIUM, why, Fix("return what is kept as an output, and keep it outside")
 
 
 def _object(node: ast.Attribute, frame: FrameType) -> Iterator[Any]:
@@ -173,7 +173,7 @@ def _object(node: ast.Attribute, frame: FrameType) -> Iterator[Any]:
     ):
         return
     why = f"`{ast.unparse(node)}` asks a {kind.__name__}: its answer at capture is a constant of the compiled program"
-    yield "python-object", MEDIUM, why, mends.stored(node)
+    yield "python-object", MEDIUM, why, fixes.stored(node)
 
 
 def _rooted(node: ast.expr, frame: FrameType) -> bool:
@@ -259,6 +259,6 @@ def _flat(value: Any) -> Iterator[Any]:
             yield one
 
 
-def _variant(name: str) -> Mend:
+def _variant(name: str) -> Fix:
     text = f"one module for each case: two `[[module]]` of one name, of which one has the input `{name}`"
-    return Mend(text if name.isidentifier() else "one module for each case, chosen by the caller")
+    return Fix(text if name.isidentifier() else "one module for each case, chosen by the caller")

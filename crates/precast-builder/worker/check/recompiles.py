@@ -13,7 +13,7 @@ from typing import Any
 from .. import failures
 from ..call import INNER
 from ..torch_private.recompiles import Broken, Compiled, Guard, compiled
-from .finding import LOW, MEDIUM, Finding, Mend
+from .finding import LOW, MEDIUM, Finding, Fix
 from .sources import made
 from .subject import Subject
 
@@ -81,7 +81,7 @@ class Recompiles:
     def _at_every_call(self, guard: Guard) -> None:
         self._always.add(_plain(guard.text))
         why = f"torch.compile compiles again at every call: it relies on `{self._named(guard.text)}`, which changes"
-        self._found(guard, MEDIUM, why, Mend("return what changes as an output, and take it as an input"))
+        self._found(guard, MEDIUM, why, Fix("return what changes as an output, and take it as an input"))
 
     def _about(self, guards: list[Guard], dim: str | None) -> Guard:
         """Returns the guard that is about a dimension; else that of the newest version, the least specialised one."""
@@ -96,22 +96,22 @@ class Recompiles:
             fixed = _MISMATCH.match(guard.text) is not None or "==" in guard.text
             if turn == _ONE:
                 why = f"torch.compile makes another graph for `{dim}` = 1: `{text}` does not hold"
-                mend = Mend("call it with at least two, as by a padded row, or expect one graph more")
+                fix = Fix("call it with at least two, as by a padded row, or expect one graph more")
                 # Torch treats sizes of one by itself, whatever line a bound is from.
                 guard = Guard(guard.text, [])
             elif fixed and turn == _THIRD:
                 why = f"torch.compile compiles again for every size of `{dim}`, and after {self.limit} runs eager: "
                 why += f"`{text}` does not hold"
-                mend = Mend("compute with the tensor's own size; where a value of it is read, the graph is tied to it")
-                self._found(guard, MEDIUM, why, mend)
+                fix = Fix("compute with the tensor's own size; where a value of it is read, the graph is tied to it")
+                self._found(guard, MEDIUM, why, fix)
                 continue
             elif fixed:
                 why = f"torch.compile compiles again at the second size of `{dim}`, and leaves it free from then on"
-                mend = Mend("say before the first call that it varies", self._marks(dim))
+                fix = Fix("say before the first call that it varies", self._marks(dim))
             else:
                 why = f"torch.compile makes another graph where `{text}` does not hold"
-                mend = Mend("code that holds for every size, or expect one graph for each side")
-            self._found(guard, LOW, why, mend)
+                fix = Fix("code that holds for every size, or expect one graph for each side")
+            self._found(guard, LOW, why, fix)
 
     def _marks(self, dim: str) -> list[str]:
         """Returns the calls that declare a dimension dynamic."""
@@ -120,11 +120,11 @@ class Recompiles:
         ]
         return [f"torch._dynamo.mark_dynamic({name}, {axis})" for name, axis in axes]
 
-    def _found(self, guard: Guard, severity: str, why: str, mend: Mend) -> None:
+    def _found(self, guard: Guard, severity: str, why: str, fix: Fix) -> None:
         sources = self.subject.sources
         own = (failures.inside(path, line, sources.root) for path, line in guard.places)
         place = sources.at(next(filter(None, own), None))
-        found = made(place, "recompile", severity, why, mend)
+        found = made(place, "recompile", severity, why, fix)
         if all(one.why != why for one in self.findings):
             self.findings.append(found)
 
@@ -135,8 +135,8 @@ class Recompiles:
         why = f"torch.compile ends its graph here: {broken.why}"
         if whole:
             why = f"torch.compile gives up the whole function here, and eager runs it: {broken.why}"
-        mend = Mend("do it outside of forward, once, and keep the result")
-        self.findings.append(made(place, "graph-break", MEDIUM if place is not None else LOW, why, mend))
+        fix = Fix("do it outside of forward, once, and keep the result")
+        self.findings.append(made(place, "graph-break", MEDIUM if place is not None else LOW, why, fix))
 
     def _named(self, text: str) -> str:
         """Returns a guard with the names of inputs and dimensions."""

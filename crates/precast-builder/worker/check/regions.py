@@ -16,7 +16,7 @@ from .. import cut, repeats, segment, tensors
 from ..call import INNER, outer_name
 from ..flat import Flat
 from ..repeats import Fact, Repeat
-from .finding import LOW, Finding, Mend
+from .finding import LOW, Finding, Fix
 from .sources import made
 from .subject import Subject
 
@@ -97,8 +97,8 @@ class Regions:
         count = sum(len(group) for group in others)
         total = f"{count} of {count + len(most)} `{repeat.kind.__name__}`"
         why = f"{total} need artifacts of their own, the others share one; {'; '.join(reasons)}"
-        mend = Mend("give all of them one value, or a tensor in its place: then one compile serves them all")
-        self.findings.append(made(self._place(repeat.kind), "region", LOW, why, mend))
+        fix = Fix("give all of them one value, or a tensor in its place: then one compile serves them all")
+        self.findings.append(made(self._place(repeat.kind), "region", LOW, why, fix))
 
     def _place(self, kind: type) -> Any:
         try:

@@ -14,8 +14,8 @@ from typing import Any
 
 from .. import dynamic, failures, structure
 from ..torch_private import drafts, exported, symbols
-from . import mends
-from .finding import HIGH, LOW, MEDIUM, Finding, Mend
+from . import fixes
+from .finding import HIGH, LOW, MEDIUM, Finding, Fix
 from .observe import Seen
 from .sources import Place, Sources, made
 from .subject import Subject
@@ -129,9 +129,9 @@ class Shapes:
             f"the code needs `{dim}` to be {number} where it was captured at {number}: each bucket has a graph of its "
             "own"
         )
-        mend = Mend(f"take the size from the tensor itself; buckets work as it is, `dynamic` needs `{dim}` free")
+        fix = Fix(f"take the size from the tensor itself; buckets work as it is, `dynamic` needs `{dim}` free")
         place = sources.at(next(filter(None, places), None))
-        self.findings.append(made(place, "fixed-size", severity, why, mend))
+        self.findings.append(made(place, "fixed-size", severity, why, fix))
 
     def _blame(self, error: BaseException, dims: list[str]) -> None:
         """Says why dimensions can't be free."""
@@ -142,12 +142,12 @@ class Shapes:
         asked = any(dim in self.subject.asked for dim in dims)
         if _symbolic(error):
             why = f"with {names} free this flag is no Python value: {failures.one_line(error)}"
-            mend = mends.flag(place.statement if place else None)
-            self.findings.append(made(place, "symbolic-flag", HIGH if asked else MEDIUM, why, mend))
+            fix = fixes.flag(place.statement if place else None)
+            self.findings.append(made(place, "symbolic-flag", HIGH if asked else MEDIUM, why, fix))
             return
         why = f"with {names} free it can't be captured: {type(error).__name__}: {failures.one_line(error)}"
-        mend = Mend("compute with the tensor's own sizes; buckets work as it is, `dynamic` does not")
-        self.findings.append(made(place, "fixed-size", HIGH if asked else LOW, why, mend))
+        fix = Fix("compute with the tensor's own sizes; buckets work as it is, `dynamic` does not")
+        self.findings.append(made(place, "fixed-size", HIGH if asked else LOW, why, fix))
 
     def _at_one(self, dim: str, seen: Seen) -> None:
         """Runs a module at size one and at size two of a dimension: do the answers have the same form?"""
@@ -155,7 +155,7 @@ class Shapes:
 
         subject = self.subject
         answers = []
-        mend = Mend("name the dimension of `squeeze`, and keep it with `keepdim=True`")
+        fix = Fix("name the dimension of `squeeze`, and keep it with `keepdim=True`")
         for size in (2, 1):
             inputs = subject.inputs_at({**subject.sizes, dim: size})
             try:
@@ -166,7 +166,7 @@ class Shapes:
                     wanted = any(bucket.get(dim) == size for bucket in subject.buckets)
                     place = subject.sources.at(failures.location(error, subject.sources.root))
                     why = f"it fails at `{dim}` = 1: {type(error).__name__}: {failures.one_line(error)}"
-                    self.findings.append(made(place, "size-one", HIGH if wanted else MEDIUM, why, mend))
+                    self.findings.append(made(place, "size-one", HIGH if wanted else MEDIUM, why, fix))
                 else:
                     why = f"it fails there, with `{failures.one_line(error)}`"
                     subject.unknown.append(f"how it answers at `{dim}` = {size}: {why}")
@@ -174,7 +174,7 @@ class Shapes:
         if answers[0] != answers[1]:
             why = f"an output has {answers[1]} dimensions at `{dim}` = 1, {answers[0]} at 2: no request can be padded"
             squeezes = [one.place for one in seen.calls if one.name == "squeeze" and one.facts["arguments"] == 1]
-            self.findings.append(made(next(iter(squeezes), None), "size-one", MEDIUM, why, mend))
+            self.findings.append(made(next(iter(squeezes), None), "size-one", MEDIUM, why, fix))
 
 
 def _symbolic(error: BaseException) -> bool:
@@ -196,7 +196,7 @@ def _decided(one: Decision) -> Finding:
     text = one.place.source
     category = "size-one" if "== 1" in text or "!= 1" in text or "> 1" in text else "python-branch"
     why = f"`{one.text}` is decided at capture: each bucket has its own answer, a dynamic artifact only one"
-    return made(one.place, category, LOW, why, Mend("one module for each case, or code that holds for every size"))
+    return made(one.place, category, LOW, why, Fix("one module for each case, or code that holds for every size"))
 
 
 def _asked_by(sources: Sources) -> Place | None:

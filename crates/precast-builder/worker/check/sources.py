@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any
 
 from .. import failures
-from .finding import Finding, Mend
+from .finding import Finding, Fix
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -121,8 +121,8 @@ def executable(code: CodeType) -> set[int]:
     return {line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno}
 
 
-def made(place: Place | None, category: str, severity: str, why: str, mend: Mend) -> Finding:
+def made(place: Place | None, category: str, severity: str, why: str, fix: Fix) -> Finding:
     """Returns a finding at a line of the project; `place` is none where it has no line there."""
     if place is None:
-        return Finding(category, severity, why, mend)
-    return Finding(category, severity, why, mend, place.location, place.function, place.source)
+        return Finding(category, severity, why, fix)
+    return Finding(category, severity, why, fix, place.location, place.function, place.source)

@@ -1,4 +1,4 @@
-//! What checks found: findings with their mends, those that are intended with their reasons, and what is not known.
+//! What checks found: findings with their fixes, those that are intended with their reasons, and what is not known.
 
 use maud::{Markup, html};
 use precast_builder::protocol::{Finding, Severity};
@@ -34,7 +34,7 @@ fn one(index: usize, checks: &Checks) -> Markup {
                     td { (row.finding.category) }
                     td { (place(row.finding)) }
                     td { (row.modules.join(", ")) }
-                    td.wrap { (row.finding.why) (mend(row.finding)) }
+                    td.wrap { (row.finding.why) (fix(row.finding)) }
                 } } }
             } }
         }
@@ -79,10 +79,10 @@ fn place(finding: &Finding) -> Markup {
     }
 }
 
-fn mend(finding: &Finding) -> Markup {
+fn fix(finding: &Finding) -> Markup {
     html! {
         @if let Some(source) = &finding.source { br; code { (source) } }
-        br; span.soft { (finding.mend.text) }
-        @for line in &finding.mend.lines { br; code.good { (line) } }
+        br; span.soft { (finding.fix.text) }
+        @for line in &finding.fix.lines { br; code.good { (line) } }
     }
 }

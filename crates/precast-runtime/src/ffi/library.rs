@@ -128,7 +128,7 @@ impl Library {
             Err(RuntimeError::LackingLibtorch {
                 functions, torch, ..
             }) => Some(Err(Refused::Lacking(functions.clone(), torch.clone()))),
-            // Other bytes, or none: the store may be mended meanwhile.
+            // Other bytes, or none: the store may be repaired meanwhile.
             Err(_) => None,
         };
         opened

@@ -1,7 +1,7 @@
 """What to write instead, on the user's own line where that can be.
 
-A mend is shown as whole statements in the user's names. Where the statement has a form that no rule here knows, the
-mend is a sentence alone.
+A fix is shown as whole statements in the user's names. Where the statement has a form that no rule here knows, the
+fix is a sentence alone.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from .finding import Mend
+from .finding import Fix
 
 _READS = {"item", "tolist"}
 
 
-def branch(statement: ast.stmt | None, following: ast.stmt | None = None) -> Mend:
-    """Returns the mend of a branch on a tensor's values."""
+def branch(statement: ast.stmt | None, following: ast.stmt | None = None) -> Fix:
+    """Returns the fix of a branch on a tensor's values."""
     if isinstance(statement, ast.If):
         if lines := _where(statement, following):
-            return Mend("compute both sides and choose with `torch.where`", lines)
-        return Mend("compute both sides and choose with `torch.where`, or use `torch.cond`")
+            return Fix("compute both sides and choose with `torch.where`", lines)
+        return Fix("compute both sides and choose with `torch.where`, or use `torch.cond`")
     if isinstance(statement, ast.While | ast.For):
-        return Mend("run a fixed number of steps, and let `torch.where` keep what is finished as it is")
+        return Fix("run a fixed number of steps, and let `torch.where` keep what is finished as it is")
     if isinstance(statement, ast.Assert):
-        return Mend("leave the check to the caller: a compiled module checks shapes and dtypes itself", ["pass"])
+        return Fix("leave the check to the caller: a compiled module checks shapes and dtypes itself", ["pass"])
     changed = _replace(statement, _conditional)
     if changed:
-        return Mend("choose with `torch.where`", changed)
-    return Mend("keep it a tensor: `torch.where` chooses, `torch.logical_and`, `_or` and `_not` combine")
+        return Fix("choose with `torch.where`", changed)
+    return Fix("keep it a tensor: `torch.where` chooses, `torch.logical_and`, `_or` and `_not` combine")
 
 
 def _conditional(node: ast.AST) -> ast.AST | None:
@@ -102,10 +102,10 @@ def _tensor(test: ast.expr) -> ast.expr:
     return test
 
 
-def read(statement: ast.stmt | None) -> Mend:
-    """Returns the mend of a value that is read into Python."""
+def read(statement: ast.stmt | None) -> Fix:
+    """Returns the fix of a value that is read into Python."""
     text = "keep it a tensor in place of a number"
-    return Mend(text, _replace(statement, _unread))
+    return Fix(text, _replace(statement, _unread))
 
 
 def _unread(node: ast.AST) -> ast.AST | None:
@@ -118,27 +118,27 @@ def _unread(node: ast.AST) -> ast.AST | None:
     return None
 
 
-def masked(statement: ast.stmt | None, facts: dict[str, Any]) -> Mend:
-    """Returns the mend of a boolean mask as an index, or of another size that follows from values."""
+def masked(statement: ast.stmt | None, facts: dict[str, Any]) -> Fix:
+    """Returns the fix of a boolean mask as an index, or of another size that follows from values."""
     text = "keep the size: compute at every position, and let a mask choose with `torch.where`"
     if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
         target = statement.targets[0]
         name, mask, value = (ast.unparse(one) for one in (target.value, target.slice, statement.value))
         if not isinstance(target.value, ast.Name) or isinstance(target.slice, ast.Tuple | ast.Slice):
-            return Mend(text)
+            return Fix(text)
         if facts.get("value") in (None, 0):
-            return Mend("fill with the mask", [f"{name} = {name}.masked_fill({_wide(mask, facts)}, {value})"])
+            return Fix("fill with the mask", [f"{name} = {name}.masked_fill({_wide(mask, facts)}, {value})"])
         lines = [
             f"values = {value}",
             f"rows = ({_operand(mask)}.flatten().cumsum(0) - 1).clamp(0, values.shape[0] - 1)",
             f"{name} = torch.where({_wide(mask, facts)}, values[rows].view_as({name}), {name})",
         ]
-        return Mend("number the places of the mask with `cumsum`, and choose with `torch.where`", lines)
+        return Fix("number the places of the mask with `cumsum`, and choose with `torch.where`", lines)
     changed = _replace(statement, lambda node: _filled(node, facts)) if facts.get("mask") is not None else []
     if changed:
         text = "keep every row and make the others zero: sums stay as they were, a mean divides by `mask.sum()`"
-        return Mend(text, changed)
-    return Mend(text)
+        return Fix(text, changed)
+    return Fix(text)
 
 
 def _wide(mask: str, facts: dict[str, Any]) -> str:
@@ -159,25 +159,25 @@ def _filled(node: ast.AST, facts: dict[str, Any]) -> ast.AST | None:
     return None
 
 
-def stored(node: ast.Attribute) -> Mend:
-    """Returns the mend of what is read from an object: a number kept by the module."""
+def stored(node: ast.Attribute) -> Fix:
+    """Returns the fix of what is read from an object: a number kept by the module."""
     base = ast.unparse(node.value)
-    return Mend(
+    return Fix(
         "read it once, when the module is made, and keep the value",
         [f"self.{node.attr} = {base}.{node.attr}  # in __init__", f"self.{node.attr}  # in forward"],
     )
 
 
-def quiet(statement: ast.stmt | None) -> Mend:
-    """Returns the mend of what is printed."""
+def quiet(statement: ast.stmt | None) -> Fix:
+    """Returns the fix of what is printed."""
     text = "say it outside of forward, or only when the module runs in eager"
     if isinstance(statement, ast.Expr):
-        return Mend(text, ["if not torch.compiler.is_compiling():", f"    {ast.unparse(statement)}"])
-    return Mend(text)
+        return Fix(text, ["if not torch.compiler.is_compiling():", f"    {ast.unparse(statement)}"])
+    return Fix(text)
 
 
-def torch_instead(statement: ast.stmt | None, names: set[str]) -> Mend:
-    """Returns the mend of a computation with numpy: torch's function of the same name."""
+def torch_instead(statement: ast.stmt | None, names: set[str]) -> Fix:
+    """Returns the fix of a computation with numpy: torch's function of the same name."""
     import torch
 
     def change(node: ast.AST) -> ast.AST | None:
@@ -193,22 +193,22 @@ def torch_instead(statement: ast.stmt | None, names: set[str]) -> Mend:
             return node.args[0]
         return None
 
-    return Mend("compute it with torch", _replace(statement, change))
+    return Fix("compute it with torch", _replace(statement, change))
 
 
-def in_place(statement: ast.stmt | None, held: str) -> Mend:
-    """Returns the mend of a write into a tensor that is not the call's own."""
+def in_place(statement: ast.stmt | None, held: str) -> Fix:
+    """Returns the fix of a write into a tensor that is not the call's own."""
     import torch
 
     if held != "an input":
-        return Mend("return the new value as an output, and take the old one as an input: a session can keep it")
+        return Fix("return the new value as an output, and take the old one as an input: a session can keep it")
     text = "make a new tensor"
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
         name = statement.target.id
-        return Mend(text, [_line(name, ast.BinOp(ast.Name(name), statement.op, statement.value))])
+        return Fix(text, [_line(name, ast.BinOp(ast.Name(name), statement.op, statement.value))])
     if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
         name = ast.unparse(statement.targets[0].value)
-        return Mend("write into a copy", [f"{name} = {name}.clone()", ast.unparse(statement)])
+        return Fix("write into a copy", [f"{name} = {name}.clone()", ast.unparse(statement)])
 
     def change(node: ast.AST) -> ast.AST | None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -222,11 +222,11 @@ def in_place(statement: ast.stmt | None, held: str) -> Mend:
         target = statement.value.func.value if isinstance(statement.value.func, ast.Attribute) else None
         if isinstance(target, ast.Name):
             lines = [f"{target.id} = {lines[0]}"]
-    return Mend(text, lines)
+    return Fix(text, lines)
 
 
-def repeated(statement: ast.stmt | None) -> Mend:
-    """Returns the mend of `expand`: a copy with strides of its own."""
+def repeated(statement: ast.stmt | None) -> Fix:
+    """Returns the fix of `expand`: a copy with strides of its own."""
 
     def change(node: ast.AST) -> ast.AST | None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "expand":
@@ -234,11 +234,11 @@ def repeated(statement: ast.stmt | None) -> Mend:
             return ast.Call(ast.Attribute(node.func.value, "repeat"), sizes, [])
         return None
 
-    return Mend("`repeat` makes a copy whose strides do not depend on it", _replace(statement, change))
+    return Fix("`repeat` makes a copy whose strides do not depend on it", _replace(statement, change))
 
 
-def dropout(statement: ast.stmt | None) -> Mend:
-    """Returns the mend of dropout that is always on."""
+def dropout(statement: ast.stmt | None) -> Fix:
+    """Returns the fix of dropout that is always on."""
 
     def change(node: ast.AST) -> ast.AST | None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].endswith("dropout"):
@@ -249,11 +249,11 @@ def dropout(statement: ast.stmt | None) -> Mend:
             return ast.Call(node.func, node.args, [*kept, ast.keyword("training", value)])
         return None
 
-    return Mend("switch it off in eval mode", _replace(statement, change))
+    return Fix("switch it off in eval mode", _replace(statement, change))
 
 
-def flag(statement: ast.stmt | None) -> Mend:
-    """Returns the mend of a flag that follows from sizes."""
+def flag(statement: ast.stmt | None) -> Fix:
+    """Returns the fix of a flag that follows from sizes."""
 
     def change(node: ast.AST) -> ast.AST | None:
         if isinstance(node, ast.keyword) and node.arg and not isinstance(node.value, ast.Constant):
@@ -262,7 +262,7 @@ def flag(statement: ast.stmt | None) -> Mend:
         return None
 
     text = "`bool` decides it once for the whole range; or give it to `__init__` as a constant"
-    return Mend(text, _replace(statement, change))
+    return Fix(text, _replace(statement, change))
 
 
 def _replace(statement: ast.stmt | None, change: Any) -> list[str]:
