@@ -34,6 +34,8 @@ pub(super) const TARGET: u8 = 4;
 pub(super) const BUG: u8 = 70;
 pub(super) const INTERRUPTED: u8 = 130;
 
+const PLEASE_REPORT: &str = "this is a bug of precast: please report it";
+
 /// What to do when something was removed between two looks at it.
 pub(super) const AGAIN: &str = "a collection may be at work: run the command again";
 
@@ -51,6 +53,14 @@ pub(super) struct Usage {
 pub(super) struct Missing {
     pub(super) message: String,
     pub(super) hint: String,
+}
+
+/// Returns what `body` does. A panic, which the standard hook has printed, is a bug.
+pub(super) fn guarded(body: impl FnOnce() -> u8) -> u8 {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        tell_hint(PLEASE_REPORT);
+        BUG
+    })
 }
 
 /// Prints what clap has to say and returns its code: 0 for `--help`, 2 for a mistake.
@@ -209,7 +219,7 @@ fn classify(error: &Error) -> (u8, String) {
             return (USAGE, io_hint(error).to_owned());
         }
     }
-    (BUG, "this is a bug of precast: please report it".to_owned())
+    (BUG, PLEASE_REPORT.to_owned())
 }
 
 /// Returns what to do about an error of the operating system outside of a store.

@@ -193,7 +193,7 @@ enum Command {
     Export(export::Args),
     /// List releases, and go back to an earlier one
     Release(release::Args),
-    /// Look at every byte of the store, and mend what can be mended
+    /// Look at every byte of the store, and repair what can be repaired
     Verify(verify::Args),
     /// Delete what nobody needs
     Gc(gc::Args),
@@ -276,7 +276,7 @@ impl Context {
 
 /// Runs the command line of this process. Only commands that run artifacts open libtorch.
 pub fn main() -> ExitCode {
-    let code = run(std::env::args_os().collect());
+    let code = exit::guarded(|| run(std::env::args_os().collect()));
     // Programs may still be loaded in the background.
     #[cfg(feature = "torch")]
     crate::runtime::exit(code);

@@ -179,3 +179,9 @@ fn what_the_operating_system_refuses_says_what_to_do() {
     }
     assert_eq!(classify(&Error::msg("no such thing")).0, BUG);
 }
+
+#[test]
+fn a_panic_is_a_bug() {
+    assert_eq!(guarded(|| MISSING), MISSING);
+    assert_eq!(guarded(|| panic!("a test of panics")), BUG);
+}
