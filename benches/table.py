@@ -102,7 +102,7 @@ def table(result: Row) -> str:
         cells = [row["case"], short(row["bucket"]), duration(row["seconds"]["precast"][by]["median"]) + rung]
         for name in columns:
             ratio = row["times_precast"].get(name)
-            cells.append(times(ratio[by]["median"]) if ratio else "-")
+            cells.append(times(ratio[by]["median"], name) if ratio else "-")
         floor = row.get("floor")
         # Below this a launch or a call decides, and the machine's rates say nothing.
         cells.append(f"{floor['times_floor']:.1f}" if floor and max(floor["seconds"].values()) > 20e-6 else "-")
@@ -170,7 +170,9 @@ def sentences(result: Row) -> list[str]:
             r for r in result["start"] if (r["case"], r["contender"], r["page_cache"]) == (case, "precast", "warm")
         )
         others = ", ".join(
-            f"{named(r['contender'])} {times(r['times_precast']['median'])}" for r in rows if "times_precast" in r
+            f"{named(r['contender'])} {times(r['times_precast']['median'], r['contender'])}"
+            for r in rows
+            if "times_precast" in r
         )
         lines.append(f"- Process start to first answer, {case}: {duration(ours['seconds']['median'])}; {others}.")
     for row in result.get("memory", []):

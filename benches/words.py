@@ -39,9 +39,11 @@ def short(bucket: str) -> str:
     return re.sub(r"batch=(\d+)", r"B=\1", re.sub(r"seq=(\d+)", r"T=\1", bucket))
 
 
-def times(value: float) -> str:
+def times(value: float, of: str = "") -> str:
+    """Returns a ratio, bold where a peer is ahead: Precast without graphs and the bare minimum of a start are none."""
     text = f"{value:.2f} x" if value < 10 else f"{value:.0f} x"
-    return f"**{text}**" if value < AHEAD else text
+    peer = of != "bare minimum" and not of.startswith("precast")
+    return f"**{text}**" if peer and value < AHEAD else text
 
 
 def duration(seconds: float) -> str:
