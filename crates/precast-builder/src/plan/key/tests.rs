@@ -293,7 +293,6 @@ fn every_knob_of_an_artifact_moves_its_key() {
     );
 }
 
-/// If this fails, every key of every store out there misses: raise [`canon::FORMAT`], or undo the change.
 #[test]
 fn a_tuned_program_has_a_key_of_its_own_and_a_reason_for_it() {
     let (plain, before) = request(SPEC, &world());
@@ -313,6 +312,7 @@ fn a_tuned_program_has_a_key_of_its_own_and_a_reason_for_it() {
     );
 }
 
+/// If this fails, every key of every store out there misses: raise [`canon::FORMAT`], or undo the change.
 #[test]
 fn the_bytes_of_a_few_keys_are_pinned() {
     assert_eq!(
