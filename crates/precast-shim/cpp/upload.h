@@ -105,13 +105,15 @@ class Upload {
       cudaError_t code = cudaMemcpyAsync(
           block_ + at, with_.memory + buffer * with_.buffer, bytes, cudaMemcpyHostToDevice, with_.stream);
       if (code == cudaSuccess) code = cudaEventRecord(with_.sent[buffer], with_.stream);
-      if (code == cudaSuccess && slice >= kInFlight) {
+      if (code == cudaSuccess && slice >= kInFlight)
         code = cudaEventSynchronize(with_.sent[(slice - kInFlight) % Staging::kBuffers]);
+      // After a failure the device may still copy from every buffer: none is given back.
+      if (code != cudaSuccess) return code;
+      if (slice >= kInFlight) {
         std::lock_guard<std::mutex> lock(mutex_);
         end_ = slice - kInFlight + 1 + Staging::kBuffers;
         changed_.notify_all();
       }
-      if (code != cudaSuccess) return code;
     }
     return cudaSuccess;
   }
