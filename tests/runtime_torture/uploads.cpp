@@ -77,7 +77,8 @@ void once(uploads::Staging& with, Random& random, uint64_t most, bool may_fail) 
   std::vector<uint8_t> block(bytes);
   const uint64_t limit = below(random, 16) == 0 ? 1 << 26 : 0;
   const bool fails = may_fail && !ends && below(random, 4) == 0;
-  if (fails) fake::fails = static_cast<int64_t>(below(random, 60));
+  // Half of them in the first wait for a copy: two calls for `after`, two for each of nine slices, then the wait.
+  if (fails) fake::fails = static_cast<int64_t>(below(random, 2) ? 2 + 9 * 2 : below(random, 60));
   const uploads::Outcome outcome = uploads::upload(
       with, nullptr, block.data(), bytes, file.file, pieces.data(), pieces.size(), below(random, 12), limit);
   const bool reached = fails && fake::fails < 0;
