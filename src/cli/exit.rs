@@ -4,9 +4,9 @@
 //! |---|---|
 //! | 0 | done |
 //! | 1 | a check failed, a build had failures under `raise`, or a module has no program |
-//! | 2 | the command line or the spec is wrong |
+//! | 2 | the command line, the spec or an input is wrong; a file, Python or libtorch can't be used |
 //! | 3 | not in the store |
-//! | 4 | wrong target |
+//! | 4 | built for another target than this host; the torch of a build is untried or missing |
 //! | 70 | a bug |
 //! | 130 | interrupted; what was finished is kept |
 
@@ -55,7 +55,7 @@ pub(super) struct Missing {
     pub(super) hint: String,
 }
 
-/// Returns what `body` does. A panic, which the standard hook has printed, is a bug.
+/// Runs `body` and returns its exit code: that of a bug where it panics. The standard hook prints the panic.
 pub(super) fn guarded(body: impl FnOnce() -> u8) -> u8 {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or_else(|_| {
         tell_hint(PLEASE_REPORT);

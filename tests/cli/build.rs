@@ -1,11 +1,6 @@
 //! `build` and `plan`: built and found programs, and the reasons.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::{Duration, SystemTime},
-};
+use std::{process::Stdio, time::Duration};
 
 use serde_json::Value;
 
@@ -86,16 +81,6 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     );
 }
 
-/// Returns every file and folder below `path`, with the time of its last change.
-fn times(path: &Path, found: &mut Vec<(PathBuf, SystemTime)>) {
-    found.push((path.into(), fs::metadata(path).unwrap().modified().unwrap()));
-    if path.is_dir() {
-        for entry in fs::read_dir(path).unwrap() {
-            times(&entry.unwrap().path(), found);
-        }
-    }
-}
-
 #[test]
 fn a_build_with_nothing_to_do_writes_nothing() {
     let sandbox = Sandbox::new();
@@ -103,15 +88,18 @@ fn a_build_with_nothing_to_do_writes_nothing() {
     // The digest of a source that was written a moment ago is not kept.
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(compiled(&sandbox), 0);
-    let store = || {
-        let mut found = vec![];
-        times(&sandbox.path("artifacts"), &mut found);
-        found.sort();
-        found
+    // Folders too: a file that came and went changes the time of its folder.
+    let times = || {
+        let entries = walkdir::WalkDir::new(sandbox.path("artifacts")).sort_by_file_name();
+        let entries = entries.into_iter().map(Result::unwrap);
+        let time = |entry: &walkdir::DirEntry| entry.metadata().unwrap().modified().unwrap();
+        entries
+            .map(|entry| (time(&entry), entry.into_path()))
+            .collect::<Vec<_>>()
     };
-    let before = store();
+    let before = times();
     assert_eq!(compiled(&sandbox), 0);
-    assert_eq!(store(), before);
+    assert_eq!(times(), before);
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl Repaired {
 }
 
 impl Store {
-    /// Repairs what can be repaired, and sets aside what can't be used.
+    /// Repairs defects. Files that can't be repaired are set aside.
     pub fn repair(&self) -> Result<Repaired, StoreError> {
         self.writable("repair the store")?;
         let first = self.plain_folders()?;

@@ -1,4 +1,4 @@
-//! What checks found: findings with their fixes, those that are intended with their reasons, and what is not known.
+//! The report's section on checks: findings with fixes, intended findings with reasons, and open questions.
 
 use maud::{Markup, html};
 use precast_builder::protocol::{Finding, Severity};
