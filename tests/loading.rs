@@ -419,7 +419,7 @@ fn a_larger_bucket_that_runs_comes_before_eager_in_place_of_one_that_does_not() 
     let model = Watched::new(memory).runtime().load("fake").unwrap();
     let out = model.run("f", &[x(4, 4)]).unwrap();
     assert_eq!(out.served().rung(), Rung::Padded);
-    assert_eq!(out.served().bucket()["batch"], 8);
+    assert_eq!(out.served().bucket().unwrap()["batch"], 8);
 }
 
 #[test]
@@ -445,7 +445,14 @@ fn what_is_measured_while_running_chooses_between_buckets() {
             serde_json::from_value(json!({ "gate": { "artifact_us": micros } })).unwrap();
     }
     let model = Watched::new(memory).runtime().load("fake").unwrap();
-    let bucket = || model.run("f", &[x(1, 2)]).unwrap().served().bucket()["batch"];
+    let bucket = || {
+        model
+            .run("f", &[x(1, 2)])
+            .unwrap()
+            .served()
+            .bucket()
+            .unwrap()["batch"]
+    };
     assert_eq!(bucket(), 2);
     // Both are measured; the tall one has a sixteenth of the elements. What is measured while the machine does something else
     // may say otherwise for a while.

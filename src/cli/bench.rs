@@ -210,7 +210,7 @@ fn row(served: &Served, figures: Figures, eager: Option<Rival>) -> Row {
         },
         program: served.program().id,
         padding: padding(served),
-        bucket: served.bucket().clone(),
+        bucket: served.program().sizes.clone(),
         request: served.request(),
         figures,
         eager,
@@ -221,10 +221,8 @@ fn row(served: &Served, figures: Figures, eager: Option<Rival>) -> Row {
 /// Returns the part of the elements that were computed which nobody asked for.
 fn padding(served: &Served) -> f64 {
     let product = |sizes: &Sizes| sizes.values().map(|&size| size as f64).product::<f64>();
-    match served.program().dynamic {
-        Some(_) => 0.0,
-        None => 1.0 - product(&served.request()) / product(served.bucket()),
-    }
+    let wasted = |bucket| 1.0 - product(&served.request()) / product(bucket);
+    served.bucket().map_or(0.0, wasted)
 }
 
 /// Returns the module's programs as their exported graphs, which share the model's weights; none where none has one.

@@ -63,8 +63,9 @@ pub(super) struct Document<'a> {
     /// As `cpu` or `cuda:0`.
     device: String,
     program: Digest,
-    /// The bucket that answered; of what takes every size, the sizes of its samples.
-    bucket: &'a Sizes,
+    /// The bucket that answered; absent for a program that takes every size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bucket: Option<&'a Sizes>,
     #[cfg_attr(test, schemars(extend("enum" = ["exact", "padded", "dynamic", "eager"])))]
     rung: &'static str,
     /// The sizes of the request.
@@ -157,7 +158,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         note(format_args!(
             "asked for {}, answered by {} ({})",
             bucket_name(&served.request()),
-            bucket_name(served.bucket()),
+            served.program().bucket(),
             served.rung().name()
         ));
         for text in phases.warnings() {
@@ -191,7 +192,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         })?;
         return Ok(0);
     }
-    let bucket = bucket_name(served.bucket());
+    let bucket = bucket_name(served.bucket().unwrap_or(&served.request()));
     let id = served.program().id.short();
     context.out.line(match served.rung() {
         Rung::Padded => format!(

@@ -136,3 +136,60 @@ fn requests_are_refused_by_name() {
     hint: the nearest is batch=4 seq=4
     ");
 }
+
+#[test]
+fn eager_answers_with_no_bucket_in_a_run_in_counts_and_in_the_report() {
+    let sandbox = Sandbox::new();
+    let store = Store::create(sandbox.path("artifacts")).unwrap();
+    let mut memory = Memory::default();
+    memory.add_with_graph(&Fake {
+        outputs: 2,
+        ..Fake::sized(4, 4)
+    });
+    for program in memory.programs.values_mut() {
+        program.steps.clear();
+        let bounds = precast::record::Bounds { min: 1, max: 64 };
+        program.dynamic = Some(["batch", "seq"].map(|dim| (dim.to_owned(), bounds)).into());
+        program.receipt = serde_json::from_value(serde_json::json!({
+            "gate": { "artifact_us": 95.0, "eager_us": 100.0 },
+        }))
+        .unwrap();
+    }
+    memory.publish(&store, "fake");
+    sandbox.tensors("x.safetensors", &[("x", &[9, 7], &[1.0; 63])]);
+    let run = [
+        "run",
+        "f",
+        "--inputs",
+        "x.safetensors",
+        "--counts",
+        "counts.json",
+    ];
+    let ran = sandbox.run(&[&run[..], &["-q"]].concat());
+    let line = ran.stdout.lines().next().unwrap();
+    assert!(
+        line.starts_with("f batch=9 seq=7 ") && line.ends_with(", eager"),
+        "{line}"
+    );
+    let document = sandbox.json(&run);
+    crate::schemas::check("run", &document);
+    assert_eq!(document.get("bucket"), None);
+    crate::sandbox::assert_run!(sandbox, ["stats", "counts.json"], @"
+    exit code 0
+    ----- stdout
+    fake f
+      2 calls: 2 eager
+      0.0 % had a bucket of their own size
+
+      ASKED FOR  ANSWERED BY  BUCKET  CALLS  PADDING
+      batch=9 seq=7  eager  2
+    ");
+    let ran = sandbox.run(&["report", "--counts", "counts.json"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let page = std::fs::read_to_string(sandbox.path("report.html")).unwrap();
+    assert!(
+        page.contains("Latency was not measured"),
+        "eager is compared with eager"
+    );
+    assert!(!page.contains("of the work was padding"));
+}

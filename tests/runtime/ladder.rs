@@ -84,7 +84,12 @@ fn a_receipt_sends_a_request_to_the_faster_of_two_that_cover_it() {
     }
     let model = load(memory).unwrap();
     assert_eq!(
-        model.run("f", &[x(1, 2)]).unwrap().served().bucket()["batch"],
+        model
+            .run("f", &[x(1, 2)])
+            .unwrap()
+            .served()
+            .bucket()
+            .unwrap()["batch"],
         2
     );
 }
@@ -175,6 +180,51 @@ fn a_program_that_was_never_compiled_runs_as_its_exported_graph() {
         }
     });
     assert_eq!(model.stats()[0].buckets[0].runner, "eager");
+}
+
+#[test]
+fn what_takes_every_size_answers_with_no_bucket_and_no_padding() {
+    let mut memory = Memory::with(&[]);
+    for (salt, steps) in [(190, true), (191, false)] {
+        let fake = Fake {
+            outputs: 2,
+            behaviour: "DYNAMIC",
+            salt,
+            ..Fake::sized(3, 5)
+        };
+        let mut program = memory.add("f", &fake);
+        memory.export(&mut program, &fake, precast::record::ArtifactKind::Graph);
+        let (min, max) = (if steps { 2 } else { 1 }, 64);
+        let bounds = precast::record::Bounds { min, max };
+        program.dynamic = Some(["batch", "seq"].map(|dim| (dim.to_owned(), bounds)).into());
+        if !steps {
+            program.steps.clear();
+        }
+        memory.programs.insert(program.id, program);
+    }
+    let model = load(memory).unwrap();
+    for (rows, cols, rung) in [
+        (9, 7, Rung::Dynamic),
+        (1, 7, Rung::Eager),
+        (1, 2, Rung::Eager),
+    ] {
+        let out = model.run("f", &[x(rows, cols)]).unwrap();
+        assert_eq!((out.served().rung(), out.served().bucket()), (rung, None));
+        let told = format!("{:?}", out.served());
+        assert!(told.len() < 400 && told.contains("Served"), "{told}");
+    }
+    let counts = model.counts();
+    let eager = counts.calls.iter().filter(|calls| calls.rung == "eager");
+    assert!(eager.clone().all(|calls| calls.bucket.is_none()));
+    assert_eq!(eager.count(), 2);
+    let stats = &precast::inspect::stats::stats(&[counts])[0];
+    assert_eq!(stats.waste, Some(0.0));
+    assert!(
+        stats
+            .misses
+            .iter()
+            .all(|miss| miss.waste.unwrap_or(0.0) == 0.0)
+    );
 }
 
 #[test]

@@ -123,18 +123,26 @@ impl ReceiptSummary {
         let eager_bytes = gate.eager_peak_bytes.get();
         let eager_bytes = eager_bytes.or(receipt.eager_peak_bytes.get()).copied();
         let outputs = gate.outputs.get().into_iter().flatten();
+        let eager = seconds(&latency.eager)
+            .or_else(|| micros(&gate.eager_us))
+            .or_else(|| micros(&receipt.eager_us));
+        let measured = seconds(&latency.artifact).or_else(|| micros(&gate.artifact_us));
+        let bytes = gate.artifact_peak_bytes.get().copied();
+        // The gate of a program that eager runs measures eager itself.
+        let (eager, artifact, memory) = match program.steps.is_empty() {
+            true => (eager.or(measured), None, None),
+            false => (eager, measured, eager_bytes.zip(bytes)),
+        };
         Self {
             seconds: receipt.phases(),
             outputs: outputs.map(OutputError::of).collect(),
             deterministic: gate.deterministic.get().copied(),
-            eager: seconds(&latency.eager)
-                .or_else(|| micros(&gate.eager_us))
-                .or_else(|| micros(&receipt.eager_us)),
-            artifact: seconds(&latency.artifact).or_else(|| micros(&gate.artifact_us)),
+            eager,
+            artifact,
             slower: program.slower_than_eager(),
             turns: receipt.turns().cloned(),
             sensitive: receipt.padding.get().map(|padding| padding.sensitive),
-            memory: eager_bytes.zip(gate.artifact_peak_bytes.get().copied()),
+            memory,
             tuned: receipt.tried().to_vec(),
             tuned_by: receipt.tuned_by.get().copied(),
             gated_by: receipt.gated_by.get().copied(),
@@ -231,7 +239,7 @@ mod tests {
 
     #[test]
     fn what_is_there_is_read_and_the_rest_is_absent() {
-        let mut program = testing::program("m", 1, &[]);
+        let mut program = testing::program("m", 1, &[Digest::of(b"a")]);
         assert_eq!(ReceiptSummary::of(&program), ReceiptSummary::default());
         program.receipt = testing::read(json!({
             "seconds": {"capture": 2.5, "odd": "x"},
@@ -243,7 +251,7 @@ mod tests {
         }));
         let receipt = ReceiptSummary::of(&program);
         let of = |receipt: &Value| {
-            let mut program = testing::program("m", 1, &[]);
+            let mut program = testing::program("m", 1, &[Digest::of(b"a")]);
             program.receipt = testing::read(receipt.clone());
             ReceiptSummary::of(&program)
         };
@@ -274,6 +282,24 @@ mod tests {
         assert_eq!(receipt.speedup(), Some(4.0));
         assert!((receipt.worst().unwrap() - 0.2).abs() < 1e-9);
         assert!(receipt.outputs[1].exact);
+    }
+
+    #[test]
+    fn a_program_that_eager_runs_is_not_compared_with_eager() {
+        let mut program = testing::program("m", 1, &[]);
+        for latency in [
+            json!({"artifact": 0.001}),
+            json!({"eager": 0.001, "artifact": 0.002}),
+        ] {
+            program.receipt = testing::read(json!({
+                "latency": latency,
+                "gate": {"eager_peak_bytes": 9, "artifact_peak_bytes": 4},
+            }));
+            let receipt = ReceiptSummary::of(&program);
+            assert_eq!(receipt.eager.map(|eager| eager.median), Some(0.001));
+            assert_eq!((receipt.artifact, receipt.memory), (None, None));
+            assert_eq!(receipt.speedup(), None);
+        }
     }
 
     #[test]

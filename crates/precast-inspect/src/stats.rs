@@ -108,7 +108,9 @@ pub fn stats(all: &[Counts]) -> Vec<ModuleStats> {
             let module = modules.entry(key.clone()).or_default();
             module.calls += calls.count;
             *module.rungs.entry(calls.rung.clone()).or_default() += calls.count;
-            let waste = calls.bucket.as_ref().and_then(|bucket| {
+            // Older files of counts name the sizes of eager's samples as its bucket.
+            let bucket = calls.bucket.as_ref().filter(|_| calls.rung != "eager");
+            let waste = bucket.and_then(|bucket| {
                 let run = volume(bucket);
                 if calls.sizes.is_empty() {
                     return None;
@@ -123,15 +125,11 @@ pub fn stats(all: &[Counts]) -> Vec<ModuleStats> {
                 let miss = Miss {
                     sizes: calls.sizes.clone(),
                     rung: calls.rung.clone(),
-                    bucket: calls.bucket.clone(),
+                    bucket: bucket.cloned(),
                     count: 0,
                     waste,
                 };
-                let place = (
-                    calls.sizes.clone(),
-                    calls.bucket.clone(),
-                    calls.rung.clone(),
-                );
+                let place = (calls.sizes.clone(), bucket.cloned(), calls.rung.clone());
                 misses
                     .entry(key)
                     .or_default()
@@ -202,18 +200,22 @@ mod tests {
             calls: vec![
                 calls(16, Some(32), "padded", 1),
                 calls(64, None, "eager", 1),
+                // As older runtimes wrote it, with the sizes of the samples.
+                calls(64, Some(16), "eager", 1),
             ],
             ..one.clone()
         };
         let [module] = &stats(&[one, two])[..] else {
             panic!()
         };
-        assert_eq!(module.calls, 10);
-        assert_eq!(module.hit_rate(), 0.6);
+        assert_eq!(module.calls, 11);
+        assert_eq!(module.hit_rate(), 6.0 / 11.0);
         assert_eq!(module.rungs["padded"], 3);
         // 6 * 32 + 3 * 16 asked for, 9 * 32 computed.
         assert!((module.waste.unwrap() - (1.0 - 240.0 / 288.0)).abs() < 1e-9);
-        assert_eq!((module.misses[0].count, module.misses[1].count), (3, 1));
+        let eager = &module.misses[1];
+        assert_eq!((module.misses[0].count, eager.count), (3, 2));
+        assert_eq!((&eager.bucket, eager.waste), (&None, None));
         assert!(parse(b"{}").is_err());
         assert!(matches!(
             parse(br#"{"schema":9,"model":"m","since":0,"until":0,"calls":[]}"#),

@@ -170,7 +170,7 @@ impl Model {
     /// let x = Value::new(&[1.0_f32, 2.0, 3.0], &[1, 3])?;
     /// let out = model.run("double", &[x])?;
     /// assert_eq!(out.array::<f32>(0)?.data(), [2.0, 4.0, 6.0]);
-    /// assert_eq!(out.served().bucket(), &[("batch".into(), 1), ("seq".into(), 4)].into());
+    /// assert_eq!(out.served().bucket(), Some(&[("batch".into(), 1), ("seq".into(), 4)].into()));
     ///
     /// // Or with tensors.
     /// let out = model.run("double", &[Tensor::from_slice(&[1.0_f32, 2.0], &[1, 2])?])?;

@@ -1,6 +1,6 @@
 //! What a call answers: tensors, and what made them.
 
-use std::{ops::Deref, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use precast_store::{
     Device,
@@ -36,7 +36,7 @@ impl Rung {
 }
 
 /// What answered a call.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Served {
     pub(super) program: Arc<Program>,
     pub(super) rung: Rung,
@@ -51,9 +51,9 @@ impl Served {
         &self.program
     }
 
-    /// Returns the sizes it was compiled for. Those of a dynamic program are the samples' it was captured with.
-    pub fn bucket(&self) -> &Sizes {
-        &self.program.sizes
+    /// Returns the bucket that answered. A program for every size within bounds has none.
+    pub fn bucket(&self) -> Option<&Sizes> {
+        (self.program.dynamic.is_none()).then_some(&self.program.sizes)
     }
 
     /// Returns the rung of the ladder it stands on.
@@ -75,6 +75,20 @@ impl Served {
     pub fn request(&self) -> Sizes {
         let names = self.program.sizes.keys().cloned();
         names.zip(self.request.iter().copied()).collect()
+    }
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served")
+            .field("module", &self.program.module)
+            .field("program", &self.program.id.short())
+            .field("bucket", &self.bucket())
+            .field("rung", &self.rung)
+            .field("graph", &self.graph)
+            .field("device", &self.device)
+            .field("request", &self.request())
+            .finish()
     }
 }
 

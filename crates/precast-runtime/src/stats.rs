@@ -150,8 +150,9 @@ impl Seen {
         }
     }
 
-    /// Returns rows of sizes, bucket, rung and count; `dims` name the sizes, `buckets` are those of the table.
-    pub fn rows(&self, module: &str, dims: &[String], buckets: &[&Sizes]) -> Vec<Calls> {
+    /// Returns rows of sizes, bucket, rung and count. `dims` name the sizes; `buckets` are those of the programs, none for a
+    /// program that takes every size.
+    pub fn rows(&self, module: &str, dims: &[String], buckets: &[Option<&Sizes>]) -> Vec<Calls> {
         let mut rows = Vec::new();
         for (request, asked) in self.0.read().unwrap_or_else(PoisonError::into_inner).iter() {
             let sizes: Sizes = dims.iter().cloned().zip(request.iter().copied()).collect();
@@ -167,9 +168,8 @@ impl Seen {
                     });
                 }
             };
-            let last = buckets
-                .get(asked.bucket.load(Relaxed))
-                .map(|bucket| (*bucket).clone());
+            let last = buckets.get(asked.bucket.load(Relaxed));
+            let last = last.copied().flatten().cloned();
             for (rung, count) in RUNGS.iter().zip(&asked.answered) {
                 let bucket = match rung {
                     Rung::Exact | Rung::Dynamic => Some(sizes.clone()),

@@ -354,10 +354,9 @@ impl Variant {
 
     /// Returns what was asked for and what answered, for `precast stats`.
     pub fn counts(&self) -> Vec<Calls> {
-        let buckets: Vec<&Sizes> = self
-            .programs
-            .iter()
-            .map(|slot| &slot.program.sizes)
+        let programs = self.programs.iter().map(|slot| &slot.program);
+        let buckets: Vec<Option<&Sizes>> = programs
+            .map(|program| program.dynamic.is_none().then_some(&program.sizes))
             .collect();
         self.seen.rows(&self.module, &self.signature.dims, &buckets)
     }

@@ -19,7 +19,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, ValueEnum};
 use precast_runtime::{Device, Model, Outputs, Runtime, Store, Value};
-use precast_store::record::{Dtype, Sizes, bucket_name};
+use precast_store::record::{Dtype, Sizes};
 use safetensors::SafeTensors;
 use serde_json::json;
 use tokenizers::Tokenizer;
@@ -160,8 +160,10 @@ fn embed(model: &Model, tokenizer: &Tokenizer, text: &str) -> Result<Row> {
     Ok(Row {
         text: text.to_owned(),
         tokens: encoding.len(),
-        bucket: bucket_name(served.bucket()),
-        padding: 1.0 - size(&served.request()) / size(served.bucket()),
+        bucket: served.program().bucket(),
+        padding: served
+            .bucket()
+            .map_or(0.0, |bucket| 1.0 - size(&served.request()) / size(bucket)),
         ms,
         embedding: mean.into_iter().map(|x| x / length).collect(),
     })
