@@ -351,8 +351,10 @@ fn a_module_of_which_nothing_loads_says_why() {
             .short()
             .to_string();
         let reason = format!("artifact `{artifact}` gives no container: the fake has no container");
-        let message = format!("nothing of module `f` can be loaded: {reason}");
+        let message = "the programs of module `f` for batch=2 seq=4 can't be loaded";
         assert_eq!(error.to_string(), message);
+        let cause = std::error::Error::source(&error).unwrap();
+        assert_eq!(cause.to_string(), reason);
     }
 }
 

@@ -7,8 +7,8 @@ mod fake;
 use fake::{Fake, Memory};
 use precast::{
     Device, Model, Runtime, Value,
-    record::{Dtype, Operand, Prepared, Recipe},
-    runtime::{RuntimeError, Tensor},
+    record::{ArtifactKind, Dtype, Operand, Prepared, Recipe},
+    runtime::{Rung, RuntimeError, Tensor},
 };
 
 fn recipe<const N: usize>(operator: &str, arguments: [(&str, Operand); N]) -> Recipe {
@@ -137,12 +137,35 @@ fn what_can_not_be_made_sets_the_program_aside_and_says_why() {
     };
     let scale = ("self", constant("scale"));
     insta::with_settings!({filters => vec![("`[0-9a-f]{12}`", "`[id]`")]}, {
-        insta::assert_snapshot!(message(&recipe("aten::pack", [scale.clone()])), @"constant `scale` of artifact `[id]` is not bound: operator `aten::pack`: no loaded library registers it");
-        insta::assert_snapshot!(message(&recipe("lab::pack", [scale.clone()])), @"constant `scale` of artifact `[id]` is not bound: operator `lab::pack`: a recipe calls only torch's own");
-        insta::assert_snapshot!(message(&recipe("aten::zero_", [scale.clone()])), @"constant `scale` of artifact `[id]` is not bound: operator `aten::zero_`: it writes into what it is given");
-        insta::assert_snapshot!(message(&recipe("aten::t", [("self", constant("filter"))])), @"constant `scale` of artifact `[id]` is not bound: `filter`: the artifact's record does not have it");
-        insta::assert_snapshot!(message(&recipe("aten::unsqueeze", [scale.clone(), ("dim", Operand::Int(7))])), @"constant `scale` of artifact `[id]` is not bound: operator `aten::unsqueeze`: Dimension out of range (expected to be in range of [-2, 1], but got 7)");
+        insta::assert_snapshot!(message(&recipe("aten::pack", [scale.clone()])), @"constant `scale` of artifact `[id]` can't be made of its weights: operator `aten::pack`: no loaded library registers it");
+        insta::assert_snapshot!(message(&recipe("lab::pack", [scale.clone()])), @"constant `scale` of artifact `[id]` can't be made of its weights: operator `lab::pack`: a recipe calls only torch's own");
+        insta::assert_snapshot!(message(&recipe("aten::zero_", [scale.clone()])), @"constant `scale` of artifact `[id]` can't be made of its weights: operator `aten::zero_`: it writes into what it is given");
+        insta::assert_snapshot!(message(&recipe("aten::t", [("self", constant("filter"))])), @"constant `scale` of artifact `[id]` can't be made of its weights: `filter`: the artifact's record does not have it");
+        insta::assert_snapshot!(message(&recipe("aten::unsqueeze", [scale.clone(), ("dim", Operand::Int(7))])), @"constant `scale` of artifact `[id]` can't be made of its weights: operator `aten::unsqueeze`: Dimension out of range (expected to be in range of [-2, 1], but got 7)");
         // Not what the artifact was compiled for.
-        insta::assert_snapshot!(message(&recipe("aten::unsqueeze", [scale, ("dim", Operand::Int(0))])), @"constant `scale` of artifact `[id]` is not bound: its recipe does not give float32 [1] in the order it was compiled for");
+        insta::assert_snapshot!(message(&recipe("aten::unsqueeze", [scale, ("dim", Operand::Int(0))])), @"constant `scale` of artifact `[id]` can't be made of its weights: its recipe does not give float32 [1] in the order it was compiled for");
     });
+}
+
+#[test]
+fn the_ladder_answers_where_the_host_can_not_make_a_constant() {
+    // As oneDNN fails where a process may not make machine code.
+    let call = recipe(
+        "aten::unsqueeze",
+        [("self", constant("scale")), ("dim", Operand::Int(7))],
+    );
+    let fake = Fake {
+        outputs: 2,
+        ..Fake::sized(4, 4)
+    };
+    let mut memory = memory(std::slice::from_ref(&fake), &call);
+    let mut program = memory.programs.values().next().unwrap().clone();
+    memory.export(&mut program, &fake, ArtifactKind::Graph);
+    memory.programs.insert(program.id, program);
+    let (_, model) = load(memory).unwrap();
+    let x = Tensor::from_slice(&[1.0_f32; 16], &[4, 4]).unwrap();
+    assert_eq!(model.run("f", &[x]).unwrap().served().rung(), Rung::Eager);
+    let lost = &model.quarantined()[0].error;
+    assert!(matches!(lost, RuntimeError::Unprepared { .. }), "{lost}");
+    assert!(lost.hint().contains("PR_SET_MDWE"), "{}", lost.hint());
 }

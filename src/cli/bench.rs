@@ -110,7 +110,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     let runtime = Runtime::new(&store, device)?
         .instances(args.threads.into())
         .graphs(graphs)
-        .trial(internal::trial(&store)?)
+        .trial(internal::trial(&store, context)?)
         .eager_fallback(!args.compiled);
     let model = runtime.load(&name)?;
     let loaded = started.elapsed().as_secs_f64();

@@ -283,6 +283,7 @@ fn runtime(error: &RuntimeError) -> u8 {
             TARGET
         }
         E::NoModule { .. } | E::NoBucket { .. } => MISSING,
+        E::Interrupted { .. } => INTERRUPTED,
         E::Libtorch { .. }
         | E::Devices
         | E::BadInput { .. }

@@ -17,8 +17,10 @@ pub(super) const TRIAL: &str = "__trial";
 #[derive(clap::Args)]
 #[cfg_attr(not(feature = "torch"), allow(dead_code))]
 pub(super) struct TrialArgs {
-    /// End the process after so many seconds, should its parent be gone.
+    /// End the process after so many seconds.
     seconds: u64,
+    /// End the process when it is no longer a child of this process.
+    parent: i32,
     #[command(flatten)]
     libtorch: LibtorchArgs,
 }
@@ -48,24 +50,45 @@ pub(super) fn gate(args: &GateArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// Loads the artifact on stdin, which may crash or hang.
+/// Loads the objects on stdin, which may crash or hang.
 #[cfg(feature = "torch")]
 pub(super) fn try_load(args: &TrialArgs) -> Result<u8> {
-    let limit = std::time::Duration::from_secs(args.seconds);
-    std::thread::Builder::new().spawn(move || {
-        std::thread::sleep(limit);
-        std::process::abort();
-    })?;
-    args.libtorch.open()?;
-    crate::runtime::answer_trial(std::io::stdin().lock())?;
-    Ok(crate::runtime::TRIED)
+    use std::{fs::File, io::Write as _, os::fd::AsFd as _, thread, time};
+    let limit = time::Duration::from_secs(args.seconds);
+    let parent = args.parent;
+    let watch = move || {
+        let begun = time::Instant::now();
+        let alone = || rustix::process::Pid::as_raw(rustix::process::getppid()) != parent;
+        while begun.elapsed() < limit && !alone() {
+            thread::sleep(time::Duration::from_millis(50));
+        }
+        // With what was forked.
+        let group = rustix::process::getpgrp();
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    };
+    let mut told = File::from(std::io::stdout().as_fd().try_clone_to_owned()?);
+    let answered = thread::Builder::new()
+        .spawn(watch)
+        .map_err(Into::into)
+        .and_then(|_| args.libtorch.open())
+        .and_then(|_| {
+            let input = File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+            Ok(crate::runtime::answer_trial(input, told.try_clone()?)?)
+        });
+    if let Err(error) = &answered {
+        told.write_all(format!("{error:#}").as_bytes())?;
+    }
+    answered.map(|()| 0)
 }
 
 /// Returns how first loads are tried: by this program, remembered by the store, or by the user where that is read-only.
 #[cfg(feature = "torch")]
-pub(super) fn trial(store: &crate::Store) -> Result<crate::runtime::Trial> {
+pub(super) fn trial(
+    store: &crate::Store,
+    context: &super::Context,
+) -> Result<crate::runtime::Trial> {
     use crate::runtime::{Trial, trial_memory};
-    let trial = Trial::with(own_program()?);
+    let trial = Trial::with(own_program()?).stop(context.cancel.clone());
     let memory = trial_memory(store.path());
     let folder = memory.parent().unwrap_or(store.path());
     if rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok() {

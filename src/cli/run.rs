@@ -94,7 +94,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let libtorch = args.libtorch.open()?;
     let inputs =
         tensors::read(&bytes).with_context(|| format!("can't use `{}`", args.inputs.display()))?;
-    let trial = internal::trial(&store)?;
+    let trial = internal::trial(&store, context)?;
     let phases = Phases::default();
     let started = Instant::now();
     let model = phases.during(|| {

@@ -2,6 +2,8 @@
 
 use std::{fs, io::Write, os::unix::fs::PermissionsExt};
 
+use precast::Store;
+
 use crate::sandbox::{Sandbox, assert_run};
 
 /// Writes inputs with this many rows of 0, 1, 2, … to `x.safetensors`.
@@ -401,6 +403,9 @@ fn a_first_load_is_tried_once_and_what_a_build_gated_is_known() {
     rows(&sandbox, 4);
     let memory = sandbox.path("artifacts/cache/loads");
     let gated = fs::read_to_string(&memory).unwrap();
+    let store = Store::open(sandbox.path("artifacts")).unwrap();
+    let release = store.release("fake", None).unwrap().unwrap();
+    let shim = release.shims[0].object.hex();
     assert!(
         gated.lines().all(|line| line.contains(" loads ")),
         "{gated}"
@@ -413,13 +418,41 @@ fn a_first_load_is_tried_once_and_what_a_build_gated_is_known() {
     assert_eq!(run(), gated, "the gate loaded it in a process of its own");
     fs::remove_file(&memory).unwrap();
     let tried = run();
-    let [line] = tried.lines().collect::<Vec<_>>()[..] else {
-        panic!("{tried}");
-    };
     let object = |line: &str| line.split(' ').nth(1).unwrap().to_owned();
-    assert!(
-        gated.lines().any(|known| object(known) == object(line)),
-        "{line}"
-    );
+    let lines: Vec<String> = tried.lines().map(object).collect();
+    assert_eq!((lines.len(), &lines[0]), (2, &shim), "{tried}");
+    for line in lines {
+        assert!(gated.lines().any(|known| object(known) == line), "{line}");
+    }
     assert_eq!(run(), tried, "once");
+}
+
+#[test]
+fn a_program_without_a_file_handle_says_so_and_not_that_there_is_no_bucket() {
+    let sandbox = Sandbox::built();
+    rows(&sandbox, 4);
+    let program = sandbox.command(&[]).get_program().to_owned();
+    let mut codes = Vec::new();
+    for files in 6..=16 {
+        let command = sandbox.command(&RUN);
+        let args: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+        let limit = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
+        let mut limited = std::process::Command::new("sh");
+        limited.args(["-c", &limit]).arg(&program).args(args);
+        if let Some(folder) = command.get_current_dir() {
+            limited.current_dir(folder);
+        }
+        let set = command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?)));
+        limited.envs(set);
+        let ran = sandbox.output(&mut limited);
+        let text = ran.text();
+        assert!(!text.contains("has no bucket"), "{files}: {text}");
+        let told = ["Too many open files", "os error 24", "file handles"];
+        let said = told.iter().any(|words| text.contains(words));
+        assert!(ran.code == 0 || said, "{files}: {text}");
+        codes.push(ran.code);
+    }
+    assert_eq!(codes.last(), Some(&0), "{codes:?}");
 }

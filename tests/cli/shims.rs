@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use precast::{Store, record::Release};
 
-use crate::sandbox::{Ran, Sandbox, assert_ran, assert_run};
+use crate::sandbox::{Ran, Sandbox, alive, assert_ran, assert_run, wait_until};
 
 const RUN: [&str; 5] = ["run", "affine", "--inputs", "x.safetensors", "-q"];
 
@@ -195,4 +195,75 @@ fn a_host_runs_the_gates_of_a_release() {
     ");
     assert_eq!(newest(&sandbox).shims, [], "it may not run here");
     assert_eq!(sandbox.run(&["verify", "--host", "other"]).code, 3);
+}
+
+/// Returns a shared object with this body of an initialiser.
+fn initialiser(sandbox: &Sandbox, body: &str) -> Vec<u8> {
+    let text = format!(
+        "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n\
+         __attribute__((constructor)) static void loaded(void) {{ {body} }}\n"
+    );
+    sandbox.write("object.c", text);
+    let (file, source) = (sandbox.path("object.so"), sandbox.path("object.c"));
+    let mut command = std::process::Command::new("cc");
+    command
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&file)
+        .arg(source);
+    assert!(command.status().unwrap().success());
+    fs::read(file).unwrap()
+}
+
+#[test]
+fn a_shim_that_crashes_when_it_is_loaded_is_an_error_and_takes_nothing_with_it() {
+    let sandbox = built();
+    let crashing = initialiser(&sandbox, "abort();");
+    with_shims(&sandbox, |store, release| {
+        release.shims[0].object = store.put_bytes(&crashing).unwrap();
+    });
+    // The second time the first is remembered.
+    let first = sandbox.run(&RUN);
+    assert_run!(sandbox, RUN, @"
+    exit code 1
+    ----- stderr
+    error: object `[ID]` is not loaded: a process tried to, and it ended with signal 6
+    hint: build the program again; `precast verify` says whether its objects are whole
+    ");
+    assert_eq!(first.text(), sandbox.run(&RUN).text());
+}
+
+#[test]
+fn a_run_that_is_ended_while_it_waits_for_the_helper_ends_at_once_with_all_of_it() {
+    let sandbox = built();
+    let pid = sandbox.path("pid");
+    let body = format!(
+        "int child = fork(); if (child == 0) {{ sleep(600); _exit(0); }}\
+         FILE* f = fopen(\"{0}.new\", \"w\"); fprintf(f, \"%d\", child); fclose(f); \
+         rename(\"{0}.new\", \"{0}\"); sleep(600);",
+        pid.display()
+    );
+    let hanging = initialiser(&sandbox, &body);
+    with_shims(&sandbox, |store, release| {
+        release.shims[0].object = store.put_bytes(&hanging).unwrap();
+    });
+    for (signal, code) in [("-TERM", Some(130)), ("-INT", Some(130)), ("-KILL", None)] {
+        let _ = fs::remove_file(&pid);
+        let mut child = sandbox.command(&RUN).spawn().unwrap();
+        wait_until("the helper loaded nothing", || pid.exists());
+        let grandchild = fs::read_to_string(&pid).unwrap();
+        assert!(alive(&grandchild));
+        let args = [signal, &child.id().to_string()];
+        let sent = std::process::Command::new("kill").args(args).status();
+        assert!(sent.unwrap().success());
+        let begun = std::time::Instant::now();
+        assert_eq!(child.wait().unwrap().code(), code, "{signal}");
+        // The helper itself has a minute.
+        assert!(
+            begun.elapsed() < std::time::Duration::from_secs(55),
+            "{signal}"
+        );
+        wait_until("it is left", || !alive(&grandchild));
+    }
+    let known = fs::read_to_string(sandbox.path("artifacts/cache/loads")).unwrap();
+    assert!(!known.contains("it "), "{known}");
 }

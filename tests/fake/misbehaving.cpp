@@ -60,7 +60,7 @@
 #define CANARY 15         // as soon as it is loaded, makes the file that PRECAST_CANARY names
 #define INIT_CRASHES 16   // as soon as it is loaded, crashes
 #define INIT_HANGS 17     // as soon as it is loaded, sleeps for ten minutes
-#define INIT_EXITS 18     // as soon as it is loaded, ends its process as if all were well
+#define INIT_EXITS 18     // as soon as it is loaded, says as well as it can that all went well, and ends its process
 #define NEEDS_NEWER 19    // calls a function that no libtorch has
 #ifndef BEHAVIOUR
 #define BEHAVIOUR OK
@@ -96,7 +96,14 @@ volatile int salt = SALT;
 __attribute__((constructor)) void loaded() {
   if (BEHAVIOUR == INIT_CRASHES) std::abort();
   if (BEHAVIOUR == INIT_HANGS) sleep(600);
-  if (BEHAVIOUR == INIT_EXITS) _exit(0);
+  if (BEHAVIOUR == INIT_EXITS) {
+    // What the helper of a trial was given, and with it the word that it is to say.
+    char given[4096] = "";
+    if (pread(0, given, sizeof given - 1, 0) < 0) given[0] = 0;
+    const char* word = std::strstr(given, "\"word\":\"");
+    dprintf(1, "\nloaded %.16s\nloaded\n", word ? word + 8 : "0000000000000000");
+    _exit(77);
+  }
   const char* path = BEHAVIOUR == CANARY ? std::getenv("PRECAST_CANARY") : nullptr;
   if (FILE* file = path ? std::fopen(path, "w") : nullptr) std::fclose(file);
 }

@@ -1,15 +1,21 @@
 //! Artifacts that crash or hang when they are loaded: a process of its own meets them first.
 
 use std::{
-    fs,
-    path::Path,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use precast::{
     Device, Model, Runtime,
-    runtime::{Rung, RuntimeError, Trial},
+    runtime::{Quarantined, Rung, RuntimeError, Trial},
 };
+use tempfile::TempDir;
 
 use crate::{
     fake::{Fake, Memory},
@@ -37,40 +43,51 @@ fn load(behaviour: &'static str, trial: Trial) -> Result<Model, RuntimeError> {
     runtime.trial(trial).load("fake")
 }
 
-fn reason(model: &Model) -> String {
+/// Returns the error of the program that is set aside, while the ladder answers.
+fn lost(model: &Model) -> Arc<Quarantined> {
     let [lost] = &model.quarantined()[..] else {
         panic!("{:?}", model.quarantined());
     };
-    let RuntimeError::Crashes { reason, .. } = &lost.error else {
-        panic!("{}", lost.error);
-    };
-    // The ladder answers.
+    assert_eq!(rung(model), Rung::Padded);
+    lost.clone()
+}
+
+fn rung(model: &Model) -> Rung {
     let out = model.run("f", &[x(2, 2)]).unwrap();
-    assert_eq!(out.served().rung(), Rung::Padded);
     assert_eq!(flat(&out[0]), flat(&twice(&x(2, 2))));
-    reason.clone()
+    out.served().rung()
+}
+
+fn reason(model: &Model) -> String {
+    match &lost(model).error {
+        RuntimeError::Crashes { reason, .. } => reason.clone(),
+        other => panic!("{other}"),
+    }
 }
 
 fn lines(path: &Path) -> usize {
     fs::read_to_string(path).unwrap().lines().count()
 }
 
-#[test]
-fn what_crashes_hangs_or_exits_when_it_is_loaded_is_set_aside_and_remembered() {
+/// A file that remembers first loads, with the shim open: it is tried too.
+fn memory() -> (TempDir, PathBuf) {
+    drop(crate::ok(&[Fake::default()]));
     let folder = tempfile::tempdir().unwrap();
-    let memory = folder.path().join("loads");
+    let path = folder.path().join("loads");
+    (folder, path)
+}
+
+#[test]
+fn what_crashes_or_hangs_when_it_is_loaded_is_set_aside_and_remembered() {
+    let (_folder, memory) = memory();
     let trial = || Trial::with(HELPER).remember(&memory);
     let crashes = load("INIT_CRASHES", trial()).unwrap();
     assert_eq!(reason(&crashes), "it ended with signal 6");
     assert_eq!(lines(&memory), 2, "the one that loads, too");
-    let exits = load("INIT_EXITS", trial()).unwrap();
-    assert_eq!(reason(&exits), "it ended with exit code 0");
-    let begun = Instant::now();
     let hangs = load("INIT_HANGS", trial().limit(Duration::from_secs(3))).unwrap();
     assert_eq!(reason(&hangs), "it did not end within 3s");
-    assert!(begun.elapsed() < Duration::from_secs(60));
     let known = lines(&memory);
-    assert_eq!(known, 4);
+    assert_eq!(known, 3);
 
     // The next start tries nothing: there is no helper that could.
     let trial = || Trial::with("/nowhere").remember(&memory);
@@ -82,16 +99,106 @@ fn what_crashes_hangs_or_exits_when_it_is_loaded_is_set_aside_and_remembered() {
     );
     assert_eq!(lines(&memory), known);
 
-    // A day later a failure is tried again, here with nothing that could.
+    // A day later a failure is tried again.
     let old = fs::read_to_string(&memory).unwrap();
     let old = old.lines().map(|line| {
         let (line, _) = line.rsplit_once(' ').unwrap();
         format!("{line} 1\nno line of this file\n")
     });
     fs::write(&memory, old.collect::<String>()).unwrap();
-    let again = load("INIT_EXITS", Trial::with("/bin/false").remember(&memory)).unwrap();
-    assert_eq!(reason(&again), "it ended with exit code 1");
+    let again = load("INIT_CRASHES", Trial::with(HELPER).remember(&memory)).unwrap();
+    assert_eq!(reason(&again), "it ended with signal 6");
     assert_eq!(lines(&memory), 2 * known + 1);
+}
+
+#[test]
+fn an_initialiser_that_ends_the_helper_as_if_all_were_well_forges_no_verdict() {
+    let (_folder, memory) = memory();
+    let model = load("INIT_EXITS", Trial::with(HELPER).remember(&memory)).unwrap();
+    let lost = lost(&model);
+    let RuntimeError::Untried { reason, .. } = &lost.error else {
+        panic!("{}", lost.error);
+    };
+    assert_eq!(reason, "ended with exit code 77");
+    assert_eq!(lines(&memory), 1, "of the artifact that loads");
+}
+
+#[test]
+fn whatever_else_ends_the_helper_is_tried_again_and_written_nowhere() {
+    let (folder, memory) = memory();
+    let (script, enough) = (folder.path().join("helper"), folder.path().join("enough"));
+    let small = Fake {
+        salt: 78,
+        ..Fake::sized(2, 2)
+    };
+    let load = |ending: &str| {
+        let enough = enough.display();
+        let text =
+            format!("#!/bin/sh\nif [ -e {enough} ]; then exec {HELPER} \"$@\"; fi\n{ending}\n");
+        fs::write(&script, text).unwrap();
+        fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+        let source = Memory::with(&[Fake::sized(4, 4), small.clone()]).source();
+        let runtime = Runtime::over(source, Device::Cpu).unwrap();
+        runtime
+            .trial(Trial::with(&script).remember(&memory))
+            .load("fake")
+            .unwrap()
+    };
+    let run = format!("exec {HELPER} \"$@\"");
+    let mut last = None;
+    for (ending, reason) in [
+        ("exit 1", "ended with exit code 1"),
+        ("exit 77", "ended with exit code 77"),
+        ("kill -KILL $$", "ended with signal 9"),
+        ("kill -TERM $$", "ended with signal 15"),
+        // Before it loads anything, it is no fault of what it would load.
+        ("kill -SEGV $$", "ended with signal 11"),
+        ("echo loading; echo loaded; kill -ABRT $$", "signal 6"),
+        (
+            &format!("LIBTORCH=/nowhere {run}"),
+            "exit code 2: libtorch can't be used",
+        ),
+        (&format!("ulimit -n 4; {run}"), "ended with exit code"),
+        (&format!("ulimit -v 200000; {run}"), "ended with "),
+    ] {
+        let model = load(ending);
+        let lost = lost(&model);
+        let text = lost.error.to_string();
+        let untried = matches!(lost.error, RuntimeError::Untried { .. });
+        assert!(untried && text.contains(reason), "{ending}: {text}");
+        assert!(lost.error.is_transient());
+        assert!(!memory.exists() || lines(&memory) == 0, "{ending}");
+        last = Some(model);
+    }
+    // The shortage is over.
+    fs::write(&enough, "").unwrap();
+    let model = last.unwrap();
+    let begun = Instant::now();
+    while rung(&model) != Rung::Exact {
+        assert!(begun.elapsed() < Duration::from_secs(300));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(model.quarantined().is_empty());
+    assert_eq!(lines(&memory), 1);
+}
+
+#[test]
+fn a_wait_for_the_helper_ends_when_it_is_told_to() {
+    let (_folder, memory) = memory();
+    let stop = Arc::new(AtomicBool::new(false));
+    let told = stop.clone();
+    let hour = Duration::from_secs(3600);
+    let trial = Trial::with(HELPER).remember(&memory).limit(hour).stop(stop);
+    let teller = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        told.store(true, Ordering::Relaxed);
+    });
+    let Err(error) = load("INIT_HANGS", trial) else {
+        panic!("it loads");
+    };
+    assert!(matches!(error, RuntimeError::Interrupted { .. }), "{error}");
+    teller.join().unwrap();
+    assert!(!memory.exists() || !fs::read_to_string(&memory).unwrap().contains("did not end"));
 }
 
 #[test]

@@ -204,10 +204,6 @@ impl Plan {
             binding: &step.binding,
         };
         let find = |constant: &super::ffi::Constant| {
-            let mut made = artifact.prepared.iter();
-            if let Some(made) = made.find(|made| made.name == constant.fqn) {
-                return bound.prepared(made);
-            }
             let layout = bound.layout(&constant.fqn)?;
             let bytes = bytes_of(&layout.shape, layout.dtype);
             // An artifact of the CPU says how much room it would make: the next multiple of 64 (torch's
@@ -231,9 +227,22 @@ impl Plan {
             constant: constant.fqn.clone(),
             reason,
         };
+        let unprepared = |constant: &super::ffi::Constant, reason| RuntimeError::Unprepared {
+            artifact: artifact.id,
+            constant: constant.fqn.clone(),
+            reason,
+        };
         let constants = container.constants().iter();
         constants
-            .map(|constant| find(constant).map_err(|reason| unbound(constant, reason)))
+            .map(|constant| {
+                let mut made = artifact.prepared.iter();
+                match made.find(|made| made.name == constant.fqn) {
+                    Some(made) => bound
+                        .prepared(made)
+                        .map_err(|reason| unprepared(constant, reason)),
+                    None => find(constant).map_err(|reason| unbound(constant, reason)),
+                }
+            })
             .collect()
     }
 

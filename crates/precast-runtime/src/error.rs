@@ -12,6 +12,8 @@ use super::{problem::Problem, source::SourceError};
 
 mod hint;
 
+pub(super) use hint::passes;
+
 /// Why a model did not load or a call was not answered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -142,6 +144,21 @@ pub enum RuntimeError {
         /// How that process ended.
         reason: String,
     },
+    /// The process that was to load it first ended before it could tell anything about it. Nothing of it was loaded here. The
+    /// load is tried again: the host may be short of memory or threads for a moment.
+    #[error("object `{}` is not loaded yet: the process that tries it first {reason}", object.short())]
+    Untried {
+        /// Digest of the object.
+        object: Digest,
+        /// How that process ended.
+        reason: String,
+    },
+    /// The process is to end, and waited for the first load of an object.
+    #[error("the first load of object `{}` was interrupted", object.short())]
+    Interrupted {
+        /// Digest of the object.
+        object: Digest,
+    },
     /// It is not an artifact: a function of the C ABI is missing.
     #[error("object `{}` lacks the function `{name}`", object.short())]
     MissingSymbol {
@@ -217,6 +234,16 @@ pub enum RuntimeError {
         /// Name of the constant in the artifact.
         constant: String,
         /// The tensor that was found for it, or that none was.
+        reason: String,
+    },
+    /// A constant that an artifact has made of its weights, as a matrix in oneDNN's order, can't be made.
+    #[error("constant `{constant}` of artifact `{}` can't be made of its weights: {reason}", artifact.short())]
+    Unprepared {
+        /// Key of the artifact.
+        artifact: Digest,
+        /// Name of the constant in the artifact.
+        constant: String,
+        /// The operator that failed, and its message.
         reason: String,
     },
     /// Weights do not fit the device, or did not get there.
@@ -358,13 +385,19 @@ pub enum RuntimeError {
         /// Dtype, shape and device of the answer.
         got: String,
     },
-    /// Everything that could answer was set aside when it was loaded: see `Model::quarantined`.
-    #[error("nothing of module `{module}` can be loaded: {reason}")]
+    /// The programs that answer requests of these sizes were set aside, for a while or for the life of the model.
+    #[error(
+        "the programs of module `{module}` for {} can't be loaded",
+        bucket_name(request)
+    )]
     NothingLeft {
         /// Name of the module.
         module: Arc<str>,
-        /// Why the last program that could answer was set aside.
-        reason: String,
+        /// Sizes of the call.
+        request: Sizes,
+        /// One of the programs, and its error.
+        #[source]
+        cause: Arc<Quarantined>,
     },
     /// libtorch refused a copy: as a rule there is no memory.
     #[error("module `{module}`: {message}")]
@@ -414,6 +447,23 @@ pub enum RuntimeError {
         /// The message of libtorch.
         reason: String,
     },
+}
+
+/// A program that could not be loaded. Requests go to the model's other buckets.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Quarantined {
+    /// Its request key.
+    pub program: Digest,
+    /// The module it is of, by its name in the spec.
+    pub module: String,
+    /// The sizes it is for.
+    pub bucket: Sizes,
+    /// Where it was to run.
+    pub device: Device,
+    /// The error of the load.
+    #[source]
+    pub error: RuntimeError,
 }
 
 /// Why no bucket answers a request.

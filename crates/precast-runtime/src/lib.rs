@@ -19,7 +19,7 @@
 //!
 //! **Failure.** What can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request goes to the next
 //! rung of the ladder: a covering bucket, a dynamic artifact, eager. Where the host was at fault for a moment, a later call tries
-//! again. With a [`Trial`] a process of its own is the first to load what may crash.
+//! again. With a [`Trial`] a process of its own is the first to load an object, which may crash.
 //!
 //! **Ending.** libtorch's destructors must not meet a call. A process that exits while its threads are in calls first calls
 //! [`shut_down`].
@@ -42,9 +42,9 @@
 //! dispatch, ending, layout, options, pool, problem, source
 //! error, prefetched
 //! ffi, identity
-//! calls, devices, exit, flags, host, operators, packing, pad, shims, tensor, threads, validate
+//! calls, devices, exit, flags, host, operators, packing, pad, tensor, threads, validate
 //! dlpack, outputs, peak, tensors, trial, weights
-//! arrays, prepacked, stats
+//! arrays, prepacked, shims, stats
 //! context
 //! eager, graphs, wiring
 //! program
@@ -113,12 +113,11 @@ pub use precast_store::{Device, Store};
 pub use arrays::{Argument, Array, Value};
 pub use devices::Devices;
 pub use ending::shut_down;
-pub use error::{NoFit, RuntimeError};
+pub use error::{NoFit, Quarantined, RuntimeError};
 pub use exit::exit;
 pub use ffi::{DeviceMemory, Libtorch, Scope, Stream, TensorRef};
 pub use graphs::Session;
 pub use host::{device_memory, host, synchronize};
-pub use loader::Quarantined;
 pub use model::Model;
 pub use options::{Graphs, Inputs, Loading};
 pub use outputs::{Outputs, Rung, Served};
@@ -130,6 +129,6 @@ pub use source::{Source, SourceError, sealed};
 pub use stats::{BucketStats, ModuleStats};
 pub use tensor::{Element, Tensor, TensorError};
 pub use trial::Trial;
-pub use trial::{ARGUMENT as TRIAL, TRIED, answer as answer_trial, memory as trial_memory};
+pub use trial::{ARGUMENT as TRIAL, answer as answer_trial, memory as trial_memory};
 pub use watch::{DeviceStats, Timings};
 pub use weights::WeightSet;

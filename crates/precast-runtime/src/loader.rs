@@ -14,15 +14,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use precast_store::{
-    Checking, Device, Digest, Mapped, Target,
-    record::{Program, Sizes},
-};
+use precast_store::{Checking, Device, Digest, Mapped, Target, record::Program};
 
 use super::{
     RuntimeError,
     context::With,
-    error::in_store,
+    error::{Quarantined, in_store},
     graphs::Shared,
     host::make_room,
     identity,
@@ -105,21 +102,6 @@ impl Held {
 /// each GB.
 fn unmap(bytes: Mapped) {
     let _ = thread::Builder::new().spawn(move || drop(bytes));
-}
-
-/// A program that could not be loaded. Requests go to the model's other buckets.
-#[derive(Debug)]
-pub struct Quarantined {
-    /// Its request key.
-    pub program: Digest,
-    /// The module it is of, by its name in the spec.
-    pub module: String,
-    /// The sizes it is for.
-    pub bucket: Sizes,
-    /// Where it was to run.
-    pub device: Device,
-    /// What was wrong with it.
-    pub error: RuntimeError,
 }
 
 /// Everything that a program of one model is loaded with on one device.
@@ -238,14 +220,14 @@ impl Loader {
         Arc::into_inner(quarantined.swap_remove(at)).map(|lost| lost.error)
     }
 
-    /// Returns why a module's program was set aside, in words.
-    pub fn reason(&self, module: &str) -> Option<String> {
+    /// Returns why a program was set aside.
+    pub fn lost(&self, program: &Digest) -> Option<Arc<Quarantined>> {
         let quarantined = self
             .quarantined
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let lost = quarantined.iter().find(|lost| lost.module == module)?;
-        Some(lost.error.to_string())
+        let lost = quarantined.iter().find(|lost| lost.program == *program);
+        lost.cloned()
     }
 
     /// Returns whether a program is to run as a CUDA graph.

@@ -157,9 +157,9 @@ impl Model {
     ///
     /// # Inputs that change
     ///
-    /// Another thread may give a clone of an input other sizes or another storage during the call: the call uses what it
-    /// checked. It must not write to the input's memory, or make its storage larger: torch frees the memory of a storage that
-    /// grows, whoever reads it, here as in eager.
+    /// Another thread may give a clone of an input another storage during the call, or other sizes of up to five axes within its
+    /// storage: the call keeps to the sizes that it checked. The caller sees to it that no thread does more. A clone of more
+    /// axes, or a storage that grows, frees memory that the call reads. A write to the input's memory is a data race.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));

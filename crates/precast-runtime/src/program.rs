@@ -80,7 +80,9 @@ impl Ready {
                 }
             };
             if let Some(trials) = &with.trials {
-                trials.first(&**source, &artifact)?;
+                let mut objects = artifact.libraries.clone();
+                objects.push(artifact.object);
+                trials.first(&**source, &objects, with.device)?;
             }
             // Before the artifact, which may need their symbols.
             let operators = operators::prepare(source, &artifact, with.device)?;

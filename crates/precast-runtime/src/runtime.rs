@@ -61,7 +61,8 @@ pub struct Runtime {
     instances: usize,
     inputs: Inputs,
     wait: Option<Duration>,
-    trial: Option<Trial>,
+    /// How first loads are tried, for each device; empty where they are not.
+    trials: Vec<Arc<Trials>>,
     graphs: Graphs,
     limit: Option<u64>,
     eager: bool,
@@ -125,7 +126,7 @@ impl Runtime {
             instances: 4,
             inputs: Inputs::default(),
             wait: None,
-            trial: None,
+            trials: Vec::new(),
             graphs: Graphs::default(),
             limit: None,
             eager: true,
@@ -157,8 +158,8 @@ impl Runtime {
         self
     }
 
-    /// Has artifacts that were never loaded on this kind of host loaded by a process of its own first, once: one whose
-    /// initialiser crashes or hangs is set aside then, and takes nothing with it. None is, unless set. The command line does it.
+    /// Has artifacts and shims that were never loaded on this kind of host loaded by a process of its own first, once. An artifact
+    /// that crashes or hangs in it is set aside; such a shim is an error. None is tried, unless set. The command line does it.
     ///
     /// ```no_run
     /// # use precast_runtime::{Device, Runtime, Store, Trial};
@@ -169,7 +170,8 @@ impl Runtime {
     /// # Ok(()) }
     /// ```
     pub fn trial(mut self, trial: Trial) -> Self {
-        self.trial = Some(trial);
+        let trials = |host| Arc::new(Trials::new(trial.clone(), host));
+        self.trials = self.hosts.iter().map(trials).collect();
         self
     }
 
@@ -335,14 +337,13 @@ impl Runtime {
     ) -> Result<Model, RuntimeError> {
         let _work = self.work()?;
         let mut replicas = Vec::with_capacity(self.devices.len());
-        for (&device, (host, own)) in self.devices.iter().zip(hosts.into_iter().zip(&self.hosts)) {
-            let trial = self.trial.clone();
+        for (i, (&device, host)) in self.devices.iter().zip(hosts).enumerate() {
             let loader = Arc::new(Loader {
                 source: self.source.clone(),
                 device,
                 instances: self.instances,
                 host,
-                trials: trial.map(|trial| Arc::new(Trials::new(trial, own))),
+                trials: self.trials.get(i).cloned(),
                 graphs: self.graphs,
                 limit: self.limit,
                 eager: self.eager,

@@ -4,15 +4,16 @@
 //! which `precast verify --host` ran them. Under another torch, it is refused by name.
 
 use precast_store::{
-    Device, Target,
+    Device, Digest, Target,
     record::{Program, Shim},
     target::Torch,
 };
 
 use super::{
     RuntimeError,
-    ffi::{open_cuda_shim, open_shim},
+    ffi::{cuda_shim_is_open, open_cuda_shim, open_shim, shim_is_open},
     source::Source,
+    trial::Trials,
 };
 
 /// Returns whether a shim is for the torch of a host, whatever its sources are.
@@ -44,12 +45,13 @@ pub(super) fn may_run(host: &Target, shims: &[Shim], program: &Program) -> bool 
             .is_empty()
 }
 
-/// Opens the shim for this host's torch, with its CUDA half on a CUDA device.
+/// Opens the shim for this host's torch, with its CUDA half on a CUDA device. The first load of each is tried.
 pub(super) fn open(
     source: &dyn Source,
     shims: &[Shim],
     device: Device,
     host: &Target,
+    trials: Option<&Trials>,
 ) -> Result<(), RuntimeError> {
     let mut own = shims.iter().filter(|shim| is_for(shim, host));
     let shim = own
@@ -67,18 +69,23 @@ pub(super) fn open(
             .memfd(object)
             .map_err(super::error::in_store(format!("shim `{}`", object.short())))
     };
-    open_shim(&shim.object, || file(&shim.object))?;
-    match (device, &shim.cuda) {
-        (Device::Cuda(_), Some(cuda)) => open_cuda_shim(cuda, || file(cuda)),
-        // Without it nothing runs as a CUDA graph.
-        _ => Ok(()),
+    let tried = |object: &Digest| trials.map_or(Ok(()), |t| t.first(source, &[*object], device));
+    if !shim_is_open() {
+        tried(&shim.object)?;
+        open_shim(&shim.object, || file(&shim.object))?;
+        trials.inspect(|trials| trials.loaded(shim.object));
     }
+    // Without it nothing runs as a CUDA graph.
+    if let (Device::Cuda(_), Some(cuda), false) = (device, &shim.cuda, cuda_shim_is_open()) {
+        tried(cuda)?;
+        open_cuda_shim(cuda, || file(cuda))?;
+        trials.inspect(|trials| trials.loaded(*cuda));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use precast_store::Digest;
-
     use super::*;
 
     fn shim(torch: &str) -> Shim {
@@ -199,7 +206,7 @@ mod tests {
     fn a_release_without_a_fitting_shim_is_refused_by_name() {
         let (_dir, store) = precast_store::testing::store();
         let refused = |shims: &[Shim]| {
-            let error = open(&store, shims, Device::Cpu, &host("2.13.0")).unwrap_err();
+            let error = open(&store, shims, Device::Cpu, &host("2.13.0"), None).unwrap_err();
             (error.to_string(), error.hint())
         };
         let (text, hint) = refused(&[shim("2.11.0"), shim("2.12.1")]);

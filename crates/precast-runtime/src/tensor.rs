@@ -1,8 +1,8 @@
 //! Tensors: a handle of libtorch's, with what callers and the command line need of it. Operators are for models.
 //!
 //! [`Tensor::share`], [`Tensor::view`] and [`Tensor::narrow`] give other handles of the same memory, as in torch: what is
-//! written through one is read through all of them. Two threads that read and write one memory at the same time read
-//! anything, here as there.
+//! written through one is read through all of them. The types do not keep two threads from reading and writing one memory at
+//! the same time: that is a data race, which the caller prevents.
 
 use half::{bf16, f16};
 use precast_store::{Device, record::Dtype};

@@ -1,41 +1,63 @@
-//! The first load of an artifact on a host, tried in a process of its own.
+//! The first load of a shared object on a host, tried in a process of its own.
 //!
-//! Loading a shared object runs its initialisers, and what crashes or hangs there takes the process with it: at every start,
-//! and with the system's loader locked for everybody. So with a [`Trial`] an artifact that was never loaded on this kind of
-//! host is loaded by a helper process first. What that does not survive is set aside like any artifact that does not load,
-//! and the ladder answers.
+//! Loading a shared object runs its initialisers. An initialiser that crashes or hangs takes the process with it: at every
+//! start, and with the system's loader locked for all threads. So with a [`Trial`] an artifact or a shim that was never loaded
+//! on this kind of host is loaded by a helper process first. An artifact that crashes the helper is set aside like any
+//! artifact that does not load, and the ladder answers.
 //!
-//! It costs a process once: what was found is a line of a file, by the digest of the object and of the host's target, as
+//! The helper says two lines through a pipe: `loading WORD` before it loads the object and `loaded WORD` after. The word is
+//! random; the object can't find it without a search of the helper's memory. The helper's end gives the verdict:
+//!
+//! | the helper | verdict |
+//! |---|---|
+//! | said `loaded` | it loads; remembered |
+//! | ended by a fault signal after `loading`, or not in time | it does not load; remembered for a day |
+//! | ended in any other way | none: the host may be short of something. The program rests and is tried again |
+//! | can't be started, for a reason that stays | the object is loaded without a trial |
+//!
+//! The memory is a line of a file for each verdict, by the digest of the host's target and of the object:
 //!
 //! ```text
 //! 3f9c… 81aa… loads 1767225600
 //! 3f9c… 07d2… it ended with signal 11 1767225611
 //! ```
 //!
-//! The gate of a build loads artifacts in a process of its own anyway, and writes the same lines. A failure is tried again
-//! after a day: the host may have been at fault. Where the helper can't be started, the artifact is loaded without.
+//! The file is used only where no other user can have written it, and it starts again at [`LONGEST`]. The gate of a build
+//! loads artifacts in a process of its own, and writes the same lines.
 //!
-//! It does not promise that a container can be made of it, or that it runs: the gate looks at that.
+//! The helper's process group is killed after the verdict. Not promised: the end of processes in a session of their own; that
+//! a container can be made of an artifact, or that it runs, which the gate looks at.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::RandomState},
     ffi::OsString,
-    fs::{self, File, OpenOptions},
+    fs::{File, Metadata, OpenOptions},
+    hash::{BuildHasher, Hasher},
     io::{self, Read, Seek, Write},
-    os::unix::{fs::OpenOptionsExt, process::CommandExt, process::ExitStatusExt},
+    os::unix::{
+        fs::{MetadataExt, OpenOptionsExt},
+        process::{CommandExt, ExitStatusExt},
+    },
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    sync::{Mutex, OnceLock, PoisonError},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use precast_store::{Digest, Target, canon, record::Artifact, target::DeviceKind};
-use rustix::fs::{MemfdFlags, memfd_create};
+use memchr::memmem;
+use precast_store::{Device, Digest, Target, canon};
+use rustix::{
+    fs::{MemfdFlags, OFlags, fcntl_setfl, memfd_create},
+    process::{Pid, Signal, WaitId, WaitIdOptions, geteuid, kill_process_group, waitid},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    RuntimeError,
+    RuntimeError, ending,
     ffi::{Library, Loading, cuda, libtorch},
     host::now,
     source::{Source, SourceError, sealed},
@@ -43,9 +65,6 @@ use super::{
 
 /// The argument that makes `precast` the helper.
 pub const ARGUMENT: &str = "__trial";
-
-/// What the helper exits with when it has tried: an initialiser that ends its process has other codes.
-pub const TRIED: u8 = 77;
 
 /// Returns the file of a store that remembers loads.
 pub fn memory(store: &Path) -> PathBuf {
@@ -55,13 +74,17 @@ pub fn memory(store: &Path) -> PathBuf {
 /// How long a failure counts, in seconds.
 const DAY: i64 = 86_400;
 
+/// How many bytes the memory may have: some 6,000 lines.
+const LONGEST: u64 = 1 << 20;
+
 /// How the first load of an artifact is tried: see [`Runtime::trial`](super::Runtime::trial).
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// None where loads are remembered only.
+    /// The helper; without one, loads are only remembered.
     program: Option<PathBuf>,
     memory: Option<PathBuf>,
     limit: Duration,
+    stop: Arc<AtomicBool>,
 }
 
 impl Trial {
@@ -71,10 +94,11 @@ impl Trial {
             program: Some(helper.into()),
             memory: None,
             limit: Duration::from_secs(60),
+            stop: Arc::default(),
         }
     }
 
-    /// Tries nothing, and remembers what this process loaded: it is one that may crash.
+    /// Tries nothing, and remembers the loads of this process, as the gate does.
     pub fn here() -> Self {
         Self {
             program: None,
@@ -82,8 +106,8 @@ impl Trial {
         }
     }
 
-    /// Sets the file that remembers what was found, beyond this process. None, unless set. It may be shared by stores and by
-    /// hosts; where it can't be written, what was found is forgotten.
+    /// Sets the file that remembers verdicts beyond this process. None, unless set. Stores and hosts may share it. A file
+    /// that another user owns or can write, or that is no plain file, is not used; then verdicts are forgotten.
     pub fn remember(mut self, file: impl Into<PathBuf>) -> Self {
         self.memory = Some(file.into());
         self
@@ -94,23 +118,32 @@ impl Trial {
         self.limit = limit;
         self
     }
+
+    /// Ends a wait for the helper as soon as `stop` is set; the load fails with [`RuntimeError::Interrupted`]. The wait also ends
+    /// with [`super::shut_down`].
+    pub fn stop(mut self, stop: Arc<AtomicBool>) -> Self {
+        self.stop = stop;
+        self
+    }
 }
 
-/// What is known about first loads on one kind of host.
+/// The verdicts about first loads on one kind of host.
 pub(super) struct Trials {
     trial: Trial,
     host: Digest,
-    known: OnceLock<Mutex<HashMap<Digest, Found>>>,
+    /// With the time of each verdict, in seconds since 1970.
+    known: OnceLock<Mutex<HashMap<Digest, (Found, i64)>>>,
 }
 
-/// None where it loads; else why not.
+/// The reason that an object does not load; none if it loads.
 type Found = Option<String>;
 
-/// What the helper reads on its standard input, before the bytes of the objects.
+/// The helper's standard input, before the bytes of the objects.
 #[derive(Serialize, Deserialize)]
 struct Request {
     cuda: bool,
-    /// Digest and size of each; the last is the artifact, what is before it are operators' libraries.
+    word: String,
+    /// Digest and size of each. The last is tried; it needs the others.
     objects: Vec<(Digest, u64)>,
 }
 
@@ -123,169 +156,334 @@ impl Trials {
         }
     }
 
-    /// Fails where an artifact is known not to load, or is tried and does not.
-    pub fn first(&self, source: &dyn Source, artifact: &Artifact) -> Result<(), RuntimeError> {
-        let object = artifact.object;
-        let Some(program) = &self.trial.program else {
+    /// Fails if the last of `objects` is known not to load, or is tried and does not. The others are loaded before it.
+    pub fn first(
+        &self,
+        source: &dyn Source,
+        objects: &[Digest],
+        device: Device,
+    ) -> Result<(), RuntimeError> {
+        let (Some(program), Some(&object)) = (&self.trial.program, objects.last()) else {
             return Ok(());
         };
         if Library::known(&object) {
             return Ok(());
         }
-        let found = self.lock().get(&object).cloned();
-        let found = match found {
-            Some(found) => found,
-            // No lock is held: other artifacts are loaded meanwhile.
-            None => match self.try_in(program, source, artifact)? {
-                Some(found) => {
-                    self.note(object, found.clone());
-                    found
-                }
-                None => None,
-            },
+        let known = self.lock().get(&object).cloned();
+        let found = match known {
+            Some((found, time)) if counts(&found, time) => found,
+            // No lock is held: other objects are loaded meanwhile.
+            _ => {
+                let Some(found) = self.try_in(program, source, objects, device)? else {
+                    return Ok(());
+                };
+                self.note(object, found.clone());
+                found
+            }
         };
         found.map_or(Ok(()), |reason| {
             Err(RuntimeError::Crashes { object, reason })
         })
     }
 
-    /// Remembers that this process has loaded an artifact.
+    /// Remembers that this process has loaded an object.
     pub fn loaded(&self, object: Digest) {
-        if self.trial.program.is_none() && self.lock().get(&object) != Some(&None) {
+        let known = || matches!(self.lock().get(&object), Some((None, _)));
+        if self.trial.program.is_none() && !known() {
             self.note(object, None);
         }
     }
 
-    /// Loads an artifact in the helper; none where that can't be done.
+    /// Loads an object in the helper. Returns none if the helper can't be started.
     fn try_in(
         &self,
         program: &Path,
         source: &dyn Source,
-        artifact: &Artifact,
+        objects: &[Digest],
+        device: Device,
     ) -> Result<Option<Found>, RuntimeError> {
-        let object = artifact.object;
+        let object = objects[objects.len() - 1];
         let _span = tracing::info_span!("trial", object = %object.short()).entered();
+        let word = format!("{:016x}", RandomState::new().build_hasher().finish());
         let unreadable = |source| RuntimeError::Unreadable { object, source };
-        let input = request(source, artifact).map_err(unreadable)?;
-        let seconds = self.trial.limit.as_secs() + 5;
+        let input = request(source, objects, device, &word).map_err(unreadable)?;
+        let seconds = self.trial.limit.as_secs().saturating_mul(2) + 5;
         let mut command = Command::new(program);
         if let Ok(open) = libtorch() {
             command.env("LIBTORCH", &open.folder);
         }
         let child = command
             .args([OsString::from(ARGUMENT), seconds.to_string().into()])
+            .args([
+                std::process::id().to_string().as_str(),
+                "--untried-libtorch",
+            ])
             .stdin(input)
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .process_group(0)
             .spawn();
-        let status = child.and_then(|child| wait(child, self.trial.limit));
-        let found = match status {
-            Ok(Some(status)) if status.code() == Some(i32::from(TRIED)) => None,
-            Ok(Some(status)) => Some(told(status)),
-            Ok(None) => Some(format!("it did not end within {:?}", self.trial.limit)),
+        let untried = |reason| RuntimeError::Untried { object, reason };
+        let mut child = match child {
+            Ok(child) => child,
+            Err(error) if super::error::passes(&error) => {
+                return Err(untried(format!("can't be started: {error}")));
+            }
             Err(error) => {
                 let program = program.display();
-                tracing::warn!(%program, %error, "an artifact is loaded without a trial");
+                tracing::warn!(%program, %error, "an object is loaded without a trial");
                 return Ok(None);
             }
         };
-        Ok(Some(found))
+        let (mut said, end) = self.watch(&mut child, &word);
+        // Before the child is reaped: until then no other group can have this number.
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+        let status = child.wait();
+        let limit = self.trial.limit;
+        match (end, status) {
+            (End::Loaded, _) => Ok(Some(None)),
+            (End::Stopped, _) => Err(RuntimeError::Interrupted { object }),
+            (End::Late, _) if said.loading => {
+                Ok(Some(Some(format!("it did not end within {limit:?}"))))
+            }
+            (End::Late, _) => Err(untried(format!("loaded nothing within {limit:?}"))),
+            (End::Ended, Ok(status)) if said.loading && faulted(status) => {
+                Ok(Some(Some(format!("it {}", told(status)))))
+            }
+            (End::Ended, status) => {
+                let status = status.map_or_else(|_| "ended".to_owned(), told);
+                Err(untried(format!("{status}{}", said.error())))
+            }
+        }
+    }
+
+    /// Waits for the helper's verdict or its end.
+    fn watch(&self, child: &mut Child, word: &str) -> (Said, End) {
+        let pid = Pid::from_child(child);
+        let mut said = Said::new(child.stdout.take(), word);
+        let mut begun = Instant::now();
+        loop {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            // Before the pipe is read, which then has all that it said.
+            let ended = !matches!(waitid(WaitId::Pid(pid), options), Ok(None));
+            let loading = said.loading;
+            said.read();
+            if said.loading && !loading {
+                begun = Instant::now();
+            }
+            if said.loaded {
+                return (said, End::Loaded);
+            }
+            if ended {
+                return (said, End::Ended);
+            }
+            if self.trial.stop.load(Relaxed) || ending::ended() {
+                return (said, End::Stopped);
+            }
+            if begun.elapsed() > self.trial.limit {
+                return (said, End::Late);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
     }
 
     fn note(&self, object: Digest, found: Found) {
         let word = found.as_deref().unwrap_or("loads");
         let line = format!("{} {} {word} {}\n", self.host.hex(), object.hex(), now());
-        self.lock().insert(object, found);
-        if let Some(path) = &self.trial.memory {
-            let mut options = OpenOptions::new();
-            let file = options.append(true).create(true).mode(0o644).open(path);
+        self.lock().insert(object, (found, now()));
+        let mut options = OpenOptions::new();
+        if let Some(mut file) = self.open(options.append(true).create(true).mode(0o644)) {
+            if file.metadata().is_ok_and(|meta| meta.len() > LONGEST) {
+                let _ = file.set_len(0);
+            }
             // In one write, so that lines of several processes do not mix.
-            if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
-                tracing::debug!(path = %path.display(), %error, "a trial is not remembered");
+            if let Err(error) = file.write_all(line.as_bytes()) {
+                tracing::debug!(%error, "a trial is not remembered");
             }
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Found>> {
+    /// Opens the memory, if it is a plain file that no other user can have written.
+    fn open(&self, options: &mut OpenOptions) -> Option<File> {
+        let path = self.trial.memory.as_deref()?;
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let opened = options.custom_flags(flags).open(path).and_then(|file| {
+            judge(&file.metadata()?).map_err(io::Error::other)?;
+            Ok(file)
+        });
+        match opened {
+            Ok(file) => return Some(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let path = path.display();
+                tracing::warn!(%path, %error, "the memory of first loads is not used");
+            }
+        }
+        None
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, (Found, i64)>> {
         let known = self.known.get_or_init(|| Mutex::new(self.read()));
         known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads what earlier processes found. What is no line of this file is passed over.
-    fn read(&self) -> HashMap<Digest, Found> {
-        let path = self.trial.memory.as_deref();
-        let text = path.and_then(|path| fs::read_to_string(path).ok());
+    /// Reads the verdicts of earlier processes. A line of another form is ignored.
+    fn read(&self) -> HashMap<Digest, (Found, i64)> {
+        let mut bytes = Vec::new();
+        let file = self.open(OpenOptions::new().read(true));
+        // Beyond its limit by one line of each process at most.
+        let _ = file.map(|file| file.take(2 * LONGEST).read_to_end(&mut bytes));
         let host = self.host.hex();
         let line = |line: &str| {
             let rest = line.strip_prefix(&host)?.strip_prefix(' ')?;
             let (object, rest) = rest.split_once(' ')?;
             let (found, time) = rest.rsplit_once(' ')?;
-            let found = Some(found).filter(|found| *found != "loads");
-            let recent = now() - time.parse::<i64>().ok()? < DAY;
-            (found.is_none() || recent).then_some((object.parse().ok()?, found.map(str::to_owned)))
+            let found = Some(found.to_owned()).filter(|found| found != "loads");
+            Some((object.parse().ok()?, (found, time.parse().ok()?)))
         };
-        text.iter()
-            .flat_map(|text| text.lines())
-            .filter_map(line)
-            .collect()
+        let text = String::from_utf8_lossy(&bytes);
+        text.lines().filter_map(line).collect()
     }
 }
 
-/// Returns what the helper reads: a line of JSON, and the objects.
-fn request(source: &dyn Source, artifact: &Artifact) -> Result<File, SourceError> {
-    let objects = artifact.libraries.iter().chain([&artifact.object]);
+/// Returns whether a verdict still holds.
+fn counts(found: &Found, time: i64) -> bool {
+    found.is_none() || now() - time < DAY
+}
+
+/// Fails if others than root and this user can have written a file, or if it is no plain file.
+fn judge(meta: &Metadata) -> Result<(), &'static str> {
+    let group = meta.mode() & 0o020 != 0 && meta.gid() != meta.uid();
+    match [0, geteuid().as_raw()].contains(&meta.uid()) {
+        _ if !meta.is_file() => Err("it is not a plain file"),
+        false => Err("it belongs to another user"),
+        true if meta.mode() & 0o002 != 0 || group => Err("other users can write it"),
+        true => Ok(()),
+    }
+}
+
+/// How a wait for the helper ended.
+enum End {
+    Loaded,
+    Ended,
+    Late,
+    Stopped,
+}
+
+/// The helper's end of the conversation.
+struct Said {
+    pipe: Option<ChildStdout>,
+    words: [String; 2],
+    /// The last bytes.
+    text: Vec<u8>,
+    loading: bool,
+    loaded: bool,
+}
+
+impl Said {
+    fn new(pipe: Option<ChildStdout>, word: &str) -> Self {
+        let pipe = pipe.filter(|pipe| fcntl_setfl(pipe, OFlags::NONBLOCK).is_ok());
+        Self {
+            pipe,
+            words: ["loading", "loaded"].map(|what| line(what, word)),
+            text: Vec::new(),
+            loading: false,
+            loaded: false,
+        }
+    }
+
+    /// Reads the bytes in the pipe, without waiting for more.
+    fn read(&mut self) {
+        let mut bytes = [0; 4096];
+        while let Some(Ok(count @ 1..)) = self.pipe.as_mut().map(|pipe| pipe.read(&mut bytes)) {
+            let rest = self.text.len().saturating_sub(bytes.len());
+            self.text.drain(..rest);
+            self.text.extend(&bytes[..count]);
+            let has = |word: &String| memmem::find(&self.text, word.as_bytes()).is_some();
+            self.loading |= has(&self.words[0]);
+            self.loaded |= has(&self.words[1]);
+        }
+    }
+
+    /// Returns the helper's own error, which it can only say before it loads something.
+    fn error(&mut self) -> String {
+        match String::from_utf8_lossy(&self.text).trim() {
+            text if self.loading || text.is_empty() => String::new(),
+            text => format!(": {text}"),
+        }
+    }
+}
+
+fn line(what: &str, word: &str) -> String {
+    format!("{what} {word}\n")
+}
+
+/// Returns the helper's input: a line of JSON, and the objects.
+fn request(
+    source: &dyn Source,
+    objects: &[Digest],
+    device: Device,
+    word: &str,
+) -> Result<File, SourceError> {
     let mut bytes = Vec::new();
-    let objects = objects.map(|object| {
+    let objects = objects.iter().map(|object| {
         let mut file = source.memfd(object)?;
         file.rewind()?;
         Ok((*object, file.read_to_end(&mut bytes)? as u64))
     });
-    let objects = objects.collect::<Result<_, SourceError>>()?;
-    let cuda = artifact.target.device == DeviceKind::Cuda;
+    let request = Request {
+        objects: objects.collect::<Result<_, SourceError>>()?,
+        cuda: matches!(device, Device::Cuda(_)),
+        word: word.to_owned(),
+    };
     let mut file = File::from(memfd_create("trial", MemfdFlags::CLOEXEC)?);
-    serde_json::to_writer(&mut file, &Request { cuda, objects })?;
+    serde_json::to_writer(&mut file, &request)?;
     file.write_all(b"\n")?;
     file.write_all(&bytes)?;
     file.rewind()?;
     Ok(file)
 }
 
-/// Waits for a process; none when it did not end in time, and was ended.
-fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let begun = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if begun.elapsed() > limit {
-            child.kill()?;
-            child.wait()?;
-            return Ok(None);
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
+/// Returns whether a process ended by a signal of its own fault.
+fn faulted(status: ExitStatus) -> bool {
+    let faults = [
+        libc::SIGABRT,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGILL,
+        libc::SIGSEGV,
+        libc::SIGTRAP,
+    ];
+    status
+        .signal()
+        .is_some_and(|signal| faults.contains(&signal))
 }
 
 fn told(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
-        (Some(signal), _) => format!("it ended with signal {signal}"),
-        (None, code) => format!("it ended with exit code {}", code.unwrap_or_default()),
+        (Some(signal), _) => format!("ended with signal {signal}"),
+        (None, code) => format!("ended with exit code {}", code.unwrap_or_default()),
     }
 }
 
-/// The helper: loads what it reads. Whether the loader takes it is not asked: the process that wants it sees that itself.
-pub fn answer(mut input: impl Read) -> io::Result<()> {
+/// Runs the helper: loads the objects of `input`, and says so to `told`. The loader's refusal of an object is no failure: the
+/// process that loads it next sees it too.
+pub fn answer(mut input: File, mut told: File) -> io::Result<()> {
     let mut all = Vec::new();
     input.read_to_end(&mut all)?;
+    // The object must not find the word there.
+    input.set_len(0)?;
+    drop(input);
     let end = all
         .iter()
         .position(|byte| *byte == b'\n')
         .unwrap_or(all.len());
     let request: Request = serde_json::from_slice(&all[..end])?;
-    if request.cuda && cuda().is_err() {
-        return Ok(());
+    if request.cuda {
+        cuda().map_err(io::Error::other)?;
     }
+    let mut say = |what| told.write_all(line(what, &request.word).as_bytes());
+    say("loading")?;
     let mut rest = all.get(end + 1..).unwrap_or_default();
     let count = request.objects.len();
     for (i, (object, size)) in request.objects.into_iter().enumerate() {
@@ -299,9 +497,14 @@ pub fn answer(mut input: impl Read) -> io::Result<()> {
             true => Library::load(&object, "", || Ok(file)).map(drop),
             false => Loading::begin().load(&object, file),
         };
-        if loaded.is_err() {
-            break;
+        match loaded {
+            Err(error) if error.is_transient() => return Err(io::Error::other(error)),
+            Err(_) => break,
+            Ok(()) => {}
         }
     }
-    Ok(())
+    say("loaded")
 }
+
+#[cfg(test)]
+mod tests;

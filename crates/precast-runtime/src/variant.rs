@@ -388,11 +388,15 @@ impl Variant {
     }
 
     fn no_bucket(&self, request: &[i64]) -> RuntimeError {
-        if self.programs.iter().all(Slot::lost)
-            && let Some(reason) = self.loader.reason(&self.module)
+        let lost = |slot: &&Slot| slot.lost() && answers(&slot.program, request);
+        if let Some(slot) = self.programs.iter().find(lost)
+            && let Some(cause) = self.loader.lost(&slot.program.id)
         {
-            let module = self.module.clone();
-            return RuntimeError::NothingLeft { module, reason };
+            return RuntimeError::NothingLeft {
+                module: self.module.clone(),
+                request: self.named(request),
+                cause,
+            };
         }
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
         let first = &routes.first;
@@ -428,6 +432,16 @@ fn routes(programs: &[Slot]) -> Routes {
     Routes {
         first: part(&|slot| !slot.substituted()),
         last: part(&Slot::substituted),
+    }
+}
+
+/// Returns whether a program answers requests of these sizes once it is loaded.
+fn answers(program: &Program, request: &[i64]) -> bool {
+    let mut sizes = program.sizes.values().zip(request);
+    match program.padding {
+        _ if program.dynamic.is_some() => within(program, request),
+        Padding::Allowed => sizes.all(|(have, want)| have >= want),
+        _ => sizes.all(|(have, want)| have == want),
     }
 }
 

@@ -9,7 +9,7 @@ use precast_store::record::{Calls, Counts, Program, SCHEMA};
 use serde::Serialize;
 
 use super::{
-    Model, host::now, loader::Quarantined, replica::Replica, stats::ModuleStats, variant::Variant,
+    Model, error::Quarantined, host::now, replica::Replica, stats::ModuleStats, variant::Variant,
 };
 
 /// How long it took from the beginning of a load until a model was of use.

@@ -40,12 +40,14 @@ impl RuntimeError {
             Self::NoContainer { reason, .. }
             | Self::Upload { reason, .. }
             | Self::Unbound { reason, .. }
+            | Self::Unprepared { reason, .. }
             | Self::Array { reason }
             | Self::NotLoadable { reason, .. } => reason,
             Self::Failed { message, .. } | Self::Tensor { message, .. } => message,
             Self::MemoryFile { source, .. } => {
                 return source.kind() == io::ErrorKind::OutOfMemory;
             }
+            Self::NothingLeft { cause, .. } => return cause.error.is_out_of_memory(),
             _ => return false,
         };
         says_out_of_memory(text)
@@ -66,7 +68,8 @@ impl RuntimeError {
                 false
             }
             Self::MemoryFile { source, .. } => passes(source),
-            Self::NoThreads { .. } => true,
+            Self::NoThreads { .. } | Self::Untried { .. } => true,
+            Self::NothingLeft { cause, .. } => cause.error.is_transient(),
             // By the system's words, at the end of the loader's.
             Self::NotLoadable { reason, .. } => {
                 let said = |number: &i32| {
@@ -100,6 +103,7 @@ impl RuntimeError {
                 | Self::NoContainer { .. }
                 | Self::WrongCount { .. }
                 | Self::Operators { .. }
+                | Self::Unprepared { .. }
         );
         its_own && !self.is_out_of_memory()
     }
@@ -157,8 +161,10 @@ impl RuntimeError {
             Self::MemoryFile { .. } => {
                 "it is held in memory: free some, or raise the number of open files with `ulimit -n`"
             }
-            Self::NothingLeft { .. } => {
-                "`precast verify` says whether its objects are whole; build it again otherwise"
+            Self::NothingLeft { cause, .. } => return cause.error.hint(),
+            Self::Unprepared { .. } => {
+                "oneDNN makes machine code at run time: run without systemd's `MemoryDenyWriteExecute` (`PR_SET_MDWE`), which \
+                 forbids that; with `fail_policy = \"fallback_eager\"` eager answers in its place"
             }
             Self::NotLoadable { reason, .. } if reason.starts_with("libtorch_python") => {
                 "link the operators' library without libtorch_python (`is_python_module=False` in \
@@ -179,6 +185,10 @@ impl RuntimeError {
             | Self::Malformed { .. }
             | Self::Failed { .. }
             | Self::BadOutput { .. } => REBUILD,
+            Self::Untried { .. } => {
+                "it is tried again; `ulimit -a`, and `pids.max` and `memory.max` of the container, say what may be short"
+            }
+            Self::Interrupted { .. } => "start it again: nothing is remembered of this load",
             Self::CheckFailed { .. } => {
                 "the model refuses these inputs in eager mode too: look at the values they have"
             }
@@ -247,7 +257,8 @@ const PASSING: [i32; 7] = [
     libc::EBUSY,
 ];
 
-fn passes(error: &io::Error) -> bool {
+/// Returns whether an error of the system may be gone in a moment.
+pub(crate) fn passes(error: &io::Error) -> bool {
     error
         .raw_os_error()
         .is_some_and(|number| PASSING.contains(&number))

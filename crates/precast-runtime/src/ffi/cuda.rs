@@ -38,6 +38,11 @@ pub fn open_shim(
     shim::open_once(&SHIM, object, file, Functions::find)
 }
 
+/// Returns whether the CUDA half of a shim is open.
+pub fn shim_is_open() -> bool {
+    SHIM.get().is_some()
+}
+
 type Ptr = *mut c_void;
 
 declare! {

@@ -48,7 +48,10 @@ mod weight;
 
 pub use calls::{Builder as CallsBuilder, Calls, Given, Item, Kept};
 pub use container::{Constant, Container, RunError};
-pub use cuda::{DeviceMemory, RawStream, cuda, cuda_for, open_shim as open_cuda_shim};
+pub use cuda::{
+    DeviceMemory, RawStream, cuda, cuda_for, open_shim as open_cuda_shim,
+    shim_is_open as cuda_shim_is_open,
+};
 pub use dlpack::{
     Capsule, DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
     DLTensor, Managed, stream_number,
@@ -60,7 +63,7 @@ pub use libtorch::{Libtorch, get as libtorch, open as open_libtorch};
 pub use memory::contiguous;
 pub use operators::{Call, Loading, Operators, Value, registered};
 pub use process::{exit, give_back};
-pub use shim::open as open_shim;
+pub use shim::{is_open as shim_is_open, open as open_shim};
 pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Handles, Meta, Stolen, TensorRef};
 pub use torch::threads;

@@ -97,7 +97,8 @@ impl<'a> TensorRef<'a> {
     /// tensor without others is borrowed for the call, so nobody can change it, and it costs no alias.
     ///
     /// The alias keeps the storage, not its size: torch frees a storage's memory when another thread makes it larger, and
-    /// nothing can prevent that. See "Inputs that change" in the documentation of [`Model::run`](crate::Model::run).
+    /// nothing can prevent that. While the alias is made, the sizes of the tensor must stay where they are: torch moves them
+    /// when there are more than five. See "Inputs that change" in the documentation of [`Model::run`](crate::Model::run).
     pub(crate) fn own(self) -> Handle {
         // SAFETY: a live `at::Tensor*`.
         made_of(unsafe { precast_tensor_own(self.raw()) })

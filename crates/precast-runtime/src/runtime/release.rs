@@ -71,8 +71,12 @@ impl Runtime {
 
     /// Opens the shim of this torch for each device.
     pub(super) fn open_shims(&self, shims: &[Shim]) -> Result<(), RuntimeError> {
-        let mut devices = self.devices.iter().zip(&self.hosts);
-        devices.try_for_each(|(&device, host)| shims::open(&*self.source, shims, device, host))
+        let devices = self.devices.iter().zip(&self.hosts).enumerate();
+        for (i, (&device, host)) in devices {
+            let trials = self.trials.get(i).map(|trials| &**trials);
+            shims::open(&*self.source, shims, device, host, trials)?;
+        }
+        Ok(())
     }
 }
 

@@ -8,7 +8,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
     use crate::{
         Device,
         record::{Dtype, Sizes},
-        runtime::{NoFit, Problem, RuntimeError as E},
+        runtime::{NoFit, Problem, Quarantined, RuntimeError as E},
         target::Mismatch,
     };
     let id = Digest::of(b"x");
@@ -170,6 +170,26 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         },
         E::NothingLeft {
             module: module.clone(),
+            request: sizes(),
+            cause: Arc::new(Quarantined {
+                program: id,
+                module: "f".into(),
+                bucket: sizes(),
+                device: Device::Cpu,
+                error: E::Untried {
+                    object: id,
+                    reason: text(),
+                },
+            }),
+        },
+        E::Untried {
+            object: id,
+            reason: "ended with signal 9".into(),
+        },
+        E::Interrupted { object: id },
+        E::Unprepared {
+            artifact: id,
+            constant: "w".into(),
             reason: text(),
         },
         E::MissingSymbol {
