@@ -107,7 +107,7 @@ impl Check {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    let launcher = args.python.launcher(".".as_ref());
+    let launcher = args.python.launcher("".as_ref());
     let gpus = compute_capabilities();
     let mut checks = build::checks(&launcher, &gpus);
     checks.extend(run::checks(&args.libtorch, &gpus));

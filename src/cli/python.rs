@@ -1,11 +1,21 @@
 //! Which Python builds, and with which torch: `--python`, else a `.venv`, else the one on the path.
+//!
+//! A `.venv` is found by its place: another user may have put it there. It is used only if no other user can change its
+//! interpreter and libraries, by the rules for stores. A named interpreter is trusted.
 
 use std::{
+    collections::BTreeSet,
+    fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::Mutex,
 };
 
-use crate::build::Launcher;
+use super::exit;
+use crate::{
+    build::Launcher,
+    store::{StoreError, judge_path},
+};
 
 /// What the worker is started with.
 #[derive(clap::Args)]
@@ -41,14 +51,17 @@ impl PythonArgs {
         // <environment>/lib/python3.11/site-packages/torch/lib
         let real = libtorch.canonicalize().ok();
         let environment = real.as_deref().and_then(|folder| folder.ancestors().nth(5));
-        let python = environment.map(|environment| environment.join("bin/python"));
-        let mut launcher = self.launcher(Path::new(""));
-        if let (Some(python), None, false) = (python, &self.python, launcher.replaces_worker)
-            && python.exists()
-        {
-            launcher.program = python;
+        let python = match (&self.python, &self.worker) {
+            (None, None) => environment.and_then(python_in),
+            _ => None,
+        };
+        match python {
+            Some(program) => Launcher {
+                program,
+                ..self.launcher(Path::new(""))
+            },
+            None => self.launcher(Path::new("")),
         }
-        launcher
     }
 
     /// Chooses the interpreter: the one named, else a `.venv` in the folder of the spec or here, else the one on the path.
@@ -79,11 +92,53 @@ pub(super) fn in_use() -> PathBuf {
     named.map_or_else(|| python_of(&[Path::new("")]), PathBuf::from)
 }
 
-/// Returns the interpreter of the first of these folders that has a `.venv`, else the one on the path.
+/// Returns the interpreter of the first of these folders that has a safe `.venv`, else the one on the path.
 fn python_of(folders: &[&Path]) -> PathBuf {
-    let beside = folders.iter().map(|folder| folder.join(".venv/bin/python"));
-    let mut found = beside.filter(|python| python.exists());
-    found.next().unwrap_or_else(|| PathBuf::from("python3"))
+    let beside = folders.iter().map(|folder| folder.join(".venv"));
+    let found = beside.into_iter().find_map(|folder| python_in(&folder));
+    found.unwrap_or_else(|| PathBuf::from("python3"))
+}
+
+/// Returns the interpreter of an environment, if it has one and is safe. Says once why one is not used.
+fn python_in(environment: &Path) -> Option<PathBuf> {
+    static SAID: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let python = environment.join("bin/python");
+    if !python.exists() {
+        return None;
+    }
+    let Err(error) = judge(environment) else {
+        return Some(python);
+    };
+    let place = fs::canonicalize(environment).unwrap_or_default();
+    if SAID.lock().is_ok_and(|mut said| said.insert(place)) {
+        let (environment, python) = (environment.display(), python.display());
+        exit::warning(&format!("`{environment}` is not used: {error}"));
+        exit::tell_hint(&format!(
+            "its code would run as this user: `PRECAST_PYTHON={python}` uses it all the same"
+        ));
+    }
+    None
+}
+
+/// Refuses an environment that another user could change: its folders, its interpreter, its torch.
+fn judge(environment: &Path) -> Result<(), StoreError> {
+    let own = ["", "bin", "bin/python", "pyvenv.cfg", "lib", "lib64"];
+    let mut paths: Vec<PathBuf> = own.iter().map(|name| environment.join(name)).collect();
+    for version in entries(&environment.join("lib")) {
+        let site = version.join("site-packages");
+        let torch = site.join("torch");
+        let libraries = torch.join("lib");
+        paths.extend(entries(&libraries));
+        paths.extend([version, site, torch, libraries]);
+    }
+    let there = paths.iter().filter(|path| path.symlink_metadata().is_ok());
+    there.into_iter().try_for_each(|path| judge_path(path))
+}
+
+/// Returns the paths in a folder; none if it can't be read.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
 }
 
 /// Where something is kept between builds: in the user's cache folder, if there is one.
@@ -104,22 +159,21 @@ pub(super) fn torch_of(python: &Path) -> Option<PathBuf> {
 
 /// Returns the folder of the package `torch` in the environment of a Python, without starting it.
 fn in_environment(python: &Path) -> Option<PathBuf> {
-    let beside = python.parent().and_then(Path::parent);
-    let lib = beside.map(|root| root.join("lib"));
-    let versions = lib.and_then(|lib| std::fs::read_dir(lib).ok());
-    let names = versions.into_iter().flatten().flatten();
-    let mut found = names.filter_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        let torch = entry.path().join("site-packages/torch");
+    let bin = python.parent()?;
+    // `python3` and `./python3` are in no environment: `lib` of the current folder is not theirs.
+    bin.file_name()?;
+    let versions = entries(&bin.parent()?.join("lib"));
+    versions.into_iter().find_map(|version| {
+        let name = version.file_name()?.to_str()?;
+        let torch = version.join("site-packages/torch");
         (name.starts_with("python3") && torch.join("lib/libtorch_cpu.so").exists()).then_some(torch)
-    });
-    found.next()
+    })
 }
 
-/// Asks a Python where its torch is; nothing of torch is imported.
+/// Asks a Python where its torch is; nothing of torch is imported, and nothing from the current folder (`-P`).
 fn asked(python: &Path) -> Option<PathBuf> {
     const ASK: &str = "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')";
-    let output = Command::new(python).args(["-c", ASK]).output().ok()?;
+    let output = Command::new(python).args(["-P", "-c", ASK]).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     let folder = PathBuf::from(text.trim());
     folder
@@ -130,6 +184,8 @@ fn asked(python: &Path) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -146,5 +202,42 @@ mod tests {
         );
         std::fs::write(torch.join("lib/libtorch_cpu.so"), "").unwrap();
         assert_eq!(torch_of(&python), Some(torch));
+        assert_eq!(in_environment(Path::new("python3")), None);
+        assert_eq!(in_environment(Path::new("./python3")), None);
+    }
+
+    #[test]
+    fn an_environment_is_used_only_if_no_other_user_can_change_what_is_loaded_from_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let environment = folder.path().join(".venv");
+        let libraries = environment.join("lib/python3.12/site-packages/torch/lib");
+        fs::create_dir_all(&libraries).unwrap();
+        fs::create_dir(environment.join("bin")).unwrap();
+        let target = folder.path().join("interpreter");
+        let python = environment.join("bin/python");
+        std::os::unix::fs::symlink(&target, &python).unwrap();
+        let library = libraries.join("libtorch_cpu.so");
+        let [settings, bin] = ["pyvenv.cfg", "bin"].map(|name| environment.join(name));
+        for file in [&target, &settings, &library] {
+            fs::write(file, "").unwrap();
+        }
+        let mut places = vec![target.as_path()];
+        places.extend(library.ancestors().take(8));
+        places.extend([settings.as_path(), &bin]);
+        assert_eq!(places[8], folder.path());
+        for place in places {
+            assert_eq!(python_in(&environment).as_ref(), Some(&python));
+            let sound = fs::metadata(place).unwrap().permissions();
+            // A sticky bit keeps others from replacing the environment, and not from writing inside it.
+            let inside = place.starts_with(&environment);
+            for mode in [0o777, 0o1777, 0o757]
+                .into_iter()
+                .take(if inside { 3 } else { 1 })
+            {
+                fs::set_permissions(place, fs::Permissions::from_mode(mode)).unwrap();
+                assert_eq!(python_in(&environment), None, "{place:?} {mode:o}");
+            }
+            fs::set_permissions(place, sound).unwrap();
+        }
     }
 }

@@ -79,7 +79,7 @@ pub(super) fn run(args: &Asked, context: &Context) -> Result<u8> {
         let target = |kind: &DeviceKind| Target::on_host(*kind, "native", torch, &gpus).name();
         kinds.iter().map(target)
     });
-    let launcher = args.python.launcher(".".as_ref());
+    let launcher = args.python.launcher("".as_ref());
     let document = Document {
         precast: env!("CARGO_PKG_VERSION"),
         targets: targets.collect(),

@@ -1,4 +1,4 @@
-//! Stores of other users: refused until they are listed as trusted.
+//! Stores and Python environments of other users: refused until they are trusted by name.
 
 use std::{
     fs,
@@ -51,4 +51,145 @@ fn another_users_store_is_run_once_it_is_named_in_a_list_of_ones_own() {
     lchown(&list, Some(0), None).unwrap();
     fs::write(&list, "/\nartifacts\n*\n").unwrap();
     assert_ne!(ran(&["ls"]).code, 0);
+}
+
+/// Writes an environment whose interpreter notes that it ran.
+fn environment(sandbox: &Sandbox, folder: &str) {
+    let libraries = format!("{folder}/lib/python3.12/site-packages/torch/lib");
+    fs::create_dir_all(sandbox.path(&libraries)).unwrap();
+    fs::create_dir_all(sandbox.path(&format!("{folder}/bin"))).unwrap();
+    sandbox.write(&format!("{libraries}/libtorch_cpu.so"), "no library");
+    let ran = sandbox.path("ran");
+    let body = format!("echo '{folder}' >> {}; exit 1", ran.display());
+    sandbox.script(&format!("{folder}/bin/python"), &body);
+}
+
+/// Runs a command that finds its Python and libtorch itself. Returns the environments of the interpreters that ran, and the
+/// output.
+fn searching(sandbox: &Sandbox, args: &[&str], named: Option<&str>) -> (Vec<String>, String) {
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", sandbox.path("on-path/bin").display());
+    let mut command = sandbox.command(args);
+    command
+        .env_remove("PRECAST_WORKER")
+        .env_remove("LIBTORCH")
+        .env("PATH", path);
+    if let Some(named) = named {
+        let (name, value) = named.split_once('=').unwrap();
+        command.env(name, value);
+    }
+    let text = sandbox.output(&mut command).text();
+    let ran = fs::read_to_string(sandbox.path("ran")).unwrap_or_default();
+    let _ = fs::remove_file(sandbox.path("ran"));
+    let mut ran: Vec<String> = ran.lines().map(str::to_owned).collect();
+    ran.dedup();
+    (ran, text)
+}
+
+#[test]
+fn an_environment_of_others_is_not_used_by_any_command() {
+    let sandbox = Sandbox::built();
+    sandbox.tensors("in.safetensors", &[("x", &[1, 3], &[1.0, 2.0, 3.0])]);
+    environment(&sandbox, ".venv");
+    environment(&sandbox, "on-path");
+    sandbox.script("on-path/bin/python3", "exec \"${0%3}\" \"$@\"");
+    let venv = sandbox.path(".venv");
+    let open = |mode| fs::set_permissions(&venv, fs::Permissions::from_mode(mode)).unwrap();
+    let commands: [&[&str]; 11] = [
+        &[
+            "run",
+            "affine",
+            "--inputs",
+            "in.safetensors",
+            "--outputs",
+            "out.safetensors",
+        ],
+        &["bench", "affine"],
+        &["deps"],
+        &["export", "copy"],
+        &["verify", "--host"],
+        &["doctor"],
+        &["--version", "-v"],
+        &["plan", "--set", "dynamic=true"],
+        &["build", "--set", "dynamic=true"],
+        &["check"],
+        &["init", "model:load", "-f", "new.toml"],
+    ];
+    let mut hint = String::new();
+    for args in commands {
+        // As itself it is used: its interpreter runs, or the error is about its libtorch.
+        let (ran, text) = searching(&sandbox, args, None);
+        let used = ran == [".venv"] || text.contains(".venv/lib/python3.12");
+        assert!(used || args[0] == "plan", "{args:?} {ran:?}\n{text}");
+        assert!(!text.contains("is not used"), "{args:?}\n{text}");
+        let refused = |why: &str| {
+            let (ran, text) = searching(&sandbox, args, None);
+            assert!(
+                !ran.contains(&".venv".to_owned()),
+                "{args:?} {ran:?}\n{text}"
+            );
+            assert!(!text.contains(".venv/lib"), "{args:?}\n{text}");
+            let said = format!(".venv` is not used: `[ROOT]/.venv` is not safe: {why}");
+            assert_eq!(text.matches(&said).count(), 1, "{args:?}\n{text}");
+            text
+        };
+        open(0o777);
+        hint = refused("everybody can write it");
+        open(0o755);
+        if lchown(&venv, Some(STRANGER), None).is_ok() {
+            refused("it belongs to user 12345");
+            lchown(&venv, Some(0), None).unwrap();
+        }
+    }
+    // The hint says how it is used all the same.
+    open(0o777);
+    let named = hint
+        .split('`')
+        .find(|word| word.starts_with("PRECAST_PYTHON="));
+    for args in [&["doctor"][..], &["check"]] {
+        let (ran, text) = searching(&sandbox, args, named);
+        assert_eq!(ran, [".venv"], "{args:?}\n{text}");
+        assert!(!text.contains("is not used"), "{args:?}\n{text}");
+    }
+}
+
+#[test]
+fn the_search_goes_on_after_an_environment_of_others() {
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.path("spec")).unwrap();
+    for file in ["precast.toml", "model.py"] {
+        fs::rename(sandbox.path(file), sandbox.path("spec").join(file)).unwrap();
+    }
+    for folder in ["spec/.venv", ".venv", "on-path"] {
+        environment(&sandbox, folder);
+    }
+    sandbox.script("on-path/bin/python3", "exec \"${0%3}\" \"$@\"");
+    let build = || searching(&sandbox, &["build", "-f", "spec/precast.toml"], None).0;
+    let open = |folder: &str| {
+        let mode = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(sandbox.path(folder), mode).unwrap();
+    };
+    assert_eq!(build(), ["spec/.venv"]);
+    open("spec/.venv/bin");
+    assert_eq!(build(), [".venv"]);
+    open(".venv/lib/python3.12/site-packages");
+    assert_eq!(build(), ["on-path"]);
+}
+
+#[test]
+fn nothing_is_imported_from_the_current_folder_to_find_torch() {
+    let sandbox = Sandbox::built();
+    let ran = sandbox.path("ran");
+    let note = format!("open({ran:?}, 'a').write('torch')\n");
+    for module in ["contextlib.py", "importlib.py", "torch.py", "warnings.py"] {
+        sandbox.write(module, &note);
+    }
+    fs::create_dir_all(sandbox.path("torch/lib")).unwrap();
+    sandbox.write("torch/__init__.py", &note);
+    sandbox.write("torch/lib/libtorch_cpu.so", "no library");
+    for args in [&["deps"][..], &["doctor"], &["--version", "-v"]] {
+        let (ran, text) = searching(&sandbox, args, None);
+        assert!(ran.is_empty(), "{args:?}\n{text}");
+        assert!(!text.contains("[ROOT]/torch"), "{args:?}\n{text}");
+    }
 }

@@ -137,7 +137,7 @@ pub use lease::Hold;
 pub use listing::Dated;
 pub use lock::Waiting;
 pub use mapped::{Mapped, seal};
-pub use permissions::Options;
+pub use permissions::{Options, judge_path};
 pub use quarantine::Damaged;
 pub use ready::{Checking, Unpacked};
 pub use reason::Reason;

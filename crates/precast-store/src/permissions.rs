@@ -19,9 +19,12 @@
 //!
 //! A group that shares a store trusts all of its members: files of any member are accepted.
 //!
+//! [`judge_path`] has the same rules for other files that the command executes: a Python and its libtorch.
+//!
 //! Access control lists are not read. The mode shows the most that they grant to a group or a user.
 
 use std::{
+    ffi::OsString,
     fs::{self, File, Metadata},
     io,
     os::{fd::OwnedFd, unix::fs::MetadataExt},
@@ -57,6 +60,9 @@ const UNMAPPED: u32 = 65534;
 
 const STICKY: u32 = 0o1000;
 
+/// How many links a path may lead through, as in the kernel.
+const LINKS: u32 = 40;
+
 /// Who may own and write what is in one store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trust {
@@ -84,6 +90,15 @@ impl std::fmt::Display for Distrust {
 }
 
 impl Trust {
+    /// Trusts root and this user.
+    fn new(group: Option<u32>) -> Self {
+        let me = rustix::process::geteuid().as_raw();
+        Self {
+            users: [0, me, unmapped().unwrap_or(0)],
+            group,
+        }
+    }
+
     /// Looks at the folder of a store and all above it.
     pub fn of(root: &Path, options: Options) -> Result<Self, StoreError> {
         let meta = fs::symlink_metadata(root).at("look at", root)?;
@@ -94,11 +109,7 @@ impl Trust {
                 format!("it is a symbolic link to `{}`", to.display()),
             ));
         }
-        let me = rustix::process::geteuid().as_raw();
-        let mut trust = Self {
-            users: [0, me, unmapped().unwrap_or(0)],
-            group: options.shared.then(|| meta.gid()),
-        };
+        let mut trust = Self::new(options.shared.then(|| meta.gid()));
         if !trust.trusts(meta.uid()) {
             // No process can have an unmapped user, so no other user could have placed it.
             match options.trusted {
@@ -111,22 +122,7 @@ impl Trust {
                 }
             }
         }
-        let absolute = std::path::absolute(root).at("find", root)?;
-        for link in absolute.ancestors() {
-            let meta = fs::symlink_metadata(link).at("look at", link)?;
-            if meta.is_symlink() && !trust.trusts(meta.uid()) {
-                return Err(refuse(
-                    link,
-                    format!("the link belongs to user {}", meta.uid()),
-                ));
-            }
-        }
-        for folder in fs::canonicalize(root).at("find", root)?.ancestors().skip(1) {
-            let meta = fs::symlink_metadata(folder).at("look at", folder)?;
-            trust
-                .judge_above(&meta, options.shared)
-                .map_err(|why| refuse(folder, why.to_string()))?;
-        }
+        trust.walk(root, options.shared)?;
         trust
             .judge(&meta)
             .map_err(|why| refuse(root, why.to_string()))?;
@@ -135,6 +131,36 @@ impl Trust {
 
     fn trusts(&self, uid: u32) -> bool {
         self.users.contains(&uid)
+    }
+
+    /// Looks at every folder and link on the way to a path. Returns the path without links.
+    fn walk(&self, path: &Path, shared: bool) -> Result<PathBuf, StoreError> {
+        let absolute = std::path::absolute(path).at("find", path)?;
+        let mut left = names(&absolute);
+        let (mut at, mut links) = (PathBuf::new(), 0);
+        while let Some(name) = left.pop() {
+            if name == ".." {
+                at.pop();
+                continue;
+            }
+            let next = at.join(name);
+            let meta = fs::symlink_metadata(&next).at("look at", &next)?;
+            if !meta.is_symlink() {
+                let judged = self.judge_above(&meta, shared);
+                judged.map_err(|why| refuse(&next, why.to_string()))?;
+                at = next;
+            } else if !self.trusts(meta.uid()) {
+                let why = format!("the link belongs to user {}", meta.uid());
+                return Err(refuse(&next, why));
+            } else if links == LINKS {
+                let looped = Err(io::Error::from(rustix::io::Errno::LOOP));
+                return looped.at("follow the links of", path);
+            } else {
+                links += 1;
+                left.extend(names(&fs::read_link(&next).at("read", &next)?));
+            }
+        }
+        Ok(at)
     }
 
     /// Looks at a folder above the store.
@@ -229,6 +255,22 @@ impl Trust {
         self.judge(&meta)
             .map_err(|why| refuse(path, why.to_string()))
     }
+}
+
+/// Refuses a file or folder that another user could change or replace: by its owner and mode, or by those of the folders
+/// and links on the way to it.
+pub fn judge_path(path: &Path) -> Result<(), StoreError> {
+    let trust = Trust::new(None);
+    let real = trust.walk(path, false)?;
+    let meta = fs::symlink_metadata(&real).at("look at", &real)?;
+    trust
+        .judge(&meta)
+        .map_err(|why| refuse(&real, why.to_string()))
+}
+
+/// Returns the names in a path, the last one first.
+fn names(path: &Path) -> Vec<OsString> {
+    path.iter().rev().map(OsString::from).collect()
 }
 
 /// Returns the user that stands for all unmapped users of this container, if no process can have it.
@@ -432,6 +474,50 @@ mod tests {
         fs::rename(&objects, dir.path().join("away")).unwrap();
         std::os::unix::fs::symlink(dir.path().join("away"), &objects).unwrap();
         assert!(refused(store.path()).contains("symbolic link"));
+    }
+
+    #[test]
+    fn a_path_is_judged_by_each_folder_and_link_on_the_way_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let [far, env, bin] = ["far", "env", "env/bin"].map(|name| root.join(name));
+        for made in [&far, &env, &bin] {
+            fs::create_dir(made).unwrap();
+        }
+        let (file, python, other) = (far.join("python"), bin.join("python"), far.join("other"));
+        fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink("python", &other).unwrap();
+        std::os::unix::fs::symlink("../../far/other", &python).unwrap();
+        judge_path(&python).unwrap();
+        for path in [&root, &far, &env, &bin, &file, &python, &other] {
+            let refusal = || match judge_path(&python).unwrap_err() {
+                StoreError::Unsafe { path, why } => (path, why),
+                error => panic!("{error}"),
+            };
+            if !path.is_symlink() {
+                let sound = fs::metadata(path).unwrap().permissions();
+                mode(path, 0o777);
+                assert_eq!(refusal().0, **path);
+                fs::set_permissions(path, sound).unwrap();
+            }
+            let owner = fs::symlink_metadata(path).unwrap().uid();
+            if give(path, 12345) {
+                let (at, why) = refusal();
+                assert!(
+                    at == **path && why.ends_with("to user 12345"),
+                    "{at:?} {why}"
+                );
+                give(path, owner);
+            }
+            judge_path(&python).unwrap();
+        }
+        // In a sticky folder nobody can replace the files of others; but anybody can add one.
+        mode(&bin, 0o1777);
+        judge_path(&python).unwrap();
+        judge_path(&bin).unwrap_err();
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("other", &file).unwrap();
+        judge_path(&python).unwrap_err();
     }
 
     #[test]
