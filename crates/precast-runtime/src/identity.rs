@@ -1,12 +1,10 @@
 //! That a record is the one that was asked for, and for this host.
 //!
-//! A record is found by its ID, which is the digest of its key; the key is explained in the record. So the digest is computed
-//! again from the explanation, and the target in it must be the record's own. A record that explains nothing, as one that no
-//! build has made, is taken as it is.
+//! A record is found by its ID, which is the digest of its key, and the record has the key. So the digest is computed again,
+//! and the target in the key must be the record's own. A record without a key, which no build has made, is not checked.
 
 use precast_store::{
-    Device, Digest, Target,
-    canon::{self, again},
+    Device, Digest, Target, canon,
     record::{Artifact, Program},
 };
 use serde_json::Value;
@@ -59,13 +57,12 @@ fn check(
     if explained.is_null() {
         return Ok(());
     }
-    match again::digest(explained) {
-        Some(digest) if digest == *asked => {}
-        Some(digest) => return Err(wrong(format!("its key hashes to `{}`", digest.short()))),
-        None => return Err(wrong("what it explains is no key".to_owned())),
+    let digest = canon::digest(explained);
+    if digest != *asked {
+        return Err(wrong(format!("its key hashes to `{}`", digest.short())));
     }
-    match canon::explain(target) == *again::target(explained) {
-        true => Ok(()),
-        false => Err(wrong("its target is not that of its key".to_owned())),
+    if canon::target(target) != *canon::target_of(explained) {
+        return Err(wrong("its target is not that of its key".to_owned()));
     }
+    Ok(())
 }

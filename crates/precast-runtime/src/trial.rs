@@ -151,7 +151,7 @@ impl Trials {
     pub fn new(trial: Trial, host: &Target) -> Self {
         Self {
             trial,
-            host: canon::digest(host),
+            host: canon::digest(&canon::target(host)),
             known: OnceLock::new(),
         }
     }

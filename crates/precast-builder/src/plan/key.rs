@@ -33,9 +33,9 @@ use precast_store::{
     record::{ArtifactKind, Constant, Dynamic, Input, Layout, Package, Sizes, SourceFile},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use precast_store::canon::{self, Canon, SharedValue, Sink, record};
+use precast_store::canon::{self, Shared};
 
 use crate::spec::{Backend, Compile, Mode};
 
@@ -43,7 +43,7 @@ use crate::spec::{Backend, Compile, Mode};
 /// new artifacts faster leaves it as it is.
 pub(crate) const PROTOCOL: u32 = 2;
 
-/// What all programs of a model have in common: walk it once with [`Common::shared`].
+/// The fields that all programs of a model have in common, written once by [`Common::shared`].
 #[derive(Clone, Copy, Debug)]
 pub struct Common<'a> {
     /// Name of the model.
@@ -66,7 +66,7 @@ pub struct Common<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct RequestKey<'a> {
     /// From [`Common::shared`].
-    pub common: &'a SharedValue,
+    pub common: &'a Shared,
     /// Name of the module in the spec.
     pub module: &'a str,
     /// FQN of the submodule, empty for the model itself.
@@ -128,168 +128,120 @@ pub(crate) struct Pass {
 }
 
 impl Common<'_> {
-    /// Walks it once for any number of [`RequestKey`]s.
-    pub fn shared(&self) -> SharedValue {
-        SharedValue::new(self)
+    /// Writes it once for any number of [`RequestKey`]s.
+    pub fn shared(&self) -> Shared {
+        let sources: BTreeMap<_, _> = self.sources.iter().map(|s| (&s.path, s.digest)).collect();
+        let packages = self.packages.iter().map(|p| (&p.name, &p.version));
+        Shared::new(json!({
+            "model": self.model,
+            "entry": self.entry,
+            "samples": self.samples,
+            "sources": sources,
+            "packages": packages.collect::<BTreeMap<_, _>>(),
+            "target": canon::target(self.target),
+            "weights": if self.weights_file { "file" } else { "auto" },
+        }))
     }
 }
 
 impl RequestKey<'_> {
-    /// Returns the key alone: all that a build with nothing to do needs.
+    /// Returns the key's digest alone: all that a build with nothing to do needs.
     pub fn digest(&self) -> Digest {
-        canon::digest(self)
+        canon::digest_with(&self.own(), "common", self.common)
     }
 
-    /// Returns the key and its explanation.
+    /// Returns the key and its digest.
     pub fn explained(&self) -> (Digest, Value) {
-        canon::key(self)
+        let mut fields = self.own();
+        // Where a reader of `diff` looks for it: before the fields of the module.
+        fields.shift_insert(3, "common".to_owned(), self.common.value().clone());
+        (self.digest(), fields.into())
+    }
+
+    /// Returns the fields that other requests of the model do not share.
+    fn own(&self) -> Map<String, Value> {
+        let inputs = self.inputs.map(|all| all.iter().map(canon::input));
+        fields([
+            ("kind", "request".into()),
+            ("format", canon::FORMAT.into()),
+            ("protocol", PROTOCOL.into()),
+            ("module", self.module.into()),
+            ("path", self.path.into()),
+            ("method", self.method.into()),
+            ("inputs", inputs.map_or(Value::Null, Iterator::collect)),
+            ("sizes", json!(self.sizes)),
+            ("regions", self.regions.into()),
+            ("compiles", self.compiled.into()),
+            ("dynamic", self.dynamic.map_or(Value::Null, canon::dynamic)),
+            ("backend", self.settings.backend.name().into()),
+            ("mode", self.settings.mode.name().into()),
+            ("options", json!(self.settings.options)),
+            ("passes", json!(self.settings.passes)),
+            ("tuned", self.tuned.into()),
+        ])
     }
 }
 
 impl ArtifactKey<'_> {
-    /// Returns the key and its explanation.
+    /// Returns the key and its digest.
     pub fn explained(&self) -> (Digest, Value) {
-        canon::key(self)
-    }
-}
-
-impl Canon for Common<'_> {
-    fn walk(&self, sink: &mut dyn Sink) {
-        let sources: BTreeMap<&str, &Digest> = self
-            .sources
-            .iter()
-            .map(|s| (s.path.as_str(), &s.digest))
-            .collect();
-        let packages: BTreeMap<&str, &str> = (self.packages.iter())
-            .map(|p| (p.name.as_str(), p.version.as_str()))
-            .collect();
-        let fields: [(&str, &dyn Canon); 7] = [
-            ("model", &self.model),
-            ("entry", &self.entry),
-            ("samples", &self.samples),
-            ("sources", &sources),
-            ("packages", &packages),
-            ("target", self.target),
-            ("weights", &"file"),
-        ];
-        // A model with its own weights has the key it always had.
-        record(sink, &fields[..6 + usize::from(self.weights_file)]);
-    }
-}
-
-impl Canon for RequestKey<'_> {
-    fn walk(&self, sink: &mut dyn Sink) {
-        let fields: [(&str, &dyn Canon); 17] = [
-            ("kind", &"request"),
-            ("format", &canon::FORMAT),
-            ("protocol", &PROTOCOL),
-            ("common", self.common),
-            ("module", &self.module),
-            ("path", &self.path),
-            ("method", &self.method),
-            ("inputs", &self.inputs),
-            ("sizes", self.sizes),
-            ("regions", &self.regions),
-            ("compiles", &self.compiled),
-            ("dynamic", &self.dynamic),
-            ("backend", &self.settings.backend),
-            ("mode", &self.settings.mode),
-            ("options", &self.settings.options),
-            ("passes", &self.settings.passes),
-            ("tuned", &self.tuned),
-        ];
-        // What is not tuned has the key it always had.
-        record(sink, &fields[..16 + usize::from(self.tuned)]);
-    }
-}
-
-impl Canon for ArtifactKey<'_> {
-    fn walk(&self, sink: &mut dyn Sink) {
-        record(
-            sink,
-            &[
-                ("kind", &"artifact"),
-                ("format", &canon::FORMAT),
-                ("protocol", &PROTOCOL),
-                ("graph", self.graph),
-                ("inputs", &self.inputs),
-                ("outputs", &self.outputs),
-                ("constants", &self.constants),
-                ("backend", &self.backend),
-                ("mode", &self.mode),
-                ("options", self.options),
-                ("passes", &self.passes),
-                ("target", self.target),
-            ],
-        );
+        let passes = self.passes.iter();
+        named([
+            ("kind", "artifact".into()),
+            ("format", canon::FORMAT.into()),
+            ("protocol", PROTOCOL.into()),
+            ("graph", json!(self.graph)),
+            ("inputs", self.inputs.iter().map(canon::layout).collect()),
+            ("outputs", self.outputs.iter().map(canon::layout).collect()),
+            (
+                "constants",
+                self.constants.iter().map(canon::constant).collect(),
+            ),
+            ("backend", self.backend.name().into()),
+            ("mode", self.mode.name().into()),
+            ("options", json!(self.options)),
+            (
+                "passes",
+                passes
+                    .map(|pass| json!({"callable": pass.callable, "source": pass.source}))
+                    .collect(),
+            ),
+            ("target", canon::target(self.target)),
+        ])
     }
 }
 
 impl HeldKey<'_> {
-    /// Returns the key and its explanation.
+    /// Returns the key and its digest.
     pub fn explained(&self) -> (Digest, Value) {
-        canon::key(self)
-    }
-}
-
-impl Canon for HeldKey<'_> {
-    fn walk(&self, sink: &mut dyn Sink) {
-        let (ordinal, kind) = match self.kind {
-            ArtifactKind::Library => (0, "library"),
-            ArtifactKind::Archive => (1, "archive"),
-            ArtifactKind::Constants => (2, "constants"),
-            ArtifactKind::Graph => (3, "graph"),
+        let kind = match self.kind {
+            ArtifactKind::Library => "library",
+            ArtifactKind::Archive => "archive",
+            ArtifactKind::Constants => "constants",
+            ArtifactKind::Graph => "graph",
         };
-        // What has no custom operators has the key it always had.
-        let libraries = !self.libraries.is_empty();
-        sink.begin_map(5 + usize::from(libraries));
-        sink.name("kind");
-        sink.word(ordinal, kind);
-        for (name, number) in [("format", canon::FORMAT), ("protocol", PROTOCOL)] {
-            sink.name(name);
-            sink.integer(i64::from(number));
-        }
-        sink.name("object");
-        self.object.walk(sink);
-        if libraries {
-            sink.name("libraries");
-            self.libraries.walk(sink);
-        }
-        sink.name("target");
-        self.target.walk(sink);
-        sink.end();
+        named([
+            ("kind", kind.into()),
+            ("format", canon::FORMAT.into()),
+            ("protocol", PROTOCOL.into()),
+            ("object", json!(self.object)),
+            ("libraries", json!(self.libraries)),
+            ("target", canon::target(self.target)),
+        ])
     }
 }
 
-impl Canon for Pass {
-    fn walk(&self, sink: &mut dyn Sink) {
-        record(
-            sink,
-            &[("callable", &self.callable), ("source", &self.source)],
-        );
-    }
+/// Returns a key of these fields, and its digest.
+fn named<const N: usize>(all: [(&str, Value); N]) -> (Digest, Value) {
+    let key = fields(all).into();
+    (canon::digest(&key), key)
 }
 
-impl Canon for Backend {
-    fn walk(&self, sink: &mut dyn Sink) {
-        let ordinal = match self {
-            Self::Inductor => 0,
-            Self::Eager => 1,
-        };
-        sink.word(ordinal, self.name());
-    }
-}
-
-impl Canon for Mode {
-    fn walk(&self, sink: &mut dyn Sink) {
-        let ordinal = match self {
-            Self::Default => 0,
-            Self::ReduceOverhead => 1,
-            Self::MaxAutotune => 2,
-            Self::MaxAutotuneNoCudagraphs => 3,
-        };
-        sink.word(ordinal, self.name());
-    }
+fn fields<const N: usize>(all: [(&str, Value); N]) -> Map<String, Value> {
+    let owned = all
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value));
+    owned.collect()
 }
 
 #[cfg(test)]

@@ -44,7 +44,6 @@ pub(crate) use self::{
     form::left_to_eager,
     key::{ArtifactKey, PROTOCOL, Pass},
 };
-pub use precast_store::canon::{Canon, SharedValue, Sink};
 
 use crate::spec::{CommandLine, Effective, Module, Origin, Overrides, Spec};
 

@@ -347,30 +347,16 @@ fn field(
                 what: name.to_owned(),
             });
         }
-        "tuned" => {
-            let or_false = |value: &Option<Value>| value.clone().unwrap_or(Value::Bool(false));
-            found.push(Reason::SettingChanged {
-                name: name.to_owned(),
-                old: or_false(old),
-                new: or_false(new),
-            });
-        }
-        "weights" => {
-            let or_auto = |value: &Option<Value>| value.clone().unwrap_or_else(|| "auto".into());
-            found.push(Reason::SettingChanged {
-                name: name.to_owned(),
-                old: or_auto(old),
-                new: or_auto(new),
-            });
-        }
         "graph" => found.push(Reason::GraphChanged),
         "passes" => passes(found, &plain(old), &plain(new)),
         "compiles" | "dynamic" | "backend" | "mode" | "model" | "entry" | "samples" | "module"
-        | "path" | "method" | "sizes" | "regions" => found.push(Reason::SettingChanged {
-            name: name.to_owned(),
-            old: plain(old),
-            new: plain(new),
-        }),
+        | "path" | "method" | "sizes" | "regions" | "tuned" | "weights" => {
+            found.push(Reason::SettingChanged {
+                name: name.to_owned(),
+                old: plain(old),
+                new: plain(new),
+            })
+        }
         _ => {
             let path: Vec<String> = above
                 .iter()
