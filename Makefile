@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv torch test-torch test-newest torches demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-eager bench-overhead bench-store clean help FORCE
+.PHONY: build venv torch test-torch test-newest torches demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -188,9 +188,6 @@ bench-build: build ## what builds cost, into benches/results/build-cpu.json
 
 bench-waiting: build ## what OpenMP's threads cost beside other work, into benches/results/waiting-cpu.json; after `make demo`
 	$(PY) -m benches.waiting --store $(STORE) > target/waiting-cpu.json && mv target/waiting-cpu.json benches/results/waiting-cpu.json
-
-bench-eager: venv ## eager's list of calls against libtorch's interpreter, into benches/results/eager-cpu.json (torch 2.11)
-	$(PY) -m benches.eager > target/eager-cpu.json && mv target/eager-cpu.json benches/results/eager-cpu.json
 
 bench-smoke: build $(BENCH) ## whether a short run is slower than the stored ratios, by hand before a release
 	$(BENCH) -m benches smoke $(ARGS)

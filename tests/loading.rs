@@ -16,7 +16,7 @@ use std::{
 use fake::{Fake, Memory};
 use precast::{
     Device, Digest, Mapped, Model, Runtime,
-    record::{Artifact, ArtifactKind, Program, Release},
+    record::{Artifact, Program, Release},
     runtime::{Loading, Prefetched, Rung, RuntimeError, Source, SourceError, Tensor},
 };
 use serde_json::json;
@@ -367,7 +367,7 @@ fn with_receipt(faster: &str) -> Arc<Watched> {
         ..Fake::sized(4, 4)
     };
     let mut program = memory.add("f", &fake);
-    memory.export(&mut program, &fake, ArtifactKind::Graph);
+    memory.export(&mut program, &fake);
     let turns = json!({ "rounds": 20, "eager_faster": 20, "alone": true, "faster": faster });
     program.receipt = serde_json::from_value(
         json!({ "gate": { "artifact_us": 300.0, "eager_us": 200.0, "turns": turns } }),
@@ -416,7 +416,7 @@ fn a_larger_bucket_that_runs_comes_before_eager_in_place_of_one_that_does_not() 
         ..salted(171, 4)
     };
     let mut program = memory.add("f", &fake);
-    memory.export(&mut program, &fake, ArtifactKind::Graph);
+    memory.export(&mut program, &fake);
     memory.programs.insert(program.id, program);
     let model = Watched::new(memory).runtime().load("fake").unwrap();
     let out = model.run("f", &[x(4, 4)]).unwrap();

@@ -300,32 +300,19 @@ impl Memory {
     /// Adds a fake artifact, and a program of the module `f` that has an exported graph beside it, with `scale` = 2: see
     /// [`Self::export`].
     pub fn add_with_graph(&mut self, fake: &Fake) {
-        self.add_exported(fake, ArtifactKind::Graph);
-    }
-
-    /// The same with the graph as stores of earlier versions have it.
-    pub fn add_with_archive(&mut self, fake: &Fake) {
-        self.add_exported(fake, ArtifactKind::Archive);
-    }
-
-    fn add_exported(&mut self, fake: &Fake, kind: ArtifactKind) {
         let mut program = self.add("f", fake);
-        self.export(&mut program, fake, kind);
+        self.export(&mut program, fake);
         self.programs.insert(program.id, program);
         self.weights = Some(self.put(weights(&[("scale", &[2.0])])));
     }
 
     /// Gives a program an exported graph: `(x, scale) -> (softmax(x * scale, -1), (x * scale).sum(-1))` at `x` float32 [4, 4] and
-    /// `scale` float32 [1]. `tests/data/scale.pt2` is `torch.export.save` of it.
-    pub fn export(&mut self, program: &mut Program, fake: &Fake, kind: ArtifactKind) {
-        let object = match kind {
-            ArtifactKind::Archive => &include_bytes!("../data/scale.pt2")[..],
-            _ => include_bytes!("../data/scale.json"),
-        };
-        let object = self.put(object.to_vec());
+    /// `scale` float32 [1].
+    pub fn export(&mut self, program: &mut Program, fake: &Fake) {
+        let object = self.put(include_bytes!("../data/scale.json").to_vec());
         let mut artifact = fake.artifact(object);
         artifact.id = Digest::of(b"exported");
-        artifact.kind = kind;
+        artifact.kind = ArtifactKind::Graph;
         program.eager = Some(precast_store::record::Eager {
             artifact: artifact.id,
             weights: vec!["scale".to_owned()],

@@ -144,19 +144,6 @@ fn softmax(numbers: &[f32], cols: usize) -> Vec<f64> {
 }
 
 #[test]
-fn an_archive_of_an_earlier_version_answers_too() {
-    let mut memory = Memory::default();
-    memory.add_with_archive(&Fake {
-        outputs: 2,
-        behaviour: "NO_SYMBOL",
-        ..Fake::sized(4, 4)
-    });
-    let out = load(memory).unwrap().run("f", &[x(4, 4)]).unwrap();
-    assert_eq!(out.served().rung(), Rung::Eager);
-    assert_eq!(flat(&out[1]), sums(&twice(&x(4, 4))));
-}
-
-#[test]
 fn a_program_that_was_never_compiled_runs_as_its_exported_graph() {
     let fake = Fake {
         outputs: 2,

@@ -45,10 +45,9 @@ pub fn graph(
     (new_store, new): (&Store, &Program),
 ) -> Result<Option<Graph>, StoreError> {
     if old.steps.is_empty() || new.steps.is_empty() {
-        // An archive of an earlier version may differ in more than its graph.
-        let archive = |program: &Program| program.eager.as_ref().map(|eager| eager.artifact);
-        let same = old.steps.len() == new.steps.len() && archive(old).is_some();
-        return Ok((same && archive(old) == archive(new)).then_some(Graph::Same));
+        let graph = |program: &Program| program.eager.as_ref().map(|eager| eager.artifact);
+        let same = old.steps.len() == new.steps.len() && graph(old).is_some();
+        return Ok((same && graph(old) == graph(new)).then_some(Graph::Same));
     }
     let artifacts = |program: &Program| -> Vec<(String, Digest)> {
         let steps = program.steps.iter();

@@ -1,25 +1,21 @@
 //! The last rung of the ladder: a program's exported graph, run without Python.
 //!
 //! It serves a program whose artifact does not load or was never made. The graph holds no weights: they are passed
-//! as inputs, so they are those every other program uses. It is read and loaded when the first call needs it.
-//!
-//! | the record's kind | the object | what runs it |
-//! |---|---|---|
-//! | `graph` | a list of operator calls | the shim, on every libtorch |
-//! | `archive` | of `torch.export`, in stores of earlier versions | libtorch's own interpreter, where it has one |
+//! as inputs, so they are those every other program uses. It is a list of operator calls, which the shim makes. It is read
+//! and loaded when the first call needs it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use precast_store::{
     Device, Digest,
-    record::{ArtifactKind, Eager as Exported, Program},
+    record::{Eager as Exported, Program},
 };
 use smallvec::SmallVec;
 
 use super::{
     RuntimeError, calls,
     context::With,
-    ffi::{Archive, Handle, Handles, Interpreter, Weight},
+    ffi::{Calls, Handle, Handles, Weight},
     identity, operators,
     pad::Buffers,
     pool::{Held, Pool, Wait},
@@ -35,7 +31,6 @@ pub(super) struct Eager {
     exported: Exported,
     aliases: Arc<Aliases>,
     extras: Option<Arc<Weights>>,
-    kind: ArtifactKind,
     object: Digest,
     device: Device,
     source: Arc<dyn Source>,
@@ -44,9 +39,9 @@ pub(super) struct Eager {
     bound: Mutex<Arc<Bound>>,
 }
 
-/// An interpreter, and what padded calls use.
+/// A loaded list of calls, and the buffers of padded calls.
 struct ExecutionContext {
-    interpreter: Interpreter,
+    calls: Calls,
     buffers: Buffers,
 }
 
@@ -81,7 +76,6 @@ impl Eager {
             program: program.clone(),
             module,
             exported: exported.clone(),
-            kind: record.kind,
             object: record.object,
             device: with.device,
             aliases,
@@ -114,7 +108,7 @@ impl Eager {
         .map(drop)
     }
 
-    /// Takes an interpreter, loading it if there is none idle; waits while all are taken.
+    /// Takes a list of calls, loading one if none is idle; waits while all are taken.
     pub fn take(&self, wait: Wait) -> Result<Taken<'_>, RuntimeError> {
         let held = self.pool.take(wait);
         let mut held = held.ok_or_else(|| RuntimeError::Busy {
@@ -129,19 +123,10 @@ impl Eager {
     }
 
     fn load(&self) -> Result<ExecutionContext, RuntimeError> {
-        let interpreter = if self.kind == ArtifactKind::Graph {
-            let bytes = operators::read(&self.source, &self.object)?;
-            calls::read(&bytes, self.device).map(Interpreter::Calls)
-        } else {
-            let file = self.source.memfd(&self.object);
-            let file = file.map_err(|source| RuntimeError::Unreadable {
-                object: self.object,
-                source,
-            })?;
-            Archive::new(file).map(Interpreter::Archive)
-        };
+        let bytes = operators::read(&self.source, &self.object)?;
+        let calls = calls::read(&bytes, self.device);
         Ok(ExecutionContext {
-            interpreter: interpreter.map_err(|message| self.failed(message))?,
+            calls: calls.map_err(|message| self.failed(message))?,
             buffers: Buffers::new(self.program.inputs.len()),
         })
     }
@@ -150,7 +135,7 @@ impl Eager {
     /// they were made with.
     pub fn run(
         &self,
-        interpreter: &mut Interpreter,
+        calls: &mut Calls,
         inputs: &Handles,
     ) -> Result<(Handles, Arc<Weights>), RuntimeError> {
         let bound = self
@@ -160,7 +145,7 @@ impl Eager {
             .clone();
         let weights = bound.tensors.iter().map(|weight| weight.handle());
         let flat: SmallVec<[&Handle; 32]> = inputs.iter().chain(weights).collect();
-        let outputs = interpreter
+        let outputs = calls
             .run(
                 &flat,
                 self.program.outputs.len() + self.program.checks.len(),
@@ -180,11 +165,11 @@ impl Eager {
 }
 
 impl Taken<'_> {
-    /// Returns the interpreter and the padding buffers.
-    pub fn parts(&mut self) -> Result<(&mut Interpreter, &mut Buffers), RuntimeError> {
+    /// Returns the list of calls and the padding buffers.
+    pub fn parts(&mut self) -> Result<(&mut Calls, &mut Buffers), RuntimeError> {
         // It is there until `drop`; the error is never seen.
         let context = self.0.get().ok_or(RuntimeError::Devices)?;
-        Ok((&mut context.interpreter, &mut context.buffers))
+        Ok((&mut context.calls, &mut context.buffers))
     }
 }
 

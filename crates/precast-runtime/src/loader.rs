@@ -262,13 +262,10 @@ impl Loader {
     /// Returns a program as its exported graph, where it has one. For a program that was compiled it must be allowed.
     fn eager(&self, program: &Arc<Program>, with: &With) -> Result<Option<Ready>, RuntimeError> {
         let allowed = self.eager || program.steps.is_empty();
-        // An archive of an earlier version names the device it was captured on, which is the first.
-        let (Some(archive), true, Device::Cpu | Device::Cuda(0)) =
-            (&program.eager, allowed, self.device)
-        else {
+        let (Some(exported), true) = (&program.eager, allowed) else {
             return Ok(None);
         };
-        let ready = Ready::eager(&self.source, program.clone(), archive, with.clone());
+        let ready = Ready::eager(&self.source, program.clone(), exported, with.clone());
         match ready {
             Ok(ready) => Ok(Some(ready)),
             // An operator's library that does not load: then nothing runs it.

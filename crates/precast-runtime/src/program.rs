@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use precast_store::{
     Device,
-    record::{Artifact, Eager as Archive, Program},
+    record::{Artifact, Eager as Exported, Program},
 };
 
 use super::{
@@ -147,7 +147,7 @@ impl Ready {
     pub fn eager(
         source: &Arc<dyn Source>,
         program: Arc<Program>,
-        archive: &Archive,
+        exported: &Exported,
         with: With,
     ) -> Result<Self, RuntimeError> {
         let malformed = |reason: String| RuntimeError::Malformed {
@@ -159,7 +159,7 @@ impl Ready {
             .iter()
             .map(|output| pad::cuts(output, program.sizes.iter()));
         let cuts = cuts.collect::<Result<_, _>>().map_err(malformed)?;
-        let eager = Eager::new(source, &program, archive, &with)?;
+        let eager = Eager::new(source, &program, exported, &with)?;
         let plan = Plan {
             module: program.module.as_str().into(),
             program,
@@ -229,7 +229,7 @@ impl Ready {
         }
     }
 
-    /// Loads the interpreter of a program that runs as its exported graph, and says whether it can.
+    /// Loads the exported graph of a program that runs as one. Fails when it does not load.
     pub fn interpret(&self) -> Result<(), RuntimeError> {
         match &self.runner {
             Runner::Eager(eager) => eager.take(Wait::Forever).map(drop),

@@ -6,4 +6,3 @@
 #include "shim.cpp"
 #include "operators.cpp"
 #include "eager.cpp"
-#include "archive.cpp"

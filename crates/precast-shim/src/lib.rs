@@ -8,11 +8,10 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `shim_cpu.cpp` | includes the four files below: one shared object |
+//! | `shim_cpu.cpp` | includes the three files below: one shared object |
 //! | `shim.cpp` | exceptions, messages, a tensor's metadata, calls of an artifact |
 //! | `operators.cpp` | operators that artifacts call by name (the proxy executor) |
 //! | `eager.cpp` | the list of calls that eager is |
-//! | `archive.cpp` | eager of stores of earlier versions |
 //! | `shim_cuda.cpp` | CUDA graphs, streams, memory, uploads: the second shared object |
 
 use std::sync::LazyLock;
@@ -28,7 +27,6 @@ macro_rules! sources {
 
 /// Names and texts of all files, sorted by name.
 pub const SOURCES: &[(&str, &str)] = sources!(
-    "archive.cpp",
     "arguments.h",
     "eager.cpp",
     "eager.h",

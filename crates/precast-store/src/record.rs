@@ -228,7 +228,7 @@ pub struct Program {
     pub values: usize,
     /// None in a program that only eager runs.
     pub steps: Vec<Step>,
-    /// The captured graph for libtorch's interpreter, where the build kept it.
+    /// The captured graph as a list of operator calls, where the build kept it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eager: Option<Eager>,
     /// Key of the artifact with the tensors that the code itself makes: bindings may name them beside the weight set's.
@@ -300,8 +300,6 @@ pub enum ArtifactKind {
     /// A shared object that AOTInductor made.
     #[default]
     Library,
-    /// A `torch.export.save` archive for libtorch's interpreter: what eager ran before it was a `Graph`.
-    Archive,
     /// A safetensors object with tensors that a program's code makes itself.
     Constants,
     /// A captured graph as a list of operator calls, in JSON.
@@ -330,7 +328,7 @@ pub struct Artifact {
     /// What the object is; a library in records of earlier versions.
     #[serde(default)]
     pub kind: ArtifactKind,
-    /// Digest of the shared object, graph, archive or safetensors object.
+    /// Digest of the shared object, graph or safetensors object.
     pub object: Digest,
     /// Its size in bytes.
     pub size: u64,

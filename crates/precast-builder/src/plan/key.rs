@@ -107,7 +107,7 @@ pub(crate) struct ArtifactKey<'a> {
 /// What names a graph or constants that a program holds: the object itself, on its target.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldKey<'a> {
-    /// Whether it is a graph, an archive, a library or constants.
+    /// Whether it is a graph, a library or constants.
     pub kind: ArtifactKind,
     /// The object that holds it.
     pub object: &'a Digest,
@@ -216,7 +216,6 @@ impl HeldKey<'_> {
     pub fn explained(&self) -> (Digest, Value) {
         let kind = match self.kind {
             ArtifactKind::Library => "library",
-            ArtifactKind::Archive => "archive",
             ArtifactKind::Constants => "constants",
             ArtifactKind::Graph => "graph",
         };

@@ -125,17 +125,11 @@ WIDE_PRODUCTS = Difference(
 WRITTEN_BY_TRITON = Difference(
     "outputs of Triton kernels (`kernels/`)", (2, 12), "`identify_mutated_tensors`", "`identify_accessed_tensors`"
 )
-INTERPRETER = Difference(
-    "libtorch's interpreter, which runs eager of stores that have archives",
-    (2, 12),
-    "there",
-    "gone: such a model is built again",
-)
 STEPWISE_FOLDING = Difference(
     "operations folded into a convolution in one pass over the graph", (2, 14), "all", "one, if it has a bias"
 )
 
-DIFFERENCES = (CPP20, WIDE_PRODUCTS, WRITTEN_BY_TRITON, INTERPRETER, STEPWISE_FOLDING)
+DIFFERENCES = (CPP20, WIDE_PRODUCTS, WRITTEN_BY_TRITON, STEPWISE_FOLDING)
 
 GONE = (
     Gone("autoheuristic_collect", (2, 12)),

@@ -10,9 +10,8 @@ use smallvec::SmallVec;
 
 use super::{
     Handle,
-    interpreter::run_on,
     libtorch::imports,
-    shim::{self, checked},
+    shim::{self, RawTensor, checked},
 };
 
 /// One value of an argument: fixed, or the number of an earlier one.
@@ -187,13 +186,26 @@ impl Calls {
         inputs: &[&Handle],
         outputs: usize,
     ) -> Result<SmallVec<[Handle; 8]>, String> {
-        let graph = self.0.0.as_ptr();
-        // SAFETY: a graph of the shim, whose function does as `run_on` asks.
-        unsafe {
-            run_on(inputs, outputs, |given, n_in, made, n_out| {
-                precast_calls_run(graph, given, n_in, made, n_out)
-            })
-        }
+        let raw: SmallVec<[RawTensor; 32]> = inputs.iter().map(|input| input.raw()).collect();
+        let mut made: SmallVec<[RawTensor; 8]> = SmallVec::from_elem(ptr::null_mut(), outputs);
+        // SAFETY: a graph of the shim. It borrows the inputs, and writes a new handle to every output, or to the first of
+        // them before it fails.
+        let result = checked(unsafe {
+            precast_calls_run(
+                self.0.0.as_ptr(),
+                raw.as_ptr(),
+                raw.len(),
+                made.as_mut_ptr(),
+                made.len(),
+            )
+        });
+        // SAFETY: a new handle of the shim's, or null, which is no handle.
+        let made = made.into_iter().map(|raw| unsafe { Handle::from_raw(raw) });
+        let made: SmallVec<[Option<Handle>; 8]> = made.collect();
+        result?;
+        made.into_iter()
+            .collect::<Option<_>>()
+            .ok_or_else(|| "an output was not written".to_owned())
     }
 
     fn into_raw(self) -> *mut c_void {

@@ -30,7 +30,6 @@ mod context;
 mod cuda;
 mod dlpack;
 mod graph;
-mod interpreter;
 mod library;
 mod libtorch;
 mod memory;
@@ -57,7 +56,6 @@ pub use dlpack::{
     DLTensor, Managed, stream_number,
 };
 pub use graph::{Graph, Pool};
-pub use interpreter::{Archive, Interpreter};
 pub use library::Library;
 pub use libtorch::{Libtorch, get as libtorch, open as open_libtorch};
 pub use memory::contiguous;

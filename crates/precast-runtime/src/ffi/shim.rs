@@ -114,15 +114,6 @@ imports! { table;
         device_name: *const c_char,
         device: i32,
     ) -> i32;
-    pub fn precast_archive_new(path: *const c_char, made: *mut *mut c_void) -> i32;
-    pub fn precast_archive_delete(interpreter: *mut c_void);
-    pub fn precast_archive_run(
-        interpreter: *mut c_void,
-        inputs: *const RawTensor,
-        n_inputs: usize,
-        outputs: *mut RawTensor,
-        n_outputs: usize,
-    ) -> i32;
     pub fn precast_delete(f: Delete, container: RawContainer) -> i32;
     pub fn precast_run(
         f: Run,

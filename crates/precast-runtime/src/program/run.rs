@@ -94,7 +94,7 @@ impl Ready {
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
         let _span = tracing::trace_span!("eager", module = &*self.plan.module).entered();
         let mut taken = eager.take(wait)?;
-        let (interpreter, buffers) = taken.parts()?;
+        let (calls, buffers) = taken.parts()?;
         let inputs = match sizes {
             Sizes::Exact | Sizes::Dynamic(_) => inputs,
             Sizes::Padded(_) => self.padded(buffers, inputs, self.stream()?)?,
@@ -103,7 +103,7 @@ impl Ready {
             .iter()
             .map(|handle| handle.meta().storage())
             .collect();
-        let (mut outputs, weights) = eager.run(interpreter, &inputs)?;
+        let (mut outputs, weights) = eager.run(calls, &inputs)?;
         self.watch.outcomes(&mut outputs, flags)?;
         self.finish(outputs, sizes, |storage| {
             self.plan.owns(&weights, storage) || sources.contains(&storage)

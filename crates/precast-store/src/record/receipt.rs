@@ -373,7 +373,7 @@ pub struct Turns {
 pub enum Faster {
     /// The compiled artifacts.
     Artifact,
-    /// The exported graph in libtorch's interpreter.
+    /// The exported graph, run without Python.
     Eager,
     /// Undecided, so that the artifact answers.
     Neither,

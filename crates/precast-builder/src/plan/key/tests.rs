@@ -181,7 +181,6 @@ fn a_digest_follows_from_the_key_in_a_record() {
     for libraries in [&[][..], &[Digest::of(b"a"), Digest::of(b"b")]] {
         for kind in [
             ArtifactKind::Library,
-            ArtifactKind::Archive,
             ArtifactKind::Constants,
             ArtifactKind::Graph,
         ] {
