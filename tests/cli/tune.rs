@@ -333,7 +333,7 @@ fn what_is_not_compared_with_eager_is_not_tuned() {
         0
     );
     let plain = record(&sandbox);
-    assert_eq!(plain["request"]["tuned"], Value::Null);
+    assert_eq!(plain["request"]["tuned"], false);
     assert_eq!(rows(&plain), [] as [&str; 0]);
 }
 
