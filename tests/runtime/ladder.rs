@@ -180,7 +180,7 @@ fn what_takes_every_size_answers_with_no_bucket_and_no_padding() {
             ..Fake::sized(3, 5)
         };
         let mut program = memory.add("f", &fake);
-        memory.export(&mut program, &fake, precast::record::ArtifactKind::Graph);
+        memory.export(&mut program, &fake);
         let (min, max) = (if steps { 2 } else { 1 }, 64);
         let bounds = precast::record::Bounds { min, max };
         program.dynamic = Some(["batch", "seq"].map(|dim| (dim.to_owned(), bounds)).into());

@@ -135,7 +135,7 @@ fn a_record_that_is_another_ones_is_refused_by_name() {
     insta::assert_snapshot!(told(&|_, p| p.id = other()), @"the record of program `[id]` is refused: it is the record of `[id]`");
     insta::assert_snapshot!(told(&|_, p| p.request["object"] = other().hex().into()), @"the record of program `[id]` is refused: its key hashes to `[id]`");
     insta::assert_snapshot!(told(&|_, p| p.target.isa = "other".into()), @"the record of program `[id]` is refused: its target is not that of its key");
-    insta::assert_snapshot!(told(&|a, _| a.key = serde_json::json!("nothing")), @"the record of artifact `[id]` is refused: what it explains is no key");
+    insta::assert_snapshot!(told(&|a, _| a.key = serde_json::json!("nothing")), @"the record of artifact `[id]` is refused: its key hashes to `[id]`");
 }
 
 #[test]

@@ -24,11 +24,11 @@ use crate::{
 
 const HELPER: &str = env!("CARGO_BIN_EXE_precast");
 
-/// Loads a small bucket that behaves so, and a larger one that is right.
-fn load(behaviour: &'static str, trial: Trial) -> Result<Model, RuntimeError> {
-    // Nobody else has loaded it in this process.
+/// Loads a small bucket that behaves so, and a larger one that is right. The first load with a `salt` is the first of the
+/// larger one in this process.
+fn load(behaviour: &'static str, salt: u32, trial: Trial) -> Result<Model, RuntimeError> {
     let right = Fake {
-        salt: 55,
+        salt,
         ..Fake::sized(4, 4)
     };
     let mut memory = Memory::with(&[right]);
@@ -81,20 +81,20 @@ fn memory() -> (TempDir, PathBuf) {
 fn what_crashes_or_hangs_when_it_is_loaded_is_set_aside_and_remembered() {
     let (_folder, memory) = memory();
     let trial = || Trial::with(HELPER).remember(&memory);
-    let crashes = load("INIT_CRASHES", trial()).unwrap();
+    let crashes = load("INIT_CRASHES", 55, trial()).unwrap();
     assert_eq!(reason(&crashes), "it ended with signal 6");
     assert_eq!(lines(&memory), 2, "the one that loads, too");
-    let hangs = load("INIT_HANGS", trial().limit(Duration::from_secs(3))).unwrap();
+    let hangs = load("INIT_HANGS", 55, trial().limit(Duration::from_secs(3))).unwrap();
     assert_eq!(reason(&hangs), "it did not end within 3s");
     let known = lines(&memory);
     assert_eq!(known, 3);
 
     // The next start tries nothing: there is no helper that could.
     let trial = || Trial::with("/nowhere").remember(&memory);
-    let again = load("INIT_CRASHES", trial()).unwrap();
+    let again = load("INIT_CRASHES", 55, trial()).unwrap();
     assert_eq!(reason(&again), "it ended with signal 6");
     assert_eq!(
-        reason(&load("INIT_HANGS", trial()).unwrap()),
+        reason(&load("INIT_HANGS", 55, trial()).unwrap()),
         "it did not end within 3s"
     );
     assert_eq!(lines(&memory), known);
@@ -106,7 +106,7 @@ fn what_crashes_or_hangs_when_it_is_loaded_is_set_aside_and_remembered() {
         format!("{line} 1\nno line of this file\n")
     });
     fs::write(&memory, old.collect::<String>()).unwrap();
-    let again = load("INIT_CRASHES", Trial::with(HELPER).remember(&memory)).unwrap();
+    let again = load("INIT_CRASHES", 55, Trial::with(HELPER).remember(&memory)).unwrap();
     assert_eq!(reason(&again), "it ended with signal 6");
     assert_eq!(lines(&memory), 2 * known + 1);
 }
@@ -114,7 +114,7 @@ fn what_crashes_or_hangs_when_it_is_loaded_is_set_aside_and_remembered() {
 #[test]
 fn an_initialiser_that_ends_the_helper_as_if_all_were_well_forges_no_verdict() {
     let (_folder, memory) = memory();
-    let model = load("INIT_EXITS", Trial::with(HELPER).remember(&memory)).unwrap();
+    let model = load("INIT_EXITS", 56, Trial::with(HELPER).remember(&memory)).unwrap();
     let lost = lost(&model);
     let RuntimeError::Untried { reason, .. } = &lost.error else {
         panic!("{}", lost.error);
@@ -193,7 +193,7 @@ fn a_wait_for_the_helper_ends_when_it_is_told_to() {
         std::thread::sleep(Duration::from_millis(300));
         told.store(true, Ordering::Relaxed);
     });
-    let Err(error) = load("INIT_HANGS", trial) else {
+    let Err(error) = load("INIT_HANGS", 57, trial) else {
         panic!("it loads");
     };
     assert!(matches!(error, RuntimeError::Interrupted { .. }), "{error}");
