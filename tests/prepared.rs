@@ -7,7 +7,7 @@ mod fake;
 use fake::{Fake, Memory};
 use precast::{
     Device, Model, Runtime, Value,
-    record::{ArtifactKind, Dtype, Operand, Prepared, Recipe},
+    record::{Dtype, Operand, Prepared, Recipe},
     runtime::{Rung, RuntimeError, Tensor},
 };
 
@@ -160,7 +160,7 @@ fn the_ladder_answers_where_the_host_can_not_make_a_constant() {
     };
     let mut memory = memory(std::slice::from_ref(&fake), &call);
     let mut program = memory.programs.values().next().unwrap().clone();
-    memory.export(&mut program, &fake, ArtifactKind::Graph);
+    memory.export(&mut program, &fake);
     memory.programs.insert(program.id, program);
     let (_, model) = load(memory).unwrap();
     let x = Tensor::from_slice(&[1.0_f32; 16], &[4, 4]).unwrap();
