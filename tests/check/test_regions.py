@@ -52,6 +52,19 @@ class Regions(Checks):
         self.assertEqual(asked["lists"], [{**expected, "region": True}])
         self.assertEqual(asked["artifacts"], 1)
 
+    def test_names_that_begin_like_the_wrapper(self) -> None:
+        for name in ("m", "model", "mlp"):
+            text = (HEAD + MODEL.format(change="        pass", end="")).replace("self.blocks", f"self.{name}")
+            with self.subTest(name):
+                answer = self.check(self.open(text), X, sizes={"batch": 2})
+                self.assertEqual(answer["lists"][0]["glob"], f"{name}.*")
+                for glob in (f"{name}.*", f"**.{name}.**", "**.*"):
+                    asked = self.check(self.open(text), X, sizes={"batch": 2}, regions=[glob])
+                    self.assertEqual((asked["lists"][0]["region"], asked["artifacts"]), (True, 1), glob)
+                wrong = name[1:] + ".*"
+                failure = self.fails("no_module", self.check, self.open(text), X, regions=[wrong])
+                self.assertEqual(failure.spec, wrong)
+
     def test_what_differs_is_named_with_both_values(self) -> None:
         for change, said in (
             ("self.blocks[3].scale = 0.5", "`scale` is 0.5, in the others 2.0"),

@@ -100,13 +100,48 @@ const EAGER: &str = "first batch=2*, first eager*, second batch=2*, second eager
 const FIRST_EAGER: &str = "first batch=2*, first eager*, second batch=2, second eager*";
 
 #[test]
+fn a_pattern_that_matches_nothing_is_a_mistake() {
+    for sandbox in default_and_first("blocklist = [\"encoder.layer.0\",\n  \"encodr.layer.1\"]") {
+        let ran = sandbox.run(&["plan"]);
+        assert_eq!(ran.code, 2, "{}", ran.text());
+        for part in [
+            "`encodr.layer.1` of `blocklist` matches the `path` of no [[module]]",
+            "|   \"encodr.layer.1\"]\n",
+            "|   ^^^^^^^^^^^^^^^^",
+            "did you mean `encoder.layer.1`?",
+        ] {
+            assert!(ran.stderr.contains(part), "{part}: {}", ran.text());
+        }
+    }
+    assert_run!(two(), ["plan", "--set", "first.allowlist=['*', 'vision.*']"], @"
+    exit code 2
+    ----- stderr
+    error: `vision.*` of `allowlist` matches the `path` of no [[module]]
+     --> --set:1:23
+      |
+    1 | first.allowlist=['*', 'vision.*']
+      |  ^^^^^^^^^^
+      = help: the paths of the modules: `encoder.layer.0`, `encoder.layer.1`
+    ");
+    let sandbox = two();
+    let regions = "name = \"first\"\nregions = [  # a = 1\n  \"encoder.layers.*\", # one\n]\n";
+    sandbox.edit("precast.toml", "name = \"first\"\n", regions);
+    for command in ["build", "check"] {
+        let ran = sandbox.run(&[command]);
+        assert_eq!(ran.code, 2, "{}", ran.text());
+        let marked = "|   \"encoder.layers.*\", # one\n   |   ^^^^^^^^^^^^^^^^^^\n";
+        assert!(ran.stderr.contains(marked), "{}", ran.text());
+    }
+}
+
+#[test]
 fn what_leaves_a_module_to_eager() {
     assert_eq!(planned(&two(), &[]), COMPILED);
     for line in [
         "enabled = false",
         "backend = \"eager\"",
         "blocklist = [\"encoder.**\"]",
-        "allowlist = [\"decoder.*\"]",
+        "allowlist = []",
         "blocklist = [\"encoder.*.0\", \"**.1\"]",
     ] {
         let [default, first] = default_and_first(line);

@@ -71,6 +71,7 @@ FAKE_EAGER is the text of the graph that eager runs; without it there is none.
 import array
 import contextlib
 import difflib
+import fnmatch
 import hashlib
 import importlib
 import json
@@ -272,6 +273,7 @@ class Worker:
 
     def check(self, request: Json) -> Json:
         """Finds what comments of the model's file say."""
+        self.regions(request["module"])
         text = Path(self.model.__file__).read_text()
         findings = [
             {
@@ -316,6 +318,11 @@ class Worker:
         rates = {"flops_per_second": 2e9, "bytes_per_second": 4e9, "measured": "nobody"}
         return {"buckets": buckets, "weights": 2048, **rates}
 
+    def regions(self, module: Json) -> None:
+        for pattern in module["regions"]:
+            if not fnmatch.filter(self.modules, pattern):
+                raise Failure("no_module", f"region `{pattern}` matches no submodule that is called", spec=pattern)
+
     def capture(self, request: Json) -> Json:
         module, sizes, out = request["module"], request["sizes"], Path(request["out"])
         path, inputs = module["path"], module["inputs"]
@@ -327,6 +334,7 @@ class Worker:
                 f"did you mean `{near[0]}`?" if near else None,
                 spec=path,
             )
+        self.regions(module)
         if module["method"] != "forward":
             raise Failure("no_method", f"`{self.modules[path]}` has no method `{module['method']}`")
         if module.get("dynamic"):

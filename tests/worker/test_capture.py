@@ -409,6 +409,10 @@ class MistakesTest(Project):
         self.assertEqual(failure.hint, "did you mean `blocks.1`?")
         failure = self.fails("no_module", self.capture, opened, inputs=[IDS, MASK], regions=["block.*"])
         self.assertEqual(failure.hint, "did you mean `blocks.*`?")
+        self.assertEqual(failure.spec, "block.*")
+        # A list is not called, its members are.
+        failure = self.fails("no_module", self.capture, opened, inputs=[IDS, MASK], regions=["blocks.*", "blocks"])
+        self.assertEqual((failure.spec, failure.hint), ("blocks", "did you mean `blocks.*`?"))
         failure = self.fails("no_method", self.capture, opened, inputs=[IDS], method="encoed")
         self.assertEqual(failure.hint, "did you mean `encode`?")
 

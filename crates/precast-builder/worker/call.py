@@ -87,5 +87,9 @@ def wrap(module: Any, method: str, names: list[str], nesting: dict[str, Any] | N
 
 def outer_name(path: str, name: str) -> str:
     """Returns the FQN, in the opened model, of a name inside the wrapper."""
-    inner = name.removeprefix(INNER).removeprefix(".")
-    return ".".join(part for part in (path, inner) if part)
+    return joined(path, "" if name == INNER else name.removeprefix(f"{INNER}."))
+
+
+def joined(path: str, name: str) -> str:
+    """Returns the FQN, in the opened model, of a name inside the submodule at `path`."""
+    return ".".join(part for part in (path, name) if part)

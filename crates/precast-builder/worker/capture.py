@@ -65,7 +65,6 @@ def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
     """Returns what messages call a module, and the call that is captured."""
     target = call.find(opened.model, module["path"])
     function = call.method_of(target, module["path"], module["method"])
-    cut.check_regions(module["regions"], module["path"], [name for name, _ in target.named_modules()])
     what, names = _describe(module), [spec["name"] for spec in module["inputs"]]
     nesting = module.get("structure")
     if nesting is None:
@@ -112,6 +111,7 @@ def parts_of(traced: Traced, module: dict[str, Any]) -> list[cut.Part]:
     """Returns a graph cut at its regions."""
     regions = module["regions"] if not module.get("dynamic") else []
     if regions:
+        cut.check_regions(traced.graph, regions, module["path"])
         return norm_fusion.cut_and_fuse(traced.graph, regions, module["path"])
     return cut.cut(traced.graph, [], module["path"])
 

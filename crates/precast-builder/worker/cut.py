@@ -10,14 +10,14 @@ buffer, are computed again by each part that uses them.
 
 from __future__ import annotations
 
-import fnmatch
+import functools
 import operator
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import failures
-from .call import outer_name
+from .call import joined, outer_name
 from .flat import Flat
 from .torch_private import fake, overloads
 from .wire import Failure
@@ -39,24 +39,37 @@ class Part:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Returns whether a dotted name matches a glob, part by part."""
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(fnmatch.fnmatchcase(p, w) for p, w in zip(parts, wanted, strict=True))
+    """Returns whether a glob matches a dotted name: `**` stands for parts, `*` for one part or some of its letters."""
+    return _regex(pattern).fullmatch(f"{name}.") is not None
 
 
-def check_regions(patterns: list[str], path: str, names: list[str]) -> None:
-    """Refuses a region that matches no submodule of the captured module."""
+@functools.cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    letters = {"*": r"[^.]*"}
+    one = ["".join(letters.get(char, re.escape(char)) for char in part) + r"\." for part in pattern.split(".")]
+    return re.compile("".join(one).replace(r"[^.]*[^.]*\.", r"(?:[^.]+\.)*"))
+
+
+def called(flat: Flat) -> list[str]:
+    """Returns the names of the submodules that a graph has operations of, inside the captured module."""
+    stacks = (node.meta.get("nn_module_stack") or {} for node in flat.graph.nodes)
+    return [name for name in dict.fromkeys(_inner(named) for stack in stacks for named, _ in stack.values()) if name]
+
+
+def check_regions(flat: Flat, patterns: list[str], path: str) -> None:
+    """Refuses a region that matches no submodule which the captured module calls."""
+    names = called(flat)
     for pattern in patterns:
-        if not any(name and (matches(pattern, name) or matches(pattern, outer_name(path, name))) for name in names):
-            globs = dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name) for name in names if name)
-            raise Failure(
-                "no_module",
-                f"region `{pattern}` matches no submodule of `{path}`"
-                if path
-                else f"region `{pattern}` matches no submodule",
-                hint=failures.nearest(pattern, globs, "submodules"),
-                spec=pattern,
-            )
+        if any(matches(pattern, name) or matches(pattern, joined(path, name)) for name in names):
+            continue
+        globs = dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names)
+        where = f" of `{path}`" if path else ""
+        raise Failure(
+            "no_module",
+            f"region `{pattern}` matches no submodule{where} that is called",
+            hint=failures.nearest(pattern, globs, "it calls") or "it calls none: leave `regions` out",
+            spec=pattern,
+        )
 
 
 def cut(flat: Flat, patterns: list[str], path: str) -> list[Part]:
@@ -106,13 +119,16 @@ def runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
     return parts
 
 
+def _inner(named: str) -> str:
+    """Returns the name inside the captured module. A strict capture numbers the calls in it."""
+    return outer_name("", re.sub(r"@\d+", "", named))
+
+
 def _region(node: Any, patterns: list[str], path: str) -> tuple[str, str] | None:
     """Returns the FQN of the instance that an operation is in, and an identity of the call."""
     for call, (named, _) in (node.meta.get("nn_module_stack") or {}).items():
-        # A strict capture numbers the calls in the name, any other in the key.
-        inner = re.sub(r"@\d+", "", named)
-        full = outer_name(path, inner)
-        short = outer_name("", inner)
+        short = _inner(named)
+        full = joined(path, short)
         if short and any(matches(pattern, full) or matches(pattern, short) for pattern in patterns):
             return full, f"{call} {named}"
     return None

@@ -73,8 +73,8 @@ def describe(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]
         "class": type(opened.model).__name__,
         "inputs": described if draft.flat else None,
         "sizes": draft.sizes,
-        "regions": _regions(opened, module, sizes, wire) if traced is not None else [],
         "dtype": _dtype(traced) if traced is not None else None,
+        "regions": _regions(opened, module, traced, wire) if traced is not None else [],
         "notes": notes,
     }
 
@@ -224,23 +224,21 @@ def _dtype(traced: Any) -> str | None:
     return next((one for one in order if one in held), None)
 
 
-def _regions(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> list[dict[str, Any]]:
+def _regions(opened: Any, module: dict[str, Any], traced: Any, wire: Wire) -> list[dict[str, Any]]:
     """Returns lists of submodules of which several have one graph, with how many there are and how many graphs."""
-    candidates = [one.glob for one in repeats.find(opened.model) if len(one.members) >= _REPEATS]
+    names = set(cut.called(traced.graph))
+    repeated = [one for one in repeats.find(opened.model) if len(names & one.members.keys()) >= _REPEATS]
+    candidates = [one.glob for one in repeated]
     if not candidates:
         return []
     wire.event("regions")
-    asked = {**module, "regions": candidates}
-    try:
-        traced = capture.trace(opened, asked, sizes, wire)
-        parts = [(part.name, segment.build(part, traced.graph).text) for part in capture.parts_of(traced, asked)]
-    except Failure:  # then the model is compiled whole
-        return []
+    parts = capture.parts_of(traced, {**module, "regions": candidates})
+    texts = [(part.name, segment.build(part, traced.graph).text) for part in parts]
     found = []
     for glob in candidates:
-        texts = [text for part, text in parts if cut.matches(glob, part)]
-        if len(texts) >= _REPEATS and len(set(texts)) <= len(texts) // 2:
-            found.append({"glob": glob, "count": len(texts), "artifacts": len(set(texts))})
+        own = [text for part, text in texts if cut.matches(glob, part)]
+        if len(own) >= _REPEATS and len(set(own)) <= len(own) // 2:
+            found.append({"glob": glob, "count": len(own), "artifacts": len(set(own))})
     return found
 
 

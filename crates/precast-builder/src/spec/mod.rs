@@ -203,11 +203,13 @@ impl Spec {
         let mut found = quoted.iter().flat_map(|quoted| text.match_indices(quoted));
         // Names may be the same word.
         let (start, _) = found.find(|(start, _)| {
-            let line = text[..*start].rfind('\n').map_or(0, |newline| newline + 1);
-            let key = text[line..*start].trim_start();
+            // A list may have several lines: the key is in the last one that assigns something.
+            let lines = text[..*start].lines().rev();
+            let key = (lines.filter(|line| !line.trim_start().starts_with('#')))
+                .find_map(|line| Some(line.split_once('=')?.0.trim()));
             ["entry", "samples", "path", "method", "passes", "regions"]
                 .iter()
-                .any(|known| key.starts_with(known))
+                .any(|known| key == Some(known))
         })?;
         let at = start..start + value.len() + 2;
         let problem = Problem::new(self.file.clone(), &text, at, message, help);

@@ -18,7 +18,7 @@ use super::{
     reader::{Field, Place, Reader, Section},
 };
 use control::{globs, overrides};
-pub(super) use control::{option, setting};
+pub(super) use control::{option, reaches, setting};
 
 const TOP: &[&str] = &["schema", "model", "target", "compile", "module", "check"];
 pub(crate) const MODEL: &[&str] = &["name", "entry", "weights", "samples"];
@@ -109,6 +109,22 @@ fn top<'t>(reader: &mut Reader<'t>, path: &Path, top: &Section<'t>) -> Option<Sp
         Some(field) => check::check(reader, &field),
         None => Some(Vec::new()),
     };
+    if reader.is_sound() {
+        let tables = ["compile", "module"].map(|key| top.field(key));
+        let paths: Vec<&str> = modules.iter().flatten().map(|one| &*one.path).collect();
+        for field in tables.into_iter().flatten() {
+            let items = match field.value {
+                toml::de::DeValue::Array(_) => reader.array(&field, "tables"),
+                _ => Some(vec![field]),
+            };
+            for item in items.into_iter().flatten() {
+                let section = reader.table(&item, "settings");
+                for (key, _, field) in section.iter().flat_map(Section::fields) {
+                    reaches(reader, key, &field, &paths);
+                }
+            }
+        }
+    }
     Some(Spec {
         file: path.to_owned(),
         root,

@@ -94,6 +94,11 @@ impl<'t> Reader<'t> {
         self.problems
     }
 
+    /// Returns whether nothing was wrong so far.
+    pub fn is_sound(&self) -> bool {
+        self.problems.is_empty()
+    }
+
     /// Returns the number of the line where a place starts.
     pub fn line(&self, place: &Place) -> usize {
         self.text

@@ -205,6 +205,8 @@ impl<'t> Argument<'t> {
             None => {
                 let mut says = Overrides::default();
                 parse::setting(reader, &mut says, key, &field);
+                let paths: Vec<&str> = spec.modules.iter().map(|one| &*one.path).collect();
+                parse::reaches(reader, key, &field, &paths);
                 layer.merge(&says);
             }
         }

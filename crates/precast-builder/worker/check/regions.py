@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import cut, repeats, segment, tensors
-from ..call import INNER, outer_name
+from ..call import INNER, joined
 from ..flat import Flat
 from ..repeats import Fact, Repeat
 from .finding import LOW, Finding, Fix
@@ -48,10 +48,10 @@ class Regions:
             for name, form in forms.items():
                 groups.setdefault(form, []).append(name)
             ordered = sorted(groups.values(), key=len, reverse=True)
-            first = outer_name(path, next(iter(forms)))
+            first = joined(path, next(iter(forms)))
             self.lists.append(
                 {
-                    "glob": outer_name(path, repeat.glob),
+                    "glob": joined(path, repeat.glob),
                     "class": repeat.kind.__name__,
                     "count": len(forms),
                     "artifacts": len(ordered),
@@ -66,9 +66,9 @@ class Regions:
     def _called(self, repeat: Repeat, graph: Flat) -> dict[str, tuple[str, list[Any]]]:
         """Returns text and input layouts of each member's part of the graph, as a region would have them."""
         path = self.subject.module["path"]
-        names = {outer_name(path, name): name for name in repeat.members}
+        names = {joined(path, name): name for name in repeat.members}
         found = {}
-        for part in cut.cut(graph, [outer_name(path, repeat.glob)], path):
+        for part in cut.cut(graph, [joined(path, repeat.glob)], path):
             if part.name in names:
                 layouts = [tensors.layout(node.meta["val"]) for node in part.inputs]
                 found[names[part.name]] = (segment.build(part, graph).text, layouts)
@@ -90,7 +90,7 @@ class Regions:
             said = [_said(fact, own.get(fact), first.get(fact)) for fact in differ[:_NAMED]]
             if len(differ) > _NAMED:
                 said.append(f"{len(differ) - _NAMED} more")
-            names = ", ".join(f"`{outer_name(path, name)}`" for name in group[:_NAMED])
+            names = ", ".join(f"`{joined(path, name)}`" for name in group[:_NAMED])
             if len(group) > _NAMED:
                 names += f" and {len(group) - _NAMED} more"
             reasons.append(f"{names}: {', '.join(said) or _calls(called, group[0], most[0])}")

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::callable;
 use crate::spec::{
     Backend, Bounds, Dynamic, FailPolicy, Mode, Overrides, compile, glob, inputs,
-    reader::{Field, Place, Reader, Section},
+    reader::{Field, Place, Reader, Section, list, nearest},
 };
 
 /// Inductor's own groups of options: tables of these names hold dotted options, other tables are values.
@@ -195,6 +195,30 @@ pub(super) fn globs<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Ve
             .map(|(pattern, _)| pattern.to_owned())
             .collect(),
     )
+}
+
+/// Notes each pattern of an allowlist or blocklist that matches none of the modules' paths.
+pub(in crate::spec) fn reaches<'t>(
+    reader: &mut Reader<'t>,
+    key: &str,
+    field: &Field<'t>,
+    paths: &[&str],
+) {
+    if !["allowlist", "blocklist"].contains(&key) || !reader.is_sound() {
+        return;
+    }
+    for (pattern, place) in reader.strings(field).into_iter().flatten() {
+        let listed = [pattern.to_owned()];
+        if paths.iter().any(|path| glob::listed(&listed, path)) {
+            continue;
+        }
+        let help = match nearest(pattern, paths).filter(|near| !near.is_empty()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("the paths of the modules: {}", list(paths)),
+        };
+        let message = format!("`{pattern}` of `{key}` matches the `path` of no [[module]]");
+        reader.wrong_help(&place, message, help);
+    }
 }
 
 fn steps<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<u32> {
