@@ -57,6 +57,39 @@ def nested():
 def broken():
     raise ValueError("no samples today")
 
+class Images(nn.Module):
+    def forward(self, x):
+        return F.avg_pool2d(x, 8)
+
+def load_images():
+    return Images().eval()
+
+class Pair(nn.Module):
+    def forward(self, x):
+        first, second = x
+        return first + second
+
+def load_pair():
+    return Pair().eval()
+
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        import transformers
+
+        config = transformers.LlamaConfig(
+            hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+            vocab_size=32, max_position_embeddings=32,
+        )
+        self.model = transformers.LlamaModel(config)
+        self.cache = transformers.StaticCache(config=config, max_cache_len=32)
+
+    def forward(self, ids):
+        return self.model(ids, past_key_values=self.cache, use_cache=True).last_hidden_state
+
+def load_cached():
+    return Cached().eval()
+
 class Branch(nn.Module):
     def forward(self, x):
         return x if x.sum() > 0 else -x
@@ -79,13 +112,14 @@ class Describe(Project):
     def test_a_callable_with_sizes(self) -> None:
         found = self.describe(samples="sized")
         self.assertEqual((found["class"], found["inputs"], found["notes"]), ("Model", [IDS, MASK], []))
-        self.assertEqual(found["sizes"], {"batch": [2], "seq": [6]})
+        # The model has 64 positions.
+        self.assertEqual(found["sizes"], {"batch": [1, 8], "seq": [32]})
         self.assertEqual(found["regions"], [{"glob": "blocks.*", "count": 4, "artifacts": 1}])
         self.assertEqual(found["dtype"], "float32")
 
     def test_one_sample_is_tried_with_another_row_and_another_token(self) -> None:
         found = self.describe(samples="one")
-        self.assertEqual((found["inputs"], found["sizes"]), ([IDS, MASK], {"batch": [2], "seq": [6]}))
+        self.assertEqual((found["inputs"], found["sizes"]), ([IDS, MASK], {"batch": [1, 8], "seq": [32]}))
 
     def test_several_samples_are_compared(self) -> None:
         found = self.describe(samples="several")
@@ -95,7 +129,7 @@ class Describe(Project):
     def test_inputs_from_the_command_line(self) -> None:
         asked = [{"name": name, "dtype": "int64", "shape": ["batch", "seq"]} for name in ("ids", "mask")]
         found = self.describe(inputs=asked)
-        self.assertEqual((found["inputs"], found["sizes"]), ([IDS, MASK], {"batch": [2], "seq": [16]}))
+        self.assertEqual((found["inputs"], found["sizes"]), ([IDS, MASK], {"batch": [1, 8], "seq": [32]}))
 
     def test_what_no_spec_can_write_is_left_to_the_samples(self) -> None:
         found = self.describe("load_nested", "nested")
@@ -107,6 +141,32 @@ class Describe(Project):
         found = self.describe("load_branch", inputs=inputs)
         self.assertEqual(found["inputs"], [{**inputs[0], "pad": 0.0, "range": None}])
         self.assertIn("can't be captured as it is", found["notes"][0])
+
+    def test_buckets_are_sizes_that_the_model_takes(self) -> None:
+        def asked(entry: str, shape: list[Any]) -> dict[str, list[int]]:
+            return self.describe(entry, inputs=[{"name": "x", "dtype": "float32", "shape": shape}])["sizes"]
+
+        self.assertEqual(asked("load_images", ["batch", 3, "height", "width"])["height"], [64, 224])
+        # Two rows, and no other number of them.
+        self.assertEqual(asked("load_pair", ["batch", 4]), {"batch": [2]})
+
+    def test_a_cache_that_the_model_keeps_is_a_note(self) -> None:
+        found = self.describe("load_cached", inputs=[{"name": "ids", "dtype": "int64", "shape": ["batch", "seq"]}])
+        self.assertEqual([one["name"] for one in found["inputs"]], ["ids"])
+        self.assertIn("can't be captured as it is: ", found["notes"][0])
+
+    def test_any_error_of_a_capture_is_a_note(self) -> None:
+        capture = part("capture")
+
+        def fails(*_: Any) -> Any:
+            raise AttributeError("a cache has no `get_mask_sizes`")
+
+        for name in ("trace", "parts_of"):
+            self.addCleanup(setattr, capture, name, getattr(capture, name))
+            setattr(capture, name, fails)
+            found = self.describe(samples="sized")
+            self.assertEqual((found["inputs"][0]["name"], found["regions"]), ("ids", []))
+            self.assertIn("AttributeError: a cache has no `get_mask_sizes`", found["notes"][0])
 
     def test_mistakes_are_named(self) -> None:
         failure = self.fails("bad_input", self.describe)

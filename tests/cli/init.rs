@@ -50,7 +50,7 @@ fn a_spec_with_comments_that_can_be_planned() {
     regions = ["encoder.layer.*"]
     [module.inputs]   # in call order; `range` is the values that an integer may have
     x = { dtype = "float32", shape = ["batch", 3], pad = 0 }
-    [module.buckets]   # the sizes that were seen: list those that requests have; 2 in all, each compiled by itself
+    [module.buckets]   # sizes that the model takes: list those that requests have; 2 in all, each compiled by itself
     batch = [2, 4]
     # The tolerance against eager, `atol + rtol * |eager|`. The default for float32:
     # [module.gate]

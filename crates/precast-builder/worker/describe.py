@@ -23,6 +23,9 @@ _REPEATS = 3
 # Sizes to try a dimension at that only the command line names.
 _DEFAULTS = {"batch": 2}
 _SIZE = 16
+# Sizes for buckets where nothing says which requests there are.
+_USUAL = {"batch": [1, 8]}
+_LENGTHS, _IMAGES = [32, 128], [64, 224]
 
 
 @dataclass
@@ -58,12 +61,16 @@ def describe(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]
     module = {"name": "model", "path": "", "method": "forward", "regions": [], "inputs": draft.specs}
     module["structure"] = None if draft.flat else draft.structure
     sizes = {dim: seen[0] for dim, seen in draft.sizes.items()}
-    traced = None
+    traced, regions = None, []
     try:
         traced = capture.trace(opened, module, sizes, wire)
-    except Failure as failure:
-        place = f"{failure.location}: " if failure.location else ""
-        notes.append(f"it can't be captured as it is: {place}{failure.message}; `precast check` says what to change")
+        dtype = _dtype(traced)
+        regions = _regions(opened, module, traced, wire)
+    except Exception as error:  # whatever a model raises, the rest of the spec is known
+        told = failures.describe(error, opened.root)
+        place = f"{told['location']}: " if told["location"] else ""
+        notes.append(f"it can't be captured as it is: {place}{told['message']}; `precast check` says what to change")
+        traced, dtype = None, None
     described = []
     for index, spec in enumerate(draft.specs):
         limit = traced.limits[index] if traced is not None else None
@@ -72,9 +79,9 @@ def describe(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]
     return {
         "class": type(opened.model).__name__,
         "inputs": described if draft.flat else None,
-        "sizes": draft.sizes,
-        "dtype": _dtype(traced) if traced is not None else None,
-        "regions": _regions(opened, module, traced, wire) if traced is not None else [],
+        "sizes": _useful(opened, draft),
+        "dtype": dtype,
+        "regions": regions,
         "notes": notes,
     }
 
@@ -189,6 +196,30 @@ def _runs(wrapped: Any, specs: list[dict[str, Any]], device: str) -> bool:
     except Exception:  # whatever it is, it does not take this size
         return False
     return True
+
+
+def _useful(opened: Any, draft: Draft) -> dict[str, list[int]]:
+    """Returns sizes for buckets: those of several samples, else usual ones at which the model runs."""
+    names = [spec["name"] for spec in draft.specs]
+    wrapped = call.wrap(opened.model, "forward", names, None if draft.flat else draft.structure)
+    found = dict(draft.sizes)
+
+    def runs(**sizes: int) -> bool:
+        first = {dim: seen[0] for dim, seen in draft.sizes.items()}
+        return _runs(wrapped, [capture.at_sizes(spec, first | sizes) for spec in draft.specs], opened.device)
+
+    for dim, seen in draft.sizes.items():
+        usual = _USUAL.get(dim, _LENGTHS if not _is_image(draft, dim) else _IMAGES)
+        if len(seen) == 1 and seen[0] <= _SIZE:
+            found[dim] = [size for size in usual if runs(**{dim: size})] or seen
+    if found != draft.sizes and not runs(**{dim: sizes[-1] for dim, sizes in found.items()}):
+        return draft.sizes
+    return found
+
+
+def _is_image(draft: Draft, dim: str) -> bool:
+    """Returns whether a dimension is the height or width of an input of four axes."""
+    return any(len(spec["dims"]) == 4 and dim in spec["dims"][2:] for spec in draft.specs)
 
 
 def _named(spec: dict[str, Any]) -> dict[str, Any]:

@@ -180,7 +180,7 @@ impl Draft<'_> {
         let count: usize = self.buckets.values().map(Vec::len).product();
         let from = match self.from_file {
             true => "chosen to pad the least",
-            false => "the sizes that were seen: list those that requests have",
+            false => "sizes that the model takes: list those that requests have",
         };
         writeln!(
             to,
