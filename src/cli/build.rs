@@ -2,7 +2,12 @@
 
 mod summary;
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Result;
 
@@ -50,12 +55,32 @@ pub(super) struct Args {
     without: Vec<String>,
 }
 
+/// Which spec: its place on the command line, or `-f`.
+#[derive(clap::Args)]
+pub(super) struct SpecFile {
+    /// The spec
+    #[arg(
+        default_value = "precast.toml",
+        value_name = "SPEC",
+        conflicts_with = "file"
+    )]
+    spec: PathBuf,
+    /// The same, as an option
+    #[arg(short, long, value_name = "SPEC")]
+    file: Option<PathBuf>,
+}
+
+impl SpecFile {
+    pub(super) fn path(&self) -> &Path {
+        self.file.as_deref().unwrap_or(&self.spec)
+    }
+}
+
 /// Which spec, and how much of it.
 #[derive(clap::Args)]
 pub(super) struct SpecArgs {
-    /// The spec
-    #[arg(short, long, default_value = "precast.toml", value_name = "SPEC")]
-    pub(super) file: PathBuf,
+    #[command(flatten)]
+    pub(super) file: SpecFile,
     /// Only modules or programs that match, as `encode` or `encode batch=8 *`
     #[arg(long, value_name = "GLOB")]
     pub(super) only: Option<String>,
@@ -94,7 +119,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     if args.dry_run {
         return super::plan::show(&args.spec, &args.python, context);
     }
-    let spec = Spec::load(&args.spec.file)?;
+    let spec = Spec::load(args.spec.file.path())?;
     known_modules(&args.without, &spec)?;
     let store = context.create()?;
     let launcher = args.python.launcher(&spec.root);

@@ -15,7 +15,7 @@ use owo_colors::OwoColorize;
 
 use super::{
     Context,
-    build::default_jobs,
+    build::{SpecFile, default_jobs},
     exit::{self, Usage},
     printer::note,
     python::PythonArgs,
@@ -31,9 +31,8 @@ use crate::{
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The spec
-    #[arg(default_value = "precast.toml", value_name = "SPEC")]
-    file: PathBuf,
+    #[command(flatten)]
+    file: SpecFile,
     #[command(flatten)]
     python: PythonArgs,
     /// Look at every submodule too, not only at the modules of the spec
@@ -71,7 +70,7 @@ impl From<FailOn> for Severity {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    let spec = Spec::load(&args.file)?;
+    let spec = Spec::load(args.file.path())?;
     let padding = match &args.sizes {
         Some(file) => sizes::padding(&buckets(&spec), &sizes::read(file)?)?,
         None => vec![],

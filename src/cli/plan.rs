@@ -144,7 +144,7 @@ fn hint(plan: &Plan, store: Option<&Store>) -> Option<String> {
 
 /// Prints the plan; shared with `build --dry-run`.
 pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> Result<u8> {
-    let spec = Spec::load(&args.file)?;
+    let spec = Spec::load(args.file.path())?;
     // A plan changes nothing: a store that is not there yet is an empty one.
     let store = match context.store.exists() {
         true => Some(context.open()?),

@@ -45,11 +45,44 @@ fn findings_by_severity_and_then_in_full() {
       sizes  `batch` is free from 2 on
       repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
       not known:  how it answers at `batch` = 1
-    a build: makes 3 of 3 programs, compiles up to 2 artifacts; how long is not known: no earlier build is in the store
+    a build: makes no program: none of the 3 missing ones can be captured
     ----- stderr
     failed: 1 finding stops a build; 1 medium, 1 low
     "#);
     assert!(!sandbox.path("artifacts").exists());
+}
+
+#[test]
+fn the_spec_is_named_by_its_place_or_by_an_option() {
+    let sandbox = Sandbox::new();
+    std::fs::rename(sandbox.path("precast.toml"), sandbox.path("other.toml")).unwrap();
+    for command in ["check", "plan"] {
+        for args in [&["other.toml"][..], &["-f", "other.toml"]] {
+            let ran = sandbox.run(&[&[command], args].concat());
+            assert_eq!(ran.code, 0, "{}", ran.text());
+        }
+        let ran = sandbox.run(&[command, "other.toml", "-f", "other.toml"]);
+        assert!(
+            ran.code == 2 && ran.stderr.contains("cannot be used with"),
+            "{}",
+            ran.text()
+        );
+    }
+    assert_eq!(sandbox.run(&["build", "-q", "other.toml"]).code, 0);
+}
+
+#[test]
+fn of_a_build_only_what_can_be_captured_is_foretold() {
+    let sandbox = crate::control::two();
+    sandbox.append("model.py", "# fake: finds control-flow high");
+    let ran = sandbox.run(&["check"]);
+    let last = "a build: makes no program: none of the 4 missing ones can be captured\n";
+    assert!(ran.stdout.ends_with(last), "{}", ran.text());
+    let build = &sandbox.json(&["check"])["build"];
+    assert_eq!(
+        (build["missing"].as_u64(), build["stopped"].as_u64()),
+        (Some(4), Some(4))
+    );
 }
 
 #[test]
@@ -125,7 +158,7 @@ fn an_allowed_finding_is_listed_with_its_reason() {
       sizes  `batch` is free from 2 on
       repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
       not known:  how it answers at `batch` = 1
-    a build: makes 3 of 3 programs, compiles up to 2 artifacts; how long is not known: no earlier build is in the store
+    a build: makes no program: none of the 3 missing ones can be captured
     ----- stderr
     failed: 1 finding stops a build; 0 medium, 1 low
     warning: nothing is found that `expand` in `Other.forward` of [[check.allow]] allows

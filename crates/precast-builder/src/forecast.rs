@@ -17,10 +17,12 @@ use crate::{
 pub struct Forecast {
     /// Programs that the store lacks.
     pub missing: usize,
+    /// How many of them are of modules that can't be captured.
+    #[serde(default)]
+    pub stopped: usize,
     /// Programs that the spec asks for.
     pub programs: usize,
-    /// How many artifacts are compiled for them at most: some buckets may share some. None where a module can't be
-    /// captured.
+    /// How many artifacts are compiled for the others at most: some buckets may share some. None where a module was not looked at.
     pub artifacts: Option<u64>,
     /// About how long that takes with so many workers; none where no earlier build says it.
     pub seconds: Option<f64>,
@@ -47,21 +49,25 @@ pub fn forecast(
     let of = |index| checked.iter().find(|one| one.index == Some(index));
     let compiled = plan.missing().filter(|item| {
         let there = matches!(&item.state, State::Miss { capture_only, .. } if *capture_only);
-        item.form.compiled && item.left_to_eager.is_none() && !there
+        let captured = of(item.module).is_none_or(|one| one.checked.captured != Some(false));
+        item.form.compiled && item.left_to_eager.is_none() && !there && captured
     });
     let artifacts = compiled
         .map(|item| of(item.module).and_then(|one| one.checked.artifacts))
         .sum::<Option<u64>>();
     let missing = plan.missing().count();
+    let stopped = |module| of(module).is_some_and(|one| one.checked.captured == Some(false));
+    let stopped = plan.missing().filter(|item| stopped(item.module)).count();
     let estimate = match store {
         Some(store) => Estimate::new(&plan, store)?,
         None => Estimate::default(),
     };
     Ok(Forecast {
         missing,
+        stopped,
         programs: plan.wanted(),
         artifacts,
-        seconds: artifacts.and_then(|count| estimate.of(missing, count, workers)),
+        seconds: artifacts.and_then(|count| estimate.of(missing - stopped, count, workers)),
         workers,
         receipts: estimate.receipts(),
     })

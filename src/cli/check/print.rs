@@ -303,6 +303,7 @@ fn padded(padding: &Padding) -> (&'static str, String) {
 fn forecast(build: &Forecast) -> String {
     let Forecast {
         missing,
+        stopped,
         programs,
         artifacts,
         workers,
@@ -311,10 +312,21 @@ fn forecast(build: &Forecast) -> String {
     } = build;
     let made = match missing {
         0 => return format!("nothing to do: all of {programs} programs are in the store"),
-        _ => format!("makes {missing} of {}", count(*programs as u64, "program")),
+        _ if missing == stopped => {
+            return format!("makes no program: none of the {missing} missing ones can be captured");
+        }
+        _ => format!(
+            "makes {} of {}",
+            missing - stopped,
+            count(*programs as u64, "program")
+        ),
+    };
+    let made = match stopped {
+        0 => made,
+        _ => format!("{made} ({stopped} can't be captured)"),
     };
     let Some(artifacts) = artifacts else {
-        return format!("{made}; how many artifacts is not known: not all can be captured");
+        return format!("{made}; how many artifacts is not known");
     };
     let compiled = format!("{made}, compiles up to {}", count(*artifacts, "artifact"));
     match build.seconds {

@@ -21,6 +21,7 @@ pub const CATEGORIES: &[&str] = &[
     "random",
     "custom-operator",
     "in-place",
+    "training",
     "training-mode",
     "expand",
     "fixed-size",
