@@ -111,7 +111,7 @@ FAULTS: dict[str, tuple[str, str, str, list[Any], str | None]] = {
         return kept * 2
         """,
         [MASK],
-        "kept = x.masked_fill(~mask, 0)",
+        None,
     ),
     "a comparison as an index that is written to": (
         "value-size",
@@ -122,7 +122,7 @@ FAULTS: dict[str, tuple[str, str, str, list[Any], str | None]] = {
         return y
         """,
         [],
-        "y = y.masked_fill((x > 1)[..., None], 0)",
+        "y.masked_fill_((x > 1)[..., None], 0)",
     ),
     "masked_select": ("value-size", "high", "return torch.masked_select(x, mask)  # here", [MASK], None),
     "unique": ("value-size", "high", "return torch.unique(x)  # here", [], None),
@@ -182,7 +182,7 @@ FAULTS: dict[str, tuple[str, str, str, list[Any], str | None]] = {
         "medium",
         "return F.dropout(x, 0.5)  # here",
         [],
-        "return F.dropout(x, 0.5, training=self.training)",
+        None,
     ),
     "a list that grows": (
         "python-state",
@@ -232,7 +232,7 @@ FAULTS: dict[str, tuple[str, str, str, list[Any], str | None]] = {
         return x * 2
         """,
         [],
-        "x = x + 1",
+        None,
     ),
     "an input written by a method": (
         "in-place",
@@ -242,7 +242,7 @@ FAULTS: dict[str, tuple[str, str, str, list[Any], str | None]] = {
         return x + 1
         """,
         [],
-        "x = x.mul(3)",
+        None,
     ),
     "an object's answer": (
         "python-object",
@@ -328,7 +328,7 @@ class Faults(Checks):
         answer = self.check(self.open(text), [X])
         (one,) = found(answer, "training-mode")
         self.assertEqual(one["severity"], "medium")
-        self.assertEqual(one["fix"]["lines"], ["return model.eval()"])
+        self.assertEqual(one["fix"]["lines"], ["return Model().eval()"])
         self.assertTrue(one["source"].startswith("def load"))
 
     def test_a_module_that_fails_on_its_inputs(self) -> None:

@@ -58,7 +58,7 @@ class Graphs(Checks):
             ("n = x[x > 0]  # here", f"the size of what `x[…]` {SIZE}"),
             ("n = x.numpy()  # here", "`numpy` copies to the CPU"),
             ("n = x.cpu()  # here", "`cpu` copies to the CPU"),
-            ("x += 1  # here", "`add_` changes an input in place"),
+            ("x += 1  # here", "`add_` changes the input `x` in place"),
             ("self.total += 1  # here", "`add_` changes the buffer `total` in place"),
         ):
             with self.subTest(body):

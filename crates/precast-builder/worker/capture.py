@@ -36,6 +36,9 @@ from . import (
 from .torch_private import fake, overloads
 from .wire import Failure, Wire
 
+# What is said of a module that keeps state in Python.
+ANOTHER = "gives another answer when it is called again with the same inputs"
+STATE = "take what changes between calls as an input, and return its new value as an output"
 # Microseconds of a call up to which running the module is cheaper than computing its shapes on fake tensors.
 _QUICK = 200_000
 # Operators that move values; operators that convert them; operators that fill some in, with the position of the fill
@@ -142,6 +145,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     inputs = [
         samples.make(spec, spec["shape"], table, opened.device) for spec, table in zip(drawn, tables, strict=True)
     ]
+    entry.seed()
     returned = _eager(wrapped, inputs, opened, what)
     results = structure.tensors_of(returned)
     notes = [
@@ -154,6 +158,9 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     outputs = _outputs(graph, names, results, what)
 
     receipt = measure.eager(wrapped, inputs, opened.device)
+    entry.seed()
+    if not same(results, structure.tensors_of(_eager(wrapped, inputs, opened, what))):
+        raise Failure("capture", f"{what} {ANOTHER}", hint=f"{STATE}; `precast check` names the line")
 
     wire.event("padding")
     used = {dim: size for dim, size in sizes.items() if any(dim in spec["dims"] for spec in specs)}
@@ -230,6 +237,21 @@ def _eager(wrapped: Any, inputs: list[Any], opened: Any, what: str) -> Any:
             location=failures.location(error, opened.root),
             hint="check the dtypes and shapes of the module's inputs",
         ) from error
+
+
+def same(results: list[Any], again: list[Any]) -> bool:
+    """Returns whether two calls gave the same answer, but for the rounding of another order."""
+    import torch
+
+    if [one.shape for one in results] != [one.shape for one in again]:
+        return False
+    for one, other in zip(results, again, strict=True):
+        if not one.is_floating_point() and not torch.equal(one, other):
+            return False
+        largest = one.nan_to_num(0, 0, 0).abs().max().item() if one.is_floating_point() and one.numel() else 0
+        if largest and not torch.allclose(one, other, rtol=0, atol=1e-3 * largest, equal_nan=True):
+            return False
+    return True
 
 
 def _outputs(graph: flat.Flat, names: list[str], results: list[Any], what: str) -> list[dict[str, Any]]:

@@ -92,7 +92,7 @@ def open_model(
         for name in also:
             load(root, name)
         imported = set(sys.modules) - before
-        _seed()
+        seed()
         model = _call(function, root, entry)
         for library in torch.ops.loaded_libraries:
             watch.note(library)
@@ -214,7 +214,7 @@ def _check_data(model: Any, entry: str) -> None:
             )
 
 
-def _seed() -> None:
+def seed() -> None:
     """Seeds the random generators: an entry with random weights makes the same model in every worker of a build."""
     import torch
 

@@ -18,13 +18,16 @@ project's files. Lines that did not run on the sample inputs are counted, not ju
 
 from __future__ import annotations
 
+import ast
+import inspect
 import time
 from typing import Any
 
-from .. import failures
+from .. import capture, entry, failures, structure
+from ..call import INNER
 from ..torch_private import fake
 from ..wire import Failure, Wire
-from . import breaks, calls, observe
+from . import breaks, calls, fixes, observe
 from .cost import costs
 from .finding import HIGH, MEDIUM, Finding, Fix, ordered
 from .graphs import Graphs
@@ -45,13 +48,12 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     sources, unknown = subject.sources, subject.unknown
 
     wire.event("run")
-    lines = Lines(opened.device)
-    seen = observe.watch(subject.call, subject.inputs, _held(subject.call), sources, lines.visit)
-    found = [*calls.findings(seen), *lines.findings, *_training(opened, sources)]
+    seen, found = watched(subject)
+    found += _training(opened, sources)
     for function, count in sorted(seen.skipped().items()):
         lines_ = "1 line" if count == 1 else f"{count} lines"
         unknown.append(f"{lines_} of `{function}`: what did not run on the sample inputs was not looked at")
-    if seen.error is not None:
+    if seen.error is not None and not any(one.category == "training" for one in found):
         found.append(_failed(seen.error, subject.what, opened, sources))
         unknown.append("what lies behind the line that fails on sample inputs")
     if seen.unwatched is not None:
@@ -60,6 +62,9 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
 
     captured = breaks.capture(subject)
     found = breaks.judge(found, captured, subject)
+    lasting = captured.error is None and not _repeats(subject)
+    if lasting:
+        found = _lasting(found, subject)
     shape = Shapes(subject)
     if captured.error is not None:
         shape.draft()
@@ -91,7 +96,7 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     return {
         "findings": [one.answer() for one in ordered(found)],
         "unknown": unknown,
-        "captured": captured.error is None,
+        "captured": captured.error is None and not lasting,
         "steps": captured.steps,
         "artifacts": captured.artifacts,
         "dynamic": shape.dynamic if captured.error is None and subject.dims else None,
@@ -101,6 +106,35 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
         "cost": cost,
         "seconds": time.perf_counter() - started,
     }
+
+
+def watched(subject: Subject) -> tuple[observe.Seen, list[Finding]]:
+    """Runs a module in eager. Returns what was seen, and what its calls and its lines show."""
+    lines = Lines(subject.call)
+    given = {spec["name"]: value for spec, value in zip(subject.specs, subject.inputs, strict=True)}
+    seen = observe.watch(subject.call, given, _held(subject.call), subject.sources, lines.visit)
+    return seen, [*calls.findings(seen, _method(subject)), *lines.findings]
+
+
+def _repeats(subject: Subject) -> bool:
+    """Returns whether a second call with the same inputs gives the same answer."""
+    import torch
+
+    answers = []
+    with torch.no_grad():
+        for _ in range(2):
+            entry.seed()
+            answers.append(structure.tensors_of(subject.call(*[value.clone() for value in subject.inputs])))
+    return capture.same(*answers)
+
+
+def _lasting(found: list[Finding], subject: Subject) -> list[Finding]:
+    """Raises what changes from call to call to `high`; adds a finding where no line is known to do it."""
+    why = f"{subject.what} {capture.ANOTHER}: a program has the answer of its capture for ever"
+    lines = [one for one in found if one.category == "python-state"]
+    for one in lines:
+        one.severity, one.why = HIGH, f"{one.why}, and {capture.ANOTHER.replace('gives', 'the module gives')}"
+    return found if lines else [*found, Finding("python-state", HIGH, why, Fix(capture.STATE))]
 
 
 def _held(wrapped: Any) -> dict[int, str]:
@@ -117,8 +151,16 @@ def _training(opened: Any, sources: Sources) -> list[Finding]:
     if not opened.training:
         return []
     why = f"the entry returns the model in training mode ({opened.training}): it is built in eval mode"
-    fix = Fix("return it in eval mode", ["return model.eval()"])
-    return [made(sources.at(opened.place), "training-mode", MEDIUM, why, fix)]
+    place = sources.at(opened.place)
+    return [made(place, "training-mode", MEDIUM, why, fixes.evaluated(place.statement if place else None))]
+
+
+def _method(subject: Subject) -> ast.FunctionDef | None:
+    """Returns the definition of the method that is captured, where it is the project's."""
+    module = subject.call.get_submodule(INNER)
+    code = getattr(inspect.unwrap(getattr(module, subject.module["method"])), "__code__", None)
+    place = subject.sources.place(code.co_filename, code.co_firstlineno) if code is not None else None
+    return place.definition if place is not None else None
 
 
 def _failed(error: BaseException, what: str, opened: Any, sources: Sources) -> Finding:

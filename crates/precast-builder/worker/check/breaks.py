@@ -121,7 +121,7 @@ def _from_error(captured: Captured, location: str | None, sources: Sources) -> F
     hint = error.hint if isinstance(error, Failure) else None
     fix = Fix(hint or "leave it out of forward, or give it to another module that is left to the caller")
     if category == "control-flow" and place is not None:
-        fix = fixes.branch(place.statement)
+        fix = fixes.branch(place)
     one = Finding(category, HIGH, message, fix, location)
     if place is not None:
         one.function, one.source = place.function, place.source

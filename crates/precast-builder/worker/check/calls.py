@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from . import fixes
+from . import fixes, numpy_fixes
 from .finding import HIGH, LOW, MEDIUM, Finding, Fix
 from .observe import Call, Seen
 from .sources import made
@@ -21,56 +21,60 @@ _WRITES = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", 
 _WRITES |= {"__ior__", "__ixor__", "__ilshift__", "__irshift__", "__setitem__", "__idiv__"}
 
 
-def findings(seen: Seen) -> Iterator[Finding]:
-    """Yields what the calls of a run show, once for each line and kind."""
+def findings(seen: Seen, method: ast.FunctionDef | None) -> Iterator[Finding]:
+    """Yields what the calls of a run show, once for each line and kind. `method` is the one that is captured."""
     known = set()
+    held = (call.facts["held"] for call in seen.calls if _writes(call.name) and call.facts.get("held"))
+    written = [one.split("`")[1] for one in dict.fromkeys(held) if one.startswith("the input")]
     for call in seen.calls:
-        for category, severity, why, fix in _of(call):
+        for category, severity, why, fix in _of(call, method, written):
             key = (category, call.place.location)
             if key not in known:
                 known.add(key)
                 yield made(call.place, category, severity, why, fix)
 
 
-def _of(call: Call) -> Iterator[Any]:
-    name, facts, statement = call.name, call.facts, call.place.statement
+def _of(call: Call, method: ast.FunctionDef | None, written: list[str]) -> Iterator[Any]:
+    name, facts, place, statement = call.name, call.facts, call.place, call.place.statement
     if name == "__bool__" or (name in _READS and _branches(statement)):
         why = "a branch depends on values of a tensor: a captured graph has one side only"
-        yield "control-flow", MEDIUM, why, fixes.branch(statement, _following(call))
+        yield "control-flow", MEDIUM, why, fixes.branch(place, facts.get("rank"))
     elif name in _READS:
         why = f"`{_shown(name)}` reads a value of a tensor into Python: a captured graph has no value yet"
-        yield "value-read", MEDIUM, why, fixes.read(statement)
+        yield "value-read", MEDIUM, why, fixes.read(place, facts)
     elif name in _NUMPY:
         why = "a tensor goes to numpy: torch.export follows that in strict mode alone, where it can"
-        yield "numpy", MEDIUM, why, fixes.torch_instead(statement, {"np", "numpy"})
+        yield "numpy", MEDIUM, why, numpy_fixes.instead(place, floating=facts.get("dtype") == "float32")
     elif name in ("__getitem__", "__setitem__") and facts.get("mask") is not None:
         what = "is chosen" if name == "__getitem__" else "is written"
         why = f"how much {what} by a boolean mask depends on its values"
         severity = MEDIUM
         if name == "__setitem__" and facts.get("value") in (None, 0):
             severity = LOW  # the same as `masked_fill`, and captured as it
-        yield "value-size", severity, why, fixes.masked(statement, facts)
+        yield "value-size", severity, why, fixes.masked(place, facts)
     elif name in _SIZES or facts.get("by_values") or (name == "where" and facts["arguments"] == 1):
         yield (
             "value-size",
             MEDIUM,
             f"the size of what `{name}` returns depends on values",
-            fixes.masked(statement, facts),
+            fixes.masked(place, facts),
         )
     elif name in _DRAWS:
         yield from _drawn(name)
     elif facts.get("draws"):
         why = f"`{name}` is on in eval mode too: every call draws other numbers, so none can be compared with eager"
-        yield "random", MEDIUM, why, fixes.dropout(statement)
+        yield "random", MEDIUM, why, fixes.dropout()
     elif name == "expand" and facts.get("shape") and _by_size(statement):
         why = "what `expand` returns has other strides for a size of one: torch.compile compiles again"
-        yield "expand", LOW, why, fixes.repeated(statement)
+        yield "expand", LOW, why, fixes.repeated(statement, facts)
     elif name == "squeeze" and facts["arguments"] == 1:
         why = "`squeeze` without a dimension drops a bucketed one whose size is one"
         yield "size-one", LOW, why, Fix("name the dimension to drop")
+    if name in ("backward", "grad"):
+        yield "training", HIGH, f"`{name}` computes gradients, and a program computes answers alone", fixes.TRAINING
     if _writes(name) and facts.get("held"):
         why = f"`{_shown(name)}` writes into {facts['held']}: a program owns no tensor but its outputs"
-        yield "in-place", HIGH, why, fixes.in_place(statement, facts["held"])
+        yield "in-place", HIGH, why, fixes.in_place(facts["held"], method, written)
 
 
 def on_host(call: Call) -> str | None:
@@ -118,15 +122,3 @@ def _by_size(statement: ast.stmt | None) -> bool:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "expand":
             return any(not isinstance(one, ast.Constant | ast.UnaryOp) for one in node.args)
     return False
-
-
-def _following(call: Call) -> ast.stmt | None:
-    """Returns the statement behind the one of a call, in the same block."""
-    statement = call.place.statement
-    parent = call.place.file.parents.get(statement) if statement is not None else None
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(parent, name, None)
-        if isinstance(block, list) and statement in block:
-            index = block.index(statement)
-            return block[index + 1] if index + 1 < len(block) else None
-    return None

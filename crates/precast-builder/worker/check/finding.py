@@ -23,6 +23,7 @@ CATEGORIES = {
     "random": "forward draws random numbers",
     "custom-operator": "a custom operator lacks a C++ or a fake kernel",
     "in-place": "forward writes into an input, a parameter or a buffer",
+    "training": "forward takes a step of training",
     "training-mode": "the model is in training mode",
     "expand": "strides change with a bucketed dimension",
     "fixed-size": "a bucketed dimension has one size only",

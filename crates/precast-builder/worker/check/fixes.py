@@ -1,148 +1,290 @@
 """What to write instead, on the user's own line where that can be.
 
-A fix is shown as whole statements in the user's names. Where the statement has a form that no rule here knows, the
-fix is a sentence alone.
+A fix is a sentence. Lines stand below it only where the module computes the same with them: every output, and every
+tensor that it changes. They take the place of the statement, but for those whose comment names another place. A
+statement of a form that no rule here knows has the sentence alone.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any
 
 from .finding import Fix
+from .sources import Place
 
-_READS = {"item", "tolist"}
+LOOP = (
+    "compile one step, and let the caller loop and stop: of a decoder one token, with the cache as inputs and outputs. "
+    "Or run a fixed number of steps, and let `torch.where` keep what is finished"
+)
+TRAINING = Fix("train in Python, outside of forward; new weights need no new compile: name their file in the spec")
+_BRANCH = "compute both sides and choose with `torch.where`, if both have one shape"
+# Calls whose result is a tensor of booleans, and those that give a Python value, for which no tensor can stand.
+_BOOLEAN = {"any", "all", "isnan", "isinf", "isfinite", "isclose", "eq", "ne", "gt", "ge", "lt", "le"}
+_PYTHON = {"tolist", "equal", "allclose", "is_nonzero"}
+# Arguments of these are sizes.
+_SIZED = {"range", "zeros", "ones", "empty", "full", "arange", "view", "reshape", "expand", "repeat", "narrow", "split"}
 
 
-def branch(statement: ast.stmt | None, following: ast.stmt | None = None) -> Fix:
-    """Returns the fix of a branch on a tensor's values."""
+def branch(place: Place | None, rank: int | None = None) -> Fix:
+    """Returns the fix of a branch on a tensor's values; `rank` is that of the tensor."""
+    statement = place.statement if place is not None else None
+    if place is None or statement is None:
+        return Fix(_BRANCH)
+    if isinstance(statement, ast.While) or _leaves_loop(place) or generates(statement):
+        return Fix(LOOP)
     if isinstance(statement, ast.If):
-        if lines := _where(statement, following):
-            return Fix("compute both sides and choose with `torch.where`", lines)
-        return Fix("compute both sides and choose with `torch.where`, or use `torch.cond`")
-    if isinstance(statement, ast.While | ast.For):
+        return Fix(_BRANCH, _where(place, statement) if not rank else [])
+    if isinstance(statement, ast.For):
         return Fix("run a fixed number of steps, and let `torch.where` keep what is finished as it is")
     if isinstance(statement, ast.Assert):
         return Fix("leave the check to the caller: a compiled module checks shapes and dtypes itself", ["pass"])
-    changed = _replace(statement, _conditional)
+    changed = _replace(statement, _conditional) if not rank else []
     if changed:
         return Fix("choose with `torch.where`", changed)
     return Fix("keep it a tensor: `torch.where` chooses, `torch.logical_and`, `_or` and `_not` combine")
 
 
+def generates(statement: ast.stmt | None) -> bool:
+    """Returns whether a statement calls a `generate`."""
+    nodes = ast.walk(_header(statement)) if statement is not None else ()
+    return any(isinstance(one, ast.Call) and _called(one) == "generate" for one in nodes)
+
+
+def _leaves_loop(place: Place) -> bool:
+    """Returns whether a branch ends a loop that it is in."""
+    statement = place.statement
+    if not isinstance(statement, ast.If):
+        return False
+    node: ast.AST | None = statement
+    while node is not None and not isinstance(node, ast.For | ast.While | ast.FunctionDef):
+        node = place.file.parents.get(node)
+    ends = any(isinstance(one, ast.Break | ast.Return) for one in ast.walk(statement))
+    return ends and not isinstance(node, ast.FunctionDef | None)
+
+
 def _conditional(node: ast.AST) -> ast.AST | None:
-    if isinstance(node, ast.IfExp):
-        return _call("torch.where", _tensor(node.test), node.body, node.orelse)
+    if isinstance(node, ast.BinOp):
+        sides = [_chosen(one) for one in (node.left, node.right)]
+        if any(sides):
+            return ast.BinOp(sides[0] or node.left, node.op, sides[1] or node.right)
+    if isinstance(node, ast.Assign | ast.Return) and node.value is not None and (value := _chosen(node.value)):
+        return ast.Return(value) if isinstance(node, ast.Return) else ast.Assign(node.targets, value, lineno=1)
     return None
 
 
-def _where(statement: ast.If, following: ast.stmt | None) -> list[str]:
+def _chosen(node: ast.expr) -> ast.expr | None:
+    """Returns a conditional expression as a call of `torch.where`."""
+    if isinstance(node, ast.IfExp) and _is_tensor(node.body) and _is_tensor(node.orelse):
+        test = _boolean(node.test)
+        return None if test is None else _call("torch.where", test, node.body, node.orelse)
+    return None
+
+
+def _where(place: Place, statement: ast.If) -> list[str]:
     """Returns the two sides of a branch as straight code, where both only assign names, or both return."""
     body, other = statement.body, statement.orelse
-    test = _tensor(statement.test)
+    test = _boolean(statement.test)
+    if test is None or place.source.startswith("elif"):
+        return []
     if len(body) == 1 and isinstance(body[0], ast.Return):
-        last = other[0] if len(other) == 1 else following if not other else None
-        if isinstance(last, ast.Return) and body[0].value is not None and last.value is not None:
+        last = other[0] if len(other) == 1 else place.following if not other else None
+        if isinstance(last, ast.Return) and _is_tensor(body[0].value) and _is_tensor(last.value):
             return [f"return {_text(_call('torch.where', test, body[0].value, last.value))}"]
         return []
     yes, no = _assigned(body), _assigned(other)
     if yes is None or no is None:
         return []
-    # A name of one side alone is that side's own, unless there is no other side: then it had a value before.
-    chosen = [name for name in yes if name in no] if other else list(yes)
-    if not chosen:
+    earlier = _earlier(place)
+    # A name that had no value before, and has one on one side, is that side's own.
+    chosen = [name for name in {**yes, **no} if (name in yes and name in no) or name in earlier]
+    kept = {name: value for side in (yes, no) for name, value in side.items() if name not in chosen}
+    if not chosen or any(_reads(value) & set(chosen) for value in kept.values()):
         return []
-    kept = [_line(name, value) for side in (yes, no) for name, value in side.items() if name not in chosen]
-    test_name = ast.unparse(test)
-    touched = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-    head = []
-    if len(chosen) > 1 and touched & set(chosen):
-        head, test_name = [f"chosen = {test_name}"], "chosen"
+    sides = [yes[name] for name in chosen if name in yes], [no[name] for name in chosen if name in no]
+    if other and any(
+        _reads(side[name]) & (set(chosen) - {name}) for side in (yes, no) for name in chosen if name in side
+    ):
+        return []
+    if not all(_is_tensor(value) for side in sides for value in side):
+        return []
+    head, test_name = [], ast.unparse(test)
+    if len(chosen) > 1 and _reads(test) & set(chosen):
+        test_name = _unused("chosen", place)
+        head = [f"{test_name} = {ast.unparse(test)}"]
     made = []
     for name in chosen:
-        value = no.get(name, ast.Name(name))
-        made.append(f"{name} = {_text(_call('torch.where', ast.Name(test_name), yes[name], value))}")
-    return [*head, *kept, *made]
+        value = yes.get(name, ast.Name(name)), no.get(name, ast.Name(name))
+        made.append(f"{name} = {_text(_call('torch.where', ast.Name(test_name), *value))}")
+    return [*head, *(_line(name, value) for name, value in kept.items()), *made]
 
 
 def _assigned(body: list[ast.stmt]) -> dict[str, ast.expr] | None:
     """Returns name -> value of a block that only assigns names, none for any other block."""
     found: dict[str, ast.expr] = {}
     for one in body:
-        if isinstance(one, ast.Assign) and len(one.targets) == 1:
-            target, value = one.targets[0], one.value
-        elif isinstance(one, ast.AugAssign):
-            target, value = one.target, ast.BinOp(ast.Name(ast.unparse(one.target)), one.op, one.value)
-        else:
+        target = one.targets[0] if isinstance(one, ast.Assign) and len(one.targets) == 1 else None
+        if not isinstance(target, ast.Name) or target.id in found or _writes(one):
             return None
-        name = ast.unparse(target)
-        if not isinstance(target, ast.Name) or name in found:
-            return None
-        found[name] = value
+        found[target.id] = one.value  # type: ignore[union-attr]
     return found
 
 
-def _tensor(test: ast.expr) -> ast.expr:
-    """Returns a condition without what made it a Python value."""
-    if isinstance(test, ast.Call):
-        if isinstance(test.func, ast.Name) and test.func.id == "bool" and len(test.args) == 1:
-            return _tensor(test.args[0])
-        if isinstance(test.func, ast.Attribute) and test.func.attr == "item" and not test.args:
-            return _tensor(test.func.value)
+def _is_tensor(node: ast.expr | None) -> bool:
+    """Returns whether an expression may be a side of `torch.where`."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int | float)
+    known = (ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Lambda, ast.JoinedStr, ast.ListComp, ast.DictComp, ast.IfExp)
+    return node is not None and not isinstance(node, known) and not _writes(node)
+
+
+def _writes(node: ast.AST) -> bool:
+    """Returns whether a call in it may change a tensor in place."""
+    calls = (one for one in ast.walk(node) if isinstance(one, ast.Call))
+    return any(_called(one).endswith("_") and not _called(one).endswith("__") for one in calls)
+
+
+def _boolean(test: ast.expr) -> ast.expr | None:
+    """Returns a condition as a tensor of booleans, none where it can't be one."""
+    if isinstance(test, ast.Call) and ast.unparse(test.func) == "bool" and len(test.args) == 1:
+        return _boolean(test.args[0])
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return ast.UnaryOp(ast.Invert(), _tensor(test.operand))
-    if isinstance(test, ast.Compare):
-        return ast.Compare(_tensor(test.left), test.ops, [_tensor(one) for one in test.comparators])
+        inner = _boolean(test.operand)
+        return None if inner is None else ast.Compare(inner, [ast.Eq()], [ast.Constant(0)])
     if isinstance(test, ast.BoolOp):
-        name = "torch.logical_and" if isinstance(test.op, ast.And) else "torch.logical_or"
-        made = _tensor(test.values[0])
-        for value in test.values[1:]:
-            made = _call(name, made, _tensor(value))
-        return made
-    return test
+        found = [_boolean(one) for one in test.values]
+        return None if None in found else _joined(found, ast.BitAnd() if isinstance(test.op, ast.And) else ast.BitOr())
+    calls = [one for one in ast.walk(test) if isinstance(one, ast.Call)]
+    if any(_called(one) in _PYTHON or ast.unparse(one.func) in ("int", "round", "complex") for one in calls):
+        return None
+    value = ast.parse("\n".join(_replace(ast.Expr(test), _unread)) or ast.unparse(test), mode="eval").body
+    if isinstance(value, ast.Compare):
+        if any(isinstance(one, ast.In | ast.NotIn | ast.Is | ast.IsNot) for one in value.ops):
+            return None
+        sides = [value.left, *value.comparators]
+        pairs = zip(sides, value.ops, sides[1:], strict=False)
+        return _joined([ast.Compare(left, [op], [right]) for left, op, right in pairs], ast.BitAnd())
+    if isinstance(value, ast.Call) and _called(value) in _BOOLEAN:
+        return value
+    return ast.Compare(value, [ast.NotEq()], [ast.Constant(0)])
 
 
-def read(statement: ast.stmt | None) -> Fix:
-    """Returns the fix of a value that is read into Python."""
-    text = "keep it a tensor in place of a number"
-    return Fix(text, _replace(statement, _unread))
+def _joined(values: list[Any], op: ast.operator) -> ast.expr:
+    made = values[0]
+    for value in values[1:]:
+        made = ast.BinOp(made, op, value)
+    return made
 
 
 def _unread(node: ast.AST) -> ast.AST | None:
-    if isinstance(node, ast.Call) and not node.keywords:
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args:
-            return node.func.value
-        if isinstance(node.func, ast.Name) and node.func.id in ("int", "float") and len(node.args) == 1:
-            inner = node.args[0]
-            return _unread(inner) or inner
+    """Returns the tensor whose value an expression reads as it is."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item":
+        return node.func.value
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "float" and len(node.args) == 1:
+        return _unread(node.args[0]) or node.args[0]
     return None
 
 
-def masked(statement: ast.stmt | None, facts: dict[str, Any]) -> Fix:
+def read(place: Place, facts: dict[str, Any]) -> Fix:
+    """Returns the fix of a value that is read into Python."""
+    if generates(place.statement):
+        return Fix(LOOP)
+    if _is_size(place):
+        text = "keep the largest size, and leave out the rest with a mask, as `torch.arange(n) < count`"
+        return Fix(f"{text}; or let the caller cut, and take the size from an input's shape")
+    text, statement = "keep it a tensor in place of a number", place.statement
+    reads = [node for node in ast.walk(statement) if _is_read(node)] if statement is not None else []
+    inner = {node for outer in reads for node in ast.walk(outer) if node is not outer}
+    if facts.get("rank") != 0 or facts.get("dtype") not in ("float32", "int64") or isinstance(statement, ast.Expr):
+        return Fix(text)
+    if len([node for node in reads if node not in inner]) != 1:
+        return Fix(text)
+    floating = facts["dtype"] == "float32"
+
+    def change(node: ast.AST) -> ast.AST | None:
+        if not isinstance(node, ast.Call) or not _is_read(node):
+            return None
+        if _called(node) == "item":
+            return node.func.value  # type: ignore[attr-defined]
+        held, to = _unread(node.args[0]) or node.args[0], {"int": "long", "float": "float"}[_called(node)]
+        same = floating == (to == "float")
+        return held if same else ast.Call(ast.Attribute(held, to), [], [])
+
+    return Fix(text, _replace(statement, change))
+
+
+def _is_read(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or node.keywords:
+        return False
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr == "item" and not node.args
+    return ast.unparse(node.func) in ("int", "float") and len(node.args) == 1
+
+
+def _is_size(place: Place) -> bool:
+    """Returns whether the value that a statement reads becomes a size: of a slice, of a shape, of a range."""
+    statement, function = place.statement, place.definition
+    if statement is None or function is None:
+        return False
+    names: set[str] = set()
+    if isinstance(statement, ast.Assign):
+        targets = [one for target in statement.targets for one in ast.walk(target)]
+        names = {one.id for one in targets if isinstance(one, ast.Name)}
+
+    def sized(node: ast.AST) -> Iterator[ast.AST]:
+        if isinstance(node, ast.Slice):
+            yield from (one for bound in (node.lower, node.upper) if bound is not None for one in ast.walk(bound))
+        elif isinstance(node, ast.Call) and _called(node) in _SIZED:
+            yield from (one for value in node.args for one in ast.walk(value))
+
+    if any(_is_read(one) for node in ast.walk(_header(statement)) for one in sized(node)):
+        return True
+    later = (node for node in ast.walk(function) if getattr(node, "lineno", 0) > place.line)
+    return any(isinstance(one, ast.Name) and one.id in names for node in later for one in sized(node))
+
+
+def masked(place: Place, facts: dict[str, Any]) -> Fix:
     """Returns the fix of a boolean mask as an index, or of another size that follows from values."""
+    statement = place.statement
     text = "keep the size: compute at every position, and let a mask choose with `torch.where`"
+    rank, by, value = facts.get("rank") or 0, facts.get("mask"), facts.get("value")
     if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
         target = statement.targets[0]
-        name, mask, value = (ast.unparse(one) for one in (target.value, target.slice, statement.value))
-        if not isinstance(target.value, ast.Name) or isinstance(target.slice, ast.Tuple | ast.Slice):
+        name, mask, new = (ast.unparse(one) for one in (target.value, target.slice, statement.value))
+        if not isinstance(target.value, ast.Name) or isinstance(target.slice, ast.Tuple | ast.Slice) or by is None:
             return Fix(text)
-        if facts.get("value") in (None, 0):
-            return Fix("fill with the mask", [f"{name} = {name}.masked_fill({_wide(mask, facts)}, {value})"])
+        if value in (None, 0):
+            return Fix("fill with the mask", [f"{name}.masked_fill_({_wide(mask, rank - by)}, {new})"])
+        if value <= rank - by:
+            return Fix(
+                "choose with `torch.where`", [f"{name}.copy_(torch.where({_wide(mask, rank - by)}, {new}, {name}))"]
+            )
+        values, rows = _unused("values", place), _unused("rows", place)
         lines = [
-            f"values = {value}",
-            f"rows = ({_operand(mask)}.flatten().cumsum(0) - 1).clamp(0, values.shape[0] - 1)",
-            f"{name} = torch.where({_wide(mask, facts)}, values[rows].view_as({name}), {name})",
+            f"{values} = {new}",
+            f"{rows} = ({_operand(mask)}.flatten().cumsum(0) - 1).clamp(0, {values}.shape[0] - 1)",
+            f"{name}.copy_(torch.where({_wide(mask, rank - by)}, {values}[{rows}].view_as({name}), {name}))",
         ]
         return Fix("number the places of the mask with `cumsum`, and choose with `torch.where`", lines)
-    changed = _replace(statement, lambda node: _filled(node, facts)) if facts.get("mask") is not None else []
-    if changed:
-        text = "keep every row and make the others zero: sums stay as they were, a mean divides by `mask.sum()`"
-        return Fix(text, changed)
-    return Fix(text)
+    if by is None:
+        return Fix(text)
+    text = "keep every row and make the others zero: sums stay as they were, a mean divides by `mask.sum()`"
+
+    def change(node: ast.AST) -> ast.AST | None:
+        of = node.func if isinstance(node, ast.Call) and not node.args and not node.keywords else None
+        if not isinstance(of, ast.Attribute) or of.attr != "sum" or not isinstance(of.value, ast.Subscript):
+            return None
+        if not isinstance(of.value.slice, ast.Name | ast.Compare):
+            return None
+        mask = _wide(ast.unparse(of.value.slice), rank - by)
+        rows = _call("torch.where", ast.Name(mask), of.value.value, ast.Constant(0))
+        return ast.Call(ast.Attribute(rows, "sum"), [], [])
+
+    return Fix(text, _replace(statement, change))
 
 
-def _wide(mask: str, facts: dict[str, Any]) -> str:
-    missing = (facts.get("rank") or 0) - (facts.get("mask") or 0)
+def _wide(mask: str, missing: int) -> str:
     return f"{_operand(mask)}[{', '.join(['...'] + ['None'] * missing)}]" if missing > 0 else mask
 
 
@@ -152,20 +294,16 @@ def _operand(text: str) -> str:
     return text if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
 
 
-def _filled(node: ast.AST, facts: dict[str, Any]) -> ast.AST | None:
-    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Name):
-        mask = ast.Name(_wide(f"~{node.slice.id}", facts))
-        return ast.Call(ast.Attribute(node.value, "masked_fill"), [mask, ast.Constant(0)], [])
-    return None
-
-
-def stored(node: ast.Attribute) -> Fix:
-    """Returns the fix of what is read from an object: a number kept by the module."""
+def stored(place: Place, node: ast.Attribute, taken: bool) -> Fix:
+    """Returns the fix of an object's answer: a value of the module. `taken` says that the name is in use."""
     base = ast.unparse(node.value)
-    return Fix(
-        "read it once, when the module is made, and keep the value",
-        [f"self.{node.attr} = {base}.{node.attr}  # in __init__", f"self.{node.attr}  # in forward"],
-    )
+    text = "read it once, when the module is made, and keep the value"
+    parent = place.file.parents.get(node)
+    if not base.startswith("self.") or (isinstance(parent, ast.Call) and parent.func is node):
+        return Fix(text)
+    name = f"self.{base.rpartition('.')[2]}_{node.attr}" if taken else f"self.{node.attr}"
+    change = _replace(place.statement, lambda one: ast.Name(name) if ast.unparse(one) == ast.unparse(node) else None)
+    return Fix(text, [f"{name} = {base}.{node.attr}  # last in `__init__`", *change])
 
 
 def quiet(statement: ast.stmt | None) -> Fix:
@@ -176,80 +314,86 @@ def quiet(statement: ast.stmt | None) -> Fix:
     return Fix(text)
 
 
-def torch_instead(statement: ast.stmt | None, names: set[str]) -> Fix:
-    """Returns the fix of a computation with numpy: torch's function of the same name."""
-    import torch
+def in_place(held: str, method: ast.FunctionDef | None, written: list[str]) -> Fix:
+    """Returns the fix of a write into a tensor that is not the call's own.
 
-    def change(node: ast.AST) -> ast.AST | None:
-        if not isinstance(node, ast.Call):
-            return None
-        func = node.func
-        if isinstance(func, ast.Attribute) and func.attr == "numpy":
-            return func.value
-        known = isinstance(func, ast.Attribute) and ast.unparse(func).partition(".")[0] in names
-        if known and hasattr(torch, func.attr):
-            return ast.Call(ast.Attribute(ast.Name("torch"), func.attr), node.args, node.keywords)
-        if known and func.attr in ("array", "asarray") and node.args:
-            return node.args[0]
-        return None
-
-    return Fix("compute it with torch", _replace(statement, change))
+    `method` is the one that is captured, `written` the inputs that it writes into.
+    """
+    if not held.startswith("the input"):
+        return Fix("return the new value as an output, and take the old one as an input: the caller keeps it")
+    text = "write into a copy and return it, for the caller to keep: what was passed in stays as it was"
+    return Fix(text, [] if method is None else _copied(method, written))
 
 
-def in_place(statement: ast.stmt | None, held: str) -> Fix:
-    """Returns the fix of a write into a tensor that is not the call's own."""
-    import torch
+def _copied(method: ast.FunctionDef, written: list[str]) -> list[str]:
+    """Returns a method's first line and its returns, with copies of inputs; none where these are not seen to do."""
+    arguments = method.args
+    parameters = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    own = [node for node in ast.walk(method) if not isinstance(node, ast.FunctionDef) or node is method]
+    if not set(written) <= parameters or any(isinstance(one, ast.Yield | ast.YieldFrom) for one in own):
+        return []
+    if any(isinstance(one, ast.FunctionDef | ast.Lambda) for one in ast.walk(method) if one is not method):
+        return []
+    changed = {id(one.target) for one in own if isinstance(one, ast.AugAssign)}
+    stores = [one for one in own if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)]
+    rebound = {one.id for one in stores if id(one) not in changed}
+    kept = {name: f"new_{name}" if name in rebound else name for name in written}
+    lines = [
+        f"{f'{new} = ' if new != name else ''}{name} = {name}.clone()  # first in `{method.name}`"
+        for name, new in kept.items()
+    ]
+    returns = [one for one in own if isinstance(one, ast.Return)]
+    if returns and not _ends(method.body):
+        return []
+    for one in returns or [ast.Return(None)]:
+        nothing = one.value is None or (isinstance(one.value, ast.Constant) and one.value.value is None)
+        values = [] if nothing else list(one.value.elts) if isinstance(one.value, ast.Tuple) else [one.value]
+        there = {value.id for value in values if isinstance(value, ast.Name)}
+        values += [ast.Name(new) for new in kept.values() if new not in there]
+        text = f"return {', '.join(_text(value) for value in values)}"
+        lines.append(text if returns else f"{text}  # last in `{method.name}`")
+    return lines
 
-    if held != "an input":
-        return Fix("return the new value as an output, and take the old one as an input: a session can keep it")
-    text = "make a new tensor"
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-        name = statement.target.id
-        return Fix(text, [_line(name, ast.BinOp(ast.Name(name), statement.op, statement.value))])
-    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
-        name = ast.unparse(statement.targets[0].value)
-        return Fix("write into a copy", [f"{name} = {name}.clone()", ast.unparse(statement)])
 
-    def change(node: ast.AST) -> ast.AST | None:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            plain = node.func.attr.removesuffix("_")
-            if plain != node.func.attr and hasattr(torch.Tensor, plain):
-                return ast.Call(ast.Attribute(node.func.value, plain), node.args, node.keywords)
-        return None
-
-    lines = _replace(statement, change)
-    if lines and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        target = statement.value.func.value if isinstance(statement.value.func, ast.Attribute) else None
-        if isinstance(target, ast.Name):
-            lines = [f"{target.id} = {lines[0]}"]
-    return Fix(text, lines)
+def _ends(body: list[ast.stmt]) -> bool:
+    """Returns whether a block never ends without a `return` or a `raise`."""
+    last = body[-1]
+    if isinstance(last, ast.If):
+        return _ends(last.body) and bool(last.orelse) and _ends(last.orelse)
+    return _ends(last.body) if isinstance(last, ast.With) else isinstance(last, ast.Return | ast.Raise)
 
 
-def repeated(statement: ast.stmt | None) -> Fix:
+def repeated(statement: ast.stmt | None, facts: dict[str, Any]) -> Fix:
     """Returns the fix of `expand`: a copy with strides of its own."""
+    shape, count = facts["shape"], len([1 for node in ast.walk(statement) if _is_expand(node)]) if statement else 0
 
     def change(node: ast.AST) -> ast.AST | None:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "expand":
-            sizes = [ast.Constant(1) if ast.unparse(one) == "-1" else one for one in node.args]
-            return ast.Call(ast.Attribute(node.func.value, "repeat"), sizes, [])
-        return None
+        if not isinstance(node, ast.Call) or not _is_expand(node) or id(node) in done:
+            return None
+        plain = not node.keywords and not any(isinstance(one, ast.Starred) for one in node.args)
+        missing = len(node.args) - len(shape)
+        # A parameter has one shape, an input may have its other sizes too.
+        if count == 1 and plain and missing >= 0 and str(facts.get("held")).startswith("the parameter"):
+            sizes = [
+                one if old == 1 else ast.Constant(1) for one, old in zip(node.args, (1,) * missing + shape, strict=True)
+            ]
+            sizes = [ast.Constant(1) if ast.unparse(one) == "-1" else one for one in sizes]
+            return ast.Call(ast.Attribute(node.func.value, "repeat"), sizes, [])  # type: ignore[attr-defined]
+        done.add(id(node))
+        memory = ast.keyword("memory_format", ast.parse("torch.contiguous_format", mode="eval").body)
+        return ast.Call(ast.Attribute(node, "clone"), [], [memory])
 
-    return Fix("`repeat` makes a copy whose strides do not depend on it", _replace(statement, change))
+    done: set[int] = set()
+    return Fix("a copy has strides that do not depend on the size", _replace(statement, change))
 
 
-def dropout(statement: ast.stmt | None) -> Fix:
+def _is_expand(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "expand"
+
+
+def dropout() -> Fix:
     """Returns the fix of dropout that is always on."""
-
-    def change(node: ast.AST) -> ast.AST | None:
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].endswith("dropout"):
-            if len(node.args) > 2:
-                return None
-            kept = [one for one in node.keywords if one.arg != "training"]
-            value = ast.Attribute(ast.Name("self"), "training")
-            return ast.Call(node.func, node.args, [*kept, ast.keyword("training", value)])
-        return None
-
-    return Fix("switch it off in eval mode", _replace(statement, change))
+    return Fix("if it is for training alone, switch it off in eval mode: `training=self.training`. Else draw outside")
 
 
 def flag(statement: ast.stmt | None) -> Fix:
@@ -263,6 +407,44 @@ def flag(statement: ast.stmt | None) -> Fix:
 
     text = "`bool` decides it once for the whole range; or give it to `__init__` as a constant"
     return Fix(text, _replace(statement, change))
+
+
+def evaluated(function: ast.stmt | None) -> Fix:
+    """Returns the fix of an entry that returns a model in training mode."""
+    returns = [one for one in ast.walk(function) if isinstance(one, ast.Return)] if function is not None else []
+    lines = []
+    if len(returns) == 1 and isinstance(returns[0].value, ast.Name | ast.Call):
+        lines = [f"return {_text(returns[0].value)}.eval()"]
+    return Fix("return it in eval mode", lines)
+
+
+def _earlier(place: Place) -> set[str]:
+    """Returns the names that may have a value before a statement."""
+    function = place.definition
+    if function is None:
+        return set()
+    names = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+    stores = (one for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+    return names | {one.id for one in stores if one.lineno < place.line}
+
+
+def _unused(name: str, place: Place) -> str:
+    """Returns a name that the function around a line does not use."""
+    function = place.definition
+    known = {one.id for one in ast.walk(function) if isinstance(one, ast.Name)} if function is not None else set()
+    known |= {one.arg for one in ast.walk(function) if isinstance(one, ast.arg)} if function is not None else set()
+    while name in known:
+        name = f"{name}_"
+    return name
+
+
+def _reads(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _called(node: ast.Call) -> str:
+    """Returns the last part of what is called."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def _replace(statement: ast.stmt | None, change: Any) -> list[str]:

@@ -5,20 +5,40 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import inspect
 import types
+from collections import deque
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from .. import operators
 from ..torch_private import overloads
-from . import fixes
+from . import fixes, numpy_fixes
 from .finding import HIGH, LOW, MEDIUM, Finding, Fix
 from .observe import MISSING, resolve
 from .sources import Place, made
 
-_CHANGES = {"append", "extend", "insert", "pop", "remove", "clear", "update", "setdefault", "popitem", "add", "discard"}
+_CHANGES = {
+    "appendleft",
+    "popleft",
+    "sort",
+    "reverse",
+    "append",
+    "extend",
+    "insert",
+    "pop",
+    "remove",
+    "clear",
+    "update",
+    "setdefault",
+    "popitem",
+    "add",
+    "discard",
+}
 _LOGS = {"debug", "info", "warning", "warning_once", "warn", "error", "exception", "critical", "log"}
+_CONTAINERS = (list, dict, set, deque)
+_STATE = Fix("take what changes as an input, and return its new value: the caller keeps it between calls")
 # What a module may hold beside tensors and modules without a word: plain values and settings.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set, frozenset, range, type)
 
@@ -26,9 +46,12 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, 
 class Lines:
     """Collects what lines show; `visit` is called once for each line, in its frame."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, model: Any) -> None:
         self.findings: list[Finding] = []
+        # The objects that modules hold, by identity.
+        self._kept: dict[int, Any] = {}
+        for module in model.modules():
+            self._keep(module, 4)
 
     def visit(self, place: Place, frame: FrameType) -> None:
         """Looks at one line."""
@@ -39,14 +62,59 @@ class Lines:
         for node in _expressions(statement):
             for category, severity, why, fix in self._node(node, statement, place, frame):
                 self.findings.append(made(place, category, severity, why, fix))
-        for category, severity, why, fix in _assigned(statement, frame):
-            self.findings.append(made(place, category, severity, why, fix))
+        if frame.f_code.co_name != "__init__" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            for name in self._changed(statement, frame):
+                self.findings.append(made(place, "python-state", MEDIUM, _lasts(name), _STATE))
+
+    def _keep(self, value: Any, depth: int) -> None:
+        """Notes an object that outlives a call, and the objects inside it."""
+        import torch
+
+        known = torch.Tensor | types.ModuleType | types.FunctionType | type | str | int | float | None
+        if isinstance(value, known) or id(value) in self._kept:
+            return
+        self._kept[id(value)] = value
+        inner: Any = vars(value).values() if hasattr(value, "__dict__") else ()
+        if isinstance(value, dict):
+            inner = value.values()
+        elif isinstance(value, list | tuple | set | deque):
+            inner = value
+        for one in [*inner] if depth else ():
+            self._keep(one, depth - 1)
+
+    def _outlives(self, node: ast.expr, frame: FrameType) -> bool:
+        """Returns whether an expression stands for an object that outlives the call: of a module, a class, a global."""
+        import torch
+
+        value = resolve(node, frame)
+        if isinstance(value, torch.Tensor):
+            return False
+        if id(value) in self._kept or isinstance(value, type | types.ModuleType) or _rooted(node, frame):
+            return True
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id not in frame.f_locals and resolve(node, frame) is not MISSING
+
+    def _changed(self, statement: ast.stmt, frame: FrameType) -> Iterator[str]:
+        """Yields what a statement sets that outlives the call: attributes, items, global names."""
+        import torch
+
+        for target in _targets(statement):
+            if isinstance(target, ast.Name):
+                if target.id not in (*frame.f_code.co_varnames, *frame.f_code.co_cellvars):
+                    yield target.id
+            elif isinstance(target, ast.Attribute) and self._outlives(target.value, frame):
+                # A tensor that is written is seen by what torch is asked for.
+                if not isinstance(statement, ast.AugAssign) or not isinstance(resolve(target, frame), torch.Tensor):
+                    yield ast.unparse(target)
+            elif isinstance(target, ast.Subscript) and self._outlives(target.value, frame):
+                yield ast.unparse(target.value)
 
     def _node(self, node: ast.AST, statement: ast.stmt, place: Place, frame: FrameType) -> Iterator[Any]:
         if isinstance(node, ast.Call):
             yield from self._call(node, statement, place, frame)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            yield from _object(node, frame)
+            yield from _object(node, place, frame)
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
             if isinstance(node.comparators[0], ast.Constant) and _decides(node, statement, place):
                 name = ast.unparse(node.left)
@@ -78,17 +146,29 @@ class Lines:
                     Fix("take one tensor with a dimension for them, as `torch.stack` makes"),
                 )
         elif _module(called).partition(".")[0] == "numpy" or _module(base) == "numpy":
+            inside = [one for arg in node.args for one in ast.walk(arg)]
+            named = [resolve(one, frame) for one in inside if isinstance(one, ast.Name)]
+            tensors = any(isinstance(one, torch.Tensor) or type(one).__name__ == "ndarray" for one in named)
+            constant = not tensors and not any(isinstance(one, ast.Call) for one in inside)
             why = "numpy computes once, at capture: what it gives is a constant of the compiled program"
-            yield "numpy", MEDIUM, why, fixes.torch_instead(statement, _names(frame, "numpy"))
+            yield "numpy", MEDIUM, why, numpy_fixes.instead(place, node=node, constant=constant)
         elif _module(called) == "random" or _random(called):
             why = "a number is drawn once, at capture, and every later call has the same one"
             yield "random", MEDIUM, why, Fix("draw it outside, and take it as an input")
-        elif name in _CHANGES and isinstance(base, list | dict | set) and _outlives(node.func, frame):
-            held = ast.unparse(node.func.value)  # type: ignore[union-attr]
-            why = f"`{held}` outlives the call: the change happens at capture and never again"
-            yield "python-state", MEDIUM, why, Fix("return what is kept as an output, and keep it outside")
+        elif name in _CHANGES and isinstance(base, _CONTAINERS) and self._changes(node.func, frame):
+            yield "python-state", MEDIUM, _lasts(ast.unparse(node.func.value)), _STATE  # type: ignore[union-attr]
+        elif called in (next, setattr, delattr) and node.args and self._outlives(node.args[0], frame):
+            yield "python-state", MEDIUM, _lasts(ast.unparse(node.args[0])), _STATE
+        elif isinstance(base, torch.optim.Optimizer) and name in ("step", "zero_grad"):
+            yield "training", HIGH, f"`{name}` is of an optimizer: a program computes answers alone", fixes.TRAINING
         else:
             yield from self._operator(called, node, frame)
+
+    def _changes(self, func: Any, frame: FrameType) -> bool:
+        """Returns whether the container whose method is called outlives the call, or is an argument."""
+        code, held = frame.f_code, func.value
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return self._outlives(held, frame) or (isinstance(held, ast.Name) and held.id in arguments)
 
     def _operator(self, called: Any, node: ast.Call, frame: FrameType) -> Iterator[Any]:
         name = overloads.called(called) or _operator_name(node.func, frame)
@@ -96,8 +176,14 @@ class Lines:
             return
         if not overloads.has_fake_kernel(name):
             why = f"`{name}` has no fake kernel: torch can't say what shape it returns"
-            fix = Fix("say it", [f'@torch.library.register_fake("{name}")', "def _(…): return torch.empty(…)"])
+            fix = Fix(
+                f'say it: `@torch.library.register_fake("{name}")` on a function that returns `torch.empty` of it'
+            )
             yield "custom-operator", HIGH, why, fix
+
+
+def _lasts(name: str) -> str:
+    return f"`{name}` outlives the call: the change happens at capture and never again"
 
 
 def _operator_name(func: ast.expr, frame: FrameType) -> str | None:
@@ -122,35 +208,14 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
                 yield child
 
 
-def _assigned(statement: ast.stmt, frame: FrameType) -> Iterator[Any]:
-    """Finds what forward writes to its module: an attribute, or an item of a list or a dict that the module holds."""
-    import torch
-
-    targets: list[ast.expr] = []
-    if isinstance(statement, ast.Assign):
-        targets = statement.targets
-    elif isinstance(statement, ast.AugAssign | ast.AnnAssign):
-        targets = [statement.target]
-    if frame.f_code.co_name == "__init__":
-        return
-    for target in targets:
-        if isinstance(target, ast.Attribute):
-            base = resolve(target.value, frame)
-            held = resolve(target, frame)
-            # A buffer that is written is seen by what torch is asked for.
-            if isinstance(base, torch.nn.Module) and not (
-                isinstance(statement, ast.AugAssign) and isinstance(held, torch.Tensor)
-            ):
-                why = f"`{ast.unparse(target)}` is set at capture, and never by a compiled program"
-                yield "python-state", MEDIUM, why, Fix("return it as an output, and take it as an input")
-        elif isinstance(target, ast.Subscript):
-            base = resolve(target.value, frame)
-            if isinstance(base, list | dict) and _rooted(target.value, frame):
-                why = f"`{ast.unparse(target.value)}` outlives the call: the change happens at capture and never again"
-                yield "python-state", MEDIUM, why, Fix("return what is kept as an output, and keep it outside")
+def _targets(statement: ast.stmt) -> list[ast.expr]:
+    """Returns what a statement sets or deletes."""
+    found = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
+    inside = [one.elts if isinstance(one, ast.Tuple | ast.List) else [one] for one in found if one is not None]
+    return [one for several in inside for one in several]
 
 
-def _object(node: ast.Attribute, frame: FrameType) -> Iterator[Any]:
+def _object(node: ast.Attribute, place: Place, frame: FrameType) -> Iterator[Any]:
     """Finds what is computed by an object that the module holds and torch knows nothing of, as a tokenizer."""
     import torch
 
@@ -173,7 +238,8 @@ def _object(node: ast.Attribute, frame: FrameType) -> Iterator[Any]:
     ):
         return
     why = f"`{ast.unparse(node)}` asks a {kind.__name__}: its answer at capture is a constant of the compiled program"
-    yield "python-object", MEDIUM, why, fixes.stored(node)
+    taken = resolve(ast.Attribute(ast.Name("self"), node.attr), frame) is not MISSING
+    yield "python-object", MEDIUM, why, fixes.stored(place, node, taken)
 
 
 def _rooted(node: ast.expr, frame: FrameType) -> bool:
@@ -184,19 +250,6 @@ def _rooted(node: ast.expr, frame: FrameType) -> bool:
         node = node.value
         if isinstance(resolve(node, frame), torch.nn.Module):
             return True
-    return False
-
-
-def _outlives(func: ast.expr, frame: FrameType) -> bool:
-    """Returns whether the list or dict whose method is called is the module's, a global or an argument."""
-    assert isinstance(func, ast.Attribute)
-    if _rooted(func.value, frame):
-        return True
-    if isinstance(func.value, ast.Name):
-        name = func.value.id
-        code = frame.f_code
-        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        return name in arguments or name not in frame.f_locals
     return False
 
 
@@ -243,12 +296,6 @@ def _random(called: Any) -> bool:
     import random
 
     return isinstance(getattr(called, "__self__", None), random.Random)
-
-
-def _names(frame: FrameType, module: str) -> set[str]:
-    """Returns what a module is called where a line is."""
-    scopes = {**frame.f_globals, **frame.f_locals}
-    return {name for name, value in scopes.items() if isinstance(value, types.ModuleType) and value.__name__ == module}
 
 
 def _flat(value: Any) -> Iterator[Any]:

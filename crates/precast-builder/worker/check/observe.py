@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
+from .. import tensors
 from ..torch_private import fake
 from .sources import Place, Sources, executable
 
@@ -52,14 +53,16 @@ class Seen:
         return found
 
 
-def watch(function: Callable[..., Any], inputs: list[Any], held: dict[int, str], sources: Sources, visit: Any) -> Seen:
+def watch(
+    function: Callable[..., Any], inputs: dict[str, Any], held: dict[int, str], sources: Sources, visit: Any
+) -> Seen:
     """Runs a function on copies of the inputs. `held` names parameters and buffers by storage; `visit` sees lines."""
     import torch
 
     seen = Seen()
-    given = [value.clone() for value in inputs]
+    given = [value.clone() for value in inputs.values()]
     own = dict(held)
-    own.update({fake.storage(value): "an input" for value in given})
+    own.update({fake.storage(value): f"the input `{name}`" for name, value in zip(inputs, given, strict=True)})
     with torch.no_grad(), _lines(seen, sources, visit), _calls(seen, sources, own):
         try:
             function(*given)
@@ -68,7 +71,7 @@ def watch(function: Callable[..., Any], inputs: list[Any], held: dict[int, str],
     if seen.error is not None:
         try:
             with torch.no_grad():
-                function(*[value.clone() for value in inputs])
+                function(*[value.clone() for value in inputs.values()])
         except Exception:
             return seen
         # It runs where nobody looks: `torch.cond` compiles its branches, and refuses while it is watched.
@@ -138,11 +141,13 @@ def _facts(name: str, args: Any, kwargs: dict[str, Any], own: dict[int, str]) ->
     if isinstance(first, torch.Tensor):
         facts["rank"] = first.dim()
         facts["shape"] = tuple(first.shape)
+        facts["dtype"] = tensors.dtype_name(first.dtype)
         facts["held"] = own.get(fake.storage(first))
     if name in ("__getitem__", "__setitem__") and len(args) > 1:
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         masks = [one for one in index if isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8)]
         facts["mask"] = masks[0].dim() if masks else None
+        facts["plain"] = bool(masks) and masks[0].dtype == torch.bool and len(index) == 1
         if len(args) > 2:
             value = args[2]
             facts["value"] = value.dim() if isinstance(value, torch.Tensor) else None

@@ -49,6 +49,25 @@ class Place:
         return self.file.statements.get(self.line)
 
     @property
+    def definition(self) -> ast.FunctionDef | None:
+        """Returns the function around the statement."""
+        node: ast.AST | None = self.statement
+        while node is not None and not isinstance(node, ast.FunctionDef):
+            node = self.file.parents.get(node)
+        return node
+
+    @property
+    def following(self) -> ast.stmt | None:
+        """Returns the statement behind that of the line, in the same block."""
+        statement = self.statement
+        parent = self.file.parents.get(statement) if statement is not None else None
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(parent, name, None)
+            if isinstance(block, list) and statement in block:
+                return next(iter(block[block.index(statement) + 1 :]), None)
+        return None
+
+    @property
     def function(self) -> str | None:
         """Returns the qualified name of the function around the line."""
         return self.file.functions.get(self.line)
