@@ -80,7 +80,6 @@ impl PythonArgs {
             torch: python.and_then(|python| in_environment(python)),
             untried: self.untried_torch,
             headers: cache_folder("headers"),
-            bytecode: cache_folder("bytecode"),
             ..chosen
         }
     }

@@ -67,6 +67,42 @@ fn a_machine_that_has_all_can_build() {
 }
 
 #[test]
+fn a_torch_without_bytecode_is_noted_with_the_command_that_makes_it() {
+    let python = std::env::current_dir().unwrap().join(".venv/bin/python");
+    let sandbox = Sandbox::new();
+    let package = sandbox.path("site/torch");
+    fs::create_dir_all(&package).unwrap();
+    fs::write(package.join("__init__.py"), "").unwrap();
+    fs::write(
+        package.join("version.py"),
+        format!("__version__ = '{TORCH}'\ncuda = None\ngit_version = 'abc'\n"),
+    )
+    .unwrap();
+    let look = || {
+        let mut command = sandbox.command(&["doctor", "--format", "json", "--python"]);
+        command.arg(&python).env_remove("PRECAST_WORKER");
+        command.env("PYTHONPATH", sandbox.path("site"));
+        let document = document(&sandbox.output(&mut command));
+        let mut checks = document["checks"].as_array().unwrap().iter();
+        checks.find(|check| check["name"] == "bytecode").cloned()
+    };
+    let note = look().unwrap();
+    assert_eq!(note["state"], "note");
+    // The command of the hint is run as it stands.
+    let root = sandbox.path("").display().to_string();
+    let hint = note["hint"].as_str().unwrap().trim_matches('`');
+    let command = &hint.replace("[ROOT]", root.trim_end_matches('/'));
+    assert!(
+        Command::new("sh")
+            .args(["-c", command])
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(look(), None);
+}
+
+#[test]
 fn what_a_build_lacks_is_missing_and_named() {
     let sandbox = Sandbox::new();
     let ran = sandbox.output(&mut doctor(&sandbox, "1.13.0"));

@@ -35,8 +35,6 @@ pub struct Launcher {
     pub untried: bool,
     /// A folder that outlives builds, for precompiled C++ headers; without one each build makes its own.
     pub headers: Option<PathBuf>,
-    /// Another one for bytecode of torch, where it was installed without; without one each worker makes its own.
-    pub bytecode: Option<PathBuf>,
 }
 
 /// A Python program that prints, as JSON, a list of [`Off`](crate::protocol::Off) for the version of torch that is its
@@ -53,7 +51,6 @@ impl Launcher {
             torch: None,
             untried: false,
             headers: None,
-            bytecode: None,
         }
     }
 
@@ -66,7 +63,6 @@ impl Launcher {
             torch: None,
             untried: false,
             headers: None,
-            bytecode: None,
         }
     }
 
@@ -104,9 +100,6 @@ impl Launcher {
         command.args(&self.args);
         if let Some(headers) = &self.headers {
             command.env("PRECAST_HEADER_DIR", headers);
-        }
-        if let Some(bytecode) = &self.bytecode {
-            command.env("PRECAST_BYTECODE_DIR", bytecode);
         }
         if !self.replaces_worker {
             command.args(["-P", "-u"]).arg(unpack(private)?);

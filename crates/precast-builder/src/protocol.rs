@@ -7,7 +7,7 @@
 //!
 //! Environment of a worker: `TORCHINDUCTOR_CACHE_DIR`, `TRITON_CACHE_DIR` and `TMPDIR` are private folders of the build.
 //! `PRECAST_HEADER_DIR` may name a folder that outlives builds, for precompiled C++ headers: they take 10 s and are the same
-//! for every build on a machine. `PRECAST_BYTECODE_DIR` may name one for bytecode of a torch that was installed without it.
+//! for every build on a machine.
 //! The worker uses either folder only if this user owns it and no other user can write it.
 
 use std::{collections::BTreeMap, path::PathBuf};

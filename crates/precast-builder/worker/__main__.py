@@ -20,10 +20,8 @@ def main() -> int:
     package = os.path.basename(here)
     serve = importlib.import_module(f"{package}.serve")
     wire = importlib.import_module(f"{package}.wire")
-    bytecode = importlib.import_module(f"{package}.bytecode")
     sys.path.pop(0)
     sys.dont_write_bytecode = True
-    bytecode.use()
     return serve.serve(wire.take_stdio())
 
 
