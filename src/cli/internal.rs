@@ -56,7 +56,11 @@ pub(super) fn try_load(args: &TrialArgs) -> Result<u8> {
     use std::{fs::File, io::Write as _, os::fd::AsFd as _, thread, time};
     let limit = time::Duration::from_secs(args.seconds);
     let parent = args.parent;
+    // The start of a thread takes the loader's lock, which a load that hangs keeps.
+    let runs = std::sync::Arc::new(std::sync::Barrier::new(2));
+    let running = runs.clone();
     let watch = move || {
+        runs.wait();
         let begun = time::Instant::now();
         let alone = || rustix::process::Pid::as_raw(rustix::process::getppid()) != parent;
         while begun.elapsed() < limit && !alone() {
@@ -70,7 +74,10 @@ pub(super) fn try_load(args: &TrialArgs) -> Result<u8> {
     let answered = thread::Builder::new()
         .spawn(watch)
         .map_err(Into::into)
-        .and_then(|_| args.libtorch.open())
+        .and_then(|_| {
+            running.wait();
+            args.libtorch.open()
+        })
         .and_then(|_| {
             let input = File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
             Ok(crate::runtime::answer_trial(input, told.try_clone()?)?)

@@ -217,7 +217,13 @@ fn initialiser(sandbox: &Sandbox, body: &str) -> Vec<u8> {
 #[test]
 fn a_shim_that_crashes_when_it_is_loaded_is_an_error_and_takes_nothing_with_it() {
     let sandbox = built();
-    let crashing = initialiser(&sandbox, "abort();");
+    let pid = sandbox.path("pid");
+    let body = format!(
+        "int child = fork(); if (child == 0) {{ sleep(600); _exit(0); }}\
+         FILE* f = fopen(\"{}\", \"w\"); fprintf(f, \"%d\", child); fclose(f); abort();",
+        pid.display()
+    );
+    let crashing = initialiser(&sandbox, &body);
     with_shims(&sandbox, |store, release| {
         release.shims[0].object = store.put_bytes(&crashing).unwrap();
     });
@@ -230,6 +236,8 @@ fn a_shim_that_crashes_when_it_is_loaded_is_an_error_and_takes_nothing_with_it()
     hint: build the program again; `precast verify` says whether its objects are whole
     ");
     assert_eq!(first.text(), sandbox.run(&RUN).text());
+    let forked = fs::read_to_string(&pid).unwrap();
+    wait_until("what it forked is left", || !alive(&forked));
 }
 
 #[test]

@@ -112,12 +112,16 @@ impl RuntimeError {
     pub fn hint(&self) -> String {
         const REBUILD: &str =
             "build the program again; `precast verify` says whether its objects are whole";
+        const NO_CODE: &str = "oneDNN makes machine code at run time: run without systemd's `MemoryDenyWriteExecute` \
+             (`PR_SET_MDWE`), which forbids that";
         let text = match self {
             Self::Failed { .. } | Self::NoContainer { .. } | Self::NotLoadable { .. }
                 if self.is_out_of_memory() =>
             {
                 "there was too little memory: free some, or have fewer calls at once, and try again"
             }
+            Self::Unprepared { .. } => NO_CODE,
+            Self::Failed { message, .. } if message.contains(ONE_DNN) => NO_CODE,
             Self::Store { source, .. } => match source.downcast_ref::<StoreError>() {
                 Some(error) => error.hint(),
                 None => "`precast verify` looks at every byte of the store",
@@ -162,10 +166,6 @@ impl RuntimeError {
                 "it is held in memory: free some, or raise the number of open files with `ulimit -n`"
             }
             Self::NothingLeft { cause, .. } => return cause.error.hint(),
-            Self::Unprepared { .. } => {
-                "oneDNN makes machine code at run time: run without systemd's `MemoryDenyWriteExecute` (`PR_SET_MDWE`), which \
-                 forbids that; with `fail_policy = \"fallback_eager\"` eager answers in its place"
-            }
             Self::NotLoadable { reason, .. } if reason.starts_with("libtorch_python") => {
                 "link the operators' library without libtorch_python (`is_python_module=False` in \
                  torch.utils.cpp_extension.load), and build again"
@@ -245,6 +245,9 @@ impl RuntimeError {
         text.to_owned()
     }
 }
+
+/// The words of oneDNN where it can't make the code of an operator.
+const ONE_DNN: &str = "could not create a primitive";
 
 /// What the system lacks for a moment, or reads wrong once.
 const PASSING: [i32; 7] = [

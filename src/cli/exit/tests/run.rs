@@ -272,6 +272,12 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             step: "main".into(),
             message: "CUDA driver error: out of memory".into(),
         },
+        E::Failed {
+            module: module.clone(),
+            bucket: "batch=8".into(),
+            step: "eager".into(),
+            message: "`aten::conv2d`: could not create a primitive".into(),
+        },
         E::CheckFailed {
             module: module.clone(),
             bucket: "batch=8".into(),
