@@ -6,6 +6,7 @@ place: then nothing of that category is left.
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 import unittest
@@ -322,6 +323,52 @@ class Faults(Checks):
                     self.assertFalse(answer["captured"])
                 if fixed is not None:
                     self.fixed(category, body, inputs, fixed, here[0]["fix"]["lines"])
+
+    def test_all_that_stops_a_build_is_found_in_one_run(self) -> None:
+        stops = {
+            "branch": "if x.max() > 1:  # here\n    x = x * 2",
+            "size": "x = x + mask.nonzero()[:, 0].sum()  # here",
+            "unique": "x = x + torch.unique(x).sum()  # here",
+            "slice": "x = torch.cat([x, x[:, : mask.sum().item()]], 1)[:, :4]  # here",
+            "buffer": "self.total += x.sum()  # here",
+            "state": "self.calls += 1  # here\nx = x * self.calls",
+        }
+        for first, second in itertools.permutations(stops, 2):
+            if "branch" not in (first, second) and "slice" not in (first, second):
+                continue
+            with self.subTest(first=first, second=second):
+                text = self.source(f"{stops[first]}\n{stops[second]}\nreturn x", [X, MASK])
+                answer = self.check(self.open(text), [X, MASK])
+                lines = {i for i, row in enumerate(text.splitlines(), 1) if row.endswith("# here")}
+                high = {
+                    int(one["location"].rpartition(":")[2]) for one in answer["findings"] if one["severity"] == "high"
+                }
+                self.assertLessEqual(lines, high, answer["findings"])
+
+    def test_a_loop_stays_with_the_caller(self) -> None:
+        step = "    def generate(self, x):\n        while x.max() > 1:\n            x = x - 1\n        return x\n\n"
+        for body in (
+            "while x.norm() > 1:  # here\n    x = x / 2\nreturn x",
+            "for _ in range(3):\n    if x.sum() > 9:  # here\n        break\n    x = x * 2\nreturn x",
+            "return self.generate(x)",
+        ):
+            with self.subTest(body):
+                text = self.source(body, [X]).replace("def load", f"{step}def load")
+                answer = self.check(self.open(text), [X])
+                self.assertTrue(found(answer, "control-flow"), answer["findings"])
+                for one in found(answer, "control-flow"):
+                    self.assertIn("let the caller loop", one["fix"]["text"])
+                if "generate" in body:
+                    answer = self.check(self.open(text), [X], method="generate")
+                    self.assertIn("let the caller loop", found(answer, "control-flow")[0]["fix"]["text"])
+
+    def test_a_slice_by_an_item_and_a_sort_of_numpy_have_a_way_out(self) -> None:
+        answer = self.check(self.open(self.source("return x[:, : mask.sum().item()]", [X, MASK])), [X, MASK])
+        self.assertIn("leave out the rest with a mask", found(answer, "value-read")[0]["fix"]["text"])
+        answer = self.check(self.open(self.source("return torch.from_numpy(np.sort(x.numpy()))", [X])), [X])
+        (one,) = found(answer, "numpy")
+        self.assertEqual(one["fix"]["lines"], ["return torch.sort(x).values"])
+        self.assertIn("`torch.sort(…).values`", one["fix"]["text"])
 
     def test_a_model_in_training_mode(self) -> None:
         text = self.source("return x + 1", [X]).replace(".eval()", "")

@@ -158,6 +158,12 @@ fn weights<'t>(reader: &mut Reader<'t>, field: &Field<'t>, root: &Path) -> Optio
     if text == "auto" {
         return Some(WeightsFrom::Auto);
     }
+    if let Some(message) = part_of_checkpoint(text) {
+        let help = "several files are loaded by the entry, as `from_pretrained` does, with `weights = \"auto\"`; or make one \
+                    file of them: `safetensors.torch.save_model(model, \"model.safetensors\")`";
+        reader.wrong_help(&field.place, message, help);
+        return None;
+    }
     if !text.ends_with(".safetensors") || text.contains('\0') {
         let message = format!("`{text}` is not a weight set");
         reader.wrong_help(
@@ -168,6 +174,19 @@ fn weights<'t>(reader: &mut Reader<'t>, field: &Field<'t>, root: &Path) -> Optio
         return None;
     }
     Some(WeightsFrom::File(root.join(text)))
+}
+
+/// Says of a file's name that it is a part of a checkpoint in several files, or their index.
+fn part_of_checkpoint(text: &str) -> Option<String> {
+    if text.ends_with(".index.json") {
+        return Some(format!(
+            "`{text}` is the index of a checkpoint in several files"
+        ));
+    }
+    let (before, count) = text.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+    let number = before.rsplit('-').next()?;
+    let whole = number.parse::<u32>().ok()? == 1 && count.parse::<u32>().ok()? == 1;
+    (!whole).then(|| format!("`{text}` is one file of a checkpoint in several"))
 }
 
 fn target<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<TargetSpec> {

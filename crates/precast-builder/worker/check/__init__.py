@@ -62,7 +62,7 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
 
     captured = breaks.capture(subject)
     found = breaks.judge(found, captured, subject)
-    lasting = captured.error is None and not _repeats(subject)
+    lasting = seen.error is None and not _repeats(subject)
     if lasting:
         found = _lasting(found, subject)
     shape = Shapes(subject)

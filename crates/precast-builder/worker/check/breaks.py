@@ -75,7 +75,7 @@ def judge(found: list[Finding], captured: Captured, subject: Subject) -> list[Fi
         kept = [one for one in found if one.category not in ("control-flow", "value-read")]
         for one in kept:
             one.severity = LOW if one.category == "value-size" else MEDIUM if one.severity == HIGH else one.severity
-        return kept if captured.error is None else [*kept, _from_error(captured, captured.location, sources)]
+        return kept if captured.error is None else [*kept, _from_error(captured, captured.location, subject)]
     stops = {captured.location}
     try:
         for stack in drafts.breaks(subject.call, subject.inputs):
@@ -92,9 +92,9 @@ def judge(found: list[Finding], captured: Captured, subject: Subject) -> list[Fi
             one.severity = HIGH
     for place in sorted(stop for stop in stops if stop):
         if not any(one.location == place and one.severity == HIGH for one in found):
-            found.append(_from_error(captured, place, sources))
+            found.append(_from_error(captured, place, subject))
     if captured.location is None:
-        found.append(_from_error(captured, None, sources))
+        found.append(_from_error(captured, None, subject))
     return found
 
 
@@ -108,8 +108,9 @@ def _function(location: str | None, sources: Sources) -> str | None:
     return None if place is None else place.function
 
 
-def _from_error(captured: Captured, location: str | None, sources: Sources) -> Finding:
+def _from_error(captured: Captured, location: str | None, subject: Subject) -> Finding:
     """Returns a finding for what only torch complained about."""
+    sources = subject.sources
     error = captured.error
     cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
     text = f"{type(cause).__name__}: {cause} {error}"
@@ -120,7 +121,11 @@ def _from_error(captured: Captured, location: str | None, sources: Sources) -> F
     place = sources.at(location)
     hint = error.hint if isinstance(error, Failure) else None
     fix = Fix(hint or "leave it out of forward, or give it to another module that is left to the caller")
-    if category == "control-flow" and place is not None:
+    if subject.module["method"] == "generate":
+        fix = Fix(fixes.LOOP)
+    elif category == "in-place" and hint is None:
+        fix = fixes.in_place("a tensor of its own", None, [])
+    elif category == "control-flow" and place is not None:
         fix = fixes.branch(place)
     one = Finding(category, HIGH, message, fix, location)
     if place is not None:

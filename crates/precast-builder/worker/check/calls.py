@@ -41,21 +41,20 @@ def _of(call: Call, method: ast.FunctionDef | None, written: list[str]) -> Itera
         yield "control-flow", MEDIUM, why, fixes.branch(place, facts.get("rank"))
     elif name in _READS:
         why = f"`{_shown(name)}` reads a value of a tensor into Python: a captured graph has no value yet"
-        yield "value-read", MEDIUM, why, fixes.read(place, facts)
+        yield "value-read", HIGH if fixes.is_size(place) else MEDIUM, why, fixes.read(place, facts)
     elif name in _NUMPY:
         why = "a tensor goes to numpy: torch.export follows that in strict mode alone, where it can"
         yield "numpy", MEDIUM, why, numpy_fixes.instead(place, floating=facts.get("dtype") == "float32")
     elif name in ("__getitem__", "__setitem__") and facts.get("mask") is not None:
         what = "is chosen" if name == "__getitem__" else "is written"
         why = f"how much {what} by a boolean mask depends on its values"
-        severity = MEDIUM
-        if name == "__setitem__" and facts.get("value") in (None, 0):
-            severity = LOW  # the same as `masked_fill`, and captured as it
+        # A write is captured; with a number it is the same as `masked_fill`.
+        severity = HIGH if name == "__getitem__" else LOW if facts.get("value") in (None, 0) else MEDIUM
         yield "value-size", severity, why, fixes.masked(place, facts)
     elif name in _SIZES or facts.get("by_values") or (name == "where" and facts["arguments"] == 1):
         yield (
             "value-size",
-            MEDIUM,
+            HIGH,
             f"the size of what `{name}` returns depends on values",
             fixes.masked(place, facts),
         )

@@ -190,7 +190,7 @@ def read(place: Place, facts: dict[str, Any]) -> Fix:
     """Returns the fix of a value that is read into Python."""
     if generates(place.statement):
         return Fix(LOOP)
-    if _is_size(place):
+    if is_size(place):
         text = "keep the largest size, and leave out the rest with a mask, as `torch.arange(n) < count`"
         return Fix(f"{text}; or let the caller cut, and take the size from an input's shape")
     text, statement = "keep it a tensor in place of a number", place.statement
@@ -222,7 +222,7 @@ def _is_read(node: ast.AST) -> bool:
     return ast.unparse(node.func) in ("int", "float") and len(node.args) == 1
 
 
-def _is_size(place: Place) -> bool:
+def is_size(place: Place) -> bool:
     """Returns whether the value that a statement reads becomes a size: of a slice, of a shape, of a range."""
     statement, function = place.statement, place.definition
     if statement is None or function is None:

@@ -176,6 +176,10 @@ impl RuntimeError {
             Self::Unreadable { .. } | Self::WrongBytes { .. } => {
                 "`precast verify` finds every damaged object"
             }
+            Self::Failed { step, .. } if step == "eager" => {
+                "the model fails at these sizes or values in eager mode too, as with more tokens than it has positions: send \
+                 what it takes"
+            }
             Self::NotLoadable { .. }
             | Self::Crashes { .. }
             | Self::Operators { .. }
@@ -190,7 +194,7 @@ impl RuntimeError {
             }
             Self::Interrupted { .. } => "start it again: nothing is remembered of this load",
             Self::CheckFailed { .. } => {
-                "the model refuses these inputs in eager mode too: look at the values they have"
+                "the model refuses these inputs in eager mode too: look at their values and sizes"
             }
             Self::BadWeights { .. } | Self::Unbound { .. } => {
                 "a weight set has every constant of the artifacts, with their dtypes and shapes: build the model again"

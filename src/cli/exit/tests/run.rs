@@ -278,6 +278,14 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             step: "eager".into(),
             message: "`aten::conv2d`: could not create a primitive".into(),
         },
+        E::Failed {
+            module: module.clone(),
+            bucket: "eager".into(),
+            step: "eager".into(),
+            message:
+                "aten::add.Tensor: the size of tensor a (300) must match the size of tensor b (256)"
+                    .into(),
+        },
         E::CheckFailed {
             module: module.clone(),
             bucket: "batch=8".into(),

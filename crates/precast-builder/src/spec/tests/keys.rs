@@ -1,6 +1,8 @@
 //! Problems of keys, types, words and names.
 
-use super::{broken, message};
+use std::path::Path;
+
+use super::{super::Spec, GOOD, broken, message};
 
 #[test]
 fn unknown_keys() {
@@ -309,6 +311,45 @@ fn names_entries_and_paths() {
        |          ^^^^^
        = help: write the name alone, as `encode_text`
     "#);
+}
+
+#[test]
+fn checkpoints_in_several_files() {
+    let weights = |name: &str| {
+        broken(
+            "\"model:load\"",
+            &format!("\"model:load\"\nweights = \"{name}\""),
+        )
+    };
+    insta::assert_snapshot!(weights("big/model.safetensors.index.json"), @r#"
+    error: `big/model.safetensors.index.json` is the index of a checkpoint in several files
+     --> precast.toml:6:11
+      |
+    6 | weights = "big/model.safetensors.index.json"
+      |           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+      = help: several files are loaded by the entry, as `from_pretrained` does, with `weights = "auto"`; or make one file of them: `safetensors.torch.save_model(model, "model.safetensors")`
+    "#);
+    let said = weights("model-00002-of-00003.safetensors");
+    assert!(
+        said.contains("is one file of a checkpoint in several"),
+        "{said}"
+    );
+    for whole in [
+        "model-00001-of-00001.safetensors",
+        "one-of-many.safetensors",
+    ] {
+        assert!(
+            Spec::parse(
+                &GOOD.replacen(
+                    "\"model:load\"",
+                    &format!("\"model:load\"\nweights = \"{whole}\""),
+                    1
+                ),
+                Path::new("p.toml")
+            )
+            .is_ok()
+        );
+    }
 }
 
 #[test]
