@@ -58,7 +58,8 @@ fn a_machine_that_has_all_can_build() {
     assert_eq!(document["can_build"], true, "{document}");
     let python = found(&document, "Python");
     assert_eq!(python, ("ok".to_owned(), "3.12.1, /opt/python".to_owned()));
-    assert_eq!(found(&document, "C++ compiler").1, "compiler 1.2");
+    let compiler = found(&document, "C++ compiler").1;
+    assert_eq!(compiler, "compiler 1.2, `[ROOT]/compiler`");
     let store = found(&document, "store");
     assert_eq!(
         store,
@@ -100,6 +101,27 @@ fn a_torch_without_bytecode_is_noted_with_the_command_that_makes_it() {
             .success()
     );
     assert_eq!(look(), None);
+}
+
+#[test]
+fn the_compiler_is_named_with_the_cpp_library_of_its_objects() {
+    let sandbox = Sandbox::new();
+    let named = |cxx: Option<&str>| {
+        let mut command = doctor(&sandbox, TORCH);
+        command.env_remove("CXX");
+        if let Some(cxx) = cxx {
+            command.env("CXX", sandbox.path(cxx));
+        }
+        let (state, text) = found(&document(&sandbox.output(&mut command)), "C++ compiler");
+        assert_eq!(state, "ok", "{text}");
+        text
+    };
+    let shared = named(None);
+    assert!(shared.contains("/g++`, with libstdc++.so.6"), "{shared}");
+    sandbox.script("static-g++", "exec g++ -static-libstdc++ \"$@\"");
+    let inside = named(Some("static-g++"));
+    let words = "static-g++`, with its C++ library inside each object";
+    assert!(inside.ends_with(words), "{inside}");
 }
 
 #[test]

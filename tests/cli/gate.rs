@@ -50,6 +50,48 @@ fn an_object_that_asks_for_an_executable_stack_is_not_published() {
 }
 
 #[test]
+fn an_object_that_exports_the_cpp_library_is_not_published() {
+    let refused = "shared object is refused: it exports the C++ library, which the compiler linked statically";
+    let sandbox = Sandbox::new();
+    for flag in ["-Wl,-u,_ZNSt6locale7classicEv", "-l:libstdc++.a"] {
+        sandbox.append("model.py", &format!("# fake: link {flag}"));
+    }
+    let ran = sandbox.run(&["build", "--only", FOUR]);
+    let line = format!("failed affine batch=4: the artifact's {refused}\n");
+    assert!(ran.text().contains(&line), "{}", ran.text());
+
+    let sandbox = Sandbox::new();
+    sandbox.write(
+        "shim.cpp",
+        "#include <locale>\nstd::locale shim() { return std::locale::classic(); }\n",
+    );
+    let compiled = std::process::Command::new("g++")
+        .args([
+            "-static-libstdc++",
+            "-shared",
+            "-fPIC",
+            "-o",
+            "shim.so",
+            "shim.cpp",
+        ])
+        .current_dir(sandbox.path(""))
+        .status();
+    assert!(compiled.unwrap().success());
+    let answer = serde_json::json!({"file": sandbox.path("shim.so"), "cuda": null, "why": null});
+    sandbox.write("answer", answer.to_string());
+    let mut build = sandbox.command(&["build", "--only", FOUR]);
+    let ran = sandbox.output(build.env("FAKE_SHIM", sandbox.path("answer")));
+    assert_ne!(ran.code, 0);
+    assert!(
+        ran.text()
+            .contains(&format!("error: the shim's {refused}\n")),
+        "{}",
+        ran.text()
+    );
+    assert!(ran.text().contains("`CXX`"), "{}", ran.text());
+}
+
+#[test]
 fn an_artifact_that_minds_padding_is_for_its_exact_size() {
     let (_, record) = built(&[], &[]);
     assert_eq!(record["padding"], "allowed");

@@ -1,7 +1,6 @@
 """Runs a compiled artifact through its C functions, as the Rust runtime does, in a process that has not imported torch.
 
-A Python that imports torch can't run artifacts everywhere: with g++ 13 on Ubuntu 24.04 the container's constructor dies
-inside std::regex, while the same file runs from every other process.
+`tests/gpu/container.py` runs one in a Python that has imported torch.
 """
 
 from __future__ import annotations

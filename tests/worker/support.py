@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -169,6 +170,16 @@ def interpret(path: Path, given: dict[str, Any]) -> list[Any]:
     order = [node.target for node in program.graph.nodes if node.op == "placeholder"]
     module = torch.fx.GraphModule(program.graph_module, program.graph)
     return list(torch.fx.Interpreter(module).run(*[given[name] for name in order]))
+
+
+def static_compiler(folder: Path) -> dict[str, str]:
+    """Returns an environment whose `CXX` links the C++ library statically, as some hosts' compilers do."""
+    found = shutil.which("g++")
+    script = f'#!/bin/sh\ncase " $* " in *" -shared "*) set -- -static-libstdc++ "$@" ;; esac\nexec {found} "$@"\n'
+    (folder / "g++").write_text(script)
+    (folder / "g++").chmod(0o755)
+    # By its usual name, so that headers are compiled once for both.
+    return {"CXX": "g++", "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
 def spec(name: str, dtype: str, shape: list[int], dims: list[str | None] | None = None) -> dict[str, Any]:

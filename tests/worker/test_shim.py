@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import unittest.mock
 from pathlib import Path
 
-from .support import Project, Quiet, part
+from .support import Project, Quiet, part, static_compiler
 
 SOURCES = {"shim_cpu.cpp": '#include "one.h"\nextern "C" int one() { return ONE; }', "one.h": "#define ONE 1"}
 
@@ -35,6 +36,17 @@ class Shim(Project):
         first, _ = self.compiled("headers")
         self.assertEqual(self.compiled("other")[0], first)
         self.assertNotIn(str(self.root).encode(), first)
+
+    def test_a_cpp_library_inside_is_not_exported(self) -> None:
+        text = '#include <locale>\nextern "C" int one() { return std::locale::classic() == std::locale(); }'
+        with unittest.mock.patch.dict(os.environ, static_compiler(self.root)):
+            found, _ = self.compiled("headers", **{"shim_cpu.cpp": text})
+        self.assertNotIn(b"libstdc++.so", found)
+        path = self.root / "found.so"
+        path.write_bytes(found)
+        symbols = subprocess.run(["nm", "-D", path], capture_output=True, text=True, check=True).stdout
+        self.assertIn(" T one\n", symbols)
+        self.assertNotIn("_ZNSt6locale7classicEv", symbols)
 
     def test_one_that_does_not_compile_is_an_error(self) -> None:
         session = unittest.mock.Mock(wire=Quiet())

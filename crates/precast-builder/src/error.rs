@@ -104,8 +104,10 @@ pub enum BuildError {
         log: String,
     },
     /// Its shared object asks the loader for what no artifact needs.
-    #[error("the artifact's shared object is refused: {what}")]
+    #[error("the {of}'s shared object is refused: {what}")]
     UnsafeObject {
+        /// `artifact` or `shim`.
+        of: &'static str,
         /// The hazards, in words.
         what: String,
     },

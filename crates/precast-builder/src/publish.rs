@@ -40,8 +40,8 @@ struct Layouts {
     outputs: Vec<Layout>,
 }
 
-/// Refuses a shared object with hazards for the loader. A file of another format passes here and fails at the gate.
-pub(super) fn harmless(bytes: &[u8]) -> Result<(), BuildError> {
+/// Refuses a shared object of an artifact or a shim with hazards. A file of another format passes here and fails at the gate.
+pub(super) fn harmless(of: &'static str, bytes: &[u8]) -> Result<(), BuildError> {
     if !bytes.starts_with(b"\x7fELF") {
         return Ok(());
     }
@@ -53,7 +53,7 @@ pub(super) fn harmless(bytes: &[u8]) -> Result<(), BuildError> {
         }
         Err(error) => format!("it can't be read: {error}"),
     };
-    Err(BuildError::UnsafeObject { what })
+    Err(BuildError::UnsafeObject { of, what })
 }
 
 impl Work<'_> {
@@ -121,7 +121,7 @@ impl Work<'_> {
         };
         let (object, size) = store.put_file(&compiled.library)?;
         let bytes = store.read(&object)?;
-        harmless(&bytes)?;
+        harmless("artifact", &bytes)?;
         let proxy = match &compiled.proxy {
             Some(path) => Some(store.put_file(path)?.0),
             None => None,

@@ -89,7 +89,7 @@ pub(super) fn put(
 ) -> Result<Shim, BuildError> {
     let put = |file: &PathBuf| {
         let (object, _) = store.put_file(file)?;
-        harmless(&store.read(&object)?)?;
+        harmless("shim", &store.read(&object)?)?;
         Ok::<_, BuildError>(object)
     };
     Ok(Shim {

@@ -6,9 +6,13 @@
 //! | a segment that is writable and executable | memory that can be changed and then run |
 //! | text relocations (`DT_TEXTREL`) | code is made writable while it is loaded |
 //! | `DT_RPATH`, `DT_RUNPATH` | libraries are searched for in folders of the builder's machine |
+//! | exported symbols of the C++ library's own code | they bind to another copy of the library, and a call crashes |
+//!
+//! A compiler that links the C++ library statically brings the last one, unless the link hides them. Templates of the C++
+//! library that an object instantiates are weak symbols, as in every C++ object: no hazard.
 //!
 //! A process under `PR_SET_MDWE` (systemd: `MemoryDenyWriteExecute=`) can't load an object with one of the first three;
-//! glibc 2.41 refuses the first everywhere. A build refuses all four, by name. The runtime does not check: objects of an
+//! glibc 2.41 refuses the first everywhere. A build refuses all five, by name. The runtime does not check: objects of an
 //! earlier build still load.
 
 use std::fmt;
@@ -18,7 +22,7 @@ use object::{
     elf::{self, FileHeader64},
     read::{
         ReadRef,
-        elf::{Dyn, FileHeader, ProgramHeader},
+        elf::{Dyn, FileHeader, ProgramHeader, Sym},
     },
 };
 
@@ -33,6 +37,8 @@ pub enum Hazard {
     TextRelocations,
     /// `DT_RPATH` or `DT_RUNPATH`: folders of the builder's machine.
     LibraryPath,
+    /// Strong definitions in the namespaces of the C++ library.
+    CppLibrary,
 }
 
 impl fmt::Display for Hazard {
@@ -42,11 +48,24 @@ impl fmt::Display for Hazard {
             Self::WritableCode => "it has a segment that is writable and executable",
             Self::TextRelocations => "it has text relocations",
             Self::LibraryPath => "it says where libraries are looked for (RPATH or RUNPATH)",
+            Self::CppLibrary => "it exports the C++ library, which the compiler linked statically",
         })
     }
 }
 
-/// Returns the hazards of a shared object, each once, sorted. What the loader reads is read: no section.
+/// Beginnings of the C++ library's names: `std`, its ABI, and `operator new` and `delete`.
+const CPP_LIBRARY: [&[u8]; 8] = [
+    b"_ZNSt",
+    b"_ZNKSt",
+    b"_ZSt",
+    b"_ZTVN10__cxxabiv1",
+    b"__cxa_",
+    b"__gxx_",
+    b"_Znwm",
+    b"_ZdlPv",
+];
+
+/// Returns the hazards of a shared object, each once, sorted. Of its sections only the exported symbols are read.
 pub fn hazards<'d, R: ReadRef<'d>>(data: R) -> Result<Vec<Hazard>, object::Error> {
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
@@ -72,6 +91,16 @@ pub fn hazards<'d, R: ReadRef<'d>>(data: R) -> Result<Vec<Hazard>, object::Error
                 elf::DT_NULL => break,
                 _ => {}
             }
+        }
+    }
+    let sections = header.sections(endian, data)?;
+    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
+    for symbol in symbols.iter() {
+        let exported = !symbol.is_undefined(endian) && symbol.st_bind() == elf::STB_GLOBAL;
+        let name = symbol.name(endian, symbols.strings())?;
+        if exported && CPP_LIBRARY.iter().any(|own| name.starts_with(own)) {
+            found.push(Hazard::CppLibrary);
+            break;
         }
     }
     // The kernel and the loader take an object that says nothing for one that wants it.
@@ -167,6 +196,29 @@ mod tests {
         let at = (table..).step_by(56).find(|at| bytes[*at..][..4] == stack);
         bytes[at.unwrap()..][..4].fill(0);
         assert_eq!(hazards(&*bytes).unwrap(), [Hazard::ExecutableStack]);
+    }
+
+    #[test]
+    fn a_cpp_library_inside_is_a_hazard_only_if_it_is_exported() {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, object) = (folder.path().join("a.cpp"), folder.path().join("a.so"));
+        let text = "#include <regex>\nextern \"C\" bool f(const char *s) {\n\
+            return std::regex_match(s, std::regex(\"[[:alpha:]]+\")); }\n";
+        fs::write(&source, text).unwrap();
+        let found = |flags: &[&str]| {
+            let done = Command::new("g++")
+                .args(["-shared", "-fPIC", "-o"])
+                .args([&object, &source])
+                .args(flags)
+                .output()
+                .unwrap();
+            assert!(done.status.success(), "{done:?}");
+            hazards(&*fs::read(&object).unwrap()).unwrap()
+        };
+        assert_eq!(found(&[]), []);
+        assert_eq!(found(&["-static-libstdc++"]), [Hazard::CppLibrary]);
+        let hidden = ["-static-libstdc++", "-Wl,--exclude-libs,ALL"];
+        assert_eq!(found(&hidden), []);
     }
 
     #[test]

@@ -11,7 +11,10 @@ use serde::Deserialize;
 use super::{Check, Need::Build, first_line};
 use crate::{
     build::{Launcher, WHAT_IS_OFF, protocol::Off},
-    inspect::words,
+    inspect::{
+        external::{self, Content},
+        words,
+    },
     target::{TRIED, Torch, Unfit},
 };
 
@@ -25,7 +28,8 @@ print(json.dumps({'version': list(sys.version_info[:3]), 'executable': sys.execu
     'compiled': torch and torch.cached and os.path.exists(torch.cached)}))";
 
 /// A program as artifacts are compiled, in a few lines.
-const SOURCE: &str = "#include <omp.h>\n#include <vector>\nextern \"C\" int threads() { return omp_get_max_threads(); }\n";
+const SOURCE: &str = "#include <omp.h>\n#include <stdexcept>\n\
+    extern \"C\" int threads() { if (int n = omp_get_max_threads()) return n; throw std::runtime_error(\"none\"); }\n";
 
 #[derive(Deserialize)]
 pub(super) struct Python {
@@ -207,14 +211,14 @@ fn compiler() -> Check {
     let name = "C++ compiler";
     let named = env::var_os("CXX").filter(|name| !name.is_empty());
     let program = named.unwrap_or_else(|| "g++".into());
-    let shown = Path::new(&program).display().to_string();
+    let shown = on_path(Path::new(&program)).display().to_string();
     let install = "install g++ 10 or newer (Debian: `apt-get install g++`), or set CXX";
     let version = Command::new(&program)
         .arg("--version")
         .stdin(Stdio::null())
         .output();
     let version = match version {
-        Ok(output) => first_line(&output.stdout),
+        Ok(output) => format!("{}, `{shown}`", first_line(&output.stdout)),
         Err(error) => {
             let found = format!("`{shown}` can't be started: {error}");
             return Check::missing(Build, name, found, install);
@@ -222,17 +226,20 @@ fn compiler() -> Check {
     };
     let compiled = tempfile::tempdir().and_then(|folder| {
         let source = folder.path().join("probe.cpp");
+        let object = folder.path().join("probe.so");
         fs::write(&source, SOURCE)?;
-        Command::new(&program)
+        let output = Command::new(&program)
             .args(["-std=c++20", "-fopenmp", "-fPIC", "-shared", "-o"])
-            .arg(folder.path().join("probe.so"))
-            .arg(&source)
+            .args([&object, &source])
             .stdin(Stdio::null())
-            .output()
+            .output();
+        Ok((output?, cpp_library(&object)))
     });
     match compiled {
-        Ok(output) if output.status.success() => Check::ok(Build, name, version),
-        Ok(output) => {
+        Ok((output, library)) if output.status.success() => {
+            Check::ok(Build, name, format!("{version}{library}"))
+        }
+        Ok((output, _)) => {
             let found = format!(
                 "{version}, but it compiles nothing: {}",
                 first_line(&output.stderr)
@@ -250,6 +257,27 @@ fn compiler() -> Check {
             error.to_string(),
             "free some space for temporary files, or set TMPDIR",
         ),
+    }
+}
+
+/// Returns the path of a program that `PATH` finds.
+fn on_path(program: &Path) -> PathBuf {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut found = env::split_paths(&path).map(|folder| folder.join(program));
+    let found = found.find(|file| program.components().count() == 1 && file.is_file());
+    found.unwrap_or_else(|| program.to_owned())
+}
+
+/// Returns the C++ library that a shared object was linked with, in words; nothing if it can't be read.
+fn cpp_library(object: &Path) -> String {
+    let Ok(Content::SharedObject(object)) = external::inspect(object).map(|report| report.content)
+    else {
+        return String::new();
+    };
+    let mut needed = object.needed.iter();
+    match needed.find(|name| name.contains("++")) {
+        Some(shared) => format!(", with {shared}"),
+        None => ", with its C++ library inside each object".to_owned(),
     }
 }
 

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+# Linker flag: symbols of static libraries stay inside the object. A compiler may link the C++ library statically. Its
+# exported symbols would bind to another copy in the process, as that of a Python with torch, and a call would crash.
+OWN_LIBRARIES = "-Wl,--exclude-libs,ALL"
+
 # `[target] isa` -> the vector class of torch's C++ kernels that it allows, by name in `cpu_vec_isa`.
 _VECTORS = {"x86-64-v2": None, "x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}
 

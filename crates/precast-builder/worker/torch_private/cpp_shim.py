@@ -10,9 +10,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from .cpp_flags import OWN_LIBRARIES
 from .cpp_headers import digest, header_folder
 
-_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-w", "-shared", "-Wl,-z,noexecstack", "-Wl,--build-id=none")
+_FLAGS = (
+    *("-std=c++20", "-O2", "-fPIC", "-w", "-shared"),
+    *("-Wl,-z,noexecstack", "-Wl,--build-id=none", OWN_LIBRARIES),
+)
 
 
 class NotCompiled(Exception):

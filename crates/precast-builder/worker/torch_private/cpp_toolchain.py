@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cpp_checks, cpp_headers, versions
-from .cpp_flags import flags_for
+from .cpp_flags import OWN_LIBRARIES, flags_for
 from .cpp_headers import Run, header_folder
 from .cpp_interface import Interface
 
@@ -204,8 +204,9 @@ def _only_needed(command: str) -> str:
     Inductor names `libtorch.so`, which holds nothing but copies of C++ templates and brings the CUDA half of libtorch
     into a CPU process, and the folder of torch here. A process that loads the object has libtorch loaded already.
 
-    The assembler file of the constants does not declare that it needs no executable stack, so the link does.
+    The assembler file of the constants does not declare that it needs no executable stack, so the link does. Symbols of
+    static libraries are not exported.
     """
     program, rest = command.split(" ", 1)
     rest = re.sub(r" (-Wl,-rpath[=,]\S+|-Wl,--no-as-needed|-ltorch)(?= |$)", "", rest)
-    return f"{program} -Wl,--as-needed -Wl,-z,noexecstack {rest}"
+    return f"{program} -Wl,--as-needed -Wl,-z,noexecstack {OWN_LIBRARIES} {rest}"

@@ -126,6 +126,7 @@ pub(super) fn build_errors() -> Vec<BuildError> {
             path: "model.py".into(),
         },
         BuildError::UnsafeObject {
+            of: "artifact",
             what: "it asks for an executable stack".into(),
         },
         BuildError::Locked {
