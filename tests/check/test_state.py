@@ -29,6 +29,7 @@ STATE = {
     "a global": "global COUNT\nCOUNT += 1  # here\nreturn x * COUNT",
     "a global list": "KNOWN.append(1)  # here\nreturn x * len(KNOWN)",
     "a global dict": "TABLE['n'] += 1  # here\nreturn x * TABLE['n']",
+    "a list with an end": "self.seen.append(1)  # here\nreturn x + torch.arange(3)[len(self.seen)]",
     "a tensor": "self.last = self.last * 2 + x.sum()  # here\nreturn x + self.last",
 }
 # These change something, and answer the same every time.
