@@ -219,7 +219,7 @@ def applied(text: str, at: int, lines: list[str]) -> str:
 
 class Fixes(Checks):
     def run_once(self, text: str, inputs: list[Any], seed: int) -> tuple[list[Any], list[Any], list[Any]]:
-        """Returns outputs, the inputs afterwards, and what the module keeps."""
+        """Returns outputs, the inputs after the call, and the tensors of the module."""
         import torch
 
         model = self.model(text)
@@ -235,7 +235,7 @@ class Fixes(Checks):
         return list(returned), given, [*model.buffers(), *model.parameters()]
 
     def model(self, text: str) -> Any:
-        """Returns the model without what a build notes of it."""
+        """Returns the model alone, without its sources and packages."""
         if str(self.root) not in sys.path:
             sys.path.insert(0, str(self.root))
         importlib.invalidate_caches()
@@ -245,7 +245,7 @@ class Fixes(Checks):
         return made.load()
 
     def looked_at(self, text: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Returns what the eager run of a module shows."""
+        """Returns the findings of an eager run."""
         module = {"name": "m", "path": "", "method": "forward", "inputs": [spec(*one) for one in inputs]}
         opened = types.SimpleNamespace(model=self.model(text), root=self.root, device="cpu")
         subject = part("check.subject").Subject.of(opened, {"module": module, "sizes": {}, "buckets": [{}]}, Quiet())
@@ -279,7 +279,7 @@ class Fixes(Checks):
                         self.same(kept_before, kept_after)
                         written = any("# first in `forward`" in row for row in one)
                         if written:
-                            # What the original wrote into an input is an output now.
+                            # The new value of an input is an output now.
                             for value in inputs_before:
                                 match = [*after, *inputs_after]
                                 self.assertTrue(any(value.shape == it.shape and (value == it).all() for it in match))
@@ -319,7 +319,7 @@ class Fixes(Checks):
             self.addCleanup(setattr, module, name, rule)
         for body, inputs, _ in FIXES.values():
             self.looked_at(source(body, inputs), inputs)
-        # Those that the eager run does not ask for have tests of their own: test_faults, test_nanovlm.
+        # The eager run does not use these two: test_faults and test_nanovlm test them.
         self.assertEqual(named - used, {"flag", "evaluated"})
 
 

@@ -36,7 +36,7 @@ from . import (
 from .torch_private import fake, overloads
 from .wire import Failure, Wire
 
-# What is said of a module that keeps state in Python.
+# Message and hint for a module that keeps state in Python.
 ANOTHER = "gives another answer when it is called again with the same inputs"
 STATE = "take what changes between calls as an input, and return its new value as an output"
 # Microseconds of a call up to which running the module is cheaper than computing its shapes on fake tensors.

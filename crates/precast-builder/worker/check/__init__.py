@@ -109,7 +109,7 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
 
 
 def watched(subject: Subject) -> tuple[observe.Seen, list[Finding]]:
-    """Runs a module in eager. Returns what was seen, and what its calls and its lines show."""
+    """Runs a module in eager. Returns the record of the run, and the findings of its calls and lines."""
     lines = Lines(subject.call)
     given = {spec["name"]: value for spec, value in zip(subject.specs, subject.inputs, strict=True)}
     seen = observe.watch(subject.call, given, _held(subject.call), subject.sources, lines.visit)
@@ -132,7 +132,7 @@ def _repeats(subject: Subject) -> bool:
 
 
 def _lasting(found: list[Finding], subject: Subject) -> list[Finding]:
-    """Raises what changes from call to call to `high`; adds a finding where no line is known to do it."""
+    """Raises the findings of state to `high`. Adds one without a line if there is none."""
     why = f"{subject.what} {capture.ANOTHER}: a program has the answer of its capture for ever"
     lines = [one for one in found if one.category == "python-state"]
     for one in lines:

@@ -22,7 +22,7 @@ _WRITES |= {"__ior__", "__ixor__", "__ilshift__", "__irshift__", "__setitem__", 
 
 
 def findings(seen: Seen, method: ast.FunctionDef | None) -> Iterator[Finding]:
-    """Yields what the calls of a run show, once for each line and kind. `method` is the one that is captured."""
+    """Yields the findings of a run's calls, once for each line and kind. `method` is the captured method."""
     known = set()
     held = (call.facts["held"] for call in seen.calls if _writes(call.name) and call.facts.get("held"))
     written = [one.split("`")[1] for one in dict.fromkeys(held) if one.startswith("the input")]

@@ -1,4 +1,4 @@
-"""What to write instead, on the user's own line where that can be.
+"""Fixes of findings, in the user's own names.
 
 A fix is a sentence. Lines stand below it only where the module computes the same with them: every output, and every
 tensor that it changes. They take the place of the statement, but for those whose comment names another place. A
@@ -20,7 +20,7 @@ LOOP = (
 )
 TRAINING = Fix("train in Python, outside of forward; new weights need no new compile: name their file in the spec")
 _BRANCH = "compute both sides and choose with `torch.where`, if both have one shape"
-# Calls whose result is a tensor of booleans, and those that give a Python value, for which no tensor can stand.
+# Calls that return a tensor of booleans. Calls that return a Python value: no tensor can replace it.
 _BOOLEAN = {"any", "all", "isnan", "isinf", "isfinite", "isclose", "eq", "ne", "gt", "ge", "lt", "le"}
 _PYTHON = {"tolist", "equal", "allclose", "is_nonzero"}
 # Arguments of these are sizes.
@@ -178,7 +178,7 @@ def _joined(values: list[Any], op: ast.operator) -> ast.expr:
 
 
 def _unread(node: ast.AST) -> ast.AST | None:
-    """Returns the tensor whose value an expression reads as it is."""
+    """Returns the tensor of an expression that reads its value unchanged."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item":
         return node.func.value
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "float" and len(node.args) == 1:
@@ -307,7 +307,7 @@ def stored(place: Place, node: ast.Attribute, taken: bool) -> Fix:
 
 
 def quiet(statement: ast.stmt | None) -> Fix:
-    """Returns the fix of what is printed."""
+    """Returns the fix of a `print` or a log."""
     text = "say it outside of forward, or only when the module runs in eager"
     if isinstance(statement, ast.Expr):
         return Fix(text, ["if not torch.compiler.is_compiling():", f"    {ast.unparse(statement)}"])
@@ -317,7 +317,7 @@ def quiet(statement: ast.stmt | None) -> Fix:
 def in_place(held: str, method: ast.FunctionDef | None, written: list[str]) -> Fix:
     """Returns the fix of a write into a tensor that is not the call's own.
 
-    `method` is the one that is captured, `written` the inputs that it writes into.
+    `method` is the captured method, `written` has the names of the inputs that change.
     """
     if not held.startswith("the input"):
         return Fix("return the new value as an output, and take the old one as an input: the caller keeps it")
@@ -443,7 +443,7 @@ def _reads(node: ast.AST) -> set[str]:
 
 
 def _called(node: ast.Call) -> str:
-    """Returns the last part of what is called."""
+    """Returns the last name of a call: `item` for `x.sum().item()`."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
@@ -460,7 +460,7 @@ def _replace(statement: ast.stmt | None, change: Any) -> list[str]:
             made = change(node)
             if made is not None:
                 done = True
-                # What was put in its place may hold another one.
+                # The new expression may hold another match.
                 return made if isinstance(made, ast.keyword) else self.generic_visit(made)
             return self.generic_visit(node)
 

@@ -96,7 +96,7 @@ class Lines:
         return isinstance(node, ast.Name) and node.id not in frame.f_locals and resolve(node, frame) is not MISSING
 
     def _changed(self, statement: ast.stmt, frame: FrameType) -> Iterator[str]:
-        """Yields what a statement sets that outlives the call: attributes, items, global names."""
+        """Yields the lasting targets of a statement: attributes, items, global names."""
         import torch
 
         for target in _targets(statement):
@@ -104,7 +104,7 @@ class Lines:
                 if target.id not in (*frame.f_code.co_varnames, *frame.f_code.co_cellvars):
                     yield target.id
             elif isinstance(target, ast.Attribute) and self._outlives(target.value, frame):
-                # A tensor that is written is seen by what torch is asked for.
+                # A write into a tensor is a call of torch: `calls` reports it.
                 if not isinstance(statement, ast.AugAssign) or not isinstance(resolve(target, frame), torch.Tensor):
                     yield ast.unparse(target)
             elif isinstance(target, ast.Subscript) and self._outlives(target.value, frame):
@@ -209,7 +209,7 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _targets(statement: ast.stmt) -> list[ast.expr]:
-    """Returns what a statement sets or deletes."""
+    """Returns the targets that a statement sets or deletes."""
     found = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
     inside = [one.elts if isinstance(one, ast.Tuple | ast.List) else [one] for one in found if one is not None]
     return [one for several in inside for one in several]

@@ -1,4 +1,4 @@
-"""What to write in place of numpy: the function of torch that computes the same."""
+"""Fixes of computations with numpy: the equal function of torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SAME = set(
 )
 _SAME |= set("log2 matmul maximum minimum mean prod round sign sin sinh sqrt square stack sum tan tanh where".split())
 _SAME |= set("argmax argmin argsort cumsum".split())
-# Others: the name in torch, with what follows the call.
+# Functions with another name in torch: the name, and an attribute of its result.
 _NAMES = {
     "sort": ("sort", ".values"),
     "max": ("amax", ""),
@@ -66,7 +66,7 @@ def is_numpy(node: ast.Call) -> bool:
 
 
 def _torch(node: ast.Call, args: list[ast.expr]) -> ast.expr | None:
-    """Returns the call of torch that computes what a call of numpy does."""
+    """Returns the call of torch that is equal to a call of numpy."""
     name, plain = _called(node), ast.unparse(node.func).count(".") == 1
     if name not in _NAMES or not plain or any(one.arg not in ("axis", "keepdims") for one in node.keywords):
         return None
