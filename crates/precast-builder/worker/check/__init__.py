@@ -6,6 +6,7 @@ A module is looked at in several ways, because each sees what the others can't:
 |---|---|---|
 | `observe`, `calls`, `lines` | one eager run, line by line | everything on the path, also behind what stops a capture |
 | `breaks` | torch.export, and its draft mode where it fails | what really stops a build |
+| `buckets` | eager runs and captures at the smallest and the largest bucket | sizes that the model does not take |
 | `shapes` | captures with free sizes, and runs at size one | what ties a bucketed dimension to one size |
 | `graphs` | the captured graph, or the eager run | what keeps a program out of a CUDA graph |
 | `regions` | parts of the captured graph | which repeated submodules share an artifact, and what keeps others from it |
@@ -27,7 +28,7 @@ from .. import capture, entry, failures, structure
 from ..call import INNER
 from ..torch_private import fake
 from ..wire import Failure, Wire
-from . import breaks, calls, fixes, observe
+from . import breaks, buckets, calls, fixes, observe
 from .cost import costs
 from .finding import HIGH, MEDIUM, Finding, Fix, ordered
 from .graphs import Graphs
@@ -73,6 +74,8 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
         wire.event("shapes")
         shape.vary(seen)
     found += shape.findings
+    if seen.error is None:
+        found += buckets.findings(subject, captured.error is None)
     graph = Graphs(subject)
     graph.look(captured.graph, seen)
     known = {one.location for one in found}

@@ -24,7 +24,9 @@ class Subject:
     # What messages call it, the call that is captured, and inputs of it.
     what: str
     call: Any
-    inputs: list[Any]
+    # The project's callable for sample inputs, where the spec leaves the module's inputs out.
+    samples: str | None
+    inputs: list[Any] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
 
     @classmethod
@@ -32,13 +34,10 @@ class Subject:
         """Returns what a request is about."""
         module, sizes = request["module"], request["sizes"]
         what, call = capture.call_of(opened, module)
-        if module.get("structure") is not None and request.get("samples"):
-            # Those of the project may have values that others lack, as a token that stands for an image.
-            given = {"path": module["path"], "method": module["method"], "samples": request["samples"], "sizes": sizes}
-            values = inputs.values(opened, given)
-        else:
-            values = [samples.lowest(spec, spec["shape"], opened.device) for spec in module["inputs"]]
-        return cls(opened, module, sizes, request["buckets"], wire, Sources(opened.root), what, call, values)
+        given = request.get("samples") if module.get("structure") is not None else None
+        subject = cls(opened, module, sizes, request["buckets"], wire, Sources(opened.root), what, call, given)
+        subject.inputs = subject.values(sizes)
+        return subject
 
     @property
     def specs(self) -> list[dict[str, Any]]:
@@ -54,6 +53,14 @@ class Subject:
     def asked(self) -> dict[str, Any]:
         """Returns the dimensions that the spec asks a dynamic artifact for."""
         return self.module.get("dynamic") or {}
+
+    def values(self, sizes: dict[str, int]) -> list[Any]:
+        """Returns inputs at some sizes. Those of the project may have values that others lack, as an image's token."""
+        if self.samples is None:
+            return self.inputs_at(sizes)
+        module = self.module
+        given = {"path": module["path"], "method": module["method"], "samples": self.samples, "sizes": sizes}
+        return inputs.values(self.opened, given)
 
     def inputs_at(self, sizes: dict[str, int]) -> list[Any]:
         """Returns inputs at some sizes, with the lowest values that they may have."""

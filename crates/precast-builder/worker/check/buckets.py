@@ -1,0 +1,55 @@
+"""The smallest and the largest bucket of each dimension: an eager run, and a capture as a build makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import capture as capturing
+from .. import failures
+from ..wire import Failure
+from .finding import HIGH, Finding, Fix
+from .sources import made
+from .subject import Subject
+
+
+def findings(subject: Subject, captures: bool) -> list[Finding]:
+    """Returns what fails at those buckets. `captures`: the module can be captured at the bucket of the other findings."""
+    import torch
+
+    found = []
+    for sizes in ends(subject):
+        category = "inputs"
+        try:
+            with torch.no_grad():
+                subject.call(*subject.values(sizes))
+            category = "unsupported"
+            if captures:
+                specs = [capturing.at_sizes(spec, sizes) for spec in subject.specs]
+                module = {**subject.module, "dynamic": None, "inputs": specs}
+                capturing.trace(subject.opened, module, sizes, subject.wire)
+            continue
+        except Exception as failed:
+            error = failed
+        sources = subject.sources
+        cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
+        location = error.location if isinstance(error, Failure) else None
+        place = sources.at(location or failures.location(cause, sources.root))
+        bucket = " ".join(f"{dim}={size}" for dim, size in sorted(sizes.items()))
+        text = error.message if isinstance(error, Failure) else f"{type(error).__name__}: {failures.one_line(error)}"
+        why = f"it fails at the bucket `{bucket}`: {text}"
+        found.append(made(place, category, HIGH, why, Fix("take sizes that the model can't have out of the buckets")))
+    return found
+
+
+def ends(subject: Subject) -> list[dict[str, int]]:
+    """Returns buckets with the smallest and the largest size of each dimension, without the bucket that is looked at."""
+    found: list[dict[str, int]] = []
+    for dim in subject.dims:
+        sizes = {bucket[dim] for bucket in subject.buckets if dim in bucket}
+        for pick in (min, max) if sizes else ():
+            size = pick(sizes)
+            if not any(bucket.get(dim) == size for bucket in [subject.sizes, *found]):
+                having = (bucket for bucket in subject.buckets if bucket.get(dim) == size)
+                found.append(pick(having, key=lambda bucket: sum(bucket.values())))
+    return found
+
