@@ -113,6 +113,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
         model: spec.model.name.clone(),
         seq: 0,
         name: None,
+        rollback: None,
         programs: ids,
         lacks: vec![],
         shims: vec![],

@@ -18,12 +18,12 @@ use super::{
     exit::Usage,
     internal,
     printer::note,
-    samples::samples,
     served::{Against, BenchArgs, GraphChoice, model, place},
     table::{self, Column},
 };
 use crate::{
     Digest, Model, Runtime, Store,
+    gate::samples,
     record::{Program, Sizes, bucket_name, split_model},
     runtime::{Graphs, Rung, Served, Tensor},
 };

@@ -53,6 +53,9 @@ pub(super) struct Args {
     /// Publish a release even if nothing answers this module; may be repeated
     #[arg(long, value_name = "MODULE")]
     without: Vec<String>,
+    /// Publish a release even if it lacks programs or eager that the newest one has
+    #[arg(long)]
+    allow_lost: bool,
 }
 
 /// Which spec: its place on the command line, or `-f`.
@@ -141,6 +144,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         locked: args.locked,
         release: args.release.clone(),
         without: args.without.clone(),
+        allow_lost: args.allow_lost,
         cancel: Arc::clone(&context.cancel),
         spec: &spec,
         store: &store,
@@ -157,6 +161,10 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     if !summary.unanswered.is_empty() {
         let modules = summary.unanswered.clone();
         return Err(BuildError::Unanswered { modules }.into());
+    }
+    if !summary.published && !summary.lost.is_empty() {
+        let programs = summary.lost.clone();
+        return Err(BuildError::Lost { programs }.into());
     }
     let (failed, raised) = summary.failed();
     match raised {

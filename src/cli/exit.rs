@@ -3,7 +3,7 @@
 //! | code | means |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | a check failed, a build had failures under `raise`, or a module has no program |
+//! | 1 | a check failed, a build had failures under `raise`, or a module has no program, or a release would lose some |
 //! | 2 | the command line, the spec or an input is wrong; a file, Python or libtorch can't be used |
 //! | 3 | not in the store |
 //! | 4 | built for another target than this host; the torch of a build is untried or missing |

@@ -41,12 +41,12 @@ pub(super) fn own_program() -> Result<PathBuf> {
     env::current_exe().context("can't find this program's own file")
 }
 
-/// Checks the candidate on stdin; the verdict goes to stdout.
+/// Answers the question on stdin; the verdict goes to stdout.
 #[cfg(feature = "torch")]
 pub(super) fn gate(args: &GateArgs) -> Result<u8> {
     args.libtorch.open_for(args.python.as_deref())?;
-    let candidate = serde_json::from_reader(std::io::stdin().lock())?;
-    serde_json::to_writer(std::io::stdout().lock(), &crate::gate::check(&candidate))?;
+    let question = serde_json::from_reader(std::io::stdin().lock())?;
+    serde_json::to_writer(std::io::stdout().lock(), &crate::gate::answer(&question))?;
     Ok(0)
 }
 

@@ -35,8 +35,6 @@ mod release;
 mod report;
 #[cfg(feature = "torch")]
 mod run;
-#[cfg(feature = "torch")]
-mod samples;
 #[cfg(test)]
 mod schema;
 #[cfg_attr(not(feature = "torch"), allow(dead_code))]

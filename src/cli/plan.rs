@@ -38,6 +38,8 @@ pub(super) struct Document<'a> {
     target: Option<&'a Target>,
     missing: usize,
     programs: Vec<Line<'a>>,
+    /// Digest of the file of weights, where a build would publish a release with it.
+    weights: Option<Digest>,
     /// What to do in place of a build, where a newer torch is the only reason.
     hint: Option<String>,
 }
@@ -142,6 +144,17 @@ fn hint(plan: &Plan, store: Option<&Store>) -> Option<String> {
     })
 }
 
+/// Returns the digest of the spec's file of weights, where the newest release has other weights.
+fn new_weights(spec: &Spec, plan: &Plan, store: Option<&Store>) -> Result<Option<Digest>> {
+    let (Some(path), Some(store), Some(release)) =
+        (spec.model.weights.file(), store, &plan.release)
+    else {
+        return Ok(None);
+    };
+    let digest = plan::file_digest(path, store)?;
+    Ok(Some(digest).filter(|_| release.weights != Some(digest)))
+}
+
 /// Prints the plan; shared with `build --dry-run`.
 pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> Result<u8> {
     let spec = Spec::load(args.file.path())?;
@@ -157,6 +170,7 @@ pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> R
     let plan = plan::plan(&spec, store.as_ref(), known, &args.request(&spec)?)?;
     let missing = plan.missing().count();
     let hint = hint(&plan, store.as_ref());
+    let weights = new_weights(&spec, &plan, store.as_ref())?;
     if context.out.json() {
         let programs = plan.items.iter().map(|item| Line::of(&spec, item));
         context.out.document(&Document {
@@ -164,6 +178,7 @@ pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> R
             target: plan.known.as_ref().map(|known| &known.target),
             missing,
             programs: programs.collect(),
+            weights,
             hint,
         })?;
         return Ok(0);
@@ -234,6 +249,12 @@ pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> R
         missing,
         plan.wanted()
     ))?;
+    if let (Some(_), Some(path)) = (weights, spec.model.weights.file()) {
+        let file = path.strip_prefix(&spec.root).unwrap_or(path).display();
+        context.out.line(format_args!(
+            "`{file}` changed: a release with these weights would be published"
+        ))?;
+    }
     if let Some(hint) = hint {
         tell_hint(&hint);
     }

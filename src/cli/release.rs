@@ -115,9 +115,10 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
             release.seq.to_string(),
             release.name.unwrap_or_default(),
             release.programs.len().to_string(),
-            match release.lacks.len() {
-                0 => String::new(),
-                lacks => format!("partial: lacks {lacks}"),
+            match (release.lacks.len(), release.rollback) {
+                (0, None) => String::new(),
+                (0, Some(earlier)) => format!("rollback to {earlier}"),
+                (lacks, _) => format!("partial: lacks {lacks}"),
             },
             torch.join(", "),
             release

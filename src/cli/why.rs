@@ -74,7 +74,11 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
                 .line(format_args!("  it took the place of {}", before.short()))?;
         }
         for reason in &why.reasons {
-            context.out.line(format_args!("  {reason}"))?;
+            match reason {
+                // It is built: "never" is said of what is not.
+                Reason::NeverBuilt => context.out.line("  nothing was in its place before")?,
+                reason => context.out.line(format_args!("  {reason}"))?,
+            }
         }
         if let Some(graph) = &why.graph {
             context.out.line(format_args!("  {graph}"))?;

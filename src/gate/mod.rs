@@ -4,13 +4,15 @@
 //! the builder's candidates and the runtime, which know nothing of each other.
 
 mod compare;
+mod samples;
+mod smoke;
 
 use std::{
     path::Path,
     time::{Duration, Instant},
 };
 
-use precast_builder::gate::{GateRequest, Verdict};
+use precast_builder::gate::{GateRequest, Question, Verdict};
 use precast_runtime::{Model, Runtime, Tensor, Trial, peak, synchronize, tensors, trial_memory};
 use precast_store::{
     Device, Options, Store, StoreError,
@@ -49,8 +51,18 @@ fn first(device: DeviceKind) -> Device {
     }
 }
 
+pub(crate) use self::samples::samples;
+
+/// Answers the question to a gate's process.
+pub fn answer(question: &Question) -> Verdict {
+    match question {
+        Question::Compare(request) => check(request),
+        Question::Smoke(request) => smoke::check(request),
+    }
+}
+
 /// Runs a candidate and compares it with eager.
-pub fn check(request: &GateRequest) -> Verdict {
+fn check(request: &GateRequest) -> Verdict {
     match Bench::new(request).and_then(|bench| bench.report()) {
         Ok(Ok(report)) => Verdict::Passed {
             report: Box::new(report),

@@ -1,17 +1,19 @@
 //! Inputs for a program that nobody gave any: the same ones in every run.
 
-use anyhow::Result;
-
-use crate::{
+use precast_runtime::{Tensor, TensorError};
+use precast_store::{
     Device,
     record::{Dtype, Input, Program, Sizes},
-    runtime::Tensor,
 };
 
 /// Returns inputs of these sizes: integers within the bounds of the record, or zeros; floats from a normal distribution.
-pub(super) fn samples(program: &Program, sizes: &Sizes, device: Device) -> Result<Vec<Tensor>> {
+pub(crate) fn samples(
+    program: &Program,
+    sizes: &Sizes,
+    device: Device,
+) -> Result<Vec<Tensor>, TensorError> {
     let mut random = Random(0x5eed);
-    let mut sample = |input: &Input| -> Result<Tensor> {
+    let mut sample = |input: &Input| -> Result<Tensor, TensorError> {
         let axes = input.layout.shape.iter().zip(&input.dims);
         let size = |(&fixed, dim): (&i64, &Option<String>)| {
             let named = dim.as_ref().and_then(|dim| sizes.get(dim));
@@ -31,7 +33,7 @@ pub(super) fn samples(program: &Program, sizes: &Sizes, device: Device) -> Resul
             }
             (_, None) => Tensor::zeros(&shape, dtype, Device::Cpu)?,
         };
-        Ok(made.to_dtype(dtype)?.to_device(device)?)
+        made.to_dtype(dtype)?.to_device(device)
     };
     program.inputs.iter().map(&mut sample).collect()
 }

@@ -56,7 +56,7 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     gate: affine batch=1 ([TIME])
     published: affine batch=1 [ID]
     left out affine eager: the fake model has no dynamic dimensions
-    built 2 programs, 2 artifacts compiled, 0 there already ([TIME])
+    built 2 programs, 2 artifacts compiled ([TIME])
     published fake release 1
     ");
     assert_run!(sandbox, ["build"], @"
@@ -196,7 +196,7 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
            hint: other `options` or another `mode` may do; `enabled = false` leaves the module to eager
            `precast log [ID]` prints the whole log
     left out affine eager: the fake model has no dynamic dimensions
-    built 1 program, 1 artifact compiled, 0 there already ([TIME]), 1 failed
+    built 1 program, 1 artifact compiled ([TIME]), 1 failed
     published fake release 1
     ");
     assert_run!(sandbox, ["ls", "--sort", "bucket"], @"
@@ -267,7 +267,7 @@ fn a_worker_that_dies_fails_one_program() {
            hint: its log says what it did last; where memory was short, fewer workers help: `-j 1`
            `precast log [ID]` prints the whole log
     left out affine eager: the fake model has no dynamic dimensions
-    built 1 program, 1 artifact compiled, 0 there already ([TIME]), 1 failed
+    built 1 program, 1 artifact compiled ([TIME]), 1 failed
     published fake release 1
     ");
 }
@@ -348,7 +348,7 @@ fn what_answers_wrong_is_not_published() {
            hint: if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager
            `precast log [ID]` prints the whole log
     left out affine eager: the fake model has no dynamic dimensions
-    built 0 programs, 2 artifacts compiled, 0 there already ([TIME]), 2 failed
+    built 0 programs, 2 artifacts compiled ([TIME]), 2 failed
     error: nothing answers `affine`: no release was published
     hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'affine'`
     ");

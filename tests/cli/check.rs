@@ -292,7 +292,7 @@ fn a_build_that_fails_prints_what_stops_it() {
 
     note: affine: `precast check` says what else it finds
     left out affine eager: the fake model has no dynamic dimensions
-    built 0 programs, 0 artifacts compiled, 0 there already ([TIME]), 2 failed
+    built 0 programs, 0 artifacts compiled ([TIME]), 2 failed
     error: nothing answers `affine`: no release was published
     hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'affine'`
     ");

@@ -333,7 +333,7 @@ fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
     gate: first batch=5 ([TIME])
     published: first batch=5 [ID]
     left out first batch=2, second batch=2: the fake model can't be captured
-    built 1 program, 1 artifact compiled, 0 there already ([TIME])
+    built 1 program, 1 artifact compiled ([TIME])
     published fake release 1
     ");
     assert_run!(sandbox, ["build"], @"

@@ -43,3 +43,5 @@ mod waiting;
 mod wheels;
 mod why;
 mod workers;
+#[cfg(feature = "torch")]
+mod worse;

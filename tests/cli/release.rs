@@ -106,7 +106,7 @@ fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newes
     compile: affine batch=4 ([TIME])
     gate: affine batch=4 ([TIME])
     published: affine batch=4 [ID]
-    built 1 program, 1 artifact compiled, 0 there already ([TIME])
+    built 1 program, 1 artifact compiled ([TIME])
     published fake release 2, a partial one
             it lacks affine batch=1: only `fake@2` loads it, release 1 stays the newest
     ");
@@ -241,7 +241,7 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
            hint: make it simpler
            `precast log [ID]` prints the whole log
     left out affine eager, second eager: the fake model has no dynamic dimensions
-    built 2 programs, 2 artifacts compiled, 0 there already ([TIME]), 1 failed
+    built 2 programs, 2 artifacts compiled ([TIME]), 1 failed
     error: nothing answers `second`: no release was published
     hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'second'`
     ");
@@ -282,7 +282,7 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
            hint: make it simpler
            `precast log [ID]` prints the whole log
     left out affine eager, second eager: the fake model has no dynamic dimensions
-    built 0 programs, 0 artifacts compiled, 2 there already ([TIME]), 1 failed
+    built 0 programs, 0 artifacts compiled, 2 programs there already ([TIME]), 1 failed
     published fake release 2
     lost second rows=2: release 1 has it, the new one does not
     without second: nothing answers it

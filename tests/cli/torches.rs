@@ -204,7 +204,7 @@ fn a_release_says_under_which_torch_it_runs() {
     exit code 0
     ----- stdout
     MODEL  SEQ  NAME  PROGRAMS  TORCH  WEIGHTS  AGE
-    fake  4  2  [TORCH], 2.15.0  [ID]  [TIME]
+    fake  4  2  rollback to 2  [TORCH], 2.15.0  [ID]  [TIME]
     fake  3  early  2  [TORCH]  [ID]  [TIME]
     fake  2  2  [TORCH], 2.15.0  [ID]  [TIME]
     fake  1  2  [TORCH]  [ID]  [TIME]

@@ -78,7 +78,7 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
     measure: affine batch=1 ([TIME])
     tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 2 refused)
     published: affine batch=1 [ID]
-    built 1 program, 4 artifacts compiled, 0 there already ([TIME])
+    built 1 program, 4 artifacts compiled ([TIME])
     published fake release 1, a partial one
             it lacks affine batch=4: only `fake@1` loads it, until `precast build` makes the rest
     ");
@@ -106,7 +106,7 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
     exit code 0
     ----- stdout
     affine batch=1 [ID], built [TIME]
-      never built
+      nothing was in its place before
       kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 2 refused)
     ");
     check(
@@ -163,7 +163,7 @@ fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
     measure: affine batch=1 ([TIME])
     tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets)
     published: affine batch=1 [ID]
-    built 1 program, 4 artifacts compiled, 0 there already ([TIME])
+    built 1 program, 4 artifacts compiled ([TIME])
     published fake release 2
     ");
     let tuned = record(&sandbox);

@@ -18,7 +18,7 @@ fn every_kind_of_change_is_named() {
     exit code 0
     ----- stdout
     affine batch=1 [ID], built [TIME]
-      never built
+      nothing was in its place before
     ");
 
     sandbox.append("model.py", "# one more line");

@@ -363,6 +363,7 @@ impl Source for Memory {
             model: model.to_owned(),
             seq: 1,
             name: name.map(str::to_owned),
+            rollback: None,
             programs: self.programs.keys().copied().collect(),
             lacks: vec![],
             shims: vec![precast_shim::testing::compiled().shim.clone()],

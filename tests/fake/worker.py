@@ -15,6 +15,7 @@ each for one request or, with a bucket, for that bucket:
     # fake: trains                     the model was in training mode
     # fake: returns text               beside its tensor
     # fake: padding is refused         by the module itself
+    # fake: has eager                  for every size: with FAKE_EAGER
     # fake: eager fails                when it is known what is to be compiled
     # fake: eager is slow              takes a second
     # fake: open fails again           no worker but the first can make the model
@@ -179,7 +180,7 @@ class Worker:
         except Exception as error:
             raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
         if request.get("weights"):
-            self.model.SCALE = read_scale(Path(request["weights"]))
+            self.model.SCALE = read_scale(Path(request["weights"]), request["unused_weights"])
         behaviours = ("open fails again", "open hangs again", "open eats again", "open finds another source")
         first = "worker-0" in Path(os.environ["TMPDIR"]).parts
         again = [what for what in behaviours if not first and self.has(what, {})]
@@ -337,7 +338,7 @@ class Worker:
         self.regions(module)
         if module["method"] != "forward":
             raise Failure("no_method", f"`{self.modules[path]}` has no method `{module['method']}`")
-        if module.get("dynamic"):
+        if module.get("dynamic") and not self.has("has eager", {}):
             raise Failure("capture", "the fake model has no dynamic dimensions")
         if self.has("capture is slow", sizes):
             time.sleep(1)
@@ -532,10 +533,19 @@ def draw(rng: random.Random, declared: Json) -> Any:
     return rng.randrange(low, high)
 
 
-def read_scale(path: Path) -> float:
-    """Returns the only number of a safetensors file."""
+def read_scale(path: Path, unused: list[str]) -> float:
+    """Returns the model's only weight; the file has no other tensor, except those in `unused`."""
     data = path.read_bytes()
-    return struct.unpack("<f", data[-4:])[0]
+    end = 8 + struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:end])
+    if "scale" not in header:
+        raise Failure("weights", f"`{path}` has no tensor `scale`", "add it")
+    if header["scale"]["shape"] != [1]:
+        raise Failure("weights", f"tensor `scale` of `{path}` is {header['scale']['shape']}, not [1]", "export it again")
+    if others := sorted(header.keys() - {"scale", "__metadata__", *unused}):
+        raise Failure("weights", f"`{path}` has tensor `{others[0]}`: the model has none of that name", "leave it out")
+    start, stop = header["scale"]["data_offsets"]
+    return struct.unpack("<f", data[end + start : end + stop])[0]
 
 
 def save(path: Path, tensors: dict[str, tuple[str, list[int], list[Any]]]) -> None:

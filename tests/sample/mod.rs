@@ -253,6 +253,7 @@ fn release(programs: Vec<Digest>, weights: Digest) -> Release {
         model: "minilm".into(),
         seq: 0,
         name: None,
+        rollback: None,
         programs,
         lacks: vec![],
         shims: vec![],

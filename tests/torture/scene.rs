@@ -127,6 +127,7 @@ pub fn release(model: &str, programs: &[Digest], weights: Option<Digest>) -> Rel
         model: model.into(),
         seq: 0,
         name: Some("v1".into()),
+        rollback: None,
         programs: programs.into(),
         lacks: vec![],
         shims: vec![],

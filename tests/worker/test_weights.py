@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 import unittest
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,13 @@ class FileTest(Project):
             "norm.bias": torch.rand(4),
             "norm.running_mean": torch.rand(4),
             "norm.running_var": torch.rand(4) + 1,
-            "other.weight": torch.rand(3),
             **change,
         }
         held = {name: value for name, value in values.items() if value is not None}
         return part("tensors").write(self.root / "model.safetensors", held)
 
-    def filled(self, path: Path, text: str = MODEL) -> Any:
-        return part("entry").open_model(self.root, f"{self.write(text)}:load", "cpu", (), path)
+    def filled(self, path: Path) -> Any:
+        return part("entry").open_model(self.root, f"{self.write(MODEL)}:load", "cpu", (), path)
 
     def test_what_no_state_dict_has_comes_from_the_model(self) -> None:
         import torch
@@ -126,8 +126,50 @@ class FileTest(Project):
                 failure = self.fails("weights", self.filled, self.saved(**change))
                 self.assertEqual((failure.message, failure.hint), (message, hint))
 
+    def test_what_the_model_lacks_is_refused_unless_it_is_named(self) -> None:
+        import torch
+
+        path = self.root / "model.safetensors"
+        model, fill, zeros = self.open(MODEL).model, part("weights").fill, torch.zeros(3)
+        export = "export the file from the model that `entry` makes, or have `entry` make the model of the file"
+        for extra, message, globs in [
+            (["other.weight"], "tensor `other.weight`, float32 [3]:", ["other.**"]),
+            (["norm.scale"], "tensor `norm.scale`, float32 [3]:", ["norm.scale"]),
+            (["lone"], "tensor `lone`, float32 [3]:", ["lone"]),
+            (
+                [f"norm.blocks.{block}.{name}" for block in (4, 5) for name in ("bias", "weight")],
+                "tensor `norm.blocks.4.bias`, float32 [3] and 3 more:",
+                ["norm.blocks.**"],
+            ),
+            (
+                [f"block_{block}.{block}" for block in range(6)],
+                "tensor `block_0.0`, float32 [3] and 5 more:",
+                [f"block_{block}.**" for block in range(6)],
+            ),
+        ]:
+            with self.subTest(message):
+                values = dict.fromkeys(extra, zeros)
+                failure = self.fails("weights", fill, model, self.saved(**values))
+                self.assertEqual(failure.message, f"`{path}` has {message} the model has none of that name")
+                hint = f"{export}; or allow unused tensors in [model]: "
+                self.assertTrue(failure.hint.startswith(hint), failure.hint)
+                said = tomllib.loads(failure.hint.removeprefix(hint).strip("`"))
+                self.assertEqual(said, {"unused_weights": globs})
+                self.assertNotIn(extra[0], fill(model, path, extra))
+
+    def test_a_buffer_that_no_state_dict_has_may_be_there_as_it_is(self) -> None:
+        import torch
+
+        model, fill = self.open(MODEL).model, part("weights").fill
+        fill(model, self.saved(position_ids=torch.arange(40)))
+        other = torch.arange(40) + 1
+        failure = self.fails("weights", fill, model, self.saved(position_ids=other))
+        self.assertIn("has tensor `position_ids`, int64 [40]: the model has none", failure.message)
+
     def test_a_file_that_is_not_whole_is_refused(self) -> None:
-        path = self.saved()
+        import torch
+
+        path = self.saved(**{"other.weight": torch.rand(3)})
         whole = path.read_bytes()
         for bytes_, message in [
             (b"", "it is no safetensors file, or it was cut off"),

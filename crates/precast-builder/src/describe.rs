@@ -45,6 +45,7 @@ pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildE
         device: options.device.to_string(),
         also: options.samples.iter().cloned().collect(),
         weights: None,
+        unused_weights: vec![],
     };
     let request = Request::Describe {
         samples: options.samples.clone(),

@@ -2,7 +2,10 @@
 
 use std::{collections::HashSet, thread, time::Instant};
 
-use precast_store::{Digest, StoreError, check_release_name, record::Release};
+use precast_store::{
+    Digest, StoreError, check_release_name,
+    record::{Release, Shim},
+};
 
 use super::{
     BuildError,
@@ -48,9 +51,11 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         && let Some(same) = same_entry(options, &plan)?
         && let Some(shim) = shim
     {
-        let weights = weights::kept(options, &same)?;
-        let done = work::Done::default();
-        return summarise(options, &plan, done, Some((weights, shim)), started);
+        // Only the model can say whether a file with other tensors fits.
+        if let Some(weights) = weights::kept(options, &plan, &same, &shim)? {
+            let done = work::Done::default();
+            return summarise(options, &plan, done, Some((weights, shim)), started);
+        }
     }
     if options.locked && missing > 0 {
         return Err(BuildError::Locked {
@@ -131,7 +136,20 @@ fn make(
             torch: known.target.torch,
         });
     }
+    let (last, aliases) = (same_entry(options, &plan)?, weights.aliases.clone());
+    let try_file = |shim: &Shim| weights::try_file(options, &plan, last.as_ref(), &aliases, shim);
+    let tried = shim.as_ref().map(&try_file).transpose()?;
     let (done, weights, shim) = work::run(workers, &plan, &jobs, first, starting, weights, shim)?;
+    let tried = match tried {
+        Some(tried) => tried,
+        None => try_file(&shim)?,
+    };
+    if let (Some(path), Some(_)) = (spec.model.weights.file(), tried)
+        && tried != weights.object
+    {
+        let path = path.display().to_string();
+        return Err(BuildError::SourceChanged { path });
+    }
     summarise(options, &plan, done, Some((weights, shim)), started)
 }
 

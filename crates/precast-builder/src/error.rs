@@ -119,12 +119,12 @@ pub enum BuildError {
         /// What is wrong with it.
         message: String,
     },
-    /// The spec's weight file lacks a tensor of the model, or has one of another shape or dtype.
-    #[error("the weights in `{}` don't fit the model: {message}", path.display())]
+    /// The spec's weight file failed the smoke run of the programs that are there.
+    #[error("the weights in `{}` are refused: {message}", path.display())]
     Weights {
         /// Path of the file.
         path: PathBuf,
-        /// The tensors that don't fit.
+        /// What became of a tensor or an output.
         message: String,
     },
     /// A source had another digest at the end of the build than in the plan.
@@ -162,6 +162,15 @@ pub enum BuildError {
     Unanswered {
         /// Their names.
         modules: Vec<String>,
+    },
+    /// The release would lack programs that the newest one has, so it was not published.
+    #[error(
+        "no release was published: it would lack {}, which the newest one has",
+        few(programs)
+    )]
+    Lost {
+        /// Their names.
+        programs: Vec<String>,
     },
     /// Some programs could not be built.
     #[error("{failed} of {total} programs failed")]
@@ -232,7 +241,8 @@ impl BuildError {
                 "`weights` in [model] names one safetensors file, from the folder of the spec"
             }
             Self::Weights { .. } => {
-                "export the file again from the model that `entry` makes, or give that model another `name`"
+                "the newest release stays what it was; write the file again, or set `healthcheck = false` for modules that may \
+                 answer so"
             }
             Self::SourceChanged { .. } => "run `precast build` again",
             Self::Locked { .. } | Self::LockedShim { .. } => {
@@ -250,6 +260,10 @@ impl BuildError {
                      has nothing for it: `precast build{}`",
                     without.collect::<String>()
                 );
+            }
+            Self::Lost { .. } => {
+                "the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish without them: \
+                 `precast build --allow-lost`"
             }
             Self::Failed { .. } => "`precast log ID` prints the log of a failed program",
             Self::Spec(_) => "change the spec where it is marked",
@@ -323,6 +337,15 @@ impl BuildError {
 fn listed(names: &[String]) -> String {
     let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     names.join(", ")
+}
+
+/// Returns the first names in backticks, and the number of the others.
+fn few(names: &[String]) -> String {
+    const SOME: usize = 5;
+    match names.len().saturating_sub(SOME) {
+        0 => listed(names),
+        more => format!("{} and {more} more", listed(&names[..SOME])),
+    }
 }
 
 /// Returns the innermost line of a project in the last stack that Python's faulthandler wrote to a log.

@@ -11,6 +11,9 @@
 //!
 //! The gate then repeats the comparison at smaller sizes, which the runtime pads into the bucket. If a padded request
 //! differs from eager at its own size, the program is published for its exact size only.
+//!
+//! A release that only has other weights passes a smoke run ([`SmokeRequest`]): each program runs with the weights of
+//! before and with the new ones. Where an output was finite, it must be finite again.
 
 use std::{
     collections::BTreeMap,
@@ -39,7 +42,7 @@ use super::{
 /// How long a candidate may run.
 pub(super) const LIMIT: Duration = Duration::from_secs(900);
 
-/// The command that reads a [`GateRequest`] as JSON on stdin and answers with a [`Verdict`] on stdout.
+/// The command that reads a [`Question`] as JSON on stdin and answers with a [`Verdict`] on stdout.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     /// The program to start.
@@ -81,6 +84,40 @@ pub struct GateRequest {
     pub computed_in: Vec<Option<Dtype>>,
 }
 
+/// Programs of a release, to be run with the weights of before and with others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SmokeRequest {
+    /// Path of the store that has all of it.
+    pub store: PathBuf,
+    /// The programs.
+    pub programs: Vec<Program>,
+    /// The shim for this torch.
+    pub shim: Shim,
+    /// The weights of before; none where no release has the programs. Then only NaN is wrong.
+    pub before: Option<StoredWeights>,
+    /// The weights that are to be published.
+    pub after: StoredWeights,
+}
+
+/// A weight set in the store.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StoredWeights {
+    /// Its digest; none for a model without parameters and buffers.
+    pub object: Option<Digest>,
+    /// Names of tied tensors -> the name under which the weight set holds them.
+    pub aliases: BTreeMap<String, String>,
+}
+
+/// The question to a gate's process.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Question {
+    /// Whether a candidate agrees with eager.
+    Compare(Box<GateRequest>),
+    /// Whether programs run with other weights.
+    Smoke(SmokeRequest),
+}
+
 /// What the gate found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
@@ -108,10 +145,10 @@ pub fn tolerance(dtype: Dtype) -> (f64, f64) {
     }
 }
 
-/// Checks a candidate in a child process, and returns the report for its receipt.
+/// Asks a child process a [`Question`], and returns the report for a candidate's receipt.
 pub(super) fn in_child(
     launcher: &Launcher,
-    request: &GateRequest,
+    request: &impl Serialize,
     limits: &Limits,
     limit: Duration,
     stop: &Stop,

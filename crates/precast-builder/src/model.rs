@@ -12,6 +12,7 @@ use super::{
     BuildError,
     progress::Event,
     protocol::{Opened, Request},
+    weights,
     worker::Worker,
     workers::Workers,
 };
@@ -39,7 +40,8 @@ pub(super) fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> 
     }
     let started = Instant::now();
     let opened = match open_model(options.spec, &options.request.command_line, &mut worker) {
-        Err(BuildError::Worker(error)) if !error.trace.is_empty() => {
+        // A refused file of weights leaves nothing in the store.
+        Err(BuildError::Worker(error)) if !error.trace.is_empty() && error.code != "weights" => {
             let log = format!("{error}\n\n{}", error.trace);
             let log = options.store.put_bytes(log.as_bytes())?;
             return Err(BuildError::Model { error, log });
@@ -102,6 +104,7 @@ pub(super) fn open_model(
         device: spec.target.device.to_string(),
         also: callables(spec, command_line),
         weights: spec.model.weights.file().map(Path::to_owned),
+        unused_weights: weights::unused(spec),
     };
     let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;

@@ -37,6 +37,8 @@ pub struct Options<'a> {
     pub release: Option<String>,
     /// Modules that a release may be without, where nothing answers them.
     pub without: Vec<String>,
+    /// Publish a release also where it lacks what the newest one has.
+    pub allow_lost: bool,
     /// Set from outside to end the build early.
     pub cancel: Arc<AtomicBool>,
 }
@@ -109,7 +111,7 @@ pub struct Summary {
     pub published: bool,
     /// The number of the newest release before this build.
     pub before: Option<u64>,
-    /// What that one answers and the one that was published does not.
+    /// Programs that the newest release has and this one lacks. Where no release was published, they are the reason.
     pub lost: Vec<String>,
     /// Modules that nothing answers: no release was published, for it would be without them.
     pub unanswered: Vec<String>,

@@ -61,6 +61,8 @@ pub(crate) enum Request {
         also: Vec<String>,
         /// A safetensors file whose values the model gets instead of its own.
         weights: Option<PathBuf>,
+        /// Names of tensors of that file that the model may lack.
+        unused_weights: Vec<String>,
     },
     /// Writes the weight set as safetensors, unless it came from a file: answered with [`SavedWeights`].
     Weights { out: PathBuf },

@@ -4,19 +4,18 @@ use std::{collections::BTreeMap, time::Instant};
 
 use precast_store::{
     Digest, Store, StoreError,
-    record::{Provenance, Release, SCHEMA, Shim},
+    record::{Program, Provenance, Release, SCHEMA, Shim},
 };
 
 use super::{
     BuildError,
+    gate::StoredWeights,
     options::{Options, Outcome, Summary},
-    shims,
-    weights::StoredWeights,
-    work,
+    shims, work,
 };
 use crate::{
     plan::{self, Item, Known, Plan, Reason, State},
-    spec::Spec,
+    spec::{Origin, Spec},
 };
 
 /// Publishes the release, if it differs from the newest one, and returns the outcome of every item.
@@ -132,18 +131,66 @@ fn leaves_out(wanted: &[Wanted<'_>], module: usize) -> bool {
     own.all(|program| program.skipped && !program.item.settings.compile.fullgraph)
 }
 
-/// Returns whether the newest release answers a module.
-fn had(store: &Store, plan: &Plan, spec: &Spec, module: usize) -> Result<bool, StoreError> {
-    let (name, title) = (&spec.modules[module].name, spec.title(module));
-    for id in plan.release.iter().flat_map(|release| &release.programs) {
-        if let Some(program) = store.program(id)?
-            && program.module == *name
-            && (title == *name || title == program.title())
+/// Returns the programs with these keys, each with its module in the spec. Programs of other modules and other devices are
+/// left out: they left the spec.
+fn in_spec<'a>(
+    store: &Store,
+    ids: impl IntoIterator<Item = &'a Digest>,
+    spec: &Spec,
+) -> Result<Vec<(usize, Program)>, StoreError> {
+    let mut found = Vec::new();
+    for id in ids {
+        let Some(program) = store.program(id)? else {
+            continue;
+        };
+        let module = (0..spec.modules.len()).find(|&index| {
+            let (name, title) = (&spec.modules[index].name, spec.title(index));
+            program.module == *name && (title == *name || title == program.title())
+        });
+        if program.target.device == spec.target.device
+            && let Some(module) = module
         {
-            return Ok(true);
+            found.push((module, program));
         }
     }
-    Ok(false)
+    Ok(found)
+}
+
+/// Returns the names of those programs of the newest release that the new one would lose without the user's consent. `gone`
+/// are the programs that only the newest one has.
+///
+/// A bucket that left the spec is the user's change. It counts only where another program of its module could not be built:
+/// that one may have been meant to replace it. The consent is `allow_lost`, `without`, or a `fail_policy` that a spec
+/// states as `fallback_eager`, where eager is there.
+fn lost(
+    options: &Options<'_>,
+    wanted: &[Wanted<'_>],
+    gone: &[(usize, Program)],
+    without: &[String],
+) -> Vec<String> {
+    let spec = options.spec;
+    if options.allow_lost {
+        return vec![];
+    }
+    let lost = gone.iter().filter(|(module, program)| {
+        let own = || wanted.iter().filter(|one| one.item.module == *module);
+        let there = |one: &Wanted<'_>| one.id.is_some() || one.left_out;
+        let same = own().find(|one| one.item.form.name() == program.bucket());
+        let failed = own().any(|one| !there(one) && !one.item.form.optional());
+        let eager_instead = own().any(|one| {
+            let settings = &one.item.settings;
+            one.id.is_some()
+                && one.item.form.optional()
+                && settings.origin("fail_policy") != Origin::BuiltIn
+        });
+        let is_lost = match same {
+            Some(same) => !there(same),
+            None => failed,
+        };
+        is_lost && !eager_instead && !without.contains(&spec.title(*module))
+    });
+    lost.map(|(module, program)| format!("{} {}", spec.title(*module), program.bucket()))
+        .collect()
 }
 
 fn publish(
@@ -173,9 +220,13 @@ fn publish(
     let wanted = wanted(narrowed, whole, spec, summary);
     let lacks = wanted.iter().filter(|program| program.left_out);
     let lacks: Vec<String> = lacks.map(|program| program.item.name(spec)).collect();
+    let newest = store.release(&spec.model.name, None)?;
+    let served = || newest.iter().flat_map(|newest| &newest.programs);
     for module in unanswered(&wanted, spec) {
         let title = spec.title(module);
-        if leaves_out(&wanted, module) && !had(store, plan, spec, module)? {
+        if leaves_out(&wanted, module)
+            && !(in_spec(store, served(), spec)?.iter()).any(|(index, _)| *index == module)
+        {
             continue;
         }
         let named = |name: &String| *name == title || *name == spec.modules[module].name;
@@ -209,11 +260,20 @@ fn publish(
     if programs.is_empty() || !summary.unanswered.is_empty() {
         return Ok(());
     }
+    if lacks.is_empty() {
+        let gone = served().filter(|id| !programs.contains(id));
+        let gone = in_spec(store, gone, spec)?;
+        summary.lost = lost(options, &wanted, &gone, &summary.without);
+        if !summary.lost.is_empty() {
+            return Ok(());
+        }
+    }
     let mut release = Release {
         schema: SCHEMA,
         model: spec.model.name.clone(),
         seq: 0,
         name: options.release.clone(),
+        rollback: None,
         programs,
         lacks,
         weights: weights.object,
@@ -224,11 +284,11 @@ fn publish(
     };
     release.shims = shims::of_release(shim, &release, plan.release.as_ref());
     let (release, new) = store.put_release(&release)?;
-    if let (true, false, Some(before)) = (new, release.is_partial(), &plan.release) {
+    if let (true, false, Some(before)) = (new, release.is_partial(), &newest) {
         summary.lost = store.lost(before, &release)?;
     }
-    summary.before = plan.release.as_ref().map(|before| before.seq);
-    let before = plan.release.as_ref().and_then(|before| before.weights);
+    summary.before = newest.as_ref().map(|before| before.seq);
+    let before = newest.and_then(|before| before.weights);
     summary.weights_changed = before.zip(release.weights).filter(|(old, new)| old != new);
     summary.release = Some(release);
     summary.published = new;

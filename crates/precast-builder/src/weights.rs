@@ -1,9 +1,14 @@
 //! The weight set of a release: the parameters of the model, or a file that the spec names.
 //!
 //! A worker loads that file into the model before it captures, so that the gate uses the weights that will be served. An
-//! unreadable file is an error before Python starts; a tensor that the model needs and the file lacks is one as soon as the
-//! model exists. If only the file changed, the build needs no Python, because programs hold no weights. The new file must
-//! have the tensors of the last one, with the same dtypes and shapes.
+//! unreadable file is an error before Python starts. The model decides about its tensors: a missing tensor, another
+//! dtype or shape, and an unknown tensor are errors as soon as the model exists.
+//!
+//! If only the values of the file changed, the build needs no Python, because programs hold no weights: a file with the
+//! tensors of the last one fits the model as well. A file with other tensors is loaded into the model again.
+//!
+//! Existing programs were compared with eager under other weights. They pass a smoke run with the new file
+//! ([`SmokeRequest`]) before a release has it. A refused file leaves nothing in the store.
 
 use std::{
     collections::BTreeMap,
@@ -12,32 +17,41 @@ use std::{
     path::Path,
 };
 
-use precast_store::{Digest, Store, record::Release};
-use safetensors::{SafeTensors, tensor::Metadata};
+use precast_store::{
+    Digest, Store,
+    record::{Release, Shim},
+};
+use safetensors::{
+    Dtype, SafeTensors,
+    tensor::{Metadata, TensorInfo, TensorView},
+};
 
 use super::{
     BuildError,
+    gate::{self, SmokeRequest, StoredWeights},
+    limits::{Limits, Stop},
     options::Options,
     progress::{Event, Progress},
     protocol::SavedWeights,
 };
-use crate::plan;
-
-/// The weight set of this build, as the store has it.
-pub(super) struct StoredWeights {
-    pub object: Option<Digest>,
-    pub aliases: BTreeMap<String, String>,
-}
+use crate::{
+    plan::{self, Plan},
+    spec::{Spec, glob},
+};
 
 /// Checks that a file can be a weight set, by its header: that needs no model and no Python.
 pub(super) fn check(path: &Path) -> Result<(), BuildError> {
-    check_header(path).map_err(|message| BuildError::BadWeights {
+    header(path).map(drop)
+}
+
+fn header(path: &Path) -> Result<Metadata, BuildError> {
+    read_header(path).map_err(|message| BuildError::BadWeights {
         path: path.to_owned(),
         message,
     })
 }
 
-fn check_header(path: &Path) -> Result<(), String> {
+fn read_header(path: &Path) -> Result<Metadata, String> {
     /// The format's own limit.
     const HEADER_LIMIT: u64 = 100_000_000;
     const LENGTH: u64 = 8;
@@ -91,8 +105,19 @@ fn check_header(path: &Path) -> Result<(), String> {
             "tensor `{name}` is {}, which no weight set can hold",
             info.dtype
         )),
-        None => Ok(()),
+        None => Ok(header),
     }
+}
+
+/// Returns the names of the tensors in the spec's file that the model may lack; none where the file can't be read.
+pub(super) fn unused(spec: &Spec) -> Vec<String> {
+    let file = spec.model.weights.file().map(read_header);
+    let names = file.and_then(Result::ok).into_iter();
+    let names = names.flat_map(|header| header.offset_keys());
+    let globs = &spec.model.unused_weights;
+    names
+        .filter(|name| globs.iter().any(|glob| glob::matches(glob, name)))
+        .collect()
 }
 
 /// Puts the weight set into the store, and its bytes where the gates will look for them.
@@ -115,51 +140,214 @@ pub(super) fn put(
     })
 }
 
-/// Returns the weight set of a release of the same model. A file that the spec names may be another one by now.
-pub(super) fn kept(options: &Options<'_>, last: &Release) -> Result<StoredWeights, BuildError> {
-    let object = match options.spec.model.weights.file() {
-        Some(path) => {
-            let now = plan::file_digest(path, options.store)?;
-            if Some(now) == last.weights {
-                last.weights
-            } else {
-                let (put, _) = options.store.put_file(path)?;
-                if let Some(last) = &last.weights {
-                    alike(options.store, path, last, &put)?;
-                }
-                Some(put)
-            }
-        }
-        None => last.weights,
-    };
-    Ok(StoredWeights {
-        object,
+/// Returns the weight set for a release whose programs are all there, without Python. A file that the spec names may be
+/// another one by now: then it is tried. Returns none where only the model can say whether the file fits.
+pub(super) fn kept(
+    options: &Options<'_>,
+    plan: &Plan,
+    last: &Release,
+    shim: &Shim,
+) -> Result<Option<StoredWeights>, BuildError> {
+    let mut kept = StoredWeights {
+        object: last.weights,
         aliases: last.aliases.clone(),
-    })
+    };
+    if let Some(path) = options.spec.model.weights.file()
+        && Some(plan::file_digest(path, options.store)?) != last.weights
+    {
+        if !same_tensors(options.store, path, last)? {
+            return Ok(None);
+        }
+        let aliases = &last.aliases;
+        let tried = try_file(options, plan, Some(last), aliases, shim)?;
+        kept.object = tried.or(kept.object);
+    }
+    Ok(Some(kept))
 }
 
-/// Checks that the file at `path`, which is the object `now`, can take the place of the weights `before`.
-fn alike(store: &Store, path: &Path, before: &Digest, now: &Digest) -> Result<(), BuildError> {
-    let wrong = |message: String| BuildError::Weights {
-        path: path.to_owned(),
-        message,
+/// Returns whether a file has the tensors of a release's weights: the same names, dtypes and shapes.
+fn same_tensors(store: &Store, path: &Path, last: &Release) -> Result<bool, BuildError> {
+    let Some(last) = &last.weights else {
+        return Ok(false);
     };
-    let (before, now) = (store.map(before)?, store.map(now)?);
-    let read = |bytes| SafeTensors::deserialize(bytes).map_err(|e| wrong(e.to_string()));
-    let (before, now) = (read(&before)?, read(&now)?);
-    for (name, old) in before.iter() {
-        let new = now
-            .tensor(name)
-            .map_err(|_| wrong(format!("it has no tensor `{name}`")))?;
-        if (old.dtype(), old.shape()) != (new.dtype(), new.shape()) {
-            return Err(wrong(format!(
-                "tensor `{name}` is {:?} {:?}, and the programs are compiled for {:?} {:?}",
-                new.dtype(),
-                new.shape(),
-                old.dtype(),
-                old.shape()
-            )));
+    let last = store.map(last)?;
+    let Ok((_, last)) = SafeTensors::read_metadata(&last) else {
+        return Ok(false);
+    };
+    let layouts = |header: &Metadata| -> BTreeMap<String, (Dtype, Vec<usize>)> {
+        let layout = |(name, info): (String, &TensorInfo)| (name, (info.dtype, info.shape.clone()));
+        header.tensors().into_iter().map(layout).collect()
+    };
+    Ok(layouts(&header(path)?) == layouts(&last))
+}
+
+/// Puts the file of weights that the spec names, once it passed a smoke run with the programs that are there. Returns its
+/// digest; none where nothing was to be tried. `last` is the release that has the programs.
+pub(super) fn try_file(
+    options: &Options<'_>,
+    plan: &Plan,
+    last: Option<&Release>,
+    aliases: &BTreeMap<String, String>,
+    shim: &Shim,
+) -> Result<Option<Digest>, BuildError> {
+    let Options { spec, store, .. } = options;
+    let (Some(path), hits) = (spec.model.weights.file(), plan.hits()) else {
+        return Ok(None);
+    };
+    if hits.is_empty() {
+        return Ok(None);
+    }
+    // With a lease of its own: a refused file is held by nobody.
+    let apart = store.reopened()?;
+    let (object, _) = apart.put_file_unpacked(path)?;
+    if last.is_some_and(|last| last.weights == Some(object)) {
+        return Ok(None);
+    }
+    let after = StoredWeights {
+        object: Some(object),
+        aliases: aliases.clone(),
+    };
+    match smoke(options, plan, last, after, shim)? {
+        Ok(()) => {
+            store.keep(&[object])?;
+            Ok(Some(object))
+        }
+        Err(message) => {
+            drop(apart);
+            store.discard(&object)?;
+            Err(BuildError::Weights {
+                path: path.to_owned(),
+                message,
+            })
         }
     }
-    Ok(())
+}
+
+/// Runs the existing programs with the old weights and with new ones. The inner error is the reason for a refusal.
+fn smoke(
+    options: &Options<'_>,
+    plan: &Plan,
+    last: Option<&Release>,
+    after: StoredWeights,
+    shim: &Shim,
+) -> Result<Result<(), String>, BuildError> {
+    let Options { spec, store, .. } = options;
+    let unchecked = |module: &String| {
+        let mut own = plan.items.iter();
+        own.any(|item| {
+            spec.modules[item.module].name == *module && !item.settings.compile.healthcheck
+        })
+    };
+    let mut ids = plan.hits();
+    ids.extend(last.iter().flat_map(|last| &last.programs));
+    ids.sort_unstable();
+    ids.dedup();
+    let mut programs = Vec::new();
+    for id in ids {
+        programs.extend(
+            store
+                .program(&id)?
+                .filter(|program| !unchecked(&program.module)),
+        );
+    }
+    if programs.is_empty() {
+        return Ok(Ok(()));
+    }
+    if let (Some(before), Some(after)) = (last.and_then(|last| last.weights), after.object)
+        && let Some(message) = spoilt(store, &before, &after)?
+    {
+        return Ok(Err(message));
+    }
+    let request = SmokeRequest {
+        store: store.path().to_owned(),
+        programs,
+        shim: shim.clone(),
+        before: last.map(|last| StoredWeights {
+            object: last.weights,
+            aliases: last.aliases.clone(),
+        }),
+        after,
+    };
+    let (limits, stop) = (Limits::new(options.memory), Stop::new(&options.cancel));
+    let limit = options.timeout.unwrap_or(gate::LIMIT);
+    match gate::in_child(&options.gate, &request, &limits, limit, &stop) {
+        Ok(_) => Ok(Ok(())),
+        Err(BuildError::Gate { message, .. }) => Ok(Err(message)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the name of a tensor with NaN or infinity that had only numbers before, as an error: a run with sample inputs may
+/// not read it.
+fn spoilt(store: &Store, before: &Digest, after: &Digest) -> Result<Option<String>, BuildError> {
+    let (before, after) = (store.map(before)?, store.map(after)?);
+    let (Ok(before), Ok(after)) = (
+        SafeTensors::deserialize(&before),
+        SafeTensors::deserialize(&after),
+    ) else {
+        return Ok(None);
+    };
+    let was_finite = |name: &str| before.tensor(name).is_ok_and(|before| finite(&before));
+    let mut spoilt = after.iter();
+    let spoilt = spoilt.find(|(name, after)| !finite(after) && was_finite(name));
+    Ok(spoilt.map(|(name, _)| format!("tensor `{name}` has NaN or infinity, and had none before")))
+}
+
+/// Returns whether a tensor has only numbers: no exponent has all of its bits set.
+fn finite(tensor: &TensorView<'_>) -> bool {
+    fn all<const N: usize>(bytes: &[u8], exponent: u64) -> bool {
+        bytes.as_chunks::<N>().0.iter().all(|chunk| {
+            let mut bits = [0; 8];
+            bits[..N].copy_from_slice(chunk);
+            u64::from_le_bytes(bits) & exponent != exponent
+        })
+    }
+    let bytes = tensor.data();
+    match tensor.dtype() {
+        Dtype::F16 => all::<2>(bytes, 0x7c00),
+        Dtype::BF16 => all::<2>(bytes, 0x7f80),
+        Dtype::F32 => all::<4>(bytes, 0x7f80_0000),
+        Dtype::F64 => all::<8>(bytes, 0x7ff0_0000_0000_0000),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_found_in_every_dtype() {
+        let is_finite = |dtype, bytes: &[u8]| {
+            let size = bytes.len() / 2;
+            let both = [&vec![0; size][..], &bytes[..size]].concat();
+            finite(&TensorView::new(dtype, vec![2], &both).unwrap())
+        };
+        for value in [0.0, 1.0, -2.5, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let (single, double) = ((value as f32).to_le_bytes(), value.to_le_bytes());
+            // The upper half of a float32 is a bfloat16.
+            for (dtype, bytes) in [
+                (Dtype::F64, &double[..]),
+                (Dtype::F32, &single[..]),
+                (Dtype::BF16, &single[2..]),
+            ] {
+                let twice = [bytes, bytes].concat();
+                assert_eq!(
+                    is_finite(dtype, &twice),
+                    value.is_finite(),
+                    "{dtype:?} {value}"
+                );
+            }
+        }
+        for (bits, is) in [
+            (0x3c00_u16, true),
+            (0xfbff, true),
+            (0x7c00, false),
+            (0xfe00, false),
+        ] {
+            let twice = [bits.to_le_bytes(), bits.to_le_bytes()].concat();
+            assert_eq!(is_finite(Dtype::F16, &twice), is, "{bits:x}");
+        }
+        assert!(is_finite(Dtype::I64, &[255; 16]), "a number of integers");
+    }
 }

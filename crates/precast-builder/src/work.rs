@@ -22,6 +22,7 @@ use serde_json::Value;
 use super::{
     BuildError,
     estimate::Estimate,
+    gate::StoredWeights,
     limits::Stop,
     model::{First, open_model},
     options::{Options, Outcome},
@@ -29,7 +30,7 @@ use super::{
     protocol::{Finding, Request, SavedWeights},
     schedule::{Captures, Kind, Next, Schedule, Task},
     task::{CapturedProgram, Compile},
-    weights::{self, StoredWeights},
+    weights,
     worker::Worker,
     workers::Workers,
 };

@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,12 @@ def open_model(
     device: str,
     also: Sequence[str] = (),
     values: Path | None = None,
+    unused: Collection[str] = (),
 ) -> Opened:
     """Imports `module:callable` under `root` and calls it; the model is in eval mode, on the device, without gradients.
 
     `also` names callables that later captures use (passes, sample inputs): their files are sources too. `values` is a
-    file of weights, which replace the model's own.
+    file of weights, which replace the model's own; `unused` names tensors of it that the model may lack.
     """
     import torch
 
@@ -101,7 +102,7 @@ def open_model(
     notes = [_TRAINING] if training else []
     with torch.no_grad():
         model.eval().requires_grad_(False)
-        from_file = None if values is None else weights.fill(model, values)
+        from_file = None if values is None else weights.fill(model, values, unused)
         model.to(device)
         _straighten(model)
     used = watch.files | module_files(root)

@@ -44,6 +44,7 @@ def _open(session: Session, request: dict[str, Any]) -> Any:
         request["device"],
         request.get("also") or (),
         values,
+        request.get("unused_weights") or (),
     )
     session.opened = opened
     return opened.answer()

@@ -8,6 +8,8 @@ a module count too: a captured graph may read them, and they have names.
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ from .wire import Failure
 
 # The number of values of each tensor that the fingerprint covers.
 _FINGERPRINT_VALUES = 256
+# Globs that a hint names, before those of numbered parts become one.
+_GLOBS = 4
 
 
 @dataclass
@@ -77,11 +81,11 @@ def collect(model: Any, from_file: Collection[str] | None = None) -> Named:
     return named
 
 
-def fill(model: Any, path: Path) -> frozenset[str]:
+def fill(model: Any, path: Path, unused: Collection[str] = ()) -> frozenset[str]:
     """Gives a model the values of a file, by name; returns the names of the tensors that the file has.
 
     The file has parameters and persistent buffers, as a state dict, tied ones under any of their names. All other
-    tensors keep the model's values. Tensors of the file that the model lacks are ignored.
+    tensors keep the model's values. The file has no tensors that the model lacks, except those in `unused`.
     """
     try:
         given = tensors.read(path)
@@ -108,6 +112,7 @@ def fill(model: Any, path: Path) -> frozenset[str]:
                 f"`{first}` and `{name}` of `{path}` differ, and in the model they are one tensor",
                 hint="export the file from the model that `entry` makes, or untie the two there",
             )
+    _check_unused(model, {name: held for name, held in given.items() if name not in saved and name not in unused}, path)
     return frozenset(saved.keys() & given.keys())
 
 
@@ -142,6 +147,38 @@ export it from the model that `entry` makes"
     elif outer is not None:
         hint = f"the file calls it `{outer}`: it is that of a larger model; export it from the one that `entry` makes"
     raise Failure("weights", f"`{path}` has no tensor `{first}`, {_kind(saved[first])} in the model{count}", hint=hint)
+
+
+def _check_unused(model: Any, given: dict[str, Any], path: Path) -> None:
+    """Refuses tensors that no state dict of the model has. Buffers that are not persistent may be there as they are."""
+    own = collect(model)
+
+    def same(name: str, tensor: Any) -> bool:
+        held = own.tensors.get(own.name_of(name))
+        return held is not None and held.dtype == tensor.dtype and held.equal(tensor)
+
+    lacks = [name for name, tensor in given.items() if not same(name, tensor)]
+    if not lacks:
+        return
+    held = own.tensors.keys() | own.aliases.keys()
+    globs = dict.fromkeys(_outside(name, held) for name in lacks)
+    if len(globs) > _GLOBS:
+        globs = dict.fromkeys(re.sub(r"\b\d+\b", "*", glob) for glob in globs)
+    count = f" and {len(lacks) - 1} more" if len(lacks) > 1 else ""
+    message = f"`{path}` has tensor `{lacks[0]}`, {_kind(given[lacks[0]])}{count}: the model has none of that name"
+    hint = f"""export the file from the model that `entry` makes, or have `entry` make the model of the file; or allow \
+unused tensors in [model]: `unused_weights = {json.dumps(list(globs))}`"""
+    raise Failure("weights", message, hint=hint)
+
+
+def _outside(name: str, held: Collection[str]) -> str:
+    """Returns a glob of the largest part around a tensor that the model has nothing of."""
+    parts = name.split(".")
+    for count in range(1, len(parts)):
+        prefix = ".".join(parts[:count])
+        if not any(other.startswith(f"{prefix}.") for other in held):
+            return f"{prefix}.**"
+    return name
 
 
 def _kind(tensor: Any) -> str:

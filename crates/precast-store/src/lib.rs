@@ -215,6 +215,11 @@ impl Store {
         Self::at(layout, options)
     }
 
+    /// Opens the same store once more, with a lease of its own.
+    pub fn reopened(&self) -> Result<Self, StoreError> {
+        Self::open_with(self.path(), self.0.options)
+    }
+
     fn at(layout: Layout, mut options: Options) -> Result<Self, StoreError> {
         options.read_only |= !layout.is_writable();
         if !options.read_only {

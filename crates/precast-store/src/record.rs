@@ -462,6 +462,9 @@ pub struct Release {
     /// Name that the user gave it, unique within the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The number of the release that a rollback published again as this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<u64>,
     /// Request keys of the programs.
     pub programs: Vec<Digest>,
     /// Names of programs that the spec asked for and that a narrowed build left out: it is a partial release then, which

@@ -19,7 +19,10 @@ use super::{
     rows::{self, ProgramRow},
     sync,
 };
-use crate::{Digest, record::Release};
+use crate::{
+    Digest,
+    record::{Provenance, Release},
+};
 
 /// No model has as many releases.
 const LAST: u64 = 1 << 53;
@@ -130,7 +133,11 @@ impl Store {
                 seq: earlier.seq,
                 lacks: earlier.lacks.len(),
             }),
-            false => self.put_release(&earlier),
+            false => self.put_release(&Release {
+                rollback: earlier.rollback.or(Some(earlier.seq)),
+                provenance: Provenance::now(),
+                ..earlier
+            }),
         }
     }
 

@@ -21,6 +21,7 @@ use super::{
     layout::Kind,
     lock::Mode,
     publish::{plain_folder, remove_all, sync_folder},
+    reason::Reason,
     reindex, sync,
 };
 use crate::Digest;
@@ -113,6 +114,19 @@ impl Store {
         done.bytes += bytes;
         self.forget_uses()?;
         Ok(done)
+    }
+
+    /// Deletes an object, unless something refers to it or a process holds it.
+    pub fn discard(&self, object: &Digest) -> Result<(), StoreError> {
+        self.writable("delete from the store")?;
+        let victim = Victim {
+            id: *object,
+            name: String::new(),
+            bytes: 0,
+            reason: Reason::Unreferenced,
+        };
+        self.batches(&OBJECTS, &[victim], &mut Collected::default())?;
+        Ok(())
     }
 
     fn drop_releases(&self, plan: &GcPlan, done: &mut Collected) -> Result<(), StoreError> {

@@ -157,6 +157,7 @@ pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release 
         model: model.into(),
         seq: 0,
         name: name.map(Into::into),
+        rollback: None,
         programs: programs.into(),
         lacks: vec![],
         shims: vec![],

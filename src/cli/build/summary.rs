@@ -94,12 +94,18 @@ pub(super) fn tell(summary: &Summary, context: &Context) -> Result<()> {
             "{} {hits} of {total} programs are in the store, nothing to compile ({time})",
             "fresh".green().bold()
         ),
-        _ => format!(
-            "{} {}, {} compiled, {hits} there already ({time})",
-            "built".green().bold(),
-            text::count(built as u64, "program"),
-            text::count(summary.compiled as u64, "artifact")
-        ),
+        _ => {
+            let there = match hits {
+                0 => String::new(),
+                _ => format!(", {} there already", text::count(hits as u64, "program")),
+            };
+            format!(
+                "{} {}, {} compiled{there} ({time})",
+                "built".green().bold(),
+                text::count(built as u64, "program"),
+                text::count(summary.compiled as u64, "artifact")
+            )
+        }
     };
     let before =
         count(|outcome| matches!(outcome, Outcome::Built(built) if built.gated_by.is_some()));

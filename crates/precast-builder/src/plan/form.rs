@@ -32,6 +32,14 @@ impl Form {
         !self.compiled && self.dynamic.is_some()
     }
 
+    /// Returns the sizes in its key. Eager for any size is the same whatever the buckets are, so it has sizes of its own.
+    pub fn key_sizes(&self) -> Sizes {
+        match self.optional() {
+            true => self.sizes.keys().map(|dim| (dim.clone(), 2)).collect(),
+            false => self.sizes.clone(),
+        }
+    }
+
     /// Returns whether a failure with this code leaves it out of its module, or its module out of the model, which is
     /// then reported and no error.
     pub fn left_out(&self, code: &str, settings: &Compile) -> bool {

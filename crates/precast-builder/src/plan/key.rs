@@ -11,7 +11,7 @@
 //! | target: OS, CPU architecture, ISA and its features, device, SM, torch and its commit, CUDA, C++ ABI | yes | yes |
 //! | model name, entry, samples callable; module name, path, method | yes | no: names are not code |
 //! | sources by path and digest, packages by name and version | yes | no: their effect is in the graph |
-//! | bucket, inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
+//! | bucket (not for eager of any size), inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but only passes on segments, by name and source digest: the effect of others is in the graph |
 //! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
@@ -75,7 +75,7 @@ pub struct RequestKey<'a> {
     pub method: &'a str,
     /// At this bucket, in call order; none when they are captured from sample inputs.
     pub inputs: Option<&'a [Input]>,
-    /// The bucket; for a dynamic program the sizes to capture at.
+    /// The bucket; for a dynamic program the sizes to capture at, unless only eager runs it.
     pub sizes: &'a Sizes,
     /// Bounds of the dynamic dimensions, for a program that is not for one bucket.
     pub dynamic: Option<&'a Dynamic>,

@@ -267,14 +267,15 @@ pub fn plan(
                     capture_only: false,
                 },
                 Some(common) => {
-                    let inputs = module.sized_inputs(&form.sizes);
+                    let sizes = form.key_sizes();
+                    let inputs = module.sized_inputs(&sizes);
                     let key = RequestKey {
                         common,
                         module: &module.name,
                         path: &module.path,
                         method: &module.method,
                         inputs: inputs.as_deref(),
-                        sizes: &form.sizes,
+                        sizes: &sizes,
                         dynamic: form.dynamic.as_ref(),
                         compiled: form.compiled,
                         regions: &module.regions,
@@ -391,6 +392,8 @@ fn look_up(
     }
     let failure = past.store.failure(&id)?;
     if let Some(failure) = &failure
+        // At the sizes of other buckets it may be captured.
+        && failure.sizes == form.sizes
         && form.left_out(&failure.code, request.settings)
         // Memory may not be short again.
         && failure.code != OUT_OF_MEMORY

@@ -218,6 +218,10 @@ impl fmt::Display for Reason {
                     shown(new.as_ref())
                 )
             }
+            // Programs of one bucket have the same sizes: only a program for any size is captured at others.
+            Self::SettingChanged { name, old, new } if name == "sizes" => {
+                changed(f, "the largest bucket", old, new)
+            }
             Self::SettingChanged { name, old, new } => changed(f, &format!("`{name}`"), old, new),
             Self::InputChanged {
                 name,
@@ -405,8 +409,12 @@ fn inputs(found: &mut Vec<Reason>, old: &Option<Value>, new: &Option<Value>) {
             continue;
         };
         for (field, old, new) in pairs(before, &after) {
-            // The stride follows the shape.
-            let follows = field == "stride" && before.get("shape") != after.get("shape");
+            // The stride follows the shape, and bucketed axes follow the bucket.
+            let follows = match &*field {
+                "stride" => before.get("shape") != after.get("shape"),
+                "shape" => fixed_axes(before) == fixed_axes(&after),
+                _ => false,
+            };
             if old != new && !follows {
                 found.push(Reason::InputChanged {
                     name: name.clone(),
@@ -431,6 +439,17 @@ fn inputs(found: &mut Vec<Reason>, old: &Option<Value>, new: &Option<Value>) {
     if common(&old, &new) != common(&new, &old) {
         found.push(Reason::InputsReordered);
     }
+}
+
+/// Returns the sizes of an input's axes, without those of bucketed dimensions.
+fn fixed_axes(input: &Map<String, Value>) -> Vec<Option<Value>> {
+    let list = |name: &str| {
+        let list = input.get(name).and_then(Value::as_array);
+        list.cloned().unwrap_or_default()
+    };
+    let axes = list("shape").into_iter().zip(list("dims"));
+    axes.map(|(size, dim)| dim.is_null().then_some(size))
+        .collect()
 }
 
 /// Passes are names in a request key, and names with source digests in an artifact key.

@@ -83,6 +83,8 @@ pub struct Model {
     pub entry: String,
     /// Where weights are taken from.
     pub weights: WeightsFrom,
+    /// FQN globs of tensors of that file that the model may lack.
+    pub unused_weights: Vec<String>,
     /// `module:callable` that gives sample inputs, for modules whose inputs are left out.
     pub samples: Option<String>,
 }

@@ -21,7 +21,7 @@ use control::{globs, overrides};
 pub(super) use control::{option, reaches, setting};
 
 const TOP: &[&str] = &["schema", "model", "target", "compile", "module", "check"];
-pub(crate) const MODEL: &[&str] = &["name", "entry", "weights", "samples"];
+pub(crate) const MODEL: &[&str] = &["name", "entry", "weights", "unused_weights", "samples"];
 pub(crate) const TARGET: &[&str] = &["device", "isa"];
 pub(crate) const MODULE: &[&str] = &[
     "name", "path", "method", "regions", "inputs", "buckets", "gate",
@@ -31,6 +31,7 @@ pub(crate) const MODULE: &[&str] = &[
 const HOMES: &[(&str, &str)] = &[
     ("entry", "[model]"),
     ("weights", "[model]"),
+    ("unused_weights", "[model]"),
     ("samples", "[model]"),
     ("device", "[target]"),
     ("isa", "[target]"),
@@ -145,10 +146,12 @@ fn model<'t>(reader: &mut Reader<'t>, field: &Field<'t>, root: &Path) -> Option<
         .and_then(|field| callable(reader, &field));
     let samples = optional(&section, "samples", |field| callable(reader, field));
     let weights = optional(&section, "weights", |field| weights(reader, field, root));
+    let unused = optional(&section, "unused_weights", |field| globs(reader, field));
     Some(Model {
         name: name?,
         entry: entry?,
         weights: weights?.unwrap_or(WeightsFrom::Auto),
+        unused_weights: unused?.unwrap_or_default(),
         samples: samples?,
     })
 }

@@ -116,6 +116,14 @@ fn inputs_by_name() {
         new["inputs"][1]["stride"] = json!([8, 1]);
     };
     insta::assert_snapshot!(report(request(), reshaped), @"input-changed: `shape` of input `mask` changed: `[2,4]` -> `[2,8]`");
+    // A program for any size is captured at the largest bucket: no input changed.
+    let larger = |new: &mut Value| {
+        new["sizes"] = json!({"batch": 8});
+        for input in [0, 1] {
+            new["inputs"][input]["shape"] = json!([8, 4]);
+        }
+    };
+    insta::assert_snapshot!(report(request(), larger), @r#"setting-changed: the largest bucket changed: `{"batch":2}` -> `{"batch":8}`"#);
     insta::assert_snapshot!(report(request(), |new| new["inputs"][1]["name"] = json!("types")), @r"
     input-removed: input `mask` was removed
     input-added: input `types` was added

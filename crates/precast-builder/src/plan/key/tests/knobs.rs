@@ -148,6 +148,11 @@ const STAYS: &[(&str, &str, &str)] = &[
     ("buckets", "batch = [2]", "points = [{ batch = 2 }]"),
     // Another bucket is another program.
     ("buckets", "batch = [2]", "batch = [7, 2]"),
+    (
+        "unused_weights",
+        "entry =",
+        "unused_weights = [\"head.**\"]\nentry =",
+    ),
     ("name", "# end", "[[module]]\nname = \"other\""),
 ];
 

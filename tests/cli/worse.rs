@@ -1,0 +1,304 @@
+//! Releases that would be worse than the newest one: fewer programs, or weights that do not fit or are no numbers.
+
+use std::path::PathBuf;
+
+use crate::sandbox::{Sandbox, assert_ran, assert_run};
+
+/// What the fake model computes, as eager runs it: `2 * x + 1`.
+const EAGER: &str = r#"{"format": 1, "inputs": 1, "outputs": [2], "calls": [
+  {"op": "aten::mul.Scalar", "args": {"self": {"value": 0}, "other": {"float": "2.0"}}, "results": [1]},
+  {"op": "aten::add.Scalar", "args": {"self": {"value": 1}, "other": {"float": "1.0"}, "alpha": 1}, "results": [2]}
+]}"#;
+
+fn releases(sandbox: &Sandbox) -> usize {
+    let listed = sandbox.json(&["release", "ls"]);
+    listed["releases"].as_array().unwrap().len()
+}
+
+/// Answers four rows of zeros with the newest release.
+fn answer(sandbox: &Sandbox) -> f32 {
+    sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[1.0; 12])]);
+    let args = ["run", "affine", "--inputs", "x.safetensors"];
+    let ran = sandbox.run(&[&args[..], &["--outputs", "y.safetensors", "-q"]].concat());
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.tensor("y.safetensors").1[0]
+}
+
+#[test]
+fn a_release_without_a_program_of_the_newest_one_needs_a_word() {
+    let sandbox = Sandbox::built();
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 5.0");
+    sandbox.append("model.py", "# fake: compile fails batch=4");
+    assert_run!(sandbox, ["build", "-q", "-j", "1"], @"
+    exit code 1
+    ----- stderr
+    error: no release was published: it would lack `affine batch=4`, which the newest one has
+    hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish without them: `precast build --allow-lost`
+    ");
+    assert_eq!((releases(&sandbox), answer(&sandbox)), (1, 3.0));
+    // The same once more, and for a part of the spec.
+    for args in [&["build"][..], &["build", "--only", "affine batch=1"]] {
+        let ran = sandbox.run(args);
+        assert_eq!((ran.code, releases(&sandbox)), (1, 1), "{}", ran.text());
+    }
+    let json = sandbox.run(&["build", "--format", "json"]);
+    let last: serde_json::Value =
+        serde_json::from_str(json.stdout.lines().last().unwrap()).unwrap();
+    crate::schemas::check("build", &last);
+    assert_eq!(
+        (&last["published"], &last["lost"]),
+        (&false.into(), &serde_json::json!(["affine batch=4"])),
+        "{last}"
+    );
+    // What the hint says.
+    let ran = sandbox.run(&["build", "--allow-lost"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    assert!(
+        ran.stderr.contains("lost affine batch=4: release 1 has it"),
+        "{}",
+        ran.text()
+    );
+    assert_eq!((releases(&sandbox), sandbox.run(&["build"]).code), (2, 0));
+    // Or what failed is mended.
+    sandbox.edit("model.py", "# fake: compile fails batch=4", "");
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    assert_eq!((releases(&sandbox), answer(&sandbox)), (3, 7.0));
+}
+
+#[test]
+fn a_bucket_that_leaves_the_spec_is_no_loss_unless_its_successor_failed() {
+    let sandbox = Sandbox::built();
+    sandbox.edit("precast.toml", "[1, 4]", "[1, 8]");
+    sandbox.append("model.py", "# fake: compile fails batch=8");
+    let ran = sandbox.run(&["build", "-q"]);
+    assert_eq!(ran.code, 1, "{}", ran.text());
+    assert!(
+        ran.stderr.contains("it would lack `affine batch=4`,"),
+        "{}",
+        ran.text()
+    );
+    assert_eq!((releases(&sandbox), answer(&sandbox)), (1, 3.0));
+    // A new bucket beside all that was there may fail.
+    sandbox.edit("precast.toml", "[1, 8]", "[1, 4, 8]");
+    let ran = sandbox.run(&["build", "-q"]);
+    assert_eq!((ran.code, answer(&sandbox)), (0, 3.0), "{}", ran.text());
+    sandbox.edit("precast.toml", "[1, 4, 8]", "[1]");
+    let ran = sandbox.run(&["build"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    assert!(
+        ran.stderr.contains("lost affine batch=4: release"),
+        "{}",
+        ran.text()
+    );
+}
+
+#[test]
+fn eager_is_not_lost_without_a_word_and_may_answer_where_the_spec_says_so() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: has eager");
+    let build = |args: &[&str]| {
+        let mut command = sandbox.command(&[&["build", "-q"], args].concat());
+        sandbox.output(command.env("FAKE_EAGER", EAGER))
+    };
+    let built = build(&[]);
+    assert_eq!(built.code, 0, "{}", built.text());
+    let listed = sandbox.json(&["ls", "--state", "live"]);
+    assert_eq!(listed["programs"].as_array().unwrap().len(), 3, "{listed}");
+    sandbox.edit("model.py", "# fake: has eager", "# without");
+    assert_ran!(build(&[]), @"
+    exit code 1
+    ----- stderr
+    error: no release was published: it would lack `affine eager`, which the newest one has
+    hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish without them: `precast build --allow-lost`
+    ");
+    // Eager that the spec asks for by name may take the place of a program.
+    sandbox.edit(
+        "model.py",
+        "# without",
+        "# fake: has eager\n# fake: answers wrong batch=4",
+    );
+    assert_eq!((build(&[]).code, releases(&sandbox)), (1, 1));
+    let name = "name = \"affine\"";
+    let policy = format!("{name}\nfail_policy = \"fallback_eager\"");
+    sandbox.edit("precast.toml", name, &policy);
+    let ran = build(&[]);
+    assert_eq!((ran.code, releases(&sandbox)), (0, 2), "{}", ran.text());
+    assert_eq!(answer(&sandbox), 3.0);
+}
+
+#[test]
+fn other_buckets_leave_eager_as_it_is() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: has eager");
+    let mut build = sandbox.command(&["build", "-q"]);
+    let built = sandbox.output(build.env("FAKE_EAGER", EAGER));
+    assert_eq!(built.code, 0, "{}", built.text());
+    sandbox.edit("precast.toml", "[1, 4]", "[1, 8]");
+    assert_run!(sandbox, ["plan"], @r#"
+    exit code 0
+    ----- stdout
+    hit  affine batch=1  [ID]
+    build  affine batch=8  never built
+    hit  affine eager  [ID]
+               answers sizes that no bucket covers; `fail_policy = "raise"` leaves it out
+    1 of 3 programs would be built
+    "#);
+    // Where the largest bucket could not be captured for every size, a smaller one may be.
+    let sandbox = Sandbox::built();
+    sandbox.edit("precast.toml", "[1, 4]", "[1, 8]");
+    let plan = sandbox.run(&["plan"]);
+    assert!(
+        plan.stdout.contains("affine eager  failed before"),
+        "{}",
+        plan.text()
+    );
+}
+
+/// A model whose weights are a file, built.
+fn with_file() -> Sandbox {
+    let sandbox = Sandbox::new();
+    let entry = "entry = \"model:load\"";
+    sandbox.edit(
+        "precast.toml",
+        entry,
+        &format!("{entry}\nweights = \"w.safetensors\""),
+    );
+    weights(&sandbox, &[("scale", &[1], &[10.0])]);
+    let built = sandbox.run(&["build", "-q"]);
+    assert_eq!(built.code, 0, "{}", built.text());
+    sandbox
+}
+
+fn weights(sandbox: &Sandbox, tensors: &[(&str, &[usize], &[f32])]) {
+    sandbox.tensors("w.safetensors", tensors);
+}
+
+/// Returns every file of the store's content.
+fn content(sandbox: &Sandbox) -> Vec<PathBuf> {
+    let mut files = sandbox.files("artifacts");
+    let machinery = |file: &PathBuf| {
+        let inside = file.strip_prefix(sandbox.path("artifacts")).unwrap();
+        let top = inside.iter().next().unwrap().to_string_lossy().into_owned();
+        top.starts_with("index") || ["cache", "locks", "lock", "leases"].contains(&&*top)
+    };
+    files.retain(|file| !machinery(file));
+    files
+}
+
+/// Builds with a file of weights that is refused, and returns what is said.
+fn refused(sandbox: &Sandbox) -> String {
+    let before = (content(sandbox), releases(sandbox));
+    let ran = sandbox.run(&["build", "-q"]);
+    assert_eq!(ran.code, 1, "{}", ran.text());
+    assert_eq!(
+        (content(sandbox), releases(sandbox)),
+        before,
+        "{}",
+        ran.text()
+    );
+    assert_eq!(sandbox.run(&["verify"]).code, 0);
+    ran.stderr
+}
+
+#[test]
+fn weights_that_the_model_lacks_are_refused_unless_they_are_named() {
+    let sandbox = with_file();
+    let extra = [
+        ("extra.weight", &[2][..], &[1.0, 2.0][..]),
+        ("scale", &[1], &[3.0]),
+    ];
+    weights(&sandbox, &extra);
+    let said = refused(&sandbox);
+    assert!(
+        said.contains("has tensor `extra.weight`: the model has none of that name"),
+        "{said}"
+    );
+    // The right file after a wrong one.
+    weights(&sandbox, &[("scale", &[1], &[3.0])]);
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    assert_eq!((releases(&sandbox), answer(&sandbox)), (2, 4.0));
+    weights(&sandbox, &extra);
+    sandbox.edit(
+        "precast.toml",
+        "weights =",
+        "unused_weights = [\"extra.**\"]\nweights =",
+    );
+    let ran = sandbox.run(&["build", "-q"]);
+    assert_eq!((ran.code, releases(&sandbox)), (0, 3), "{}", ran.text());
+    weights(&sandbox, &[("scale", &[1], &[5.0])]);
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    assert_eq!((releases(&sandbox), answer(&sandbox)), (4, 6.0));
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_refused() {
+    let sandbox = with_file();
+    for bad in [f32::NAN, f32::INFINITY] {
+        weights(&sandbox, &[("scale", &[1], &[bad])]);
+        let said = refused(&sandbox);
+        assert!(
+            said.contains("tensor `scale` has NaN or infinity, and had none before"),
+            "{said}"
+        );
+    }
+    assert_eq!(answer(&sandbox), 11.0);
+    // Numbers that make none of the answers.
+    weights(&sandbox, &[("scale", &[1], &[f32::MAX])]);
+    let said = refused(&sandbox);
+    assert!(said.contains("output `out` of `affine batch="), "{said}");
+    // With a program to build beside those that are there.
+    sandbox.edit("precast.toml", "[1, 4]", "[1, 4, 8]");
+    refused(&sandbox);
+    weights(&sandbox, &[("scale", &[1], &[2.0])]);
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    assert_eq!((releases(&sandbox), answer(&sandbox)), (2, 3.0));
+    // Where nothing is compared, nothing is run.
+    let name = "name = \"affine\"";
+    sandbox.edit(
+        "precast.toml",
+        name,
+        &format!("{name}\nhealthcheck = false"),
+    );
+    weights(&sandbox, &[("scale", &[1], &[f32::MAX])]);
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+}
+
+#[test]
+fn a_plan_says_that_other_weights_would_be_published() {
+    let sandbox = with_file();
+    let weights_of = |sandbox: &Sandbox| sandbox.json(&["plan"])["weights"].clone();
+    assert_eq!(weights_of(&sandbox), serde_json::Value::Null);
+    weights(&sandbox, &[("scale", &[1], &[3.0])]);
+    assert_run!(sandbox, ["plan"], @"
+    exit code 0
+    ----- stdout
+    hit  affine batch=1  [ID]
+    hit  affine batch=4  [ID]
+    skip  affine eager  the fake model has no dynamic dimensions
+    0 of 2 programs would be built
+    `w.safetensors` changed: a release with these weights would be published
+    ");
+    let document = sandbox.json(&["plan"]);
+    crate::schemas::check("plan", &document);
+    assert!(document["weights"].is_string(), "{document}");
+}
+
+#[test]
+fn a_rollback_is_listed_as_one_with_its_own_age() {
+    let sandbox = Sandbox::built();
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    assert_eq!(sandbox.run(&["release", "rollback", "fake"]).code, 0);
+    assert_run!(sandbox, ["release", "ls"], @"
+    exit code 0
+    ----- stdout
+    MODEL  SEQ  NAME  PROGRAMS  TORCH  WEIGHTS  AGE
+    fake  3  2  rollback to 1  [TORCH]  [ID]  [TIME]
+    fake  2  2  [TORCH]  [ID]  [TIME]
+    fake  1  2  [TORCH]  [ID]  [TIME]
+    ");
+    let listed = sandbox.json(&["release", "ls"]);
+    let created = |index: usize| listed["releases"][index]["provenance"]["created"].as_i64();
+    assert!(created(0) >= created(1), "{listed}");
+    assert_eq!(listed["releases"][0]["rollback"], 1);
+}
