@@ -246,7 +246,13 @@ fn weights_that_are_no_numbers_are_refused() {
     weights(&sandbox, &[("scale", &[1], &[f32::MAX])]);
     let said = refused(&sandbox);
     assert!(said.contains("output `out` of `affine batch="), "{said}");
+    // With another source, every program is compared with an eager that answers so too.
+    weights(&sandbox, &[("scale", &[1], &[f32::NAN])]);
+    sandbox.append("model.py", "# a comment");
+    refused(&sandbox);
+    sandbox.edit("model.py", "# a comment\n", "");
     // With a program to build beside those that are there.
+    weights(&sandbox, &[("scale", &[1], &[f32::MAX])]);
     sandbox.edit("precast.toml", "[1, 4]", "[1, 4, 8]");
     refused(&sandbox);
     weights(&sandbox, &[("scale", &[1], &[2.0])]);

@@ -136,14 +136,16 @@ fn make(
             torch: known.target.torch,
         });
     }
-    let (last, aliases) = (same_entry(options, &plan)?, weights.aliases.clone());
-    let try_file = |shim: &Shim| weights::try_file(options, &plan, last.as_ref(), &aliases, shim);
-    let tried = shim.as_ref().map(&try_file).transpose()?;
-    let (done, weights, shim) = work::run(workers, &plan, &jobs, first, starting, weights, shim)?;
-    let tried = match tried {
-        Some(tried) => tried,
-        None => try_file(&shim)?,
+    let (same, aliases) = (same_entry(options, &plan)?, weights.aliases.clone());
+    let try_file = |shim: Option<&Shim>| {
+        let same = same.as_ref();
+        weights::try_file(options, &plan, same, &aliases, shim)
     };
+    let (tried, compiled) = (try_file(shim.as_ref())?, shim.is_none());
+    let (done, weights, shim) = work::run(workers, &plan, &jobs, first, starting, weights, shim)?;
+    if compiled && !plan.hits().is_empty() {
+        try_file(Some(&shim))?;
+    }
     if let (Some(path), Some(_)) = (spec.model.weights.file(), tried)
         && tried != weights.object
     {

@@ -115,7 +115,7 @@ pub enum Question {
     /// Whether a candidate agrees with eager.
     Compare(Box<GateRequest>),
     /// Whether programs run with other weights.
-    Smoke(SmokeRequest),
+    Smoke(Box<SmokeRequest>),
 }
 
 /// What the gate found.

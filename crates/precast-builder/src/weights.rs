@@ -35,7 +35,7 @@ use super::{
     protocol::SavedWeights,
 };
 use crate::{
-    plan::{self, Plan},
+    plan::{self, Item, Plan},
     spec::{Spec, glob},
 };
 
@@ -159,7 +159,7 @@ pub(super) fn kept(
             return Ok(None);
         }
         let aliases = &last.aliases;
-        let tried = try_file(options, plan, Some(last), aliases, shim)?;
+        let tried = try_file(options, plan, Some(last), aliases, Some(shim))?;
         kept.object = tried.or(kept.object);
     }
     Ok(Some(kept))
@@ -181,33 +181,41 @@ fn same_tensors(store: &Store, path: &Path, last: &Release) -> Result<bool, Buil
     Ok(layouts(&header(path)?) == layouts(&last))
 }
 
-/// Puts the file of weights that the spec names, once it passed a smoke run with the programs that are there. Returns its
-/// digest; none where nothing was to be tried. `last` is the release that has the programs.
+/// Puts the file of weights that the spec names, after a smoke run with the existing programs. Returns its digest; none for the
+/// weights of before. `same` is the release that has the programs. Without a shim nothing is run.
 pub(super) fn try_file(
     options: &Options<'_>,
     plan: &Plan,
-    last: Option<&Release>,
+    same: Option<&Release>,
     aliases: &BTreeMap<String, String>,
-    shim: &Shim,
+    shim: Option<&Shim>,
 ) -> Result<Option<Digest>, BuildError> {
     let Options { spec, store, .. } = options;
-    let (Some(path), hits) = (spec.model.weights.file(), plan.hits()) else {
+    let Some(path) = spec.model.weights.file() else {
         return Ok(None);
     };
-    if hits.is_empty() {
-        return Ok(None);
-    }
+    let before = same.or(plan.release.as_ref());
     // With a lease of its own: a refused file is held by nobody.
     let apart = store.reopened()?;
     let (object, _) = apart.put_file_unpacked(path)?;
-    if last.is_some_and(|last| last.weights == Some(object)) {
+    if before.is_some_and(|before| before.weights == Some(object)) {
         return Ok(None);
     }
+    let before = before.and_then(|before| before.weights);
     let after = StoredWeights {
         object: Some(object),
         aliases: aliases.clone(),
     };
-    match smoke(options, plan, last, after, shim)? {
+    let refused = match before {
+        Some(before) if plan.items.iter().any(checked) => spoilt(store, &before, &object)?,
+        _ => None,
+    };
+    let tried = match (refused, shim) {
+        (Some(message), _) => Err(message),
+        (None, Some(shim)) => smoke(options, plan, same, after, shim)?,
+        (None, None) => Ok(()),
+    };
+    match tried {
         Ok(()) => {
             store.keep(&[object])?;
             Ok(Some(object))
@@ -223,48 +231,42 @@ pub(super) fn try_file(
     }
 }
 
+fn checked(item: &Item) -> bool {
+    item.settings.compile.healthcheck
+}
+
 /// Runs the existing programs with the old weights and with new ones. The inner error is the reason for a refusal.
 fn smoke(
     options: &Options<'_>,
     plan: &Plan,
-    last: Option<&Release>,
+    same: Option<&Release>,
     after: StoredWeights,
     shim: &Shim,
 ) -> Result<Result<(), String>, BuildError> {
     let Options { spec, store, .. } = options;
     let unchecked = |module: &String| {
         let mut own = plan.items.iter();
-        own.any(|item| {
-            spec.modules[item.module].name == *module && !item.settings.compile.healthcheck
-        })
+        own.any(|item| spec.modules[item.module].name == *module && !checked(item))
     };
     let mut ids = plan.hits();
-    ids.extend(last.iter().flat_map(|last| &last.programs));
+    ids.extend(same.iter().flat_map(|same| &same.programs));
     ids.sort_unstable();
     ids.dedup();
     let mut programs = Vec::new();
     for id in ids {
-        programs.extend(
-            store
-                .program(&id)?
-                .filter(|program| !unchecked(&program.module)),
-        );
+        let program = store.program(&id)?;
+        programs.extend(program.filter(|program| !unchecked(&program.module)));
     }
     if programs.is_empty() {
         return Ok(Ok(()));
-    }
-    if let (Some(before), Some(after)) = (last.and_then(|last| last.weights), after.object)
-        && let Some(message) = spoilt(store, &before, &after)?
-    {
-        return Ok(Err(message));
     }
     let request = SmokeRequest {
         store: store.path().to_owned(),
         programs,
         shim: shim.clone(),
-        before: last.map(|last| StoredWeights {
-            object: last.weights,
-            aliases: last.aliases.clone(),
+        before: same.map(|same| StoredWeights {
+            object: same.weights,
+            aliases: same.aliases.clone(),
         }),
         after,
     };

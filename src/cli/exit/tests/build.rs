@@ -146,6 +146,11 @@ pub(super) fn build_errors() -> Vec<BuildError> {
             missing: 1,
             total: 2,
         },
+        BuildError::Lost {
+            programs: (1..9)
+                .map(|batch| format!("encode batch={batch}"))
+                .collect(),
+        },
         BuildError::Unanswered {
             modules: vec!["encode".into(), "decode(ids, image)".into()],
         },
