@@ -540,8 +540,8 @@ def read_scale(path: Path, unused: list[str]) -> float:
     header = json.loads(data[8:end])
     if "scale" not in header:
         raise Failure("weights", f"`{path}` has no tensor `scale`", "add it")
-    if header["scale"]["shape"] != [1]:
-        raise Failure("weights", f"tensor `scale` of `{path}` is {header['scale']['shape']}, not [1]", "export it again")
+    if (shape := header["scale"]["shape"]) != [1]:
+        raise Failure("weights", f"tensor `scale` of `{path}` is {shape}, not [1]", "export it again")
     if others := sorted(header.keys() - {"scale", "__metadata__", *unused}):
         raise Failure("weights", f"`{path}` has tensor `{others[0]}`: the model has none of that name", "leave it out")
     start, stop = header["scale"]["data_offsets"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .. import capture as capturing
 from .. import failures
 from ..wire import Failure
@@ -13,7 +11,7 @@ from .subject import Subject
 
 
 def findings(subject: Subject, captures: bool) -> list[Finding]:
-    """Returns what fails at those buckets. `captures`: the module can be captured at the bucket of the other findings."""
+    """Returns a finding for each of them that fails. `captures`: the first bucket can be captured."""
     import torch
 
     found = []
@@ -42,7 +40,7 @@ def findings(subject: Subject, captures: bool) -> list[Finding]:
 
 
 def ends(subject: Subject) -> list[dict[str, int]]:
-    """Returns buckets with the smallest and the largest size of each dimension, without the bucket that is looked at."""
+    """Returns buckets with the smallest and the largest size of each dimension, without the subject's own."""
     found: list[dict[str, int]] = []
     for dim in subject.dims:
         sizes = {bucket[dim] for bucket in subject.buckets if dim in bucket}
@@ -52,4 +50,3 @@ def ends(subject: Subject) -> list[dict[str, int]]:
                 having = (bucket for bucket in subject.buckets if bucket.get(dim) == size)
                 found.append(pick(having, key=lambda bucket: sum(bucket.values())))
     return found
-
