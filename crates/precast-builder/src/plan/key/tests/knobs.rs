@@ -124,7 +124,7 @@ const STAYS: &[(&str, &str, &str)] = &[
     (
         "allowlist",
         "[[module]]",
-        "[[module]]\nallowlist = [\"b*\", \"other\"]",
+        "[[module]]\nallowlist = [\"b*\", \"head\"]",
     ),
     (
         "blocklist",
@@ -158,7 +158,7 @@ const STAYS: &[(&str, &str, &str)] = &[
 
 #[test]
 fn every_knob_of_the_spec_moves_the_key_or_does_not() {
-    let spec = format!("{SPEC}# end");
+    let spec = format!("{SPEC}[[module]]\nname = \"tail\"\npath = \"head\"\n# end");
     let (base, _) = request(&spec, &world());
     let mut seen = BTreeSet::from([base]);
     let mut knobs = BTreeSet::new();
