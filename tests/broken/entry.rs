@@ -57,6 +57,46 @@ fn an_entry_whose_import_raises() {
     );
 }
 
+/// Builds a model that disturbs its worker, and asserts that the error says how.
+fn disturbs(body: &str, what: &str) {
+    let folder = TempDir::new().unwrap();
+    let model =
+        format!("import os, torch\n\ndef load():\n{body}    return torch.nn.Linear(4, 4)\n");
+    fs::write(folder.path().join("model.py"), model).unwrap();
+    fs::write(folder.path().join("precast.toml"), SPEC).unwrap();
+    let spec = folder.path().join("precast.toml");
+    for args in [&["build", "-j", "1"][..], &["check"]] {
+        let args = [args, &["-f", spec.to_str().unwrap()]].concat();
+        let output = precast(&folder.path().join("store"), &args)
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let wanted = format!("the model disturbed its worker: {what}");
+        assert!(errors.contains(&wanted), "{args:?}\n{errors}");
+        assert!(!errors.contains("bug of precast"), "{args:?}\n{errors}");
+        assert_eq!(output.status.code(), Some(1), "{args:?}\n{errors}");
+    }
+}
+
+#[test]
+fn an_entry_that_writes_to_descriptors_of_the_worker() {
+    let body = |bytes: &str| {
+        format!(
+            "    for fd in range(3, 64):\n        try: os.write(fd, {bytes})\n        except OSError: pass\n"
+        )
+    };
+    let what = "it wrote to a descriptor that it did not open: an answer begins with `";
+    disturbs(&body("b'hello'"), &format!("{what}hello{{"));
+    disturbs(&body("b'\\xff\\n'"), what);
+}
+
+#[test]
+fn an_entry_that_forks_its_worker() {
+    // The worker waits for its copy, so that the copy speaks first.
+    let body = "    child = os.fork()\n    if child: os.waitpid(child, 0)\n";
+    disturbs(body, "it forked, and the copy of the worker went on");
+}
+
 #[test]
 fn an_entry_that_is_no_python() {
     fails(

@@ -81,6 +81,14 @@ pub enum BuildError {
         /// The end of its log.
         log: String,
     },
+    /// The model wrote to a descriptor of the worker, or forked it.
+    #[error("the model disturbed its worker: {what}")]
+    Disturbed {
+        /// The deed, in words.
+        what: String,
+        /// The end of the worker's log.
+        log: String,
+    },
     /// A message that the other side can't read, or a worker of another version.
     #[error("the worker and this binary don't understand each other: {message}")]
     Protocol {
@@ -225,6 +233,9 @@ impl BuildError {
             Self::WorkerGreedy { .. } => {
                 "`-j N` runs fewer workers at once, `--memory SIZE` says what each may take"
             }
+            Self::Disturbed { .. } => {
+                "the model may write only to descriptors that it opened, and a process that it forks must end with `os._exit`"
+            }
             Self::Protocol { .. } => REPORT,
             Self::Scratch { .. } => "name another folder with `TMPDIR`",
             // A difference names an output; anything else would be no better under other tolerances.
@@ -302,6 +313,7 @@ impl BuildError {
             Self::WorkerDied { .. } => "worker_died",
             Self::WorkerHung { .. } => "worker_hung",
             Self::WorkerGreedy { .. } => "worker_greedy",
+            Self::Disturbed { .. } => "worker_disturbed",
             Self::Gate { .. } => "gate",
             Self::UnsafeObject { .. } => "unsafe_object",
             Self::SourceChanged { .. } => "source_changed",
@@ -327,6 +339,7 @@ impl BuildError {
             Self::WorkerDied { log, .. }
             | Self::WorkerHung { log, .. }
             | Self::WorkerGreedy { log, .. }
+            | Self::Disturbed { log, .. }
             | Self::Gate { log, .. } => log,
             _ => "",
         }

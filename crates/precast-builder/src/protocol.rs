@@ -161,6 +161,8 @@ pub(crate) enum Line {
         id: u64,
         error: WorkerError,
     },
+    /// A copy of the worker came back from code of the model, which had forked. The copy has ended.
+    Forked,
     /// Where the request is, as `lower` or `link`; for progress only.
     Event {
         id: u64,

@@ -38,7 +38,7 @@ pub struct Worker {
     child: Child,
     _lifeline: Lifeline,
     stdin: ChildStdin,
-    lines: Receiver<std::io::Result<String>>,
+    lines: Receiver<std::io::Result<Vec<u8>>>,
     /// Its private folder, and the file of its log there.
     private: PathBuf,
     log: PathBuf,
@@ -92,7 +92,7 @@ impl Worker {
         };
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
-            for line in BufReader::new(stdout).lines() {
+            for line in BufReader::new(stdout).split(b'\n') {
                 if sender.send(line).is_err() {
                     break;
                 }
@@ -163,17 +163,19 @@ impl Worker {
                 return Err(error);
             }
             let text = match self.lines.recv_timeout(Duration::from_millis(50)) {
-                Ok(Ok(text)) => text,
+                Ok(Ok(line)) => String::from_utf8_lossy(&line).into_owned(),
                 Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => return Err(self.died()),
                 Err(RecvTimeoutError::Timeout) => continue,
             };
-            let protocol = |error: serde_json::Error| BuildError::Protocol {
-                message: format!(
-                    "{error} in `{}`",
-                    text.chars().take(200).collect::<String>()
-                ),
+            let line: Line = match serde_json::from_str(&text) {
+                Ok(line) => line,
+                Err(error) => return Err(self.unreadable(&text, &error)),
             };
-            match serde_json::from_str(&text).map_err(protocol)? {
+            match line {
+                Line::Forked => {
+                    let what = "it forked, and the copy of the worker went on".to_owned();
+                    return Err(self.disturbed(what));
+                }
                 Line::Event { id: of, phase } if of == id => on_phase(&phase),
                 Line::Result { id: of, value } if of == id => {
                     return answer(value);
@@ -259,6 +261,25 @@ impl Worker {
             status,
             log: self.log_tail(),
         }
+    }
+
+    /// Returns the error of a line that is no message. The worker writes JSON only, so another text is the model's.
+    fn unreadable(&mut self, text: &str, error: &serde_json::Error) -> BuildError {
+        let start: String = text.chars().take(200).collect();
+        if error.is_data() {
+            let message = format!("{error} in `{start}`");
+            return BuildError::Protocol { message };
+        }
+        let start = start.escape_debug();
+        self.disturbed(format!(
+            "it wrote to a descriptor that it did not open: an answer begins with `{start}`"
+        ))
+    }
+
+    fn disturbed(&mut self, what: String) -> BuildError {
+        self.end();
+        let log = self.log_tail();
+        BuildError::Disturbed { what, log }
     }
 
     /// Ends the worker and everything that it started; returns its status the first time.

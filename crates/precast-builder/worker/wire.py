@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +33,7 @@ class Wire:
     def __init__(self, read: int, write: int) -> None:
         self._read = os.fdopen(read, "r", encoding="utf-8", errors="replace")
         self._write = write
+        self._process = os.getpid()
         self.id = 0
 
     def requests(self) -> Iterator[str]:
@@ -41,7 +43,13 @@ class Wire:
                 yield line
 
     def send(self, document: dict[str, Any]) -> None:
-        """Writes one line; raises BrokenPipeError when the other side has closed."""
+        """Writes one line; raises BrokenPipeError when the other side has closed.
+
+        A copy of the worker, forked by the model, says so and ends: only the worker answers.
+        """
+        if os.getpid() != self._process:
+            os.write(self._write, b'{"kind":"forked"}\n')
+            os.kill(os.getpid(), signal.SIGKILL)
         data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         while data:
             data = data[os.write(self._write, data) :]

@@ -102,6 +102,10 @@ pub(super) fn build_errors() -> Vec<BuildError> {
             seconds: 9,
             log: log.clone(),
         },
+        BuildError::Disturbed {
+            what: "it forked".into(),
+            log: log.clone(),
+        },
         BuildError::Protocol {
             message: "no".into(),
         },
