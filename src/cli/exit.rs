@@ -282,7 +282,7 @@ fn runtime(error: &RuntimeError) -> u8 {
         E::WrongTarget { .. } | E::WrongArtifact { .. } | E::NoShim { .. } | E::NoDevice { .. } => {
             TARGET
         }
-        E::NoModule { .. } | E::NoBucket { .. } => MISSING,
+        E::NoModule { .. } | E::NoBucket { .. } | E::NoRelease(_) => MISSING,
         E::Interrupted { .. } => INTERRUPTED,
         E::Libtorch { .. }
         | E::Devices

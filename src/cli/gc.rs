@@ -101,9 +101,9 @@ fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<(
         None => {
             if !plan.quarantine.is_empty() {
                 let files = count(plan.quarantine.len() as u64, "damaged file");
-                context
-                    .out
-                    .line(format_args!("would delete {files} of `quarantine/`"))?;
+                let bytes = human(plan.quarantine.iter().map(|one| one.bytes).sum());
+                let what = format_args!("would delete {files} of `quarantine/`: {bytes}");
+                context.out.line(what)?;
             }
             context.out.line(format_args!(
                 "would delete {}: {} of {}",
@@ -126,9 +126,9 @@ fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<(
             ))?;
             if done.damaged > 0 {
                 let files = count(done.damaged as u64, "damaged file");
-                context
-                    .out
-                    .line(format_args!("deleted {files} of `quarantine/`"))?;
+                let bytes = human(done.damaged_bytes);
+                let what = format_args!("deleted {files} of `quarantine/`: {bytes}");
+                context.out.line(what)?;
             }
             if done.skipped > 0 {
                 context.out.line(format_args!(

@@ -232,9 +232,18 @@ impl Context {
         self.ready(Store::open_with(&self.store, options)?)
     }
 
-    /// Opens the store, and makes it when there is none.
+    /// Opens the store, and makes it when there is none. Makes a damaged index again.
     fn create(&self) -> Result<Store, StoreError> {
-        self.ready(Store::create_with(&self.store, self.options())?)
+        let created = match Store::create_with(&self.store, self.options()) {
+            Err(error) if error.is_index() => {
+                self.ready(Store::open_for_repair(&self.store, self.options())?)?
+                    .reindex()?;
+                exit::warning("the index was damaged: it was made again from the files");
+                Store::create_with(&self.store, self.options())
+            }
+            created => created,
+        };
+        self.ready(created?)
     }
 
     fn options(&self) -> Options {

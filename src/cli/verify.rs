@@ -18,9 +18,12 @@ use serde::Serialize;
 use super::{
     Context,
     exit::{FAILED, MISSING, tell_hint},
-    text::bytes,
+    text::{bytes, count},
 };
-use crate::store::{Defect, Needs, Store};
+use crate::{
+    Digest,
+    store::{Defect, Needs, Store},
+};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -61,6 +64,8 @@ pub(super) enum Document<'a> {
         found: Vec<DefectReport<'a>>,
         /// Files that were moved to `quarantine/`.
         set_aside: &'a [PathBuf],
+        /// Objects that were made again from their unpacked files.
+        restored: &'a [Digest],
         /// What is still wrong.
         left: Vec<DefectReport<'a>>,
     },
@@ -146,23 +151,28 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
 fn repair(store: &Store, context: &Context) -> Result<u8> {
     let done = store.repair()?;
     super::build::note_swept(context, false);
-    let person = done.left.iter().any(|d| d.needs() != Needs::Rebuild);
-    let code = match (done.left.is_empty(), person, done.lost()) {
-        (_, true, _) => FAILED,
-        (_, _, true) => MISSING,
-        (true, ..) => 0,
-        _ => FAILED,
+    let left = done.left.iter().map(Defect::needs);
+    let code = match left.max() {
+        Some(Needs::Repair | Needs::Person) => FAILED,
+        Some(Needs::Rebuild) => MISSING,
+        None | Some(Needs::Sweep) if done.lost() => MISSING,
+        None | Some(Needs::Sweep) => 0,
     };
     let out = &context.out;
     if out.json() {
         out.document(&Document::Repaired {
             found: done.found.iter().map(DefectReport::of).collect(),
             set_aside: &done.set_aside,
+            restored: &done.restored,
             left: done.left.iter().map(DefectReport::of).collect(),
         })?;
         return Ok(code);
     }
     list(&done.found, context)?;
+    if !done.restored.is_empty() {
+        let objects = count(done.restored.len() as u64, "object");
+        out.line(format_args!("{objects} made again from `ready/`"))?;
+    }
     out.line(format_args!(
         "{} defects found, {} files set aside in `quarantine/`, {} left",
         done.found.len(),

@@ -21,6 +21,8 @@ mod inspect;
 mod layers;
 #[cfg(feature = "torch")]
 mod limits;
+#[cfg(feature = "torch")]
+mod lost;
 #[path = "../pty/mod.rs"]
 mod pty;
 mod release;

@@ -24,7 +24,16 @@ use crate::plan::{self, Plan, State};
 
 /// Makes whatever is missing. Finished programs stay in the store whatever happens after.
 pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
-    build_all(options, progress).map_err(|error| in_spec(options.spec, error))
+    let built = match build_all(options, progress) {
+        Err(error) if error.is_index() => {
+            options.store.reindex()?;
+            let message = "the index was damaged: it was made again from the files";
+            progress.event(&Event::Note { message });
+            build_all(options, progress)
+        }
+        built => built,
+    };
+    built.map_err(|error| in_spec(options.spec, error))
 }
 
 fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
@@ -35,6 +44,11 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     }
     if let Some(file) = spec.model.weights.file() {
         weights::check(file)?;
+    }
+    store.check_index()?;
+    for seq in store.set_damaged_releases_aside(&spec.model.name)? {
+        let message = format!("the record of release {seq} was damaged: it is in `quarantine/`");
+        progress.event(&Event::Note { message: &message });
     }
     let known = plan::known(spec, store, options.launcher.torch.as_deref())?;
     let plan = plan::plan(spec, Some(store), known, &options.request)?;
@@ -50,6 +64,7 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     if missing == 0
         && let Some(same) = same_entry(options, &plan)?
         && let Some(shim) = shim
+        && weights::restored(options, &same)?
     {
         // Only the model can say whether a file with other tensors fits.
         if let Some(weights) = weights::kept(options, &plan, &same, &shim)? {
@@ -63,6 +78,7 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
             total: plan.wanted(),
         });
     }
+    store.writable("build")?;
     sweep(&options.scratch, false);
     let scratch = Scratch::new(&options.scratch)?;
 

@@ -297,6 +297,14 @@ impl BuildError {
         }
     }
 
+    /// Returns whether only the index of the store is at fault: it can be made again.
+    pub(super) fn is_index(&self) -> bool {
+        match self {
+            Self::Store(error) | Self::Plan(PlanError::Store(error)) => error.is_index(),
+            _ => false,
+        }
+    }
+
     /// Returns whether memory was short, which it may not be when nothing else is done.
     pub(super) fn short_of_memory(&self) -> bool {
         match self {

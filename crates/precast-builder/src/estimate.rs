@@ -4,7 +4,7 @@
 //! Means are those of this build. Until a kind has one, its mean comes from receipts of the programs that are replaced, or
 //! of the last release. Without either there is no estimate.
 
-use precast_store::{Digest, Store, StoreError};
+use precast_store::{Digest, Store};
 
 use crate::plan::{Plan, State};
 
@@ -42,8 +42,8 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    /// Reads receipts of earlier builds.
-    pub fn new(plan: &Plan, store: &Store) -> Result<Self, StoreError> {
+    /// Reads receipts of earlier builds; damaged ones are left out.
+    pub fn new(plan: &Plan, store: &Store) -> Self {
         let mut estimate = Self::default();
         let before = plan.missing().filter_map(|item| match &item.state {
             State::Miss { before, .. } => *before,
@@ -51,14 +51,14 @@ impl Estimate {
         });
         let last = plan.release.iter().flat_map(|release| &release.programs);
         for id in before.chain(last.copied()).take(SAMPLE) {
-            estimate.read(&id, store)?;
+            estimate.read(&id, store);
         }
-        Ok(estimate)
+        estimate
     }
 
-    fn read(&mut self, id: &Digest, store: &Store) -> Result<(), StoreError> {
-        let Some(program) = store.program(id)? else {
-            return Ok(());
+    fn read(&mut self, id: &Digest, store: &Store) {
+        let Ok(Some(program)) = store.program(id) else {
+            return;
         };
         let phases = program.receipt.phases();
         for (kind, name) in [(Kind::Capture, "capture"), (Kind::Gate, "gate")] {
@@ -71,11 +71,10 @@ impl Estimate {
         artifacts.dedup();
         self.artifacts.add(artifacts.len() as f64);
         for artifact in artifacts {
-            if let Some(artifact) = store.artifact(&artifact)? {
+            if let Ok(Some(artifact)) = store.artifact(&artifact) {
                 self.receipts[Kind::Compile as usize].add(artifact.compile_seconds());
             }
         }
-        Ok(())
     }
 
     /// Takes note of what a task took.

@@ -59,7 +59,7 @@ pub fn forecast(
     let stopped = |module| of(module).is_some_and(|one| one.checked.captured == Some(false));
     let stopped = plan.missing().filter(|item| stopped(item.module)).count();
     let estimate = match store {
-        Some(store) => Estimate::new(&plan, store)?,
+        Some(store) => Estimate::new(&plan, store),
         None => Estimate::default(),
     };
     Ok(Forecast {

@@ -12,7 +12,7 @@
 //! | precast | its version |
 //!
 //! The second to fourth are in the receipt as `gate_given`; `gated_by` names the predecessor. When a program is tuned again,
-//! every candidate is gated.
+//! every candidate is gated. A program of which a file was lost is gated again too.
 
 use std::{fs, thread};
 
@@ -31,7 +31,7 @@ use super::{
     gate::GateRequest,
     work::{Job, Work},
 };
-use crate::plan::State;
+use crate::plan::{Reason, State};
 
 /// An earlier gate that holds for a program.
 pub(super) struct Earlier {
@@ -74,6 +74,7 @@ impl Work<'_> {
         let (
             State::Miss {
                 before: Some(before),
+                reasons,
                 ..
             },
             [candidate],
@@ -81,7 +82,9 @@ impl Work<'_> {
         else {
             return Ok(None);
         };
-        if candidate.refused.is_some() {
+        // An artifact that was lost has other bytes under the same key now.
+        let lost = matches!(reasons[..], [Reason::ObjectMissing { .. }]);
+        if candidate.refused.is_some() || lost {
             return Ok(None);
         }
         let Some(before) = self.options.store.program(before)? else {

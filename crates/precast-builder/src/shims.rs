@@ -9,7 +9,7 @@ use std::{
 };
 
 use precast_store::{
-    Store, StoreError, Target,
+    Digest, Store, StoreError, Target,
     record::{Release, Shim},
 };
 use serde::{Deserialize, Serialize};
@@ -53,9 +53,9 @@ pub(super) fn known(
 ) -> Result<Option<Shim>, StoreError> {
     let own = |release: &Release| {
         let mut shims = release.shims.iter();
-        let there = |shim: &&Shim| {
-            fits(shim, target) && shim.objects().all(|object| store.has_object(&object))
-        };
+        // One that can't be read or restored is compiled again.
+        let sound = |object: Digest| store.restore_object(&object).unwrap_or(false);
+        let there = |shim: &&Shim| fits(shim, target) && shim.objects().all(sound);
         shims.find(there).cloned()
     };
     let release = store.find_release(model, |release| own(release).is_some())?;

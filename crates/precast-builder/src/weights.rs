@@ -140,6 +140,24 @@ pub(super) fn put(
     })
 }
 
+/// Returns whether the weight set of a release is in the store, after restoring it from its unpacked file or from the file
+/// that the spec names. The model makes others again.
+pub(super) fn restored(options: &Options<'_>, release: &Release) -> Result<bool, BuildError> {
+    let Options { spec, store, .. } = options;
+    let Some(object) = &release.weights else {
+        return Ok(true);
+    };
+    if store.restore_object(object)? {
+        return Ok(true);
+    }
+    match spec.model.weights.file() {
+        Some(file) if plan::file_digest(file, store)? == *object => {
+            Ok(store.put_file(file)?.0 == *object)
+        }
+        _ => Ok(false),
+    }
+}
+
 /// Returns the weight set for a release whose programs are all there, without Python. A file that the spec names may be
 /// another one by now: then it is tried. Returns none where only the model can say whether the file fits.
 pub(super) fn kept(
@@ -201,7 +219,12 @@ pub(super) fn try_file(
     if before.is_some_and(|before| before.weights == Some(object)) {
         return Ok(None);
     }
-    let before = before.and_then(|before| before.weights);
+    // Lost weights can't be compared with.
+    let before = match before.and_then(|before| before.weights) {
+        Some(before) if store.restore_object(&before)? => Some(before),
+        _ => None,
+    };
+    let same = same.filter(|same| same.weights == before);
     let after = StoredWeights {
         object: Some(object),
         aliases: aliases.clone(),

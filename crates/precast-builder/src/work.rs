@@ -180,7 +180,7 @@ pub(super) fn run(
         fingerprint: first.fingerprint,
         state: Mutex::new(State {
             schedule: Schedule::new(jobs.len(), shim.is_none()),
-            estimate: Estimate::new(plan, workers.options.store)?,
+            estimate: Estimate::new(plan, workers.options.store),
             captured: HashMap::new(),
             compiles: HashMap::new(),
             failures: HashMap::new(),

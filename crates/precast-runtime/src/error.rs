@@ -8,7 +8,10 @@ use precast_store::{
     target::Mismatch,
 };
 
-use super::{problem::Problem, source::SourceError};
+use super::{
+    problem::Problem,
+    source::{NoRelease, SourceError},
+};
 
 mod hint;
 
@@ -27,6 +30,10 @@ pub enum RuntimeError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+
+    /// There is no model or no release of this name.
+    #[error(transparent)]
+    NoRelease(NoRelease),
 
     // Devices and hosts.
     /// The device is not there, or libtorch can't use it.

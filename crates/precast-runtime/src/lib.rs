@@ -125,7 +125,7 @@ pub use peak::peak;
 pub use prefetched::Prefetched;
 pub use problem::Problem;
 pub use runtime::Runtime;
-pub use source::{Source, SourceError, sealed};
+pub use source::{NoRelease, Source, SourceError, sealed};
 pub use stats::{BucketStats, ModuleStats};
 pub use tensor::{Element, Tensor, TensorError};
 pub use trial::Trial;

@@ -151,8 +151,12 @@ impl Source for Prefetched {
         self.source.find_release(model, is)
     }
 
-    fn hold(&self, release: &Release) -> Option<Hold> {
+    fn hold(&self, release: &Release) -> Result<Option<Hold>, SourceError> {
         self.source.hold(release)
+    }
+
+    fn has_release(&self, release: &Release) -> bool {
+        self.source.has_release(release)
     }
 
     fn program(&self, id: &Digest) -> Result<Program, SourceError> {

@@ -16,12 +16,30 @@ use precast_store::{
 /// What a source answers when it can't.
 pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 
+/// The error of [`Source::release`] for a model or a release that is not there.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", match (release, partial) {
+    (Some(release), _) => format!("there is no release `{model}@{release}`"),
+    (None, Some(_)) => format!("`{model}` has only partial releases"),
+    (None, None) => format!("there is no model `{model}`"),
+})]
+pub struct NoRelease {
+    /// Name of the model.
+    pub model: String,
+    /// Number or name of the release that was asked for; none for the newest.
+    pub release: Option<String>,
+    /// Number of the last partial release, where the model has no other ones.
+    pub partial: Option<u64>,
+    /// Names of all models that are there.
+    pub known: Vec<String>,
+}
+
 /// Records and verified objects: a store, or what a build has made and not published yet.
 ///
 /// `memfd` and `map` return bytes that hash to the digest they were asked for. The runtime hashes what it executes once
 /// more, in the sealed memory it executes it from; it trusts the source for weights.
 pub trait Source: Send + Sync {
-    /// Returns the newest release of `model`, or the one with this name.
+    /// Returns the newest release of `model`, or the one with this name. The error is a [`NoRelease`] where there is none.
     fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError>;
 
     /// Returns the newest whole release of `model` that `is` says; none where there is no other one than [`Self::release`] gives.
@@ -33,10 +51,15 @@ pub trait Source: Send + Sync {
         Ok(None)
     }
 
-    /// Keeps what a release needs from being removed for as long as the answer lives; none where nothing is removed, or
-    /// where that can't be said: it can be read all the same.
-    fn hold(&self, _release: &Release) -> Option<Hold> {
-        None
+    /// Keeps what a release needs from being removed for as long as the answer lives; none where nothing is removed. After an
+    /// error it can be read all the same.
+    fn hold(&self, _release: &Release) -> Result<Option<Hold>, SourceError> {
+        Ok(None)
+    }
+
+    /// Returns whether a release is still there. Asked after [`Self::hold`]: what was removed before that is not held.
+    fn has_release(&self, _release: &Release) -> bool {
+        true
     }
 
     /// Returns the program with this request key.
@@ -63,14 +86,13 @@ impl Source for Store {
         if let Some(found) = Store::release(self, model, name)? {
             return Ok(found);
         }
-        Err(match (name, self.last_release(model)?) {
-            (None, Some(last)) => format!(
-                "it has only partial releases, of which `{model}@{}` is the last one",
-                last.seq
-            )
-            .into(),
-            _ => "there is no such release".into(),
-        })
+        let last = self.last_release(model)?;
+        Err(Box::new(NoRelease {
+            model: model.to_owned(),
+            release: name.map(str::to_owned),
+            partial: last.map(|last| last.seq),
+            known: self.models().unwrap_or_default(),
+        }))
     }
 
     fn find_release(
@@ -82,8 +104,12 @@ impl Source for Store {
         Ok(Store::find_release(self, model, whole)?)
     }
 
-    fn hold(&self, release: &Release) -> Option<Hold> {
-        Some(self.hold_found(release).ok()?.0)
+    fn hold(&self, release: &Release) -> Result<Option<Hold>, SourceError> {
+        Ok(Some(self.hold_found(release)?.0))
+    }
+
+    fn has_release(&self, release: &Release) -> bool {
+        Store::has_release(self, &release.model, release.seq)
     }
 
     fn program(&self, id: &Digest) -> Result<Program, SourceError> {

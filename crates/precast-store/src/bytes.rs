@@ -13,6 +13,7 @@ use super::{
     error::{At, StoreError},
     layout::Layout,
     object::{self, Written},
+    publish::{PendingFile, as_published, settle_time},
     ready::no_room,
     records::created,
     rows::ObjectRow,
@@ -100,6 +101,59 @@ impl Store {
         fs::symlink_metadata(self.layout().object(digest)).is_ok_and(|meta| meta.is_file())
     }
 
+    /// Returns whether the object is in the store and undamaged. Costs a `stat`; a file that changed is read whole, once.
+    pub fn has_sound_object(&self, digest: &Digest) -> Result<bool, StoreError> {
+        match as_published(&self.layout().object(digest)) {
+            true => Ok(true),
+            false => Ok(self.sound_size(digest)?.is_some()),
+        }
+    }
+
+    /// Reads an object whole; returns the size of its content if it is there and sound.
+    fn sound_size(&self, digest: &Digest) -> Result<Option<u64>, StoreError> {
+        let read = self.open_object(digest).and_then(|(mut file, path)| {
+            let size = object::decode(&mut file, digest, &path, &mut io::sink())?;
+            settle_time(&file);
+            Ok(size)
+        });
+        match read {
+            Ok(size) => Ok(Some(size)),
+            Err(StoreError::Missing { .. } | StoreError::Corrupt { .. }) => Ok(None),
+            // A link or a folder in its place.
+            Err(_) if !self.has_object(digest) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Returns whether the object is in the store and undamaged, after restoring it from its unpacked file where it is not.
+    /// A damaged file is set aside.
+    pub fn restore_object(&self, digest: &Digest) -> Result<bool, StoreError> {
+        if self.has_sound_object(digest)? || self.present(digest)? {
+            return Ok(true);
+        }
+        let Some((pending, written)) = self.encode_unpacked(digest)? else {
+            return Ok(false);
+        };
+        let _adding = self.adding(&[*digest])?;
+        self.publish_written(pending, &written)?;
+        Ok(true)
+    }
+
+    /// Compresses the unpacked file of an object again; none where there is no sound one.
+    pub(super) fn encode_unpacked(
+        &self,
+        digest: &Digest,
+    ) -> Result<Option<(PendingFile, Written)>, StoreError> {
+        let Some((file, size)) = self.sound_ready(digest)? else {
+            return Ok(None);
+        };
+        let mut pending = self.pending_file()?;
+        let written = object::encode(&mut (&file).take(size), size, pending.file());
+        let written = written.at("write an object into", self.path())?;
+        let same = written.filter(|written| written.digest == *digest);
+        Ok(same.map(|written| (pending, written)))
+    }
+
     /// Returns the content of an object after every byte of it was checked.
     pub fn read(&self, digest: &Digest) -> Result<Vec<u8>, StoreError> {
         let mut bytes = Vec::new();
@@ -131,25 +185,26 @@ impl Store {
     }
 
     /// Returns whether the object exists and needs no writing. A damaged file is set aside. A file without a row in the
-    /// index (after a crash) is checked and indexed.
+    /// index (after a crash) is indexed, a row without a file removed.
     fn present(&self, digest: &Digest) -> Result<bool, StoreError> {
         let _adding = self.adding(&[*digest])?;
         let path = self.layout().object(digest);
-        let meta = match fs::symlink_metadata(&path) {
-            Ok(meta) => meta,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(e) => return Err(e).at("look at", &path),
-        };
         let row = self.object(digest)?;
-        if meta.is_file() && row.is_some_and(|row| row.stored == meta.len()) {
+        let stored = fs::symlink_metadata(&path).map_or(0, |meta| meta.len());
+        let known = row.as_ref().is_some_and(|row| row.stored == stored);
+        if known && as_published(&path) {
             return Ok(true);
         }
-        match self.read_into(digest, &mut io::sink()) {
-            Ok(size) => self.index_object(digest, size, meta.len()).map(|()| true),
-            Err(StoreError::Missing { .. }) => Ok(false),
-            Err(StoreError::Corrupt { .. }) => self.set_aside(&path).map(|()| false),
-            Err(e) => Err(e),
+        if let Some(size) = self.sound_size(digest)? {
+            return self.index_object(digest, size, stored).map(|()| true);
         }
+        self.set_aside(&path)?;
+        if row.is_some() {
+            let forget = "DELETE FROM objects WHERE digest=?";
+            let digest = [digest.as_bytes()];
+            (self.index()).write(|tx| tx.prepare_cached(forget)?.execute(digest))?;
+        }
+        Ok(false)
     }
 
     /// Compresses `content` into a new object file and its row.
@@ -170,10 +225,19 @@ impl Store {
             Err(e) => return Err(e).at("write an object into", self.path()),
         };
         let _adding = self.adding(&[written.digest])?;
+        self.publish_written(pending, &written)?;
+        Ok(written)
+    }
+
+    /// Publishes an object file, and its row. The caller has `Mode::Add` or `Mode::Delete`.
+    pub(super) fn publish_written(
+        &self,
+        pending: PendingFile,
+        written: &Written,
+    ) -> Result<(), StoreError> {
         pending.publish(&self.layout().object(&written.digest))?;
         sync::point("put:object-published");
-        self.index_object(&written.digest, written.size, written.stored)?;
-        Ok(written)
+        self.index_object(&written.digest, written.size, written.stored)
     }
 
     /// Puts the row of an object that lies in its place.

@@ -138,7 +138,7 @@ pub enum Defect {
         /// Table and key of the row that is missing, as `objects 3f9c…`.
         row: String,
     },
-    /// A row without its file.
+    /// A row without its file: a crash came between the two. A file that is missed is a defect of what refers to it.
     Dangling {
         /// Table and key of the row.
         row: String,
@@ -172,7 +172,8 @@ impl Defect {
             Self::HalfDeleted { .. }
             | Self::Stale { .. }
             | Self::DeadLease { .. }
-            | Self::Unindexed { .. } => Needs::Sweep,
+            | Self::Unindexed { .. }
+            | Self::Dangling { .. } => Needs::Sweep,
             Self::Object { .. }
             | Self::Record { .. }
             | Self::NoObject { .. }

@@ -111,6 +111,10 @@ impl<'a> Walk<'a> {
     /// Looks once more at one file that had wrong bytes.
     pub fn recheck(mut self, path: &Path) -> Option<Defect> {
         let full = self.store.path().join(path);
+        if fs::symlink_metadata(&full).is_err() {
+            // gc removed it.
+            return None;
+        }
         if path.starts_with("objects") {
             self.object(&full, &named(path, ".zst")?, true);
         } else {
@@ -359,6 +363,8 @@ impl<'a> Walk<'a> {
     /// Looks at the folders of live processes: `tmp`, `leases`, `locks`, and at `quarantine`.
     fn working(&mut self) -> Result<(), StoreError> {
         let root = self.store.path().to_owned();
+        // Before the leases: the lease of a live process is older than its folder.
+        let tmp = self.list(&root.join("tmp"))?;
         let mut live = HashSet::new();
         for (path, _) in self.list(&root.join("leases"))? {
             if !is_lease(&path) {
@@ -386,8 +392,10 @@ impl<'a> Walk<'a> {
                 }),
             }
         }
-        for (path, _) in self.list(&root.join("tmp"))? {
-            if !live.contains(&path.file_name().map(ToOwned::to_owned)) {
+        for (path, _) in tmp {
+            if !live.contains(&path.file_name().map(ToOwned::to_owned))
+                && fs::symlink_metadata(&path).is_ok()
+            {
                 self.defects.push(Defect::Stale {
                     path: self.inside(&path),
                 });

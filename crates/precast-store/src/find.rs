@@ -1,6 +1,6 @@
 //! Looking things up: by prefix, by name, one by one.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use rusqlite::params;
 
@@ -63,17 +63,18 @@ pub struct Filter {
 }
 
 impl Store {
-    /// Returns whether there is a program with this request key: one look-up, no byte of it is read.
+    /// Returns whether there is a program with this request key: one look-up and a `stat`.
     pub fn has_program(&self, id: &Digest) -> Result<bool, StoreError> {
         self.has::<Program>("programs", id)
     }
 
-    /// Returns whether there is an artifact with this key: one look-up, no byte of it is read.
+    /// Returns whether there is an artifact with this key: one look-up and a `stat`.
     pub fn has_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
         self.has::<Artifact>("artifacts", id)
     }
 
     /// What the index does not know may still be there: a crash can come between a record and its row. Then it gets one.
+    /// A file that changed since it was published is read.
     fn has<R: Record>(&self, table: &str, id: &Digest) -> Result<bool, StoreError> {
         let query = format!(
             "SELECT 1 FROM {table} WHERE id=?1 AND NOT EXISTS \
@@ -83,9 +84,48 @@ impl Store {
             .index()
             .with(|index| index.prepare_cached(&query)?.exists([id.as_bytes()]))?;
         match indexed {
-            true => Ok(true),
+            true => self.has_sound_record::<R>(id),
             false => self.adopt::<R>(id),
         }
+    }
+
+    /// Returns the first thing that a program lacks, with its kind in words: its record, an artifact, or an object of one.
+    /// A damaged file counts as missing. Costs look-ups and a `stat` of each file; `seen` has what need not be looked at
+    /// again.
+    pub fn lacks(
+        &self,
+        program: &Digest,
+        seen: &mut HashSet<Digest>,
+    ) -> Result<Option<(&'static str, Digest)>, StoreError> {
+        if !self.has_program(program)? {
+            return Ok(Some(("program", *program)));
+        }
+        let links = "SELECT artifact FROM program_artifacts WHERE program=?";
+        for artifact in self.linked(links, program)? {
+            if seen.contains(&artifact) {
+                continue;
+            }
+            if !self.has_artifact(&artifact)? {
+                return Ok(Some(("artifact", artifact)));
+            }
+            let links = "SELECT object FROM artifact_objects WHERE artifact=?";
+            for object in self.linked(links, &artifact)? {
+                if !seen.contains(&object) && !self.has_sound_object(&object)? {
+                    return Ok(Some(("object", object)));
+                }
+                seen.insert(object);
+            }
+            seen.insert(artifact);
+        }
+        Ok(None)
+    }
+
+    fn linked(&self, query: &str, id: &Digest) -> Result<Vec<Digest>, StoreError> {
+        self.index().with(|index| {
+            let mut query = index.prepare_cached(query)?;
+            let rows = query.query_map([id.as_bytes()], |row| rows::digest(row, 0))?;
+            rows.collect()
+        })
     }
 
     /// Returns what the one ID that begins with `prefix` (4 to 64 hex digits) stands for.

@@ -179,6 +179,7 @@ impl Store {
     /// and gc by another user does not know of its readers.
     pub fn hold(&self, ids: &[Digest]) -> Result<Hold, StoreError> {
         let lease = self.lease()?;
+        sync::point("lease:before-hold");
         if let Some(lease) = &lease {
             let _using = self.lock(Mode::Use)?;
             lease.hold(ids)?;

@@ -328,7 +328,8 @@ impl Store {
         &self.0.index
     }
 
-    fn writable(&self, what: &'static str) -> Result<(), StoreError> {
+    /// Fails for a store that can't be written; `what` is to be done, as `add to the store`.
+    pub fn writable(&self, what: &'static str) -> Result<(), StoreError> {
         match self.0.options.read_only {
             false => Ok(()),
             true => Err(StoreError::ReadOnly {

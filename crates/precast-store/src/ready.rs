@@ -152,6 +152,16 @@ impl Store {
         }
     }
 
+    /// Opens the unpacked file if there is one and every byte of it is sound; returns the size of its content too.
+    pub(super) fn sound_ready(&self, digest: &Digest) -> Result<Option<(File, u64)>, StoreError> {
+        let path = self.layout().ready(digest);
+        let Ok(Some(file)) = self.open_ready(&path) else {
+            return Ok(None);
+        };
+        let size = chunks::check(&file, digest, None).at("read", &path)?;
+        Ok(size.map(|size| (file, size)))
+    }
+
     /// Opens the unpacked file if there is one and it is sound; returns the size of its content too.
     fn ready(&self, digest: &Digest, path: &Path) -> Result<Option<(File, u64)>, StoreError> {
         let Some(file) = self.open_ready(path)? else {

@@ -62,7 +62,9 @@ impl Store {
             &objects_of(artifact),
         )?;
         self.put_record(artifact, |old| {
-            objects_of(old).iter().all(|o| self.has_object(o))
+            objects_of(old)
+                .iter()
+                .all(|o| self.has_sound_object(o).unwrap_or(false))
         })
     }
 
@@ -81,6 +83,10 @@ impl Store {
 
     /// Keeps why something could not be built, in the place of what was kept about it before.
     pub fn put_failure(&self, failure: &Failure) -> Result<(), StoreError> {
+        if let Ok(Some(Failure { log: Some(old), .. })) = self.failure(&failure.id) {
+            // A damaged log of the attempt before is set aside.
+            self.restore_object(&old)?;
+        }
         let _adding = self.adding(&[&[failure.id][..], failure.log.as_slice()].concat())?;
         let path = self.layout().record(Kind::Failure, &failure.id);
         self.leave_newer_failure(&failure.id)?;
@@ -98,23 +104,25 @@ impl Store {
         self.get(id)
     }
 
-    /// Returns whether the artifact with this key is there with all its objects, and if so keeps it from being collected
-    /// for as long as this store is open: what a builder asks before it compiles.
+    /// Returns whether the artifact with this key is there with all its objects, undamaged, and if so keeps it from being
+    /// collected for as long as this store is open: what a builder asks before it compiles.
     pub fn keep_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
         self.keep(&[*id])?;
         if !self.has_artifact(id)? {
             return Ok(false);
         }
-        match self.artifact(id) {
-            Ok(found) => Ok(found.is_some_and(|artifact| {
-                objects_of(&artifact)
-                    .iter()
-                    .all(|object| self.has_object(object))
-            })),
-            // Putting it again sets the damaged one aside.
-            Err(StoreError::Record { .. }) => Ok(false),
-            Err(e) => Err(e),
+        let artifact = match self.artifact(id) {
+            Ok(Some(artifact)) => artifact,
+            // Putting it again sets a damaged one aside.
+            Ok(None) | Err(StoreError::Record { .. }) => return Ok(false),
+            Err(e) => return Err(e),
+        };
+        for object in objects_of(&artifact) {
+            if !self.restore_object(&object)? {
+                return Ok(false);
+            }
         }
+        Ok(true)
     }
 
     /// Returns the program with this request key, if the store has it.
@@ -127,7 +135,7 @@ impl Store {
         self.get(id)
     }
 
-    /// Indexes the record of `id` if its file is there and sound; returns whether the file is there.
+    /// Indexes the record of `id` if its file is there and sound; returns whether it is.
     pub(super) fn adopt<R: Record>(&self, id: &Digest) -> Result<bool, StoreError> {
         let path = self.layout().record(R::KIND, id);
         if fs::symlink_metadata(&path).is_err() {
@@ -141,7 +149,26 @@ impl Store {
             }
         }
         // gc may have been faster.
-        Ok(fs::symlink_metadata(&path).is_ok())
+        self.has_sound_record::<R>(id)
+    }
+
+    /// Returns whether the record of `id` is there and undamaged. Costs a `stat`; a file that changed is read.
+    pub(super) fn has_sound_record<R: Record>(&self, id: &Digest) -> Result<bool, StoreError> {
+        let path = self.layout().record(R::KIND, id);
+        if publish::as_published(&path) {
+            return Ok(true);
+        }
+        match record_file::<R>(self.layout(), &path) {
+            Ok(_) => {
+                publish::settle_time(&self.layout().open(&path).at("read", &path)?);
+                Ok(true)
+            }
+            // A newer precast wrote it: it is there.
+            Err(StoreError::Newer { .. }) => Ok(true),
+            Err(StoreError::Record { .. }) => Ok(false),
+            Err(_) if !fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file()) => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     /// Reads the record of `id`, checks it, and remembers that it was used.

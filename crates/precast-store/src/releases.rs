@@ -227,6 +227,12 @@ impl Store {
         }
     }
 
+    /// Returns whether `model` has a release with this number: a `stat`.
+    pub fn has_release(&self, model: &str, seq: u64) -> bool {
+        let path = self.layout().release(model, seq);
+        path.is_ok_and(|path| fs::symlink_metadata(path).is_ok())
+    }
+
     /// Returns all releases of `model`, oldest first.
     pub fn releases(&self, model: &str) -> Result<Vec<Release>, StoreError> {
         let mut all = Vec::new();

@@ -14,11 +14,18 @@ use super::{
     Store,
     defect::{Defect, Needs},
     error::{At, StoreError},
+    graph::Graph,
     index::Index,
     layout::Layout,
     lock::Mode,
-    reindex, rows,
+    publish::{self, as_published, settle_time},
+    records::release_file,
+    reindex::{self, named},
+    rows,
+    sum::bad_sum,
+    sync,
 };
+use crate::Digest;
 
 /// What `repair` did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,51 +37,122 @@ pub struct Repaired {
     pub found: Vec<Defect>,
     /// Files that were moved to `quarantine/`, as they were named in the store.
     pub set_aside: Vec<PathBuf>,
+    /// Objects that were made again from their unpacked files.
+    pub restored: Vec<Digest>,
     /// What is still wrong: it needs the next build, or a person.
     pub left: Vec<Defect>,
+}
+
+/// The files that a repair has set aside so far, and the objects that it has made again.
+#[derive(Default)]
+struct Done {
+    aside: BTreeSet<PathBuf>,
+    restored: BTreeSet<Digest>,
 }
 
 impl Repaired {
     /// Returns whether something was lost that the next build has to make again.
     pub fn lost(&self) -> bool {
-        self.found
-            .iter()
-            .any(|defect| defect.needs() == Needs::Rebuild)
+        let lost = |defect: &&Defect| defect.needs() == Needs::Rebuild;
+        (self.found.iter().filter(lost)).any(|defect| match defect {
+            Defect::Object { path, .. } => {
+                !named(path, ".zst").is_some_and(|digest| self.restored.contains(&digest))
+            }
+            Defect::NoObject { digest, .. } => !self.restored.contains(digest),
+            _ => true,
+        })
     }
 }
 
 impl Store {
     /// Repairs defects. Files that can't be repaired are set aside.
+    ///
+    /// Bytes are hashed first, without a lock. From the second look on no other process adds, deletes or takes a lease: what
+    /// is repaired is still as it was found.
     pub fn repair(&self) -> Result<Repaired, StoreError> {
         self.writable("repair the store")?;
-        let first = self.plain_folders()?;
+        let mut first = self.plain_folders(&["quarantine", "locks"])?;
+        let looked = self.look(true)?;
+        sync::point("repair:looked");
+        let _alone = self.lock(Mode::Delete)?;
+        first.extend(self.plain_folders(&Layout::FOLDERS)?);
         self.layout().complete()?;
-        let mut found = self.verify()?.defects;
+        let mut found = self.again(looked)?.defects;
         found.extend(first);
         if found
             .iter()
             .any(|defect| matches!(defect, Defect::Index { .. }))
         {
-            self.reindex()?;
+            self.reindex_alone()?;
         }
-        let mut set_aside = BTreeSet::new();
+        let mut done = Done::default();
         let mut left = found.clone();
         // Setting one thing aside leaves what refers to it without it: object, artifact, program.
         for _ in 0..4 {
-            let more = self.repair_some(&left, &mut set_aside)?;
-            self.recover()?;
-            self.reindex()?;
-            left = self.verify()?.defects;
+            sync::point("repair:found");
+            let more = self.repair_some(&left, &mut done)?;
+            sync::point("repair:set-aside");
+            self.recover_alone()?;
+            self.reindex_alone()?;
+            left = self.look(false)?.defects;
             if !more {
                 break;
             }
         }
-        let set_aside = set_aside.into_iter().collect();
         Ok(Repaired {
             schema: 1,
             found,
-            set_aside,
+            set_aside: done.aside.into_iter().collect(),
+            restored: done.restored.into_iter().collect(),
             left,
+        })
+    }
+
+    /// Sets aside the damaged releases of a model, and returns their numbers. Costs a `stat` of each release.
+    pub fn set_damaged_releases_aside(&self, model: &str) -> Result<Vec<u64>, StoreError> {
+        let mut damaged = Vec::new();
+        for seq in self.sequences(model)? {
+            let path = self.layout().release(model, seq)?;
+            if !as_published(&path) && self.is_damaged_release(&path)? {
+                damaged.push(seq);
+            }
+        }
+        if damaged.is_empty() {
+            return Ok(damaged);
+        }
+        self.writable("set damaged releases aside")?;
+        let _alone = self.lock(Mode::Delete)?;
+        for &seq in &damaged {
+            let path = self.layout().release(model, seq)?;
+            if self.is_damaged_release(&path)? {
+                self.set_aside(&path)?;
+            }
+        }
+        self.index()
+            .write(|tx| reindex::drop_gone_releases(self.layout(), tx))?;
+        Ok(damaged)
+    }
+
+    fn is_damaged_release(&self, path: &Path) -> Result<bool, StoreError> {
+        match release_file(self.layout(), path) {
+            Ok(_) => {
+                settle_time(&self.layout().open(path).at("read", path)?);
+                Ok(false)
+            }
+            Err(StoreError::Record { .. }) => Ok(fs::symlink_metadata(path).is_ok()),
+            Err(StoreError::Newer { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Fails where the index is damaged: its pages, or the check sum of a row.
+    pub fn check_index(&self) -> Result<(), StoreError> {
+        self.index().with(|index| {
+            let checked: String = index.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+            match checked == "ok" {
+                true => Graph::check(index),
+                false => Err(bad_sum("sqlite_schema")),
+            }
         })
     }
 
@@ -82,6 +160,11 @@ impl Store {
     pub fn reindex(&self) -> Result<(), StoreError> {
         self.writable("rebuild the index")?;
         let _alone = self.lock(Mode::Rebuild)?;
+        self.reindex_alone()
+    }
+
+    /// As [`Self::reindex`]. The caller has `Mode::Rebuild` or `Mode::Delete`.
+    fn reindex_alone(&self) -> Result<(), StoreError> {
         let sound = Index::open_read_only(self.layout()).and_then(|own| {
             own.with(|index| {
                 let checked: String =
@@ -110,10 +193,10 @@ impl Store {
         })
     }
 
-    /// Moves away what is in the place of the store's own folders: nothing works before that.
-    fn plain_folders(&self) -> Result<Vec<Defect>, StoreError> {
+    /// Moves away what is in the place of these folders of the store, and makes the folders: nothing works before that.
+    fn plain_folders(&self, folders: &[&str]) -> Result<Vec<Defect>, StoreError> {
         let mut found = Vec::new();
-        for folder in Layout::FOLDERS {
+        for &folder in folders {
             let path = self.path().join(folder);
             if fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_dir()) {
                 let what = "file or a link".to_owned();
@@ -130,17 +213,14 @@ impl Store {
                     _ => self.set_aside(&path)?,
                 }
             }
+            publish::folder(&path)?;
         }
         Ok(found)
     }
 
-    /// Does what each defect needs that is about a file; returns whether others may follow from it.
-    fn repair_some(
-        &self,
-        defects: &[Defect],
-        aside: &mut BTreeSet<PathBuf>,
-    ) -> Result<bool, StoreError> {
-        let _alone = self.lock(Mode::Delete)?;
+    /// Does what each defect needs that is about a file; returns whether others may follow from it. The caller has
+    /// `Mode::Delete`.
+    fn repair_some(&self, defects: &[Defect], done: &mut Done) -> Result<bool, StoreError> {
         let mut more = false;
         for defect in defects {
             let away = |path: &Path| self.set_aside(&self.path().join(path));
@@ -150,7 +230,7 @@ impl Store {
                     if mode & 0o022 != 0 && path.extension().is_some_and(|end| end == "json") =>
                 {
                     away(path)?;
-                    aside.insert(path.clone());
+                    done.aside.insert(path.clone());
                     more = true;
                 }
                 Defect::Mode { path, .. } => self.reset_mode(path)?,
@@ -159,13 +239,29 @@ impl Store {
                     away(path)?;
                     more = true;
                 }
+                Defect::Object { path, .. } => {
+                    away(path)?;
+                    done.aside.insert(path.clone());
+                    if let Some(digest) = named(path, ".zst") {
+                        self.restored(&digest, done)?;
+                    }
+                    more = true;
+                }
+                // What an unpacked file or another defect brought back is no defect any more.
+                Defect::NoObject { digest, .. } if self.restored(digest, done)? => more = true,
                 // A release is not set aside: it is whole again once the next build has made what it lacks.
                 Defect::NoProgram { .. } => {}
                 Defect::NoObject { by, .. } if by.starts_with("releases") => {}
+                Defect::Ready { path, .. }
+                    if let Some(digest) = named(path, "")
+                        && !self.has_object(&digest)
+                        && self.restored(&digest, done)? =>
+                {
+                    more = true;
+                }
                 Defect::Foreign { path }
                 | Defect::Misplaced { path }
                 | Defect::NotPlain { path, .. }
-                | Defect::Object { path, .. }
                 | Defect::Ready { path, .. }
                 | Defect::Record { path, .. }
                 | Defect::Stale { path }
@@ -173,7 +269,7 @@ impl Store {
                 | Defect::Size { by: path, .. }
                 | Defect::NoArtifact { by: path, .. } => {
                     away(path)?;
-                    aside.insert(path.clone());
+                    done.aside.insert(path.clone());
                     more = true;
                 }
                 _ => {}
@@ -181,6 +277,19 @@ impl Store {
         }
         self.layout().complete()?;
         Ok(more)
+    }
+
+    /// Returns whether an object is there, after making it again from its unpacked file where that is sound. The caller has
+    /// `Mode::Delete`.
+    fn restored(&self, digest: &Digest, done: &mut Done) -> Result<bool, StoreError> {
+        if !self.has_object(digest) {
+            let Some((pending, written)) = self.encode_unpacked(digest)? else {
+                return Ok(false);
+            };
+            self.publish_written(pending, &written)?;
+            done.restored.insert(*digest);
+        }
+        Ok(true)
     }
 
     fn reset_mode(&self, inside: &Path) -> Result<(), StoreError> {
@@ -201,7 +310,7 @@ impl Store {
     fn unlink_others(&self, path: &Path) -> Result<(), StoreError> {
         let path = self.path().join(path);
         let mut pending = self.pending_file()?;
-        let mut file = super::publish::open_plain(&path).at("read", &path)?;
+        let mut file = publish::open_plain(&path).at("read", &path)?;
         std::io::copy(&mut file, pending.file()).at("copy", &path)?;
         pending.replace(&path)
     }

@@ -48,7 +48,10 @@ pub struct Collected {
     /// Files removed from `quarantine/`.
     #[serde(default)]
     pub damaged: usize,
-    /// Bytes freed on disk.
+    /// Bytes of the files removed from `quarantine/`.
+    #[serde(default)]
+    pub damaged_bytes: u64,
+    /// Bytes of the objects and unpacked files that were deleted: what [`GcPlan`] counts.
     pub bytes: u64,
     /// What was planned and is held or needed by now.
     pub skipped: usize,
@@ -109,9 +112,7 @@ impl Store {
         done.artifacts = self.batches(&ARTIFACTS, &plan.artifacts, &mut done)?;
         done.failures = self.batches(&FAILURES, &plan.failures, &mut done)?;
         done.objects = self.batches(&OBJECTS, &plan.objects, &mut done)?;
-        let (damaged, bytes) = self.drop_damage(&plan.quarantine)?;
-        done.damaged = damaged;
-        done.bytes += bytes;
+        (done.damaged, done.damaged_bytes) = self.drop_damage(&plan.quarantine)?;
         self.forget_uses()?;
         Ok(done)
     }
@@ -138,7 +139,7 @@ impl Store {
                 done.skipped += 1;
                 continue;
             }
-            done.bytes += remove(&path)?;
+            remove(&path)?;
             // The name must be gone for good before its programs may go.
             if let Some(folder) = path.parent() {
                 sync_folder(folder)?;
@@ -167,7 +168,8 @@ impl Store {
             let leased = self.leased()?;
             let going = self.index().write(|tx| mark(tx, table, &ids, &leased))?;
             sync::point("gc:marked");
-            done.bytes += self.finish(table, &going)?;
+            let bytes = self.finish(table, &going)?;
+            done.bytes += if table.refers { 0 } else { bytes };
             done.skipped += ids.len() - going.len();
             count += going.len();
         }
@@ -221,6 +223,11 @@ impl Store {
     pub fn recover(&self) -> Result<(), StoreError> {
         self.writable("recover the store")?;
         let _deleting = self.lock(Mode::Delete)?;
+        self.recover_alone()
+    }
+
+    /// As [`Self::recover`]. The caller has `Mode::Delete`.
+    pub(super) fn recover_alone(&self) -> Result<(), StoreError> {
         let leased = self.leased()?;
         for table in [&PROGRAMS, &ARTIFACTS, &FAILURES, &OBJECTS] {
             let going = self.index().write(|tx| {

@@ -7,6 +7,8 @@ use std::collections::{BTreeSet, HashSet};
 
 use precast_store::{Digest, Filter, ProgramRow, Store, StoreError, record::Program};
 
+use super::readable;
+
 /// What programs stand for, one after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Place<'a> {
@@ -68,7 +70,7 @@ impl<'a> History<'a> {
             let mut same = Vec::new();
             let mut other = Vec::new();
             for row in rows {
-                match self.store.program(&row.id)?.map(|program| names(&program)) {
+                match readable(self.store, &row.id)?.map(|program| names(&program)) {
                     Some(names) if names == *inputs => same.push(row),
                     Some(names) if !place.siblings.contains(&names) => other.push(row),
                     _ => {}

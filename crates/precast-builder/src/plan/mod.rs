@@ -238,6 +238,7 @@ pub fn plan(
             store,
             history: History::new(store, &spec.model.name)?,
             device: spec.target.device.to_string(),
+            seen: HashSet::new(),
         }),
         None => None,
     };
@@ -363,11 +364,49 @@ fn has_artifacts(store: &Store, program: &Program) -> Result<bool, StoreError> {
     Ok(true)
 }
 
+/// Returns a program. One with a damaged record is treated as missing: the build makes it again.
+fn readable(store: &Store, id: &Digest) -> Result<Option<Program>, StoreError> {
+    undamaged(store.program(id))
+}
+
+fn undamaged<T>(read: Result<Option<T>, StoreError>) -> Result<Option<T>, StoreError> {
+    match read {
+        Err(StoreError::Record { .. }) => Ok(None),
+        read => read,
+    }
+}
+
 /// What was built before.
 struct Past<'a> {
     store: &'a Store,
     history: History<'a>,
     device: String,
+    /// Artifacts and objects that are there and sound.
+    seen: HashSet<Digest>,
+}
+
+impl Past<'_> {
+    /// Returns the kind and the ID of the first file that a program lacks. A program that was never built lacks nothing but
+    /// itself, and is none of these.
+    fn lacks(&mut self, id: &Digest) -> Result<Lacks, StoreError> {
+        Ok(match self.store.lacks(id, &mut self.seen)? {
+            None => Lacks::Nothing,
+            Some(("program", _)) if self.store.program_row(id)?.is_none() => Lacks::All,
+            Some((what, object)) => Lacks::File(Reason::ObjectMissing {
+                what: what.to_owned(),
+                object,
+            }),
+        })
+    }
+}
+
+/// What the store lacks of a program.
+enum Lacks {
+    Nothing,
+    /// A file that was there.
+    File(Reason),
+    /// It was never built.
+    All,
 }
 
 /// Says whether a program is in the store, and if not, what it differs in from the one before.
@@ -387,13 +426,24 @@ fn look_up(
         });
     };
     // The explanation is made only for what is missing.
-    if past.store.has_program(&id)? {
-        return Ok(State::Hit { id });
+    let mut lost = match past.lacks(&id)? {
+        Lacks::Nothing => return Ok(State::Hit { id }),
+        Lacks::File(reason) => Some(reason),
+        Lacks::All => None,
+    };
+    let failure = undamaged(past.store.failure(&id))?;
+    if let Some(log) = failure.as_ref().and_then(|failure| failure.log)
+        && !past.store.has_sound_object(&log)?
+    {
+        lost.get_or_insert(Reason::ObjectMissing {
+            what: "log".to_owned(),
+            object: log,
+        });
     }
-    let failure = past.store.failure(&id)?;
     if let Some(failure) = &failure
         // At the sizes of other buckets it may be captured.
         && failure.sizes == form.sizes
+        && lost.is_none()
         && form.left_out(&failure.code, request.settings)
         // Memory may not be short again.
         && failure.code != OUT_OF_MEMORY
@@ -414,16 +464,17 @@ fn look_up(
     };
     let before = history.previous(&place, None)?;
     let before = match before {
-        Some(before) => past.store.program(&before)?,
+        Some(before) => readable(past.store, &before)?,
         None => None,
     };
     let id_before = before.as_ref().map(|before| before.id);
-    let reasons = match (failure, &before) {
-        (Some(failure), _) => vec![Reason::FailedBefore {
+    let reasons = match (lost, failure, &before) {
+        (Some(lost), ..) => vec![lost],
+        (None, Some(failure), _) => vec![Reason::FailedBefore {
             message: failure.message,
         }],
-        (None, Some(before)) => reasons(&before.request, &explained),
-        (None, None) => vec![Reason::NeverBuilt],
+        (None, None, Some(before)) => reasons(&before.request, &explained),
+        (None, None, None) => vec![Reason::NeverBuilt],
     };
     let capture_only = match &before {
         Some(before) if !reasons.is_empty() => {

@@ -24,11 +24,11 @@ pub enum Reason {
         /// One line of the error.
         message: String,
     },
-    /// The record is there and an object that it needs is not.
+    /// It was built, and a file that it needs is missing or damaged.
     ObjectMissing {
-        /// Kind of the object, as `artifact` or `weights`.
+        /// Kind of the file: `program`, `artifact`, `object` or `log`.
         what: String,
-        /// Digest of the missing object.
+        /// Digest or key that names the file.
         object: Digest,
     },
     /// What the entry imports is not known: another entry, or its torch or the GPU is not there.
@@ -179,7 +179,7 @@ impl fmt::Display for Reason {
             Self::NeverBuilt => write!(f, "never built"),
             Self::FailedBefore { message } => write!(f, "failed before: {message}"),
             Self::ObjectMissing { what, object } => {
-                write!(f, "{what} `{}` is missing", object.short())
+                write!(f, "{what} `{}` is missing or damaged", object.short())
             }
             Self::EntryUnknown => write!(f, "what the entry imports has to be found out anew"),
             Self::FormatChanged { old, new } => changed(f, "the key format", old, new),

@@ -126,6 +126,19 @@ impl RuntimeError {
                 Some(error) => error.hint(),
                 None => "`precast verify` looks at every byte of the store",
             },
+            Self::NoRelease(missing) => {
+                return match (&missing.release, missing.partial, &*missing.known) {
+                    (None, Some(last), _) => {
+                        format!("`{}@{last}` is the last one", missing.model)
+                    }
+                    (_, _, []) => "`precast build` makes one".to_owned(),
+                    (None, _, known) => format!("the store has {}", known.join(", ")),
+                    (Some(_), ..) => {
+                        "`precast release ls` lists the releases; gc may have deleted this one"
+                            .to_owned()
+                    }
+                };
+            }
             Self::NoDevice {
                 device: Device::Cuda(_),
                 ..

@@ -11,25 +11,39 @@ use super::Runtime;
 use crate::{RuntimeError, error::in_store, identity, shims};
 
 impl Runtime {
-    /// Finds a release, and keeps gc from what it needs.
+    /// Finds a release, and keeps gc from what it needs. Where gc removes the release between the two, the one that is the
+    /// newest then takes its place; one that was named is missing then.
     pub(super) fn release<'a>(
         &self,
         model: &'a str,
     ) -> Result<(&'a str, Release, Option<Hold>), RuntimeError> {
-        let (name, release) = split_model(model);
+        let (name, which) = split_model(model);
         let what = || in_store(format!("model `{model}`"));
-        let named = release.is_some();
-        let mut release = self.source.release(name, release).map_err(what())?;
-        if !named && !self.may_run(&release) {
-            let fits = |release: &Release| self.may_run(release);
-            if let Some(fitting) = self.source.find_release(name, &fits).map_err(what())? {
-                let (newest, seq) = (release.seq, fitting.seq);
-                tracing::warn!(model, newest, seq, "the newest release is for another host");
-                release = fitting;
+        loop {
+            let found = self.source.release(name, which);
+            let mut release = found.map_err(|error| match error.downcast() {
+                Ok(missing) => RuntimeError::NoRelease(*missing),
+                Err(error) => what()(error),
+            })?;
+            if which.is_none() && !self.may_run(&release) {
+                let fits = |release: &Release| self.may_run(release);
+                if let Some(fitting) = self.source.find_release(name, &fits).map_err(what())? {
+                    let (newest, seq) = (release.seq, fitting.seq);
+                    tracing::warn!(model, newest, seq, "the newest release is for another host");
+                    release = fitting;
+                }
+            }
+            let hold = self.source.hold(&release).unwrap_or_else(|error| {
+                let seq = release.seq;
+                tracing::warn!(
+                    "no lease on release {seq} of `{name}`: gc may delete what this process reads: {error}"
+                );
+                None
+            });
+            if self.source.has_release(&release) {
+                return Ok((name, release, hold));
             }
         }
-        let hold = self.source.hold(&release);
-        Ok((name, release, hold))
     }
 
     /// Returns whether a release is for this host, by its first program: all of a release are built for one.

@@ -8,7 +8,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
     use crate::{
         Device,
         record::{Dtype, Sizes},
-        runtime::{NoFit, Problem, Quarantined, RuntimeError as E},
+        runtime::{NoFit, NoRelease, Problem, Quarantined, RuntimeError as E},
         target::Mismatch,
     };
     let id = Digest::of(b"x");
@@ -87,9 +87,21 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         what: "release 1".into(),
         source,
     };
+    let missing = |release: Option<&str>, partial, known: &[&str]| {
+        E::NoRelease(NoRelease {
+            model: "m".into(),
+            release: release.map(Into::into),
+            partial,
+            known: known.iter().map(ToString::to_string).collect(),
+        })
+    };
     let mut all = vec![
         unreadable(StoreError::Unknown("abcd".into()).into()),
         unreadable("no".into()),
+        missing(Some("9"), None, &["m"]),
+        missing(None, Some(2), &["m"]),
+        missing(None, None, &["encoder"]),
+        missing(None, None, &[]),
         E::NoDevice {
             device: Device::Cpu,
             reason: text(),

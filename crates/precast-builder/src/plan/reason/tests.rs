@@ -171,7 +171,7 @@ fn what_no_comparison_shows() {
     insta::assert_snapshot!(reasons.iter().map(line).collect::<Vec<_>>().join("\n"), @r"
     never-built: never built
     failed-before: failed before: C++ compile error
-    object-missing: artifact `2958d416d08a` is missing
+    object-missing: artifact `2958d416d08a` is missing or damaged
     entry-unknown: what the entry imports has to be found out anew
     not-a-source: `README.md` is not a source
     unchanged: nothing changed

@@ -1,0 +1,277 @@
+//! A build makes good what was lost: each file of a store is deleted, cut and changed, and `build` alone makes it serve again.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Mutex,
+};
+
+use crate::sandbox::{Ran, Sandbox, assert_ran, assert_run};
+
+const RUN: [&str; 7] = [
+    "run",
+    "affine",
+    "--inputs",
+    "x.safetensors",
+    "--outputs",
+    "y.safetensors",
+    "-q",
+];
+
+/// A sandbox whose model is built at one bucket. Its eager program has failed.
+fn built() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [4]");
+    let ran = sandbox.run(&["build", "-q"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
+    sandbox.tensors("x.safetensors", &[("x", &[4, 3], &values)]);
+    answers(&sandbox);
+    sandbox
+}
+
+fn answers(sandbox: &Sandbox) {
+    let ran = sandbox.run(&RUN);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let expected: Vec<f32> = (0..12).map(|i| 2.0 * i as f32 + 1.0).collect();
+    assert_eq!(sandbox.tensor("y.safetensors").1, expected);
+}
+
+/// Returns every file of the store that a build publishes, relative to it.
+fn files(sandbox: &Sandbox) -> Vec<PathBuf> {
+    let folders = [
+        "objects",
+        "artifacts",
+        "programs",
+        "releases",
+        "failures",
+        "ready",
+    ];
+    let all = folders.map(|folder| sandbox.files(&format!("artifacts/{folder}")));
+    let store = sandbox.path("artifacts");
+    let inside = |path: PathBuf| path.strip_prefix(&store).unwrap().to_owned();
+    let mut files: Vec<PathBuf> = all.into_iter().flatten().map(inside).collect();
+    files.push("index.sqlite".into());
+    files
+}
+
+/// Replaces the store by a copy of another one.
+fn copy(from: &Path, to: &Sandbox) {
+    let target = to.path("artifacts");
+    let _ = fs::remove_dir_all(&target);
+    let copied = Command::new("cp").arg("-a").arg(from).arg(&target).status();
+    assert!(copied.unwrap().success());
+}
+
+fn damage(path: &Path, how: &str) {
+    let mut bytes = fs::read(path).unwrap();
+    match how {
+        "deleted" => return fs::remove_file(path).unwrap(),
+        "cut" => bytes.truncate(bytes.len() / 2),
+        _ => {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 0x55;
+        }
+    }
+    let sound = fs::metadata(path).unwrap().permissions();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+    fs::write(path, bytes).unwrap();
+    fs::set_permissions(path, sound).unwrap();
+}
+
+#[test]
+fn a_build_makes_good_the_loss_of_any_one_file() {
+    let sound = built();
+    let store = sound.path("artifacts");
+    let all = files(&sound);
+    let kinds = [
+        "objects",
+        "artifacts",
+        "programs",
+        "releases",
+        "failures",
+        "ready",
+    ];
+    for kind in kinds {
+        assert!(
+            all.iter().any(|path| path.starts_with(kind)),
+            "{kind}: {all:?}"
+        );
+    }
+    let trials = all
+        .iter()
+        .flat_map(|path| ["deleted", "cut", "changed"].map(|how| (path, how)));
+    let trials = Mutex::new(trials);
+    let next = || trials.lock().unwrap().next();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let sandbox = Sandbox::new();
+                for name in ["precast.toml", "x.safetensors"] {
+                    fs::copy(sound.path(name), sandbox.path(name)).unwrap();
+                }
+                while let Some((path, how)) = next() {
+                    eprintln!("{} {how}", path.display());
+                    copy(&store, &sandbox);
+                    damage(&sandbox.path("artifacts").join(path), how);
+                    let ran = sandbox.run(&["build"]);
+                    assert_eq!(ran.code, 0, "{}", ran.text());
+                    answers(&sandbox);
+                    let ran = sandbox.run(&["verify"]);
+                    assert_eq!(ran.code, 0, "{}", ran.text());
+                    assert!(ran.stdout.contains("sound"), "{}", ran.text());
+                }
+            });
+        }
+    });
+}
+
+/// Returns the weight set of the newest release: its object and its unpacked file.
+fn weights(sandbox: &Sandbox) -> [PathBuf; 2] {
+    let releases = sandbox.json(&["release", "ls"]);
+    let hex = releases["releases"][0]["weights"].as_str().unwrap();
+    let store = sandbox.path("artifacts");
+    let object = store.join(format!("objects/{}/{hex}.zst", &hex[..2]));
+    [object, store.join(format!("ready/{}/{hex}", &hex[..2]))]
+}
+
+#[test]
+fn lost_weights_come_back_without_python_where_they_are_somewhere() {
+    // From the unpacked file, by a build and by a repair.
+    let sandbox = built();
+    sandbox.script("worker", "exit 1");
+    let [object, ready] = weights(&sandbox);
+    for how in ["deleted", "changed"] {
+        damage(&object, how);
+        assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+        assert_eq!(sandbox.run(&["verify"]).code, 0);
+        damage(&object, how);
+        let ran = sandbox.run(&["verify", "--repair"]);
+        assert_eq!(ran.code, 0, "{}", ran.text());
+        assert!(
+            ran.stdout.contains("1 object made again from `ready/`"),
+            "{}",
+            ran.text()
+        );
+        assert!(ready.exists());
+        answers(&sandbox);
+    }
+    // From the file that the spec names.
+    let sandbox = Sandbox::new();
+    sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [4]");
+    let entry = "entry = \"model:load\"";
+    sandbox.edit(
+        "precast.toml",
+        entry,
+        &format!("{entry}\nweights = \"w.safetensors\""),
+    );
+    sandbox.tensors("w.safetensors", &[("scale", &[1], &[2.0])]);
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.script("worker", "exit 1");
+    for path in weights(&sandbox) {
+        fs::remove_file(path).unwrap();
+    }
+    let ran = sandbox.run(&["build"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    assert_eq!(sandbox.run(&["verify"]).code, 0);
+}
+
+#[test]
+fn what_a_repair_set_aside_is_made_by_the_next_build() {
+    let sandbox = built();
+    for path in weights(&sandbox) {
+        fs::remove_file(path).unwrap();
+    }
+    let ran = sandbox.run(&["verify", "--repair"]);
+    assert_eq!(ran.code, 3, "{}", ran.text());
+    assert!(
+        ran.stderr
+            .contains("`precast build` makes what was lost again"),
+        "{}",
+        ran.text()
+    );
+    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    answers(&sandbox);
+    assert_eq!(sandbox.run(&["verify"]).code, 0);
+}
+
+#[test]
+fn a_lost_file_is_named_and_not_called_there() {
+    let sandbox = built();
+    for path in files(&sandbox) {
+        if path.starts_with("artifacts") {
+            fs::remove_file(sandbox.path("artifacts").join(path)).unwrap();
+        }
+    }
+    assert_run!(sandbox, ["plan"], @"
+    exit code 0
+    ----- stdout
+    build  affine batch=4  artifact `[ID]` is missing or damaged
+    skip  affine eager  the fake model has no dynamic dimensions
+    1 of 1 programs would be built
+    ");
+    let locked = sandbox.run(&["build", "--locked"]);
+    assert_eq!(locked.code, 1, "{}", locked.text());
+    assert!(
+        locked.stderr.contains("1 of 1 programs are missing"),
+        "{}",
+        locked.text()
+    );
+    // Its gate runs again: the new artifact may have other bytes.
+    let ran = sandbox.run(&["build"]);
+    assert!(
+        ran.stderr.contains("gate: affine batch=4"),
+        "{}",
+        ran.text()
+    );
+    assert!(
+        !ran.stderr.contains("published fake release"),
+        "{}",
+        ran.text()
+    );
+}
+
+/// Runs a command where the store is on a read-only mount, or without the right to write it.
+fn read_only(sandbox: &Sandbox, args: &[&str]) -> Ran {
+    let own = sandbox.command(args);
+    let mut command = match rustix::process::geteuid().is_root() {
+        true => {
+            let script = "mount --bind artifacts artifacts && mount -o remount,ro,bind artifacts && exec \"$0\" \"$@\"";
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", script]);
+            command.arg(own.get_program()).args(own.get_args());
+            command
+        }
+        false => Command::new(own.get_program()),
+    };
+    if !rustix::process::geteuid().is_root() {
+        command.args(own.get_args());
+        fs::set_permissions(sandbox.path("artifacts"), fs::Permissions::from_mode(0o555)).unwrap();
+    }
+    command.current_dir(sandbox.path("")).env_clear();
+    command.envs(
+        own.get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    let ran = sandbox.output(&mut command);
+    fs::set_permissions(sandbox.path("artifacts"), fs::Permissions::from_mode(0o755)).unwrap();
+    ran
+}
+
+#[test]
+fn a_store_that_is_read_only_is_noticed_before_a_worker_starts() {
+    let sandbox = built();
+    // What is there already needs no store that can be written.
+    let ran = read_only(&sandbox, &["build", "-q"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
+    assert_ran!(read_only(&sandbox, &["build"]), @"
+    exit code 1
+    ----- stderr
+    plan: 2 of 2 programs are missing
+    error: can't build: the store `artifacts` is read-only
+    hint: mount it writable, or name another store with `--store`
+    ");
+}
