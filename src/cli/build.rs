@@ -18,7 +18,7 @@ use super::{
     Context, exit::Usage, internal, printer::note, progress, python::PythonArgs, text, trace,
 };
 use crate::{
-    build::{self, BuildError, Launcher},
+    build::{self, BuildError, Launcher, scratch},
     plan::Request,
     spec::{CommandLine, Spec, SpecError},
 };
@@ -196,7 +196,7 @@ fn known_modules(names: &[String], spec: &Spec) -> Result<(), Usage> {
 
 /// Removes and reports the temporary folders of killed builds; with `dry_run`, only reports them.
 pub(super) fn note_swept(context: &Context, dry_run: bool) {
-    let swept = build::sweep(&std::env::temp_dir(), dry_run);
+    let swept = scratch::sweep(&std::env::temp_dir(), scratch::BUILD, dry_run);
     if swept.is_empty() || context.quiet {
         return;
     }

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     inspect::libraries::{self, Asked, Library, Needs, Search},
     record::Release,
-    store::Store,
+    store::{Hold, Store},
     target::Torch,
 };
 
@@ -90,6 +90,8 @@ pub(super) struct Document<'a> {
 /// Releases and the libraries that they need.
 pub(super) struct Deps {
     pub(super) releases: Vec<Release>,
+    /// Keeps gc from them.
+    _held: Vec<Hold>,
     /// The folder with `libtorch_cpu.so`.
     pub(super) folder: PathBuf,
     /// What `version.py` says.
@@ -137,7 +139,7 @@ impl Deps {
         models: &[String],
         libtorch: &LibtorchFolder,
     ) -> Result<Self> {
-        let releases = releases(store, models)?;
+        let (releases, held) = held_releases(store, models)?;
         let named = libtorch.find().ok_or_else(|| Usage {
             message: "no libtorch is named, and the Python in use has no torch".to_owned(),
             hint: "name the folder of the package `torch`: `--libtorch DIR`, or LIBTORCH"
@@ -178,6 +180,7 @@ impl Deps {
             });
         Ok(Self {
             releases,
+            _held: held,
             folder,
             torch,
             asked,
@@ -206,6 +209,21 @@ impl Deps {
             || Path::new("torch/lib").join(&library.name),
             Path::to_owned,
         )
+    }
+}
+
+/// Returns the same releases as [`releases`], held. What gc removes before it is held is looked for again.
+fn held_releases(store: &Store, models: &[String]) -> Result<(Vec<Release>, Vec<Hold>)> {
+    loop {
+        let releases = releases(store, models)?;
+        let held = releases
+            .iter()
+            .map(|release| Ok(store.hold_found(release)?.0));
+        let held = held.collect::<Result<Vec<_>>>()?;
+        let there = |release: &Release| store.has_release(&release.model, release.seq);
+        if releases.iter().all(there) {
+            return Ok((releases, held));
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The folder is written under a temporary name beside its place, checked, and renamed: it is there whole or not at all. The
-//! check is the walk of `precast deps` over the copy. Every library must find those that it needs inside the folder.
+//! next export beside it removes the folder of a killed one. The check is the walk of `precast deps` over the copy. Every library must find those that it needs inside the folder.
 
 use std::{
     collections::BTreeSet,
@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     Digest,
-    build::BuildError,
+    build::{BuildError, scratch},
     inspect::libraries::{self, Library, Search},
     store::Store,
 };
@@ -101,11 +101,10 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     };
     let deps = Deps::find(&store, &args.models, &args.libtorch)?;
     refuse(&deps)?;
-    let held = deps
-        .releases
-        .iter()
-        .map(|release| store.hold_release(release));
-    let _held = held.collect::<Result<Vec<_>, _>>()?;
+    for release in &deps.releases {
+        // Fails where something of it is missing.
+        store.hold_release(release)?;
+    }
     let folder = &args.folder;
     empty(folder)?;
     let mut plan = Plan::new(&store, &deps, folder)?;
@@ -257,12 +256,16 @@ impl<'a> Plan<'a> {
         let folder = std::path::absolute(&self.document.folder)?;
         let above = folder.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(above).with_context(|| format!("can't make `{}`", above.display()))?;
-        let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        let mut temporary = tempfile::Builder::new();
+        let swept = scratch::sweep(above, scratch::EXPORT, false);
+        if !swept.is_empty() && !context.quiet {
+            let folders = count(swept.len() as u64, "folder");
+            note(format_args!(
+                "removed {folders} of exports that were killed"
+            ));
+        }
         // Removed again where anything fails.
-        let temporary = temporary.prefix(&format!(".{name}.")).tempdir_in(above);
-        let temporary =
-            temporary.with_context(|| format!("can't write in `{}`", above.display()))?;
+        let temporary = scratch::Scratch::new(above, scratch::EXPORT)
+            .with_context(|| format!("can't write in `{}`", above.display()))?;
         let root = temporary.path();
         self.write_store(&root.join("store"), context)?;
         for file in &self.document.files {
@@ -273,9 +276,8 @@ impl<'a> Plan<'a> {
         fs::set_permissions(root, Permissions::from_mode(0o755))
             .with_context(|| format!("can't set the mode of `{}`", root.display()))?;
         // An empty folder is replaced; one that has got files meanwhile is not.
-        fs::rename(root, &folder).with_context(|| format!("can't make `{}`", folder.display()))?;
-        let _ = temporary.keep();
-        Ok(())
+        let published = temporary.publish(&folder);
+        published.with_context(|| format!("can't make `{}`", folder.display()))
     }
 
     fn write_store(&self, path: &Path, context: &Context) -> Result<()> {

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 use serde_json::Value;
 
 use crate::{
-    sandbox::{LIBTORCH, Ran, Sandbox, assert_run},
+    sandbox::{LIBTORCH, Ran, Sandbox, assert_run, wait_until},
     schemas::check,
     wheels::{link, wheels},
 };
@@ -252,4 +252,45 @@ fn the_checkouts_own_torch_is_planned() {
         document["bytes"].as_u64().unwrap() < environment,
         "{document:#}"
     );
+}
+
+#[cfg(feature = "sync-points")]
+#[test]
+fn a_killed_export_is_removed_by_the_next_one() {
+    let sandbox = Sandbox::built();
+    wheels(&sandbox);
+    let before = names(&sandbox);
+    let sync = tempfile::tempdir().unwrap();
+    // In the copy: everything but the release is there.
+    let point = "put:release-published";
+    fs::write(sync.path().join(format!("{point}.stop")), "").unwrap();
+    let args = ["export", "out", "--libtorch", "site-packages/torch"];
+    let mut command = sandbox.command(&args);
+    let mut killed = command.env("PRECAST_SYNC", sync.path()).spawn().unwrap();
+    let here = sync.path().join(format!("{point}.here"));
+    wait_until("the export copies", || here.exists());
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert_eq!(
+        names(&sandbox).len(),
+        before.len() + 1,
+        "a part of the copy"
+    );
+    let ran = export(&sandbox, &["other"]);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    assert!(
+        ran.stderr
+            .contains("removed 1 folder of exports that were killed"),
+        "{}",
+        ran.text()
+    );
+    let mut after = before;
+    after.push(sandbox.path("other"));
+    after.sort();
+    assert_eq!(names(&sandbox), after);
+    let out: Vec<_> = fs::read_dir(sandbox.path("other"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert!(!out.iter().any(|name| name == "owner"), "{out:?}");
 }

@@ -10,7 +10,7 @@ use std::{
 
 use precast::{
     Store,
-    store::{Options, Policy},
+    store::{Defect, Needs, Options, Policy},
 };
 
 use crate::scene;
@@ -111,6 +111,7 @@ pub fn act() {
         "build" => build(&root),
         "gc" => gc(&root),
         "repair" => repair(&root),
+        "verify" => verify(&root),
         "rollback" => Store::open(&root).and_then(|store| store.rollback("m", None).map(drop)),
         "read" => read(&root),
         "builder" => crate::many::builder(&root),
@@ -157,10 +158,29 @@ fn gc(root: &Path) -> Result<(), precast::StoreError> {
     store.gc(&policy).map(drop)
 }
 
+/// Repairs. `PRECAST_ACTOR_SOUND` says that nothing is to be found, whatever other processes do meanwhile.
 fn repair(root: &Path) -> Result<(), precast::StoreError> {
-    Store::open_for_repair(root, Options::default())?
-        .repair()
-        .map(drop)
+    let done = Store::open_for_repair(root, Options::default())?.repair()?;
+    if std::env::var_os("PRECAST_ACTOR_SOUND").is_some() {
+        assert_eq!(harmful(&done.found), [] as [&Defect; 0]);
+        assert_eq!(done.left, []);
+        let aside = done.set_aside.iter();
+        let aside: Vec<_> = aside.filter(|path| !path.starts_with("tmp")).collect();
+        assert_eq!(aside, [] as [&PathBuf; 0]);
+    }
+    Ok(())
+}
+
+/// Looks at a sound store while other processes change it.
+fn verify(root: &Path) -> Result<(), precast::StoreError> {
+    let found = Store::open(root)?.verify()?;
+    assert_eq!(harmful(&found.defects), [] as [&Defect; 0]);
+    Ok(())
+}
+
+fn harmful(defects: &[Defect]) -> Vec<&Defect> {
+    let litter = |defect: &&Defect| defect.needs() == Needs::Sweep;
+    defects.iter().filter(|one| !litter(one)).collect()
 }
 
 /// Everything that only reads.

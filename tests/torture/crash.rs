@@ -82,6 +82,13 @@ fn promised(store: &Store, ack: &str) -> Result<(), String> {
     }
 }
 
+/// Changes a byte of the first artifact's object.
+pub fn damage_first(root: &Path) {
+    let scene = scene::build(&Store::open(root).unwrap(), &mut |_| {}).unwrap();
+    let path = crate::seeds::object(root, &scene.artifacts[0].object);
+    scene::damage(&path, |bytes| bytes[20] ^= 1);
+}
+
 /// What an actor starts from.
 pub fn prepare(name: &str, root: &Path) {
     match name {
@@ -102,14 +109,7 @@ pub fn prepare(name: &str, root: &Path) {
         }
         "repair" => {
             actor::run_well("build", root);
-            let store = Store::open(root).unwrap();
-            let scene = scene::build(&store, &mut |_| {}).unwrap();
-            let hex = scene.artifacts[0].object.hex();
-            let path = root
-                .join("objects")
-                .join(&hex[..2])
-                .join(format!("{hex}.zst"));
-            scene::damage(&path, |bytes| bytes[20] ^= 1);
+            damage_first(root);
             fs::write(root.join("index.sqlite"), "x".repeat(5000)).unwrap();
         }
         _ => unreachable!(),

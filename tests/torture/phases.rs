@@ -30,6 +30,12 @@ const BUILD: [&str; 5] = [
     "claim:locked",
 ];
 
+/// Where a verification can be stopped.
+const VERIFY: [&str; 2] = ["verify:looked", "verify:again"];
+
+/// Where a repair can be stopped.
+const REPAIR: [&str; 3] = ["repair:looked", "repair:found", "repair:set-aside"];
+
 /// How long the other process gets while the first one stands still. It may have to wait: that is right as well.
 const GRACE: Duration = Duration::from_millis(150);
 
@@ -43,6 +49,9 @@ fn spawn(name: &str, root: &Path, sync: &Path) -> Child {
     command
         .env("PRECAST_SYNC", sync)
         .env("PRECAST_ACTOR_SPECS", "2");
+    if !sync.join("damaged").exists() {
+        command.env("PRECAST_ACTOR_SOUND", "1");
+    }
     command
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -60,8 +69,9 @@ fn ended(child: Child, what: &str, bad: &mut Vec<String>) {
     }
 }
 
-/// Stops `first` at `point`, lets `second` run against it, then lets both end; returns what is wrong.
-fn against(first: &str, point: &str, second: &str) -> Vec<String> {
+/// Stops `first` at `point`, lets `second` run against it, then lets both end; returns what is wrong. With `damaged` an
+/// object is damaged before.
+fn against(first: &str, point: &str, second: &str, damaged: bool) -> Vec<String> {
     let dir = scene::scratch();
     let root = dir.path().join("store");
     let sync = dir.path().join("sync");
@@ -71,12 +81,21 @@ fn against(first: &str, point: &str, second: &str) -> Vec<String> {
         // So that it has something to do.
         fs::remove_dir_all(&root).unwrap();
     }
+    if first == "verify" {
+        // A second look needs a suspicion.
+        fs::write(root.join("tmp/litter"), "").unwrap();
+    }
+    if damaged {
+        fs::write(sync.join("damaged"), "").unwrap();
+        crash::damage_first(&root);
+    }
     let _ = fs::create_dir(root.with_extension("compiles"));
     fs::write(sync.join(format!("{point}.stop")), "").unwrap();
     let mut one = spawn(first, &root, &sync);
     let start = Instant::now();
     while !sync.join(format!("{point}.here")).exists() {
-        if start.elapsed() > Duration::from_secs(600) {
+        let over = one.try_wait().unwrap().is_some();
+        if over || start.elapsed() > Duration::from_secs(600) {
             let _ = one.kill();
             let stderr = one.wait_with_output().unwrap().stderr;
             let stderr = String::from_utf8_lossy(&stderr);
@@ -106,8 +125,10 @@ fn against(first: &str, point: &str, second: &str) -> Vec<String> {
         ended(two, &what, &mut bad);
     }
     ended(one, &format!("{first} with {second} at {point}"), &mut bad);
+    // What a build has made again stays.
+    let built = second == "build";
     bad.extend(
-        crash::survives(&root, "", false)
+        crash::survives(&root, "", damaged && !built)
             .err()
             .map(|why| format!("{what}: {why}")),
     );
@@ -116,10 +137,17 @@ fn against(first: &str, point: &str, second: &str) -> Vec<String> {
 
 /// Stops every process that can be stopped, at every phase it has, against every other one; returns what is wrong.
 pub fn everything() -> Vec<String> {
-    let mut trials: Vec<(&str, &str, &str)> = Vec::new();
-    for point in GC {
-        for second in ["reader", "build", "gc", "repair"] {
-            trials.push(("gc", point, second));
+    let mut trials: Vec<(&str, &str, &str, bool)> = Vec::new();
+    for (first, points) in [("gc", &GC[..]), ("verify", &VERIFY), ("repair", &REPAIR)] {
+        for point in points {
+            for second in ["reader", "build", "gc", "repair", "verify"] {
+                trials.push((first, point, second, false));
+            }
+        }
+    }
+    for point in REPAIR {
+        for second in ["build", "gc", "repair"] {
+            trials.push(("repair", point, second, true));
         }
     }
     for point in BUILD {
@@ -128,13 +156,13 @@ pub fn everything() -> Vec<String> {
         } else {
             "build"
         };
-        for second in ["reader", "build", "builder", "gc", "repair"] {
-            trials.push((first, point, second));
+        for second in ["reader", "build", "builder", "gc", "repair", "verify"] {
+            trials.push((first, point, second, false));
         }
     }
     // Half of a trial is waiting.
-    let tried = |&(first, point, second): &(&str, &str, &str)| {
-        let bad = against(first, point, second);
+    let tried = |&(first, point, second, damaged): &(&str, &str, &str, bool)| {
+        let bad = against(first, point, second, damaged);
         match bad.is_empty() {
             true => Ok(()),
             false => Err(bad.join("\n")),

@@ -15,7 +15,7 @@ use super::{
     progress::{Event, Progress},
     protocol::{Request, SavedWeights},
     release::summarise,
-    scratch::{Scratch, sweep},
+    scratch::{BUILD, Scratch, sweep},
     shims, weights,
     work::{self, Job, Starting},
     workers::Workers,
@@ -79,8 +79,8 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         });
     }
     store.writable("build")?;
-    sweep(&options.scratch, false);
-    let scratch = Scratch::new(&options.scratch)?;
+    sweep(&options.scratch, BUILD, false);
+    let scratch = Scratch::new(&options.scratch, BUILD)?;
 
     let workers = Workers {
         options,

@@ -81,7 +81,7 @@ mod publish;
 mod regate;
 mod release;
 mod schedule;
-mod scratch;
+pub mod scratch;
 mod shims;
 mod sign_test;
 mod task;
@@ -100,5 +100,4 @@ pub use self::{
     launcher::{Launcher, WHAT_IS_OFF},
     limits::machine_memory,
     options::{Built, Options, Outcome, Summary},
-    scratch::sweep,
 };

@@ -1,4 +1,4 @@
-//! A build's private folder, and the removal of those of killed builds.
+//! The private folder of a build or an export, and the removal of those of killed ones.
 //!
 //! ```text
 //! $TMPDIR/
@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A build removes its folder at its end. A killed build can't: the next build, `precast gc` and `precast verify --repair`
-//! remove every folder of this user with an unlocked `owner`. Locks of another machine (or of an earlier boot) are not
+//! remove every folder of this user with an unlocked `owner`. An export writes into such a folder beside its place, which
+//! the next export beside it removes. Locks of another machine (or of an earlier boot) are not
 //! visible: such a folder is removed a week after its last change. A folder without `owner` is new, or of an older version:
 //! it is removed after a day.
 
@@ -24,22 +25,25 @@ use tempfile::TempDir;
 
 use super::BuildError;
 
-const PREFIX: &str = "precast-build-";
+/// How the folders of builds begin.
+pub const BUILD: &str = "precast-build-";
+/// How the folders of exports begin.
+pub const EXPORT: &str = ".precast-export-";
 const OWNER: &str = "owner";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// A build's folder, removed when this is dropped.
-pub(super) struct Scratch {
+/// A private folder, removed when this is dropped.
+pub struct Scratch {
     folder: TempDir,
     _owner: File,
 }
 
 impl Scratch {
-    /// Makes one in `parent`.
-    pub fn new(parent: &Path) -> Result<Self, BuildError> {
+    /// Makes a folder in `parent` whose name begins with `prefix`: [`BUILD`] or [`EXPORT`].
+    pub fn new(parent: &Path, prefix: &str) -> Result<Self, BuildError> {
         let make = || -> io::Result<Self> {
             let folder = tempfile::Builder::new()
-                .prefix(PREFIX)
+                .prefix(prefix)
                 .permissions(Permissions::from_mode(0o700))
                 .tempdir_in(parent)?;
             // Locked before it has its name: others never find it unlocked.
@@ -59,18 +63,28 @@ impl Scratch {
         })
     }
 
+    /// Returns the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
+
+    /// Gives the folder its final name, without the file that says whose it is. An empty folder is replaced.
+    pub fn publish(self, to: &Path) -> io::Result<()> {
+        fs::remove_file(self.path().join(OWNER))?;
+        fs::rename(self.path(), to)?;
+        // The folder has another name: there is nothing to remove.
+        let _ = self.folder.keep();
+        Ok(())
+    }
 }
 
-/// Removes the folders in `parent` of builds that were killed, and returns their paths; with `dry_run` it only looks. What can't be looked
-/// at or removed is left for the next time.
-pub fn sweep(parent: &Path, dry_run: bool) -> Vec<PathBuf> {
+/// Removes the folders in `parent` of killed processes whose names begin with `prefix`, and returns their paths; with
+/// `dry_run` it only looks. What can't be looked at or removed is left for the next time.
+pub fn sweep(parent: &Path, prefix: &str, dry_run: bool) -> Vec<PathBuf> {
     let mut gone = Vec::new();
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let path = entry.path();
-        let named = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let named = entry.file_name().to_string_lossy().starts_with(prefix);
         if !named || !abandoned(&path).unwrap_or(false) {
             continue;
         }
@@ -124,7 +138,7 @@ mod tests {
     #[test]
     fn what_no_live_build_owns_is_removed() {
         let parent = tempfile::tempdir().unwrap();
-        let live = Scratch::new(parent.path()).unwrap();
+        let live = Scratch::new(parent.path(), BUILD).unwrap();
         let mode = fs::metadata(live.path()).unwrap().mode() & 0o777;
         assert_eq!(mode, 0o700);
         let left = |name: &str, owner: Option<&str>, days: u32| {
@@ -145,9 +159,9 @@ mod tests {
         std::os::unix::fs::symlink("another", parent.path().join("precast-build-6")).unwrap();
 
         let all = [killed, elsewhere, old];
-        assert_eq!(sweep(parent.path(), true), all);
-        assert_eq!(sweep(parent.path(), false), all);
-        assert!(sweep(parent.path(), false).is_empty());
+        assert_eq!(sweep(parent.path(), BUILD, true), all);
+        assert_eq!(sweep(parent.path(), BUILD, false), all);
+        assert!(sweep(parent.path(), BUILD, false).is_empty());
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 5);
         drop(live);
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 4);

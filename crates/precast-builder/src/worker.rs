@@ -27,7 +27,7 @@ use super::{
     lifeline::Lifeline,
     limits::{Limits, Stop, Watch, ask_for_stack, end_family},
     protocol::{Hello, Line, PROTOCOL, Request},
-    scratch::{Scratch, sweep},
+    scratch::{BUILD, Scratch, sweep},
 };
 
 /// How long importing torch may take.
@@ -63,8 +63,8 @@ pub fn alone<T>(
     cancel: &Arc<AtomicBool>,
     work: impl FnOnce(&mut Worker) -> Result<T, BuildError>,
 ) -> Result<T, BuildError> {
-    sweep(scratch, false);
-    let folder = Scratch::new(scratch)?;
+    sweep(scratch, BUILD, false);
+    let folder = Scratch::new(scratch, BUILD)?;
     let (limits, stop) = (Limits::new(None), Stop::new(cancel));
     let mut worker = Worker::spawn(launcher, folder.path(), name, &limits, &stop)?;
     worker.hello()?;

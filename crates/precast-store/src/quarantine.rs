@@ -146,7 +146,8 @@ mod tests {
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 5);
 
         let (_, done) = store.gc(&Policy::default()).unwrap();
-        assert_eq!((done.damaged, done.damaged_bytes), (3, BYTES + 9));
+        assert_eq!(done.damaged, 3);
+        assert!(done.damaged_bytes >= BYTES + 9);
         assert_eq!(done.bytes, plan.before - plan.after);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
     }
