@@ -82,7 +82,12 @@ fn gc_prints_its_plan_and_then_does_it() {
         plan["plan"]["programs"][0]["reason"]["kind"],
         "not_released"
     );
+    let numbers = |output: &Output| {
+        let (_, numbers) = output.out.trim_end().rsplit_once("delete").unwrap();
+        numbers.trim_start_matches('d').to_owned()
+    };
     let done = precast(&path, &args[..4]);
+    assert_eq!(numbers(&done), numbers(&dry).lines().last().unwrap());
     assert!(
         done.out
             .contains("deleted 1 release, 1 program, 1 artifact"),
@@ -138,6 +143,67 @@ fn verify_says_what_is_wrong_and_its_code_says_what_is_left() {
     assert!(output.err.contains("--reindex"), "{}", output.err);
     assert_eq!(precast(&path, &["verify", "--reindex"]).code, 0);
     assert_eq!(precast(&path, &["verify"]).code, 0);
+}
+
+#[test]
+fn what_killed_processes_left_is_no_failure() {
+    let (_dir, store, _) = store();
+    let path = store.path().to_owned();
+    drop(store);
+    fs::create_dir(path.join("tmp/1-dead")).unwrap();
+    fs::write(path.join("tmp/1-dead/half"), "x").unwrap();
+    fs::write(path.join("tmp/left"), "x").unwrap();
+    fs::write(path.join("leases/1-dead.lease"), "").unwrap();
+    let found = precast(&path, &["verify"]);
+    assert_eq!(found.code, 0, "{}", found.out);
+    let repaired = precast(&path, &["verify", "--repair"]);
+    assert_eq!(repaired.code, 0, "{}{}", repaired.out, repaired.err);
+    assert!(precast(&path, &["verify"]).out.contains("sound"));
+}
+
+/// A gc that was killed at any of its steps leaves nothing that `verify` calls a defect.
+#[cfg(feature = "sync-points")]
+#[test]
+fn a_killed_gc_leaves_litter_alone() {
+    for point in [
+        "gc:release-removed",
+        "gc:marked",
+        "gc:bytes-deleted",
+        "gc:rows-deleted",
+    ] {
+        let (dir, store, scene) = store();
+        let one = scene::release("m", &[scene.programs[1].id], None);
+        store.put_release(&one).unwrap();
+        store.put_bytes(b"loose").unwrap();
+        let path = store.path().to_owned();
+        drop(store);
+        let at = |end: &str| dir.path().join(format!("{point}.{end}"));
+        fs::write(at("stop"), "").unwrap();
+        let mut gc = Command::new(assert_cmd::cargo::cargo_bin!("precast"))
+            .arg("--store")
+            .arg(&path)
+            .args(["gc", "--unreleased", "--keep-releases", "1"])
+            .env("PRECAST_SYNC", dir.path())
+            .spawn()
+            .unwrap();
+        while !at("here").exists() {
+            assert!(gc.try_wait().unwrap().is_none(), "{point} never came");
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        gc.kill().unwrap();
+        gc.wait().unwrap();
+        let found = precast(&path, &["verify"]);
+        assert_eq!(found.code, 0, "{point}: {}", found.out);
+        assert!(!found.out.contains("which is not there") || point == "gc:release-removed");
+        let repaired = precast(&path, &["verify", "--repair"]);
+        assert_eq!(repaired.code, 0, "{point}: {}", repaired.out);
+        assert!(
+            repaired.out.contains(" 0 files set aside"),
+            "{point}: {}",
+            repaired.out
+        );
+        assert!(precast(&path, &["verify"]).out.contains("sound"), "{point}");
+    }
 }
 
 #[test]

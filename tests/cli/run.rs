@@ -4,7 +4,7 @@ use std::{fs, io::Write, os::unix::fs::PermissionsExt};
 
 use precast::Store;
 
-use crate::sandbox::{Sandbox, assert_run};
+use crate::sandbox::{Sandbox, assert_run, wait_until};
 
 /// Writes inputs with this many rows of 0, 1, 2, … to `x.safetensors`.
 fn rows(sandbox: &Sandbox, count: usize) {
@@ -455,4 +455,54 @@ fn a_program_without_a_file_handle_says_so_and_not_that_there_is_no_bucket() {
         codes.push(ran.code);
     }
     assert_eq!(codes.last(), Some(&0), "{codes:?}");
+}
+
+#[cfg(feature = "sync-points")]
+#[test]
+fn a_load_that_meets_gc_takes_the_release_that_is_the_newest_then() {
+    for (named, code) in [(None, 0), (Some("fake@1"), 3)] {
+        let sandbox = Sandbox::built();
+        rows(&sandbox, 1);
+        let sync = tempfile::tempdir().unwrap();
+        let at = |end: &str| sync.path().join(format!("lease:before-hold.{end}"));
+        fs::write(at("stop"), "").unwrap();
+        let mut args = RUN.to_vec();
+        args.extend(named.iter().flat_map(|name| ["--model", name]));
+        let mut command = sandbox.command(&args);
+        command.env("PRECAST_SYNC", sync.path());
+        let waiting = std::thread::scope(|scope| {
+            let running = scope.spawn(|| sandbox.output(&mut command));
+            // It has read release 1, which it does not hold yet.
+            wait_until("the load comes to its lease", || at("here").exists());
+            sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 10.0");
+            assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+            let gc = sandbox.run(&["gc", "--keep-releases", "1"]);
+            assert!(gc.stdout.contains("deleted 1 release"), "{}", gc.text());
+            fs::write(at("go"), "").unwrap();
+            running.join().unwrap()
+        });
+        assert_eq!(waiting.code, code, "{}", waiting.text());
+        match named {
+            None => assert_eq!(sandbox.tensor("y.safetensors").1, [1.0, 11.0, 21.0]),
+            Some(_) => assert!(
+                waiting.stderr.contains("there is no release `fake@1`"),
+                "{}",
+                waiting.text()
+            ),
+        }
+    }
+}
+
+#[test]
+fn a_lease_that_can_not_be_made_is_said() {
+    let sandbox = Sandbox::built();
+    rows(&sandbox, 1);
+    let lock = sandbox.path("artifacts/locks/use");
+    fs::remove_file(&lock).unwrap();
+    fs::create_dir(&lock).unwrap();
+    let loud = RUN.map(|arg| if arg == "-q" { "-v" } else { arg });
+    let ran = sandbox.run(&loud);
+    assert_eq!(ran.code, 0, "{}", ran.text());
+    let said = "no lease on release 1 of `fake`: gc may delete what this process reads: can't open the lock";
+    assert!(ran.stderr.contains(said), "{}", ran.text());
 }
