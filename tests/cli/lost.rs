@@ -1,4 +1,4 @@
-//! A build makes good what was lost: each file of a store is deleted, cut and changed, and `build` alone makes it serve again.
+//! A build restores lost files: each file of a store is deleted, cut and changed, and `build` alone makes the store serve again.
 
 use std::{
     fs,
@@ -263,7 +263,7 @@ fn read_only(sandbox: &Sandbox, args: &[&str]) -> Ran {
 #[test]
 fn a_store_that_is_read_only_is_noticed_before_a_worker_starts() {
     let sandbox = built();
-    // What is there already needs no store that can be written.
+    // A build that changes nothing writes nothing.
     let ran = read_only(&sandbox, &["build", "-q"]);
     assert_eq!(ran.code, 0, "{}", ran.text());
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");

@@ -295,3 +295,19 @@ fn tensors_that_the_code_makes_are_bound_beside_the_weights() {
         [10.0, 12.0, 14.0, 16.0]
     );
 }
+
+#[test]
+fn a_model_or_a_release_that_is_not_there_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = precast::Store::create(folder.path().join("store")).unwrap();
+    Memory::with(&[Fake::default()]).publish(&store, "fake");
+    fake::libtorch();
+    let runtime = Runtime::new(&store, Device::Cpu).unwrap();
+    let told = |model: &str| {
+        let error = runtime.load(model).unwrap_err();
+        assert!(matches!(error, RuntimeError::NoRelease(_)), "{error:?}");
+        format!("{error}; {}", error.hint())
+    };
+    insta::assert_snapshot!(told("nosuch"), @"there is no model `nosuch`; the store has fake");
+    insta::assert_snapshot!(told("fake@9"), @"there is no release `fake@9`; `precast release ls` lists the releases; gc may have deleted this one");
+}

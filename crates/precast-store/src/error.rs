@@ -236,9 +236,7 @@ impl StoreError {
             Self::Index { .. } | Self::Row { .. } | Self::Older { .. } | Self::Schema { .. } => {
                 "`precast verify --reindex` rebuilds the index from the files"
             }
-            Self::Missing { .. } | Self::Dangling { .. } => {
-                "`precast verify --repair` sets aside what can't work, and the next build makes it again"
-            }
+            Self::Missing { .. } | Self::Dangling { .. } => "`precast build` makes it again",
             Self::Unsafe { why, .. } if why.contains("link") => "name the folder itself",
             Self::Unsafe { .. } => {
                 "what is in a store is executed: `chmod go-w` it, or say `--shared` for a group you trust"

@@ -90,8 +90,8 @@ impl Store {
     }
 
     /// Returns the first thing that a program lacks, with its kind in words: its record, an artifact, or an object of one.
-    /// A damaged file counts as missing. Costs look-ups and a `stat` of each file; `seen` has what need not be looked at
-    /// again.
+    /// A damaged file counts as missing. Costs look-ups and a `stat` of each file. `seen` collects the sound artifacts and
+    /// objects, which are not looked at again.
     pub fn lacks(
         &self,
         program: &Digest,

@@ -67,8 +67,8 @@ impl Repaired {
 impl Store {
     /// Repairs defects. Files that can't be repaired are set aside.
     ///
-    /// Bytes are hashed first, without a lock. From the second look on no other process adds, deletes or takes a lease: what
-    /// is repaired is still as it was found.
+    /// Bytes are hashed first, without a lock. Then one exclusive lock covers the second look and the repair: no other process
+    /// adds, deletes or takes a lease between the two.
     pub fn repair(&self) -> Result<Repaired, StoreError> {
         self.writable("repair the store")?;
         let mut first = self.plain_folders(&["quarantine", "locks"])?;
@@ -247,7 +247,7 @@ impl Store {
                     }
                     more = true;
                 }
-                // What an unpacked file or another defect brought back is no defect any more.
+                // The object was restored, for this defect or an earlier one.
                 Defect::NoObject { digest, .. } if self.restored(digest, done)? => more = true,
                 // A release is not set aside: it is whole again once the next build has made what it lacks.
                 Defect::NoProgram { .. } => {}
