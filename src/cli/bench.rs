@@ -18,6 +18,7 @@ use super::{
     exit::Usage,
     internal,
     printer::note,
+    progress::seconds,
     served::{Against, BenchArgs, GraphChoice, model, place},
     table::{self, Column},
 };
@@ -105,7 +106,13 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         GraphChoice::Always => Graphs::Always,
         GraphChoice::Never => Graphs::Never,
     };
+    let say = |text: String| {
+        if !context.quiet {
+            note(text);
+        }
+    };
     args.libtorch.open()?;
+    say(format!("loading `{name}`"));
     let started = Instant::now();
     let runtime = Runtime::new(&store, device)?
         .instances(args.threads.into())
@@ -132,10 +139,18 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     };
     let mut first = None;
     let mut rows = Vec::new();
-    for (program, sizes) in requests(&programs, &args.at)? {
+    let requests = requests(&programs, &args.at)?;
+    let (all, parts) = (requests.len(), if eager.is_some() { 4.0 } else { 2.0 });
+    for (place, (program, sizes)) in requests.into_iter().enumerate() {
         if context.cancel.load(Ordering::Relaxed) {
             break;
         }
+        say(format!(
+            "measuring {}, {} of {all}, about {}",
+            bucket_name(&sizes),
+            place + 1,
+            seconds(args.seconds * parts)
+        ));
         let inputs = samples(program, &sizes, device)?;
         let answer = model.run(&args.module, &inputs)?;
         wait(device)?;

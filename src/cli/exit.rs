@@ -10,12 +10,20 @@
 //! | 70 | a bug |
 //! | 130 | interrupted; what was finished is kept |
 
-use std::io::{self, ErrorKind};
+use std::{
+    any::Any,
+    io::{self, ErrorKind},
+    path::PathBuf,
+};
 
 use anyhow::Error;
 use owo_colors::OwoColorize;
+use serde::Serialize;
 
-use super::{printer::note, trusted};
+use super::{
+    printer::{self, note},
+    trusted,
+};
 #[cfg(feature = "torch")]
 use crate::runtime::{RuntimeError, tensors::TensorFileError};
 use crate::{
@@ -23,7 +31,7 @@ use crate::{
     build::BuildError,
     inspect::{external::ExternalError, libraries::LibraryError, stats::CountsError},
     plan::PlanError,
-    spec::SpecError,
+    spec::{Problem, SpecError},
     store::StoreError,
 };
 
@@ -55,21 +63,98 @@ pub(super) struct Missing {
     pub(super) hint: String,
 }
 
-/// Runs `body` and returns its exit code: that of a bug where it panics. The standard hook prints the panic.
+/// An error: the last line of stderr with `--format json`.
+#[derive(Serialize, Default)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Report {
+    error: String,
+    /// What to do.
+    hint: String,
+    /// The exit code.
+    code: u8,
+    /// The line of the user's own code that it is about.
+    location: Option<String>,
+    /// Why, the nearest cause first.
+    causes: Vec<String>,
+    /// The last lines that a worker printed.
+    log: Vec<String>,
+    /// The ID that `precast log` prints the Python stack of.
+    stack: Option<Digest>,
+    /// Every mistake in a spec.
+    mistakes: Vec<Mistake>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Mistake {
+    message: String,
+    /// What to do.
+    help: String,
+    file: PathBuf,
+    /// Counts from 1.
+    line: usize,
+    /// In characters, counts from 1.
+    column: usize,
+}
+
+/// A warning: a line of stderr with `--format json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Warning<'a> {
+    warning: &'a str,
+    /// What to do.
+    hint: Option<&'a str>,
+}
+
+/// Runs `body` and returns its exit code: that of a bug where it panics.
 pub(super) fn guarded(body: impl FnOnce() -> u8) -> u8 {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        tell_hint(PLEASE_REPORT);
-        BUG
-    })
+    let panic = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
+        Ok(code) => return code,
+        Err(panic) => panic,
+    };
+    // The standard hook has printed the panic itself.
+    match printer::json() {
+        true => printer::say(&Report {
+            error: panicked(&*panic).to_owned(),
+            hint: PLEASE_REPORT.to_owned(),
+            code: BUG,
+            ..Report::default()
+        }),
+        false => tell_hint(PLEASE_REPORT),
+    }
+    BUG
+}
+
+/// Returns the message of a panic.
+fn panicked(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message")
 }
 
 /// Prints what clap has to say and returns its code: 0 for `--help`, 2 for a mistake.
 pub(super) fn usage(error: &clap::Error) -> u8 {
-    let _ = error.print();
-    match error.use_stderr() {
-        true => USAGE,
-        false => 0,
+    if !error.use_stderr() {
+        let _ = error.print();
+        return 0;
     }
+    if !printer::json() {
+        let _ = error.print();
+        return USAGE;
+    }
+    // The message, then tips and the usage, with empty lines between them.
+    let text = error.render().to_string();
+    let mut parts = text
+        .split("\n\n")
+        .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
+    let message = parts.next().unwrap_or_default();
+    printer::say(&Report {
+        error: message.trim_start_matches("error: ").to_owned(),
+        hint: parts.collect::<Vec<_>>().join("; "),
+        code: USAGE,
+        ..Report::default()
+    });
+    USAGE
 }
 
 /// Prints an error with its causes and its hint, and returns its exit code.
@@ -81,35 +166,84 @@ pub(super) fn report(error: &Error) -> u8 {
         Some(BuildError::Spec(marked)) => Some(&**marked),
         _ => None,
     };
-    if let Some(errors) = error.downcast_ref::<SpecError>().or(marked) {
-        note(errors.render());
+    let spec = error.downcast_ref::<SpecError>().or(marked);
+    if let (false, Some(errors)) = (printer::json(), spec) {
+        // With source lines and carets below them.
+        printer::verbatim_note(errors.render());
         return USAGE;
     }
-    let (code, hint) = classify(error);
-    note(format_args!("{} {error}", "error:".red().bold()));
-    if let Some(place) = error.chain().find_map(place) {
-        note(format_args!("  {} {place}", "-->".cyan()));
+    let report = Report::of(error, spec);
+    match printer::json() {
+        true => printer::say(&report),
+        false => report.print(),
     }
-    let mut seen = error.to_string();
-    for cause in error.chain().skip(1) {
-        let text = cause.to_string();
-        // A transparent error repeats what it wraps.
-        if !seen.contains(&text) {
-            note(format_args!("  {} {text}", "caused by:".dimmed()));
-            seen = text;
+    report.code
+}
+
+impl Report {
+    fn of(error: &Error, spec: Option<&SpecError>) -> Self {
+        let (code, hint) = match spec {
+            Some(spec) => (USAGE, spec.help().to_owned()),
+            None => classify(error),
+        };
+        let mut seen = error.to_string();
+        let mut causes = Vec::new();
+        for cause in error.chain().skip(1) {
+            let text = cause.to_string();
+            // A transparent error repeats what it wraps.
+            if !seen.contains(&text) {
+                seen.clone_from(&text);
+                causes.push(text);
+            }
+        }
+        let problems = match spec {
+            Some(SpecError::Invalid(problems)) => &problems[..],
+            _ => &[],
+        };
+        let log = error.chain().find_map(last_words).unwrap_or_default();
+        Self {
+            error: error.to_string(),
+            hint,
+            code,
+            location: error.chain().find_map(place),
+            causes,
+            log: log.into_iter().map(str::to_owned).collect(),
+            stack: error.chain().find_map(kept_log),
+            mistakes: problems.iter().map(Mistake::of).collect(),
         }
     }
-    for line in error.chain().find_map(last_words).unwrap_or_default() {
-        note(format_args!("  {} {line}", "log:".dimmed()));
+
+    fn print(&self) {
+        note(format_args!("{} {}", "error:".red().bold(), self.error));
+        if let Some(place) = &self.location {
+            note(format_args!("  {} {place}", "-->".cyan()));
+        }
+        for text in &self.causes {
+            note(format_args!("  {} {text}", "caused by:".dimmed()));
+        }
+        for line in &self.log {
+            note(format_args!("  {} {line}", "log:".dimmed()));
+        }
+        tell_hint(&self.hint);
+        if let Some(log) = &self.stack {
+            let log = log.short();
+            note(format_args!(
+                "      `precast log {log}` prints the Python stack"
+            ));
+        }
     }
-    tell_hint(&hint);
-    if let Some(log) = error.chain().find_map(kept_log) {
-        let log = log.short();
-        note(format_args!(
-            "      `precast log {log}` prints the Python stack"
-        ));
+}
+
+impl Mistake {
+    fn of(problem: &Problem) -> Self {
+        Self {
+            message: problem.message.clone(),
+            help: problem.help.clone(),
+            file: problem.file.clone(),
+            line: problem.line,
+            column: problem.column,
+        }
     }
-    code
 }
 
 /// Prints what to do.
@@ -119,13 +253,22 @@ pub(super) fn tell_hint(hint: &str) {
 
 /// Prints what is wrong with a part that does not stop the rest.
 pub(super) fn warn(error: &StoreError) {
-    warning(&error.to_string());
-    tell_hint(error.hint());
+    tell_warning(&error.to_string(), Some(error.hint()));
 }
 
 /// Prints one line that is no error.
 pub(super) fn warning(text: &str) {
-    note(format_args!("{} {text}", "warning:".yellow().bold()));
+    tell_warning(text, None);
+}
+
+fn tell_warning(warning: &str, hint: Option<&str>) {
+    if printer::json() {
+        return printer::say(&Warning { warning, hint });
+    }
+    note(format_args!("{} {warning}", "warning:".yellow().bold()));
+    if let Some(hint) = hint {
+        tell_hint(hint);
+    }
 }
 
 /// Returns the line of the user's own code that an error of the worker is about.

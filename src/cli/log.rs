@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
                 .out
                 .line(format_args!("{}", format!("==> {title} <==").bold()))?;
         }
-        context.out.line(plain(text.trim_end()))?;
+        context.out.verbatim(plain(text.trim_end()))?;
     }
     Ok(0)
 }

@@ -1,7 +1,7 @@
 //! The command line: the only stage that prints, reads the environment or exits. One file per subcommand.
 //!
-//! Data goes to stdout, everything else to stderr. `--format json` prints one JSON document with `"schema": 1`. Exit
-//! codes are decided in one place, `exit`.
+//! Data goes to stdout, everything else to stderr. `--format json` prints one JSON document with `"schema": 1`, and an error
+//! as another one. Exit codes are decided in one place, `exit`.
 
 #[cfg(feature = "torch")]
 mod bench;
@@ -134,16 +134,21 @@ impl From<Color> for clap::ColorChoice {
     }
 }
 
-/// Returns the colour setting of the command line, if it parses.
-fn color(args: &[OsString]) -> Option<Color> {
-    let place = args.iter().position(|arg| {
-        arg == "--color" || arg.to_str().is_some_and(|arg| arg.starts_with("--color="))
-    })?;
-    let text = match args[place].to_str()?.split_once('=') {
-        Some((_, text)) => text,
-        None => args.get(place + 1)?.to_str()?,
-    };
-    Color::from_str(text, true).ok()
+/// Returns the value of an option before the command line is parsed: help and usage errors depend on it.
+fn asked<T: ValueEnum>(args: &[OsString], option: &str) -> Option<T> {
+    let args: Vec<&str> = (args.iter().take_while(|arg| *arg != "--"))
+        .map(|arg| arg.to_str().unwrap_or_default())
+        .collect();
+    let values =
+        args.iter()
+            .enumerate()
+            .filter_map(|(place, arg)| match arg.strip_prefix(option)? {
+                "" => args.get(place + 1).copied(),
+                value => value.strip_prefix('='),
+            });
+    values
+        .filter_map(|value| T::from_str(value, true).ok())
+        .next()
 }
 
 #[derive(Subcommand)]
@@ -295,8 +300,8 @@ pub fn main() -> ExitCode {
 type Run = dyn FnOnce(&Context) -> Result<u8>;
 
 fn run(args: Vec<OsString>) -> u8 {
-    // Help and usage errors are printed before the arguments are known.
-    let color = color(&args).unwrap_or(Color::Auto);
+    let color = asked(&args, "--color").unwrap_or(Color::Auto);
+    printer::set_format(asked(&args, "--format").unwrap_or(Format::Human));
     let cli = help::command()
         .color(color.into())
         .try_get_matches_from(&args)
@@ -314,6 +319,7 @@ fn run(args: Vec<OsString>) -> u8 {
             None => return exit::usage(&error),
         },
     };
+    printer::set_format(global.format);
     match global.color {
         Color::Auto => {}
         Color::Always => anstream::ColorChoice::Always.write_global(),
@@ -335,7 +341,7 @@ fn run(args: Vec<OsString>) -> u8 {
         shared: global.shared,
         quiet: global.quiet,
         verbose: global.verbose,
-        out: Printer::new(global.format, cancel.clone()),
+        out: Printer::new(cancel.clone()),
         cancel,
         damaged: AtomicBool::new(false),
     };

@@ -1,4 +1,6 @@
-//! Prints all data to stdout. A closed pipe ends the program quietly.
+//! Prints data to stdout and everything else to stderr. A closed pipe ends the program quietly.
+//!
+//! On a terminal, lines break between words. With `--format json` each line of stderr is a JSON document too.
 
 use std::{
     fmt,
@@ -13,19 +15,30 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::Format;
+use super::{Format, text::wrap};
 use crate::build::BuildError;
+
+/// Whether the caller asked for JSON: a setting of the process, because notes and errors come from everywhere.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+pub(super) fn set_format(format: Format) {
+    JSON.store(format == Format::Json, Ordering::Relaxed);
+}
+
+/// Returns whether the caller asked for JSON.
+pub(super) fn json() -> bool {
+    JSON.load(Ordering::Relaxed)
+}
 
 /// Writes data to stdout.
 pub(super) struct Printer {
-    format: Format,
     /// Set by Ctrl-C: a long listing ends at the next line.
     cancel: Arc<AtomicBool>,
 }
 
 impl Printer {
-    pub(super) fn new(format: Format, cancel: Arc<AtomicBool>) -> Self {
-        Self { format, cancel }
+    pub(super) fn new(cancel: Arc<AtomicBool>) -> Self {
+        Self { cancel }
     }
 
     /// Returns how many characters a line may have: `COLUMNS`, or the width of the terminal, if stdout is one.
@@ -33,23 +46,25 @@ impl Printer {
         let columns = std::env::var("COLUMNS")
             .ok()
             .and_then(|text| text.parse().ok());
-        columns.or_else(|| {
-            let (width, _) = terminal_size::terminal_size_of(io::stdout())?;
-            Some(width.0.into())
-        })
+        columns.or_else(|| terminal(io::stdout()))
     }
 
     /// Returns whether the caller asked for JSON.
     pub(super) fn json(&self) -> bool {
-        self.format == Format::Json
+        json()
     }
 
-    /// Prints one line of text.
-    pub(super) fn line(&self, line: impl fmt::Display) -> Result<()> {
+    /// Prints text, on a terminal broken between words.
+    pub(super) fn line(&self, text: impl fmt::Display) -> Result<()> {
+        self.verbatim(wrap(&text.to_string(), terminal(io::stdout())))
+    }
+
+    /// Prints text as it is.
+    pub(super) fn verbatim(&self, text: impl fmt::Display) -> Result<()> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(BuildError::Interrupted.into());
         }
-        Ok(writeln!(anstream::stdout().lock(), "{line}")?)
+        Ok(writeln!(anstream::stdout().lock(), "{text}")?)
     }
 
     /// Prints one JSON document with the list `name`, an item a line, without holding the items.
@@ -98,8 +113,41 @@ fn versioned(fields: &impl Serialize) -> Result<Map<String, Value>> {
     Ok(document)
 }
 
-/// Prints one line to stderr: what is neither data nor an error.
-pub(super) fn note(line: impl fmt::Display) {
+/// Returns the width of the terminal behind a stream.
+fn terminal(stream: impl std::os::fd::AsFd) -> Option<usize> {
+    let (width, _) = terminal_size::terminal_size_of(stream)?;
+    Some(width.0.into())
+}
+
+/// Returns text for stderr, on a terminal broken between words.
+pub(super) fn fitted(text: impl fmt::Display) -> String {
+    wrap(&text.to_string(), terminal(io::stderr()))
+}
+
+/// A line of stderr that is neither an error nor a warning.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Note {
+    note: String,
+}
+
+/// Prints to stderr: what is neither data nor an error.
+pub(super) fn note(text: impl fmt::Display) {
+    if !json() {
+        return verbatim_note(fitted(text));
+    }
+    let note = anstream::adapter::strip_str(&text.to_string()).to_string();
+    say(&Note { note });
+}
+
+/// Prints text to stderr as it is.
+pub(super) fn verbatim_note(text: impl fmt::Display) {
     // Nothing is left to tell when stderr is gone.
-    let _ = writeln!(anstream::stderr().lock(), "{line}");
+    let _ = writeln!(anstream::stderr().lock(), "{text}");
+}
+
+/// Prints one JSON document to stderr, on one line; `fields` must be an object.
+pub(super) fn say(fields: &impl Serialize) {
+    let document = versioned(fields).map(Value::Object);
+    verbatim_note(document.unwrap_or_default());
 }

@@ -13,7 +13,7 @@ use owo_colors::OwoColorize;
 
 use super::{
     Context,
-    printer::{Printer, note},
+    printer::{Printer, fitted, note},
     text::count,
 };
 use crate::{
@@ -244,6 +244,11 @@ impl Bars {
         }
     }
 
+    /// Prints above the bars.
+    fn line(&self, text: impl fmt::Display) {
+        let _ = self.all.println(fitted(text));
+    }
+
     fn worker(&self, number: usize) -> ProgressBar {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         let bar = workers.entry(number).or_insert_with(|| {
@@ -319,9 +324,7 @@ impl Progress for Bars {
                 tried,
             } => {
                 if let Some(choice) = receipt::choice(tried) {
-                    let _ = self
-                        .all
-                        .println(format!("tuned {module} {bucket}: {choice}"));
+                    self.line(format_args!("tuned {module} {bucket}: {choice}"));
                 }
             }
             Event::Remaining { seconds } => {
@@ -334,7 +337,7 @@ impl Progress for Bars {
                     true => format!("{} {message}", "note:".cyan().bold()),
                     false => format!("note: {message}"),
                 };
-                let _ = self.all.println(line);
+                self.line(line);
             }
             Event::Failed {
                 module,
@@ -347,8 +350,7 @@ impl Progress for Bars {
                     true => "failed".red().bold().to_string(),
                     false => "failed".to_owned(),
                 };
-                let line = format!("{failed} {module} {bucket}: {message}");
-                let _ = self.all.println(line);
+                self.line(format_args!("{failed} {module} {bucket}: {message}"));
             }
             _ => {}
         }

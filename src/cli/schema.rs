@@ -9,8 +9,8 @@ use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Value, json};
 
 use super::{
-    build, deps, diff, doctor, du, export, gc, init, log, ls, plan, release, show, stats, verify,
-    version, why,
+    build, deps, diff, doctor, du, exit, export, gc, init, log, ls, plan, printer, release, show,
+    stats, verify, version, why,
 };
 use crate::{
     build::progress::Event,
@@ -26,10 +26,24 @@ enum BuildLine<'a> {
     Last(build::Last<'a>),
 }
 
+/// One line of stderr.
+#[derive(serde::Serialize, JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "the three are printed by themselves")]
+enum StderrLine<'a> {
+    Error(exit::Report),
+    Warning(exit::Warning<'a>),
+    Note(printer::Note),
+}
+
 /// Returns each document's name and its schema.
 fn documents() -> Vec<(&'static str, Value)> {
     let all = vec![
         made::<BuildLine>("build", "one line of precast build --format json"),
+        made::<StderrLine>(
+            "error",
+            "one line of stderr, of any command with --format json",
+        ),
         made::<init::Document>("init", "precast init --format json"),
         made::<crate::inspect::checks::Checks>("check", "precast check --format json"),
         made::<Counts>(

@@ -52,6 +52,64 @@ pub(super) fn plain(text: &str) -> String {
     plain
 }
 
+/// Returns text whose lines fit a terminal of this width: they break between words, and a digest that is too long is cut to
+/// the digits that commands take as an ID. In a text of several lines, those indented by four spaces are code and stay.
+pub(super) fn wrap(text: &str, width: Option<usize>) -> String {
+    let Some(width @ LEAST..) = width else {
+        return text.to_owned();
+    };
+    let several = text.trim().contains('\n');
+    let code = |line: &str| several && line.starts_with("    ") && !line.starts_with("     ");
+    let lines = text.split('\n').map(|line| match code(line) {
+        true => line.to_owned(),
+        false => fit(line, width),
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// On a narrower terminal nothing is broken.
+const LEAST: usize = 20;
+
+fn fit(line: &str, width: usize) -> String {
+    let fits = |line: &str| textwrap::core::display_width(line) <= width;
+    let line = match fits(line) {
+        true => return line.to_owned(),
+        false => short_digests(line),
+    };
+    if fits(&line) {
+        return line;
+    }
+    // The rail of a drawing goes on.
+    let drawn = |c: &char| " ├└─│".contains(*c);
+    let rail = line.chars().take_while(drawn).map(|c| match c {
+        '├' | '│' => '│',
+        _ => ' ',
+    });
+    let indent: String = rail.chain("  ".chars()).collect();
+    let options = textwrap::Options::new(width)
+        .subsequent_indent(&indent)
+        .word_separator(textwrap::WordSeparator::AsciiSpace)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .break_words(false);
+    textwrap::fill(&line, options)
+}
+
+/// Cuts every digest to its first digits.
+fn short_digests(line: &str) -> String {
+    const DIGITS: usize = 64;
+    const SHORT: usize = 12;
+    let hex = |c: char| c.is_ascii_hexdigit();
+    let mut short = String::new();
+    for part in line.split_inclusive(|c| !hex(c)) {
+        let digits = part.trim_end_matches(|c| !hex(c)).len();
+        match digits {
+            DIGITS => short.extend([&part[..SHORT], &part[DIGITS..]]),
+            _ => short.push_str(part),
+        }
+    }
+    short
+}
+
 /// Returns `1 program` or `3 programs`.
 pub(super) fn count(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
@@ -76,6 +134,34 @@ mod tests {
         for wrong in ["", "d", "5", "-3d", "1y", "1é", "99999999999d"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn lines_break_between_words_and_rails_go_on() {
+        let digest = "0eead197b741ad7e7fb70a97bdbfd7f17b77f0eb89f8866c2062922ac22853a2";
+        let code = "a = one + two + three + four + five + six";
+        let text = format!(
+            "program \x1b[2m{digest}\x1b[0m\n ├─ head  (input_ids) → (%1: float32[1, 32, 8])\n └─ tail  (input_ids) → (%1: \
+             float32[1, 32, 8])\n  hint: say what to do next, once-and-for-all\n    {code}\nshort"
+        );
+        insta::assert_snapshot!(wrap(&text, Some(30)).replace('\x1b', "␛"), @"
+        program ␛[2m0eead197b741␛[0m
+         ├─ head  (input_ids) → (%1:
+         │    float32[1, 32, 8])
+         └─ tail  (input_ids) → (%1:
+              float32[1, 32, 8])
+          hint: say what to do next,
+            once-and-for-all
+            a = one + two + three + four + five + six
+        short
+        ");
+        assert_eq!(wrap(&text, None), text);
+        assert_eq!(wrap(&text, Some(10)), text);
+        assert_eq!(wrap(&text, Some(200)), text);
+        assert_eq!(
+            wrap("no-break/at/all/in/one/word", Some(20)),
+            "no-break/at/all/in/one/word"
+        );
     }
 
     #[test]

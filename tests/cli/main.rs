@@ -8,6 +8,8 @@ mod bench;
 mod build;
 mod check;
 #[cfg(feature = "torch")]
+mod container;
+#[cfg(feature = "torch")]
 mod context;
 mod control;
 mod deps;
@@ -18,11 +20,14 @@ mod gate;
 mod hostile;
 mod init;
 mod inspect;
+mod json;
 mod layers;
 #[cfg(feature = "torch")]
 mod limits;
 #[cfg(feature = "torch")]
 mod lost;
+#[cfg(feature = "torch")]
+mod page;
 #[path = "../pty/mod.rs"]
 mod pty;
 mod release;
@@ -34,6 +39,8 @@ mod schema;
 mod schemas;
 #[cfg(feature = "torch")]
 mod shims;
+#[cfg(feature = "torch")]
+mod snippets;
 mod terminal;
 #[cfg(feature = "torch")]
 mod torches;

@@ -47,26 +47,27 @@ fn summary(problems: &[Problem]) -> String {
 }
 
 impl SpecError {
+    /// Returns what to do; of several problems, about the first.
+    pub fn help(&self) -> &str {
+        match self {
+            Self::Read { source, .. } => match source.kind() {
+                io::ErrorKind::NotFound => "name a spec with `-f`, or run where `precast.toml` is",
+                io::ErrorKind::IsADirectory => "name the file in it, as `-f DIR/precast.toml`",
+                _ => "check who may read it",
+            },
+            Self::NotText { .. } => "a spec is TOML: save it as UTF-8",
+            Self::TooLarge { .. } => "no spec is as long: is it this file that was meant?",
+            Self::Invalid(problems) => problems.first().map_or("", |problem| &problem.help),
+        }
+    }
+
     /// Returns what people read: for each problem its message, place, source line, caret and help, without colour.
     pub fn render(&self) -> String {
+        let help = self.help();
         match self {
-            Self::Read { source, .. } => {
-                let help = match source.kind() {
-                    io::ErrorKind::NotFound => {
-                        "name a spec with `-f`, or run where `precast.toml` is"
-                    }
-                    io::ErrorKind::IsADirectory => "name the file in it, as `-f DIR/precast.toml`",
-                    _ => "check who may read it",
-                };
-                format!("error: {self}: {source}\n  = help: {help}\n")
-            }
-            Self::NotText { .. } => {
-                format!("error: {self}\n  = help: a spec is TOML: save it as UTF-8\n")
-            }
-            Self::TooLarge { .. } => {
-                format!(
-                    "error: {self}\n  = help: no spec is as long: is it this file that was meant?\n"
-                )
+            Self::Read { source, .. } => format!("error: {self}: {source}\n  = help: {help}\n"),
+            Self::NotText { .. } | Self::TooLarge { .. } => {
+                format!("error: {self}\n  = help: {help}\n")
             }
             Self::Invalid(problems) => {
                 let blocks: Vec<String> = problems.iter().map(Problem::render).collect();

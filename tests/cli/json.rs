@@ -1,0 +1,238 @@
+//! Errors with `--format json`: one document on stderr that says what people read without it.
+
+use std::{collections::BTreeSet, fs};
+
+use serde_json::Value;
+
+use crate::{
+    sandbox::{Ran, Sandbox},
+    schemas::check,
+};
+
+/// Every kind of error, of every command.
+const WRONG: &[&[&str]] = &[
+    &["build", "-f", "elsewhere/precast.toml"],
+    &["build", "-f", "mistakes.toml"],
+    &["build", "-f", "binary.toml"],
+    &["build", "-f", "no-entry.toml"],
+    &["build", "-f", "no-module.toml"],
+    &["build", "--set", "nonsense=1"],
+    &["build", "--store", "new", "--python", "/no/such/python"],
+    &["plan", "-f", "mistakes.toml"],
+    &["plan", "--store", "photos"],
+    &["init", "nowhere:load", "-f", "new.toml"],
+    &["init", "model:load"],
+    &["check", "elsewhere.toml"],
+    &["check", "--sizes", "nowhere.json"],
+    &["doctor", "--python"],
+    &["ls", "--store", "photos"],
+    &["show", "nothing"],
+    &["show", "ffffffffffff"],
+    &["du", "--store", "photos"],
+    &["log", "nothing"],
+    &["why", "nothing"],
+    &["diff", "nothing@1", "nothing@2"],
+    &["inspect", "nowhere.so"],
+    &["inspect", "broken.so"],
+    &["stats", "nowhere.json"],
+    &["stats", "precast.toml"],
+    &["report", "--store", "photos"],
+    &["report", "--check", "precast.toml"],
+    &["completions", "csh"],
+    &["man", "precast.toml/man"],
+    &["run", "affine"],
+    &["run", "affine", "--inputs", "nowhere.safetensors"],
+    &["run", "affine", "--inputs", "precast.toml"],
+    &["run", "affine", "--inputs", "wrong.safetensors"],
+    &["run", "nothing", "--inputs", "wrong.safetensors"],
+    &["bench", "affine", "--seconds", "0"],
+    &["bench", "affine", "--at", "seq=1"],
+    &["deps", "nothing"],
+    &["export", "photos", "fake"],
+    &["release", "rollback", "nothing"],
+    &["release"],
+    &["verify", "--store", "photos"],
+    &["gc", "--keep-days", "many"],
+    &["nonsense"],
+];
+
+/// Returns the documents on stderr, each of which its schema allows.
+fn documents(ran: &Ran) -> Vec<Value> {
+    let parse = |line: &str| -> Value {
+        let document = serde_json::from_str(line);
+        let document = document.unwrap_or_else(|error| panic!("{error}: {line}\n{}", ran.text()));
+        check("error", &document);
+        document
+    };
+    ran.stderr.lines().map(parse).collect()
+}
+
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Fails where the JSON document of an error does not say what its text says.
+fn compare(text: &Ran, json: &Ran) {
+    assert_ne!(text.code, 0, "{}", text.text());
+    assert_eq!(json.code, text.code, "{}", json.text());
+    let last = documents(json)
+        .pop()
+        .unwrap_or_else(|| panic!("{}", json.text()));
+    assert_eq!(last["code"], json.code, "{last:#}");
+    let mistakes = last["mistakes"].as_array().unwrap();
+    let mut said: Vec<&Value> = vec![&last["hint"]];
+    said.extend(last["causes"].as_array().unwrap());
+    said.extend(last["log"].as_array().unwrap());
+    said.extend(
+        mistakes
+            .iter()
+            .flat_map(|one| [&one["message"], &one["help"]]),
+    );
+    if mistakes.is_empty() {
+        said.push(&last["error"]);
+    }
+    let shown = words(&text.stderr);
+    for said in said.into_iter().map(|said| said.as_str().unwrap()) {
+        assert!(!said.is_empty(), "{last:#}");
+        for part in said.split("; ") {
+            assert!(
+                shown.contains(&words(part)),
+                "`{part}` is not in\n{}",
+                text.text()
+            );
+        }
+    }
+    let place = mistakes
+        .iter()
+        .map(|one| format!("{}:{}", one["line"], one["column"]));
+    let place = place.chain(last["location"].as_str().map(str::to_owned));
+    for place in place {
+        assert!(shown.contains(&place), "{place}\n{}", text.text());
+    }
+}
+
+#[test]
+fn every_error_of_every_command_is_a_document() {
+    let sandbox = Sandbox::built();
+    let spec = fs::read_to_string(sandbox.path("precast.toml")).unwrap();
+    let other = spec
+        .replace("pad = 0 }", "padd = 0 }")
+        .replace("[1, 4]", "[]");
+    sandbox.write("mistakes.toml", other);
+    sandbox.write("binary.toml", [0xff_u8, 0xfe]);
+    sandbox.write("no-entry.toml", spec.replace("model:load", "model:lode"));
+    sandbox.write("no-module.toml", spec.replace("model:load", "fails:load"));
+    sandbox.write("fails.py", "def load():\n    return 1 / 0\n");
+    sandbox.write("broken.so", b"\x7fELF and nothing else");
+    fs::create_dir(sandbox.path("photos")).unwrap();
+    sandbox.write("photos/cat.jpg", "meow");
+    sandbox.tensors("wrong.safetensors", &[("y", &[1, 3], &[1.0, 2.0, 3.0])]);
+    let help = sandbox.run(&["--help"]).stdout;
+    let (help, _) = help.split_once("Questions").unwrap();
+    let commands = help.lines().filter_map(|line| line.strip_prefix("  "));
+    let commands: BTreeSet<_> = commands.filter_map(|line| line.split(' ').next()).collect();
+    assert!(commands.len() > 20, "{commands:?}");
+    let tried: BTreeSet<_> = WRONG.iter().map(|args| args[0]).collect();
+    assert_eq!(commands.difference(&tried).count(), 0, "{commands:?}");
+
+    let options = commands.iter().map(|command| vec![*command, "--nonsense"]);
+    for args in options.chain(WRONG.iter().map(|args| args.to_vec())) {
+        let run = |args: &[&str]| {
+            let mut command = sandbox.command(args);
+            // A Python that is named replaces the fake worker.
+            if args.contains(&"--python") {
+                command.env_remove("PRECAST_WORKER");
+            }
+            sandbox.output(&mut command)
+        };
+        let text = run(&[&args[..], &["--format=human"]].concat());
+        let json = run(&[&args[..], &["--format=json"]].concat());
+        compare(&text, &json);
+        assert_eq!(
+            json.stdout.matches("\"error\"").count(),
+            0,
+            "{}",
+            json.text()
+        );
+    }
+    // Wherever the option stands.
+    let json = sandbox.run(&["--format", "json", "show", "nothing"]);
+    compare(&sandbox.run(&["show", "nothing"]), &json);
+}
+
+#[test]
+fn an_error_of_the_worker_has_its_place_and_its_log() {
+    for (line, has) in [
+        ("raise ValueError(\"no weights\")", "location"),
+        (
+            "import os; print(\"last words\", flush=True); os._exit(3)",
+            "log",
+        ),
+    ] {
+        let sandbox = Sandbox::new();
+        sandbox.append("model.py", line);
+        let json = sandbox.run(&["build", "--format", "json"]);
+        compare(&sandbox.run(&["build"]), &json);
+        let last = documents(&json).pop().unwrap();
+        let found = ["location", "log"].map(|part| last[part].to_string().len() > 4);
+        assert_eq!(
+            found,
+            ["location", "log"].map(|part| part == has),
+            "{last:#}"
+        );
+    }
+}
+
+#[test]
+fn notes_and_warnings_are_documents_too() {
+    let sandbox = Sandbox::built();
+    sandbox.append(
+        "precast.toml",
+        "[[check.allow]]\nfinding = \"print\"\nreason = \"it is mine\"",
+    );
+    let ran = sandbox.run(&["check", "--format", "json"]);
+    let warnings = documents(&ran);
+    assert_eq!(warnings.len(), 1, "{}", ran.text());
+    let warning = warnings[0]["warning"].as_str().unwrap();
+    assert!(
+        warning.starts_with("nothing is found that `print`"),
+        "{warning}"
+    );
+
+    fs::write(sandbox.path("artifacts/index.sqlite"), "no database").unwrap();
+    let ran = sandbox.run(&["ls", "--format", "json"]);
+    let warnings = documents(&ran);
+    assert!(warnings[0]["hint"].is_string(), "{}", ran.text());
+    assert!(!ran.stdout.is_empty());
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn a_bench_says_what_it_measures() {
+    let sandbox = Sandbox::built();
+    let bench = ["bench", "affine", "--seconds", "0.02"];
+    let said = [
+        "loading `fake`",
+        "measuring batch=1, 1 of 2, about 40 ms",
+        "measuring batch=4, 2 of 2, about 40 ms",
+    ];
+    let ran = sandbox.run(&bench);
+    let mut lines = ran.stderr.lines();
+    assert!(
+        said.iter().all(|said| lines.any(|line| line == *said)),
+        "{}",
+        ran.text()
+    );
+    assert_eq!(sandbox.run(&[&bench[..], &["-q"]].concat()).stderr, "");
+    let ran = sandbox.run(&[&bench[..], &["--format", "json"]].concat());
+    let notes = documents(&ran);
+    let notes: Vec<_> = notes
+        .iter()
+        .filter_map(|line| line["note"].as_str())
+        .collect();
+    assert!(
+        said.iter().all(|said| notes.contains(said)),
+        "{}",
+        ran.text()
+    );
+}
