@@ -62,7 +62,10 @@ fn filtered(body: impl FnOnce()) {
     let mut settings = insta::Settings::clone_current();
     // Ages, right-aligned in their columns.
     settings.add_filter(r" +\d{1,2}[smh]\b", " AGE");
-    settings.add_filter("(  this host has .*|  ‹red›not on this host:.*)", "  HOST");
+    settings.add_filter(
+        "  (this host has|‹red›not on this host:).*(\n    .*)*",
+        "  HOST",
+    );
     settings.bind(body);
 }
 
@@ -74,7 +77,7 @@ fn lists_and_drawings_in_terminals() {
         let ls = shown(&sample, &["ls"], columns);
         let du = shown(&sample, &["du", "-q"], columns);
         let show = shown(&sample, &["show", &id], columns);
-        for line in anstream::adapter::strip_str(&format!("{ls}{du}"))
+        for line in anstream::adapter::strip_str(&format!("{ls}{du}{show}"))
             .to_string()
             .lines()
         {

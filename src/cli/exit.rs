@@ -261,7 +261,8 @@ pub(super) fn warning(text: &str) {
     tell_warning(text, None);
 }
 
-fn tell_warning(warning: &str, hint: Option<&str>) {
+/// Prints one line that is no error, and what to do.
+pub(super) fn tell_warning(warning: &str, hint: Option<&str>) {
     if printer::json() {
         return printer::say(&Warning { warning, hint });
     }

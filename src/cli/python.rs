@@ -111,10 +111,13 @@ fn python_in(environment: &Path) -> Option<PathBuf> {
     let place = fs::canonicalize(environment).unwrap_or_default();
     if SAID.lock().is_ok_and(|mut said| said.insert(place)) {
         let (environment, python) = (environment.display(), python.display());
-        exit::warning(&format!("`{environment}` is not used: {error}"));
-        exit::tell_hint(&format!(
+        let hint = format!(
             "its code would run as this user: `PRECAST_PYTHON={python}` uses it all the same"
-        ));
+        );
+        exit::tell_warning(
+            &format!("`{environment}` is not used: {error}"),
+            Some(&hint),
+        );
     }
     None
 }

@@ -105,6 +105,29 @@ fn every_program_is_run_by_a_test() {
     );
 }
 
+/// The fake worker stands for the environment that the page makes.
+#[test]
+fn the_commands_of_a_new_repository_make_a_store() {
+    let sandbox = Sandbox::new();
+    fs::remove_file(sandbox.path("precast.toml")).unwrap();
+    let commands = blocks("docs/src/guide/own-repository.md", "console").remove(0);
+    let commands = commands
+        .lines()
+        .filter_map(|line| line.strip_prefix("$ precast "));
+    let commands: Vec<_> = commands.collect();
+    assert_eq!(commands.len(), 4, "{commands:?}");
+    for line in commands {
+        let words: Vec<_> = line
+            .split(' ')
+            .map(|word| word.trim_matches('\''))
+            .collect();
+        let ran = sandbox.run(&words);
+        // This machine's own lack is no fault of the page.
+        assert!(ran.code == 0 || words[0] == "doctor", "{}", ran.text());
+    }
+    assert_eq!(sandbox.json(&["release", "ls"])["releases"][0]["seq"], 1);
+}
+
 #[test]
 fn the_readmes_program_answers() {
     // The fake model answers with the shape of its inputs.
