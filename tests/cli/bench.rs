@@ -119,6 +119,7 @@ fn requests_are_refused_by_name() {
     insta::assert_snapshot!(output("batch=4"), @"
     exit code 2
     ----- stderr
+    loading `fake`
     error: `--at batch=4` does not name the module's dimensions
     hint: say a size for each, as one of batch=2 seq=2; batch=4 seq=4
     ");
@@ -132,6 +133,8 @@ fn requests_are_refused_by_name() {
     insta::assert_snapshot!(output("batch=5,seq=1"), @"
     exit code 3
     ----- stderr
+    loading `fake`
+    measuring batch=5 seq=1, 1 of 1, about 40 ms
     error: module `f` has no bucket for batch=5 seq=1; it has batch=2 seq=2, batch=4 seq=4
     hint: the nearest is batch=4 seq=4
     ");

@@ -35,18 +35,29 @@ fn failing(sandbox: &Sandbox) {
 #[test]
 fn a_plan_in_terminals() {
     let sandbox = Sandbox::new();
-    for columns in [40, 120] {
-        let plan = shown(&sandbox, &["plan"], columns, &[]);
-        assert_eq!(plan.code, 0);
-        assert_screen!(pty::visible(&plan.text), @r#"
-        ‹yellow›build  ‹› affine batch=1  never built
-        ‹yellow›build  ‹› affine batch=4  never built
-        ‹yellow›build  ‹› affine eager  never built
-                   answers sizes that no bucket covers; `fail_policy = "raise"` leaves it out
-        3 of 3 programs would be built
-        "#);
-    }
-    let plain = shown(&sandbox, &["plan"], 80, &[("NO_COLOR", "1")]).text;
+    let wide = shown(&sandbox, &["plan"], 120, &[]);
+    assert_eq!(wide.code, 0);
+    assert_screen!(pty::visible(&wide.text), @r#"
+    ‹yellow›build  ‹› affine batch=1  never built
+    ‹yellow›build  ‹› affine batch=4  never built
+    ‹yellow›build  ‹› affine eager  never built
+               answers sizes that no bucket covers; `fail_policy = "raise"` leaves it out
+    3 of 3 programs would be built
+    "#);
+    // Lines break between words.
+    let narrow = shown(&sandbox, &["plan"], 40, &[]).text;
+    let words = |text: &str| {
+        text.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(words(&narrow), words(&wide.text));
+    let plain = anstream::adapter::strip_str(&narrow).to_string();
+    assert!(
+        plain.lines().all(|line| line.chars().count() <= 40),
+        "{plain}"
+    );
+    let plain = shown(&sandbox, &["plan"], 120, &[("NO_COLOR", "1")]).text;
     assert!(!plain.contains('\x1b'), "{plain}");
     assert_eq!(plain, sandbox.run(&["plan"]).stdout);
 }
