@@ -68,7 +68,7 @@ pub(super) struct Missing {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Report {
     error: String,
-    /// What to do.
+    /// Instructions for the user.
     hint: String,
     /// The exit code.
     code: u8,
@@ -88,7 +88,7 @@ pub(super) struct Report {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Mistake {
     message: String,
-    /// What to do.
+    /// Instructions for the user.
     help: String,
     file: PathBuf,
     /// Counts from 1.
@@ -102,7 +102,7 @@ struct Mistake {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Warning<'a> {
     warning: &'a str,
-    /// What to do.
+    /// Instructions for the user.
     hint: Option<&'a str>,
 }
 
@@ -261,7 +261,7 @@ pub(super) fn warning(text: &str) {
     tell_warning(text, None);
 }
 
-/// Prints one line that is no error, and what to do.
+/// Prints a warning with its hint.
 pub(super) fn tell_warning(warning: &str, hint: Option<&str>) {
     if printer::json() {
         return printer::say(&Warning { warning, hint });

@@ -59,7 +59,7 @@ impl Printer {
         self.verbatim(wrap(&text.to_string(), terminal(io::stdout())))
     }
 
-    /// Prints text as it is.
+    /// Prints unchanged text.
     pub(super) fn verbatim(&self, text: impl fmt::Display) -> Result<()> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(BuildError::Interrupted.into());
@@ -131,7 +131,7 @@ pub(super) struct Note {
     note: String,
 }
 
-/// Prints to stderr: what is neither data nor an error.
+/// Prints a note to stderr.
 pub(super) fn note(text: impl fmt::Display) {
     if !json() {
         return verbatim_note(fitted(text));
@@ -140,7 +140,7 @@ pub(super) fn note(text: impl fmt::Display) {
     say(&Note { note });
 }
 
-/// Prints text to stderr as it is.
+/// Prints unchanged text to stderr.
 pub(super) fn verbatim_note(text: impl fmt::Display) {
     // Nothing is left to tell when stderr is gone.
     let _ = writeln!(anstream::stderr().lock(), "{text}");

@@ -13,7 +13,7 @@ use crate::{
 const FIRST: &str = "docs/src/guide/first-model.md";
 const PAGE: &str = "docs/src/guide/container.md";
 
-/// What a `Containerfile` asks for.
+/// The instructions of a `Containerfile`.
 #[derive(Default, Debug)]
 struct Image {
     copied: Vec<(String, String)>,

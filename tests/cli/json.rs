@@ -1,4 +1,4 @@
-//! Errors with `--format json`: one document on stderr that says what people read without it.
+//! Errors with `--format json`: one document on stderr, with the same content as the text.
 
 use std::{collections::BTreeSet, fs};
 
@@ -56,7 +56,7 @@ const WRONG: &[&[&str]] = &[
     &["nonsense"],
 ];
 
-/// Returns the documents on stderr, each of which its schema allows.
+/// Returns the documents on stderr, checked against the schema.
 fn documents(ran: &Ran) -> Vec<Value> {
     let parse = |line: &str| -> Value {
         let document = serde_json::from_str(line);
@@ -71,7 +71,7 @@ fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Fails where the JSON document of an error does not say what its text says.
+/// Fails where the JSON document of an error lacks a part of its text, or has another.
 fn compare(text: &Ran, json: &Ran) {
     assert_ne!(text.code, 0, "{}", text.text());
     assert_eq!(json.code, text.code, "{}", json.text());
