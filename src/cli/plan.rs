@@ -16,7 +16,7 @@ use crate::{
     Digest, Target,
     inspect::torches,
     plan::{self, Item, Plan, Reason, State},
-    record::{Dynamic, Padding, Sizes},
+    record::{Dynamic, Padding, Sizes, bounds_name},
     spec::{Effective, Spec},
     store::Store,
 };
@@ -214,6 +214,13 @@ pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> R
         {
             let line = format_args!("           exact sizes only: {why}; {PADDING}");
             context.out.line(line)?;
+        }
+        if let (State::Hit { id }, Some(store)) = (&item.state, &store)
+            && let Some(program) = store.program(id)?
+            && let Some(dynamic) = &program.dynamic
+        {
+            let sizes = bounds_name(dynamic, &program.sizes);
+            context.out.line(format_args!("           {sizes}"))?;
         }
         if item.eager_unasked() && !matches!(item.state, State::Skipped { .. }) {
             context.out.line(format_args!("           {EAGER}"))?;

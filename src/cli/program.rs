@@ -18,7 +18,7 @@ use crate::{
         torches::Torches,
         words::time,
     },
-    record::{Artifact, Input, Layout, Output, Padding, Prepared, Program, Step},
+    record::{Artifact, Input, Layout, Output, Padding, Prepared, Program, Step, bounds_name},
     store::{Store, StoreError},
     target::DeviceKind,
 };
@@ -45,14 +45,15 @@ pub(super) fn show(
     };
     out.line(format_args!("{name}, {release}"))?;
     let measured = ReceiptSummary::of(program);
-    if program.dynamic.is_some() {
+    if let Some(dynamic) = &program.dynamic {
         let who = if program.steps.is_empty() {
             "eager runs it"
         } else {
             "one artifact for all"
         };
         out.line(format_args!(
-            "{who}: it answers sizes that no bucket covers"
+            "{who}: it answers sizes that no bucket covers, {}",
+            bounds_name(dynamic, &program.sizes)
         ))?;
     }
     match &program.padding {

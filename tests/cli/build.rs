@@ -55,7 +55,7 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     compile: affine batch=1 ([TIME])
     gate: affine batch=1 ([TIME])
     published: affine batch=1 [ID]
-    left out affine eager: the fake model has no dynamic dimensions
+    left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     built 2 programs, 2 artifacts compiled ([TIME])
     published fake release 1
     ");
@@ -63,7 +63,7 @@ fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
     exit code 0
     ----- stderr
     plan: 0 of 2 programs are missing
-    left out affine eager: the fake model has no dynamic dimensions
+    left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     fresh 2 of 3 programs are in the store, nothing to compile ([TIME])
     ");
     assert_run!(sandbox, ["plan"], @"
@@ -195,7 +195,7 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     failed affine batch=4: the C++ compiler failed with exit code 1
            hint: other `options` or another `mode` may do; `enabled = false` leaves the module to eager
            `precast log [ID]` prints the whole log
-    left out affine eager: the fake model has no dynamic dimensions
+    left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     built 1 program, 1 artifact compiled ([TIME]), 1 failed
     published fake release 1
     ");
@@ -266,7 +266,7 @@ fn a_worker_that_dies_fails_one_program() {
     failed affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
            hint: its log says what it did last; where memory was short, fewer workers help: `-j 1`
            `precast log [ID]` prints the whole log
-    left out affine eager: the fake model has no dynamic dimensions
+    left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     built 1 program, 1 artifact compiled ([TIME]), 1 failed
     published fake release 1
     ");

@@ -369,7 +369,7 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
     published: affine batch=1 [ID]
     gate: affine batch=4: that of [ID] holds, it looked at the same
     published: affine batch=4 [ID]
-    left out affine eager: the fake model has no dynamic dimensions
+    left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     built 2 programs, 0 artifacts compiled ([TIME]), 2 not gated again
     published fake release 2
     ");

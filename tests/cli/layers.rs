@@ -97,7 +97,7 @@ fn what_the_command_line_sets_is_built_and_what_the_spec_says_comes_back() {
     exit code 0
     ----- stderr
     plan: 0 of 2 programs are missing
-    left out first eager, second eager: the fake model has no dynamic dimensions
+    left out first eager, second eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     fresh 2 of 4 programs are in the store, nothing to compile ([TIME])
     published fake release 3
     ");
@@ -106,7 +106,7 @@ fn what_the_command_line_sets_is_built_and_what_the_spec_says_comes_back() {
     exit code 0
     ----- stderr
     plan: 0 of 2 programs are missing
-    left out first eager, second eager: the fake model has no dynamic dimensions
+    left out first eager, second eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     fresh 2 of 4 programs are in the store, nothing to compile ([TIME])
     ");
 }

@@ -240,7 +240,7 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     failed second rows=2: model.py:1: the fake model can't be captured
            hint: make it simpler
            `precast log [ID]` prints the whole log
-    left out affine eager, second eager: the fake model has no dynamic dimensions
+    left out affine eager, second eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     built 2 programs, 2 artifacts compiled ([TIME]), 1 failed
     error: nothing answers `second`: no release was published
     hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'second'`
@@ -281,7 +281,7 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     failed second rows=2: model.py:1: the fake model can't be captured
            hint: make it simpler
            `precast log [ID]` prints the whole log
-    left out affine eager, second eager: the fake model has no dynamic dimensions
+    left out affine eager, second eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     built 0 programs, 0 artifacts compiled, 2 programs there already ([TIME]), 1 failed
     published fake release 2
     lost second rows=2: release 1 has it, the new one does not

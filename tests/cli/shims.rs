@@ -65,7 +65,7 @@ fn a_store_without_a_shim_gets_one_and_compiles_nothing_else() {
     model: 1 source file, 0 packages ([TIME])
     weights: [ID] ([SIZE])
     shim: torch [TORCH] ([TIME])
-    left out affine eager: the fake model has no dynamic dimensions
+    left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     fresh 2 of 3 programs are in the store, nothing to compile ([TIME])
     published fake release 3
     ");

@@ -81,7 +81,7 @@ fn a_build_draws_bars_and_leaves_only_what_it_did() {
             .split_whitespace()
             .collect::<Vec<_>>()
             .join(" ");
-        assert_screen!(words, @"left out affine eager: the fake model has no dynamic dimensions built 2 programs, 2 artifacts compiled ([TIME]) published fake release 1");
+        assert_screen!(words, @"left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused built 2 programs, 2 artifacts compiled ([TIME]) published fake release 1");
     }
 }
 

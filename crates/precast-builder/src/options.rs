@@ -94,6 +94,8 @@ pub struct Built {
     pub gated_by: Option<Digest>,
     /// Why no smaller request can be padded into its bucket, if none can.
     pub padding_refused: Option<String>,
+    /// The sizes that it answers, where the capture has fewer than the spec asks for.
+    pub narrowed: Option<String>,
 }
 
 /// What a build did.

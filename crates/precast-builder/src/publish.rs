@@ -14,7 +14,7 @@ use precast_store::{
     imports::imports,
     record::{
         Artifact, ArtifactKind, CompileReceipt, Eager, Failure, Layout, Lenient, Padding, Program,
-        Provenance, SCHEMA, Step, receipt::Seconds,
+        Provenance, SCHEMA, Step, bounds_name, receipt::Seconds,
     },
 };
 
@@ -420,6 +420,9 @@ impl Work<'_> {
                 Padding::Refused { why } => Some(why.clone()),
                 Padding::Allowed => None,
             },
+            narrowed: (item.form.dynamic.as_ref().zip(program.dynamic.as_ref()))
+                .filter(|(asked, held)| asked != held)
+                .map(|(_, held)| bounds_name(held, &program.sizes)),
         };
         self.lock()
             .done

@@ -30,6 +30,7 @@ from . import (
     samples,
     segment,
     segment_passes,
+    smallest,
     structure,
     tensors,
 )
@@ -83,12 +84,20 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
     asked = module.get("dynamic") or None
     held = None
     if asked is not None:
-        sizes = dynamic.sizes(asked, sizes)
+        free = asked
+
+        def capture_at(at: dict[str, int]) -> tuple[Any, dynamic.Bounds]:
+            those = [at_sizes(spec, at) for spec in specs]
+            first = [samples.lowest(spec, spec["shape"], opened.device) for spec in those]
+            return dynamic.export(wrapped, first, those, free, opened.root, what)
+
+        def takes(at: dict[str, int]) -> bool:
+            return _takes(wrapped, [at_sizes(spec, at) for spec in specs], opened.device)
+
+        exported, held, sizes = dynamic.widest(capture_at, takes, asked, dynamic.sizes(asked, sizes))
         specs = [at_sizes(spec, sizes) for spec in specs]
-    first = [samples.lowest(spec, spec["shape"], opened.device) for spec in specs]
-    if asked is not None:
-        exported, held = dynamic.export(wrapped, first, specs, asked, opened.root, what)
     else:
+        first = [samples.lowest(spec, spec["shape"], opened.device) for spec in specs]
         exported = flat.export(wrapped, first, opened.root, what)
     exported = operators.inline(exported, opened.device, opened.root)
     graph = flat.flatten(exported, opened.named(), module["path"], opened.root)
@@ -108,6 +117,19 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
     return Traced(what, wrapped, specs, sizes, graph, held, limits, ranges)
+
+
+def _takes(wrapped: Any, specs: list[dict[str, Any]], device: str) -> bool:
+    """Returns whether the module runs at the sizes of its inputs, as far as tensors without data show it."""
+    import torch
+
+    values = [samples.lowest(spec, spec["shape"], device) for spec in specs]
+    try:
+        with torch.no_grad(), fake.mode_with_real_parameters() as mode:
+            wrapped(*[mode.from_tensor(value) for value in values])
+    except Exception:  # whatever it is, it does not take these sizes
+        return False
+    return True
 
 
 def parts_of(traced: Traced, module: dict[str, Any]) -> list[cut.Part]:
@@ -162,16 +184,30 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     if not same(results, structure.tensors_of(_eager(wrapped, inputs, opened, what))):
         raise Failure("capture", f"{what} {ANOTHER}", hint=f"{STATE}; `precast check` names the line")
 
+    ends, ones = [], []
+    if held is not None and not compiled:
+        wire.event("smallest sizes")
+
+        def at_one(fixed: dict[str, int]) -> Traced:
+            free = {dim: bounds for dim, bounds in module["dynamic"].items() if dim not in fixed}
+            those = [at_sizes(spec, fixed) for spec in specs]
+            return trace(opened, {**module, "inputs": those, "dynamic": free}, {**sizes, **fixed}, wire)
+
+        lower = smallest.lowered(traced, module["dynamic"], drawn, tables, opened.device, at_one)
+        held, ends, ones = lower.held, lower.ends, lower.ones
+
     wire.event("padding")
     used = {dim: size for dim, size in sizes.items() if any(dim in spec["dims"] for spec in specs)}
     smaller = padding.run_unpadded(wrapped, drawn, used, tables, opened.device)
     quick = receipt["eager_us"] < _QUICK
     refused = _find_output_dims(wrapped, drawn, used, tables, outputs, smaller, opened, quick)
-    if refused is None:
+    if held is not None:
+        refused = None  # its inputs are never padded
+    elif refused is None:
         refused, receipt["padding"] = padding.check(wrapped, specs, smaller, outputs)
 
     wire.event("save")
-    exported, exported_weights, more = _save_eager(graph, out, what, compiled)
+    exported, exported_weights, more = _save_eager(graph, out, what, compiled, _choices(ones, specs))
     captured = {
         **program,
         "inputs": [_input(*pair) for pair in zip(specs, ranges, strict=True)],
@@ -185,12 +221,14 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "padding_refused": refused,
         "notes": notes + more,
         "computed_in": compute_dtypes(graph),
-        "samples": str(_write_samples(out, inputs, results, smaller)),
+        "samples": str(_write_samples(out, inputs, results, smaller + ends)),
         "receipt": receipt,
         "dynamic": held,
         "exported": exported,
         "exported_weights": exported_weights,
     }
+    for _, one in ones:
+        graph.extra |= one.extra
     if graph.extra:
         captured["extra_weights"] = str(tensors.write(out / "extra.safetensors", graph.extra))
     entry.check_imports(opened)
@@ -394,14 +432,22 @@ def _steps(
     return segments, steps, values, numbers
 
 
-def _save_eager(graph: flat.Flat, out: Path, what: str, compiled: bool) -> tuple[str | None, list[str], list[str]]:
+def _choices(ones: list[tuple[tuple[str, ...], flat.Flat]], specs: list[dict[str, Any]]) -> list[eager.Choice]:
+    """Returns graphs for size 1 of dimensions, each with the axes of inputs that have to be 1."""
+    where = {dim: (at, axis) for at, spec in enumerate(specs) for axis, dim in enumerate(spec["dims"])}
+    return [eager.Choice([where[dim] for dim in dims], graph) for dims, graph in ones]
+
+
+def _save_eager(
+    graph: flat.Flat, out: Path, what: str, compiled: bool, choices: list[eager.Choice]
+) -> tuple[str | None, list[str], list[str]]:
     """Saves what eager runs. Returns the file, the names of its weights, and notes.
 
     There is no file where the graph can't be a list of calls; then the module must be compiled.
     """
     path = out / "eager.json"
     try:
-        return str(path), eager.save(graph, path), []
+        return str(path), eager.save(graph, path, choices), []
     except eager.Refused as reason:
         message = f"eager can't run {what} without Python: {reason}"
         if not compiled:

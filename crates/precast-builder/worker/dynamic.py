@@ -2,10 +2,14 @@
 
 torch.export reports that a dimension was specialised, but not where. A second capture, which may specialise every
 dimension, keeps the line that did it.
+
+A capture at small sizes can be limited from above: where a convolution makes an axis one element long, the graph holds
+only for sizes with one element there. So such a capture is made again at larger sizes, as far as the module takes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,9 @@ from .wire import Failure
 MIN_SIZE = 2
 # "No upper bound" in the protocol.
 UNBOUNDED = 2**63 - 1
+
+# Captures at larger sizes, at most.
+_WIDER = 6
 
 Bounds = dict[str, dict[str, int]]
 
@@ -59,6 +66,42 @@ def export(
         low, high = ranges.get(_symbol(program, specs, dim), (max(bounds["min"], MIN_SIZE), bounds["max"]))
         found[dim] = {"min": max(low, MIN_SIZE, bounds["min"]), "max": min(high, bounds["max"])}
     return program, found
+
+
+def widest(
+    capture: Callable[[dict[str, int]], tuple[Any, Bounds]],
+    takes: Callable[[dict[str, int]], bool],
+    asked: Bounds,
+    at: dict[str, int],
+) -> tuple[Any, Bounds, dict[str, int]]:
+    """Returns the capture with the largest upper bounds, its bounds, and its sizes.
+
+    `capture` captures at given sizes. `takes` returns whether the module takes such sizes.
+    """
+    program, held = capture(at)
+    for _ in range(_WIDER):
+        for larger in _larger(held, asked, at):
+            (dim,) = (dim for dim in asked if larger[dim] != at[dim])
+            try:
+                wider = capture(larger) if takes(larger) else None
+            except Failure:
+                continue
+            if wider is not None and wider[1][dim]["max"] > held[dim]["max"]:
+                (program, held), at = wider, larger
+                break
+        else:
+            break
+    return program, held, at
+
+
+def _larger(held: Bounds, asked: Bounds, at: dict[str, int]) -> list[dict[str, int]]:
+    """Returns sizes to capture at again: one dimension beyond its upper bound, far first."""
+    found = []
+    for dim, bounds in held.items():
+        high, limit = bounds["max"], asked[dim]["max"]
+        if high < limit:
+            found += [{**at, dim: size} for size in dict.fromkeys((min(2 * high, limit), high + 1))]
+    return found
 
 
 def _dim(dim: str, bounds: dict[str, int]) -> Any:

@@ -28,7 +28,8 @@ import builtins
 import json
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +78,60 @@ class Refused(Exception):
     """Why a graph can't be a list of calls."""
 
 
-def save(graph: flat.Flat, path: Path) -> list[str]:
-    """Writes the calls of a whole module. Returns the names of its weights, which are further inputs."""
-    weights = [node for node in graph.weights if node.users]
-    outputs = [*graph.outputs, *(check.outcome for check in graph.checks)]
-    calls = encode(graph.graph, [*graph.inputs, *weights], outputs)
-    path.write_text(json.dumps({"format": FORMAT, **calls}, separators=(",", ":")))
-    return [graph.weights[node] for node in weights]
+@dataclass
+class Choice:
+    """A graph for calls in which these axes of inputs, as position and axis, are all 1."""
+
+    axes: list[tuple[int, int]]
+    graph: flat.Flat
+
+
+def save(graph: flat.Flat, path: Path, choices: Sequence[Choice] = ()) -> list[str]:
+    """Writes the calls of a whole module. Returns the names of its weights, which are further inputs.
+
+    A choice with more axes comes before those with fewer.
+    """
+    graphs = [graph, *(choice.graph for choice in choices)]
+    weights = [_weights(one) for one in graphs]
+    keys = list(dict.fromkeys(key for one in weights for key in one))
+    calls = []
+    for one, own in zip(graphs, weights, strict=True):
+        # A graph takes the weights of all, in one order.
+        inputs = [*one.inputs, *(own.get(key, key) for key in keys)]
+        calls.append(encode(one.graph, inputs, [*one.outputs, *(check.outcome for check in one.checks)]))
+    whole = calls[0]
+    for choice, yes in sorted(zip(choices, calls[1:], strict=True), key=lambda pair: len(pair[0].axes)):
+        whole = _chosen(choice.axes, yes, whole)
+    path.write_text(json.dumps({"format": FORMAT, **whole}, separators=(",", ":")))
+    return [name for name, _ in keys]
+
+
+def _weights(graph: flat.Flat) -> dict[tuple[str, int], Any]:
+    """Returns the used weights by name; a tied one can be there several times."""
+    found: dict[tuple[str, int], Any] = {}
+    for node, name in graph.weights.items():
+        if node.users:
+            found[name, sum(known == name for known, _ in found)] = node
+    return found
+
+
+def _chosen(axes: list[tuple[int, int]], yes: dict[str, Any], no: dict[str, Any]) -> dict[str, Any]:
+    """Returns a graph that is `yes` where these axes are 1, else `no`."""
+    inputs, calls = yes["inputs"], []
+    value = inputs
+    for count, (given, axis) in enumerate(axes):
+        size = {"op": "aten::sym_size.int", "args": {"self": {"value": given}, "dim": axis}, "results": [value]}
+        one = {"op": "number::eq", "args": {"0": {"value": value}, "1": 1}, "results": [value + 1]}
+        calls += [size, one]
+        value += 2
+        if count:
+            both = {"0": {"value": value - 3}, "1": {"value": value - 1}}
+            calls.append({"op": "number::and", "args": both, "results": [value]})
+            value += 1
+    args = {str(at): {"value": number} for at, number in enumerate((value - 1, *range(inputs)))}
+    results = list(range(value, value + len(yes["outputs"])))
+    calls.append({"op": "cond", "args": args, "graphs": [yes, no], "results": results})
+    return {"inputs": inputs, "outputs": results, "calls": calls}
 
 
 def encode(graph: Any, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:

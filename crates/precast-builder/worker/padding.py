@@ -15,7 +15,7 @@ from typing import Any
 from . import failures, samples, structure, tensors
 
 # Relative and absolute tolerance by dtype; the absolute one is scaled by the largest magnitude of the output.
-_TOLERANCES = {"float64": (1e-7, 1e-8), "float32": (1e-4, 1e-5), "float16": (1e-2, 4e-3), "bfloat16": (4e-2, 2e-2)}
+TOLERANCES = {"float64": (1e-7, 1e-8), "float32": (1e-4, 1e-5), "float16": (1e-2, 4e-3), "bfloat16": (4e-2, 2e-2)}
 
 # The protocol's JSON has no infinity.
 _UNBOUNDED = 1e308
@@ -139,7 +139,7 @@ def _difference(
             return _UNBOUNDED, output["name"]
         if not wanted.numel():
             continue
-        rtol, atol = _TOLERANCES.get(tensors.dtype_name(wanted.dtype), (0.0, 0.0))
+        rtol, atol = TOLERANCES.get(tensors.dtype_name(wanted.dtype), (0.0, 0.0))
         cut, wanted = cut.double(), wanted.double()
         finite = wanted[torch.isfinite(wanted)]
         scale = float(finite.abs().max()) if finite.numel() else 0.0

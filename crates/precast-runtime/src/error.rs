@@ -316,9 +316,10 @@ pub enum RuntimeError {
     },
     /// No rung of the ladder answers requests of these sizes.
     #[error(
-        "module `{module}` has no bucket for {}; it has {}",
+        "module `{module}` has no bucket for {}; it has {}{}",
         bucket_name(request),
-        buckets(known)
+        buckets(known),
+        free.iter().map(|one| format!("; {one}")).collect::<String>()
     )]
     NoBucket {
         /// Name of the module.
@@ -327,6 +328,8 @@ pub enum RuntimeError {
         request: Sizes,
         /// Every bucket of the module.
         known: Arc<[Sizes]>,
+        /// The sizes that its programs for many sizes answer, as `eager for batch from 1, seq 1 to 512`.
+        free: Vec<String>,
         /// The bucket that differs least, where there is one.
         nearest: Option<Sizes>,
         /// Why no rung of the ladder answers.

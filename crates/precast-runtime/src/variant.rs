@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use precast_store::{
     Device,
-    record::{Calls, Padding, Program, Sizes},
+    record::{Calls, Padding, Program, Sizes, bounds_name},
 };
 use smallvec::SmallVec;
 
@@ -387,6 +387,19 @@ impl Variant {
         })
     }
 
+    /// Returns the sizes that dynamic and eager programs answer, in words.
+    fn free(&self) -> Vec<String> {
+        let slots = self.programs[self.buckets..].iter();
+        slots
+            .filter(|slot| !slot.lost())
+            .filter_map(|slot| {
+                let program = &slot.program;
+                let sizes = bounds_name(program.dynamic.as_ref()?, &program.sizes);
+                Some(format!("{} for {sizes}", program.bucket()))
+            })
+            .collect()
+    }
+
     fn no_bucket(&self, request: &[i64]) -> RuntimeError {
         let lost = |slot: &&Slot| slot.lost() && answers(&slot.program, request);
         if let Some(slot) = self.programs.iter().find(lost)
@@ -405,6 +418,7 @@ impl Variant {
             module: self.module.clone(),
             request: self.named(request),
             known: self.sizes.clone(),
+            free: self.free(),
             nearest: nearest.map(|(at, _)| self.programs[first.programs[at]].program.sizes.clone()),
             why: match nearest {
                 Some((_, true)) => NoFit::PaddingRefused,

@@ -5,7 +5,10 @@
 //! **release** is a complete set of programs of one model with one weight set, visible as a whole. No record holds weight
 //! values: a program has the names of its weights, and a release selects the weight set.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -53,6 +56,25 @@ pub struct Bounds {
 impl Bounds {
     /// Stands for no upper bound but what the model itself has.
     pub const UNBOUNDED: i64 = i64::MAX;
+}
+
+impl fmt::Display for Bounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.max {
+            Self::UNBOUNDED => write!(f, "from {}", self.min),
+            max => write!(f, "{} to {max}", self.min),
+        }
+    }
+}
+
+/// Returns the sizes that a program answers beside buckets, as `batch from 1, seq 1 to 512`. Dimensions of `sizes`
+/// that are not dynamic have one size.
+pub fn bounds_name(dynamic: &Dynamic, sizes: &Sizes) -> String {
+    let parts = sizes.iter().map(|(dim, size)| match dynamic.get(dim) {
+        Some(bounds) => format!("{dim} {bounds}"),
+        None => format!("{dim} {size}"),
+    });
+    parts.collect::<Vec<_>>().join(", ")
 }
 
 /// Which dimensions of a program are dynamic, each with its bounds.

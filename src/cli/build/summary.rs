@@ -67,9 +67,10 @@ pub(super) fn tell(summary: &Summary, context: &Context) -> Result<()> {
     }
     for (why, names) in left_out(summary) {
         note(format_args!(
-            "{} {}: {why}",
+            "{} {}: {why}{}",
             "left out".yellow(),
-            few(&names)
+            few(&names),
+            refused_without(summary, &names)
         ));
     }
     for (why, names) in exact_only(summary) {
@@ -79,6 +80,9 @@ pub(super) fn tell(summary: &Summary, context: &Context) -> Result<()> {
             few(&names)
         ));
         note(format_args!("       {} {PADDING}", "hint:".cyan().bold()));
+    }
+    for (name, sizes) in narrowed(summary) {
+        note(format_args!("{} {name}: {sizes}", "only".yellow()));
     }
     if !summary.eager_unasked.is_empty() {
         note(format_args!(
@@ -191,6 +195,33 @@ fn left_out(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
     found
 }
 
+/// Returns which requests are refused because these programs are left out, where they are the eager ones.
+fn refused_without(summary: &Summary, names: &[&str]) -> &'static str {
+    let modules: Option<Vec<&str>> = names
+        .iter()
+        .map(|name| name.strip_suffix(" eager"))
+        .collect();
+    let Some(modules) = modules else {
+        return "";
+    };
+    let own = |name: &str| {
+        let rest = modules.iter().find_map(|module| name.strip_prefix(module));
+        rest.is_some_and(|rest| rest.starts_with(' '))
+    };
+    let programs = summary.programs.iter().filter(|(name, _)| own(name));
+    // Whether smaller requests are padded into them.
+    let padded = programs.filter_map(|(_, outcome)| match outcome {
+        Outcome::Built(built) => Some(built.padding_refused.is_none()),
+        Outcome::Hit(_) => Some(true),
+        _ => None,
+    });
+    match padded.reduce(|one, other| one || other) {
+        None => "",
+        Some(true) => "; requests that no other program covers are refused",
+        Some(false) => "; requests of other sizes than the buckets' are refused",
+    }
+}
+
 /// What to do about a bucket that no smaller request can be padded into.
 pub(in crate::cli) const PADDING: &str = "list the sizes that requests have as buckets, or set `dynamic`; a mask among the \
     inputs can make the module ignore its padding";
@@ -212,6 +243,15 @@ fn exact_only(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
         }
     }
     found
+}
+
+/// Returns the programs that were built with fewer sizes than the spec asks for, and the sizes that they answer.
+fn narrowed(summary: &Summary) -> impl Iterator<Item = (&str, &str)> {
+    let built = summary.programs.iter();
+    built.filter_map(|(name, outcome)| match outcome {
+        Outcome::Built(built) => Some((name.as_str(), built.narrowed.as_deref()?)),
+        _ => None,
+    })
 }
 
 /// The last line of `precast build --format json`, after its events.
@@ -284,6 +324,8 @@ enum Ended<'a> {
         gated_by: Option<&'a Digest>,
         /// Why smaller requests are not padded into it.
         padding_refused: Option<&'a str>,
+        /// The sizes that it answers, where the model has fewer than the spec asks for.
+        narrowed: Option<&'a str>,
     },
     Failed {
         id: Option<&'a Digest>,
@@ -309,6 +351,7 @@ impl<'a> Line<'a> {
                 compiled: built.compiled,
                 gated_by: built.gated_by.as_ref(),
                 padding_refused: built.padding_refused.as_deref(),
+                narrowed: built.narrowed.as_deref(),
             },
             Outcome::Failed {
                 key,

@@ -75,6 +75,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         module: module.clone(),
         request: sizes(),
         known: [sizes()].into(),
+        free: vec![],
         nearest,
         why,
     };
