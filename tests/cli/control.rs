@@ -169,11 +169,11 @@ fn rungs_of_the_ladder() {
     let [default, first] = default_and_first("dynamic = true");
     assert_eq!(
         planned(&default, &[]),
-        "first batch=2, first dynamic, first eager*, second batch=2, second dynamic, second eager*"
+        "first batch=2, first dynamic, first batch=1, first eager*, second batch=2, second dynamic, second batch=1, second eager*"
     );
     assert_eq!(
         planned(&first, &[]),
-        "first batch=2, first dynamic, first eager*, second batch=2, second eager*"
+        "first batch=2, first dynamic, first batch=1, first eager*, second batch=2, second eager*"
     );
     let [default, first] = default_and_first("fail_policy = \"raise\"");
     assert_eq!(planned(&default, &[]), "first batch=2, second batch=2");

@@ -1,4 +1,4 @@
-"""`init`, `build` and `run` for architectures with random weights, without an edit of the spec: as eager?
+"""`init`, `build` and `run` for architectures with random weights, without an edit of the spec: as eager at every size?
 
     .venv/bin/python tests/sweep/sweep.py --precast target/debug/precast [NAME …]
 
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,16 @@ def timm(name: str, **options: Any) -> tuple[str, str, str]:
     return vision("timm", f"timm.create_model({name!r}, pretrained=False, **{options!r})")
 
 
+# At the sizes that `init` tries, its last image is one pixel, so that a capture there holds for small images only.
+STRIDES = (
+    HEAD
+    + """
+def load():
+    layers = [torch.nn.Conv2d(3 if at == 0 else 8, 8, 3, stride=2, padding=1) for at in range(5)]
+    return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(1)).eval()
+"""
+)
+
 VIT = {key: value for key, value in SMALL.items() if key != "vocab_size"} | {"image_size": 32, "patch_size": 8}
 # Name -> the package it needs, the entry's file, its input.
 ARCHITECTURES = {
@@ -118,6 +129,7 @@ ARCHITECTURES = {
         kind="T5EncoderModel",
     ),
     "vit": transformer("ViT", VIT, PICTURE),
+    "strides": ("torch", STRIDES, "input=float32[batch,3,height,width]"),
     "resnet18": torchvision("resnet18"),
     "mobilenet": torchvision("mobilenet_v3_small"),
     "squeezenet": torchvision("squeezenet1_1"),
@@ -136,9 +148,6 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 def sweep(name: str, precast: str) -> tuple[str | None, float]:
     """Returns what is wrong with an architecture, if something is, and how far its answer is from eager's."""
-    import safetensors.torch
-    import torch
-
     _, text, given = ARCHITECTURES[name]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -148,40 +157,73 @@ def sweep(name: str, precast: str) -> tuple[str | None, float]:
             done = run([precast, *args], folder)
             if done.returncode != 0:
                 return f"`{args[0]}` ends with {done.returncode}: {done.stderr[-2000:]}", 0.0
-        inputs, outputs = folder / "in.safetensors", folder / "out.safetensors"
-        code = f"""
-import json, sys, torch, safetensors.torch
-sys.path.insert(0, {made!r})
-import model
-loaded = model.load()
-torch.manual_seed(1)
-x = {value(given)}
-safetensors.torch.save_file({{{given.partition("=")[0]!r}: x}}, {str(inputs)!r})
-with torch.no_grad():
-    safetensors.torch.save_file({{"output": loaded(x).contiguous()}}, {str(folder / "eager.safetensors")!r})
-"""
-        done = run([sys.executable, "-c", code], folder)
+        asked = points(given, tomllib.loads((folder / "precast.toml").read_text())["module"][0]["buckets"])
+        (folder / "points.json").write_text(json.dumps([value(given, sizes) for sizes in asked]))
+        (folder / "eager.py").write_text(EAGER)
+        done = run([sys.executable, "eager.py", given.partition("=")[0]], folder)
         if done.returncode != 0:
             return f"eager fails: {done.stderr[-2000:]}", 0.0
-        args = ["run", "forward", "--compiled", "--inputs", str(inputs), "--outputs", str(outputs), "--format", "json"]
-        done = run([precast, *args], folder)
-        if done.returncode != 0:
-            return f"`run` ends with {done.returncode}: {done.stderr[-2000:]}", 0.0
-        (answer,) = safetensors.torch.load_file(outputs).values()
-        expected = safetensors.torch.load_file(folder / "eager.safetensors")["output"]
-        if answer.shape != expected.shape:
-            return f"it answers {list(answer.shape)}, eager {list(expected.shape)}", 0.0
-        if not expected.any():
-            return "eager answers nothing but zeros: no comparison means anything", 0.0
-        error = float((answer - expected).abs().max() / expected.abs().max())
-        return (None if torch.isfinite(answer).all() and error <= 1e-4 else "it differs from eager"), error
+        problems, worst = [], 0.0
+        for at, sizes in enumerate(asked):
+            wrong, error = compare(at, folder, [precast, "run", "forward", *(["--compiled"] if at == 0 else [])])
+            worst = max(worst, error)
+            if wrong is not None:
+                problems.append(f"{sizes}: {wrong}")
+        return ("; ".join(problems) or None), worst
 
 
-def value(given: str) -> str:
-    """Returns the expression of an input at the bucket that `init` writes."""
-    dtype, _, sizes = given.partition("=")[2].rstrip("]").partition("[")
-    shape = [{"batch": 2, "seq": 16}.get(size, size) for size in sizes.split(",")]
-    shape = [int(size) for size in shape]
+EAGER = """
+import json, sys, torch, safetensors.torch
+import model
+
+loaded = model.load()
+torch.manual_seed(1)
+for at, expression in enumerate(json.load(open("points.json"))):
+    x = eval(expression)
+    safetensors.torch.save_file({sys.argv[1]: x}, f"in.{at}.safetensors")
+    with torch.no_grad():
+        safetensors.torch.save_file({"output": loaded(x).contiguous()}, f"eager.{at}.safetensors")
+"""
+
+
+def points(given: str, buckets: dict[str, list[int]]) -> list[dict[str, int]]:
+    """Returns sizes to ask for: a bucket, then one, between buckets and above the largest.
+
+    Each dimension has them alone, and all of them together.
+    """
+    dims = [dim for dim in given.partition("[")[2].rstrip("]").split(",") if not dim.isdigit()]
+    largest = {dim: max(buckets[dim]) for dim in dims}
+    ends = {dim: (1, max(largest[dim] * 2 // 3, 1), largest[dim] + 5) for dim in dims}
+    found = [largest] + [{**largest, dim: size} for dim in dims for size in ends[dim]]
+    found += [{dim: ends[dim][place] for dim in dims} for place in range(3)]
+    if len(dims) > 1:
+        found += [{**{dim: ends[dim][2] for dim in dims}, dim: 1} for dim in dims]
+    return [point for at, point in enumerate(found) if point not in found[:at]]
+
+
+def compare(at: int, folder: Path, command: list[str]) -> tuple[str | None, float]:
+    """Runs one request; returns what is wrong with the answer, if something is, and how far it is from eager's."""
+    import safetensors.torch
+    import torch
+
+    inputs, outputs = folder / f"in.{at}.safetensors", folder / "out.safetensors"
+    done = run([*command, "--inputs", str(inputs), "--outputs", str(outputs), "--format", "json"], folder)
+    if done.returncode != 0:
+        return f"`run` ends with {done.returncode}: {done.stderr[-2000:]}", 0.0
+    (answer,) = safetensors.torch.load_file(outputs).values()
+    expected = safetensors.torch.load_file(folder / f"eager.{at}.safetensors")["output"]
+    if answer.shape != expected.shape:
+        return f"it answers {list(answer.shape)}, eager {list(expected.shape)}", 0.0
+    if not expected.any():
+        return "eager answers nothing but zeros: no comparison means anything", 0.0
+    error = float((answer - expected).abs().max() / expected.abs().max())
+    return (None if torch.isfinite(answer).all() and error <= 1e-4 else "it differs from eager"), error
+
+
+def value(given: str, sizes: dict[str, int]) -> str:
+    """Returns the expression of an input at these sizes."""
+    dtype, _, axes = given.partition("=")[2].rstrip("]").partition("[")
+    shape = [sizes[axis] if axis in sizes else int(axis) for axis in axes.split(",")]
     return f"torch.randint(3, 100, {shape})" if dtype == "int64" else f"torch.randn({shape})"
 
 

@@ -211,7 +211,7 @@ fn one(
         index,
         path: module.path.clone(),
         needed: index.is_some() && settings.fullgraph,
-        bucket: form_name(&sizes, false, true),
+        bucket: form_name(&sizes, None, true),
         buckets: module.buckets.len(),
         checked,
     })

@@ -335,8 +335,8 @@ pub(crate) struct Captured {
     /// name in the model. Named by their content, so that those of several captures can be put together.
     #[serde(default)]
     pub extra_weights: Option<PathBuf>,
-    /// The bounds that a dynamic capture holds for; torch.export starts at 2. Sizes in layouts are then those of the
-    /// sample inputs.
+    /// The bounds that a dynamic capture holds for: a compiled one starts at 2, eager's at the module's smallest size.
+    /// Sizes in layouts are then those of the sample inputs.
     #[serde(default)]
     pub dynamic: Option<BTreeMap<String, Bounds>>,
     /// The graph of the whole module at this bucket as a list of operator calls, which eager runs; none where the graph can't be

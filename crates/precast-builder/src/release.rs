@@ -92,7 +92,7 @@ fn wanted<'a>(narrowed: bool, whole: &'a Plan, spec: &Spec, summary: &Summary) -
                 },
             ) => {
                 let failed = matches!(reasons[..], [Reason::FailedBefore { .. }]);
-                let needless = item.form.optional() && before.is_none();
+                let needless = item.form.optional && before.is_none();
                 (None, narrowed && !failed && !needless)
             }
             (None, State::Skipped { .. }) => (None, false),
@@ -243,7 +243,7 @@ fn publish(
                     let item = program.item;
                     program.id.is_none()
                         && matches!(item.state, State::Miss { .. })
-                        && (program.left_out || !item.form.optional())
+                        && (program.left_out || !item.form.optional)
                 };
                 wanted.iter().filter(missing).count()
             }

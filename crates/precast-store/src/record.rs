@@ -299,19 +299,25 @@ impl Program {
         turns.is_some_and(|turns| turns.faster == Faster::Eager)
     }
 
-    /// Returns what tells the program from others of its module: `batch=8 seq=128`, `dynamic`, `eager`.
+    /// Returns what tells the program from others of its module: `batch=8 seq=128`, `dynamic`, `dynamic batch=1`, `eager`.
     pub fn bucket(&self) -> String {
-        form_name(&self.sizes, self.dynamic.is_some(), !self.steps.is_empty())
+        form_name(&self.sizes, self.dynamic.as_ref(), !self.steps.is_empty())
     }
 }
 
-/// Returns how a program of this form is called.
-pub fn form_name(sizes: &Sizes, dynamic: bool, compiled: bool) -> String {
-    match (dynamic, compiled) {
-        (true, true) => "dynamic".to_owned(),
-        (true, false) => "eager".to_owned(),
-        (false, _) => bucket_name(sizes),
-    }
+/// Returns how a program of this form is called. A dynamic one for size 1 of a dimension has that in its name.
+pub fn form_name(sizes: &Sizes, dynamic: Option<&Dynamic>, compiled: bool) -> String {
+    let Some(dynamic) = dynamic.filter(|_| compiled) else {
+        return match dynamic {
+            Some(_) => "eager".to_owned(),
+            None => bucket_name(sizes),
+        };
+    };
+    let ones = sizes.iter();
+    let ones = ones.filter(|(dim, size)| !dynamic.contains_key(*dim) && **size == 1);
+    ones.fold("dynamic".to_owned(), |name, (dim, _)| {
+        format!("{name} {dim}=1")
+    })
 }
 
 /// What an artifact's object is.

@@ -2,7 +2,7 @@
 //!
 //! | module | programs |
 //! |---|---|
-//! | compiled | one for each bucket; with `dynamic`, one more for every size within bounds |
+//! | compiled | one for each bucket; with `dynamic`, one more for every size within bounds from 2, and one for each set of dynamic dimensions at size 1 |
 //! | left to eager | one eager program for each bucket |
 //! | both, unless `fail_policy` is `raise` and it is compiled | one eager program for any size, for requests that no bucket covers |
 
@@ -19,17 +19,14 @@ pub struct Form {
     pub dynamic: Option<record::Dynamic>,
     /// False for a program that only eager runs.
     pub compiled: bool,
+    /// Whether the module can do without it: it is only there for requests that nothing else answers.
+    pub optional: bool,
 }
 
 impl Form {
     /// Returns what `ls` calls it: `batch=8 seq=128`, `dynamic`, `eager`.
     pub fn name(&self) -> String {
-        form_name(&self.sizes, self.dynamic.is_some(), self.compiled)
-    }
-
-    /// Returns whether the module can do without it: it is only there for requests that nothing else answers.
-    pub fn optional(&self) -> bool {
-        !self.compiled && self.dynamic.is_some()
+        form_name(&self.sizes, self.dynamic.as_ref(), self.compiled)
     }
 
     /// Returns the sizes in its key. Eager for any size is the same whatever the buckets are, so it has sizes of its own.
@@ -43,7 +40,7 @@ impl Form {
     /// Returns whether a failure with this code leaves it out of its module, or its module out of the model, which is
     /// then reported and no error.
     pub fn left_out(&self, code: &str, settings: &Compile) -> bool {
-        self.optional() || (!settings.fullgraph && code == "capture")
+        self.optional || (!settings.fullgraph && code == "capture")
     }
 }
 
@@ -57,6 +54,7 @@ pub fn forms(module: &Module, settings: &Compile) -> Vec<Form> {
             sizes: sizes.clone(),
             dynamic: None,
             compiled,
+            optional: false,
         })
         .collect();
     let largest = largest(module);
@@ -81,15 +79,32 @@ pub fn forms(module: &Module, settings: &Compile) -> Vec<Form> {
             (!own.is_empty()).then_some(own)
         }
     };
-    let any_size = |dynamic, compiled| Form {
-        sizes: largest.clone(),
-        dynamic: Some(dynamic),
-        compiled,
+    let any_size = |dynamic: record::Dynamic, compiled| {
+        let at_least = |(dim, size): (&String, &i64)| {
+            // torch.export takes sizes from 2 for dynamic ones.
+            let least = if dynamic.contains_key(dim) { 2 } else { 1 };
+            (dim.clone(), (*size).max(least))
+        };
+        Form {
+            sizes: largest.iter().map(at_least).collect(),
+            dynamic: Some(dynamic),
+            compiled,
+            optional: !compiled,
+        }
     };
     if let Some(dims) = &asked
         && compiled
     {
-        forms.push(any_size(dims.clone(), true));
+        let form = any_size(dims.clone(), true);
+        for one in at_one(&form, dims) {
+            if !forms
+                .iter()
+                .any(|known| known.sizes == one.sizes && known.dynamic == one.dynamic)
+            {
+                forms.push(one);
+            }
+        }
+        forms.insert(module.buckets.len(), form);
     }
     let falls_back = settings.fail_policy == FailPolicy::FallbackEager || !compiled;
     if falls_back && !largest.is_empty() {
@@ -103,10 +118,34 @@ fn largest(module: &Module) -> Sizes {
     let mut largest = Sizes::new();
     for (dim, size) in module.buckets.iter().flatten() {
         let known = largest.entry(dim.clone()).or_insert(*size);
-        // torch.export takes sizes from 2 for dynamic ones: a program of any size is captured at no less.
-        *known = (*known).max(*size).max(2);
+        *known = (*known).max(*size);
     }
     largest
+}
+
+/// Returns forms of a dynamic program for size 1: one for each set of the dimensions that go down to it. A tensor with
+/// one element in an axis broadcasts, so each has a graph of its own.
+fn at_one(form: &Form, dims: &record::Dynamic) -> Vec<Form> {
+    let mut found = vec![form.clone()];
+    for dim in dims
+        .iter()
+        .filter(|(_, bounds)| bounds.min <= 1)
+        .map(|(dim, _)| dim)
+    {
+        for one in found.clone() {
+            let mut dynamic = one.dynamic.unwrap_or_default();
+            dynamic.remove(dim);
+            let mut sizes = one.sizes;
+            sizes.insert(dim.clone(), 1);
+            found.push(Form {
+                sizes,
+                dynamic: (!dynamic.is_empty()).then_some(dynamic),
+                compiled: true,
+                optional: true,
+            });
+        }
+    }
+    found.split_off(1)
 }
 
 /// Returns why the spec leaves a module to eager, if it does.
@@ -133,10 +172,14 @@ mod tests {
     use crate::spec::{Overrides, Spec};
 
     fn names(settings: &str) -> String {
+        names_of(settings, r#""batch", 4"#, "batch = [1, 8]")
+    }
+
+    fn names_of(settings: &str, shape: &str, buckets: &str) -> String {
         let text = format!(
             "schema = 1\n[model]\nname = \"m\"\nentry = \"m:load\"\n[[module]]\nname = \"f\"\npath = \"body\"\n{settings}\n\
-             [module.inputs]\nx = {{ dtype = \"float32\", shape = [\"batch\", 4] }}\n\
-             [module.buckets]\nbatch = [1, 8]\n"
+             [module.inputs]\nx = {{ dtype = \"float32\", shape = [{shape}] }}\n\
+             [module.buckets]\n{buckets}\n"
         );
         let spec = Spec::parse(&text, Path::new("precast.toml"))
             .map_err(|e| e.render())
@@ -152,6 +195,10 @@ mod tests {
     fn every_module_has_its_buckets_and_what_the_ladder_needs() {
         insta::assert_snapshot!(names(""), @"batch=1, batch=8, eager*");
         insta::assert_snapshot!(names("dynamic = true"), @"batch=1, batch=8, dynamic, eager*");
+        let wide = "dynamic = true\nfail_policy = \"raise\"";
+        insta::assert_snapshot!(names_of(wide, r#""batch", "seq""#, "batch = [1, 8]\nseq = [4]"), @"batch=1 seq=4, batch=8 seq=4, dynamic, dynamic batch=1, dynamic seq=1, batch=1 seq=1");
+        let one = "dynamic.batch = { min = 1, max = 9 }\nfail_policy = \"raise\"";
+        insta::assert_snapshot!(names_of(one, r#""batch", "seq""#, "batch = [8]\nseq = [1]"), @"batch=8 seq=1, dynamic seq=1, batch=1 seq=1");
         insta::assert_snapshot!(names("fail_policy = \"raise\""), @"batch=1, batch=8");
         insta::assert_snapshot!(names("dynamic.batch = { min = 1, max = 9 }"), @"batch=1, batch=8, dynamic, eager*");
         insta::assert_snapshot!(names("enabled = false"), @"batch=1*, batch=8*, eager*");
