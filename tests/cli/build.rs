@@ -384,3 +384,34 @@ fn an_interrupted_build_keeps_what_is_finished() {
     sandbox.edit("model.py", "# fake: compile hangs batch=1", "");
     assert_eq!(compiled(&sandbox), 1);
 }
+
+#[test]
+fn sizes_that_nothing_answers_are_said() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "\n# fake: takes 2 to 40\n");
+    sandbox.append("precast.toml", "\n[compile]\nhealthcheck = false\n");
+    let mut build = sandbox.command(&["build", "-j", "1"]);
+    let ran = sandbox.output(build.env("FAKE_EAGER", "{}"));
+    let only = "only affine eager: batch 2 to 40";
+    assert!(
+        ran.stderr.lines().any(|line| line == only),
+        "{}",
+        ran.text()
+    );
+    let plan = sandbox.run(&["plan"]);
+    assert!(
+        plan.stdout.contains("\n           batch 2 to 40\n"),
+        "{}",
+        plan.text()
+    );
+    let show = sandbox.run(&["show", "affine", "eager"]);
+    let says = "eager runs it: it answers sizes that no bucket covers, batch 2 to 40\n";
+    assert!(show.stdout.contains(says), "{}", show.text());
+
+    // Neither a larger nor a smaller request has an answer where nothing is padded and eager is left out.
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "\n# fake: padding is refused\n");
+    let ran = sandbox.run(&["build"]);
+    let refused = "; requests of other sizes than the buckets' are refused\n";
+    assert!(ran.stderr.contains(refused), "{}", ran.text());
+}

@@ -245,6 +245,8 @@ fn a_dynamic_program_answers_what_no_bucket_covers() {
         assert_eq!(out.served().rung(), rung, "{rows}x{cols}");
         assert_eq!(flat(&out[0]), flat(&twice(&x(rows, cols))));
     }
+    let error = model.run("f", &[x(1, 5)]).unwrap_err();
+    insta::assert_snapshot!(error, @"module `f` has no bucket for batch=1 seq=5; it has batch=4 seq=4; dynamic for batch 2 to 64, seq 1 to 100");
     for (rows, cols) in [(65, 1), (1, 5), (2, 101)] {
         assert!(
             matches!(

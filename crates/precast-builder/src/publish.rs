@@ -13,8 +13,8 @@ use precast_store::{
     Digest, StoreError,
     imports::imports,
     record::{
-        Artifact, ArtifactKind, Bounds, CompileReceipt, Dynamic, Eager, Failure, Layout, Lenient,
-        Padding, Program, Provenance, SCHEMA, Step, bounds_name, receipt::Seconds,
+        Artifact, ArtifactKind, CompileReceipt, Eager, Failure, Layout, Lenient, Padding, Program,
+        Provenance, SCHEMA, Step, bounds_name, receipt::Seconds,
     },
 };
 
@@ -32,15 +32,6 @@ use crate::{
     plan::{HeldKey, Known},
     spec::FailPolicy,
 };
-
-/// Returns whether a capture holds for fewer sizes than were asked for. A compiled one starts at 2: size 1 is another program.
-fn narrower(held: &Dynamic, asked: &Dynamic, compiled: bool) -> bool {
-    let least = if compiled { 2 } else { 1 };
-    asked.iter().any(|(dim, asked)| {
-        let inside = |held: &Bounds| held.min > asked.min.max(least) || held.max < asked.max;
-        held.get(dim).is_none_or(inside)
-    })
-}
 
 /// Inputs and outputs of an artifact.
 #[derive(Default)]
@@ -429,9 +420,9 @@ impl Work<'_> {
                 Padding::Refused { why } => Some(why.clone()),
                 Padding::Allowed => None,
             },
-            narrowed: (item.form.dynamic.as_ref().zip(program.dynamic.as_ref()))
-                .filter(|(asked, held)| narrower(held, asked, item.form.compiled))
-                .map(|(_, held)| bounds_name(held, &program.sizes)),
+            narrowed: (program.dynamic.as_ref())
+                .filter(|held| item.form.is_narrowed_by(held))
+                .map(|held| bounds_name(held, &program.sizes)),
         };
         self.lock()
             .done

@@ -176,11 +176,11 @@ fn lost(
         let own = || wanted.iter().filter(|one| one.item.module == *module);
         let there = |one: &Wanted<'_>| one.id.is_some() || one.left_out;
         let same = own().find(|one| one.item.form.name() == program.bucket());
-        let failed = own().any(|one| !there(one) && !one.item.form.optional());
+        let failed = own().any(|one| !there(one) && !one.item.form.optional);
         let eager_instead = own().any(|one| {
             let settings = &one.item.settings;
             one.id.is_some()
-                && one.item.form.optional()
+                && one.item.form.optional
                 && settings.origin("fail_policy") != Origin::BuiltIn
         });
         let is_lost = match same {

@@ -31,10 +31,20 @@ impl Form {
 
     /// Returns the sizes in its key. Eager for any size is the same whatever the buckets are, so it has sizes of its own.
     pub fn key_sizes(&self) -> Sizes {
-        match self.optional() {
+        match self.optional && !self.compiled {
             true => self.sizes.keys().map(|dim| (dim.clone(), 2)).collect(),
             false => self.sizes.clone(),
         }
+    }
+
+    /// Returns whether a capture holds for fewer sizes than were asked for. A compiled one starts at 2: size 1 has a
+    /// form of its own.
+    pub fn is_narrowed_by(&self, held: &record::Dynamic) -> bool {
+        let least = if self.compiled { 2 } else { 1 };
+        self.dynamic.iter().flatten().any(|(dim, asked)| {
+            let inside = |held: &Bounds| held.min > asked.min.max(least) || held.max < asked.max;
+            held.get(dim).is_none_or(inside)
+        })
     }
 
     /// Returns whether a failure with this code leaves it out of its module, or its module out of the model, which is
