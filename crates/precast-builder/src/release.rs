@@ -180,7 +180,7 @@ fn lost(
         let eager_instead = own().any(|one| {
             let settings = &one.item.settings;
             one.id.is_some()
-                && one.item.form.optional
+                && one.item.form.is_eager()
                 && settings.origin("fail_policy") != Origin::BuiltIn
         });
         let is_lost = match same {

@@ -29,9 +29,14 @@ impl Form {
         form_name(&self.sizes, self.dynamic.as_ref(), self.compiled)
     }
 
+    /// Returns whether it is eager for any size.
+    pub fn is_eager(&self) -> bool {
+        !self.compiled && self.dynamic.is_some()
+    }
+
     /// Returns the sizes in its key. Eager for any size is the same whatever the buckets are, so it has sizes of its own.
     pub fn key_sizes(&self) -> Sizes {
-        match self.optional && !self.compiled {
+        match self.is_eager() {
             true => self.sizes.keys().map(|dim| (dim.clone(), 2)).collect(),
             false => self.sizes.clone(),
         }

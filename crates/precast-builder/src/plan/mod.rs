@@ -169,8 +169,7 @@ impl Item {
 
     /// Returns whether eager answers what no bucket covers by the default of `fail_policy`, and not because the spec asks.
     pub fn eager_unasked(&self) -> bool {
-        self.form.optional
-            && !self.form.compiled
+        self.form.is_eager()
             && self.left_to_eager.is_none()
             && self.settings.origin("fail_policy") == Origin::BuiltIn
     }
