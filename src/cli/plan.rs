@@ -218,6 +218,7 @@ pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> R
         if let (State::Hit { id }, Some(store)) = (&item.state, &store)
             && let Some(program) = store.program(id)?
             && let Some(dynamic) = &program.dynamic
+            && item.form.is_narrowed_by(dynamic)
         {
             let sizes = bounds_name(dynamic, &program.sizes);
             context.out.line(format_args!("           {sizes}"))?;
