@@ -329,7 +329,7 @@ pub enum RuntimeError {
         /// Every bucket of the module.
         known: Arc<[Sizes]>,
         /// The sizes that its programs for many sizes answer, as `eager for batch from 1, seq 1 to 512`.
-        free: Vec<String>,
+        free: Box<[String]>,
         /// The bucket that differs least, where there is one.
         nearest: Option<Sizes>,
         /// Why no rung of the ladder answers.

@@ -388,7 +388,7 @@ impl Variant {
     }
 
     /// Returns the sizes that dynamic and eager programs answer, in words.
-    fn free(&self) -> Vec<String> {
+    fn free(&self) -> Box<[String]> {
         let slots = self.programs[self.buckets..].iter();
         slots
             .filter(|slot| !slot.lost())

@@ -24,7 +24,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// Returns what `ls` calls it: `batch=8 seq=128`, `dynamic`, `eager`.
+    /// Returns its name in `ls`: `batch=8 seq=128`, `dynamic`, `dynamic batch=1`, `eager`.
     pub fn name(&self) -> String {
         form_name(&self.sizes, self.dynamic.as_ref(), self.compiled)
     }

@@ -75,7 +75,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         module: module.clone(),
         request: sizes(),
         known: [sizes()].into(),
-        free: vec![],
+        free: Box::default(),
         nearest,
         why,
     };
