@@ -81,6 +81,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             compiled: form.compiled,
             regions: &module.regions,
             settings: &settings.compile,
+            padding: Default::default(),
             tuned: false,
         };
         let (id, request) = key.explained();

@@ -16,7 +16,7 @@ use crate::{
     Digest, Target,
     inspect::torches,
     plan::{self, Item, Plan, Reason, State},
-    record::{Dynamic, Padding, Sizes, bounds_name},
+    record::{Dynamic, Sizes, bounds_name},
     spec::{Effective, Spec},
     store::Store,
 };
@@ -123,13 +123,10 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     show(&args.spec, &args.python, context)
 }
 
-/// Returns why no smaller request can be padded into a program's bucket, if none can.
+/// Returns in which dimensions no smaller request can be padded into a program's bucket, and why.
 fn refused(store: &Store, id: &Digest) -> Result<Option<String>> {
     let program = store.program(id)?;
-    Ok(program.and_then(|program| match program.padding {
-        Padding::Refused { why } => Some(why),
-        Padding::Allowed => None,
-    }))
+    Ok(program.and_then(|program| program.padding.refusal(&program.sizes)))
 }
 
 /// Returns what to do in place of a build, where a newer torch is the only reason for one.
@@ -212,7 +209,7 @@ pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> R
         if let (State::Hit { id }, Some(store)) = (&item.state, &store)
             && let Some(why) = refused(store, id)?
         {
-            let line = format_args!("           exact sizes only: {why}; {PADDING}");
+            let line = format_args!("           {why}; {PADDING}");
             context.out.line(line)?;
         }
         if let (State::Hit { id }, Some(store)) = (&item.state, &store)

@@ -62,7 +62,10 @@ pub(super) fn show(
             "smaller requests are padded; other values in the padding than the spec's would change the answer",
         )?,
         Padding::Allowed => out.line("smaller requests are padded")?,
-        Padding::Refused { why } => out.line(format_args!("exact sizes only: {why}"))?,
+        refused => {
+            let refusal = refused.refusal(&program.sizes).unwrap_or_default();
+            out.line(refusal)?;
+        }
     }
     out.line("")?;
     for line in draw(program, &artifacts, context.verbose > 0) {

@@ -8,6 +8,7 @@ mod samples;
 mod smoke;
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     time::{Duration, Instant},
 };
@@ -17,7 +18,7 @@ use precast_runtime::{Model, Runtime, Tensor, Trial, peak, synchronize, tensors,
 use precast_store::{
     Device, Options, Store, StoreError,
     record::{
-        Padding, Program, Sizes, Step, bucket_name,
+        Program, Sizes, Step, bucket_name,
         receipt::{Compared, Gate, GatePadding, Other},
     },
     target::DeviceKind,
@@ -253,12 +254,12 @@ impl<'a> Bench<'a> {
         Ok(Ok(report))
     }
 
-    /// Compares what the runtime makes of smaller requests with eager at their own sizes. A bucket that is wrong only then
-    /// is not to be padded into; the reason is in the report.
+    /// Compares what the runtime makes of smaller requests with eager at their own sizes. Where a bucket is wrong only then, the
+    /// dimensions that were smaller are exact; the reason is in the report. Samples of one dimension come first.
     fn at_smaller_sizes(&self, model: &Model) -> Result<GatePadding, String> {
         let program = &self.request.program;
         let (mut points, mut max_abs) = (Vec::new(), 0.0_f64);
-        let mut refused = None;
+        let mut exact = BTreeMap::new();
         for (inputs, expected) in &self.smaller {
             let sizes = sizes_of(program, inputs);
             let bounded = |(dim, size): (&String, &i64)| {
@@ -267,7 +268,13 @@ impl<'a> Bench<'a> {
             };
             // A dynamic program takes them as they are.
             let padded = program.dynamic.is_none();
-            if (padded && program.padding != Padding::Allowed) || !sizes.iter().all(bounded) {
+            let smaller = sizes
+                .iter()
+                .filter(|(dim, size)| program.sizes[*dim] != **size);
+            let smaller: Vec<String> = smaller.map(|(dim, _)| dim.clone()).collect();
+            // One of several dimensions may be exact by now.
+            let taken = |dim: &String| program.padding.allows(dim) && !exact.contains_key(dim);
+            if (padded && !smaller.iter().all(taken)) || !sizes.iter().all(bounded) {
                 continue;
             }
             let place = bucket_name(&sizes);
@@ -284,14 +291,15 @@ impl<'a> Bench<'a> {
                 if program.dynamic.is_some() {
                     return Err(format!("at {place} {why}"));
                 }
-                refused = Some(format!("padded from {place}, {why}"));
-                break;
+                let why = format!("padded from {place}, {why}");
+                exact.extend(smaller.into_iter().map(|dim| (dim, why.clone())));
             }
         }
         Ok(GatePadding {
             points,
             max_abs,
-            refused,
+            refused: exact.values().next().cloned(),
+            exact,
             other: Other::default(),
         })
     }

@@ -407,6 +407,21 @@ class Faults(Checks):
         here = [one for one in found(answer, "size-one") if one["severity"] == "medium"]
         self.assertEqual([one["source"] for one in here], ["return x.squeeze()  # here"])
 
+    def test_an_operator_that_reads_padding(self) -> None:
+        inputs = [("x", "float32", [3, 4], ["batch", "n"])]
+        for body in ("x.amax(1)", "x.softmax(1)", "(x + 1).sum(1)", "x.mean(1)", "x[:, -1]", "x.sort(1).values"):
+            answer = self.check(
+                self.open(self.source(f"return {body}  # here", inputs)), inputs, sizes={"batch": 3, "n": 4}
+            )
+            (one,) = found(answer, "padding")
+            self.assertEqual((one["severity"], one["source"]), ("low", f"return {body}  # here"))
+            self.assertIn("reads the padding of `n`", one["why"])
+            self.assertIn('padding = "trusted"', one["fix"]["text"])
+        trusted = self.check(
+            self.open(self.source("return x.amax(1)", inputs)), inputs, sizes={"batch": 3, "n": 4}, padding="trusted"
+        )
+        self.assertEqual(found(trusted, "padding"), [])
+
     def test_a_comparison_of_sizes(self) -> None:
         body = """
         if x.shape[0] > 2:  # here

@@ -173,6 +173,47 @@ fn a_bucket_that_takes_no_smaller_request_and_eager_that_nobody_asked_for() {
 }
 
 #[test]
+fn a_bucket_is_padded_in_the_dimensions_that_can_be() {
+    let sandbox = Sandbox::new();
+    sandbox.append("model.py", "# fake: seq is exact");
+    sandbox.edit("precast.toml", "[\"batch\", 3]", "[\"batch\", \"seq\"]");
+    sandbox.append("precast.toml", "seq = [3]");
+    let errors = sandbox.run(&["build", "-j", "1"]).stderr;
+    let line =
+        "exact in seq, padded in batch affine batch=1 seq=3, affine batch=4 seq=3: it refuses";
+    assert!(errors.contains(line), "{errors}");
+    let plan = sandbox.run(&["plan"]).stdout;
+    assert!(
+        plan.contains("exact in seq, padded in batch: it refuses; list"),
+        "{plan}"
+    );
+    let listed = sandbox.json(&["ls"]);
+    let id = listed["programs"][0]["id"].as_str().unwrap();
+    let shown = sandbox.run(&["show", id]).stdout;
+    assert!(
+        shown.contains("exact in seq, padded in batch: it refuses\n"),
+        "{shown}"
+    );
+    let run = |shape: &[usize]| {
+        let values = vec![1.0; shape.iter().product()];
+        sandbox.tensors("x.safetensors", &[("x", shape, &values)]);
+        sandbox.run(&["run", "affine", "--inputs", "x.safetensors"])
+    };
+    let padded = run(&[3, 3]);
+    assert!(
+        padded.stdout.contains("padded from batch=3 seq=3"),
+        "{}",
+        padded.text()
+    );
+    let refused = run(&[4, 2]);
+    assert!(
+        refused.code == 3 || refused.stdout.contains("eager"),
+        "{}",
+        refused.text()
+    );
+}
+
+#[test]
 fn eager_that_the_spec_does_not_ask_for_is_named() {
     const LINE: &str =
         "answers sizes that no bucket covers; `fail_policy = \"raise\"` leaves it out";

@@ -17,6 +17,7 @@ each for one request or, with a bucket, for that bucket:
     # fake: padding is refused         by the module itself
     # fake: has eager                  for every size: with FAKE_EAGER
     # fake: takes 2 to 40              rows, in eager
+    # fake: seq is exact               any dimension: no smaller request is padded in it
     # fake: eager fails                when it is known what is to be compiled
     # fake: eager is slow              takes a second
     # fake: open fails again           no worker but the first can make the model
@@ -448,7 +449,11 @@ class Worker:
             "values": len(inputs) + 1,
             "call_spec": {"fake": True},
             "notes": ["output `note` is a str"] if self.has("returns text", sizes) else [],
-            "padding_refused": "it refuses" if self.has("padding is refused", sizes) else None,
+            "exact": {
+                dim: "it refuses"
+                for dim in sizes
+                if self.has("padding is refused", sizes) or self.has(f"{dim} is exact", sizes)
+            },
             "samples": str(out / "samples.safetensors"),
             "seconds": 0.01,
         }

@@ -155,6 +155,7 @@ fn padding_that_is_refused_is_an_error_that_says_so() {
     let mut memory = Memory::with(&[Fake::sized(4, 4)]);
     for program in memory.programs.values_mut() {
         program.padding = Padding::Refused {
+            padded: vec![],
             why: "row 0 changes".into(),
         };
     }

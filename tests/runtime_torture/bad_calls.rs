@@ -56,6 +56,7 @@ fn throwing() -> Model {
     memory.programs.insert(fixed.id, fixed);
     for program in memory.programs.values_mut() {
         program.padding = Padding::Refused {
+            padded: vec![],
             why: "a test".into(),
         };
     }

@@ -77,8 +77,8 @@ class Project(unittest.TestCase):
         return part("entry").open_model(self.root, f"{self.write(text)}:{entry}", device, also)
 
     def capture(self, opened: Any, **request: Any) -> dict[str, Any]:
-        """Captures; `inputs` are (name, dtype, shape) or (name, dtype, shape, dims)."""
-        inputs = [spec(*entry) for entry in request.pop("inputs")]
+        """Captures; `inputs` are (name, dtype, shape) or (name, dtype, shape, dims), `specs` as the plan sends them."""
+        inputs = request.pop("specs", None) or [spec(*entry) for entry in request.pop("inputs")]
         sizes = request.pop("sizes", {})
         module = {"name": "m", "path": "", "method": "forward", "regions": [], **request, "inputs": inputs}
         self.wire = Quiet()

@@ -109,7 +109,7 @@ class RegionsTest(Project):
         )
         follows = [dims and (dims["dim"], dims["scale"], dims["offset"]) for dims in captured["outputs"][0]["dims"]]
         self.assertEqual(follows, [("batch", 1, 0), ("seq", 1, 0), None])
-        self.assertIsNone(captured["padding_refused"])
+        self.assertEqual(captured["exact"], {})
         self.assertGreater(captured["receipt"]["eager_us"], 0)
         self.assertGreaterEqual(captured["receipt"]["eager_runs"], 1)
 
@@ -386,16 +386,17 @@ class FollowTest(Project):
 
     def test_what_cannot_be_cut_back_is_refused_with_its_reason(self) -> None:
         captured = self.follow("return torch.cat([x, y])")
-        self.assertEqual(captured["padding_refused"], "output `output` axis 0 depends on `n` and on `m`")
+        self.assertEqual(captured["exact"]["m"], "output `output` axis 0 depends on `n` and on `m`")
         captured = self.follow("return x[::2], y")
         self.assertEqual(
-            captured["padding_refused"],
-            "output `0` axis 0 is not a multiple of one size plus a constant (2 at n=4 m=2, and not 4)",
+            captured["exact"],
+            {"n": "output `0` axis 0 is not a multiple of `n` plus a constant (4 at 8, 4 at 7, 2 at 4)"},
         )
         captured = self.follow("return x.new_zeros(x.shape[0] ** 2), y")
-        self.assertIn("output `0` axis 0 is not a multiple of ", captured["padding_refused"])
+        self.assertIn("output `0` axis 0 is not a multiple of ", captured["exact"]["n"])
         captured = self.follow("assert x.shape[0] == 8\nreturn x + 1, y")
-        self.assertIn("runs at no other size of `n` than 8", captured["padding_refused"])
+        self.assertIn("runs at no other size of `n` than 8", captured["exact"]["n"])
+        self.assertEqual(list(captured["exact"]), ["n"])
 
     def test_a_bucket_of_one(self) -> None:
         captured = self.follow("return x + 1, y", 1)

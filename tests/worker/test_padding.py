@@ -29,17 +29,21 @@ def load():
 
 
 class PaddingTest(Project):
-    def found(self, text: str, **request: Any) -> tuple[str | None, dict[str, Any]]:
+    def found(self, text: str, **request: Any) -> tuple[dict[str, str], dict[str, Any]]:
+        """Returns the exact dimensions with their reasons, and the report."""
         captured = self.capture(self.open(text), **request)
-        return captured["padding_refused"], captured["receipt"].get("padding", {})
+        return captured["exact"], captured["receipt"].get("padding", {})
 
     def test_a_mask_makes_padding_invisible(self) -> None:
         refused, report = self.found(ATTENTION, inputs=[IDS, MASK], sizes=SIZES)
-        self.assertIsNone(refused)
-        self.assertEqual(
-            [point["sizes"] for point in report["points"]],
-            [{"batch": 1, "seq": 6}, {"batch": 2, "seq": 5}, {"batch": 1, "seq": 3}, {"batch": 1, "seq": 1}],
-        )
+        self.assertEqual(refused, {})
+        points = [point["sizes"] for point in report["points"]]
+        for dim, tried in (("batch", {1}), ("seq", {1, 3, 5})):
+            alone = [
+                point[dim] for point in points if all(point[other] == SIZES[other] for other in SIZES if other != dim)
+            ]
+            self.assertEqual((len(alone), set(alone)), (len(part("samples").KINDS), tried))
+        self.assertEqual(points[-3:], [{"batch": 1, "seq": 3}, {"batch": 1, "seq": 1}, {"batch": 1, "seq": 1}])
         self.assertLess(report["max_abs"], 1e-5)
         self.assertTrue(report["sensitive"])
         samples = part("tensors").read(self.out / "samples.safetensors")
@@ -48,32 +52,67 @@ class PaddingTest(Project):
             self.assertEqual(list(samples[f"smaller.{index}.in.1"].shape), [rows, columns])
             self.assertEqual(list(samples[f"smaller.{index}.out.0"].shape), [rows, columns, 8])
         refused, report = self.found(STACK, inputs=[IDS, MASK], sizes=SIZES)
-        self.assertIsNone(refused)
+        self.assertEqual(refused, {})
         self.assertFalse(report["sensitive"])
 
-    def test_a_mean_over_a_padded_axis_is_refused(self) -> None:
+    def test_a_size_as_a_number_is_refused(self) -> None:
         x = ("x", "float32", [4, 6], [None, "n"])
-        refused, _ = self.found(model("return x.mean(1)"), inputs=[x], sizes={"n": 6})
-        self.assertRegex(refused, r"^padded from n=5, output `output` differs from the one at its own size by 0\.\d+$")
+        refused, _ = self.found(model("return x.sum(1) / x.shape[1]"), inputs=[x], sizes={"n": 6})
+        self.assertRegex(
+            refused["n"], r"^padded from n=5, output `output` differs from the one at its own size by 0\.\d+$"
+        )
         # A sum does not mind zeros, and minds any other value.
         refused, report = self.found(model("return x.sum(1)"), inputs=[x], sizes={"n": 6})
-        self.assertIsNone(refused)
+        self.assertEqual(refused, {})
         self.assertTrue(report["sensitive"])
+
+    def test_each_dimension_is_judged_alone(self) -> None:
+        x = ("x", "float32", [4, 6, 2], ["batch", "seq", None])
+        for body in ("x.mean(1)", "x.sum(1) / x.shape[1]", "x[:, ::2]"):
+            refused, report = self.found(model(f"return {body}"), inputs=[x], sizes={"batch": 4, "seq": 6})
+            self.assertEqual(list(refused), ["seq"], body)
+            self.assertIn({"batch": 1, "seq": 6}, [point["sizes"] for point in report["points"]])
+        refused, _ = self.found(model("return x.sum() / x.shape[1]"), inputs=[x], sizes={"batch": 4, "seq": 6})
+        self.assertEqual(list(refused), ["seq"])
+
+    def test_values_of_every_kind_are_tried(self) -> None:
+        """An operator that the graph says nothing of is right for usual values and wrong for others."""
+        x = ("x", "float32", [4, 6], [None, "n"])
+        hidden = "torch.gather(x.new_zeros(4, 1) + {}, 1, torch.zeros(4, 1, dtype=torch.int64))"
+        for seen in (
+            "(x + 0.05).amax(1, True).sign()",
+            "(x - 0.05).amin(1, True).sign()",
+            "x.abs().amin(1, True).sign()",
+            "(x.amax(1, True) > -0.1).float()",
+        ):
+            body = f"x = x[:, torch.arange(x.shape[1])]\nreturn {hidden.format(seen)}"
+            refused, _ = self.found(model(body), inputs=[x], sizes={"n": 6})
+            self.assertIn("padded from", refused.get("n", ""), seen)
+
+    def test_trusted_padding_is_not_judged(self) -> None:
+        x = ("x", "float32", [4, 6], ["batch", "n"])
+        request = {"inputs": [x], "sizes": {"batch": 4, "n": 6}, "padding": "trusted"}
+        refused, report = self.found(model("return x.amax(1)"), **request)
+        self.assertEqual((refused, report), ({}, {}))
+        self.assertEqual(set(part("tensors").read(self.out / "samples.safetensors")), {"in.0", "out.0"})
+        # Where it can't be cut back it can't be trusted.
+        refused, _ = self.found(model("return x[:, ::2]"), **request)
+        self.assertEqual(list(refused), ["n"])
 
     def test_rows_that_are_not_at_the_front_are_refused(self) -> None:
         x = ("x", "float32", [4, 6], ["n", None])
         refused, _ = self.found(model("return torch.cat([x, x + 1])"), inputs=[x], sizes={"n": 4})
-        self.assertIn("padded from n=3", refused)
+        self.assertIn("padded from n=3", refused["n"])
 
     def test_what_padding_does_to_padded_rows_does_not_matter(self) -> None:
         x = ("x", "float32", [4, 6], ["n", None])
         refused, report = self.found(model("return 1 / x"), inputs=[x], sizes={"n": 4})
-        self.assertIsNone(refused)
+        self.assertEqual(refused, {})
         self.assertTrue(math.isfinite(report["max_abs"]))
 
     def test_a_bucket_of_one_has_nothing_to_pad(self) -> None:
         refused, report = self.found(model("return x + 1"), inputs=[("x", "float32", [1], ["n"])], sizes={"n": 1})
-        self.assertIsNone(refused)
+        self.assertEqual(refused, {})
         self.assertEqual(report["points"], [])
         self.assertEqual(spec("x", "float32", [1])["pad"], 0)
 

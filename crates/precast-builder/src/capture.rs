@@ -58,6 +58,7 @@ impl Work<'_> {
                 passes: item.settings.compile.passes.clone(),
                 dynamic: item.form.dynamic.clone(),
                 structure,
+                padding: module.padding,
             },
             sizes: item.form.sizes.clone(),
             out: self.workers.scratch.join(format!("capture-{}", id.short())),

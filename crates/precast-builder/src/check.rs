@@ -129,6 +129,7 @@ fn submodules(spec: &Spec, opened: &Opened) -> Vec<Module> {
         regions: vec![],
         compile: Overrides::default(),
         gate: Default::default(),
+        padding: Default::default(),
     };
     paths.map(module).collect()
 }
@@ -198,6 +199,7 @@ fn one(
             passes: settings.passes.clone(),
             dynamic: asked.map(|dims| dims.into_iter().collect::<BTreeMap<_, _>>()),
             structure,
+            padding: module.padding,
         },
         sizes: sizes.clone(),
         buckets: module.buckets.clone(),

@@ -92,7 +92,7 @@ pub struct Built {
     pub compiled: usize,
     /// The program whose gate holds for it, where it was not gated again.
     pub gated_by: Option<Digest>,
-    /// Why no smaller request can be padded into its bucket, if none can.
+    /// The dimensions in which no smaller request can be padded into its bucket, and why.
     pub padding_refused: Option<String>,
     /// The sizes that it answers, where the capture has fewer than the spec asks for.
     pub narrowed: Option<String>,

@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::{
     plan::{OUT_OF_MEMORY, Pass},
-    spec::{Bounds, compile::Options},
+    spec::{Bounds, PaddingRule, compile::Options},
 };
 
 mod checked;
@@ -147,6 +147,8 @@ pub(crate) struct ModuleRequest {
     pub dynamic: Option<BTreeMap<String, Bounds>>,
     /// [`Sampled::structure`], for inputs that were found by running the model.
     pub structure: Option<Value>,
+    /// `trusted` where padding is not judged.
+    pub padding: PaddingRule,
 }
 
 /// One line from a worker.
@@ -320,9 +322,9 @@ pub(crate) struct Captured {
     /// How many values there are.
     pub values: usize,
     pub call_spec: Value,
-    /// Why a smaller request can't be padded into this bucket, if it can't.
+    /// Dimensions in which a request can't be smaller than this bucket, each with the reason.
     #[serde(default)]
-    pub padding_refused: Option<String>,
+    pub exact: BTreeMap<String, String>,
     /// What the user should know of the module, as that an output is no tensor.
     #[serde(default)]
     pub notes: Vec<String>,

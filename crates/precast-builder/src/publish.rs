@@ -252,10 +252,7 @@ impl Work<'_> {
                 .unwrap_or_default(),
             eager,
             constants,
-            padding: match captured.padding_refused {
-                Some(why) => Padding::Refused { why },
-                None => Padding::Allowed,
-            },
+            padding: Padding::new(&item.form.sizes, &captured.exact),
             call_spec: captured.call_spec,
             request: (*request).clone(),
             receipt: captured.receipt.receipt(captured.seconds),
@@ -302,10 +299,9 @@ impl Work<'_> {
             match self.gate_candidates(number, place, &name, given, candidates, &steps) {
                 Ok(fastest) => {
                     program.steps = fastest.steps;
-                    if let Some(why) = fastest.report.padding_refused() {
-                        let why = why.to_owned();
-                        program.padding = Padding::Refused { why };
-                    }
+                    let mut exact = captured.exact;
+                    exact.extend(fastest.report.exact());
+                    program.padding = Padding::new(&item.form.sizes, &exact);
                     program
                         .receipt
                         .took("gate", started.elapsed().as_secs_f64());
@@ -416,10 +412,7 @@ impl Work<'_> {
             artifacts,
             compiled,
             gated_by: program.receipt.gated_by.get().copied(),
-            padding_refused: match &program.padding {
-                Padding::Refused { why } => Some(why.clone()),
-                Padding::Allowed => None,
-            },
+            padding_refused: program.padding.refusal(&program.sizes),
             narrowed: (program.dynamic.as_ref())
                 .filter(|held| item.form.is_narrowed_by(held))
                 .map(|held| bounds_name(held, &program.sizes)),

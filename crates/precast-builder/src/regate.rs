@@ -44,10 +44,6 @@ pub(super) struct Earlier {
 /// Returns what a gate looks at beside the program; none where the samples can't be read, which the gate will say.
 pub(super) fn given(request: &GateRequest) -> Option<Given> {
     let (samples, _) = Digest::of_file(&request.samples).ok()?;
-    let refused = match &request.program.padding {
-        Padding::Refused { why } => Some(why.clone()),
-        Padding::Allowed => None,
-    };
     Some(Given {
         precast: env!("CARGO_PKG_VERSION").to_owned(),
         host: host(request.program.target.device),
@@ -58,7 +54,7 @@ pub(super) fn given(request: &GateRequest) -> Option<Given> {
         rtol: request.rtol,
         atol: request.atol,
         computed_in: request.computed_in.clone(),
-        padding_refused: refused,
+        padding: request.program.padding.clone(),
     })
 }
 

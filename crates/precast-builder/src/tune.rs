@@ -99,9 +99,15 @@ impl Work<'_> {
                 }
             };
             // The first may be for exact sizes only. The others must not lose padding that it has.
-            let verdict = verdict.and_then(|report| match report.padding_refused() {
-                Some(why) if index > 0 => Err(why.to_owned()),
-                _ => Ok(report),
+            let verdict = verdict.and_then(|report| {
+                let first = passed.first().map(|first| first.report.exact());
+                let lost = report.exact().into_iter();
+                let mut lost =
+                    lost.filter(|(dim, _)| !first.iter().any(|one| one.contains_key(dim)));
+                match lost.next() {
+                    Some((_, why)) if index > 0 => Err(why),
+                    _ => Ok(report),
+                }
             });
             match verdict {
                 Ok(report) => {

@@ -26,6 +26,7 @@ from . import (
     operators,
     output_sizes,
     padding,
+    padding_graph,
     passes,
     samples,
     segment,
@@ -198,13 +199,17 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
 
     wire.event("padding")
     used = {dim: size for dim, size in sizes.items() if any(dim in spec["dims"] for spec in specs)}
-    smaller = padding.run_unpadded(wrapped, drawn, used, tables, opened.device)
     quick = receipt["eager_us"] < _QUICK
-    refused = _find_output_dims(wrapped, drawn, used, tables, outputs, smaller, opened, quick)
+    probes = [padding.run_unpadded(wrapped, at, drawn, tables, opened.device) for at in padding.points(used)]
+    exact = _find_output_dims(wrapped, drawn, used, tables, outputs, probes, opened, quick)
+    smaller: list[padding.Unpadded] = []
     if held is not None:
-        refused = None  # its inputs are never padded
-    elif refused is None:
-        refused, receipt["padding"] = padding.check(wrapped, specs, smaller, outputs)
+        exact, smaller = {}, probes  # its inputs are never padded
+    elif module.get("padding") != "trusted":
+        for leak in padding_graph.leaks(graph, specs, used, ranges):
+            exact.setdefault(leak.dim, leak.reason(opened.root))
+        check = padding.Check(wrapped, specs, drawn, tables, opened.device, outputs, exact)
+        receipt["padding"], smaller = check.run(used)
 
     wire.event("save")
     exported, exported_weights, more = _save_eager(graph, out, what, compiled, _choices(ones, specs))
@@ -218,7 +223,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         ],
         "values": values,
         "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
-        "padding_refused": refused,
+        "exact": exact,
         "notes": notes + more,
         "computed_in": compute_dtypes(graph),
         "samples": str(_write_samples(out, inputs, results, smaller + ends)),
@@ -353,17 +358,14 @@ def _find_output_dims(
     sizes: dict[str, int],
     tables: list[int | None],
     outputs: list[dict[str, Any]],
-    smaller: list[padding.Unpadded],
+    probes: list[padding.Unpadded],
     opened: Any,
     quick: bool,
-) -> str | None:
-    """Fills in how outputs depend on the bucketed dimensions; returns why they can't be padded, if they can't."""
+) -> dict[str, str]:
+    """Fills in how outputs depend on the bucketed dimensions; returns why dimensions can't be padded, if they can't."""
 
     def inputs(at: dict[str, int]) -> list[Any]:
-        values = []
-        for spec, table in zip(specs, tables, strict=True):
-            values.append(samples.make(spec, at_sizes(spec, at)["shape"], table, opened.device))
-        return values
+        return padding.inputs_at(specs, at, tables, opened.device)
 
     def run(at: dict[str, int]) -> output_sizes.Shapes:
         import torch
@@ -384,16 +386,12 @@ def _find_output_dims(
     def shapes(tensors: list[Any]) -> output_sizes.Shapes:
         return [tuple(int(size) for size in tensor.shape) for tensor in tensors]
 
-    try:
-        base = [tuple(output["shape"]) for output in outputs]
-        names = [output["name"] for output in outputs]
-        seen = [(one.sizes, shapes(one.outputs)) for one in smaller if one.error is None]
-        found = output_sizes.solve(sizes, base, names, seen, run)
-    except output_sizes.NotAffine as reason:
-        return str(reason)
+    seen = [(one.sizes, shapes(one.outputs)) for one in probes if one.error is None]
+    base = [tuple(output["shape"]) for output in outputs]
+    found, exact = output_sizes.solve(sizes, base, [output["name"] for output in outputs], seen, run)
     for output, dims in zip(outputs, found, strict=True):
         output["dims"] = dims
-    return None
+    return exact
 
 
 def _steps(

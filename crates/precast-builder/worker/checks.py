@@ -101,15 +101,6 @@ def _name(node: Any) -> str:
     return overloads.name_of(node.target)
 
 
-def _given(node: Any, name: str) -> Any:
-    """Returns an argument of an operation, by position or by name; None if it has no argument of this name."""
-    for place, argument in enumerate(overloads.arguments(node.target)):
-        if argument.name == name:
-            passed = node.args[place] if place < len(node.args) else node.kwargs.get(name)
-            return argument.default_value if passed is None else passed
-    return None
-
-
 def _held(node: Any) -> Any:
     return getattr(node, "meta", {}).get("val")
 
@@ -131,7 +122,7 @@ def sites(node: Any) -> list[_Site]:
     name, table = _name(node), node.args[0] if node.args else None
 
     def site(argument: str, axis: int | None, wraps: bool = False, ignored: int | None = None) -> None:
-        index, held = _given(node, argument), _held(table)
+        index, held = overloads.argument(node, argument), _held(table)
         if not _is_index(index):
             return
         if axis is None:
@@ -146,26 +137,26 @@ def sites(node: Any) -> list[_Site]:
     if name in _ROWS:
         site("indices", 0)
     elif name in _ALONG:
-        site(_ALONG[name], _given(node, "dim"), wraps=name == "index_fill")
+        site(_ALONG[name], overloads.argument(node, "dim"), wraps=name == "index_fill")
     elif name in _FLAT:
         site("index", None, wraps=True)
     elif name in _LISTS:
         axis = 0
-        for item, index in enumerate(_given(node, "indices")):
+        for item, index in enumerate(overloads.argument(node, "indices")):
             if index is not None and _is_index(index):
                 found.append(_Site(index, "indices", item, table, axis, _held(table).shape[axis], wraps=True))
             masked = index is not None and _held(index).dtype in (torch.bool, torch.uint8)
             axis += _held(index).dim() if masked else 1
     elif name == "one_hot":
-        classes = _given(node, "num_classes")
+        classes = overloads.argument(node, "num_classes")
         if _is_index(table) and isinstance(classes, int) and classes > 0:
             found.append(_Site(table, "self", None, None, None, classes))
     elif name in _PLANES:
-        sizes = _given(node, "output_size")
+        sizes = overloads.argument(node, "output_size")
         if all(isinstance(size, int) for size in sizes):
             found.append(_Site(node.args[1], "indices", None, None, None, math.prod(sizes)))
     elif name in _CLASSES:
-        site("target", 1 if _held(table).dim() > 1 else 0, ignored=_given(node, "ignore_index"))
+        site("target", 1 if _held(table).dim() > 1 else 0, ignored=overloads.argument(node, "ignore_index"))
     return found
 
 
@@ -266,7 +257,7 @@ class Known:
             table = _held(node.args[1 if name == "bucketize" else 0])
             return 0, self.size(table.shape[-1])[1]
         if name in ("clamp", "clamp_min", "clamp_max"):
-            return _clamped(first, self._of(_given(node, "min")), self._of(_given(node, "max")))
+            return _clamped(first, self._of(overloads.argument(node, "min")), self._of(overloads.argument(node, "max")))
         if name in ("minimum", "maximum") and len(given) == 2:
             return _clamped(first, given[1] if name == "maximum" else None, given[1] if name == "minimum" else None)
         return _arithmetic(name, node, given)
@@ -282,12 +273,12 @@ class Known:
 
     def _position(self, node: Any) -> Range:
         """Returns the range of an index into the axis that a node searches; into all elements if it names none."""
-        held, axis = _held(node.args[0]), _given(node, "dim")
+        held, axis = _held(node.args[0]), overloads.argument(node, "dim")
         sizes = held.shape if axis is None or not held.dim() else [held.shape[axis]]
         return 0, max(math.prod(self.size(size)[1] for size in sizes) - 1, 0)
 
     def _sum(self, node: Any, name: str, one: Range) -> Range:
-        held, axes = _held(node.args[0]), _given(node, "dim")
+        held, axes = _held(node.args[0]), overloads.argument(node, "dim")
         axes = [axes] if isinstance(axes, int) else axes
         sizes = [held.shape[axis] for axis in axes] if axes else held.shape
         highest = math.prod(self.size(size)[1] for size in sizes) if held.dim() else 1
@@ -399,7 +390,7 @@ def _replace(node: Any, site: _Site, safe: Any) -> None:
     place = [argument.name for argument in overloads.arguments(node.target)].index(site.argument)
     value = safe
     if site.item is not None:
-        value = [safe if at == site.item else one for at, one in enumerate(_given(node, site.argument))]
+        value = [safe if at == site.item else one for at, one in enumerate(overloads.argument(node, site.argument))]
     if place < len(node.args):
         node.update_arg(place, value)
     else:

@@ -1,8 +1,8 @@
 """Finds how output sizes depend on the bucketed dimensions, from the module's outputs at other sizes.
 
 Each dimension is changed alone. An output size depends on it if all probes fit `scale * size + offset`. If a size fits
-no such line, or depends on two dimensions, padded outputs can't be cut to their valid part, and the module is not
-padded. The runs that the check of padding needs are the first probes; more are made only if those are too few.
+no such line, or depends on another dimension too, padded outputs can't be cut to their valid part, and the dimension is
+not padded. Runs that were made before are the first probes; more are made only if those are too few.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from typing import Any
 Shapes = list[tuple[int, ...]]
 
 
+Rules = list[list[dict[str, Any] | None]]
+
+
 class NotAffine(Exception):
-    """A smaller request can't be padded into the bucket; the message says why."""
+    """A smaller size of a dimension can't be padded into the bucket; the message says why."""
 
 
 def probe_sizes(size: int) -> list[int]:
@@ -29,19 +32,19 @@ def solve(
     names: list[str],
     seen: list[tuple[dict[str, int], Shapes]],
     run: Callable[[dict[str, int]], Shapes],
-) -> list[list[dict[str, Any] | None]]:
-    """Returns for each output and axis how it depends on a dimension; raises `NotAffine`.
+) -> tuple[Rules, dict[str, str]]:
+    """Returns for each output and axis how it depends on a dimension, and why dimensions can't be padded.
 
     `seen` are known shapes at other sizes, of one dimension or of several.
     """
-    rules: list[list[dict[str, Any] | None]] = [[None] * len(shape) for shape in base]
+    rules: Rules = [[None] * len(shape) for shape in base]
+    exact: dict[str, str] = {}
     for dim, size in sizes.items():
-        alone = [(at[dim], shapes) for at, shapes in seen if at[dim] != size and at == {**sizes, dim: at[dim]}]
-        probes: list[tuple[int, Shapes]] = list(alone)
+        probes = [(at[dim], shapes) for at, shapes in seen if at[dim] != size and at == {**sizes, dim: at[dim]}]
         failure = ""
         for other in probe_sizes(size):
-            # Two more sizes show whether a line fits; one of them may come from a change of several dimensions.
-            if len(probes) >= 2 or (alone and {at[dim] for at, _ in seen} - {size, *(value for value, _ in probes)}):
+            # Two more sizes show whether a line fits.
+            if len(probes) >= 2:
                 break
             if other in [value for value, _ in probes]:
                 continue
@@ -49,18 +52,24 @@ def solve(
                 probes.append((other, run({**sizes, dim: other})))
             except Exception as error:  # the module may take the other sizes
                 failure = failure or f"{type(error).__name__}: {error}".splitlines()[0]
-                continue
-        if not probes:
-            raise NotAffine(f"the module runs at no other size of `{dim}` than {size} ({failure})")
-        _merge(rules, dim, size, base, names, probes)
+        try:
+            if not probes:
+                raise NotAffine(f"the module runs at no other size of `{dim}` than {size} ({failure})")
+            rules = _merged(rules, dim, size, base, names, probes)
+        except NotAffine as reason:
+            exact[dim] = str(reason)
     for at, shapes in seen:
-        _check(rules, at, shapes, base, names)
-    return rules
+        changed = [dim for dim in sizes if at[dim] != sizes[dim]]
+        if any(dim in exact for dim in changed):
+            continue
+        try:
+            _check(rules, at, shapes, base, names)
+        except NotAffine as reason:
+            exact |= dict.fromkeys(changed, str(reason))
+    return rules, exact
 
 
-def _check(
-    rules: list[list[dict[str, Any] | None]], at: dict[str, int], shapes: Shapes, base: Shapes, names: list[str]
-) -> None:
+def _check(rules: Rules, at: dict[str, int], shapes: Shapes, base: Shapes, names: list[str]) -> None:
     where = " ".join(f"{dim}={size}" for dim, size in at.items())
     if [len(shape) for shape in shapes] != [len(shape) for shape in base]:
         raise NotAffine(f"at {where} the outputs have other ranks or another count")
@@ -73,14 +82,11 @@ def _check(
                 raise NotAffine(f"{what} ({length} at {where}, and not {wanted})")
 
 
-def _merge(
-    rules: list[list[dict[str, Any] | None]],
-    dim: str,
-    size: int,
-    base: Shapes,
-    names: list[str],
-    probes: list[tuple[int, Shapes]],
-) -> None:
+def _merged(
+    rules: Rules, dim: str, size: int, base: Shapes, names: list[str], probes: list[tuple[int, Shapes]]
+) -> Rules:
+    """Returns the rules with those of one more dimension."""
+    rules = [list(rule) for rule in rules]
     for other, shapes in probes:
         if [len(shape) for shape in shapes] != [len(shape) for shape in base]:
             raise NotAffine(f"at `{dim}` = {other} the outputs have other ranks or another count than at {size}")
@@ -100,3 +106,4 @@ def _merge(
                 shown = ", ".join(f"{value} at {other}" for other, value in [(size, length), *points])
                 raise NotAffine(f"{where} is not a multiple of `{dim}` plus a constant ({shown})")
             rules[index][axis] = {"dim": dim, "scale": scale, "offset": offset}
+    return rules

@@ -1,14 +1,17 @@
 """Checks whether a smaller request may be padded into a bucket, by running the module at several sizes.
 
 Inputs of a smaller size are run unpadded, and again padded as the spec says. The valid part of the padded outputs must
-equal the unpadded outputs; otherwise the module is never padded. One more run, with other values as padding, shows
-whether outputs depend on the padding value. It is reported, and no failure.
+equal the unpadded outputs. Each dimension is tried alone, at several sizes and with values of every kind. A dimension
+that changes an output is exact: a request has the bucket's size in it. The others are tried together. One more run,
+with other values as padding, shows whether outputs depend on the padding value. It is reported, and no failure.
 
-The gate gets inputs and outputs at smaller sizes too: the artifact, padded by the runtime, must give the same outputs.
+`padding_graph` finds wrong answers for values beyond these samples. The gate gets inputs and outputs at smaller sizes
+too: the artifact, padded by the runtime, must give the same outputs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +23,14 @@ TOLERANCES = {"float64": (1e-7, 1e-8), "float32": (1e-4, 1e-5), "float16": (1e-2
 # The protocol's JSON has no infinity.
 _UNBOUNDED = 1e308
 
+# Bytes of inputs and outputs that the gate gets; more than these only where a dimension has none yet.
+_FOR_GATE = 1 << 28
 
-def points(sizes: dict[str, int]) -> list[dict[str, int]]:
-    """Returns sizes inside a bucket to try: each dimension alone, and all of them together."""
+Sizes = dict[str, int]
+
+
+def points(sizes: Sizes) -> list[Sizes]:
+    """Returns sizes inside a bucket to find the sizes of outputs: each dimension alone, and all of them together."""
     found = [{**sizes, dim: size - 1} for dim, size in sizes.items() if size > 1]
     if sizes:
         found.append({dim: (size + 1) // 2 for dim, size in sizes.items()})
@@ -31,73 +39,126 @@ def points(sizes: dict[str, int]) -> list[dict[str, int]]:
     return [point for point in unique.values() if point != sizes]
 
 
+def alone(sizes: Sizes, dim: str) -> Iterator[tuple[Sizes, str]]:
+    """Yields sizes of one dimension, with each kind of values."""
+    size = sizes[dim]
+    steps = list(dict.fromkeys(step for step in (size - 1, size // 2, size // 4, 1) if 0 < step < size))
+    for index, kind in enumerate(samples.KINDS if steps else ()):
+        yield {**sizes, dim: steps[index % len(steps)]}, kind
+
+
+def together(sizes: Sizes, dims: list[str]) -> Iterator[tuple[Sizes, str]]:
+    """Yields sizes of several dimensions at once."""
+    if len(dims) > 1:
+        for part, kind in ((2, "usual"), (4, "negative"), (1 << 40, "large")):
+            yield {**sizes, **{dim: max(1, sizes[dim] // part) for dim in dims}}, kind
+
+
 @dataclass
 class Unpadded:
     """One run of the module at a smaller size, without padding."""
 
-    sizes: dict[str, int]
+    sizes: Sizes
     inputs: list[Any]
     outputs: list[Any]
     # Why it failed, if the module does not take the size.
-    error: str | None
+    error: str | None = None
 
 
 def run_unpadded(
-    wrapped: Any, specs: list[dict[str, Any]], sizes: dict[str, int], bounds: list[int | None], device: str
-) -> list[Unpadded]:
-    """Runs the module at sizes inside its bucket."""
-    found = []
-    for point in points(sizes):
-        inputs = _inputs(specs, point, bounds, device)
-        try:
-            found.append(Unpadded(point, inputs, _run(wrapped, inputs), None))
-        except Exception as error:  # the module does not take this size, so there is nothing to compare with
-            if failures.is_out_of_memory(error):
-                raise
-            found.append(Unpadded(point, inputs, [], failures.one_line(error)))
-    return found
+    wrapped: Any, sizes: Sizes, specs: list[dict[str, Any]], bounds: list[int | None], device: str, kind: str = "usual"
+) -> Unpadded:
+    """Runs the module at sizes inside its bucket, with values of a kind."""
+    inputs = inputs_at(specs, sizes, bounds, device, kind)
+    try:
+        return Unpadded(sizes, inputs, _run(wrapped, inputs))
+    except Exception as error:  # the module does not take this size, so there is nothing to compare with
+        if failures.is_out_of_memory(error):
+            raise
+        return Unpadded(sizes, inputs, [], failures.one_line(error))
 
 
-def check(
-    wrapped: Any, specs: list[dict[str, Any]], smaller: list[Unpadded], outputs: list[dict[str, Any]]
-) -> tuple[str | None, dict[str, Any]]:
-    """Returns why the module can't be padded, if it can't, and a report."""
-    report: dict[str, Any] = {"points": [], "max_abs": 0.0, "sensitive": False}
-    last = None
-    for one in smaller:
-        if one.error is not None:
-            report["points"].append({"sizes": one.sizes, "skipped": one.error})
-            continue
-        padded = [_pad(value, spec, spec["pad"]) for value, spec in zip(one.inputs, specs, strict=True)]
+@dataclass
+class Check:
+    """The module's answers to padded requests."""
+
+    wrapped: Any
+    specs: list[dict[str, Any]]
+    # The same, with the ranges to draw values from, and sizes of the tables that they index.
+    drawn: list[dict[str, Any]]
+    bounds: list[int | None]
+    device: str
+    outputs: list[dict[str, Any]]
+    # Dimension -> why requests must have the bucket's size in it.
+    exact: dict[str, str]
+
+    def run(self, sizes: Sizes) -> tuple[dict[str, Any], list[Unpadded]]:
+        """Tries every dimension that is not exact yet; returns a report, and samples for the gate."""
+        report: dict[str, Any] = {"points": [], "max_abs": 0.0, "sensitive": False}
+        kept: list[Unpadded] = []
+        room, last = _FOR_GATE, None
+        tried = [([dim], alone(sizes, dim)) for dim in sizes if dim not in self.exact]
+        for dims, points_ in (*tried, (None, None)):
+            # All together, after each alone.
+            dims = dims or [dim for dim in sizes if sizes[dim] > 1 and dim not in self.exact]
+            own: list[Unpadded] = []
+            for at, kind in points_ or together(sizes, dims):
+                one = run_unpadded(self.wrapped, at, self.drawn, self.bounds, self.device, kind)
+                if one.error is not None:
+                    report["points"].append({"sizes": at, "skipped": one.error})
+                    continue
+                why, gap = self._compare(one)
+                report["points"].append({"sizes": at})
+                if why is not None:
+                    self.exact |= dict.fromkeys(dims, why)
+                    own = []
+                    break
+                report["max_abs"] = max(report["max_abs"], gap)
+                needed = sum(value.numel() * value.element_size() for value in (*one.inputs, *one.outputs))
+                if needed <= room or not own:
+                    room -= needed
+                    own.append(one)
+                last = one
+            kept += own
+        if last is not None:
+            report["sensitive"] = self._sensitive(last)
+        return report, kept
+
+    def _compare(self, one: Unpadded) -> tuple[str | None, float]:
+        """Returns why a padded request is wrong, if it is, and its largest difference."""
         where = " ".join(f"{dim}={size}" for dim, size in one.sizes.items())
         try:
-            returned = _run(wrapped, padded)
+            returned = _run(self.wrapped, self._padded(one, [spec["pad"] for spec in self.specs]))
         except Exception as error:
             if failures.is_out_of_memory(error):
                 raise
-            return f"padded from {where}, the module fails: {failures.one_line(error)}", report
-        gap, name = _difference(returned, one.outputs, outputs, one.sizes)
-        report["points"].append({"sizes": one.sizes})
-        report["max_abs"] = max(report["max_abs"], gap)
-        if name is not None:
-            return f"padded from {where}, output `{name}` differs from the one at its own size by {gap:.3g}", report
-        last = one
-    # The last point is the smallest, with the most padding.
-    if last is not None:
-        other = [_pad(value, spec, _other(spec)) for value, spec in zip(last.inputs, specs, strict=True)]
+            return f"padded from {where}, the module fails: {failures.one_line(error)}", 0.0
+        gap, name = _difference(returned, one.outputs, self.outputs, one.sizes)
+        if name is None:
+            return None, gap
+        return f"padded from {where}, output `{name}` differs from the one at its own size by {gap:.3g}", gap
+
+    def _padded(self, one: Unpadded, fills: list[Any]) -> list[Any]:
+        return [_pad(*each) for each in zip(one.inputs, self.specs, fills, strict=True)]
+
+    def _sensitive(self, one: Unpadded) -> bool:
+        """Returns whether other values in the padding change an output."""
         try:
-            report["sensitive"] = _difference(_run(wrapped, other), last.outputs, outputs, last.sizes)[1] is not None
+            returned = _run(self.wrapped, self._padded(one, [_other(spec) for spec in self.specs]))
+            return _difference(returned, one.outputs, self.outputs, one.sizes)[1] is not None
         except Exception:  # the module may not take the value, as one that is no index
-            report["sensitive"] = True
-    return None, report
+            return True
 
 
-def _inputs(specs: list[dict[str, Any]], at: dict[str, int], bounds: list[int | None], device: str) -> list[Any]:
+def inputs_at(
+    specs: list[dict[str, Any]], at: Sizes, bounds: list[int | None], device: str, kind: str = "usual"
+) -> list[Any]:
+    """Returns inputs of some sizes, with values of a kind."""
     values = []
     for spec, bound in zip(specs, bounds, strict=True):
         axes = zip(spec["dims"], spec["shape"], strict=True)
         shape = [at.get(dim, size) if dim is not None else size for dim, size in axes]
-        values.append(samples.make(spec, shape, bound, device, "padding"))
+        values.append(samples.make(spec, shape, bound, device, "padding", kind))
     return values
 
 

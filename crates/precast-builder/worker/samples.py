@@ -3,6 +3,10 @@
 The spec's `range` decides. Without one, an integer that indexes a table is within the table; other integers, and
 booleans of rank 2 and more, are taken for masks: each row starts with ones and ends with zeros. Floats are normally
 distributed.
+
+An operator may be right for these values and wrong for others: a maximum over zeros as padding, where all valid values
+are negative. So padding is tried with values of several kinds (`KINDS`). A mask has a valid position in each row
+for every kind: the answer of a row without any depends on its padded size.
 """
 
 from __future__ import annotations
@@ -29,12 +33,19 @@ _PASSING = (
 _PASSING += ("_to_copy", "flatten", "transpose", "permute", "select", "index_select", "clamp", "unflatten")
 
 
+# As they come; below the padding and zero, or above both (integers: the bounds of their range); large or small; all
+# equal; zero but for a few; the padding itself but for the first position.
+KINDS = ("usual", "negative", "positive", "large", "small", "constant", "sparse", "pad")
+
+
 def seed(*parts: Any) -> int:
     """Returns a seed that depends on these parts only."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "little")
 
 
-def make(spec: dict[str, Any], shape: list[int], bound: int | None, device: str, salt: Any = 0) -> Any:
+def make(
+    spec: dict[str, Any], shape: list[int], bound: int | None, device: str, salt: Any = 0, kind: str = "usual"
+) -> Any:
     """Returns a tensor for one input. `bound` is the exclusive upper bound of an index, None for other inputs."""
     import torch
 
@@ -42,18 +53,68 @@ def make(spec: dict[str, Any], shape: list[int], bound: int | None, device: str,
     generator = torch.Generator().manual_seed(seed(spec["name"], spec["dtype"], shape, salt))
     low, high = spec.get("range") or (0, 0)
     if dtype.is_floating_point:
-        value = torch.randn(shape, generator=generator).to(dtype)
-    elif high > low and (low, high) != (0, 2):
-        value = torch.randint(low, high, shape, generator=generator).to(dtype)
-    elif bound is not None:
-        value = torch.randint(0, max(bound, 1), shape, generator=generator).to(dtype)
-    elif len(shape) >= 2 and shape[-1] > 1:
-        last = shape[-1]
-        length = torch.randint((last + 1) // 2, last, [*shape[:-1], 1], generator=generator)
-        value = (torch.arange(last).expand(shape) < length).to(dtype)
+        value = _float(torch.randn(shape, generator=generator), spec["pad"], kind).to(dtype)
+    elif (high > low and (low, high) != (0, 2)) or bound is not None:
+        low, high = (low, high) if high > low else (0, max(bound or 1, 1))
+        value = _integer(torch.randint(low, high, shape, generator=generator), low, high, spec["pad"], kind).to(dtype)
     else:
-        value = torch.ones(shape, dtype=dtype)
+        value = _mask(shape, generator, kind)
+        value = (~value if spec["pad"] else value).to(dtype)
+    if kind != "usual" and (dtype.is_floating_point or high - low > 1):
+        _no_row_of_padding(spec, value, 1 if dtype.is_floating_point else high - 1 - (spec["pad"] == high - 1))
     return value.to(device)
+
+
+def _float(drawn: Any, pad: float, kind: str) -> Any:
+    import torch
+
+    few = drawn.abs() > 1.6
+    of_kind = {
+        "negative": min(pad, 0) - 0.1 - drawn.abs(),
+        "positive": max(pad, 0) + 0.1 + drawn.abs(),
+        "large": drawn * 10,
+        "small": drawn * 1e-3,
+        "constant": torch.full_like(drawn, 0.75 if pad == 0.5 else 0.5),
+        "sparse": torch.where(few, drawn, 0.0),
+        "pad": torch.where(few, drawn, pad),
+    }
+    return of_kind.get(kind, drawn)
+
+
+def _integer(drawn: Any, low: int, high: int, pad: int, kind: str) -> Any:
+    import torch
+
+    few, middle = (drawn - low) % 10 == 9, (low + high) // 2
+    of_kind = {
+        "negative": torch.full_like(drawn, low),
+        "positive": torch.full_like(drawn, high - 1),
+        "large": drawn.clamp(min=middle),
+        "small": drawn.clamp(max=max(middle, low)),
+        "constant": torch.full_like(drawn, middle),
+        "sparse": torch.where(few, drawn, low),
+        "pad": torch.where(few, drawn, pad if low <= pad < high else low),
+    }
+    return of_kind.get(kind, drawn)
+
+
+def _mask(shape: list[int], generator: Any, kind: str) -> Any:
+    """Returns which positions are valid: the first ones of each row."""
+    import torch
+
+    last = shape[-1] if len(shape) >= 2 else 1
+    if last <= 1 or kind in ("positive", "constant"):
+        return torch.ones(shape, dtype=torch.bool)
+    length = torch.randint((last + 1) // 2, last, [*shape[:-1], 1], generator=generator)
+    length = torch.ones_like(length) if kind in ("negative", "sparse", "pad") else length
+    return torch.arange(last).expand(shape) < length
+
+
+def _no_row_of_padding(spec: dict[str, Any], value: Any, other: Any) -> None:
+    """Fills in another value where the first position along the last bucketed axis holds the padding."""
+    axes = [axis for axis, dim in enumerate(spec["dims"]) if dim is not None]
+    if axes:
+        first = value.select(axes[-1], 0)
+        first.masked_fill_(first == spec["pad"], other)
 
 
 def lowest(spec: dict[str, Any], shape: list[int], device: str) -> Any:

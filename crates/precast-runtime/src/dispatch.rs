@@ -1,17 +1,19 @@
 //! Which bucket answers a request: a pure function over a table that is built once.
 //!
-//! For every bucketed dimension the table has the sorted sizes that occur. A request is rounded up in each of them,
-//! which names a cell of the grid, and the cell knows its answer: the bucket of exactly these sizes, and the cheapest
-//! bucket that covers them and may be padded into. Two binary searches and one look-up answer a request of two
-//! dimensions, with no allocation. Where the grid would be too large (many scattered points), buckets are tried in
-//! order of cost instead.
+//! For every bucketed dimension the table has the sorted sizes that occur. The size of a request is one of them, or lies
+//! below one: that names a cell of the grid, and the cell knows its answer, which is that of each request in it. It is the
+//! bucket of exactly these sizes, or the cheapest bucket that covers them and may be padded in each dimension that is smaller.
+//! Two binary searches and one look-up answer a request of two dimensions, with no allocation. Where the grid would be too
+//! large (many scattered points), buckets are tried in order of cost instead.
+
+use smallvec::SmallVec;
 
 /// What the table needs to know about a bucket. `sizes` are in the order of the table's dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
     pub sizes: Vec<i64>,
-    /// Whether a smaller request may be padded into it.
-    pub paddable: bool,
+    /// For each dimension, whether a request may be smaller and is padded.
+    pub padded: SmallVec<[bool; 4]>,
     /// What a call costs, in any unit; the smallest wins.
     pub cost: f64,
 }
@@ -31,14 +33,9 @@ pub struct Table {
     by_cost: Vec<usize>,
     /// For each dimension, the sizes that occur, ascending.
     sizes: Vec<Vec<i64>>,
-    /// Row-major over `sizes`; empty when there would be too many.
-    cells: Vec<Cell>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Cell {
-    exact: Option<u32>,
-    cover: Option<u32>,
+    /// The answers, row-major. A dimension has two cells for each of its sizes: less than it, and equal to it. Empty when there
+    /// would be too many.
+    cells: Vec<Option<Route>>,
 }
 
 /// Beyond this a grid costs more memory than it saves time.
@@ -75,7 +72,7 @@ impl Table {
         let count = table
             .sizes
             .iter()
-            .try_fold(1usize, |n, sizes| n.checked_mul(sizes.len()));
+            .try_fold(1usize, |n, sizes| n.checked_mul(2 * sizes.len()));
         if let Some(count) = count.filter(|&n| n <= MAX_CELLS && !table.buckets.is_empty()) {
             table.cells = (0..count).map(|cell| table.cell(cell)).collect();
         }
@@ -88,18 +85,12 @@ impl Table {
             return self.scan(request);
         }
         let mut cell = 0;
-        let mut exact = true;
         for (sizes, &size) in self.sizes.iter().zip(request) {
             let at = sizes.partition_point(|&have| have < size);
-            exact &= *sizes.get(at)? == size;
-            cell = cell * sizes.len() + at;
+            let equal = *sizes.get(at)? == size;
+            cell = (cell * sizes.len() + at) * 2 + usize::from(equal);
         }
-        let cell = self.cells.get(cell)?;
-        match (exact, cell.exact, cell.cover) {
-            (true, Some(bucket), _) => Some(Route::Exact(bucket as usize)),
-            (_, _, Some(bucket)) => Some(Route::Padded(bucket as usize)),
-            _ => None,
-        }
+        *self.cells.get(cell)?
     }
 
     /// Returns the bucket a person would expect to be nearest: the cheapest that covers the request though it may not
@@ -132,32 +123,33 @@ impl Table {
             if have.sizes == request {
                 return Some(Route::Exact(bucket));
             }
-            if cover.is_none() && have.paddable && covers(&have.sizes, request) {
+            if cover.is_none() && have.takes(request) {
                 cover = Some(Route::Padded(bucket));
             }
         }
         cover
     }
 
-    fn cell(&self, mut index: usize) -> Cell {
+    /// Returns the answer of a cell: that of the largest request in it.
+    fn cell(&self, mut index: usize) -> Option<Route> {
         let mut at = vec![0; self.sizes.len()];
         for (dim, sizes) in self.sizes.iter().enumerate().rev() {
-            at[dim] = sizes[index % sizes.len()];
+            let equal = index % 2 == 1;
+            index /= 2;
+            at[dim] = sizes[index % sizes.len()] - i64::from(!equal);
             index /= sizes.len();
         }
-        let small = |bucket: &usize| u32::try_from(*bucket).ok();
-        let exact = self
-            .by_cost
-            .iter()
-            .find(|&&bucket| self.buckets[bucket].sizes == at)
-            .and_then(small);
-        let cover = |bucket: &&usize| {
-            self.buckets[**bucket].paddable && covers(&self.buckets[**bucket].sizes, &at)
-        };
-        Cell {
-            exact,
-            cover: self.by_cost.iter().find(cover).and_then(small),
-        }
+        self.scan(&at)
+    }
+}
+
+impl Bucket {
+    /// Returns whether a request has these sizes, or smaller ones where it may be padded.
+    pub fn takes(&self, request: &[i64]) -> bool {
+        let sizes = self.sizes.iter().zip(request).zip(&self.padded);
+        sizes
+            .into_iter()
+            .all(|((have, want), padded)| have == want || (*padded && have > want))
     }
 }
 
@@ -168,13 +160,14 @@ fn covers(have: &[i64], want: &[i64]) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use smallvec::smallvec;
 
     use super::*;
 
     fn bucket(sizes: &[i64], cost: f64) -> Bucket {
         Bucket {
             sizes: sizes.to_vec(),
-            paddable: true,
+            padded: sizes.iter().map(|_| true).collect(),
             cost,
         }
     }
@@ -200,11 +193,21 @@ mod tests {
     #[test]
     fn a_bucket_that_refuses_padding_answers_only_its_own_size() {
         let mut only = bucket(&[4], 1.0);
-        only.paddable = false;
+        only.padded = smallvec![false];
         let table = Table::new(vec![only]);
         assert_eq!(table.route(&[4]), Some(Route::Exact(0)));
         assert_eq!(table.route(&[3]), None);
         assert_eq!(table.nearest(&[3]), Some((0, true)));
+    }
+
+    #[test]
+    fn a_bucket_is_padded_in_the_dimensions_that_allow_it() {
+        let mut rows = bucket(&[8, 128], 1.0);
+        rows.padded = smallvec![true, false];
+        let table = Table::new(vec![rows, bucket(&[8, 256], 9.0)]);
+        assert_eq!(table.route(&[3, 128]), Some(Route::Padded(0)));
+        assert_eq!(table.route(&[3, 127]), Some(Route::Padded(1)));
+        assert_eq!(table.route(&[8, 127]), Some(Route::Padded(1)));
     }
 
     #[test]
@@ -217,13 +220,16 @@ mod tests {
     }
 
     fn buckets() -> impl Strategy<Value = Vec<Bucket>> {
-        let one = (prop::collection::vec(1..9i64, 2), any::<bool>(), 0..5u8).prop_map(
-            |(sizes, paddable, cost)| Bucket {
+        let one = (
+            prop::collection::vec(1..9i64, 2),
+            any::<[bool; 2]>(),
+            0..5u8,
+        )
+            .prop_map(|(sizes, padded, cost)| Bucket {
                 sizes,
-                paddable,
+                padded: padded.into_iter().collect(),
                 cost: f64::from(cost),
-            },
-        );
+            });
         prop::collection::vec(one, 1..12)
     }
 
@@ -241,12 +247,12 @@ mod tests {
                 }
                 Some(Route::Padded(i)) => {
                     prop_assert!(buckets.iter().all(|b| b.sizes != request));
-                    prop_assert!(buckets[i].paddable && covers(&buckets[i].sizes, &request));
-                    prop_assert_eq!(Some(buckets[i].cost), best(&|b| b.paddable && covers(&b.sizes, &request)));
+                    prop_assert!(buckets[i].takes(&request));
+                    prop_assert_eq!(Some(buckets[i].cost), best(&|b| b.takes(&request)));
                 }
                 None => {
                     prop_assert!(buckets.iter().all(|b| b.sizes != request));
-                    prop_assert!(!buckets.iter().any(|b| b.paddable && covers(&b.sizes, &request)));
+                    prop_assert!(!buckets.iter().any(|b| b.takes(&request)));
                 }
             }
             prop_assert_eq!(table.route(&request), table.scan(&request));

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use precast_store::{
     Device,
-    record::{Calls, Padding, Program, Sizes, bounds_name},
+    record::{Calls, Program, Sizes, bounds_name},
 };
 use smallvec::SmallVec;
 
@@ -433,11 +433,7 @@ fn routes(programs: &[Slot]) -> Routes {
         let live = programs.iter().enumerate();
         let live = live.filter(|(_, slot)| !slot.lost() && wanted(slot));
         let (indices, slots): (Vec<usize>, Vec<&Slot>) = live.unzip();
-        let bucket = |(slot, cost): (&&Slot, f64)| Bucket {
-            sizes: slot.program.sizes.values().copied().collect(),
-            paddable: slot.program.padding == Padding::Allowed,
-            cost,
-        };
+        let bucket = |(slot, cost): (&&Slot, f64)| bucket(&slot.program, cost);
         Part {
             table: Table::new(slots.iter().zip(costs(&slots)).map(bucket).collect()),
             programs: indices,
@@ -451,11 +447,18 @@ fn routes(programs: &[Slot]) -> Routes {
 
 /// Returns whether a program answers requests of these sizes once it is loaded.
 fn answers(program: &Program, request: &[i64]) -> bool {
-    let mut sizes = program.sizes.values().zip(request);
-    match program.padding {
-        _ if program.dynamic.is_some() => within(program, request),
-        Padding::Allowed => sizes.all(|(have, want)| have >= want),
-        _ => sizes.all(|(have, want)| have == want),
+    match program.dynamic.is_some() {
+        true => within(program, request),
+        false => bucket(program, 0.0).takes(request),
+    }
+}
+
+fn bucket(program: &Program, cost: f64) -> Bucket {
+    let dims = program.sizes.keys();
+    Bucket {
+        sizes: program.sizes.values().copied().collect(),
+        padded: dims.map(|dim| program.padding.allows(dim)).collect(),
+        cost,
     }
 }
 

@@ -201,11 +201,56 @@ pub struct Check {
 pub enum Padding {
     /// The bucket answers smaller requests too.
     Allowed,
-    /// Only exact sizes; `why` says what was found.
+    /// Some dimensions, or all, must have the bucket's sizes.
     Refused {
         /// One line for people.
         why: String,
+        /// The dimensions in which requests may be smaller all the same.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        padded: Vec<String>,
     },
+}
+
+impl Padding {
+    /// Returns the padding of a bucket. `exact` has the dimensions in which a request can't be smaller, each with the reason.
+    pub fn new(sizes: &Sizes, exact: &BTreeMap<String, String>) -> Self {
+        let mut reasons: Vec<&str> = exact.values().map(String::as_str).collect();
+        reasons.dedup();
+        let padded = sizes.keys().filter(|dim| !exact.contains_key(*dim));
+        match reasons.is_empty() {
+            true => Self::Allowed,
+            false => Self::Refused {
+                why: reasons.join("; "),
+                padded: padded.cloned().collect(),
+            },
+        }
+    }
+
+    /// Returns whether a request may be smaller than the bucket in a dimension.
+    pub fn allows(&self, dim: &str) -> bool {
+        match self {
+            Self::Allowed => true,
+            Self::Refused { padded, .. } => padded.iter().any(|one| one == dim),
+        }
+    }
+
+    /// Returns what a bucket is not padded for and why, none where nothing is refused: `exact sizes only: …`, or
+    /// `exact in seq, padded in batch: …`.
+    pub fn refusal(&self, sizes: &Sizes) -> Option<String> {
+        let Self::Refused { why, padded } = self else {
+            return None;
+        };
+        let exact = sizes.keys().filter(|dim| !padded.contains(dim));
+        let exact: Vec<&str> = exact.map(String::as_str).collect();
+        Some(match padded.is_empty() {
+            true => format!("exact sizes only: {why}"),
+            false => format!(
+                "exact in {}, padded in {}: {why}",
+                exact.join(" and "),
+                padded.join(" and ")
+            ),
+        })
+    }
 }
 
 /// What eager runs in place of the steps: the captured graph, with no Python.

@@ -74,11 +74,8 @@ pub(super) fn tell(summary: &Summary, context: &Context) -> Result<()> {
         ));
     }
     for (why, names) in exact_only(summary) {
-        note(format_args!(
-            "{} {}: {why}",
-            "exact sizes only".yellow(),
-            few(&names)
-        ));
+        let (what, why) = why.split_once(": ").unwrap_or((why, ""));
+        note(format_args!("{} {}: {why}", what.yellow(), few(&names)));
         note(format_args!("       {} {PADDING}", "hint:".cyan().bold()));
     }
     for (name, sizes) in narrowed(summary) {
@@ -230,7 +227,7 @@ pub(in crate::cli) const PADDING: &str = "list the sizes that requests have as b
 pub(in crate::cli) const EAGER: &str =
     "answers sizes that no bucket covers; `fail_policy = \"raise\"` leaves it out";
 
-/// Returns the programs that were built and take no smaller request, by the reason why.
+/// Returns the programs that were built and take no smaller request in some dimension, by the reason why.
 fn exact_only(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
     let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, outcome) in &summary.programs {
@@ -322,7 +319,7 @@ enum Ended<'a> {
         compiled: usize,
         /// The program whose gate it is, where it was not gated again.
         gated_by: Option<&'a Digest>,
-        /// Why smaller requests are not padded into it.
+        /// The dimensions in which smaller requests are not padded into it, and why.
         padding_refused: Option<&'a str>,
         /// The sizes that it answers, where the model has fewer than the spec asks for.
         narrowed: Option<&'a str>,

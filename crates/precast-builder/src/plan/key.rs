@@ -15,6 +15,7 @@
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but only passes on segments, by name and source digest: the effect of others is in the graph |
 //! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
+//! | `padding`: who says whether requests may be padded | yes | no |
 //! | whether `--tune` was given | yes | no: its choice is in `mode` and `options` |
 //! | canonical graph; constants in order, with the names a binding uses | no | yes |
 //! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
@@ -37,7 +38,7 @@ use serde_json::{Map, Value, json};
 
 use precast_store::canon::{self, Shared};
 
-use crate::spec::{Backend, Compile, Mode};
+use crate::spec::{Backend, Compile, Mode, PaddingRule};
 
 /// The version of the worker: part of every key, so that a change in how it captures or compiles makes every old artifact miss. What only makes
 /// new artifacts faster leaves it as it is.
@@ -85,6 +86,8 @@ pub struct RequestKey<'a> {
     pub regions: &'a [String],
     /// The module's compile settings, merged from all layers.
     pub settings: &'a Compile,
+    /// Who says whether a smaller request may be padded into it.
+    pub padding: PaddingRule,
     /// Whether it is to be chosen among several option sets by measuring.
     pub tuned: bool,
 }
@@ -177,6 +180,7 @@ impl RequestKey<'_> {
             ("mode", self.settings.mode.name().into()),
             ("options", json!(self.settings.options)),
             ("passes", json!(self.settings.passes)),
+            ("padding", json!(self.padding)),
             ("tuned", self.tuned.into()),
         ])
     }

@@ -281,6 +281,7 @@ pub fn plan(
                         compiled: form.compiled,
                         regions: &module.regions,
                         settings: &settings.compile,
+                        padding: module.padding,
                         tuned: false,
                     };
                     let tuned = RequestKey { tuned: true, ..key };

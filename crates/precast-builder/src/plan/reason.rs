@@ -166,7 +166,7 @@ impl Reason {
     /// and what pads an input.
     pub fn leaves_artifacts(&self) -> bool {
         match self {
-            Self::SettingChanged { name, .. } => matches!(&**name, "model" | "module"),
+            Self::SettingChanged { name, .. } => matches!(&**name, "model" | "module" | "padding"),
             Self::InputChanged { field, .. } => field == "pad",
             _ => false,
         }
@@ -354,7 +354,7 @@ fn field(
         "graph" => found.push(Reason::GraphChanged),
         "passes" => passes(found, &plain(old), &plain(new)),
         "compiles" | "dynamic" | "backend" | "mode" | "model" | "entry" | "samples" | "module"
-        | "path" | "method" | "sizes" | "regions" | "tuned" | "weights" => {
+        | "path" | "method" | "sizes" | "regions" | "padding" | "tuned" | "weights" => {
             found.push(Reason::SettingChanged {
                 name: name.to_owned(),
                 old: plain(old),

@@ -27,6 +27,7 @@ pub const CATEGORIES: &[&str] = &[
     "fixed-size",
     "symbolic-flag",
     "size-one",
+    "padding",
     "cuda-graph",
     "region",
     "graph-break",

@@ -5,7 +5,7 @@
 //! [model]      name, entry = "module:callable", weights = "auto" | "x.safetensors", samples = "module:callable"
 //! [target]     device = "cpu" | "cuda", isa = "native" | "x86-64-v3" | …
 //! [compile]    defaults of the settings, see `compile`
-//! [[module]]   name, path, method, regions, and any setting of [compile]
+//! [[module]]   name, path, method, regions, padding, and any setting of [compile]
 //!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
 //!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
 //!   [module.gate]      rtol, atol
@@ -136,6 +136,19 @@ pub struct Module {
     pub compile: Overrides,
     /// The `[module.gate]` table.
     pub gate: Gate,
+    /// Whether padding is checked.
+    pub padding: PaddingRule,
+}
+
+/// Who says whether a smaller request may be padded into a bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PaddingRule {
+    /// The build: it compares padded requests with unpadded ones, and reads the captured graph.
+    #[default]
+    Checked,
+    /// The spec: the values that the module gets make padding harmless.
+    Trusted,
 }
 
 /// One named input.

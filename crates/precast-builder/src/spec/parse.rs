@@ -11,8 +11,8 @@ use precast_store::target::{DeviceKind, ISA_LEVELS};
 use toml::de::DeTable;
 
 use super::{
-    Dim, Dynamic, Gate, Model, Module, Overrides, SCHEMA, Spec, SpecError, TargetSpec, WeightsFrom,
-    buckets, check, compile,
+    Dim, Dynamic, Gate, Model, Module, Overrides, PaddingRule, SCHEMA, Spec, SpecError, TargetSpec,
+    WeightsFrom, buckets, check, compile,
     error::Problem,
     inputs,
     reader::{Field, Place, Reader, Section},
@@ -24,7 +24,7 @@ const TOP: &[&str] = &["schema", "model", "target", "compile", "module", "check"
 pub(crate) const MODEL: &[&str] = &["name", "entry", "weights", "unused_weights", "samples"];
 pub(crate) const TARGET: &[&str] = &["device", "isa"];
 pub(crate) const MODULE: &[&str] = &[
-    "name", "path", "method", "regions", "inputs", "buckets", "gate",
+    "name", "path", "method", "regions", "inputs", "buckets", "gate", "padding",
 ];
 
 /// Where a key belongs that was found in another table.
@@ -39,6 +39,7 @@ const HOMES: &[(&str, &str)] = &[
     ("buckets", "[[module]]"),
     ("regions", "[[module]]"),
     ("gate", "[[module]]"),
+    ("padding", "[[module]]"),
     ("rtol", "[module.gate]"),
     ("atol", "[module.gate]"),
 ];
@@ -280,6 +281,13 @@ fn module<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Module> {
     let inputs = optional(&section, "inputs", |field| inputs::inputs(reader, field));
     let buckets = optional(&section, "buckets", |field| buckets::buckets(reader, field));
     let gate = optional(&section, "gate", |field| gate(reader, field));
+    let rules = [
+        ("checked", PaddingRule::Checked),
+        ("trusted", PaddingRule::Trusted),
+    ];
+    let padding = optional(&section, "padding", |field| {
+        reader.choice(field, "padding", &rules)
+    });
     let compile = overrides(reader, &section);
     let (inputs, buckets) = (inputs?, buckets?);
     if let Some(inputs) = &inputs {
@@ -311,6 +319,7 @@ fn module<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Module> {
         regions: regions?.unwrap_or_default(),
         compile,
         gate: gate?.unwrap_or_default(),
+        padding: padding?.unwrap_or_default(),
     })
 }
 

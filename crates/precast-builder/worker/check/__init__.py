@@ -8,7 +8,7 @@ A module is looked at in several ways, because each sees what the others can't:
 | `breaks` | torch.export, and its draft mode where it fails | what really stops a build |
 | `buckets` | eager runs and captures at the smallest and the largest bucket | sizes that the model does not take |
 | `shapes` | captures with free sizes, and runs at size one | what ties a bucketed dimension to one size |
-| `graphs` | the captured graph, or the eager run | what keeps a program out of a CUDA graph |
+| `graphs` | the captured graph, or the eager run | operators that no CUDA graph has, and readers of padding |
 | `regions` | parts of the captured graph | which repeated submodules share an artifact, and what keeps others from it |
 | `recompiles` | calls through torch.compile, where asked for | what torch.compile compiles again for, and breaks at |
 | `cost` | calls on fake tensors, where asked for | FLOPs and bytes of each bucket, and their floor on this machine |
@@ -78,8 +78,12 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
         found += buckets.findings(subject, captured.error is None)
     graph = Graphs(subject)
     graph.look(captured.graph, seen)
+    if captured.graph is not None and captured.ranges is not None:
+        graph.leaks(captured.graph, captured.ranges)
     known = {one.location for one in found}
-    found += [one for one in graph.findings if one.location is None or one.location not in known]
+    found += [
+        one for one in graph.findings if one.category == "padding" or one.location is None or one.location not in known
+    ]
     wire.event("regions")
     region = Regions(subject)
     region.compare(captured.graph)

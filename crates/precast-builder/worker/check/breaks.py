@@ -47,8 +47,9 @@ class Captured:
     # Calls of artifacts in the program, and distinct artifacts.
     steps: int | None = None
     artifacts: int | None = None
-    # The graph that a build would cut; none where it can't be captured.
+    # The graph that a build would cut, and the bounds of its inputs' values; none where it can't be captured.
     graph: Flat | None = None
+    ranges: list[list[int] | None] | None = None
 
 
 def capture(subject: Subject) -> Captured:
@@ -64,7 +65,7 @@ def capture(subject: Subject) -> Captured:
         cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
         place = error.location if isinstance(error, Failure) else None
         return Captured(error, place or failures.location(cause, subject.opened.root))
-    return Captured(steps=len(parts), artifacts=len(texts), graph=traced.graph)
+    return Captured(steps=len(parts), artifacts=len(texts), graph=traced.graph, ranges=traced.ranges)
 
 
 def judge(found: list[Finding], captured: Captured, subject: Subject) -> list[Finding]:

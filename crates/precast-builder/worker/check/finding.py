@@ -29,6 +29,7 @@ CATEGORIES = {
     "fixed-size": "a bucketed dimension has one size only",
     "symbolic-flag": "a flag follows from sizes",
     "size-one": "size one gives another graph",
+    "padding": "an operator reads the padding of a bucketed dimension",
     "cuda-graph": "no CUDA graph has it",
     "region": "a repeated submodule needs an artifact of its own",
     "graph-break": "torch.compile breaks its graph",

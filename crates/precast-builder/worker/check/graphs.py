@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import failures, operators
+from .. import failures, operators, padding_graph
 from ..flat import Flat
 from ..torch_private import overloads, symbols
 from . import calls
@@ -37,6 +37,18 @@ class Graphs:
             self._reason(place, why, found=graph is not None)
         for dim in sorted(self.subject.asked):
             self._reason(None, f"`{dim}` is dynamic: a graph is of one size", found=False)
+
+    def leaks(self, graph: Flat, ranges: list[Any]) -> None:
+        """Finds operators that read padding; a program of them has its exact sizes only."""
+        subject = self.subject
+        if subject.module.get("padding") == "trusted":
+            return
+        sizes = {dim: subject.sizes.get(dim, 1) for dim in subject.dims}
+        for leak in padding_graph.leaks(graph, subject.specs, sizes, ranges):
+            place = subject.sources.at(leak.location(subject.sources.root))
+            why = f"{leak.why}: requests must have the sizes of its buckets"
+            fix = Fix(f'{leak.fix}; where its values make it harmless, `padding = "trusted"` in the module')
+            self.findings.append(made(place, "padding", LOW, why, fix))
 
     def _reason(self, place: Place | None, why: str, found: bool) -> None:
         reason = {"why": why, "location": place.location if place is not None else None}

@@ -86,6 +86,22 @@ def arguments(overload: Any) -> list[Any]:
     return overload._schema.arguments
 
 
+def argument(node: Any, name: str) -> Any:
+    """Returns an argument of an operation, by position or by name; None if it has no argument of this name."""
+    for place, one in enumerate(arguments(node.target)):
+        if one.name == name:
+            passed = node.args[place] if place < len(node.args) else node.kwargs.get(name)
+            return one.default_value if passed is None else passed
+    return None
+
+
+def is_elementwise(overload: Any) -> bool:
+    """Returns whether each element of the result follows from the elements at its position."""
+    import torch
+
+    return torch.Tag.pointwise in overload.tags
+
+
 def is_mutable(overload: Any) -> bool:
     """Returns whether an operator writes into one of its arguments."""
     return overload._schema.is_mutable

@@ -312,7 +312,7 @@ fn line(program: &Program, bytes: u64) -> ProgramLine {
         artifacts: artifacts.len(),
         bytes,
         fixed: program.dynamic.is_none(),
-        padded: program.padding == precast_store::record::Padding::Allowed,
+        padded: program.sizes.keys().all(|dim| program.padding.allows(dim)),
         receipt: ReceiptSummary::of(program),
     }
 }

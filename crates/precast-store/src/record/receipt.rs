@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Dtype, Lenient, Sizes};
+use super::{Dtype, Lenient, Padding, Sizes};
 use crate::Digest;
 
 /// Fields that this version does not know.
@@ -216,8 +216,8 @@ pub struct Given {
     pub atol: Option<f64>,
     /// For each output, the coarsest dtype on its way, where that is not its own.
     pub computed_in: Vec<Option<Dtype>>,
-    /// Why the module can't be padded, if it can't.
-    pub padding_refused: Option<String>,
+    /// What the capture found of padding.
+    pub padding: Padding,
 }
 
 /// What tells hosts apart by their answers and their speed.
@@ -294,9 +294,12 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Returns why smaller requests may not be padded into the bucket, if they may not.
-    pub fn padding_refused(&self) -> Option<&str> {
-        self.padding.get()?.refused.as_deref()
+    /// Returns the dimensions in which padded requests differed from eager, each with the reason.
+    pub fn exact(&self) -> BTreeMap<String, String> {
+        let padding = self.padding.get();
+        padding
+            .map(|padding| padding.exact.clone())
+            .unwrap_or_default()
     }
 }
 
@@ -344,6 +347,9 @@ pub struct GatePadding {
     pub max_abs: f64,
     /// Why smaller requests may not be padded into the bucket, if they may not.
     pub refused: Option<String>,
+    /// In which dimension they may not, with the reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub exact: BTreeMap<String, String>,
     /// Fields of later versions, kept as they are.
     #[serde(flatten)]
     pub other: Other,

@@ -135,6 +135,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
         compiled: form.compiled,
         regions: &module.regions,
         settings: &settings.compile,
+        padding: module.padding,
         tuned,
     };
     assert_eq!(key.digest(), key.explained().0);
@@ -228,6 +229,7 @@ fn a_digest_follows_from_the_key_in_a_record() {
             compiled: true,
             regions: &[],
             settings: &Compile::default(),
+            padding: PaddingRule::Checked,
             tuned: false,
         };
         same_again(key.explained());
@@ -310,12 +312,12 @@ fn the_bytes_of_a_few_keys_are_pinned() {
         (2, 2),
         "pin the keys of the new version below"
     );
-    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"c3face37befb4552963145709b1ed3d5a6c60145ad273db3295ecf71209634ad");
+    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"72f50078cb39ccf8416ba4069d93df4142bb66801d8ac428bf42c98c0401bde3");
     insta::assert_snapshot!(artifact(|_| ()).0.hex(), @"de7fa529d84983f99a9d0669182256406e866ff0370eba78c291ae6381455b1c");
-    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"8503e4fc97e311a84e33be27ba1a125963b3a5cf320e62f4b4b73fe1ec7b69fd");
+    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"965f7997c5c2b45e9c02e4c8f0d3248ee6d2654a2545bf95926cf41fcf63ebde");
 }
 
 #[test]
 fn a_key_shows_every_field_that_was_hashed() {
-    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":2,"protocol":2,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true},"weights":"auto"},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"freezing":true,"triton.x":1},"passes":["passes:fold"],"tuned":false}"#);
+    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":2,"protocol":2,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true},"weights":"auto"},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"freezing":true,"triton.x":1},"passes":["passes:fold"],"padding":"checked","tuned":false}"#);
 }

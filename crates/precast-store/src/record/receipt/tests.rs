@@ -44,7 +44,7 @@ fn written() -> [Value; 5] {
             "gate_given": {
                 "precast": "0.1.0", "host": {"machine": "cb5b012f81ef", "cpu": "Some CPU", "cores": 2, "driver": null},
                 "samples": "a".repeat(64), "weights": null, "aliases": {"head.weight": "embed.weight"}, "steps": 3,
-                "rtol": null, "atol": 0.01, "computed_in": [null, "bfloat16"], "padding_refused": null,
+                "rtol": null, "atol": 0.01, "computed_in": [null, "bfloat16"], "padding": {"padding": "allowed"},
             },
             "gate": {
                 "outputs": [row], "deterministic": true, "steps": 3, "seconds_per_run": 0.004,
@@ -82,7 +82,15 @@ fn old_receipts_are_read_and_written_as_they_were() {
     assert!(tuned.tuned_by.get().is_some());
     assert_eq!(decided.turns().unwrap().faster, Faster::Eager);
     assert_eq!(
-        decided.gate.get().unwrap().padding_refused(),
+        decided
+            .gate
+            .get()
+            .unwrap()
+            .padding
+            .get()
+            .unwrap()
+            .refused
+            .as_deref(),
         Some("it differs")
     );
     assert_eq!(decided.gate_given.get().unwrap().atol, Some(0.01));

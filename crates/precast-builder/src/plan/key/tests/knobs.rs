@@ -81,6 +81,7 @@ const MOVES: &[(&str, &str, &str)] = &[
         "\"int64\", shape = [2, 4]",
     ),
     ("inputs", "pad = 0", "pad = 1"),
+    ("padding", "path =", "padding = \"trusted\"\npath ="),
     ("inputs", "pad = 0", "range = [0, 9]"),
     ("inputs", "ids =", "tokens ="),
     (
@@ -120,6 +121,7 @@ const STAYS: &[(&str, &str, &str)] = &[
     ("path", "\"body\"", "'body'"),
     ("mode", "[[module]]", "[[module]]\nmode = \"default\""),
     ("method", "path =", "method = \"forward\"\npath ="),
+    ("padding", "path =", "padding = \"checked\"\npath ="),
     ("isa", "device =", "isa = \"native\"\ndevice ="),
     (
         "allowlist",

@@ -1,0 +1,264 @@
+"""Finds operators that read the padding of a bucketed dimension, in the captured graph.
+
+The samples of `padding` are some values of many: a maximum over zeros as padding is wrong only where all valid values
+are negative. This walk needs no values. It goes through the graph once for each bucketed dimension, and keeps for each
+tensor the axes that carry the dimension, and the content of their padded part.
+
+Content of a padded part, from the best known to the least:
+
+| content | meaning | example |
+|---|---|---|
+| `constant` | one known number | an input: its `pad`; a mask of zeros; their products |
+| `far` | any number plus a huge constant | scores with `finfo.min` added where the mask is zero |
+| `other` | a known operator computed it, and it is no constant | `linear` of anything: the bias is there |
+| `unknown` | the walk lost track | the result of an operator that the table does not have |
+
+An axis may carry the dimension together with others: `view` merges axes and splits them again. So a mark says how many
+positions lie outside (`before`) and inside (`after`) of the dimension within the axis. Where two axes of a tensor carry
+the dimension (attention scores), the content of one holds for the valid positions of the other. So a causal mask,
+which is constant above the diagonal, masks the padded keys of each valid query.
+
+Constants of the graph are computed where they meet a marked axis, with the values that they have.
+
+`padding_rules` and `padding_moves` have the operators. An operator over a padded axis is a `Leak` where the padding
+changes a valid result: its content is known and is not the identity of the operator. With `unknown` content there is no
+leak: the samples decide. Not found: a size of the bucket as a number in the code (`x.sum(1) / x.shape[1]`), which every
+sample shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from . import failures
+from .flat import Flat
+from .torch_private import fake, overloads
+
+# Constants with more elements are not computed.
+_LARGEST = 1 << 24
+# A constant beyond this hides all other logits of a softmax: `exp` of it is 0.
+FAR = 1000.0
+
+
+@dataclass(frozen=True)
+class Content:
+    """The values of a padded part."""
+
+    kind: str
+    value: float = math.nan
+
+    def is_far(self, sign: int) -> bool:
+        """Returns whether it is beyond all usual values, below (-1) or above (1)."""
+        return self.kind in ("constant", "far") and self.value * sign >= FAR
+
+    def __str__(self) -> str:
+        return f"{self.value:g}" if self.kind == "constant" else "computed values"
+
+
+OTHER, UNKNOWN = Content("other"), Content("unknown")
+
+
+def constant(value: float) -> Content:
+    """Returns the content of a part that is filled with one number."""
+    return Content("constant", float(value))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An axis that carries the dimension."""
+
+    content: Content
+    before: int = 1
+    after: int = 1
+    # Whether the padded part is the end of the dimension. Else it is somewhere: `cat` puts other values behind it.
+    at_end: bool = True
+    # Whether it is the start, after a `flip`.
+    flipped: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Returns whether the padded part is the end of the axis."""
+        return self.at_end and not self.flipped and self.before == 1
+
+    def of(self, content: Content) -> Mark:
+        """Returns the same axis with another content."""
+        return replace(self, content=content)
+
+
+@dataclass(frozen=True)
+class Marked:
+    """The axes of a tensor that carry the dimension; `lost`: other axes may carry it too."""
+
+    axes: dict[int, Mark] = field(default_factory=dict)
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Leak:
+    """An operator that reads the padding of a dimension."""
+
+    dim: str
+    why: str
+    # The replacement in the code.
+    fix: str
+    node: Any
+
+    def location(self, root: Path) -> str | None:
+        """Returns the project's line of the operator."""
+        return failures.from_stack_trace(self.node.meta.get("stack_trace"), root)
+
+    def reason(self, root: Path) -> str:
+        """Returns it in words, with its place."""
+        place = self.location(root)
+        return f"{self.why} ({place})" if place else self.why
+
+
+def leaks(flat: Flat, specs: list[dict[str, Any]], sizes: dict[str, int], ranges: list[Any]) -> list[Leak]:
+    """Returns the leaks of each bucketed dimension; `ranges` are the bounds of each input's values."""
+    found = []
+    for dim, size in sizes.items():
+        if size > 1:
+            found += Walk(flat, specs, dim, size, ranges).run()
+    return found
+
+
+class Walk:
+    """The walk for one dimension."""
+
+    def __init__(self, flat: Flat, specs: list[dict[str, Any]], dim: str, size: int, ranges: list[Any]) -> None:
+        self.flat, self.dim, self.size = flat, dim, size
+        self.found: list[Leak] = []
+        # A tensor, or the list of an operator's results.
+        self.marked: dict[Any, Any] = {}
+        self.bounds = {node: bounds for node, bounds in zip(flat.inputs, ranges, strict=True) if bounds}
+        # Tensors that depend on no input, and the values of some.
+        self.static: set[Any] = set(flat.weights)
+        self._values: dict[Any, Any] = {}
+        for node, spec in zip(flat.inputs, specs, strict=True):
+            axes = {axis: Mark(constant(spec["pad"])) for axis, name in enumerate(spec["dims"]) if name == dim}
+            self.marked[node] = Marked(axes)
+
+    def run(self) -> list[Leak]:
+        """Visits every operator in order."""
+        from .padding_rules import apply
+
+        for node in self.flat.graph.nodes:
+            if node.op != "call_function":
+                continue
+            if all(given in self.static for given in node.all_input_nodes):
+                self.static.add(node)
+                continue
+            given = [self.of(value) for value in node.all_input_nodes]
+            if not any(one.axes or one.lost for one in given):
+                continue
+            try:
+                self.marked[node] = apply(self, node)
+            except Exception:  # an overload with other arguments than its rule knows
+                self.marked[node] = Marked(lost=True)
+        return self.found
+
+    def of(self, node: Any, result: int = 0) -> Marked:
+        """Returns the marks of a tensor."""
+        found = self.marked.get(node, Marked())
+        return found[result] if isinstance(found, list) else found
+
+    def leak(self, node: Any, content: Content, needed: str) -> None:
+        """Notes a leak; `needed` is the content that the operator would need, as `0`, empty if none helps."""
+        name = overloads.name_of(node.target)
+        why = f"`{name}` reads the padding of `{self.dim}`, which holds {content}"
+        if needed:
+            why += f" and not {needed}"
+            fix = f"fill it with {needed} before, by a mask that is an input"
+        else:
+            fix = "compute it with a mask that is an input, as a masked sum divided by the number of valid elements"
+        self.found.append(Leak(self.dim, why, fix, node))
+
+    def content(self, value: Any, axis: int, rank: int, others: Iterable[int] = ()) -> Content:
+        """Returns the content of an operand at the padded positions of an axis of the result, which has `rank` axes.
+
+        `others` are the other axes of the result that carry the dimension.
+        """
+        if isinstance(value, bool | int | float):
+            return constant(value)
+        shape = value.meta["val"].shape
+        own = axis - rank + len(shape)
+        marked = self.of(value)
+        if own in marked.axes:
+            return marked.axes[own].content
+        if value in self.static:
+            beside = [other - rank + len(shape) for other in others]
+            return self.beyond(value, own, [other for other in beside if other >= 0 and shape[other] > 1])
+        return UNKNOWN if marked.lost and own >= 0 and shape[own] > 1 else OTHER
+
+    def beyond(self, node: Any, axis: int, others: list[int]) -> Content:
+        """Returns the content of a constant tensor at the padded positions of an axis, of every smaller size.
+
+        These are the positions beyond each position of `others`, the other axes that carry the dimension: above the
+        diagonal of a causal mask.
+        """
+        import torch
+
+        value = self.value(node)
+        if value is None:
+            return UNKNOWN
+        if axis >= 0 and value.dim() and value.shape[axis] > 1:
+            value = value.movedim(axis, 0)
+            if others:
+                at = [other + (other < axis) for other in others]
+                size, shape = value.shape[0], [1] * value.dim()
+                position = torch.arange(size, device=value.device).reshape(-1, *shape[1:])
+                valid = torch.ones_like(value, dtype=torch.bool)
+                for other in at:
+                    beside = torch.arange(value.shape[other], device=value.device)
+                    valid = valid & (
+                        position > beside.reshape([-1 if one == other else 1 for one in range(len(shape))])
+                    )
+                value = value[valid]
+            else:
+                value = value[1:]
+        if not value.numel() or value.is_complex():
+            return OTHER
+        low, high = value.min(), value.max()
+        return constant(low.item()) if low == high else OTHER
+
+    def value(self, node: Any) -> Any:
+        """Returns a constant's values; None where they are too many, or can't be computed."""
+        import torch
+
+        if node not in self._values:
+            held, found = node.meta.get("val"), None
+            if isinstance(held, torch.Tensor) and held.numel() <= _LARGEST:
+                if node in self.flat.tensors:
+                    found = self.flat.tensors[node].detach()
+                elif node.op == "call_function" and held.device.type != "meta":
+                    given = {one: self.value(one) for one in node.all_input_nodes}
+                    if all(one is not None for one in given.values()):
+                        found = self.evaluate(node, given)
+            self._values[node] = found
+        return self._values[node]
+
+    def set(self, node: Any) -> None:
+        """Makes a tensor a constant that depends on the shapes of its operands only."""
+        import torch
+
+        given = {}
+        for one in node.all_input_nodes:
+            held = one.meta["val"]
+            given[one] = torch.zeros((), dtype=held.dtype, device=held.device).expand(held.shape)
+        self.static.add(node)
+        self._values[node] = self.evaluate(node, given)
+
+    def evaluate(self, node: Any, given: dict[Any, Any]) -> Any:
+        """Runs an operator on real values; returns None where it fails."""
+        import torch
+
+        args, kwargs = (torch.fx.map_arg(part, lambda one: given[one]) for part in (node.args, node.kwargs))
+        try:
+            with fake.real_values(), torch.no_grad():
+                return node.target(*args, **kwargs)
+        except Exception:  # an operator that takes no such tensor: its result is not known
+            return None
