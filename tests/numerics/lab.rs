@@ -247,11 +247,9 @@ impl Lab {
                 "{model} {module} {case}: output {index} differs from eager by at most {worst:.2e}"
             );
         }
-        let bucket = ran["bucket"].as_object().unwrap();
-        let sizes: Vec<String> = bucket
-            .iter()
-            .map(|(dim, size)| format!("{dim}={size}"))
-            .collect();
+        // Eager for every size has no bucket.
+        let bucket = ran["bucket"].as_object().into_iter().flatten();
+        let sizes: Vec<String> = bucket.map(|(dim, size)| format!("{dim}={size}")).collect();
         (sizes.join(" "), ran["rung"].as_str().unwrap().to_owned())
     }
 }
