@@ -102,6 +102,11 @@ class SizesTest(Project):
                 self.assertEqual(list(self.bounds(captured).values()), [(low, None) for low in lows])
                 self.compare(opened, captured, inputs, (1, 2, 5, 33, 70) if inputs is ROWS else (1, 4, 33, 70))
 
+    def test_a_module_that_refuses_large_values_goes_down_to_one(self) -> None:
+        check = 'torch.ops.aten._assert_async.msg((x > -100).all(), "x must be above -100")'
+        _, captured = self.eager(model(f"{check}\nreturn x * 2 + 1"), ROWS)
+        self.assertEqual(list(self.bounds(captured).values()), [(1, None), (1, None)])
+
     def test_the_gate_gets_the_smallest_sizes(self) -> None:
         _, captured = self.eager(model("return x * 2 if x.shape[0] == 1 else x"), ROWS)
         samples = part("tensors").read(Path(captured["samples"]))
