@@ -2,12 +2,12 @@
 
 use half::{bf16, f16};
 use precast_builder::gate::tolerance;
-use precast_runtime::{Element, Tensor, TensorError};
+use precast_runtime::{Element, Tensor, TorchError};
 use precast_store::record::{Dtype, Output, receipt::Compared};
 
 /// Returns whether both have the same elements; a NaN is the same as another.
-pub fn equal(a: &Tensor, b: &Tensor) -> Result<bool, TensorError> {
-    fn same<T: Element + PartialEq>(a: &Tensor, b: &Tensor) -> Result<bool, TensorError> {
+pub fn equal(a: &Tensor, b: &Tensor) -> Result<bool, TorchError> {
+    fn same<T: Element + PartialEq>(a: &Tensor, b: &Tensor) -> Result<bool, TorchError> {
         let (a, b) = (a.to_vec::<T>()?, b.to_vec::<T>()?);
         // Only a NaN is not itself.
         #[expect(clippy::eq_op)]
@@ -55,7 +55,7 @@ pub fn compare(
         ));
     }
     let name = output.name.clone();
-    let failed = |error: TensorError| format!("can't be compared: {error}");
+    let failed = |error: TorchError| format!("can't be compared: {error}");
     let dtype = output.layout.dtype;
     if !dtype.is_float() {
         return match equal(got, eager).map_err(failed)? {
@@ -85,7 +85,7 @@ fn errors<T: Element>(
     got: &Tensor,
     eager: &Tensor,
     double: impl Fn(T) -> f64,
-) -> Result<Result<Compared, String>, TensorError> {
+) -> Result<Result<Compared, String>, TorchError> {
     let (got, eager) = (got.to_vec::<T>()?, eager.to_vec::<T>()?);
     let pairs = || std::iter::zip(&got, &eager).map(|(&got, &eager)| (double(got), double(eager)));
     if pairs().any(|(got, eager)| eager.is_finite() && !got.is_finite()) {

@@ -1,6 +1,6 @@
 //! Inputs for a program that nobody gave any: the same ones in every run.
 
-use precast_runtime::{Tensor, TensorError};
+use precast_runtime::{Tensor, TorchError};
 use precast_store::{
     Device,
     record::{Dtype, Input, Program, Sizes},
@@ -11,9 +11,9 @@ pub(crate) fn samples(
     program: &Program,
     sizes: &Sizes,
     device: Device,
-) -> Result<Vec<Tensor>, TensorError> {
+) -> Result<Vec<Tensor>, TorchError> {
     let mut random = Random(0x5eed);
-    let mut sample = |input: &Input| -> Result<Tensor, TensorError> {
+    let mut sample = |input: &Input| -> Result<Tensor, TorchError> {
         let axes = input.layout.shape.iter().zip(&input.dims);
         let size = |(&fixed, dim): (&i64, &Option<String>)| {
             let named = dim.as_ref().and_then(|dim| sizes.get(dim));

@@ -148,7 +148,7 @@ fn caller(model: &Model, calls: u64, mut random: Random, steps: &AtomicU64) -> M
                 }
             }
             2 => match model.run("f", std::slice::from_ref(&negative)) {
-                Err(RuntimeError::Failed { message, .. }) if message == "negative" => {
+                Err(RuntimeError::Failed { message, .. }) if message.to_string() == "negative" => {
                     outcome.failed += 1
                 }
                 other => outcome.bad.push(format!("a failing run: {other:?}")),

@@ -125,7 +125,8 @@ pub fn child(with: &Value) -> Value {
                 match random.below(8) {
                     0 => drop(right(runtime.load("fake"))),
                     1 => match model.run("f", &[&negative]) {
-                        Err(RuntimeError::Failed { message, .. }) if message == "negative" => {}
+                        Err(RuntimeError::Failed { message, .. })
+                            if message.to_string() == "negative" => {}
                         other => drop(right(other)),
                     },
                     2 => {

@@ -6,7 +6,7 @@
 
 use precast_store::{Device, record::Dtype};
 
-use super::{Element, Outputs, RuntimeError, Tensor, TensorError, ffi::TensorRef, threads};
+use super::{Element, Outputs, RuntimeError, Tensor, TorchError, ffi::TensorRef, threads};
 
 /// What [`Model::run`](super::Model::run) takes: a [`Tensor`], a [`Value`], or a reference to one; with the feature
 /// `tch` a `tch::Tensor` as well.
@@ -162,7 +162,7 @@ fn shape_of(tensor: &Tensor) -> Vec<usize> {
     sizes.map(|size| size.unsigned_abs() as usize).collect()
 }
 
-fn refused(TensorError(reason): TensorError) -> RuntimeError {
+fn refused(reason: TorchError) -> RuntimeError {
     RuntimeError::Array { reason }
 }
 

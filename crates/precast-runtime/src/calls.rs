@@ -4,7 +4,10 @@ use precast_store::Device;
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::ffi::{Calls, CallsBuilder, Given, Item, Kept};
+use super::{
+    TorchError,
+    ffi::{Calls, CallsBuilder, Given, Item, Kept},
+};
 
 /// What this version reads.
 const FORMAT: u32 = 1;
@@ -33,27 +36,28 @@ struct Call {
 
 /// Reads a list and resolves its operators, whose libraries are loaded. Fails, naming the call, when one is not registered
 /// or its schema is another.
-pub(super) fn read(bytes: &[u8], device: Device) -> Result<Calls, String> {
+pub(super) fn read(bytes: &[u8], device: Device) -> Result<Calls, TorchError> {
     let broken = |error| format!("its list of calls is not one that this version reads: {error}");
     let Format { format } = serde_json::from_slice(bytes).map_err(broken)?;
     if format != FORMAT {
         return Err(format!(
             "its list of calls has format {format}, this version reads format {FORMAT}"
-        ));
+        )
+        .into());
     }
     build(serde_json::from_slice(bytes).map_err(broken)?, device)
 }
 
-fn build(graph: Graph, device: Device) -> Result<Calls, String> {
+fn build(graph: Graph, device: Device) -> Result<Calls, TorchError> {
     let mut calls = CallsBuilder::new(device, graph.inputs)?;
     for call in graph.calls {
         let name = call.op.clone();
-        add(&mut calls, call, device).map_err(|reason| format!("operator `{name}`: {reason}"))?;
+        add(&mut calls, call, device).map_err(|error| error.at(&format!("operator `{name}`")))?;
     }
     calls.finish(&graph.outputs)
 }
 
-fn add(calls: &mut CallsBuilder, call: Call, device: Device) -> Result<(), String> {
+fn add(calls: &mut CallsBuilder, call: Call, device: Device) -> Result<(), TorchError> {
     let mut given = Vec::with_capacity(call.args.len());
     for (name, value) in &call.args {
         given.push(argument(name, value)?);
@@ -72,7 +76,7 @@ fn add(calls: &mut CallsBuilder, call: Call, device: Device) -> Result<(), Strin
     calls.add_cond(branches, &given, &kept)
 }
 
-fn argument(name: &str, value: &Json) -> Result<Given, String> {
+fn argument(name: &str, value: &Json) -> Result<Given, TorchError> {
     let items: Option<Vec<Item>> = match value {
         Json::Array(list) => list.iter().map(item).collect(),
         one => item(one).map(|one| vec![one]),
@@ -181,7 +185,10 @@ mod tests {
 
     #[test]
     fn what_can_not_be_read_is_named() {
-        let told = |text: &str| read(text.as_bytes(), Device::Cpu).err().unwrap();
+        let told = |text: &str| {
+            let error = read(text.as_bytes(), Device::Cpu).err().unwrap();
+            error.to_string()
+        };
         let call = |call: &str| {
             told(&format!(
                 r#"{{"format": 1, "inputs": 1, "outputs": [0], "calls": [{call}]}}"#

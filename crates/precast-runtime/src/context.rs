@@ -23,7 +23,7 @@ use precast_store::{
 use smallvec::SmallVec;
 
 use super::{
-    RuntimeError,
+    RuntimeError, TorchError,
     ffi::{
         Container, Handle, Handles, Library, Meta, Operators, RawStream, RunError, Stolen, Weight,
     },
@@ -218,7 +218,8 @@ impl Plan {
                     constant
                         .dtype
                         .map_or("an unknown dtype", |dtype| dtype.name())
-                ));
+                )
+                .into());
             }
             bound.weight(&constant.fqn, true)
         };
@@ -316,7 +317,7 @@ impl Plan {
         self.program.bucket()
     }
 
-    fn no_container(&self, artifact: &Artifact, reason: String) -> RuntimeError {
+    fn no_container(&self, artifact: &Artifact, reason: TorchError) -> RuntimeError {
         RuntimeError::NoContainer {
             artifact: artifact.id,
             reason,
@@ -347,7 +348,7 @@ impl Plan {
         }
     }
 
-    pub fn failed(&self, step: &str, message: String) -> RuntimeError {
+    pub fn failed(&self, step: &str, message: TorchError) -> RuntimeError {
         RuntimeError::Failed {
             module: self.module.clone(),
             bucket: self.bucket(),
@@ -364,7 +365,7 @@ impl ExecutionContext {
     }
 
     /// Returns the container of a step, bound to what the step needs.
-    fn container(&mut self, step: usize) -> Result<&mut Container, String> {
+    fn container(&mut self, step: usize) -> Result<&mut Container, TorchError> {
         let Some(turns) = &self.turns else {
             return Ok(&mut self.containers[step]);
         };

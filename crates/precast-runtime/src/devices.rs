@@ -2,7 +2,7 @@
 
 use precast_store::Device;
 
-use super::{RuntimeError, ffi::cuda_for};
+use super::{RuntimeError, TorchError, ffi::cuda_for};
 
 /// One or more devices.
 pub struct Devices(Vec<Device>);
@@ -53,15 +53,16 @@ fn check(device: Device, ordinals: &[usize]) -> Result<(), RuntimeError> {
     let Device::Cuda(ordinal) = device else {
         return Ok(());
     };
-    let no = |reason| RuntimeError::NoDevice { device, reason };
+    let no = |reason: TorchError| RuntimeError::NoDevice { device, reason };
     let cuda = cuda_for(ordinals).map_err(no)?;
     let devices = cuda.devices();
     match ordinal < devices {
         true => cuda.context(ordinal).map_err(no),
-        false if devices == 1 => Err(no("this process sees one CUDA device, `cuda:0`".to_owned())),
+        false if devices == 1 => Err(no("this process sees one CUDA device, `cuda:0`".into())),
         false => Err(no(format!(
             "this process sees {devices} CUDA devices, the last is `cuda:{}`",
             devices - 1
-        ))),
+        )
+        .into())),
     }
 }

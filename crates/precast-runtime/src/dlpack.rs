@@ -23,7 +23,7 @@ pub use super::ffi::{
     DLTensor, Managed,
 };
 use super::{
-    Tensor, TensorError,
+    Tensor, TorchError,
     ffi::{Stream, cuda, stream_number},
 };
 
@@ -31,7 +31,7 @@ use super::{
 /// no streams.
 ///
 /// A call with the tensor on this stream comes after what the producer wrote.
-pub fn stream(device: Device) -> Result<Option<isize>, TensorError> {
+pub fn stream(device: Device) -> Result<Option<isize>, TorchError> {
     match device {
         Device::Cpu => Ok(None),
         Device::Cuda(ordinal) => Ok(Some(stream_number(ordinal)?)),
@@ -53,7 +53,7 @@ impl Tensor {
     /// - a device that is neither the CPU nor a CUDA device of this process;
     /// - numbers that are no tensor's: `ndim` out of range, a size or stride below 0, elements beyond any memory;
     /// - a null pointer where there are elements, and an element 0 that is not aligned.
-    pub fn from_dlpack<M: Managed>(capsule: Capsule<M>) -> Result<Self, TensorError> {
+    pub fn from_dlpack<M: Managed>(capsule: Capsule<M>) -> Result<Self, TorchError> {
         Ok(Self(capsule.into_handle()?))
     }
 
@@ -66,7 +66,7 @@ impl Tensor {
     /// Fails for a tensor that is not dense or of a dtype that no module takes.
     ///
     /// ```
-    /// use precast_runtime::{Tensor, TensorError, dlpack::Capsule};
+    /// use precast_runtime::{Tensor, TorchError, dlpack::Capsule};
     /// # let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
     /// # precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
     ///
@@ -76,17 +76,17 @@ impl Tensor {
     /// let right = Tensor::from_dlpack(right)?;
     /// assert_eq!((right.shape(), right.stride()), (vec![2, 2], vec![3, 1]));
     /// assert_eq!(right.address(), table.address() + 8);
-    /// # Ok::<(), TensorError>(())
+    /// # Ok::<(), TorchError>(())
     /// ```
     pub fn into_dlpack<M: Managed>(
         self,
         consumer: Option<&Stream>,
-    ) -> Result<Capsule<M>, TensorError> {
+    ) -> Result<Capsule<M>, TorchError> {
         if let (Some(Device::Cuda(device)), Some(consumer)) = (self.device(), consumer) {
             let cuda = cuda()?;
             cuda.wait(consumer.raw(), cuda.current_stream(device)?, device)?;
             consumer.uses(&self)?;
         }
-        Ok(Capsule::of(self.0)?)
+        Capsule::of(self.0)
     }
 }

@@ -13,7 +13,7 @@ use precast_store::{
 use smallvec::SmallVec;
 
 use super::{
-    RuntimeError, calls,
+    RuntimeError, TorchError, calls,
     context::With,
     ffi::{Calls, Handle, Handles, Weight},
     identity, operators,
@@ -154,7 +154,7 @@ impl Eager {
         Ok((outputs, bound.weights.clone()))
     }
 
-    fn failed(&self, message: String) -> RuntimeError {
+    fn failed(&self, message: TorchError) -> RuntimeError {
         RuntimeError::Failed {
             module: self.module.clone(),
             bucket: self.program.bucket(),
@@ -186,7 +186,7 @@ fn bind(
         found.ok_or_else(|| RuntimeError::Unbound {
             artifact: exported.artifact,
             constant: name.clone(),
-            reason: format!("the weight set has no tensor `{name}`"),
+            reason: format!("the weight set has no tensor `{name}`").into(),
         })
     };
     let tensors = exported

@@ -14,8 +14,10 @@ use super::{
 };
 
 mod hint;
+mod torch;
 
 pub(super) use hint::passes;
+pub use torch::TorchError;
 
 /// Why a model did not load or a call was not answered.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +44,7 @@ pub enum RuntimeError {
         /// The device that was asked for.
         device: Device,
         /// What CUDA or libtorch says.
-        reason: String,
+        reason: TorchError,
     },
     /// What this process runs on can't be told, so no artifact can be compared with it.
     #[error("the torch of this process can't be told: {reason}")]
@@ -55,7 +57,7 @@ pub enum RuntimeError {
     #[error("libtorch can't be used: {reason}")]
     Libtorch {
         /// What was found, or where it was looked for.
-        reason: String,
+        reason: TorchError,
     },
     /// A release has no shim for the torch of this process. Nothing of it was loaded.
     #[error("{}", no_shim(torch, known, *outdated))]
@@ -141,7 +143,7 @@ pub enum RuntimeError {
         /// Digest of the object.
         object: Digest,
         /// The message of the loader.
-        reason: String,
+        reason: TorchError,
     },
     /// A process that loaded it first did not survive that. Nothing of it was loaded here: see `Runtime::trial`.
     #[error("object `{}` is not loaded: a process tried to, and {reason}", object.short())]
@@ -193,7 +195,7 @@ pub enum RuntimeError {
         /// Key of the artifact.
         artifact: Digest,
         /// The message of the artifact's code.
-        reason: String,
+        reason: TorchError,
     },
     /// The artifact has other numbers of inputs or outputs than its record.
     #[error("artifact `{}` has {got} {what}, its record says {expected}", artifact.short())]
@@ -213,7 +215,7 @@ pub enum RuntimeError {
         /// Key of the artifact.
         artifact: Digest,
         /// The library or the operator, and its error.
-        reason: String,
+        reason: TorchError,
     },
     /// A record contradicts itself.
     #[error("program `{}` is malformed: {reason}", program.short())]
@@ -241,7 +243,7 @@ pub enum RuntimeError {
         /// Name of the constant in the artifact.
         constant: String,
         /// The tensor that was found for it, or that none was.
-        reason: String,
+        reason: TorchError,
     },
     /// A constant that an artifact has made of its weights, as a matrix in oneDNN's order, can't be made.
     #[error("constant `{constant}` of artifact `{}` can't be made of its weights: {reason}", artifact.short())]
@@ -251,7 +253,7 @@ pub enum RuntimeError {
         /// Name of the constant in the artifact.
         constant: String,
         /// The operator that failed, and its message.
-        reason: String,
+        reason: TorchError,
     },
     /// Weights do not fit the device, or did not get there.
     #[error("weights can't be brought to `{device}`: {reason}")]
@@ -259,7 +261,7 @@ pub enum RuntimeError {
         /// The device that was to have the weights.
         device: Device,
         /// What CUDA or libtorch says.
-        reason: String,
+        reason: TorchError,
     },
 
     // Calls.
@@ -368,7 +370,7 @@ pub enum RuntimeError {
         /// Name of the step.
         step: String,
         /// The error of the artifact or of libtorch.
-        message: String,
+        message: TorchError,
     },
     /// A value that the program computed failed a check of the model's, as an index beyond a table. The answer is dropped,
     /// the inputs are untouched and the model goes on answering.
@@ -415,7 +417,7 @@ pub enum RuntimeError {
         /// Name of the module.
         module: Arc<str>,
         /// The message of libtorch.
-        message: String,
+        message: TorchError,
     },
 
     // Plain memory in and out.
@@ -455,7 +457,7 @@ pub enum RuntimeError {
     #[error("an array can't be copied: {reason}")]
     Array {
         /// The message of libtorch.
-        reason: String,
+        reason: TorchError,
     },
 }
 

@@ -26,7 +26,7 @@ use precast_store::{
 use smallvec::SmallVec;
 
 use super::{
-    RuntimeError,
+    RuntimeError, TorchError,
     ffi::{Handle, Handles, contiguous, note_failed, note_range},
     problem::Problem,
 };
@@ -79,7 +79,7 @@ impl Watch {
     }
 
     /// Puts clamped inputs in the place of those with bounds. None where nothing is noted, by the program neither.
-    pub fn clamp(&self, inputs: &mut Handles, device: Device) -> Result<Option<Flags>, String> {
+    pub fn clamp(&self, inputs: &mut Handles, device: Device) -> Result<Option<Flags>, TorchError> {
         let checks = self.program.checks.len();
         if self.inputs.is_empty() && checks == 0 {
             return Ok(None);
@@ -128,7 +128,7 @@ impl Watch {
         Ok(())
     }
 
-    fn tensor(&self, message: String) -> RuntimeError {
+    fn tensor(&self, message: TorchError) -> RuntimeError {
         RuntimeError::Tensor {
             module: self.module.clone(),
             message,
@@ -156,7 +156,7 @@ impl Watched {
 
 impl Flags {
     /// Returns what a graph noted, for one call of it that was `given` these inputs: the next one writes over the notes.
-    pub fn of_call(&self, given: &Handles) -> Result<Self, String> {
+    pub fn of_call(&self, given: &Handles) -> Result<Self, TorchError> {
         let notes = self.notes.copied()?;
         let inputs = self.watch.inputs.iter();
         let given = inputs.map(|watched| given[watched.input].share());
@@ -179,7 +179,7 @@ impl Flags {
 
     /// As [`Self::check`], for notes that are written again and again.
     pub fn read(&self) -> Result<(), RuntimeError> {
-        let notes: Result<Vec<i64>, String> = self.notes.read();
+        let notes: Result<Vec<i64>, TorchError> = self.notes.read();
         let notes = notes.map_err(|error| self.watch.tensor(error))?;
         let (inputs, outcomes) = notes.split_at((2 * self.watch.inputs.len()).min(notes.len()));
         for ((watched, noted), given) in self

@@ -15,7 +15,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    RuntimeError, Tensor,
+    RuntimeError, Tensor, TorchError,
     context::{ExecutionContext, Plan},
     ffi::{Graph, Handle, Handles, Pool, RawStream, Stream, cuda},
     flags::{Flags, Watch},
@@ -64,10 +64,10 @@ impl State {
         plan: &Plan,
         weights: &Arc<Weights>,
         shared: &Arc<Shared>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TorchError> {
         host::with_room(|| {
             let context = plan.shared_context(weights.clone());
-            Self::capture(plan, context.map_err(|error| error.to_string())?, shared)
+            Self::capture(plan, context?, shared)
         })
     }
 
@@ -75,7 +75,7 @@ impl State {
         plan: &Plan,
         mut context: ExecutionContext,
         shared: &Arc<Shared>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TorchError> {
         let _span = tracing::info_span!("graph", module = &*plan.module).entered();
         let current = Stream::current(shared.device)?;
         shared.stream.wait_for(&current)?;
@@ -95,7 +95,7 @@ impl State {
                 watch.outcomes(&mut made, flags.as_mut())?;
                 Ok(made)
             });
-            Ok((made.map_err(|error| error.to_string())?, flags))
+            Ok((made?, flags))
         };
         {
             let _span = tracing::info_span!("warm_up").entered();
@@ -124,7 +124,7 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    pub fn new(device: usize) -> Result<Self, String> {
+    pub fn new(device: usize) -> Result<Self, TorchError> {
         Ok(Self {
             pool: Pool::new()?,
             stream: Stream::apart(device)?,
@@ -133,7 +133,7 @@ impl Shared {
         })
     }
 
-    fn turn(&self) -> Result<Turn<'_>, String> {
+    fn turn(&self) -> Result<Turn<'_>, TorchError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = cuda()?.current_stream(self.device)?;
         if let Some(before) = last.filter(|&before| before != now) {
@@ -144,7 +144,7 @@ impl Shared {
     }
 
     /// Waits until every replay is done.
-    fn settle(&self) -> Result<(), String> {
+    fn settle(&self) -> Result<(), TorchError> {
         let _turn = self.turn()?;
         Stream::current(self.device)?.synchronize()
     }
@@ -156,7 +156,7 @@ impl Graphed {
         plan: &Plan,
         weights: &Arc<Weights>,
         shared: &Arc<Shared>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TorchError> {
         let state = State::with_room(plan, weights, shared)?;
         Ok(Self {
             shared: shared.clone(),
@@ -165,7 +165,7 @@ impl Graphed {
     }
 
     /// Captures it again with other weights, whose addresses the kernels have in them. On failure nothing has changed.
-    pub fn swap(&self, plan: &Plan, weights: Arc<Weights>) -> Result<(), String> {
+    pub fn swap(&self, plan: &Plan, weights: Arc<Weights>) -> Result<(), TorchError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let next = State::with_room(plan, &weights, &self.shared)?;
         // What was launched must be done before its graph and its weights go.
@@ -184,7 +184,7 @@ impl Graphed {
         padded: bool,
         wait: Wait,
     ) -> Result<(Handles, Option<Flags>), RuntimeError> {
-        let failed = |message: String| plan.failed("graph", message);
+        let failed = |message: TorchError| plan.failed("graph", message);
         // In this order everywhere: the program, then the device.
         let mut state = pool::lock(&self.state, wait).ok_or_else(|| plan.busy(1))?;
         let state = &mut *state;
@@ -249,7 +249,7 @@ impl Session<'_> {
     }
 
     /// Launches the program on the thread's current stream.
-    pub fn replay(&mut self) -> Result<(), String> {
+    pub fn replay(&mut self) -> Result<(), TorchError> {
         let _turn = self.graphed.shared.turn()?;
         self.state.graph.replay()
     }

@@ -3,11 +3,10 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::{
-    RuntimeError,
+    RuntimeError, TorchError,
     ffi::{DeviceMemory, cuda, libtorch},
 };
 
-use precast_store::out_of_memory::says_out_of_memory;
 use precast_store::{Device, Target, target::Torch};
 
 /// After an error for want of memory on a CUDA device: gives back what torch's allocator keeps and nothing uses.
@@ -24,17 +23,17 @@ pub(super) fn make_room(device: Device, error: &RuntimeError) {
 
 /// Does what the driver may find no room for once more where it did not, after giving back what torch's allocator keeps and
 /// nothing uses.
-pub(super) fn with_room<T>(work: impl FnMut() -> Result<T, String>) -> Result<T, String> {
+pub(super) fn with_room<T>(work: impl FnMut() -> Result<T, TorchError>) -> Result<T, TorchError> {
     twice(work, release)
 }
 
 fn twice<T>(
-    mut work: impl FnMut() -> Result<T, String>,
+    mut work: impl FnMut() -> Result<T, TorchError>,
     make_room: impl FnOnce(),
-) -> Result<T, String> {
+) -> Result<T, TorchError> {
     match work() {
-        Err(reason) if says_out_of_memory(&reason) => {
-            tracing::debug!(reason, "once more, with the allocator's unused memory");
+        Err(reason @ TorchError::Memory(_)) => {
+            tracing::debug!(%reason, "once more, with the allocator's unused memory");
             make_room();
             work()
         }
@@ -44,7 +43,7 @@ fn twice<T>(
 
 fn release() {
     if let Err(reason) = cuda().and_then(|cuda| cuda.release_cached()) {
-        tracing::warn!(reason, "the allocator's unused memory can't be given back");
+        tracing::warn!(%reason, "the allocator's unused memory can't be given back");
     }
 }
 
@@ -80,7 +79,7 @@ pub fn host(device: Device) -> Result<Target, RuntimeError> {
 /// Returns how the memory of a CUDA device is used. Fails on the CPU and when the device is not there.
 pub fn device_memory(device: Device) -> Result<DeviceMemory, RuntimeError> {
     let memory = match device {
-        Device::Cpu => Err("the CPU has no memory of its own".to_owned()),
+        Device::Cpu => Err("the CPU has no memory of its own".into()),
         Device::Cuda(ordinal) => cuda().and_then(|cuda| cuda.memory(ordinal)),
     };
     memory.map_err(|reason| RuntimeError::NoDevice { device, reason })
@@ -110,7 +109,7 @@ mod tests {
 
     #[test]
     fn what_there_is_no_room_for_is_tried_once_more_with_room() {
-        let short = || Err("CUDA error: out of memory".to_owned());
+        let short = || Err(TorchError::cuda("CUDA error: out of memory"));
         let (mut tried, mut made) = (0, 0);
         let mut work = |until: usize| {
             (tried, made) = (0, 0);
@@ -126,7 +125,7 @@ mod tests {
         assert_eq!(work(1), (Ok(1), 1, 0));
         assert_eq!(work(2), (Ok(2), 2, 1));
         assert_eq!(work(9), (short(), 2, 1));
-        let other = || Err::<(), _>("operation not permitted".to_owned());
+        let other = || Err::<(), _>(TorchError::cuda("operation not permitted"));
         assert_eq!(twice(other, || panic!("room is not what lacks")), other());
     }
 
@@ -135,13 +134,13 @@ mod tests {
         let artifact = Digest::of(b"artifact");
         let container = |reason: &str| RuntimeError::NoContainer {
             artifact,
-            reason: reason.to_owned(),
+            reason: TorchError::cuda(reason),
         };
         let failed = |message: &str| RuntimeError::Failed {
             module: "encode".into(),
             bucket: "batch=8".to_owned(),
             step: "main".to_owned(),
-            message: message.to_owned(),
+            message: TorchError::libtorch(message),
         };
         for error in [
             container("CUDA driver error: out of memory"),

@@ -17,7 +17,7 @@ use std::{
 use precast_store::{Checking, Device, Digest, Mapped, Target, record::Program};
 
 use super::{
-    RuntimeError,
+    RuntimeError, TorchError,
     context::With,
     error::{Quarantined, in_store},
     graphs::Shared,
@@ -121,7 +121,7 @@ pub(super) struct Loader {
     pub weights: RwLock<Arc<Weights>>,
     pub quarantined: Mutex<Vec<Arc<Quarantined>>>,
     /// The pool of the device's graphs, made when the first one is wanted.
-    pub shared: OnceLock<Result<Arc<Shared>, String>>,
+    pub shared: OnceLock<Result<Arc<Shared>, TorchError>>,
 }
 
 impl Loader {
@@ -247,7 +247,7 @@ impl Loader {
             .get_or_init(|| Shared::new(ordinal).map(Arc::new))
         {
             Ok(shared) => ready.capture(weights.clone(), shared),
-            Err(reason) => ready.refused = Some(reason.clone()),
+            Err(reason) => ready.refused = Some(reason.to_string()),
         }
     }
 

@@ -16,7 +16,7 @@ use precast_store::{Device, Digest, Mapped, record::Artifact};
 use serde_json::Value as Json;
 
 use super::{
-    RuntimeError,
+    RuntimeError, TorchError,
     ffi::{Call, Loading, Operators, Value, registered},
     source::Source,
 };
@@ -32,7 +32,9 @@ pub(super) fn prepare(
         reason,
     };
     let calls = match &artifact.proxy {
-        Some(description) => calls(&read(source, description)?).map_err(refused)?,
+        Some(description) => {
+            calls(&read(source, description)?).map_err(|reason| refused(reason.into()))?
+        }
         None => Vec::new(),
     };
     if !artifact.libraries.is_empty() {
@@ -64,7 +66,7 @@ pub(super) fn prepare(
 fn unclaimed(
     source: &Arc<dyn Source>,
     artifact: &Artifact,
-) -> Result<Result<(), String>, RuntimeError> {
+) -> Result<Result<(), TorchError>, RuntimeError> {
     let taken = match registered() {
         Ok(names) => names,
         Err(reason) => return Ok(Err(reason)),
@@ -91,9 +93,10 @@ fn unclaimed(
             .iter()
             .find(|(_, space, name)| has(space) && has(name));
         if let Some((full, ..)) = twice {
-            return Ok(Err(format!(
+            let reason = format!(
                 "operator `{full}` is registered in this process already, by another library"
-            )));
+            );
+            return Ok(Err(TorchError::Registered(reason.into())));
         }
     }
     Ok(Ok(()))
@@ -293,7 +296,10 @@ mod tests {
                 .map(|(name, value)| ((*name).to_owned(), value.clone()))
                 .collect(),
         };
-        let told = |call: Call| Operators::new(&[call], Device::Cpu).err().unwrap();
+        let told = |call: Call| {
+            let error = Operators::new(&[call], Device::Cpu).err().unwrap();
+            error.to_string()
+        };
         let x = ("self", Value::Tensor);
         assert!(
             Operators::new(&[call("aten::relu", std::slice::from_ref(&x))], Device::Cpu).is_ok()

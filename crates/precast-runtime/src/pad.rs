@@ -7,7 +7,10 @@ use precast_store::{
 };
 use smallvec::SmallVec;
 
-use super::ffi::{Handle, RawStream};
+use super::{
+    TorchError,
+    ffi::{Handle, RawStream},
+};
 
 /// Bucket-sized inputs for padded calls, made on first use. One caller has them at a time.
 #[derive(Default)]
@@ -37,7 +40,7 @@ pub struct Buffer {
 
 impl Buffer {
     /// Makes a buffer that holds the pad value. It is filled on the CPU: the first fill on a device loads a kernel.
-    pub fn new(input: &Input, device: Device) -> Result<Self, String> {
+    pub fn new(input: &Input, device: Device) -> Result<Self, TorchError> {
         let layout = &input.layout;
         let make = |device| Handle::empty(&layout.shape, &layout.stride, layout.dtype, device);
         let bytes = bytes_of(input.pad, layout.dtype)?;
@@ -67,7 +70,7 @@ impl Buffer {
     }
 
     /// Writes the pad value everywhere.
-    fn blank(&self) -> Result<(), String> {
+    fn blank(&self) -> Result<(), TorchError> {
         match &self.pad {
             None => self.tensor.zero(),
             Some(pad) => self.tensor.copy_from(pad),
@@ -77,7 +80,7 @@ impl Buffer {
     /// Writes `source` into the low corner and the pad value everywhere else.
     ///
     /// The whole buffer is written each time, so nothing of an earlier call is left in it.
-    pub fn fill(&mut self, source: &Handle) -> Result<(), String> {
+    pub fn fill(&mut self, source: &Handle) -> Result<(), TorchError> {
         let (meta, own) = (source.meta(), self.tensor.meta());
         if meta.sizes() == own.sizes() {
             return self.tensor.copy_from(source);
@@ -86,18 +89,15 @@ impl Buffer {
         let dtype = own.dtype().ok_or_else(|| own.dtype_name())?;
         let fits = std::iter::zip(meta.sizes(), own.sizes()).all(|(size, bucket)| size <= bucket);
         if !fits || meta.sizes().len() != own.sizes().len() {
-            return Err(format!(
-                "{:?} does not fit into {:?}",
-                meta.sizes(),
-                own.sizes()
-            ));
+            let (given, own) = (meta.sizes(), own.sizes());
+            return Err(format!("{given:?} does not fit into {own:?}").into());
         }
         let corner = self.tensor.view(meta.sizes(), own.strides(), 0, dtype)?;
         corner.copy_from(source)
     }
 
     /// Pads what is one smaller in each bucketed dimension, so that a device has loaded what that takes. Nothing changes.
-    pub fn rehearse(&mut self, input: &Input) -> Result<(), String> {
+    pub fn rehearse(&mut self, input: &Input) -> Result<(), TorchError> {
         if !matches!(self.tensor.meta().device(), Some(Device::Cuda(_)))
             || input.dims.iter().all(Option::is_none)
         {
@@ -116,7 +116,7 @@ impl Buffer {
 }
 
 /// Returns the bytes of one element.
-fn bytes_of(pad: Pad, dtype: Dtype) -> Result<SmallVec<[u8; 8]>, String> {
+fn bytes_of(pad: Pad, dtype: Dtype) -> Result<SmallVec<[u8; 8]>, TorchError> {
     let (whole, number) = match pad {
         Pad::Bool(value) => (i64::from(value), f64::from(u8::from(value))),
         Pad::Int(value) => (value, value as f64),
@@ -197,13 +197,13 @@ pub fn cuts<'a>(
 }
 
 /// Returns the valid part of an output: a view, no copy.
-pub fn cut(tensor: Handle, cuts: &[Cut], request: &[i64]) -> Result<Handle, String> {
+pub fn cut(tensor: Handle, cuts: &[Cut], request: &[i64]) -> Result<Handle, TorchError> {
     let meta = tensor.meta();
     let mut sizes: SmallVec<[i64; 8]> = SmallVec::from_slice(meta.sizes());
     for cut in cuts {
         let (axis, size) = cut.size(request);
         if size > sizes[axis] {
-            return Err(format!("{:?} has no {size} on axis {axis}", meta.sizes()));
+            return Err(format!("{:?} has no {size} on axis {axis}", meta.sizes()).into());
         }
         sizes[axis] = size;
     }
@@ -269,7 +269,7 @@ mod tests {
         let told = Buffer::new(&input(Dtype::Int8, Pad::Int(300)), Device::Cpu)
             .err()
             .unwrap();
-        assert_eq!(told, "the pad value 300 is no int8");
+        assert_eq!(told.to_string(), "the pad value 300 is no int8");
     }
 
     #[test]

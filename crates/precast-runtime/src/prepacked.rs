@@ -20,6 +20,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use precast_store::record::{Artifact, Layout, Operand, Prepared, Recipe};
 
 use super::{
+    TorchError,
     ffi::{Call, Handle, Meta, Operators, Value, Weight},
     layout::{bytes_of, same_strides},
     packing,
@@ -41,7 +42,7 @@ pub(super) struct Bound<'a> {
 
 impl Bound<'_> {
     /// Returns the layout that the artifact's record says of a constant.
-    pub fn layout(&self, constant: &str) -> Result<&Layout, String> {
+    pub fn layout(&self, constant: &str) -> Result<&Layout, TorchError> {
         let mut known = self.artifact.constants.iter();
         let found = known.find(|known| known.name == constant);
         let found = found.ok_or("the artifact's record does not have it")?;
@@ -49,14 +50,14 @@ impl Bound<'_> {
     }
 
     /// Returns the tensor that is bound to a constant.
-    pub fn weight(&self, constant: &str, keep: bool) -> Result<Arc<Weight>, String> {
+    pub fn weight(&self, constant: &str, keep: bool) -> Result<Arc<Weight>, TorchError> {
         let layout = self.layout(constant)?;
         let (set, name) = self.place(constant)?;
         set.get(name, self.aliases, layout, keep)
     }
 
     /// Returns what a recipe gives; it is made unless it is there already.
-    pub fn prepared(&self, wanted: &Prepared) -> Result<Arc<Weight>, String> {
+    pub fn prepared(&self, wanted: &Prepared) -> Result<Arc<Weight>, TorchError> {
         let mut call = wanted.call.clone();
         self.rename(&mut call)?;
         let key = serde_json::to_string(&call).map_err(|error| error.to_string())?;
@@ -79,7 +80,7 @@ impl Bound<'_> {
         Ok(made)
     }
 
-    fn place(&self, constant: &str) -> Result<(&Weights, &str), String> {
+    fn place(&self, constant: &str) -> Result<(&Weights, &str), TorchError> {
         let name = self.binding.get(constant);
         let name = name.ok_or("the program's binding does not name it")?;
         let set = match self.extras {
@@ -90,12 +91,12 @@ impl Bound<'_> {
     }
 
     /// Puts the tensors' own names, and the order they are taken in, for those of constants.
-    fn rename(&self, call: &mut Recipe) -> Result<(), String> {
+    fn rename(&self, call: &mut Recipe) -> Result<(), TorchError> {
         let mut operands = call.arguments.iter_mut();
         operands.try_for_each(|(_, operand)| self.rename_in(operand))
     }
 
-    fn rename_in(&self, operand: &mut Operand) -> Result<(), String> {
+    fn rename_in(&self, operand: &mut Operand) -> Result<(), TorchError> {
         match operand {
             Operand::Constant(name) => {
                 let layout = self.layout(name);
@@ -108,7 +109,7 @@ impl Bound<'_> {
                     } = layout;
                     Ok(format!("{own} {dtype} {shape:?} {stride:?}"))
                 });
-                *name = renamed.map_err(|reason| format!("`{name}`: {reason}"))?;
+                *name = renamed.map_err(|error| error.at(&format!("`{name}`")))?;
                 Ok(())
             }
             Operand::Call(call) => self.rename(call),
@@ -118,13 +119,14 @@ impl Bound<'_> {
     }
 
     /// Makes one call, and those that it needs first. `of` gets the tensors it is made of.
-    fn make(&self, call: &Recipe, of: &mut Vec<Arc<Weight>>) -> Result<Handle, String> {
+    fn make(&self, call: &Recipe, of: &mut Vec<Arc<Weight>>) -> Result<Handle, TorchError> {
         let known = call.operator.split_once("::");
         if !known.is_some_and(|(space, _)| NAMESPACES.contains(&space)) {
             return Err(format!(
                 "operator `{}`: a recipe calls only torch's own",
                 call.operator
-            ));
+            )
+            .into());
         }
         let (mut ints, mut tensors, mut arguments) = (Vec::new(), Vec::new(), Vec::new());
         for (name, operand) in &call.arguments {
@@ -167,13 +169,12 @@ impl Bound<'_> {
             overload: overload.to_owned(),
             arguments,
         };
-        let failed = |reason: String| format!("operator `{}`: {reason}", call.operator);
         Operators::new(&[operator], self.weights.device())?
             .call(&ints, &tensors)
-            .map_err(failed)
+            .map_err(|error| error.at(&format!("operator `{}`", call.operator)))
     }
 
-    fn tensor(&self, operand: &Operand, of: &mut Vec<Arc<Weight>>) -> Result<Handle, String> {
+    fn tensor(&self, operand: &Operand, of: &mut Vec<Arc<Weight>>) -> Result<Handle, TorchError> {
         match operand {
             Operand::Call(call) => self.make(call, of),
             Operand::Constant(name) => {
@@ -182,13 +183,13 @@ impl Bound<'_> {
                 of.push(weight);
                 Ok(handle)
             }
-            other => Err(format!("{other:?} is no tensor")),
+            other => Err(format!("{other:?} is no tensor").into()),
         }
     }
 }
 
 /// Fails when what was made is not what the artifact was compiled for.
-fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), String> {
+fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), TorchError> {
     let right = match &wanted.stride {
         // Its operators check the rest, which nobody else can read.
         None => !made.dense(),
@@ -203,7 +204,8 @@ fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), String> {
         false => Err(format!(
             "its recipe does not give {} {:?} in the order it was compiled for",
             wanted.dtype, wanted.shape
-        )),
+        )
+        .into()),
     }
 }
 

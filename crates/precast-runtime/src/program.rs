@@ -189,10 +189,10 @@ impl Ready {
                 tracing::warn!(
                     module = &*self.plan.module,
                     bucket,
-                    reason,
+                    %reason,
                     "no CUDA graph for a program"
                 );
-                (self.graph, self.refused) = (None, Some(reason));
+                (self.graph, self.refused) = (None, Some(reason.to_string()));
             }
         }
     }

@@ -85,8 +85,8 @@ impl Replica {
         if let RuntimeError::Failed { .. } | RuntimeError::Tensor { .. } = error
             && let Err(reason) = cuda().and_then(|cuda| cuda.health(ordinal))
         {
-            tracing::error!(device = %self.device, reason, "a device answers no more calls in this process");
-            let _ = self.broken.set(reason);
+            tracing::error!(device = %self.device, %reason, "a device answers no more calls in this process");
+            let _ = self.broken.set(reason.to_string());
             return;
         }
         make_room(self.device, error);

@@ -7,32 +7,24 @@
 use half::{bf16, f16};
 use precast_store::{Device, record::Dtype};
 
-use super::ffi::{Handle, TensorRef, contiguous};
+use super::{
+    TorchError,
+    ffi::{Handle, TensorRef, contiguous},
+};
 
 /// A tensor of libtorch's: shape, strides and dtype over memory that it shares with other handles.
 ///
 /// ```
-/// use precast_runtime::{Tensor, TensorError};
+/// use precast_runtime::{Tensor, TorchError};
 /// # let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
 /// # precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
 ///
 /// let table = Tensor::from_slice(&[1_i64, 2, 3, 4, 5, 6], &[2, 3])?;
 /// let right = table.narrow(1, 1, 2)?;
 /// assert_eq!((right.shape(), right.to_vec::<i64>()?), (vec![2, 2], vec![2, 3, 5, 6]));
-/// # Ok::<(), TensorError>(())
+/// # Ok::<(), TorchError>(())
 /// ```
 pub struct Tensor(pub(super) Handle);
-
-/// libtorch, or a check of what it would be given, refused something of a tensor; this is the reason.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct TensorError(pub(super) String);
-
-impl From<String> for TensorError {
-    fn from(reason: String) -> Self {
-        Self(reason)
-    }
-}
 
 /// What a tensor or an array can be of: `f32`, `f64`, `half::f16`, `half::bf16`, `i64`, `i32`, `i16`, `i8`, `u8` and `bool`.
 pub trait Element: sealed::Plain + Copy + 'static {
@@ -42,7 +34,7 @@ pub trait Element: sealed::Plain + Copy + 'static {
 
 impl Tensor {
     /// Makes a tensor whose elements are whatever was in its memory.
-    pub fn empty(shape: &[i64], dtype: Dtype, device: Device) -> Result<Self, TensorError> {
+    pub fn empty(shape: &[i64], dtype: Dtype, device: Device) -> Result<Self, TorchError> {
         Self::empty_strided(shape, &contiguous(shape), dtype, device)
     }
 
@@ -52,24 +44,24 @@ impl Tensor {
         stride: &[i64],
         dtype: Dtype,
         device: Device,
-    ) -> Result<Self, TensorError> {
+    ) -> Result<Self, TorchError> {
         Ok(Self(Handle::empty(shape, stride, dtype, device)?))
     }
 
     /// Makes a tensor of zeros.
-    pub fn zeros(shape: &[i64], dtype: Dtype, device: Device) -> Result<Self, TensorError> {
+    pub fn zeros(shape: &[i64], dtype: Dtype, device: Device) -> Result<Self, TorchError> {
         let made = Self::empty(shape, dtype, device)?;
         made.0.zero()?;
         Ok(made)
     }
 
     /// Copies elements, the last axis moving fastest, into a tensor on the CPU. Fails where the shape has more or fewer.
-    pub fn from_slice<T: Element>(data: &[T], shape: &[i64]) -> Result<Self, TensorError> {
+    pub fn from_slice<T: Element>(data: &[T], shape: &[i64]) -> Result<Self, TorchError> {
         Ok(Self(T::tensor(data, shape)?))
     }
 
     /// As [`Self::from_slice`], for elements as their bytes.
-    pub fn from_bytes(bytes: &[u8], shape: &[i64], dtype: Dtype) -> Result<Self, TensorError> {
+    pub fn from_bytes(bytes: &[u8], shape: &[i64], dtype: Dtype) -> Result<Self, TorchError> {
         Ok(Self(Handle::of(bytes, shape, dtype)?))
     }
 
@@ -122,23 +114,21 @@ impl Tensor {
 
     /// Returns a tensor over this one's memory: `offset` elements behind its first one, with these sizes and strides. Fails
     /// where that is not in the memory.
-    pub fn view(&self, shape: &[i64], stride: &[i64], offset: usize) -> Result<Self, TensorError> {
+    pub fn view(&self, shape: &[i64], stride: &[i64], offset: usize) -> Result<Self, TorchError> {
         let dtype = self.dtype().ok_or_else(|| self.dtype_name())?;
         let offset = offset
             .checked_mul(dtype.size())
-            .ok_or("it is out of range".to_owned())?;
+            .ok_or("it is out of range")?;
         Ok(Self(self.0.view(shape, stride, offset, dtype)?))
     }
 
     /// Returns the part of an axis from `start` on, `length` long: a view.
-    pub fn narrow(&self, axis: usize, start: i64, length: i64) -> Result<Self, TensorError> {
+    pub fn narrow(&self, axis: usize, start: i64, length: i64) -> Result<Self, TorchError> {
         let (mut shape, stride) = (self.shape(), self.stride());
         let size = shape.get(axis).copied().unwrap_or(-1);
         let end = start.checked_add(length);
         if start < 0 || length < 0 || end.is_none_or(|end| end > size) {
-            return Err(TensorError(format!(
-                "{shape:?} has no {length} from {start} on axis {axis}"
-            )));
+            return Err(format!("{shape:?} has no {length} from {start} on axis {axis}").into());
         }
         shape[axis] = length;
         let offset = if length == 0 { 0 } else { start * stride[axis] };
@@ -146,10 +136,10 @@ impl Tensor {
     }
 
     /// Returns the tensor with two axes swapped: a view.
-    pub fn transpose(&self, a: usize, b: usize) -> Result<Self, TensorError> {
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Self, TorchError> {
         let (mut shape, mut stride) = (self.shape(), self.stride());
         if a.max(b) >= shape.len() {
-            return Err(TensorError(format!("{shape:?} has no axes {a} and {b}")));
+            return Err(format!("{shape:?} has no axes {a} and {b}").into());
         }
         shape.swap(a, b);
         stride.swap(a, b);
@@ -157,66 +147,60 @@ impl Tensor {
     }
 
     /// Returns a copy on a device, or another handle where it is there already. On CUDA it waits for nothing.
-    pub fn to_device(&self, device: Device) -> Result<Self, TensorError> {
+    pub fn to_device(&self, device: Device) -> Result<Self, TorchError> {
         match (self.device() == Some(device), self.dtype()) {
             (true, _) => Ok(self.share()),
             (_, Some(dtype)) => self.converted(dtype, device),
-            _ => Err(TensorError(self.dtype_name())),
+            _ => Err(self.dtype_name().into()),
         }
     }
 
     /// Returns a copy with another dtype, or another handle where it has it already.
-    pub fn to_dtype(&self, dtype: Dtype) -> Result<Self, TensorError> {
+    pub fn to_dtype(&self, dtype: Dtype) -> Result<Self, TorchError> {
         match (self.dtype() == Some(dtype), self.device()) {
             (true, _) => Ok(self.share()),
             (_, Some(device)) => self.converted(dtype, device),
-            _ => Err(TensorError(
-                "it is neither on the CPU nor on CUDA".to_owned(),
-            )),
+            _ => Err("it is neither on the CPU nor on CUDA".into()),
         }
     }
 
     /// Returns a copy without gaps, the last axis moving fastest, with memory of its own.
-    pub fn contiguous(&self) -> Result<Self, TensorError> {
+    pub fn contiguous(&self) -> Result<Self, TorchError> {
         match (self.dtype(), self.device()) {
             (Some(dtype), Some(device)) => self.converted(dtype, device),
-            _ => Err(TensorError(self.dtype_name())),
+            _ => Err(self.dtype_name().into()),
         }
     }
 
     /// Returns a copy without gaps, with memory of its own.
-    pub(super) fn converted(&self, dtype: Dtype, device: Device) -> Result<Self, TensorError> {
+    pub(super) fn converted(&self, dtype: Dtype, device: Device) -> Result<Self, TorchError> {
         let copy = Self::empty(self.0.meta().sizes(), dtype, device)?;
         copy.0.copy_from(&self.0)?;
         Ok(copy)
     }
 
     /// Writes another tensor's elements into this one's memory, from any device and dtype. Smaller sizes are broadcast.
-    pub fn copy_from(&mut self, from: &Self) -> Result<(), TensorError> {
-        Ok(self.0.copy_from(&from.0)?)
+    pub fn copy_from(&mut self, from: &Self) -> Result<(), TorchError> {
+        self.0.copy_from(&from.0)
     }
 
     /// Writes zeros into its memory.
-    pub fn zero(&mut self) -> Result<(), TensorError> {
-        Ok(self.0.zero()?)
+    pub fn zero(&mut self) -> Result<(), TorchError> {
+        self.0.zero()
     }
 
     /// Copies its elements into the host's memory, the last axis moving fastest; on CUDA it waits for them. Fails where they
     /// are of another type.
-    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, TensorError> {
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, TorchError> {
         match self.dtype() {
             Some(dtype) if dtype == T::DTYPE => Ok(T::data(&self.0)?),
-            _ => Err(TensorError(format!(
-                "it is {}, not {}",
-                self.dtype_name(),
-                T::DTYPE
-            ))),
+            _ => Err(format!("it is {}, not {}", self.dtype_name(), T::DTYPE).into()),
         }
     }
 
     /// As [`Self::to_vec`], the bytes of its elements.
-    pub fn to_bytes(&self) -> Result<Vec<u8>, TensorError> {
-        Ok(self.0.read()?)
+    pub fn to_bytes(&self) -> Result<Vec<u8>, TorchError> {
+        self.0.read()
     }
 }
 
@@ -263,12 +247,12 @@ impl From<&Tensor> for tch::Tensor {
 }
 
 mod sealed {
-    use super::Handle;
+    use super::{Handle, TorchError};
 
     /// How elements get into a tensor and out of one.
     pub trait Plain: Sized {
-        fn tensor(data: &[Self], shape: &[i64]) -> Result<Handle, String>;
-        fn data(tensor: &Handle) -> Result<Vec<Self>, String>;
+        fn tensor(data: &[Self], shape: &[i64]) -> Result<Handle, TorchError>;
+        fn data(tensor: &Handle) -> Result<Vec<Self>, TorchError>;
     }
 }
 
@@ -279,11 +263,11 @@ macro_rules! elements {
         }
 
         impl sealed::Plain for $type {
-            fn tensor(data: &[Self], shape: &[i64]) -> Result<Handle, String> {
+            fn tensor(data: &[Self], shape: &[i64]) -> Result<Handle, TorchError> {
                 Handle::of(data, shape, Self::DTYPE)
             }
 
-            fn data(tensor: &Handle) -> Result<Vec<Self>, String> {
+            fn data(tensor: &Handle) -> Result<Vec<Self>, TorchError> {
                 tensor.read()
             }
         }
@@ -308,12 +292,12 @@ impl Element for bool {
 
 /// A kernel may have written any byte for true; a Rust `bool` may hold none but 1.
 impl sealed::Plain for bool {
-    fn tensor(data: &[Self], shape: &[i64]) -> Result<Handle, String> {
+    fn tensor(data: &[Self], shape: &[i64]) -> Result<Handle, TorchError> {
         let bytes: Vec<u8> = data.iter().map(|&bit| bit.into()).collect();
         Handle::of(&bytes, shape, Dtype::Bool)
     }
 
-    fn data(tensor: &Handle) -> Result<Vec<Self>, String> {
+    fn data(tensor: &Handle) -> Result<Vec<Self>, TorchError> {
         let bytes: Vec<u8> = tensor.read()?;
         Ok(bytes.into_iter().map(|byte| byte != 0).collect())
     }

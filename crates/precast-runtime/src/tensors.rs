@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeMap, fs, io, path::Path};
 use precast_store::record::Dtype;
 use safetensors::{SafeTensorError, SafeTensors, tensor::View};
 
-use super::{Tensor, TensorError};
+use super::{Tensor, TorchError};
 
 /// Why tensors could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,7 @@ pub enum TensorFileError {
         /// Name of the tensor.
         name: String,
         /// The message of libtorch.
-        reason: String,
+        reason: TorchError,
     },
 }
 
@@ -133,7 +133,7 @@ impl View for Blob {
     }
 }
 
-fn refused(name: &str, TensorError(reason): TensorError) -> TensorFileError {
+fn refused(name: &str, reason: TorchError) -> TensorFileError {
     TensorFileError::Torch {
         name: name.to_owned(),
         reason,

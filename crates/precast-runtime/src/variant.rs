@@ -376,7 +376,7 @@ impl Variant {
         let meta = given.meta();
         let strides = self.signature.inputs[input].strides(meta.sizes());
         // It was checked: it has the dtype that the module takes.
-        let dtype = meta.dtype().ok_or_else(|| meta.dtype_name());
+        let dtype = meta.dtype().ok_or_else(|| meta.dtype_name().into());
         let copy = dtype.and_then(|dtype| {
             let copy = Handle::empty(meta.sizes(), &strides, dtype, self.device)?;
             copy.copy_from(given).map(|()| copy)

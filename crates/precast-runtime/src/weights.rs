@@ -21,7 +21,7 @@ use precast_store::{
 use safetensors::{Dtype as StDtype, SafeTensors};
 
 use super::{
-    RuntimeError, Tensor,
+    RuntimeError, Tensor, TorchError,
     error::in_store,
     ffi::{self, Handle, UploadError, Weight, can_upload, contiguous, cuda},
     layout::{bytes_of, same_strides},
@@ -77,7 +77,7 @@ impl WeightSet {
         let found = self.on.iter().find(|(known, _)| *known == device);
         let missing = || RuntimeError::NoDevice {
             device,
-            reason: "the weight set was loaded without it".to_owned(),
+            reason: "the weight set was loaded without it".into(),
         };
         found
             .map(|(_, weights)| weights.clone())
@@ -142,7 +142,10 @@ impl Weights {
         // In file order, so that an upload reads the file from front to back, but for what lies together.
         views.sort_by_key(|(.., range)| range.start);
         let (tensors, memory, took) = match device {
-            Device::Cpu => (over(bytes, views).map_err(bad)?, range_of(bytes), None),
+            Device::Cpu => {
+                let tensors = over(bytes, views).map_err(|error| bad(error.to_string()))?;
+                (tensors, range_of(bytes), None)
+            }
             Device::Cuda(ordinal) => {
                 upload(bytes, views, ordinal, limit, together).map_err(|error| match error {
                     UploadError::Device(reason) => RuntimeError::Upload { device, reason },
@@ -187,19 +190,20 @@ impl Weights {
         aliases: &BTreeMap<String, String>,
         layout: &Layout,
         keep: bool,
-    ) -> Result<Arc<Weight>, String> {
+    ) -> Result<Arc<Weight>, TorchError> {
         let held = self
             .tensors
             .get(name)
             .or_else(|| self.tensors.get(aliases.get(name)?));
         let Some(entry) = held else {
-            return Err(format!("the weight set has no tensor `{name}`"));
+            return Err(format!("the weight set has no tensor `{name}`").into());
         };
         if entry.dtype != layout.dtype || entry.shape != layout.shape {
             return Err(format!(
                 "it is {} {:?}, and `{name}` in the weight set is {} {:?}",
                 layout.dtype, layout.shape, entry.dtype, entry.shape
-            ));
+            )
+            .into());
         }
         if same_strides(&layout.shape, &layout.stride, &contiguous(&layout.shape)) {
             return Ok(entry.weight.clone());
@@ -218,8 +222,8 @@ impl Weights {
     pub fn made(
         &self,
         key: String,
-        make: impl FnOnce() -> Result<(Weight, usize), String>,
-    ) -> Result<Arc<Weight>, String> {
+        make: impl FnOnce() -> Result<(Weight, usize), TorchError>,
+    ) -> Result<Arc<Weight>, TorchError> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(weight) = made.get(&key) {
             return Ok(weight.clone());
@@ -265,14 +269,14 @@ impl Weights {
                 .is_some_and(|alias| self.tensors.contains_key(alias))
     }
 
-    fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Weight, String> {
+    fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Weight, TorchError> {
         let copy = Handle::empty(&layout.shape, &layout.stride, layout.dtype, self.device)
             .and_then(|copy| copy.copy_from(entry.weight.handle()).map(|()| copy))
-            .map_err(|reason| {
-                format!(
-                    "`{name}` can't be laid out with strides {:?}: {reason}",
+            .map_err(|error| {
+                error.at(&format!(
+                    "`{name}` can't be laid out with strides {:?}",
                     layout.stride
-                )
+                ))
             })?;
         Ok(Weight::owned(copy))
     }
@@ -291,12 +295,12 @@ impl Drop for Weights {
 /// Name, dtype, shape, and where it lies in the map.
 type Views = Vec<(String, Dtype, Vec<i64>, Range<usize>)>;
 
-fn over(bytes: &Mapped, views: Views) -> Result<HashMap<String, Entry>, String> {
+fn over(bytes: &Mapped, views: Views) -> Result<HashMap<String, Entry>, TorchError> {
     let mut tensors = HashMap::with_capacity(views.len());
     for (name, dtype, shape, range) in views {
         let stride = contiguous(&shape);
         let weight = Weight::over(bytes, range, &shape, &stride, dtype)
-            .map_err(|error| format!("`{name}`: {error}"))?;
+            .map_err(|error| error.at(&format!("`{name}`")))?;
         tensors.insert(
             name,
             Entry {
@@ -324,8 +328,12 @@ fn upload(
         .map(|(name, .., range)| (name.as_str(), range.len()))
         .collect();
     let (offsets, total) = together.places(&named);
-    let signed = |n: usize| i64::try_from(n).map_err(|error| error.to_string());
-    let block = Handle::empty(&[signed(total)?], &[1], Dtype::Uint8, Device::Cuda(ordinal))?;
+    let block = Handle::empty(
+        &[i64::try_from(total)?],
+        &[1],
+        Dtype::Uint8,
+        Device::Cuda(ordinal),
+    )?;
     let ranges = views.iter().map(|(.., range)| range.clone());
     let mut parts: Vec<_> = offsets.iter().copied().zip(ranges).collect();
     parts.sort_by_key(|(to, _)| *to);
@@ -334,7 +342,7 @@ fn upload(
         true => ffi::upload(&block, bytes, &parts, limit)?,
         false => {
             for (to, range) in parts {
-                let length = signed(range.len())?;
+                let length = i64::try_from(range.len())?;
                 let source = Weight::over(bytes, range, &[length], &[1], Dtype::Uint8)?;
                 let place = block.view(&[length], &[1], to, Dtype::Uint8)?;
                 place.copy_from(source.handle())?;

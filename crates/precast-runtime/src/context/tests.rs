@@ -108,7 +108,7 @@ fn a_shared_lane_names_the_constant_that_it_can_not_bind() {
     let ready = Ready::load(&source, Arc::new(program), with).unwrap();
     let error = ready.plan.shared_context(weights).err().unwrap();
     assert!(
-        matches!(&error, RuntimeError::Unbound { constant, reason, .. } if constant == "scale" && reason.contains("b.gone")),
+        matches!(&error, RuntimeError::Unbound { constant, reason, .. } if constant == "scale" && reason.to_string().contains("b.gone")),
         "{error}"
     );
     // What would take an execution context at a call is refused when it is loaded.

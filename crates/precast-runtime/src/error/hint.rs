@@ -4,12 +4,11 @@ use std::io;
 
 use precast_store::{
     Device, StoreError,
-    out_of_memory::says_out_of_memory,
     record::bucket_name,
     target::{Mismatch, Torch},
 };
 
-use super::{NoFit, RuntimeError};
+use super::{NoFit, RuntimeError, TorchError};
 
 /// Returns what to do about a torch that is another than the one it was built with.
 fn of_torch(mismatches: &[Mismatch]) -> String {
@@ -33,10 +32,8 @@ impl RuntimeError {
     }
 
     /// Returns whether there was too little memory, on the device or on the host: the same may do when some is free.
-    ///
-    /// By the words of torch, CUDA and the system, which have no code that reaches this far.
     pub fn is_out_of_memory(&self) -> bool {
-        let text = match self {
+        let reason = match self {
             Self::NoContainer { reason, .. }
             | Self::Upload { reason, .. }
             | Self::Unbound { reason, .. }
@@ -50,7 +47,7 @@ impl RuntimeError {
             Self::NothingLeft { cause, .. } => return cause.error.is_out_of_memory(),
             _ => return false,
         };
-        says_out_of_memory(text)
+        matches!(reason, TorchError::Memory(_))
     }
 
     /// Returns whether the host was at fault, and may not be for long: no file handle, no thread, no memory, a read that failed.
@@ -70,16 +67,10 @@ impl RuntimeError {
             Self::MemoryFile { source, .. } => passes(source),
             Self::NoThreads { .. } | Self::Untried { .. } => true,
             Self::NothingLeft { cause, .. } => cause.error.is_transient(),
-            // By the system's words, at the end of the loader's.
-            Self::NotLoadable { reason, .. } => {
-                let said = |number: &i32| {
-                    let text = io::Error::from_raw_os_error(*number).to_string();
-                    text.split(" (os error")
-                        .next()
-                        .is_some_and(|words| reason.ends_with(words))
-                };
-                PASSING.iter().any(said) || self.is_out_of_memory()
-            }
+            Self::NotLoadable {
+                reason: TorchError::Busy(_),
+                ..
+            } => true,
             _ => self.is_out_of_memory(),
         }
     }
@@ -121,7 +112,10 @@ impl RuntimeError {
                 "there was too little memory: free some, or have fewer calls at once, and try again"
             }
             Self::Unprepared { .. } => NO_CODE,
-            Self::Failed { message, .. } if message.contains(ONE_DNN) => NO_CODE,
+            Self::Failed {
+                message: TorchError::NoCode(_),
+                ..
+            } => NO_CODE,
             Self::Store { source, .. } => match source.downcast_ref::<StoreError>() {
                 Some(error) => error.hint(),
                 None => "`precast verify` looks at every byte of the store",
@@ -179,11 +173,17 @@ impl RuntimeError {
                 "it is held in memory: free some, or raise the number of open files with `ulimit -n`"
             }
             Self::NothingLeft { cause, .. } => return cause.error.hint(),
-            Self::NotLoadable { reason, .. } if reason.starts_with("libtorch_python") => {
+            Self::NotLoadable {
+                reason: TorchError::Loader(text),
+                ..
+            } if text.starts_with("libtorch_python") => {
                 "link the operators' library without libtorch_python (`is_python_module=False` in \
                  torch.utils.cpp_extension.load), and build again"
             }
-            Self::Operators { reason, .. } if reason.contains("another library") => {
+            Self::Operators {
+                reason: TorchError::Registered(_),
+                ..
+            } => {
                 "a process can hold one version of an operator's library: load this model in another one"
             }
             Self::Unreadable { .. } | Self::WrongBytes { .. } => {
@@ -263,11 +263,8 @@ impl RuntimeError {
     }
 }
 
-/// The words of oneDNN where it can't make the code of an operator.
-const ONE_DNN: &str = "could not create a primitive";
-
 /// What the system lacks for a moment, or reads wrong once.
-const PASSING: [i32; 7] = [
+pub(super) const PASSING: [i32; 7] = [
     libc::EMFILE,
     libc::ENFILE,
     libc::ENOMEM,

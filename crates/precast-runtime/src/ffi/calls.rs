@@ -13,6 +13,7 @@ use super::{
     libtorch::imports,
     shim::{self, RawTensor, checked},
 };
+use crate::TorchError;
 
 /// One value of an argument: fixed, or the number of an earlier one.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,8 +114,8 @@ unsafe impl Send for Calls {}
 
 impl Builder {
     /// Begins a graph with so many inputs, for a device.
-    pub fn new(device: Device, inputs: usize) -> Result<Self, String> {
-        let device = text(&device.to_string())?;
+    pub fn new(device: Device, inputs: usize) -> Result<Self, TorchError> {
+        let device = CString::new(device.to_string())?;
         let mut raw = ptr::null_mut();
         // SAFETY: a C string and a valid out pointer.
         checked(unsafe { precast_calls_new(device.as_ptr(), inputs, &mut raw) })?;
@@ -122,9 +123,14 @@ impl Builder {
     }
 
     /// Adds a call of `operator`, as `aten::add.Tensor` or `number::add`.
-    pub fn add(&mut self, operator: &str, given: &[Given], kept: &[Kept]) -> Result<(), String> {
+    pub fn add(
+        &mut self,
+        operator: &str,
+        given: &[Given],
+        kept: &[Kept],
+    ) -> Result<(), TorchError> {
         let (name, overload) = operator.split_once('.').unwrap_or((operator, ""));
-        let (name, overload) = (text(name)?, text(overload)?);
+        let (name, overload) = (CString::new(name)?, CString::new(overload)?);
         let (flat, results) = (Flat::all(given)?, numbers(kept)?);
         let raw: Vec<RawGiven> = flat.iter().map(Flat::raw).collect();
         // SAFETY: `self.0` is a graph of the shim; everything pointed to outlives the call, which copies it.
@@ -147,7 +153,7 @@ impl Builder {
         [yes, no]: [Calls; 2],
         given: &[Given],
         kept: &[Kept],
-    ) -> Result<(), String> {
+    ) -> Result<(), TorchError> {
         let (flat, results) = (Flat::all(given)?, numbers(kept)?);
         let raw: Vec<RawGiven> = flat.iter().map(Flat::raw).collect();
         // SAFETY: as for `add`; the shim takes both graphs, whatever comes of it.
@@ -165,7 +171,7 @@ impl Builder {
     }
 
     /// Ends it with the values that it returns.
-    pub fn finish(self, outputs: &[i64]) -> Result<Calls, String> {
+    pub fn finish(self, outputs: &[i64]) -> Result<Calls, TorchError> {
         // SAFETY: as for `add`.
         checked(unsafe { precast_calls_finish(self.0.as_ptr(), outputs.as_ptr(), outputs.len()) })?;
         Ok(Calls(self))
@@ -185,7 +191,7 @@ impl Calls {
         &mut self,
         inputs: &[&Handle],
         outputs: usize,
-    ) -> Result<SmallVec<[Handle; 8]>, String> {
+    ) -> Result<SmallVec<[Handle; 8]>, TorchError> {
         let raw: SmallVec<[RawTensor; 32]> = inputs.iter().map(|input| input.raw()).collect();
         let mut made: SmallVec<[RawTensor; 8]> = SmallVec::from_elem(ptr::null_mut(), outputs);
         // SAFETY: a graph of the shim. It borrows the inputs, and writes a new handle to every output, or to the first of
@@ -205,7 +211,7 @@ impl Calls {
         result?;
         made.into_iter()
             .collect::<Option<_>>()
-            .ok_or_else(|| "an output was not written".to_owned())
+            .ok_or_else(|| "an output was not written".into())
     }
 
     fn into_raw(self) -> *mut c_void {
@@ -223,11 +229,11 @@ struct Flat {
 }
 
 impl Flat {
-    fn all(given: &[Given]) -> Result<Vec<Self>, String> {
+    fn all(given: &[Given]) -> Result<Vec<Self>, TorchError> {
         given.iter().map(Self::new).collect()
     }
 
-    fn new(given: &Given) -> Result<Self, String> {
+    fn new(given: &Given) -> Result<Self, TorchError> {
         let (mut items, mut texts) = (Vec::new(), Vec::new());
         for item in &given.items {
             // The numbers are those of `Kind` in arguments.h.
@@ -236,13 +242,13 @@ impl Flat {
                 Item::Int(value) => (4, *value, 0.0, None),
                 Item::Float(value) => (6, 0, *value, None),
                 Item::Bool(value) => (8, i64::from(*value), 0.0, None),
-                Item::Text(value) => (10, 0, 0.0, Some(text(value)?)),
+                Item::Text(value) => (10, 0, 0.0, Some(CString::new(value.as_str())?)),
                 Item::ScalarType(number) => (11, *number, 0.0, None),
                 Item::Layout(number) => (12, *number, 0.0, None),
                 Item::MemoryFormat(number) => (13, *number, 0.0, None),
-                Item::Device(name) => (14, 0, 0.0, Some(text(name)?)),
+                Item::Device(name) => (14, 0, 0.0, Some(CString::new(name.as_str())?)),
                 Item::Complex(real, imaginary) => {
-                    (15, 0, *real, Some(text(&imaginary.to_string())?))
+                    (15, 0, *real, Some(CString::new(imaginary.to_string())?))
                 }
                 Item::Value(number) => (16, *number, 0.0, None),
             };
@@ -255,7 +261,7 @@ impl Flat {
             texts.extend(words);
         }
         Ok(Self {
-            name: text(&given.name)?,
+            name: CString::new(&*given.name)?,
             is_list: given.is_list,
             items,
             _texts: texts,
@@ -273,22 +279,18 @@ impl Flat {
 }
 
 /// Returns results as the shim takes them: a number, -1 for none, -2 - n and n of these for a list.
-fn numbers(kept: &[Kept]) -> Result<Vec<i64>, String> {
+fn numbers(kept: &[Kept]) -> Result<Vec<i64>, TorchError> {
     let one = |number: &Option<i64>| number.unwrap_or(-1);
     let mut numbers = Vec::new();
     for result in kept {
         match result {
             Kept::One(number) => numbers.push(one(number)),
             Kept::List(list) => {
-                let n = i64::try_from(list.len()).map_err(|error| error.to_string())?;
+                let n = i64::try_from(list.len())?;
                 numbers.push(-2 - n);
                 numbers.extend(list.iter().map(one));
             }
         }
     }
     Ok(numbers)
-}
-
-fn text(text: &str) -> Result<CString, String> {
-    CString::new(text).map_err(|error| error.to_string())
 }

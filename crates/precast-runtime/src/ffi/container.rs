@@ -15,6 +15,7 @@ use super::{
     shim::{self, Pair, checked},
     tensor::dtype_of,
 };
+use crate::TorchError;
 
 /// A constant the container must be given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub struct Constant {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunError {
     /// The artifact failed or threw; the text is its own.
-    Failed(String),
+    Failed(TorchError),
     /// A check in its kernels failed, as of an index that was computed: this is what was checked.
     Check(String),
 }
@@ -59,12 +60,12 @@ impl Container {
         library: &Arc<Library>,
         operators: Option<Arc<Operators>>,
         device: Device,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TorchError> {
         let ordinal = match device {
             Device::Cpu => -1,
-            Device::Cuda(ordinal) => i32::try_from(ordinal).map_err(|error| error.to_string())?,
+            Device::Cuda(ordinal) => i32::try_from(ordinal)?,
         };
-        let name = CString::new(device.to_string()).map_err(|error| error.to_string())?;
+        let name = CString::new(device.to_string())?;
         let mut raw = ptr::null_mut();
         let abi = &library.abi;
         // SAFETY: the symbol has this type; `raw` and `name` outlive the call.
@@ -103,13 +104,10 @@ impl Container {
     /// Binds one tensor to each of [`Self::constants`], in that order, in place of what was bound before.
     ///
     /// The caller has checked dtype and shape. Takes `&mut self`: nobody runs it meanwhile.
-    pub fn bind(&mut self, tensors: Vec<Arc<Weight>>) -> Result<(), String> {
+    pub fn bind(&mut self, tensors: Vec<Arc<Weight>>) -> Result<(), TorchError> {
         if tensors.len() != self.constants.len() {
-            return Err(format!(
-                "expected {} constants, got {}",
-                self.constants.len(),
-                tensors.len()
-            ));
+            let (expected, got) = (self.constants.len(), tensors.len());
+            return Err(format!("expected {expected} constants, got {got}").into());
         }
         if tensors.is_empty() {
             return Ok(());
@@ -155,11 +153,9 @@ impl Container {
         outputs: &mut SmallVec<[Handle; 8]>,
     ) -> Result<(), RunError> {
         if inputs.len() != self.inputs {
-            return Err(RunError::Failed(format!(
-                "expected {} inputs, got {}",
-                self.inputs,
-                inputs.len()
-            )));
+            let (expected, got) = (self.inputs, inputs.len());
+            let reason = format!("expected {expected} inputs, got {got}");
+            return Err(RunError::Failed(reason.into()));
         }
         let mut raw: SmallVec<[*mut c_void; 8]> =
             SmallVec::from_elem(ptr::null_mut(), self.outputs);
@@ -191,7 +187,7 @@ impl Container {
                 None if result.is_ok() => {
                     outputs.truncate(before);
                     let reason = format!("output {i} was not written");
-                    return Err(RunError::Failed(reason));
+                    return Err(RunError::Failed(reason.into()));
                 }
                 None => {}
             }
@@ -215,25 +211,25 @@ impl Container {
         Some(text.to_string_lossy().into_owned())
     }
 
-    fn count(&self, f: shim::Count) -> Result<usize, String> {
+    fn count(&self, f: shim::Count) -> Result<usize, TorchError> {
         let mut n = 0;
         // SAFETY: a live container and a valid out pointer.
         checked(unsafe { shim::precast_count(f, self.raw.as_ptr(), &mut n) })?;
         Ok(n)
     }
 
-    fn name(&self, f: shim::Name, i: usize) -> Result<CString, String> {
+    fn name(&self, f: shim::Name, i: usize) -> Result<CString, TorchError> {
         let mut text = ptr::null();
         // SAFETY: `i` is below the container's own count; the out pointer is valid.
         checked(unsafe { shim::precast_name(f, self.raw.as_ptr(), i, &mut text) })?;
         match text.is_null() {
-            true => Err(format!("constant {i} has no name")),
+            true => Err(format!("constant {i} has no name").into()),
             // SAFETY: the container owns a NUL-terminated string that lives as long as it does; it is copied.
             false => Ok(unsafe { CStr::from_ptr(text) }.to_owned()),
         }
     }
 
-    fn read_constants(&self) -> Result<Vec<Constant>, String> {
+    fn read_constants(&self) -> Result<Vec<Constant>, TorchError> {
         let abi = &self.library.abi;
         let raw = self.raw.as_ptr();
         let mut found: BTreeMap<String, Constant> = BTreeMap::new();
@@ -263,7 +259,7 @@ impl Container {
                     name,
                 },
             ) {
-                return Err(format!("two constants are called `{}`", twice.fqn));
+                return Err(format!("two constants are called `{}`", twice.fqn).into());
             }
         }
         Ok(found.into_values().collect())
@@ -279,7 +275,7 @@ impl Drop for Container {
         // SAFETY: `self` owns the container; the tensors bound to it are fields and are dropped after this.
         let code = unsafe { shim::precast_delete(self.library.abi.delete, self.raw.as_ptr()) };
         if let Err(error) = checked(code) {
-            tracing::warn!(object = %self.library.object().short(), error, "a container was not deleted");
+            tracing::warn!(object = %self.library.object().short(), %error, "a container was not deleted");
         }
     }
 }

@@ -17,6 +17,8 @@ use std::{
 
 use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
+use crate::TorchError;
+
 /// How long the driver needs the loader's lock after a context was begun, with a margin.
 const BEGINNING: Duration = Duration::from_millis(5);
 
@@ -115,7 +117,7 @@ impl Driver {
     }
 
     /// Returns the compute capability of a device, as `90` for 9.0.
-    pub(super) fn capability(&self, ordinal: usize) -> Result<String, String> {
+    pub(super) fn capability(&self, ordinal: usize) -> Result<String, TorchError> {
         let device = self.find(ordinal)?;
         let mut numbers = [0; 2];
         for (number, attribute) in numbers.iter_mut().zip(CAPABILITY) {
@@ -127,26 +129,26 @@ impl Driver {
     }
 
     /// Makes the context that libtorch will use, and keeps it; returns once it is there. No thread's current context changes.
-    pub(super) fn context(&self, ordinal: usize) -> Result<(), String> {
+    pub(super) fn context(&self, ordinal: usize) -> Result<(), TorchError> {
         let device = self.find(ordinal)?;
         let mut context = ptr::null_mut();
         // SAFETY: a valid out pointer, and a device that the driver has given.
         succeeded(unsafe { (self.retain)(&mut context, device) })
     }
 
-    fn find(&self, ordinal: usize) -> Result<c_int, String> {
+    fn find(&self, ordinal: usize) -> Result<c_int, TorchError> {
         let mut device = 0;
-        let ordinal = c_int::try_from(ordinal).map_err(|error| error.to_string())?;
+        let ordinal = c_int::try_from(ordinal)?;
         // SAFETY: a valid out pointer.
         succeeded(unsafe { (self.device)(&mut device, ordinal) })?;
         Ok(device)
     }
 }
 
-fn succeeded(code: c_int) -> Result<(), String> {
+fn succeeded(code: c_int) -> Result<(), TorchError> {
     match code {
         0 => Ok(()),
-        2 => Err("CUDA driver error: out of memory".to_owned()),
-        code => Err(format!("CUDA driver error {code}")),
+        2 => Err(TorchError::cuda("CUDA driver error: out of memory")),
+        code => Err(TorchError::cuda(format!("CUDA driver error {code}"))),
     }
 }

@@ -19,7 +19,7 @@ use super::{
     libtorch::{self, functions as declare},
     shim,
 };
-use crate::{RuntimeError, ending};
+use crate::{RuntimeError, TorchError, ending};
 
 /// CUDA, with libtorch's half for it loaded.
 pub struct Cuda {
@@ -81,13 +81,13 @@ pub(super) struct Piece {
 }
 
 /// Loads libtorch's CUDA half on first use; the reason when there is none.
-pub fn cuda() -> Result<&'static Cuda, String> {
+pub fn cuda() -> Result<&'static Cuda, TorchError> {
     cuda_for(&[])
 }
 
 /// As [`cuda`], with the contexts of some devices made meanwhile.
-pub fn cuda_for(devices: &[usize]) -> Result<&'static Cuda, String> {
-    static CUDA: OnceLock<Result<Cuda, String>> = OnceLock::new();
+pub fn cuda_for(devices: &[usize]) -> Result<&'static Cuda, TorchError> {
+    static CUDA: OnceLock<Result<Cuda, TorchError>> = OnceLock::new();
     let load = || {
         let _span = tracing::info_span!("libtorch_cuda").entered();
         // An exit of the process waits for it.
@@ -102,23 +102,23 @@ pub fn cuda_for(devices: &[usize]) -> Result<&'static Cuda, String> {
 const CUDART: &str = "libcudart.so.";
 
 /// Fails where the process has the runtime library of another CUDA than torch's.
-fn one_cuda(there: &[PathBuf], torch: &str, cuda: &str) -> Result<(), String> {
+fn one_cuda(there: &[PathBuf], torch: &str, cuda: &str) -> Result<(), TorchError> {
     let major = |version: &str| version.split('.').next().map(str::to_owned);
     let other = there.iter().find(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.strip_prefix(CUDART).and_then(major) != major(cuda)
     });
     match other {
-        Some(path) => Err(format!(
+        Some(path) => Err(TorchError::cuda(format!(
             "the process has `{}`, and torch {torch} is for CUDA {cuda}: there can be only one CUDA in a process",
             path.display()
-        )),
+        ))),
         None => Ok(()),
     }
 }
 
 impl Cuda {
-    fn load() -> Result<Self, String> {
+    fn load() -> Result<Self, TorchError> {
         let open = libtorch::get()?;
         if let Some(torch) = libtorch::packaged(&open.folder)
             && let Some(cuda) = &torch.cuda
@@ -135,12 +135,15 @@ impl Cuda {
             Err(error) => {
                 let why = std::error::Error::source(&error)
                     .map_or(error.to_string(), ToString::to_string);
-                return Err(format!("libtorch has no CUDA half here: {why}"));
+                return Err(TorchError::cuda(format!(
+                    "libtorch has no CUDA half here: {why}"
+                )));
             }
         }
-        let driver = Driver::get().ok_or("this machine has no CUDA driver (`libcuda.so.1`)")?;
+        let driver = Driver::get()
+            .ok_or_else(|| TorchError::cuda("this machine has no CUDA driver (`libcuda.so.1`)"))?;
         match driver.devices() {
-            0 => Err("this machine has no CUDA device".to_owned()),
+            0 => Err(TorchError::cuda("this machine has no CUDA device")),
             devices => Ok(Self { devices, driver }),
         }
     }
@@ -151,18 +154,18 @@ impl Cuda {
     }
 
     /// Makes the device's context, if the process has none there yet. The caller's current device stays what it is.
-    pub fn context(&self, device: usize) -> Result<(), String> {
+    pub fn context(&self, device: usize) -> Result<(), TorchError> {
         let _span = tracing::info_span!("context", device).entered();
         self.driver.context(device)
     }
 
     /// Returns the compute capability of a device, as `90` for 9.0.
-    pub fn capability(&self, device: usize) -> Result<String, String> {
+    pub fn capability(&self, device: usize) -> Result<String, TorchError> {
         self.driver.capability(device)
     }
 
     /// Returns the error an earlier operation left on the device, if it is one that stays.
-    pub fn health(&self, device: usize) -> Result<(), String> {
+    pub fn health(&self, device: usize) -> Result<(), TorchError> {
         let functions = self.functions()?;
         // SAFETY: the shim's own function; it only asks.
         functions.check(unsafe { (functions.health)(ordinal(device)?) })
@@ -171,7 +174,7 @@ impl Cuda {
     /// Waits until everything that was put on the device is done.
     ///
     /// A context with an error that stays can still be waited for when it is dropped.
-    pub fn synchronize(&self, device: usize) -> Result<(), String> {
+    pub fn synchronize(&self, device: usize) -> Result<(), TorchError> {
         let Some(functions) = SHIM.get() else {
             if !shim::is_open() {
                 return self.functions().map(drop);
@@ -184,7 +187,7 @@ impl Cuda {
     }
 
     /// Returns how the device's memory is used.
-    pub fn memory(&self, device: usize) -> Result<DeviceMemory, String> {
+    pub fn memory(&self, device: usize) -> Result<DeviceMemory, TorchError> {
         let functions = self.functions()?;
         let mut memory = DeviceMemory::default();
         let DeviceMemory {
@@ -202,21 +205,21 @@ impl Cuda {
     }
 
     /// Starts looking for the most that tensors use.
-    pub fn reset_peak(&self, device: usize) -> Result<(), String> {
+    pub fn reset_peak(&self, device: usize) -> Result<(), TorchError> {
         let functions = self.functions()?;
         // SAFETY: the shim's own function; it touches counters of torch's allocator, under its lock.
         functions.check(unsafe { (functions.reset_peak)(ordinal(device)?) })
     }
 
     /// Gives the memory that torch's allocator keeps and nothing uses back to the devices, all of them.
-    pub fn release_cached(&self) -> Result<(), String> {
+    pub fn release_cached(&self) -> Result<(), TorchError> {
         let functions = self.functions()?;
         // SAFETY: the shim's own function; the allocator frees, under its lock, only what no tensor has.
         functions.check(unsafe { (functions.release_cached)() })
     }
 
     /// Returns the raw stream torch works on now on this thread; null is the default stream.
-    pub fn current_stream(&self, device: usize) -> Result<RawStream, String> {
+    pub fn current_stream(&self, device: usize) -> Result<RawStream, TorchError> {
         let Some(functions) = SHIM.get() else {
             // Without the shim nothing in the process changes torch's stream but the caller through foreign code.
             return Ok(RawStream(std::ptr::null_mut()));
@@ -237,16 +240,16 @@ impl Cuda {
         waiter: RawStream,
         other: RawStream,
         device: usize,
-    ) -> Result<(), String> {
+    ) -> Result<(), TorchError> {
         let functions = self.functions()?;
         // SAFETY: both came from torch's current stream or from a `Stream`, whose makers say that they live.
         functions.check(unsafe { (functions.wait)(waiter.0, other.0, ordinal(device)?) })
     }
 
     /// Returns the shim's functions, or why there are none.
-    pub(super) fn functions(&self) -> Result<&'static Functions, String> {
+    pub(super) fn functions(&self) -> Result<&'static Functions, TorchError> {
         SHIM.get().ok_or_else(|| {
-            "no shim for CUDA is open: loading a model opens one, if the build that made it found CUDA's headers".to_owned()
+            TorchError::cuda("no shim for CUDA is open: loading a model opens one, if the build that made it found CUDA's headers")
         })
     }
 }
@@ -279,18 +282,18 @@ pub struct DeviceMemory {
     pub total: u64,
 }
 
-pub(super) fn ordinal(device: usize) -> Result<i32, String> {
-    i32::try_from(device).map_err(|error| error.to_string())
+pub(super) fn ordinal(device: usize) -> Result<i32, TorchError> {
+    Ok(i32::try_from(device)?)
 }
 
 impl Functions {
-    pub fn check(&self, code: i32) -> Result<(), String> {
+    pub fn check(&self, code: i32) -> Result<(), TorchError> {
         match code {
             0 => Ok(()),
             // SAFETY: a NUL-terminated thread-local string, copied at once.
-            _ => Err(unsafe { CStr::from_ptr((self.last_error)()) }
-                .to_string_lossy()
-                .into_owned()),
+            _ => Err(TorchError::cuda(
+                unsafe { CStr::from_ptr((self.last_error)()) }.to_string_lossy(),
+            )),
         }
     }
 }
@@ -309,7 +312,9 @@ mod tests {
             Ok(())
         );
         for other in ["/a/libcudart.so.12", "/a/libcudart.so.130"] {
-            let error = check(&["/b/libcudart.so.13", other]).unwrap_err();
+            let error = check(&["/b/libcudart.so.13", other])
+                .unwrap_err()
+                .to_string();
             assert!(
                 error.starts_with(&format!("the process has `{other}`, and torch")),
                 "{error}"

@@ -26,6 +26,7 @@ use super::{
     tensor::number_of,
     torch,
 };
+use crate::TorchError;
 
 /// The number of axes that libtorch's kernels take.
 const MAX_RANK: i32 = 64;
@@ -123,7 +124,7 @@ impl Managed for DLManagedTensor {}
 impl Managed for DLManagedTensorVersioned {}
 
 mod sealed {
-    use super::DLTensor;
+    use super::{DLTensor, TorchError};
 
     pub type Deleter<M> = unsafe extern "C" fn(*mut M);
 
@@ -134,7 +135,7 @@ mod sealed {
         ///
         /// # Safety
         /// `raw` is such a structure, of any version.
-        unsafe fn tensor(raw: *const Self) -> Result<DLTensor, String>;
+        unsafe fn tensor(raw: *const Self) -> Result<DLTensor, TorchError>;
 
         /// # Safety
         /// As for [`Self::tensor`].
@@ -151,7 +152,7 @@ impl sealed::Managed for DLManagedTensor {
         }
     }
 
-    unsafe fn tensor(raw: *const Self) -> Result<DLTensor, String> {
+    unsafe fn tensor(raw: *const Self) -> Result<DLTensor, TorchError> {
         // SAFETY: as the caller vouches.
         Ok(unsafe { (*raw).dl_tensor })
     }
@@ -173,18 +174,18 @@ impl sealed::Managed for DLManagedTensorVersioned {
         }
     }
 
-    unsafe fn tensor(raw: *const Self) -> Result<DLTensor, String> {
+    unsafe fn tensor(raw: *const Self) -> Result<DLTensor, TorchError> {
         // SAFETY: as the caller vouches. The version has its place in every version; what is behind the deleter is read only
         // where the version is known.
         unsafe {
             let DLPackVersion { major, minor } = (*raw).version;
             if major != 1 {
-                return Err(format!(
-                    "it is of DLPack {major}.{minor}: only 1.x is supported"
-                ));
+                return Err(
+                    format!("it is of DLPack {major}.{minor}: only 1.x is supported").into(),
+                );
             }
             if (*raw).flags & READ_ONLY != 0 {
-                return Err("it is read-only, and a tensor's memory may be written to".to_owned());
+                return Err("it is read-only, and a tensor's memory may be written to".into());
             }
             Ok((*raw).dl_tensor)
         }
@@ -224,21 +225,21 @@ impl<M: Managed> Capsule<M> {
     }
 
     /// Makes one that has a tensor.
-    pub(crate) fn of(tensor: Handle) -> Result<Self, String> {
+    pub(crate) fn of(tensor: Handle) -> Result<Self, TorchError> {
         let meta = tensor.meta();
         if !meta.dense() {
-            return Err("it is no dense tensor".to_owned());
+            return Err("it is no dense tensor".into());
         }
         if meta.lazy() {
-            return Err("a negation or conjugation of it is pending".to_owned());
+            return Err("a negation or conjugation of it is pending".into());
         }
         let dtype = meta.dtype().ok_or_else(|| meta.dtype_name())?;
         let (device_type, device_id) = match meta.device() {
             Some(Device::Cpu) => (CPU, 0),
             Some(Device::Cuda(ordinal)) => (CUDA, super::cuda::ordinal(ordinal)?),
-            None => return Err("it is neither on the CPU nor on CUDA".to_owned()),
+            None => return Err("it is neither on the CPU nor on CUDA".into()),
         };
-        let ndim = i32::try_from(meta.sizes().len()).map_err(|error| error.to_string())?;
+        let ndim = i32::try_from(meta.sizes().len())?;
         let (mut shape, mut strides) = (meta.sizes().to_vec(), meta.strides().to_vec());
         let data = match span(&shape, &strides)? {
             0 => ptr::null_mut(),
@@ -268,7 +269,7 @@ impl<M: Managed> Capsule<M> {
 
     /// Makes a tensor over the memory, which keeps the capsule. Fails where the numbers are no tensor's; then the deleter
     /// has been called.
-    pub(crate) fn into_handle(self) -> Result<Handle, String> {
+    pub(crate) fn into_handle(self) -> Result<Handle, TorchError> {
         let lent = self.read()?;
         // libtorch looks up where the memory is, and a CPU has no index there.
         let (device_type, index) = match lent.device {
@@ -316,18 +317,18 @@ impl<M: Managed> Capsule<M> {
     }
 
     /// Returns what it says, checked.
-    fn read(&self) -> Result<Lent, String> {
+    fn read(&self) -> Result<Lent, TorchError> {
         // SAFETY: it is such a structure, as `from_raw` says.
         let tensor = unsafe { M::tensor(self.0.as_ptr()) }?;
         let DLTensor { ndim, dtype, .. } = tensor;
         if !(0..=MAX_RANK).contains(&ndim) {
-            return Err(format!("its `ndim` is {ndim}, not one of 0 to {MAX_RANK}"));
+            return Err(format!("its `ndim` is {ndim}, not one of 0 to {MAX_RANK}").into());
         }
         let dtype = dtype_of(dtype)
             .ok_or_else(|| format!("its dtype is {}, which no module takes", name_of(dtype)))?;
         let device = device_of(tensor.device)?;
         if ndim > 0 && tensor.shape.is_null() {
-            return Err(format!("its `shape` is null, and its `ndim` is {ndim}"));
+            return Err(format!("its `shape` is null, and its `ndim` is {ndim}").into());
         }
         // SAFETY: both have `ndim` numbers, as `from_raw` says.
         let numbers = |start: *mut i64| unsafe { slice::from_raw_parts(start, ndim as usize) };
@@ -341,9 +342,9 @@ impl<M: Managed> Capsule<M> {
         };
         for (name, numbers) in [("shape", &shape), ("strides", &stride)] {
             if numbers.iter().any(|&number| number < 0) {
-                return Err(format!(
-                    "its `{name}` is {numbers:?}, and no number may be below 0"
-                ));
+                return Err(
+                    format!("its `{name}` is {numbers:?}, and no number may be below 0").into(),
+                );
             }
         }
         let bytes = span(&shape, &stride)?.checked_mul(dtype.size() as i64);
@@ -352,15 +353,16 @@ impl<M: Managed> Capsule<M> {
             let offset = tensor.byte_offset;
             return Err(format!(
                 "{dtype} {shape:?} with strides {stride:?} at byte {offset} lies in no memory"
-            ));
+            )
+            .into());
         };
         let data = match bytes {
             0 => ptr::null_mut(),
             _ if tensor.data.is_null() => {
-                return Err(format!("its `data` is null, and its `shape` is {shape:?}"));
+                return Err(format!("its `data` is null, and its `shape` is {shape:?}").into());
             }
             _ if !start.is_multiple_of(dtype.size()) => {
-                return Err(format!("its element 0 is not aligned for {dtype}"));
+                return Err(format!("its element 0 is not aligned for {dtype}").into());
             }
             _ => tensor.data.with_addr(start),
         };
@@ -469,7 +471,7 @@ fn name_of(found: DLDataType) -> String {
 }
 
 /// Returns the device; pinned memory of the host is the CPU's.
-fn device_of(found: DLDevice) -> Result<Device, String> {
+fn device_of(found: DLDevice) -> Result<Device, TorchError> {
     let DLDevice {
         device_type,
         device_id,
@@ -478,27 +480,29 @@ fn device_of(found: DLDevice) -> Result<Device, String> {
         (CPU | CUDA_HOST, _) => Ok(Device::Cpu),
         (CUDA, Ok(ordinal)) => {
             let count = cuda()
-                .map_err(|reason| format!("it is on `cuda:{ordinal}`: {reason}"))?
+                .map_err(|error| error.at(&format!("it is on `cuda:{ordinal}`")))?
                 .devices();
             match ordinal < count {
                 true => Ok(Device::Cuda(ordinal)),
                 false => Err(format!(
                     "it is on `cuda:{ordinal}`, and the process has {count} CUDA devices"
-                )),
+                )
+                .into()),
             }
         }
         _ => Err(format!(
             "it is on device {device_id} of type {device_type}, which is neither the CPU nor CUDA"
-        )),
+        )
+        .into()),
     }
 }
 
 /// Returns the stream that is current on this thread, by its number in Python's protocol.
-pub fn stream_number(device: usize) -> Result<isize, String> {
+pub fn stream_number(device: usize) -> Result<isize, TorchError> {
     match cuda()?.current_stream(device)?.0.addr() {
         // 0 is ambiguous, and no producer takes it.
         0 => Ok(1),
-        address => isize::try_from(address).map_err(|error| error.to_string()),
+        address => Ok(isize::try_from(address)?),
     }
 }
 

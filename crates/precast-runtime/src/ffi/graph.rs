@@ -3,6 +3,7 @@
 use std::{ffi::c_void, ptr::NonNull};
 
 use super::cuda::{Functions, cuda, ordinal};
+use crate::TorchError;
 
 /// Names the memory that graphs captured into it share.
 ///
@@ -12,7 +13,7 @@ use super::cuda::{Functions, cuda, ordinal};
 pub struct Pool(u64, u64);
 
 impl Pool {
-    pub fn new() -> Result<Self, String> {
+    pub fn new() -> Result<Self, TorchError> {
         let functions = cuda()?.functions()?;
         let mut pool = Self(0, 0);
         // SAFETY: the shim's own function, with valid out pointers.
@@ -38,8 +39,8 @@ impl Graph {
     pub fn capture<T>(
         pool: Pool,
         device: usize,
-        work: impl FnOnce() -> Result<T, String>,
-    ) -> Result<(Self, T), String> {
+        work: impl FnOnce() -> Result<T, TorchError>,
+    ) -> Result<(Self, T), TorchError> {
         let functions = cuda()?.functions()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the shim's own function, with a valid out pointer.
@@ -60,7 +61,7 @@ impl Graph {
     }
 
     /// Launches the graph on the thread's current stream.
-    pub fn replay(&mut self) -> Result<(), String> {
+    pub fn replay(&mut self) -> Result<(), TorchError> {
         // SAFETY: a live, captured graph; `&mut self` keeps other callers out.
         self.functions
             .check(unsafe { (self.functions.graph_replay)(self.handle.as_ptr()) })

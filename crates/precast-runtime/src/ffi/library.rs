@@ -23,7 +23,7 @@ use super::{
     libtorch,
     shim::{self, Bind, Count, Create, Delete, DtypeOf, FailedCheck, Flag, Name, Run, Size},
 };
-use crate::RuntimeError;
+use crate::{RuntimeError, TorchError};
 
 /// The functions of an artifact that the runtime calls; all of them are there once a [`Library`] exists.
 pub(super) struct Abi {
@@ -60,7 +60,7 @@ type Known = Option<Result<Arc<Library>, Refused>>;
 
 /// Why verified bytes are no artifact: that will not change, and trying again would map them again.
 enum Refused {
-    NotLoadable(String),
+    NotLoadable(TorchError),
     MissingSymbol(String),
     Lacking(Vec<String>, String),
 }
@@ -214,7 +214,7 @@ fn open_file(object: &Digest, file: File, scope: c_int) -> Result<&'static Loade
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let refused = |source: libloading::Error| RuntimeError::NotLoadable {
         object: *object,
-        reason: reason(&source),
+        reason: TorchError::loader(reason(&source)),
     };
     // SAFETY: the bytes are those a record names by digest; running their initialisers is what loading means.
     let mut loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
@@ -236,7 +236,7 @@ fn open_file(object: &Digest, file: File, scope: c_int) -> Result<&'static Loade
 /// Checks that a shared object has all the bytes that its header says are mapped.
 ///
 /// The loader maps them without a look at the size of the file, and a page behind its end is a SIGBUS.
-fn whole(bytes: &[u8]) -> Result<(), String> {
+fn whole(bytes: &[u8]) -> Result<(), TorchError> {
     let text = |error: object::Error| format!("it is no shared object: {error}");
     let header = FileHeader64::<Endianness>::parse(bytes).map_err(text)?;
     let endian = header.endian().map_err(text)?;
@@ -247,7 +247,7 @@ fn whole(bytes: &[u8]) -> Result<(), String> {
         if segment.p_type(endian) == object::elf::PT_LOAD
             && end.is_none_or(|end| end > bytes.len() as u64)
         {
-            return Err("the file is shorter than its header says".to_owned());
+            return Err("the file is shorter than its header says".into());
         }
     }
     Ok(())

@@ -19,6 +19,7 @@ use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 use precast_store::target::Torch;
 
 use super::torch;
+use crate::TorchError;
 
 /// libtorch's library, by the name that the loader knows it by.
 const CPU: &str = "libtorch_cpu.so";
@@ -31,11 +32,13 @@ macro_rules! functions {
         pub struct Functions { $(pub $name: $type,)* }
 
         impl Functions {
-            pub fn find(library: &libloading::os::unix::Library) -> Result<Self, String> {
+            pub fn find(library: &libloading::os::unix::Library) -> Result<Self, $crate::TorchError> {
                 Ok(Self { $($name: {
                     // SAFETY: the function of this name has this type, in every supported version.
                     let found = unsafe { library.get::<$type>(concat!($symbol, "\0").as_bytes()) };
-                    *found.map_err(|_| format!("it has no function `{}`", $symbol))?
+                    *found.map_err(|_| {
+                        $crate::TorchError::loader(concat!("it has no function `", $symbol, "`"))
+                    })?
                 },)* })
             }
         }
@@ -75,7 +78,7 @@ pub struct Libtorch {
 static OPEN: OnceLock<Libtorch> = OnceLock::new();
 
 /// Returns the libtorch that is open, or opens the one that the process has.
-pub fn get() -> Result<&'static Libtorch, String> {
+pub fn get() -> Result<&'static Libtorch, TorchError> {
     match OPEN.get() {
         Some(open) => Ok(open),
         None => open(default_folder().as_deref(), false),
@@ -93,7 +96,7 @@ pub(super) fn opened() -> &'static Libtorch {
 
 /// Opens libtorch: the process's own, or that of `folder` (torch's, or the one with the library). With `untried` also one
 /// that is newer than what was tried.
-pub fn open(folder: Option<&Path>, untried: bool) -> Result<&'static Libtorch, String> {
+pub fn open(folder: Option<&Path>, untried: bool) -> Result<&'static Libtorch, TorchError> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(open) = OPEN.get() {
@@ -119,35 +122,35 @@ fn inside(folder: &Path) -> Option<PathBuf> {
 }
 
 /// Fails where a caller named another libtorch than the process has.
-fn same(own: &Path, named: Option<&Path>) -> Result<(), String> {
+fn same(own: &Path, named: Option<&Path>) -> Result<(), TorchError> {
     let Some(named) = named else { return Ok(()) };
     let real = |path: &Path| path.join(CPU).canonicalize();
     match inside(named) {
         Some(folder) if real(&folder).ok() == real(own).ok() => Ok(()),
-        _ => Err(format!(
+        _ => Err(TorchError::libtorch(format!(
             "the process has the libtorch in `{}` already, and `{}` was named: there can be only one",
             own.display(),
             named.display()
-        )),
+        ))),
     }
 }
 
 impl Libtorch {
-    fn open(named: Option<&Path>, untried: bool) -> Result<Self, String> {
+    fn open(named: Option<&Path>, untried: bool) -> Result<Self, TorchError> {
         let loaded = match already()? {
             Some(loaded) => loaded,
             None => {
                 let Some(named) = named else {
-                    return Err(
-                        "no libtorch: the process has none, and no folder was named".to_owned()
-                    );
+                    return Err(TorchError::libtorch(
+                        "no libtorch: the process has none, and no folder was named",
+                    ));
                 };
                 let folder = inside(named).ok_or_else(|| {
                     let (lib, own) = (named.join("lib"), named.display());
-                    format!(
+                    TorchError::libtorch(format!(
                         "no libtorch: there is no `{CPU}` in `{}` or `{own}`",
                         lib.display()
-                    )
+                    ))
                 })?;
                 // The version first: nothing of a libtorch that is refused has run then.
                 if let Some(torch) = packaged(&folder) {
@@ -157,15 +160,13 @@ impl Libtorch {
                 // SAFETY: it is libtorch's own library, of the folder that the caller named; its initialisers register
                 // its operators. Artifacts and the shim take their symbols from it.
                 let loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
-                loaded.map_err(|error| {
-                    format!("`{}` can't be opened: {}", path.display(), cause(&error))
-                })?
+                loaded.map_err(|error| not_opened(&path, &error))?
             }
         };
         // Never closed: its destructors belong to the end of the process.
         let loaded: &'static Loaded = Box::leak(Box::new(loaded));
         let torch = torch::Functions::find(loaded)
-            .map_err(|reason| format!("this libtorch is not supported: {reason}"))?;
+            .map_err(|error| error.at("this libtorch is not supported"))?;
         let folder = folder_of(torch.aoti_torch_abi_version as *const c_void)
             .ok_or("the loader does not say where libtorch is")?;
         same(&folder, named)?;
@@ -181,23 +182,21 @@ impl Libtorch {
 }
 
 /// Returns the libtorch that the process has, with its symbols made visible to what is loaded later. Fails where there are two.
-fn already() -> Result<Option<Loaded>, String> {
+fn already() -> Result<Option<Loaded>, TorchError> {
     let mut found = loaded(|name| name == CPU);
     if let [one, other, ..] = &found[..] {
-        return Err(format!(
+        return Err(TorchError::libtorch(format!(
             "the process has two copies of libtorch, `{}` and `{}`: there can be only one",
             one.display(),
             other.display()
-        ));
+        )));
     }
     let Some(path) = found.pop() else {
         return Ok(None);
     };
     // SAFETY: it is loaded; nothing of it is run again.
     let loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_GLOBAL | libc::RTLD_NOLOAD) };
-    loaded
-        .map(Some)
-        .map_err(|error| format!("`{}` can't be opened: {}", path.display(), cause(&error)))
+    loaded.map(Some).map_err(|error| not_opened(&path, &error))
 }
 
 /// Returns the files of the libraries that the process has loaded and whose file names `is` takes, sorted.
@@ -242,9 +241,10 @@ pub(super) fn packaged(folder: &Path) -> Option<Torch> {
 }
 
 /// Fails for a version that is not supported.
-fn checked(version: &str, folder: &Path, untried: bool) -> Result<(), String> {
-    Torch::fit(version, untried)
-        .map_err(|why| format!("torch {version} in `{}` {why}", folder.display()))
+fn checked(version: &str, folder: &Path, untried: bool) -> Result<(), TorchError> {
+    Torch::fit(version, untried).map_err(|why| {
+        TorchError::libtorch(format!("torch {version} in `{}` {why}", folder.display()))
+    })
 }
 
 /// Returns the folder of the library that an address lies in.
@@ -267,8 +267,9 @@ fn folder_of(address: *const c_void) -> Option<PathBuf> {
         .map(Path::to_owned)
 }
 
-fn cause(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or(error.to_string(), ToString::to_string)
+fn not_opened(path: &Path, error: &libloading::Error) -> TorchError {
+    let cause = std::error::Error::source(error).map_or(error.to_string(), ToString::to_string);
+    TorchError::loader(cause).at(&format!("`{}` can't be opened", path.display()))
 }
 
 #[cfg(test)]
@@ -277,7 +278,7 @@ mod tests {
 
     fn told(version: &str, untried: bool) -> String {
         let checked = checked(version, Path::new("/opt/torch/lib"), untried);
-        checked.err().unwrap_or_default()
+        checked.map_or_else(|error| error.to_string(), |()| String::new())
     }
 
     #[test]
@@ -305,7 +306,10 @@ mod tests {
         assert_eq!(loaded(|name| name == CPU).len(), 1);
         assert!(std::ptr::eq(own, open(Some(&own.folder), false).unwrap()));
         assert!(std::ptr::eq(own, open(own.folder.parent(), false).unwrap()));
-        let other = open(Some(Path::new("/nowhere")), false).err().unwrap();
+        let other = open(Some(Path::new("/nowhere")), false)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(
             other.ends_with("and `/nowhere` was named: there can be only one"),
             "{other}"

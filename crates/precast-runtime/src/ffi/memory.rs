@@ -12,6 +12,7 @@ use super::{
     tensor::number_of,
     torch::{self, call},
 };
+use crate::TorchError;
 
 /// What every pattern of bits is a value of.
 ///
@@ -29,7 +30,7 @@ macro_rules! bits {
 bits!(f64, f32, f16, bf16, i64, i32, i16, i8, u8);
 
 /// Torch's numbers for a device: its type, and which one.
-pub(super) fn place(device: Device) -> Result<(i32, i32), String> {
+pub(super) fn place(device: Device) -> Result<(i32, i32), TorchError> {
     match device {
         Device::Cpu => Ok((0, 0)),
         Device::Cuda(ordinal) => Ok((1, super::cuda::ordinal(ordinal)?)),
@@ -48,8 +49,8 @@ pub fn contiguous(shape: &[i64]) -> SmallVec<[i64; 8]> {
 
 /// Returns how many elements lie between the first one of a tensor and the end of its last one. Fails where sizes or strides
 /// are no tensor's.
-pub(super) fn span(shape: &[i64], stride: &[i64]) -> Result<i64, String> {
-    let bad = || format!("no tensor has sizes {shape:?} and strides {stride:?}");
+pub(super) fn span(shape: &[i64], stride: &[i64]) -> Result<i64, TorchError> {
+    let bad = || format!("no tensor has sizes {shape:?} and strides {stride:?}").into();
     if shape.len() != stride.len() || shape.iter().chain(stride).any(|&n| n < 0) {
         return Err(bad());
     }
@@ -70,7 +71,7 @@ impl Handle {
         stride: &[i64],
         dtype: Dtype,
         device: Device,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TorchError> {
         span(shape, stride)?;
         let (device_type, index) = place(device)?;
         // SAFETY: both arrays have `rank` numbers; it writes a new tensor.
@@ -93,11 +94,11 @@ impl Handle {
     ///
     /// # Safety
     /// `f` gets a valid out pointer, and writes a new tensor there that is the caller's, or nothing.
-    pub(super) unsafe fn made(f: impl FnOnce(*mut RawTensor) -> i32) -> Result<Self, String> {
+    pub(super) unsafe fn made(f: impl FnOnce(*mut RawTensor) -> i32) -> Result<Self, TorchError> {
         let mut made = ptr::null_mut();
         call(|| f(&mut made))?;
         // SAFETY: as the caller says.
-        unsafe { Self::from_raw(made) }.ok_or_else(|| "libtorch made no tensor".to_owned())
+        unsafe { Self::from_raw(made) }.ok_or_else(|| "libtorch made no tensor".into())
     }
 
     /// Makes a tensor over memory it does not own.
@@ -111,7 +112,7 @@ impl Handle {
         stride: &[i64],
         dtype: Dtype,
         device: Device,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TorchError> {
         let (device_type, index) = place(device)?;
         // SAFETY: both arrays have `rank` numbers; it writes a new tensor; the caller vouches for the memory.
         unsafe {
@@ -135,15 +136,13 @@ impl Handle {
     }
 
     /// Copies elements into a new tensor on the CPU; the last axis moves fastest.
-    pub fn of<T: Bits>(data: &[T], shape: &[i64], dtype: Dtype) -> Result<Self, String> {
+    pub fn of<T: Bits>(data: &[T], shape: &[i64], dtype: Dtype) -> Result<Self, TorchError> {
         let stride = contiguous(shape);
         if span(shape, &stride)?.checked_mul(dtype.size() as i64)
             != i64::try_from(size_of_val(data)).ok()
         {
-            return Err(format!(
-                "{dtype} {shape:?} does not take {} bytes",
-                size_of_val(data)
-            ));
+            let bytes = size_of_val(data);
+            return Err(format!("{dtype} {shape:?} does not take {bytes} bytes").into());
         }
         let made = Self::empty(shape, &stride, dtype, Device::Cpu)?;
         if !data.is_empty() {
@@ -157,7 +156,7 @@ impl Handle {
     }
 
     /// Copies the elements, from wherever they are; the last axis moves fastest.
-    pub fn read<T: Bits>(&self) -> Result<Vec<T>, String> {
+    pub fn read<T: Bits>(&self) -> Result<Vec<T>, TorchError> {
         let meta = self.meta();
         let dtype = meta.dtype().filter(|_| meta.dense());
         let dtype = dtype.ok_or_else(|| format!("it is {}", meta.dtype_name()))?;
@@ -166,12 +165,12 @@ impl Handle {
         let bytes = span(&shape, &stride)?.checked_mul(dtype.size() as i64);
         let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
         let Some(bytes) = bytes.filter(|bytes| bytes.is_multiple_of(size_of::<T>())) else {
-            return Err(format!("{dtype} {shape:?} can't be copied"));
+            return Err(format!("{dtype} {shape:?} can't be copied").into());
         };
         let length = bytes / size_of::<T>();
         let mut data: Vec<T> = Vec::new();
         data.try_reserve_exact(length)
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| TorchError::Memory(error.to_string().into()))?;
         if length > 0 {
             // SAFETY: the vector has room for the tensor's bytes, `to` is dropped before it moves, and only the copy writes.
             let to = unsafe {
@@ -197,18 +196,17 @@ impl Handle {
         stride: &[i64],
         offset: usize,
         dtype: Dtype,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TorchError> {
         let meta = self.meta();
         let size = dtype.size() as i64;
-        let offset = i64::try_from(offset).map_err(|error| error.to_string())?;
+        let offset = i64::try_from(offset)?;
         let end = span(shape, stride)?
             .checked_mul(size)
             .and_then(|n| n.checked_add(offset));
         let inside = end.is_some_and(|end| end <= meta.room()) && offset % size == 0;
         if !inside || !meta.dense() || meta.lazy() {
-            return Err(format!(
-                "{dtype} {shape:?} does not lie in the tensor's memory"
-            ));
+            let reason = format!("{dtype} {shape:?} does not lie in the tensor's memory");
+            return Err(reason.into());
         }
         let rank = shape.len() as i64;
         // SAFETY: a live tensor, which keeps its storage in what is made; both arrays have `rank` numbers; the part lies in
@@ -240,19 +238,19 @@ impl Handle {
     }
 
     /// Writes another tensor's elements into this one's memory, from any device and dtype. Sizes are broadcast.
-    pub fn copy_from(&self, from: &Self) -> Result<(), String> {
+    pub fn copy_from(&self, from: &Self) -> Result<(), TorchError> {
         // SAFETY: two live tensors.
         call(|| unsafe { torch::aoti_torch_copy_(self.raw(), from.raw(), 0) })
     }
 
     /// Writes zeros.
-    pub fn zero(&self) -> Result<(), String> {
+    pub fn zero(&self) -> Result<(), TorchError> {
         // SAFETY: a live tensor.
         call(|| unsafe { torch::aoti_torch_zero_(self.raw()) })
     }
 
     /// Returns a copy with memory of its own, laid out like this one where that has no gaps.
-    pub fn copied(&self) -> Result<Self, String> {
+    pub fn copied(&self) -> Result<Self, TorchError> {
         let meta = self.meta();
         let dtype = meta.dtype().ok_or_else(|| meta.dtype_name())?;
         let device = meta
@@ -343,7 +341,7 @@ mod tests {
         let to = Handle::empty(&[2, 3], &[3, 1], Dtype::Float32, Device::Cpu).unwrap();
         to.copy_from(&row(3)).unwrap();
         assert_eq!(to.read::<f32>().unwrap(), [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]);
-        let error = to.copy_from(&row(4)).unwrap_err();
+        let error = to.copy_from(&row(4)).unwrap_err().to_string();
         assert!(error.contains("size"), "{error}");
         assert!(!error.contains("Exception"), "{error}");
         assert!(Handle::of(&[1.0f32; 5], &[2, 3], Dtype::Float32).is_err());
@@ -352,7 +350,7 @@ mod tests {
     #[test]
     fn what_takes_too_much_is_refused() {
         let error = Handle::empty(&[1 << 50], &[1], Dtype::Int64, Device::Cpu).unwrap_err();
-        assert!(error.contains("memory"), "{error}");
+        assert!(matches!(error, TorchError::Memory(_)), "{error}");
         assert!(Handle::empty(&[1 << 62], &[1], Dtype::Int64, Device::Cpu).is_err());
     }
 }

@@ -19,7 +19,7 @@
 //! [`Stolen`] passes new handles of the same tensors and frees what was left. Outputs belong to the caller, also
 //! those written before a failure.
 //!
-//! **Errors.** An artifact prints an exception's text on `std::cerr` and returns a code; some entry points let it
+//! **Errors.** Every refusal is a [`TorchError`](crate::TorchError), sorted by its words where it comes in. An artifact prints an exception's text on `std::cerr` and returns a code; some entry points let it
 //! through `extern "C"`. The shim catches it, and takes the text off `std::cerr` for the calling thread only.
 //! What a call prints beside an error, such as a warning of libtorch, is a `tracing` event.
 #![allow(unsafe_code)]

@@ -16,7 +16,7 @@ use super::{
     library::open_verified,
     shim::{self, checked},
 };
-use crate::RuntimeError;
+use crate::{RuntimeError, TorchError};
 
 /// One operator call of an artifact: what is fixed, and what comes with the call.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,15 +74,15 @@ unsafe impl Sync for Operators {}
 
 impl Operators {
     /// Resolves every call. Fails, naming the operator, when one is not registered or its schema is another.
-    pub fn new(calls: &[Call], device: Device) -> Result<Self, String> {
-        let device = text(&device.to_string())?;
+    pub fn new(calls: &[Call], device: Device) -> Result<Self, TorchError> {
+        let device = CString::new(device.to_string())?;
         let mut raw = ptr::null_mut();
         // SAFETY: a C string and a valid out pointer.
         checked(unsafe { shim::precast_operators_new(device.as_ptr(), &mut raw) })?;
         let made = Self(NonNull::new(raw).ok_or("no executor was made")?);
         for call in calls {
             made.add(call)
-                .map_err(|reason| format!("operator `{}`: {reason}", call.name))?;
+                .map_err(|error| error.at(&format!("operator `{}`", call.name)))?;
         }
         Ok(made)
     }
@@ -94,7 +94,7 @@ impl Operators {
 
     /// Makes the first call and returns its one result. `ints` and `tensors` are what comes with it, in the order of the
     /// operator's schema.
-    pub fn call(&self, ints: &[i64], tensors: &[Handle]) -> Result<Handle, String> {
+    pub fn call(&self, ints: &[i64], tensors: &[Handle]) -> Result<Handle, TorchError> {
         let raw: Vec<_> = tensors.iter().map(Handle::raw).collect();
         let mut made = ptr::null_mut();
         // SAFETY: an executor of the shim; arrays and handles outlive the call, which borrows them; a valid out pointer.
@@ -109,11 +109,11 @@ impl Operators {
             )
         })?;
         // SAFETY: a new `at::Tensor` that is the caller's.
-        unsafe { Handle::from_raw(made) }.ok_or_else(|| "it gave no tensor".to_owned())
+        unsafe { Handle::from_raw(made) }.ok_or_else(|| "it gave no tensor".into())
     }
 
-    fn add(&self, call: &Call) -> Result<(), String> {
-        let (name, overload) = (text(&call.name)?, text(&call.overload)?);
+    fn add(&self, call: &Call) -> Result<(), TorchError> {
+        let (name, overload) = (CString::new(&*call.name)?, CString::new(&*call.overload)?);
         let flat: Vec<Flat> = call
             .arguments
             .iter()
@@ -150,15 +150,14 @@ struct Flat {
 }
 
 impl Flat {
-    fn new(name: &str, value: &Value) -> Result<Self, String> {
-        let count = |n: &usize| i64::try_from(*n).map_err(|error| error.to_string());
+    fn new(name: &str, value: &Value) -> Result<Self, TorchError> {
         let bits = |bits: &[bool]| bits.iter().map(|&bit| i64::from(bit)).collect();
         let (mut ints, mut floats, mut words) = (Vec::new(), Vec::new(), "");
         let kind = match value {
             Value::None => 0,
             Value::Tensor => 1,
             Value::Tensors(n) => {
-                ints.push(count(n)?);
+                ints.push(i64::try_from(*n)?);
                 2
             }
             Value::OptionalTensors(given) => {
@@ -212,11 +211,11 @@ impl Flat {
             }
         };
         Ok(Self {
-            name: text(name)?,
+            name: CString::new(name)?,
             kind,
             ints,
             floats,
-            text: text(words)?,
+            text: CString::new(words)?,
         })
     }
 
@@ -264,7 +263,7 @@ impl Loading {
 }
 
 /// Returns the names of the operators of this process, as `namespace::name`.
-pub fn registered() -> Result<Vec<String>, String> {
+pub fn registered() -> Result<Vec<String>, TorchError> {
     extern "C" fn each(names: *mut c_void, name: *const c_char) {
         // SAFETY: the shim passes back the vector it was given, and a C string.
         let (names, name) = unsafe { (&mut *names.cast::<Vec<String>>(), CStr::from_ptr(name)) };
@@ -274,8 +273,4 @@ pub fn registered() -> Result<Vec<String>, String> {
     // SAFETY: `each` takes what it is given here, and only during the call.
     checked(unsafe { shim::precast_operator_names(each, (&raw mut names).cast()) })?;
     Ok(names)
-}
-
-fn text(text: &str) -> Result<CString, String> {
-    CString::new(text).map_err(|error| error.to_string())
 }

@@ -18,7 +18,7 @@ use super::{
     libtorch::{self, imports, numbers},
     operators::RawArgument,
 };
-use crate::RuntimeError;
+use crate::{RuntimeError, TorchError};
 
 /// An `AOTInductorModelContainerHandle`.
 pub type RawContainer = *mut c_void;
@@ -164,10 +164,8 @@ pub fn open(
         // SAFETY: it takes nothing and returns a number.
         let own = numbers(unsafe { (functions.precast_abi_version)() });
         if own != libtorch.version {
-            return Err(format!(
-                "it is a shim for torch {own}, and libtorch is {}",
-                libtorch.version
-            ));
+            let libtorch = &libtorch.version;
+            return Err(format!("it is a shim for torch {own}, and libtorch is {libtorch}").into());
         }
         let calls = calls::Functions::find(loaded)?;
         Ok(Open { functions, calls })
@@ -179,7 +177,7 @@ pub(super) fn open_once<T>(
     open: &OnceLock<T>,
     object: &Digest,
     file: impl FnOnce() -> Result<File, RuntimeError>,
-    find: impl FnOnce(&Loaded) -> Result<T, String>,
+    find: impl FnOnce(&Loaded) -> Result<T, TorchError>,
 ) -> Result<(), RuntimeError> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -258,9 +256,9 @@ pub fn last_error() -> String {
 }
 
 /// Maps a shim's return code to its text.
-pub fn checked(code: i32) -> Result<(), String> {
+pub fn checked(code: i32) -> Result<(), TorchError> {
     match code {
         0 => Ok(()),
-        _ => Err(last_error()),
+        _ => Err(TorchError::libtorch(last_error())),
     }
 }

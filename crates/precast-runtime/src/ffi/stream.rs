@@ -11,6 +11,7 @@ use super::{
     TensorRef,
     cuda::{Functions, RawStream, cuda, ordinal},
 };
+use crate::TorchError;
 
 /// A CUDA stream on which torch and the runtime can work.
 ///
@@ -35,7 +36,7 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     /// Takes a stream of torch's own pool on a device. There are 32 in turn, and they are never destroyed.
-    pub fn new(device: usize) -> Result<Self, String> {
+    pub fn new(device: usize) -> Result<Self, TorchError> {
         let functions = cuda()?.functions()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the shim's own function, with a valid out pointer.
@@ -45,7 +46,7 @@ impl Stream {
 
     /// Takes a stream that nobody else has, until it is dropped. It is not of torch's pool, which makes all its streams for
     /// the first that is taken.
-    pub(crate) fn apart(device: usize) -> Result<Self, String> {
+    pub(crate) fn apart(device: usize) -> Result<Self, TorchError> {
         let spare = {
             let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
             let at = spare.iter().position(|stream| stream.device == device);
@@ -64,7 +65,7 @@ impl Stream {
     }
 
     /// Returns the stream that is current on this thread.
-    pub fn current(device: usize) -> Result<Self, String> {
+    pub fn current(device: usize) -> Result<Self, TorchError> {
         let functions = cuda()?.functions()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the shim's own function, with a valid out pointer.
@@ -77,7 +78,7 @@ impl Stream {
     /// # Safety
     /// `raw` is a stream of this device, and is not destroyed before the runtime's last call on it is done and
     /// everything that ran on it is dropped.
-    pub unsafe fn from_raw(raw: *mut c_void, device: usize) -> Result<Self, String> {
+    pub unsafe fn from_raw(raw: *mut c_void, device: usize) -> Result<Self, TorchError> {
         let functions = cuda()?.functions()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the shim's own function; the caller vouches for `raw`.
@@ -90,7 +91,7 @@ impl Stream {
         code: i32,
         handle: *mut c_void,
         device: usize,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TorchError> {
         functions.check(code)?;
         let handle = NonNull::new(handle).ok_or("no stream was made")?;
         Ok(Self {
@@ -102,7 +103,7 @@ impl Stream {
     }
 
     /// Makes this the current stream of the thread, until the scope is dropped.
-    pub fn enter(&self) -> Result<Scope<'_>, String> {
+    pub fn enter(&self) -> Result<Scope<'_>, TorchError> {
         let mut scope = std::ptr::null_mut();
         // SAFETY: a live stream and a valid out pointer.
         let code = unsafe { (self.functions.scope_enter)(self.handle.as_ptr(), &mut scope) };
@@ -116,14 +117,14 @@ impl Stream {
     }
 
     /// Makes what this stream gets from now on wait for what `other` has until now.
-    pub fn wait_for(&self, other: &Stream) -> Result<(), String> {
+    pub fn wait_for(&self, other: &Stream) -> Result<(), TorchError> {
         cuda()?.wait(self.raw(), other.raw(), self.device)
     }
 
     /// Keeps a tensor's memory from being used again until this stream is done with what it has when the tensor goes.
     ///
     /// Needed for a tensor that was made on another stream and may be dropped while this one still reads it.
-    pub fn uses<'a>(&self, tensor: impl Into<TensorRef<'a>>) -> Result<(), String> {
+    pub fn uses<'a>(&self, tensor: impl Into<TensorRef<'a>>) -> Result<(), TorchError> {
         // SAFETY: a live stream and a live tensor.
         self.functions.check(unsafe {
             (self.functions.stream_uses)(self.handle.as_ptr(), tensor.into().raw())
@@ -131,7 +132,7 @@ impl Stream {
     }
 
     /// Waits until everything on the stream is done.
-    pub fn synchronize(&self) -> Result<(), String> {
+    pub fn synchronize(&self) -> Result<(), TorchError> {
         // SAFETY: a live stream.
         self.functions
             .check(unsafe { (self.functions.stream_sync)(self.handle.as_ptr()) })

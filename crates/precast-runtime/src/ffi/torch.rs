@@ -8,6 +8,7 @@ use super::{
     libtorch::{self, imports},
     shim::{self, RawTensor, precast_capture_begin, precast_capture_end},
 };
+use crate::TorchError;
 
 imports! { table;
     /// Returns which `TORCH_ABI_VERSION` it is.
@@ -94,12 +95,14 @@ fn table() -> &'static Functions {
 }
 
 /// Makes one call of libtorch's C ABI and returns the reason when it fails.
-pub fn call(f: impl FnOnce() -> i32) -> Result<(), String> {
+pub fn call(f: impl FnOnce() -> i32) -> Result<(), TorchError> {
     libtorch::get()?;
     if !shim::is_open() {
         return match f() {
             0 => Ok(()),
-            code => Err(format!("libtorch says why on stderr (code {code})")),
+            code => Err(TorchError::libtorch(format!(
+                "libtorch says why on stderr (code {code})"
+            ))),
         };
     }
     shim::capture_messages();
@@ -112,17 +115,17 @@ pub fn call(f: impl FnOnce() -> i32) -> Result<(), String> {
     };
     match code {
         0 => Ok(()),
-        _ => Err(reason(&shim::last_error())),
+        _ => Err(TorchError::libtorch(reason(&shim::last_error()))),
     }
 }
 
 /// Returns the reason in what libtorch printed, as `[E1123 20:21:32.000 f.cpp:1] Exception in aoti_torch: reason`. The lines
 /// after the first are the frames of its C++ stack.
-fn reason(printed: &str) -> String {
+fn reason(printed: &str) -> &str {
     const BEFORE: &str = "Exception in aoti_torch: ";
     let from = printed.find(BEFORE).map_or(0, |at| at + BEFORE.len());
     let line = printed[from..].lines().next().unwrap_or_default();
-    line.trim_end().to_owned()
+    line.trim_end()
 }
 
 /// Returns how many threads libtorch's parallel loops use.

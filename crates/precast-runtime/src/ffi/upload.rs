@@ -8,16 +8,17 @@ use super::{
     Handle,
     cuda::{Piece, cuda, ordinal},
 };
+use crate::TorchError;
 
 /// Why bytes did not get to a device.
 pub enum UploadError {
     File(io::Error),
-    Device(String),
+    Device(TorchError),
 }
 
-impl From<String> for UploadError {
-    fn from(reason: String) -> Self {
-        Self::Device(reason)
+impl<E: Into<TorchError>> From<E> for UploadError {
+    fn from(reason: E) -> Self {
+        Self::Device(reason.into())
     }
 }
 
@@ -36,21 +37,17 @@ pub fn upload(
     let (Some(Device::Cuda(device)), Some(Dtype::Uint8), &[bytes], &[1]) =
         (meta.device(), meta.dtype(), meta.sizes(), meta.strides())
     else {
-        return Err("the block is not a row of bytes on a CUDA device"
-            .to_owned()
-            .into());
+        return Err("the block is not a row of bytes on a CUDA device".into());
     };
-    let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
+    let bytes = usize::try_from(bytes)?;
     let mut end = 0;
     let mut pieces = Vec::with_capacity(parts.len());
     for (to, range) in parts {
         let from = file
             .get(range.clone())
-            .ok_or_else(|| "a part reaches past the end of the file".to_owned())?;
+            .ok_or("a part reaches past the end of the file")?;
         if *to < end || to.checked_add(from.len()).is_none_or(|end| end > bytes) {
-            return Err("parts overlap or reach past the end of the block"
-                .to_owned()
-                .into());
+            return Err("parts overlap or reach past the end of the block".into());
         }
         end = to + from.len();
         pieces.push(Piece {

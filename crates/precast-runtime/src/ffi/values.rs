@@ -8,6 +8,7 @@ use super::{
     Handle, Meta,
     shim::{self, checked},
 };
+use crate::TorchError;
 
 /// Writes the lowest and highest value of an integer tensor to `notes[at]` and `notes[at + 1]`, on its device, and returns
 /// the tensor with its values clamped. One without elements is noted as `low`.
@@ -16,7 +17,7 @@ pub fn note_range(
     notes: &Handle,
     at: usize,
     [low, high]: [i64; 2],
-) -> Result<Handle, String> {
+) -> Result<Handle, TorchError> {
     let mut clamped = std::ptr::null_mut();
     // SAFETY: two live tensors and a valid out pointer.
     checked(unsafe {
@@ -30,11 +31,11 @@ pub fn note_range(
         )
     })?;
     // SAFETY: a new tensor that is the caller's.
-    unsafe { Handle::from_raw(clamped) }.ok_or_else(|| "libtorch made no tensor".to_owned())
+    unsafe { Handle::from_raw(clamped) }.ok_or_else(|| "libtorch made no tensor".into())
 }
 
 /// Writes to `notes[at]`, on its device, whether any element of a tensor is not zero.
-pub fn note_failed(outcome: &Handle, notes: &Handle, at: usize) -> Result<(), String> {
+pub fn note_failed(outcome: &Handle, notes: &Handle, at: usize) -> Result<(), TorchError> {
     // SAFETY: two live tensors.
     checked(unsafe { shim::precast_note_failed(outcome.raw(), notes.raw(), at as i64) })
 }

@@ -5,6 +5,7 @@ use std::{ops::Range, sync::Arc};
 use precast_store::{Device, Mapped, record::Dtype};
 
 use super::Handle;
+use crate::TorchError;
 
 /// A bound tensor. It is dropped before the memory it views.
 pub struct Weight {
@@ -24,7 +25,7 @@ impl Weight {
         shape: &[i64],
         stride: &[i64],
         dtype: Dtype,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, TorchError> {
         let elements = shape
             .iter()
             .try_fold(1i64, |n, &size| n.checked_mul(size))
@@ -34,16 +35,12 @@ impl Weight {
             .get(range.clone())
             .ok_or("it reaches past the end of the object")?;
         if expected != Some(part.len()) {
-            return Err(format!(
-                "{dtype} {shape:?} does not take {} bytes",
-                part.len()
-            ));
+            let bytes = part.len();
+            return Err(format!("{dtype} {shape:?} does not take {bytes} bytes").into());
         }
         if !(part.as_ptr() as usize).is_multiple_of(dtype.size()) {
-            return Err(format!(
-                "it starts at byte {}, where no {dtype} can",
-                range.start
-            ));
+            let start = range.start;
+            return Err(format!("it starts at byte {start}, where no {dtype} can").into());
         }
         // SAFETY: the range lies in the map and has the tensor's size (checked above; strides are those of a dense
         // tensor of this shape); the map is read-only, immutable, and held for as long as the handle.

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::{Ready, Runner};
 use crate::{
-    RuntimeError, Tensor,
+    RuntimeError, Tensor, TorchError,
     context::ExecutionContexts,
     eager::Eager,
     ffi::{Handle, Handles, Meta, RawStream, cuda},
@@ -233,7 +233,7 @@ impl Ready {
         })
     }
 
-    pub(super) fn tensor(&self, message: String) -> RuntimeError {
+    pub(super) fn tensor(&self, message: TorchError) -> RuntimeError {
         RuntimeError::Tensor {
             module: self.plan.module.clone(),
             message,

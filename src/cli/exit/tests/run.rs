@@ -8,7 +8,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
     use crate::{
         Device,
         record::{Dtype, Sizes},
-        runtime::{NoFit, NoRelease, Problem, Quarantined, RuntimeError as E},
+        runtime::{NoFit, NoRelease, Problem, Quarantined, RuntimeError as E, TorchError},
         target::Mismatch,
     };
     let id = Digest::of(b"x");
@@ -96,7 +96,8 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             known: known.iter().map(ToString::to_string).collect(),
         })
     };
-    let mut all = vec![
+    let mut all =
+        vec![
         unreadable(StoreError::Unknown("abcd".into()).into()),
         unreadable("no".into()),
         missing(Some("9"), None, &["m"]),
@@ -105,13 +106,13 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         missing(None, None, &[]),
         E::NoDevice {
             device: Device::Cpu,
-            reason: text(),
+            reason: text().into(),
         },
         E::NoDevice {
             device: Device::Cuda(0),
-            reason: text(),
+            reason: text().into(),
         },
-        E::Libtorch { reason: text() },
+        E::Libtorch { reason: text().into() },
         E::UnknownHost { reason: text() },
         E::Devices,
         E::WrongTarget {
@@ -163,7 +164,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         },
         E::NotLoadable {
             object: id,
-            reason: text(),
+            reason: text().into(),
         },
         E::Unreadable {
             object: id,
@@ -171,15 +172,15 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         },
         E::Operators {
             artifact: id,
-            reason: text(),
+            reason: text().into(),
         },
         E::Operators {
             artifact: id,
-            reason: "another library".into(),
+            reason: TorchError::Registered("another library".into()),
         },
         E::NotLoadable {
             object: id,
-            reason: "libtorch_python".into(),
+            reason: TorchError::Loader("libtorch_python".into()),
         },
         E::NothingLeft {
             module: module.clone(),
@@ -203,7 +204,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         E::Unprepared {
             artifact: id,
             constant: "w".into(),
-            reason: text(),
+            reason: text().into(),
         },
         E::MissingSymbol {
             object: id,
@@ -227,7 +228,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         },
         E::NoContainer {
             artifact: id,
-            reason: text(),
+            reason: text().into(),
         },
         E::WrongCount {
             artifact: id,
@@ -246,11 +247,11 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         E::Unbound {
             artifact: id,
             constant: "w".into(),
-            reason: text(),
+            reason: text().into(),
         },
         E::Upload {
             device: Device::Cpu,
-            reason: text(),
+            reason: text().into(),
         },
         E::Unready {
             device: Device::Cpu,
@@ -277,19 +278,19 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             module: module.clone(),
             bucket: "batch=8".into(),
             step: "main".into(),
-            message: text(),
+            message: text().into(),
         },
         E::Failed {
             module: module.clone(),
             bucket: "batch=8".into(),
             step: "main".into(),
-            message: "CUDA driver error: out of memory".into(),
+            message: TorchError::Memory("CUDA driver error: out of memory".into()),
         },
         E::Failed {
             module: module.clone(),
             bucket: "batch=8".into(),
             step: "eager".into(),
-            message: "`aten::conv2d`: could not create a primitive".into(),
+            message: TorchError::NoCode("`aten::conv2d`: could not create a primitive".into()),
         },
         E::Failed {
             module: module.clone(),
@@ -313,7 +314,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         },
         E::Tensor {
             module: module.clone(),
-            message: text(),
+            message: text().into(),
         },
         E::Shape {
             shape: vec![2, 3],
@@ -331,7 +332,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             asked: Dtype::Int64,
             got: Dtype::Float32,
         },
-        E::Array { reason: text() },
+        E::Array { reason: text().into() },
     ];
     all.extend(problems.map(bad_input));
     let mut all: Vec<Error> = all.into_iter().map(Into::into).collect();
@@ -347,7 +348,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         .into(),
         TensorFileError::Torch {
             name: "x".into(),
-            reason: text(),
+            reason: text().into(),
         }
         .into(),
     ]);

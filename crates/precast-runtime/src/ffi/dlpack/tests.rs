@@ -77,7 +77,7 @@ impl Producer {
     /// Returns why it is refused. Its deleter has been called.
     fn refused(self) -> String {
         let (capsule, deleted) = self.capsule();
-        let reason = capsule.into_handle().unwrap_err();
+        let reason = capsule.into_handle().unwrap_err().to_string();
         assert_eq!(deleted.load(SeqCst), 1, "{reason}");
         reason
     }
