@@ -4,9 +4,9 @@
 //! while it is captured, so there one per artifact serves all its steps, bound anew for each of them: 24 equal blocks load
 //! their code once. Where a graph answers, no other containers are made.
 //!
-//! Whoever runs a program takes an execution context and has it alone until the call is over, so no container ever has two callers.
-//! ExecutionContexts are made when they are first needed, up to a limit, and kept; callers beyond it wait. An execution context that was bound to
-//! an earlier weight set is bound to the new one before it is handed out, so a call sees one weight set, whole.
+//! A call has an execution context to itself until it is over, so no container ever has two callers. A program makes contexts
+//! on first use, up to a limit, and keeps them; further callers wait. A context with an earlier weight set is bound to the new
+//! one before its next call, so a call sees one weight set, whole.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ use super::{
     },
     layout::bytes_of,
     pad::Buffers,
-    pool::{Held, Pool, Wait},
+    pool::{Pool, Wait},
     prepacked::Bound,
     trial::Trials,
     weights::Weights,
@@ -384,9 +384,6 @@ pub(super) struct ExecutionContexts {
     swaps: AtomicU64,
 }
 
-/// An execution context that its holder has alone; it goes back on drop, also when a run fails.
-pub(super) struct Taken<'a>(Held<'a, ExecutionContext>);
-
 impl ExecutionContexts {
     /// Starts with none.
     pub fn new(weights: Arc<Weights>, limit: usize) -> Self {
@@ -397,18 +394,23 @@ impl ExecutionContexts {
         }
     }
 
-    /// Takes an execution context that is bound to the newest weights; waits while all are taken.
-    pub fn take(&self, plan: &Plan, wait: Wait) -> Result<Taken<'_>, RuntimeError> {
-        let held = self.pool.take(wait);
-        let mut held = held.ok_or_else(|| plan.busy(self.pool.limit()))?;
-        // Read after the execution context is the caller's: a swap that was over before the call is seen.
-        let swaps = self.swaps.load(Ordering::Acquire);
-        let context = match held.take() {
-            Some(context) if context.swaps == swaps => context,
-            other => self.bound(plan, other)?,
+    /// Runs `work` on an execution context that it has alone, bound to the newest weights; waits while all are taken.
+    pub fn with<R>(
+        &self,
+        plan: &Plan,
+        wait: Wait,
+        work: impl FnOnce(&mut ExecutionContext) -> Result<R, RuntimeError>,
+    ) -> Result<R, RuntimeError> {
+        let newest = |context: Option<ExecutionContext>| {
+            // Read after the execution context is the caller's: a swap that was over before the call is seen.
+            let swaps = self.swaps.load(Ordering::Acquire);
+            match context {
+                Some(context) if context.swaps == swaps => Ok(context),
+                other => self.bound(plan, other),
+            }
         };
-        held.put(context);
-        Ok(Taken(held))
+        let done = self.pool.with(wait, newest, work);
+        done.unwrap_or_else(|| Err(plan.busy(self.pool.limit())))
     }
 
     /// Makes an execution context, or binds an earlier one, to the newest weights.
@@ -437,14 +439,6 @@ impl ExecutionContexts {
         let mut held = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         *held = weights;
         self.swaps.fetch_add(1, Ordering::Release);
-    }
-}
-
-impl Taken<'_> {
-    /// Returns the execution context.
-    pub fn context(&mut self) -> Result<&mut ExecutionContext, RuntimeError> {
-        // It is there until `drop`; the error is never seen.
-        self.0.get().ok_or(RuntimeError::Devices)
     }
 }
 

@@ -66,3 +66,31 @@ fn check(device: Device, ordinals: &[usize]) -> Result<(), RuntimeError> {
         .into())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    /// Counts the lines of code that name the error, by file.
+    fn named(folder: &Path, found: &mut Vec<String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                named(&path, found);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let code = text.lines().filter(|line| !line.trim().starts_with("//"));
+            let uses = code.filter(|line| line.contains(concat!("RuntimeError::", "Devices")));
+            found.extend(uses.map(|_| path.file_name().unwrap().to_string_lossy().into_owned()));
+        }
+    }
+
+    #[test]
+    fn the_error_of_devices_stands_for_nothing_else() {
+        let mut found = Vec::new();
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+        named(Path::new(source), &mut found);
+        assert_eq!(found, ["devices.rs"]);
+    }
+}

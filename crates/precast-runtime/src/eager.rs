@@ -18,7 +18,7 @@ use super::{
     ffi::{Calls, Handle, Handles, Weight},
     identity, operators,
     pad::Buffers,
-    pool::{Held, Pool, Wait},
+    pool::{Pool, Wait},
     source::Source,
     weights::Weights,
 };
@@ -35,18 +35,15 @@ pub(super) struct Eager {
     device: Device,
     source: Arc<dyn Source>,
     /// Loaded on first use. A caller has one alone.
-    pool: Pool<ExecutionContext>,
+    pool: Pool<EagerContext>,
     bound: Mutex<Arc<Bound>>,
 }
 
 /// A loaded list of calls, and the buffers of padded calls.
-struct ExecutionContext {
-    calls: Calls,
-    buffers: Buffers,
+pub(super) struct EagerContext {
+    pub calls: Calls,
+    pub buffers: Buffers,
 }
-
-/// An execution context that its holder has alone; it goes back on drop.
-pub(super) struct Taken<'a>(Held<'a, ExecutionContext>);
 
 struct Bound {
     weights: Arc<Weights>,
@@ -108,24 +105,26 @@ impl Eager {
         .map(drop)
     }
 
-    /// Takes a list of calls, loading one if none is idle; waits while all are taken.
-    pub fn take(&self, wait: Wait) -> Result<Taken<'_>, RuntimeError> {
-        let held = self.pool.take(wait);
-        let mut held = held.ok_or_else(|| RuntimeError::Busy {
-            module: self.module.clone(),
-            bucket: self.program.bucket(),
-            contexts: self.pool.limit(),
-        })?;
-        if held.get().is_none() {
-            held.put(self.load()?);
-        }
-        Ok(Taken(held))
+    /// Runs `work` on a list of calls that it has alone, loading one if none is idle; waits while all are taken.
+    pub fn with<R>(
+        &self,
+        wait: Wait,
+        work: impl FnOnce(&mut EagerContext) -> Result<R, RuntimeError>,
+    ) -> Result<R, RuntimeError> {
+        let loaded = |idle: Option<EagerContext>| idle.map_or_else(|| self.load(), Ok);
+        self.pool.with(wait, loaded, work).unwrap_or_else(|| {
+            Err(RuntimeError::Busy {
+                module: self.module.clone(),
+                bucket: self.program.bucket(),
+                contexts: self.pool.limit(),
+            })
+        })
     }
 
-    fn load(&self) -> Result<ExecutionContext, RuntimeError> {
+    fn load(&self) -> Result<EagerContext, RuntimeError> {
         let bytes = operators::read(&self.source, &self.object)?;
         let calls = calls::read(&bytes, self.device);
-        Ok(ExecutionContext {
+        Ok(EagerContext {
             calls: calls.map_err(|message| self.failed(message))?,
             buffers: Buffers::new(self.program.inputs.len()),
         })
@@ -161,15 +160,6 @@ impl Eager {
             step: "eager".to_owned(),
             message,
         }
-    }
-}
-
-impl Taken<'_> {
-    /// Returns the list of calls and the padding buffers.
-    pub fn parts(&mut self) -> Result<(&mut Calls, &mut Buffers), RuntimeError> {
-        // It is there until `drop`; the error is never seen.
-        let context = self.0.get().ok_or(RuntimeError::Devices)?;
-        Ok((&mut context.calls, &mut context.buffers))
     }
 }
 

@@ -218,7 +218,7 @@ impl Model {
             wait,
         };
         let inputs: SmallVec<[TensorRef<'_>; 8]> = inputs.iter().map(arrays::tensor).collect();
-        let replica = self.replica(&inputs)?;
+        let replica = self.replica(&inputs);
         let variants = self.variants(replica, module)?;
         let variant = variants
             .iter()
@@ -264,7 +264,7 @@ impl Model {
             .iter()
             .map(|(_, input)| arrays::tensor(input))
             .collect();
-        let replica = self.replica(&tensors)?;
+        let replica = self.replica(&tensors);
         let variants = self.variants(replica, module)?;
         let order = |variant: &Variant| -> Option<SmallVec<[TensorRef<'_>; 8]>> {
             let wanted = &variant.signature.inputs;
@@ -317,13 +317,13 @@ impl Model {
     }
 
     /// Returns the replica that a call goes to.
-    fn replica(&self, inputs: &[TensorRef<'_>]) -> Result<&Replica, RuntimeError> {
+    fn replica(&self, inputs: &[TensorRef<'_>]) -> &Replica {
         match &self.replicas[..] {
-            [only] => Ok(only),
+            [only] => only,
             several => {
                 let at = inputs.first().and_then(|input| input.meta().device());
                 let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-                replica::choose(several, at, turn).ok_or(RuntimeError::Devices)
+                replica::choose(several, at, turn)
             }
         }
     }

@@ -72,11 +72,8 @@ struct State<T> {
     waiting: usize,
 }
 
-/// One of a pool that its holder has alone, or the right to make it.
-///
-/// On drop it goes back; without one, as after an error, another may be made in its place. So it is when its holder panics:
-/// what that left may be half done.
-pub(super) struct Held<'a, T> {
+/// A caller's place in a pool. On drop its item goes back; without one, another may be made in its place.
+struct Place<'a, T> {
     pool: &'a Pool<T>,
     item: Option<T>,
 }
@@ -101,14 +98,33 @@ impl<T> Pool<T> {
         self.limit
     }
 
-    /// Takes one, or the right to make it; none when the wait was over first.
-    pub fn take(&self, wait: Wait) -> Option<Held<'_, T>> {
+    /// Runs `work` on an item that no other caller has meanwhile; the item goes back, also after an error. Returns none when
+    /// the wait was over first.
+    ///
+    /// `make` gets an idle item, if there is one, and returns the item to use. After an error of `make` the item is dropped, and
+    /// also after a panic, which may leave it half done.
+    pub fn with<R, E>(
+        &self,
+        wait: Wait,
+        make: impl FnOnce(Option<T>) -> Result<T, E>,
+        work: impl FnOnce(&mut T) -> Result<R, E>,
+    ) -> Option<Result<R, E>> {
+        let mut place = self.take(wait)?;
+        Some(make(place.item.take()).and_then(|mut item| {
+            let result = work(&mut item);
+            place.item = Some(item);
+            result
+        }))
+    }
+
+    /// Takes a place, with an idle item if there is one; none when the wait was over first.
+    fn take(&self, wait: Wait) -> Option<Place<'_, T>> {
         let mut state = self.lock();
         loop {
             let item = state.idle.pop();
             if item.is_some() || state.made < self.limit {
                 state.made += usize::from(item.is_none());
-                return Some(Held { pool: self, item });
+                return Some(Place { pool: self, item });
             }
             let left = wait.left();
             if left.is_some_and(|left| left.is_zero()) {
@@ -140,29 +156,10 @@ impl<T> Pool<T> {
     }
 }
 
-impl<T> Held<'_, T> {
-    /// Returns it, where there is one.
-    pub fn get(&mut self) -> Option<&mut T> {
-        self.item.as_mut()
-    }
-
-    /// Takes it out, to look at it or to make it anew: it is owed to [`Self::put`].
-    pub fn take(&mut self) -> Option<T> {
-        self.item.take()
-    }
-
-    /// Puts in what was made.
-    pub fn put(&mut self, item: T) {
-        self.item = Some(item);
-    }
-}
-
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for Place<'_, T> {
     fn drop(&mut self) {
-        // Before the lock: it may take long to free.
-        let item = self.item.take().filter(|_| !thread::panicking());
         let mut state = self.pool.lock();
-        match item {
+        match self.item.take() {
             Some(item) => state.idle.push(item),
             None => state.made -= 1,
         }
@@ -183,12 +180,17 @@ mod tests {
 
     use super::*;
 
+    type Worked = Option<Result<usize, ()>>;
+
+    fn make(item: Option<usize>) -> Result<usize, ()> {
+        Ok(item.unwrap_or(7))
+    }
+
     /// Takes one, and makes it where there is none.
-    fn taken(pool: &Pool<usize>, wait: Wait) -> Option<Held<'_, usize>> {
-        let mut held = pool.take(wait)?;
-        let item = held.take().unwrap_or(7);
-        held.put(item);
-        Some(held)
+    fn taken(pool: &Pool<usize>, wait: Wait) -> Option<Place<'_, usize>> {
+        let mut place = pool.take(wait)?;
+        place.item = make(place.item.take()).ok();
+        Some(place)
     }
 
     #[test]
@@ -205,16 +207,20 @@ mod tests {
                 let (most, made) = (most.clone(), made.clone());
                 thread::spawn(move || {
                     for call in 0..2000 {
-                        let mut held = pool.take(Wait::Forever).unwrap();
-                        let item = held.take();
-                        let item = item.unwrap_or_else(|| made.fetch_add(1, Ordering::SeqCst));
-                        most.fetch_max(using.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                        thread::yield_now();
-                        using.fetch_sub(1, Ordering::SeqCst);
                         // Some are broken and thrown away.
-                        if (call + number) % 97 != 0 {
-                            held.put(item);
-                        }
+                        let make = |item: Option<usize>| match (call + number) % 97 {
+                            0 => Err(()),
+                            _ => Ok(item.unwrap_or_else(|| made.fetch_add(1, Ordering::SeqCst))),
+                        };
+                        let work = |_: &mut usize| {
+                            let now = using.fetch_add(1, Ordering::SeqCst) + 1;
+                            most.fetch_max(now, Ordering::SeqCst);
+                            thread::yield_now();
+                            using.fetch_sub(1, Ordering::SeqCst);
+                            Ok(())
+                        };
+                        let worked = pool.with(Wait::Forever, make, work).unwrap();
+                        assert_eq!(worked.is_err(), (call + number) % 97 == 0);
                     }
                 })
             })
@@ -238,13 +244,19 @@ mod tests {
         for _ in 0..8 {
             // While it is made, and while it is used.
             panics(&|| {
-                let _held = pool.take(Wait::no()).unwrap();
-                panic!("as meant");
+                let worked: Worked = pool.with(Wait::no(), |_| panic!("as meant"), |_| Ok(1));
+                worked.unwrap().unwrap();
             });
             panics(&|| {
-                let _held = taken(&pool, Wait::no()).unwrap();
-                panic!("as meant");
+                let worked: Worked = pool.with(Wait::no(), make, |_| panic!("as meant"));
+                worked.unwrap().unwrap();
             });
+            // An error of the work loses nothing.
+            assert_eq!(
+                pool.with(Wait::no(), make, |_| Err::<(), _>(())),
+                Some(Err(()))
+            );
+            assert_eq!(pool.lock().idle.len(), 1);
         }
         let first = taken(&pool, Wait::no());
         let second = taken(&pool, Wait::no());
@@ -258,7 +270,8 @@ mod tests {
     fn a_wait_ends_when_it_is_to() {
         let pool = Pool::new(1);
         let held = taken(&pool, Wait::Forever).unwrap();
-        assert!(pool.take(Wait::no()).is_none());
+        let worked: Worked = pool.with(Wait::no(), make, |item| Ok(*item));
+        assert_eq!(worked, None);
         let begun = Instant::now();
         assert!(pool.take(Wait::up_to(Duration::from_millis(50))).is_none());
         assert!(begun.elapsed() >= Duration::from_millis(50));

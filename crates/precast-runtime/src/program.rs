@@ -137,7 +137,7 @@ impl Ready {
     pub fn prepare(&self) -> Result<(), RuntimeError> {
         match (&self.runner, &self.graph) {
             (Runner::Artifacts(contexts), None) => {
-                contexts.take(&self.plan, Wait::Forever).map(drop)
+                contexts.with(&self.plan, Wait::Forever, |_| Ok(()))
             }
             _ => Ok(()),
         }
@@ -232,7 +232,7 @@ impl Ready {
     /// Loads the exported graph of a program that runs as one. Fails when it does not load.
     pub fn interpret(&self) -> Result<(), RuntimeError> {
         match &self.runner {
-            Runner::Eager(eager) => eager.take(Wait::Forever).map(drop),
+            Runner::Eager(eager) => eager.with(Wait::Forever, |_| Ok(())),
             Runner::Artifacts(_) => Ok(()),
         }
     }

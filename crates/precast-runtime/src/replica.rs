@@ -96,57 +96,49 @@ impl Replica {
 /// Returns the replica for a call whose inputs are on the device `at`: of those on this device, or of all where none is,
 /// one with the fewest calls under way. Of several such the one whose `turn` it is: on CUDA a call is over when its work
 /// is in the stream, so one caller alone would always find the first one idle.
-pub(super) fn choose(replicas: &[Replica], at: Option<Device>, turn: usize) -> Option<&Replica> {
-    let here = replicas.iter().any(|replica| Some(replica.device) == at);
-    let loads = replicas.iter().map(|replica| {
-        let fits = !here || Some(replica.device) == at;
-        fits.then(|| replica.running.load(Ordering::Relaxed))
-    });
-    pick(loads, replicas.len(), turn).map(|index| &replicas[index])
+pub(super) fn choose(replicas: &[Replica], at: Option<Device>, turn: usize) -> &Replica {
+    &replicas[pick(replicas.len(), turn, |index| {
+        let replica = &replicas[index];
+        let elsewhere = Some(replica.device) != at;
+        (elsewhere, replica.running.load(Ordering::Relaxed))
+    })]
 }
 
-/// Returns the index of the least load, those that are none left out, counted from `turn`.
-fn pick(
-    loads: impl Iterator<Item = Option<usize>> + Clone,
-    count: usize,
-    turn: usize,
-) -> Option<usize> {
+/// Returns the index of the least load of `count`: first of those that are not elsewhere, then by calls, then counted from
+/// `turn`.
+fn pick(count: usize, turn: usize, load: impl Fn(usize) -> (bool, usize)) -> usize {
     let distance = |index: usize| (index + count - turn % count) % count;
-    let known = loads.enumerate().filter_map(|(i, load)| Some((load?, i)));
-    known
-        .min_by_key(|&(load, index)| (load, distance(index)))
-        .map(|(_, index)| index)
+    let least = (0..count).min_by_key(|&index| (load(index), distance(index)));
+    least.unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn picked(loads: &[Option<usize>], turn: usize) -> Option<usize> {
-        pick(loads.iter().copied(), loads.len(), turn)
+    /// None is a load elsewhere.
+    fn picked(loads: &[Option<usize>], turn: usize) -> usize {
+        pick(loads.len(), turn, |index| {
+            (loads[index].is_none(), loads[index].unwrap_or(0))
+        })
     }
 
     #[test]
     fn the_least_busy_one_has_it() {
         for turn in 0..7 {
-            assert_eq!(picked(&[Some(2), Some(1), Some(3)], turn), Some(1));
-            assert_eq!(picked(&[None, Some(9), None], turn), Some(1));
-            assert_eq!(picked(&[None, None], turn), None);
+            assert_eq!(picked(&[Some(2), Some(1), Some(3)], turn), 1);
+            assert_eq!(picked(&[None, Some(9), None], turn), 1);
+            assert_eq!(picked(&[None, None], turn), turn % 2);
         }
-        assert_eq!(picked(&[], 3), None);
     }
 
     #[test]
     fn equally_busy_ones_have_it_in_turns() {
-        let turns = |loads: &[Option<usize>]| -> Vec<Option<usize>> {
+        let turns = |loads: &[Option<usize>]| -> Vec<usize> {
             (0..6).map(|turn| picked(loads, turn)).collect()
         };
-        let idle = [0, 1, 2, 0, 1, 2].map(Some);
-        assert_eq!(turns(&[Some(0); 3]), idle);
-        assert_eq!(
-            turns(&[Some(1), None, Some(1)]),
-            [0, 2, 2, 0, 2, 2].map(Some)
-        );
-        assert_eq!(picked(&[Some(0), Some(0)], usize::MAX), Some(1));
+        assert_eq!(turns(&[Some(0); 3]), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(turns(&[Some(1), None, Some(1)]), [0, 2, 2, 0, 2, 2]);
+        assert_eq!(picked(&[Some(0), Some(0)], usize::MAX), 1);
     }
 }

@@ -63,24 +63,21 @@ impl Ready {
         wait: Wait,
         flags: Option<&mut Flags>,
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
-        let mut taken = contexts.take(&self.plan, wait)?;
-        let context = taken.context()?;
-        let stream = self.stream()?;
-        let inputs = match sizes {
-            Sizes::Exact | Sizes::Dynamic(_) => inputs,
-            Sizes::Padded(_) => self.padded(&mut context.buffers, inputs, stream)?,
-        };
-        // Outputs are the caller's: never the memory of an input, a padding buffer or a weight.
-        let sources: SmallVec<[usize; 8]> = inputs
-            .iter()
-            .map(|handle| handle.meta().storage())
-            .collect();
-        let mut outputs = self.plan.execute(context, inputs, stream)?;
-        self.watch.outcomes(&mut outputs, flags)?;
-        self.finish(outputs, sizes, |storage| {
-            self.plan.owns(&context.weights, storage)
-                || context.made(storage)
-                || sources.contains(&storage)
+        contexts.with(&self.plan, wait, |context| {
+            let stream = self.stream()?;
+            let inputs = match sizes {
+                Sizes::Exact | Sizes::Dynamic(_) => inputs,
+                Sizes::Padded(_) => self.padded(&mut context.buffers, inputs, stream)?,
+            };
+            // Outputs are the caller's: never the memory of an input, a padding buffer or a weight.
+            let sources = storages(&inputs);
+            let mut outputs = self.plan.execute(context, inputs, stream)?;
+            self.watch.outcomes(&mut outputs, flags)?;
+            self.finish(outputs, sizes, |storage| {
+                self.plan.owns(&context.weights, storage)
+                    || context.made(storage)
+                    || sources.contains(&storage)
+            })
         })
     }
 
@@ -93,20 +90,17 @@ impl Ready {
         flags: Option<&mut Flags>,
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
         let _span = tracing::trace_span!("eager", module = &*self.plan.module).entered();
-        let mut taken = eager.take(wait)?;
-        let (calls, buffers) = taken.parts()?;
-        let inputs = match sizes {
-            Sizes::Exact | Sizes::Dynamic(_) => inputs,
-            Sizes::Padded(_) => self.padded(buffers, inputs, self.stream()?)?,
-        };
-        let sources: SmallVec<[usize; 8]> = inputs
-            .iter()
-            .map(|handle| handle.meta().storage())
-            .collect();
-        let (mut outputs, weights) = eager.run(calls, &inputs)?;
-        self.watch.outcomes(&mut outputs, flags)?;
-        self.finish(outputs, sizes, |storage| {
-            self.plan.owns(&weights, storage) || sources.contains(&storage)
+        eager.with(wait, |context| {
+            let inputs = match sizes {
+                Sizes::Exact | Sizes::Dynamic(_) => inputs,
+                Sizes::Padded(_) => self.padded(&mut context.buffers, inputs, self.stream()?)?,
+            };
+            let sources = storages(&inputs);
+            let (mut outputs, weights) = eager.run(&mut context.calls, &inputs)?;
+            self.watch.outcomes(&mut outputs, flags)?;
+            self.finish(outputs, sizes, |storage| {
+                self.plan.owns(&weights, storage) || sources.contains(&storage)
+            })
         })
     }
 
@@ -239,4 +233,10 @@ impl Ready {
             message,
         }
     }
+}
+
+/// Returns the address of each tensor's storage.
+fn storages(tensors: &Handles) -> SmallVec<[usize; 8]> {
+    let storage = |handle: &Handle| handle.meta().storage();
+    tensors.iter().map(storage).collect()
 }
