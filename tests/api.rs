@@ -7,7 +7,7 @@ mod fake;
 use fake::{Fake, Memory};
 use precast::{
     Device, Model, Runtime, RuntimeError, Value,
-    runtime::{Inputs, Problem, Tensor},
+    runtime::{Inputs, Tensor, errors::Problem},
 };
 
 fn load(fakes: &[Fake]) -> Model {

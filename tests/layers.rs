@@ -54,6 +54,49 @@ fn modules_use_those_of_lower_layers_only() {
 }
 
 #[test]
+fn the_names_at_the_root_of_the_runtime_are_few_and_on_a_page() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let lib = fs::read_to_string(root.join("crates/precast-runtime/src/lib.rs")).unwrap();
+    let names = names(&lib);
+    assert!(
+        (10..=25).contains(&names.len()),
+        "{}: {names:?}",
+        names.len()
+    );
+    let page = fs::read_to_string(root.join("docs/src/reference/library.md")).unwrap();
+    let spans: BTreeSet<&str> = page.split('`').skip(1).step_by(2).collect();
+    let missing = names.iter().filter(|name| !spans.contains(name.as_str()));
+    assert_eq!(missing.collect::<Vec<_>>(), [""; 0]);
+}
+
+/// Returns the public names at the root of a crate, but hidden ones.
+fn names(lib: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let shown = lib.replace("#[doc(hidden)]\npub ", "");
+    for item in shown.split("\npub ").skip(1) {
+        match item.strip_prefix("use ") {
+            Some(tree) => {
+                let paths = expand(tree.split(';').next().unwrap());
+                names.extend(paths.iter().map(|path| path.last().unwrap().clone()));
+            }
+            None => {
+                let name = item.split_whitespace().nth(1).unwrap();
+                names.insert(name.trim_end_matches(';').to_owned());
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn public_names_are_found() {
+    let lib = "mod a;\npub mod b;\n/// Text.\npub mod c {\n    pub use crate::a::X;\n}\n#[doc(hidden)]\npub mod d {\n}\n\
+               pub use a::{\n    Y,\n    W,\n};\npub use store::V;\n";
+    let found: Vec<_> = names(lib).into_iter().collect();
+    assert_eq!(found, ["V", "W", "Y", "b", "c"]);
+}
+
+#[test]
 fn what_is_used_is_found() {
     let code = "use super::{\n    gc::{Plan, Reason},\n    now,\n};\nuse crate::record::*;\n// crate::comment\n\
                 fn f() { super::rows::g(); }\n#[cfg(test)]\nmod tests {\n    use crate::testing;\n}\n";

@@ -17,7 +17,10 @@ use fake::{Fake, Memory};
 use precast::{
     Device, Digest, Mapped, Model, Runtime,
     record::{Artifact, Program, Release},
-    runtime::{Loading, Prefetched, Rung, RuntimeError, Source, SourceError, Tensor},
+    runtime::{
+        Loading, Rung, RuntimeError, Tensor,
+        sources::{Prefetched, Source, SourceError},
+    },
 };
 use serde_json::json;
 

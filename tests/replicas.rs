@@ -8,7 +8,7 @@ mod fake;
 use std::time::{Duration, Instant};
 
 use fake::{Fake, Memory};
-use precast::{Device, Model, Runtime, Value, runtime::DeviceStats};
+use precast::{Device, Model, Runtime, Value, runtime::counters::DeviceStats};
 
 fn load(fake: Fake, devices: usize) -> (Runtime, Model) {
     let runtime =

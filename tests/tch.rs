@@ -12,7 +12,7 @@ use fake::{Fake, Memory};
 use precast::{
     Device, Model, Runtime,
     record::Dtype,
-    runtime::{Problem, RuntimeError, Tensor},
+    runtime::{RuntimeError, Tensor, errors::Problem},
 };
 use tch::Kind;
 
@@ -251,7 +251,7 @@ fn they_are_inputs_and_outputs_of_a_call() {
 #[test]
 fn a_device_that_is_not_there_is_an_error() {
     // With a GPU, `tests/gpu` has the rest.
-    if precast::runtime::device_memory(Device::Cuda(0)).is_ok() {
+    if precast::runtime::cuda::device_memory(Device::Cuda(0)).is_ok() {
         return;
     }
     let ours = Tensor::from(numbers(2));

@@ -26,7 +26,7 @@ use crate::{
     Digest, Model, Runtime, Store,
     gate::samples,
     record::{Program, Sizes, bucket_name, split_model},
-    runtime::{Graphs, Rung, Served, Tensor},
+    runtime::{Rung, Served, Tensor, cuda::Graphs},
 };
 
 /// `precast bench MODULE --format json`
@@ -190,7 +190,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         }
     }
     if context.out.json() {
-        let memory = crate::runtime::device_memory(device).ok();
+        let memory = crate::runtime::cuda::device_memory(device).ok();
         context.out.document(&Document {
             model: &name,
             module: &args.module,

@@ -25,7 +25,7 @@ use super::{
     trusted,
 };
 #[cfg(feature = "torch")]
-use crate::runtime::{RuntimeError, tensors::TensorFileError};
+use crate::runtime::{RuntimeError, command::tensors::TensorFileError};
 use crate::{
     Digest,
     build::BuildError,

@@ -10,7 +10,7 @@ pub(super) const GATE: &str = "__gate";
 
 /// The argument of the helper that tries first loads.
 #[cfg(feature = "torch")]
-pub(super) const TRIAL: &str = crate::runtime::TRIAL;
+pub(super) const TRIAL: &str = crate::runtime::command::TRIAL;
 #[cfg(not(feature = "torch"))]
 pub(super) const TRIAL: &str = "__trial";
 
@@ -80,7 +80,10 @@ pub(super) fn try_load(args: &TrialArgs) -> Result<u8> {
         })
         .and_then(|_| {
             let input = File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-            Ok(crate::runtime::answer_trial(input, told.try_clone()?)?)
+            Ok(crate::runtime::command::answer_trial(
+                input,
+                told.try_clone()?,
+            )?)
         });
     if let Err(error) = &answered {
         told.write_all(format!("{error:#}").as_bytes())?;
@@ -94,7 +97,7 @@ pub(super) fn trial(
     store: &crate::Store,
     context: &super::Context,
 ) -> Result<crate::runtime::Trial> {
-    use crate::runtime::{Trial, trial_memory};
+    use crate::runtime::{Trial, command::trial_memory};
     let trial = Trial::with(own_program()?).stop(context.cancel.clone());
     let memory = trial_memory(store.path());
     let folder = memory.parent().unwrap_or(store.path());

@@ -291,7 +291,7 @@ pub fn main() -> ExitCode {
     let code = exit::guarded(|| run(std::env::args_os().collect()));
     // Programs may still be loaded in the background.
     #[cfg(feature = "torch")]
-    crate::runtime::exit(code);
+    crate::runtime::command::exit(code);
     #[cfg(not(feature = "torch"))]
     code.into()
 }

@@ -21,7 +21,7 @@ use crate::{
     Device, Digest, Runtime,
     inspect::stats::Counts,
     record::{Sizes, bucket_name},
-    runtime::{Loading, Prefetched, Rung, tensors},
+    runtime::{Loading, Rung, command::tensors, sources::Prefetched},
 };
 
 /// Adds counts to those of a file.

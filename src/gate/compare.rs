@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use precast_builder::gate::tolerance;
-use precast_runtime::{Element, Tensor, TorchError};
+use precast_runtime::{Element, Tensor, errors::TorchError};
 use precast_store::record::{Dtype, Output, receipt::Compared};
 
 /// Returns whether both have the same elements; a NaN is the same as another.

@@ -14,7 +14,11 @@ use std::{
 };
 
 use precast_builder::gate::{GateRequest, Question, Verdict};
-use precast_runtime::{Model, Runtime, Tensor, Trial, peak, synchronize, tensors, trial_memory};
+use precast_runtime::{
+    Model, Runtime, Tensor, Trial,
+    command::{peak, tensors, trial_memory},
+    cuda::synchronize,
+};
 use precast_store::{
     Device, Options, Store, StoreError,
     record::{

@@ -1,6 +1,6 @@
 //! Inputs for a program that nobody gave any: the same ones in every run.
 
-use precast_runtime::{Tensor, TorchError};
+use precast_runtime::{Tensor, errors::TorchError};
 use precast_store::{
     Device,
     record::{Dtype, Input, Program, Sizes},

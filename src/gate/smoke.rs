@@ -1,7 +1,7 @@
 //! The smoke run: programs that a build found in the store answer with the weights of before and with the new ones.
 
 use precast_builder::gate::{SmokeRequest, StoredWeights, Verdict};
-use precast_runtime::{Runtime, Tensor, Trial, trial_memory};
+use precast_runtime::{Runtime, Tensor, Trial, command::trial_memory};
 use precast_store::{
     Device,
     record::{Dtype, Program, receipt::Gate},

@@ -8,7 +8,10 @@ use std::{
     sync::Arc,
 };
 
-use precast_runtime::{Source, SourceError, host, sealed};
+use precast_runtime::{
+    command::{host, sealed},
+    sources::{Source, SourceError},
+};
 use precast_store::{
     Device, Digest, Mapped, Store, Target,
     record::{

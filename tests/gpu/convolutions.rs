@@ -1,6 +1,6 @@
 //! Convolutions that add and rectify in their own kernel, with the stores of `residual/`.
 
-use precast::{Device, Runtime, runtime::Graphs};
+use precast::{Device, Runtime, runtime::cuda::Graphs};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 

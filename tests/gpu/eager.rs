@@ -1,6 +1,6 @@
 //! Eager on a device, with the store of `eager.toml`.
 
-use precast::{Device, Runtime, runtime::Stream};
+use precast::{Device, Runtime, runtime::cuda::Stream};
 use tch::{Kind, Tensor};
 
 use super::store_with;

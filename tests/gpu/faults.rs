@@ -4,7 +4,10 @@ use std::{env, process::Command, time::Duration};
 
 use precast::{
     Device, Model, Runtime, Store,
-    runtime::{DeviceMemory, Graphs, RuntimeError, device_memory},
+    runtime::{
+        RuntimeError,
+        cuda::{DeviceMemory, Graphs, device_memory},
+    },
 };
 use tch::{Kind, Tensor};
 

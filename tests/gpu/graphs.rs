@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use precast::{
     Device, Model, Runtime, Store,
     record::Sizes,
-    runtime::{Graphs, Stream, device_memory},
+    runtime::cuda::{Graphs, Stream, device_memory},
 };
 use serde_json::json;
 use tch::{Kind, Tensor};

@@ -3,7 +3,7 @@
 use precast::{
     Device, Model, Runtime,
     record::Program,
-    runtime::{Graphs, device_memory},
+    runtime::cuda::{Graphs, device_memory},
 };
 use serde_json::json;
 use tch::{Kind, Tensor};

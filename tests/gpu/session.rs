@@ -6,7 +6,7 @@ use std::io::Write;
 use precast::{
     Device, Model, Runtime, Store,
     record::Sizes,
-    runtime::{Graphs, Stream},
+    runtime::cuda::{Graphs, Stream},
 };
 use tch::{Kind, Tensor};
 

@@ -4,7 +4,7 @@ use precast::{
     Device,
     record::Dtype,
     runtime::{
-        Stream,
+        cuda::Stream,
         dlpack::{self, Capsule},
     },
 };

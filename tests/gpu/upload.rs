@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use precast::{Device, Digest, Runtime, Store, runtime::Graphs};
+use precast::{Device, Digest, Runtime, Store, runtime::cuda::Graphs};
 use serde_json::json;
 use tch::{Kind, Tensor};
 

@@ -6,7 +6,11 @@ use std::time::Instant;
 
 use precast::{
     Device, Model, Runtime, Value,
-    runtime::{Graphs, Outputs, Problem, RuntimeError, Stream},
+    runtime::{
+        Outputs, RuntimeError,
+        cuda::{Graphs, Stream},
+        errors::Problem,
+    },
 };
 use serde_json::json;
 use tch::{Kind, Tensor};
@@ -182,7 +186,7 @@ fn a_session_says_what_was_wrong_with_its_last_replay() {
     let graph = &all[1];
     let sizes = [("batch".to_owned(), 4), ("seq".to_owned(), 16)].into();
     let mut session = graph.model.session("forward", &sizes).unwrap();
-    let right = |session: &mut precast::runtime::Session<'_>| {
+    let right = |session: &mut precast::runtime::cuda::Session<'_>| {
         let ids = good(4, 16, 5);
         Tensor::from(&session.inputs()[0]).copy_(&ids);
         session.replay().unwrap();

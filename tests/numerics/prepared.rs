@@ -4,7 +4,7 @@ use std::{fs, process::Command};
 
 use precast::{
     Store,
-    runtime::{Tensor, tensors},
+    runtime::{Tensor, command::tensors},
 };
 
 use crate::{

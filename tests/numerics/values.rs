@@ -3,7 +3,7 @@
 
 use precast::{
     Model, Store,
-    runtime::{Element, Outputs, Problem, RuntimeError, Tensor},
+    runtime::{Element, Outputs, RuntimeError, Tensor, errors::Problem},
 };
 
 use crate::lab::{Lab, lab, runtime};

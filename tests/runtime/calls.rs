@@ -5,7 +5,10 @@ use std::sync::Arc;
 use precast::{
     Device, Runtime,
     record::{Check, Dtype, Padding},
-    runtime::{Inputs, NoFit, Problem, Rung, RuntimeError, Tensor},
+    runtime::{
+        Inputs, Rung, RuntimeError, Tensor,
+        errors::{NoFit, Problem},
+    },
 };
 
 use crate::{

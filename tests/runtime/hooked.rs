@@ -5,7 +5,7 @@ use std::{fs::File, sync::Arc};
 use precast::{
     Digest, Mapped,
     record::{Artifact, Program, Release},
-    runtime::{Source, SourceError},
+    runtime::sources::{Source, SourceError},
 };
 
 use crate::fake::Memory;

@@ -13,7 +13,7 @@ use std::{
 
 use precast::{
     Device, Model, Runtime,
-    runtime::{Quarantined, Rung, RuntimeError, Trial},
+    runtime::{Rung, RuntimeError, Trial, errors::Quarantined},
 };
 use tempfile::TempDir;
 

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, time::Instant};
 use precast::{
     Model,
     record::Padding,
-    runtime::{Problem, RuntimeError},
+    runtime::{RuntimeError, errors::Problem},
 };
 use serde::Serialize;
 use tch::{Kind, Tensor};

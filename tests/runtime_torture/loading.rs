@@ -11,7 +11,10 @@ use std::{
 use precast::{
     Device, Digest, Mapped, Runtime,
     record::{Artifact, Program, Release},
-    runtime::{RuntimeError, Source, SourceError},
+    runtime::{
+        RuntimeError,
+        sources::{Source, SourceError},
+    },
     target::DeviceKind,
 };
 use serde::Serialize;

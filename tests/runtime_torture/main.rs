@@ -49,7 +49,7 @@ use std::{io::Write, sync::Arc};
 use fake::{Fake, Memory};
 use precast::{
     Device, Model, Runtime,
-    runtime::{Source, TensorRef},
+    runtime::{cuda::TensorRef, sources::Source},
 };
 use random::Random;
 use tch::{Kind, Tensor};

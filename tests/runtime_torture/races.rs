@@ -24,7 +24,11 @@ use std::{
 use precast::{
     Digest, Mapped, Store,
     record::{Artifact, Program, Release},
-    runtime::{RuntimeError, Source, SourceError, sealed},
+    runtime::{
+        RuntimeError,
+        command::sealed,
+        sources::{Source, SourceError},
+    },
 };
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::{Deserialize, Serialize};

@@ -16,7 +16,7 @@ use std::{
 use precast::{
     Device, Model, Runtime, Store,
     record::{Input, Program},
-    runtime::{Outputs, Problem, RuntimeError},
+    runtime::{Outputs, RuntimeError, errors::Problem},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

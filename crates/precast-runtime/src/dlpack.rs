@@ -66,7 +66,7 @@ impl Tensor {
     /// Fails for a tensor that is not dense or of a dtype that no module takes.
     ///
     /// ```
-    /// use precast_runtime::{Tensor, TorchError, dlpack::Capsule};
+    /// use precast_runtime::{Tensor, dlpack::Capsule, errors::TorchError};
     /// # let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
     /// # precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
     ///

@@ -8,23 +8,23 @@
 //!
 //! **Ownership.** Shared objects are loaded once per digest and process, and nothing is ever unloaded: their code may
 //! be needed by thread-local destructors, OpenMP workers and CUDA's own teardown after the last call. Containers are
-//! owned by execution contexts, execution contexts by programs, programs by the model; dropping a [`Model`] frees all of it but the code. Weights
-//! are held by whoever may read them and freed with the last. Outputs are the caller's alone: one that would share
-//! memory with an input, a padding buffer or a weight is copied first.
+//! owned by execution contexts, contexts by programs, programs by the model; dropping a [`Model`] frees all of it but the
+//! code. Weights are shared by their readers and freed with the last one. Outputs are the caller's alone: an output in the
+//! memory of an input, a padding buffer or a weight is copied first.
 //!
 //! **Threads.** [`Model`] is `Send + Sync`. A call has an execution context of its program to itself, so an artifact's code never
 //! runs twice at once on one container, and one caller's failure never meets another's. Callers beyond the number of
-//! execution contexts wait, as long as they say. Programs may be loaded by a thread behind the model, or by the call that needs one; a swap of weights waits
-//! for loads under way, and what is loaded after it has the new ones.
+//! execution contexts wait, up to the limit that they set. Programs may be loaded by a thread of the model's, or by the first
+//! call of one. A swap of weights waits for loads under way; later loads have the new weights.
 //!
-//! **Failure.** What can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request goes to the next
+//! **Failure.** A program that can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request goes to the next
 //! rung of the ladder: a covering bucket, a dynamic artifact, eager. Where the host was at fault for a moment, a later call tries
 //! again. With a [`Trial`] a process of its own is the first to load an object, which may crash.
 //!
 //! **Ending.** libtorch's destructors must not meet a call. A process that exits while its threads are in calls first calls
 //! [`shut_down`].
 //!
-//! **Trust.** What is executed was hashed in the memory it is executed from, and its target was compared with this
+//! **Trust.** Code is hashed in the memory that it is executed from, and its target is compared with this
 //! host before. Inputs are checked completely before a foreign call. This is no sandbox: an artifact that was built
 //! to do harm can.
 //!
@@ -99,7 +99,7 @@ mod source;
 mod stats;
 mod swap;
 mod tensor;
-pub mod tensors;
+mod tensors;
 mod threads;
 mod trial;
 mod validate;
@@ -108,27 +108,61 @@ mod watch;
 mod weights;
 mod wiring;
 
+use error::TorchError;
+
 pub use precast_store::{Device, Store};
 
 pub use arrays::{Argument, Array, Value};
 pub use devices::Devices;
 pub use ending::shut_down;
-pub use error::{NoFit, Quarantined, RuntimeError, TorchError};
-pub use exit::exit;
-pub use ffi::{DeviceMemory, Libtorch, Scope, Stream, TensorRef};
-pub use graphs::Session;
-pub use host::{device_memory, host, synchronize};
+pub use error::RuntimeError;
+pub use ffi::Libtorch;
 pub use model::Model;
-pub use options::{Graphs, Inputs, Loading};
+pub use options::{Inputs, Loading};
 pub use outputs::{Outputs, Rung, Served};
-pub use peak::peak;
-pub use prefetched::Prefetched;
-pub use problem::Problem;
 pub use runtime::Runtime;
-pub use source::{NoRelease, Source, SourceError, sealed};
-pub use stats::{BucketStats, ModuleStats};
 pub use tensor::{Element, Tensor};
 pub use trial::Trial;
-pub use trial::{ARGUMENT as TRIAL, answer as answer_trial, memory as trial_memory};
-pub use watch::{DeviceStats, Timings};
 pub use weights::WeightSet;
+
+/// Counts and times of a model: the rows of [`Model::stats`], [`Model::devices`] and [`Model::timings`].
+pub mod counters {
+    pub use crate::stats::{BucketStats, ModuleStats};
+    pub use crate::watch::{DeviceStats, Timings};
+}
+
+/// CUDA devices: their streams and memory, and programs as CUDA graphs.
+pub mod cuda {
+    pub use crate::ffi::{DeviceMemory, Scope, Stream, TensorRef};
+    pub use crate::graphs::Session;
+    pub use crate::host::{device_memory, synchronize};
+    pub use crate::options::Graphs;
+}
+
+/// The parts of a [`RuntimeError`], and the error of libtorch and CUDA.
+pub mod errors {
+    pub use crate::error::{NoFit, Quarantined, TorchError};
+    pub use crate::problem::Problem;
+    pub use crate::source::NoRelease;
+}
+
+/// Sources of records and objects, for [`Runtime::over`]. A [`Store`] is one.
+pub mod sources {
+    pub use crate::prefetched::Prefetched;
+    pub use crate::source::{Source, SourceError};
+}
+
+/// Items for the command `precast` alone. They may change with every version.
+#[doc(hidden)]
+pub mod command {
+    pub use crate::exit::exit;
+    pub use crate::host::host;
+    pub use crate::peak::peak;
+    pub use crate::source::sealed;
+    pub use crate::trial::{ARGUMENT as TRIAL, answer as answer_trial, memory as trial_memory};
+
+    /// Files of tensors.
+    pub mod tensors {
+        pub use crate::tensors::*;
+    }
+}

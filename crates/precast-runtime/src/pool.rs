@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a caller waits for what another one has.
+/// How long a caller waits for another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Wait {
     #[default]
@@ -28,7 +28,7 @@ impl Wait {
         Self::Until(Instant::now())
     }
 
-    /// Returns what is left of it; none without end.
+    /// Returns the rest of it; none without end.
     fn left(self) -> Option<Duration> {
         match self {
             Self::Forever => None,
@@ -39,7 +39,7 @@ impl Wait {
 
 /// Locks `mutex`; none when the wait was over first.
 ///
-/// A mutex has no wait with an end, so one is asked for again and again: these are held for a long time by what hangs only.
+/// A mutex has no wait with an end, so it is tried again and again: only a call that hangs holds one of these for long.
 pub(super) fn lock<T>(mutex: &Mutex<T>, wait: Wait) -> Option<MutexGuard<'_, T>> {
     const FIRST: Duration = Duration::from_micros(20);
     const LONGEST: Duration = Duration::from_millis(2);
@@ -59,7 +59,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>, wait: Wait) -> Option<MutexGuard<'_, T>>
     }
 }
 
-/// What is idle now, and how many there are in all.
+/// Idle items, and the number of all items.
 pub(super) struct Pool<T> {
     state: Mutex<State<T>>,
     returned: Condvar,

@@ -30,7 +30,7 @@ use super::{
 /// # let folder = example();
 /// # let artifacts = folder.path();
 /// use std::sync::Arc;
-/// use precast_runtime::{Device, Runtime, Store, Prefetched};
+/// use precast_runtime::{Device, Runtime, Store, sources::Prefetched};
 ///
 /// let store = Arc::new(Store::open(artifacts)?);
 /// let source = Arc::new(Prefetched::new(store, "tiny"));

@@ -15,7 +15,7 @@ use super::{
 /// A tensor of libtorch's: shape, strides and dtype over memory that it shares with other handles.
 ///
 /// ```
-/// use precast_runtime::{Tensor, TorchError};
+/// use precast_runtime::{Tensor, errors::TorchError};
 /// # let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
 /// # precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
 ///

@@ -12,7 +12,7 @@ use crate::{
     Device, Model,
     cli::served::BenchArgs,
     record::{Program, Sizes},
-    runtime::{RuntimeError, Tensor, synchronize},
+    runtime::{RuntimeError, Tensor, cuda::synchronize},
 };
 
 /// What calls took, in seconds.

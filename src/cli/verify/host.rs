@@ -25,7 +25,7 @@ use crate::{
     },
     gate::samples,
     record::{Program, Release, Shim, Sizes, split_model},
-    runtime::{self, Tensor, tensors},
+    runtime::{self, Tensor, command::tensors},
     target::{DeviceKind, Torch},
 };
 
@@ -136,7 +136,7 @@ fn gate_release(model: &str, options: &HostOptions<'_>, context: &Context) -> Re
         DeviceKind::Cpu => Device::Cpu,
         DeviceKind::Cuda => Device::Cuda(0),
     };
-    let host = runtime::host(device)?;
+    let host = runtime::command::host(device)?;
     not_older(first, device, &host)?;
     let shim = host::shim(options, name, &host)?;
     let gates = Gates {

@@ -25,7 +25,7 @@ pub enum TorchError {
     Loader(Box<str>),
     /// Another library of this process has registered the operator.
     Registered(Box<str>),
-    /// A check refused it before any foreign code.
+    /// A check before the call failed.
     Refused(Box<str>),
 }
 
@@ -56,7 +56,7 @@ impl TorchError {
         }
     }
 
-    /// Torch, CUDA and the system give no code that reaches a message, so it is sorted by its words, here and nowhere else.
+    /// Sorts a message by its words, here and nowhere else: torch, CUDA and the system give no code with it.
     fn sorted(text: Box<str>, other: fn(Box<str>) -> Self) -> Self {
         /// The words of oneDNN.
         const NO_CODE: &str = "could not create a primitive";
@@ -108,7 +108,7 @@ impl From<NulError> for TorchError {
     }
 }
 
-/// For what is tried again where there was too little memory, and is only a reason otherwise.
+/// Keeps a lack of memory apart: the capture of a graph tries again then.
 impl From<RuntimeError> for TorchError {
     fn from(error: RuntimeError) -> Self {
         let text = error.to_string().into();

@@ -204,7 +204,7 @@ fn opened() -> Option<&'static Open> {
     if OPEN.get().is_none() {
         let compiled = precast_shim::testing::compiled();
         let bytes = std::fs::read(&compiled.file).unwrap();
-        let file = || Ok(crate::sealed("shim", &bytes).unwrap());
+        let file = || Ok(crate::source::sealed("shim", &bytes).unwrap());
         open(&compiled.shim.object, file).unwrap();
     }
     OPEN.get()

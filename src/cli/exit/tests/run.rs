@@ -8,7 +8,10 @@ pub(super) fn runtime_errors() -> Vec<Error> {
     use crate::{
         Device,
         record::{Dtype, Sizes},
-        runtime::{NoFit, NoRelease, Problem, Quarantined, RuntimeError as E, TorchError},
+        runtime::{
+            RuntimeError as E,
+            errors::{NoFit, NoRelease, Problem, Quarantined, TorchError},
+        },
         target::Mismatch,
     };
     let id = Digest::of(b"x");
