@@ -273,9 +273,9 @@ impl Weights {
         let copy = Handle::empty(&layout.shape, &layout.stride, layout.dtype, self.device)
             .and_then(|copy| copy.copy_from(entry.weight.handle()).map(|()| copy))
             .map_err(|error| {
+                let stride = &layout.stride;
                 error.at(&format!(
-                    "`{name}` can't be laid out with strides {:?}",
-                    layout.stride
+                    "`{name}` can't be laid out with strides {stride:?}"
                 ))
             })?;
         Ok(Weight::owned(copy))

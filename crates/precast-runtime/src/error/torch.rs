@@ -1,6 +1,6 @@
 //! The one error of the code below the safe part: libtorch, CUDA, the dynamic loader, and the checks before them.
 
-use std::{ffi::NulError, num::TryFromIntError};
+use std::{ffi::NulError, io, num::TryFromIntError};
 
 use precast_store::out_of_memory::says_out_of_memory;
 
@@ -44,16 +44,13 @@ impl TorchError {
     pub(crate) fn loader(text: impl Into<Box<str>>) -> Self {
         let text = text.into();
         let said = |number: &i32| {
-            let words = std::io::Error::from_raw_os_error(*number).to_string();
+            let words = io::Error::from_raw_os_error(*number).to_string();
             words
-                .split(" (os error")
-                .next()
-                .is_some_and(|words| text.ends_with(words))
+                .split_once(" (os error")
+                .is_some_and(|(words, _)| text.ends_with(words))
         };
-        match PASSING.iter().any(said) {
-            true => Self::sorted(text, Self::Busy),
-            false => Self::sorted(text, Self::Loader),
-        }
+        let short = PASSING.iter().any(said);
+        Self::sorted(text, if short { Self::Busy } else { Self::Loader })
     }
 
     /// Sorts a message by its words, here and nowhere else: torch, CUDA and the system give no code with it.
@@ -84,38 +81,24 @@ impl TorchError {
     }
 }
 
-impl From<String> for TorchError {
-    fn from(text: String) -> Self {
-        Self::Refused(text.into())
-    }
+macro_rules! refused {
+    ($($type:ty),*) => {$(
+        impl From<$type> for TorchError {
+            fn from(reason: $type) -> Self {
+                Self::Refused(reason.to_string().into())
+            }
+        }
+    )*};
 }
 
-impl From<&str> for TorchError {
-    fn from(text: &str) -> Self {
-        Self::Refused(text.into())
-    }
-}
-
-impl From<TryFromIntError> for TorchError {
-    fn from(error: TryFromIntError) -> Self {
-        error.to_string().into()
-    }
-}
-
-impl From<NulError> for TorchError {
-    fn from(error: NulError) -> Self {
-        error.to_string().into()
-    }
-}
+refused!(&str, String, NulError, TryFromIntError);
 
 /// Keeps a lack of memory apart: the capture of a graph tries again then.
 impl From<RuntimeError> for TorchError {
     fn from(error: RuntimeError) -> Self {
-        let text = error.to_string().into();
-        match error.is_out_of_memory() {
-            true => Self::Memory(text),
-            false => Self::Refused(text),
-        }
+        let short = error.is_out_of_memory();
+        let kind = if short { Self::Memory } else { Self::Refused };
+        kind(error.to_string().into())
     }
 }
 
