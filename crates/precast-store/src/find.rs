@@ -1,8 +1,8 @@
 //! Looking things up: by prefix, by name, one by one.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
-use rusqlite::params;
+use rusqlite::{Connection, params};
 
 use super::{
     Store,
@@ -62,6 +62,30 @@ pub struct Filter {
     pub device: Option<String>,
 }
 
+/// What the index has of some programs, read in one transaction: each transaction costs locks of the index.
+pub struct Known {
+    links: HashMap<Digest, Vec<Link>>,
+    /// Artifacts and objects that are sound.
+    seen: HashSet<Digest>,
+}
+
+/// An artifact of a program, one of its objects, and whether the artifact has a row.
+type Link = (Digest, Option<Digest>, bool);
+
+fn links(index: &Connection, program: &Digest) -> rusqlite::Result<Vec<Link>> {
+    const LINKS: &str = "SELECT l.artifact, o.object, \
+         EXISTS (SELECT 1 FROM artifacts a WHERE a.id=l.artifact) AND NOT EXISTS \
+         (SELECT 1 FROM marked m WHERE m.kind='artifacts' AND m.id=l.artifact) \
+         FROM program_artifacts l LEFT JOIN artifact_objects o ON o.artifact=l.artifact \
+         WHERE l.program=?";
+    let mut query = index.prepare_cached(LINKS)?;
+    let rows = query.query_map([program.as_bytes()], |row| {
+        let object = row.get::<_, Option<[u8; 32]>>(1)?.map(Digest::from_bytes);
+        Ok((rows::digest(row, 0)?, object, row.get(2)?))
+    })?;
+    rows.collect()
+}
+
 impl Store {
     /// Returns whether there is a program with this request key: one look-up and a `stat`.
     pub fn has_program(&self, id: &Digest) -> Result<bool, StoreError> {
@@ -89,43 +113,62 @@ impl Store {
         }
     }
 
+    /// Reads what the index has of these programs, for [`Self::lacks`].
+    pub fn known(&self, programs: &[Digest]) -> Result<Known, StoreError> {
+        let query = "SELECT 1 FROM programs WHERE id=?1 AND NOT EXISTS \
+             (SELECT 1 FROM marked WHERE kind='programs' AND id=?1)";
+        let links = self.index().with(|index| {
+            let tx = index.unchecked_transaction()?;
+            let mut there = tx.prepare_cached(query)?;
+            let mut all = HashMap::with_capacity(programs.len());
+            for id in programs {
+                if there.exists([id.as_bytes()])? {
+                    all.insert(*id, links(&tx, id)?);
+                }
+            }
+            Ok(all)
+        })?;
+        let seen = HashSet::new();
+        Ok(Known { links, seen })
+    }
+
     /// Returns the first thing that a program lacks, with its kind in words: its record, an artifact, or an object of one.
-    /// A damaged file counts as missing. Costs look-ups and a `stat` of each file. `seen` collects the sound artifacts and
-    /// objects, which are not looked at again.
+    /// A damaged file counts as missing. Costs a `stat` of each file.
     pub fn lacks(
         &self,
         program: &Digest,
-        seen: &mut HashSet<Digest>,
+        known: &mut Known,
     ) -> Result<Option<(&'static str, Digest)>, StoreError> {
-        if !self.has_program(program)? {
+        let there = match known.links.contains_key(program) {
+            true => self.has_sound_record::<Program>(program)?,
+            false => self.has_program(program)?,
+        };
+        if !there {
             return Ok(Some(("program", *program)));
         }
-        let links = "SELECT artifact FROM program_artifacts WHERE program=?";
-        for artifact in self.linked(links, program)? {
-            if seen.contains(&artifact) {
-                continue;
-            }
-            if !self.has_artifact(&artifact)? {
+        let links = match known.links.remove(program) {
+            Some(links) => links,
+            None => self.index().with(|index| links(index, program))?,
+        };
+        let seen = &mut known.seen;
+        for (artifact, object, indexed) in links {
+            let sound = match indexed {
+                _ if seen.contains(&artifact) => true,
+                true => self.has_sound_record::<Artifact>(&artifact)?,
+                false => self.adopt::<Artifact>(&artifact)?,
+            };
+            if !sound {
                 return Ok(Some(("artifact", artifact)));
             }
-            let links = "SELECT object FROM artifact_objects WHERE artifact=?";
-            for object in self.linked(links, &artifact)? {
+            seen.insert(artifact);
+            if let Some(object) = object {
                 if !seen.contains(&object) && !self.has_sound_object(&object)? {
                     return Ok(Some(("object", object)));
                 }
                 seen.insert(object);
             }
-            seen.insert(artifact);
         }
         Ok(None)
-    }
-
-    fn linked(&self, query: &str, id: &Digest) -> Result<Vec<Digest>, StoreError> {
-        self.index().with(|index| {
-            let mut query = index.prepare_cached(query)?;
-            let rows = query.query_map([id.as_bytes()], |row| rows::digest(row, 0))?;
-            rows.collect()
-        })
     }
 
     /// Returns what the one ID that begins with `prefix` (4 to 64 hex digits) stands for.

@@ -131,7 +131,7 @@ pub use claim::Claim;
 pub use defect::{Defect, Needs};
 pub use digest::Digest;
 pub use error::StoreError;
-pub use find::{Filter, Found};
+pub use find::{Filter, Found, Known};
 pub use gc::{GcPlan, OldRelease, Policy, Victim};
 pub use lease::Hold;
 pub use listing::Dated;

@@ -150,7 +150,8 @@ impl Store {
         self.index().with(|index| {
             let checked: String = index.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
             match checked == "ok" {
-                true => Graph::check(index),
+                // One transaction: each query costs locks of the index.
+                true => Graph::check(&*index.unchecked_transaction()?),
                 false => Err(bad_sum("sqlite_schema")),
             }
         })

@@ -238,7 +238,10 @@ pub fn plan(
             store,
             history: History::new(store, &spec.model.name)?,
             device: spec.target.device.to_string(),
-            seen: HashSet::new(),
+            known: {
+                let programs = release.iter().flat_map(|release| &release.programs);
+                store.known(&programs.copied().collect::<Vec<_>>())?
+            },
         }),
         None => None,
     };
@@ -382,15 +385,14 @@ struct Past<'a> {
     store: &'a Store,
     history: History<'a>,
     device: String,
-    /// Artifacts and objects that are there and sound.
-    seen: HashSet<Digest>,
+    known: precast_store::Known,
 }
 
 impl Past<'_> {
     /// Returns the kind and the ID of the first file that a program lacks. A program that was never built lacks nothing but
     /// itself, and is none of these.
     fn lacks(&mut self, id: &Digest) -> Result<Lacks, StoreError> {
-        Ok(match self.store.lacks(id, &mut self.seen)? {
+        Ok(match self.store.lacks(id, &mut self.known)? {
             None => Lacks::Nothing,
             Some(("program", _)) if self.store.program_row(id)?.is_none() => Lacks::All,
             Some((what, object)) => Lacks::File(Reason::ObjectMissing {
