@@ -4,8 +4,10 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use serde_json::Value;
 
+#[cfg(feature = "torch")]
+use crate::sandbox::wait_until;
 use crate::{
-    sandbox::{LIBTORCH, Ran, Sandbox, assert_run, wait_until},
+    sandbox::{LIBTORCH, Ran, Sandbox, assert_run},
     schemas::check,
     wheels::{link, wheels},
 };
