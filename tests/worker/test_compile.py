@@ -467,12 +467,12 @@ begun.result()
             torch.testing.assert_close(result, torch.tanh(x) * x.sum(), rtol=1e-4, atol=1e-4)
         torch.set_num_threads(threads)
 
-    def test_a_cpp_library_inside_works_in_a_python_with_another(self) -> None:
+    def test_a_compiler_that_links_its_cpp_library_statically_makes_artifacts_for_python(self) -> None:
         command = [sys.executable, str(ROOT / "tests/gpu/container.py"), "cpu"]
         environment = {**os.environ, **static_compiler(self.root)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("artifact.so: C++ library inside, 0 of its symbols exported", done.stdout)
+        self.assertIn("artifact.so: C++ library shared, 0 of its symbols exported", done.stdout)
 
     def test_a_compiler_that_fails_is_quoted(self) -> None:
         opened = self.open(MODEL)

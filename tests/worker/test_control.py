@@ -135,7 +135,7 @@ class PassTest(Project):
 class RangeTest(Project):
     def test_a_range_decides(self) -> None:
         spec = part("samples").make
-        entry = {"name": "x", "dtype": "int64", "shape": [100], "range": [5, 9]}
+        entry = {"name": "x", "dtype": "int64", "shape": [100], "range": [5, 9], "pad": 0}
         self.assertEqual(set(spec(entry, [100], 3, "cpu").tolist()), {5, 6, 7, 8})
         self.assertEqual(part("samples").lowest(entry, [2], "cpu").tolist(), [5, 5])
 

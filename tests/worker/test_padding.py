@@ -89,6 +89,15 @@ class PaddingTest(Project):
             refused, _ = self.found(model(body), inputs=[x], sizes={"n": 6})
             self.assertIn("padded from", refused.get("n", ""), seen)
 
+    def test_a_check_on_a_gpu_meets_usual_values_only(self) -> None:
+        samples, padding = part("samples"), part("padding")
+        self.assertEqual(samples.kinds("cuda", ["check"]), ("usual",))
+        self.assertEqual(samples.kinds("cuda", []), samples.KINDS)
+        self.assertEqual(samples.kinds("cpu", ["check"]), samples.KINDS)
+        usual, every = (list(padding.alone({"n": 8}, "n", kinds)) for kinds in (("usual",), samples.KINDS))
+        self.assertEqual([sizes for sizes, _ in usual], [sizes for sizes, _ in every])
+        self.assertEqual(({kind for _, kind in usual}, {kind for _, kind in every}), ({"usual"}, set(samples.KINDS)))
+
     def test_trusted_padding_is_not_judged(self) -> None:
         x = ("x", "float32", [4, 6], ["batch", "n"])
         request = {"inputs": [x], "sizes": {"batch": 4, "n": 6}, "padding": "trusted"}

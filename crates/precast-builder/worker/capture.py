@@ -208,7 +208,8 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     elif module.get("padding") != "trusted":
         for leak in padding_graph.leaks(graph, specs, used, ranges):
             exact.setdefault(leak.dim, leak.reason(opened.root))
-        check = padding.Check(wrapped, specs, drawn, tables, opened.device, outputs, exact)
+        kinds = samples.kinds(opened.device, graph.checks)
+        check = padding.Check(wrapped, specs, drawn, tables, opened.device, outputs, exact, kinds)
         receipt["padding"], smaller = check.run(used)
 
     wire.event("save")

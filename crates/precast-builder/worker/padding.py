@@ -39,19 +39,19 @@ def points(sizes: Sizes) -> list[Sizes]:
     return [point for point in unique.values() if point != sizes]
 
 
-def alone(sizes: Sizes, dim: str) -> Iterator[tuple[Sizes, str]]:
-    """Yields sizes of one dimension, with each kind of values."""
+def alone(sizes: Sizes, dim: str, kinds: tuple[str, ...]) -> Iterator[tuple[Sizes, str]]:
+    """Yields sizes of one dimension, with values of all kinds."""
     size = sizes[dim]
     steps = list(dict.fromkeys(step for step in (size - 1, size // 2, size // 4, 1) if 0 < step < size))
     for index, kind in enumerate(samples.KINDS if steps else ()):
-        yield {**sizes, dim: steps[index % len(steps)]}, kind
+        yield {**sizes, dim: steps[index % len(steps)]}, kind if kind in kinds else "usual"
 
 
-def together(sizes: Sizes, dims: list[str]) -> Iterator[tuple[Sizes, str]]:
+def together(sizes: Sizes, dims: list[str], kinds: tuple[str, ...]) -> Iterator[tuple[Sizes, str]]:
     """Yields sizes of several dimensions at once."""
     if len(dims) > 1:
         for part, kind in ((2, "usual"), (4, "negative"), (1 << 40, "large")):
-            yield {**sizes, **{dim: max(1, sizes[dim] // part) for dim in dims}}, kind
+            yield {**sizes, **{dim: max(1, sizes[dim] // part) for dim in dims}}, kind if kind in kinds else "usual"
 
 
 @dataclass
@@ -91,18 +91,20 @@ class Check:
     outputs: list[dict[str, Any]]
     # Dimension -> why requests must have the bucket's size in it.
     exact: dict[str, str]
+    # Of values.
+    kinds: tuple[str, ...]
 
     def run(self, sizes: Sizes) -> tuple[dict[str, Any], list[Unpadded]]:
         """Tries every dimension that is not exact yet; returns a report, and samples for the gate."""
         report: dict[str, Any] = {"points": [], "max_abs": 0.0, "sensitive": False}
         kept: list[Unpadded] = []
         room, last = _FOR_GATE, None
-        tried = [([dim], alone(sizes, dim)) for dim in sizes if dim not in self.exact]
+        tried = [([dim], alone(sizes, dim, self.kinds)) for dim in sizes if dim not in self.exact]
         for dims, points_ in (*tried, (None, None)):
             # All together, after each alone.
             dims = dims or [dim for dim in sizes if sizes[dim] > 1 and dim not in self.exact]
             own: list[Unpadded] = []
-            for at, kind in points_ or together(sizes, dims):
+            for at, kind in points_ or together(sizes, dims, self.kinds):
                 one = run_unpadded(self.wrapped, at, self.drawn, self.bounds, self.device, kind)
                 if one.error is not None:
                     report["points"].append({"sizes": at, "skipped": one.error})

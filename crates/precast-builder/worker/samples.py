@@ -38,6 +38,14 @@ _PASSING += ("_to_copy", "flatten", "transpose", "permute", "select", "index_sel
 KINDS = ("usual", "negative", "positive", "large", "small", "constant", "sparse", "pad")
 
 
+def kinds(device: str, checks: list[Any]) -> tuple[str, ...]:
+    """Returns the kinds of values that a graph with these checks may be given.
+
+    A check that fails on a GPU ends the GPU's context in this process, so there it gets values as they come only.
+    """
+    return KINDS if device == "cpu" or not checks else KINDS[:1]
+
+
 def seed(*parts: Any) -> int:
     """Returns a seed that depends on these parts only."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "little")

@@ -14,6 +14,21 @@ from typing import Any
 # exported symbols would bind to another copy in the process, as that of a Python with torch, and a call would crash.
 OWN_LIBRARIES = "-Wl,--exclude-libs,ALL"
 
+
+@functools.cache
+def cpp_library() -> list[str]:
+    """Returns the path of the C++ library that torch has in this process, for the end of a link command.
+
+    A compiler that links its own copy statically then takes from that copy only names that this library lacks. With a
+    copy of its own, an object has another `std::cerr` than libtorch, and messages of libtorch are lost.
+    """
+    import torch  # noqa: F401  # loads it
+
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libstdc++.so" in line}
+    return sorted(path for path in paths if os.path.isfile(path))[:1]
+
+
 # `[target] isa` -> the vector class of torch's C++ kernels that it allows, by name in `cpu_vec_isa`.
 _VECTORS = {"x86-64-v2": None, "x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}
 

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from .cpp_flags import OWN_LIBRARIES
+from .cpp_flags import OWN_LIBRARIES, cpp_library
 from .cpp_headers import digest, header_folder
 
 _FLAGS = (
@@ -54,14 +54,14 @@ def _compiled(main: str, sources: dict[str, str], include: list[str], out: Path,
     headers = [f"-I{path}" for path in include]
     texts = [text for pair in sorted(sources.items()) for text in pair]
     folder = header_folder().resolve()
-    name = f"shim-{digest([main, *_FLAGS, *headers, *texts])}"
+    name = f"shim-{digest([main, *_FLAGS, *cpp_library(), *headers, *texts])}"
     made = folder / f"{name}.so"
     with FileLock(str(folder / f"{name}.lock")):
         if not made.exists():
             phase("cpp")
             partial = folder / f"{name}.partial"
             # Relative, so that no path of this build is in the object.
-            command = [get_cpp_compiler(), *_FLAGS, *headers, main, "-o", str(partial)]
+            command = [get_cpp_compiler(), *_FLAGS, *headers, main, "-o", str(partial), *cpp_library()]
             done = subprocess.run(command, cwd=out, capture_output=True, text=True, check=False)
             print(done.stderr, end="", flush=True)
             if done.returncode:

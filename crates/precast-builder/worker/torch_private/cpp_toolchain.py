@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cpp_checks, cpp_headers, versions
-from .cpp_flags import OWN_LIBRARIES, flags_for
+from .cpp_flags import OWN_LIBRARIES, cpp_library, flags_for
 from .cpp_headers import Run, header_folder
 from .cpp_interface import Interface
 
@@ -205,8 +205,8 @@ def _only_needed(command: str) -> str:
     into a CPU process, and the folder of torch here. A process that loads the object has libtorch loaded already.
 
     The assembler file of the constants does not declare that it needs no executable stack, so the link does. Symbols of
-    static libraries are not exported.
+    static libraries are not exported, and the C++ library is the one that torch has.
     """
     program, rest = command.split(" ", 1)
     rest = re.sub(r" (-Wl,-rpath[=,]\S+|-Wl,--no-as-needed|-ltorch)(?= |$)", "", rest)
-    return f"{program} -Wl,--as-needed -Wl,-z,noexecstack {OWN_LIBRARIES} {rest}"
+    return f"{program} -Wl,--as-needed -Wl,-z,noexecstack {OWN_LIBRARIES} {rest} {shlex.join(cpp_library())}"
