@@ -305,11 +305,11 @@ impl Gates<'_> {
         )?)
     }
 
-    /// Returns the program with the module's graph for every size, if it has one.
+    /// Returns the program with the graph for every size of the module, of the variant with these inputs, if it has one.
     fn any_size(&self, program: &Program) -> Option<&Program> {
         let mut others = self.programs.iter();
         others.find(|other| {
-            other.module == program.module && other.dynamic.is_some() && other.eager.is_some()
+            other.title() == program.title() && other.dynamic.is_some() && other.eager.is_some()
         })
     }
 
