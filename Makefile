@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv torch test-torch test-newest torches demo test test-build test-compiler test-worker test-long test-short test-doc lint lint-bare book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv torch test-torch test-newest torches demo test test-build test-compiler test-worker test-long test-short test-doc lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -80,15 +80,8 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 # The same for all: each other set compiles the crates again.
 FEATURES := --workspace --features sync-points,ndarray,tch
 
-# What needs no libtorch.
-BARE := --workspace --exclude precast-runtime --exclude precast-minilm --exclude precast-benches --no-default-features
-
-lint-bare:
+lint: venv ## formatting, clippy, rustdoc and ruff
 	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets $(BARE) -- -D warnings
-
-# Behind the other: cargo does one thing at a time.
-lint: venv lint-bare ## formatting, clippy, rustdoc and ruff
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
@@ -147,18 +140,18 @@ MUTANTS := target/tools/bin/cargo-mutants
 $(MUTANTS):
 	$(CARGO) install --locked --root target/tools --target-dir target/tools/target --version 27.1.0 cargo-mutants
 
-# In a copy of the checkout, which has no .venv: what needs no libtorch. What it builds is kept between runs.
+# In a copy of the checkout, which has no .venv. What it builds is kept between runs.
 mutants: export INSTA_UPDATE = no
 mutants: export CARGO_TARGET_DIR = $(CURDIR)/target/mutants
 mutants: ## change FILES=crates/precast-store/src/canon.rs in many places and list what no test notices (TESTS="--lib plan::"; ARGS="--shard 0/8")
 	@test -n "$(FILES)" || { echo 'error: name files, as `make mutants FILES=crates/precast-store/src/canon.rs`' >&2; exit 2; }
 	@$(MAKE) --no-print-directory $(MUTANTS)
-	$(MUTANTS) mutants --workspace --no-default-features --output target $(addprefix --file ,$(FILES)) $(ARGS) -- $(or $(TESTS),--lib)
+	$(MUTANTS) mutants --workspace --output target $(addprefix --file ,$(FILES)) $(ARGS) -- $(or $(TESTS),--lib)
 
 torture: venv ## try to break the store at full size, into benches/results/torture.json (SCALE=0.1: a tenth; ONLY="5 reads": one part; JOBS=2)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_JOBS=$(or $(JOBS),$(shell nproc)) PRECAST_TORTURE_ONLY="$(ONLY)" \
-		$(CARGO) test --release --no-default-features --test torture -- --ignored --exact full --nocapture
-	$(CARGO) test --release --no-default-features --features sync-points --test torture two_processes
+		$(CARGO) test --release --test torture -- --ignored --exact full --nocapture
+	$(CARGO) test --release --features sync-points --test torture two_processes
 
 torture-runtime: venv ## try to break the runtime, into benches/results/torture-runtime.json (SCALE=0.1: a tenth; ONLY="15 hostile": one part)
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_ONLY="$(ONLY)" $(CARGO) test --release --features tch --test runtime_torture -- --ignored --exact full --nocapture
@@ -168,7 +161,7 @@ bench-overhead: venv ## what a call adds to the artifact's own, and what a refus
 		$(CARGO) bench -p precast-benches --features tch --bench overhead
 
 bench-store: ## how fast the store is, into benches/results/store-cpu.json
-	$(CARGO) test --release --no-default-features --test torture -- --ignored --exact speed --nocapture
+	$(CARGO) test --release --test torture -- --ignored --exact speed --nocapture
 
 BENCH := .venv-bench/bin/python
 

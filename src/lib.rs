@@ -4,8 +4,7 @@
 //! [`build`] (make it exist) → [`store`] (keep it) → `runtime` (load it and run it). [`inspect`] reads everything
 //! and changes nothing. [`cli`] is the only stage that prints, reads the environment or exits.
 //!
-#![cfg_attr(feature = "torch", doc = "```")]
-#![cfg_attr(not(feature = "torch"), doc = "```ignore")]
+//! ```
 //! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake/example.rs"));
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = example();
@@ -23,12 +22,10 @@
 //! # Ok(()) }
 //! ```
 pub mod cli;
-#[cfg(feature = "torch")]
 pub mod gate;
 
 pub use precast_builder::{self as build, plan, spec};
 pub use precast_inspect as inspect;
-#[cfg(feature = "torch")]
 pub use precast_runtime::{self as runtime, Model, Runtime, RuntimeError, Value};
 pub use precast_store::{
     self as store, Device, Digest, Mapped, Store, StoreError, Target, digest, record, target,

@@ -2,7 +2,6 @@
 //!
 //! A test binary of its own: it counts every allocation of the thread through Rust's allocator. Allocations of libtorch and
 //! the artifact in C++ (tensor objects and their memory) are not counted; the raw C call makes the same ones.
-#![cfg(feature = "torch")]
 #![allow(
     clippy::unwrap_used,
     unsafe_code,

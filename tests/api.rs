@@ -1,5 +1,4 @@
 //! The library with plain arrays as inputs and outputs.
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;

@@ -1,5 +1,4 @@
 //! The time at which programs are loaded, programs that are quarantined, and the faster one of two rungs.
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;

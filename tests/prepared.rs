@@ -1,5 +1,4 @@
 //! Prepacked weights: the results of recipes, sharing between programs, and errors.
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;

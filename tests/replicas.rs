@@ -1,6 +1,5 @@
 //! A model on several devices. Here the CPU is used twice, because the choice between replicas does not depend on their
 //! devices. `tests/gpu/replicas.rs` has the same with two CUDA devices.
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;

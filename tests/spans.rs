@@ -1,5 +1,4 @@
 //! The spans that a `tracing` subscriber receives. A binary of its own, because a subscriber is set for a whole process.
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;

@@ -1,6 +1,5 @@
 //! `init`, `build` and `run` of six architectures agree with eager at one, between buckets and above the largest, without an edit of the spec. Needs `.venv` (`make`).
 //! tests/sweep/sweep.py has more, for a Python with torchvision and timm.
-#![cfg(feature = "torch")]
 
 use std::{path::Path, process::Command};
 

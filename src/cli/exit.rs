@@ -24,7 +24,6 @@ use super::{
     printer::{self, note},
     trusted,
 };
-#[cfg(feature = "torch")]
 use crate::runtime::{RuntimeError, command::tensors::TensorFileError};
 use crate::{
     Digest,
@@ -351,11 +350,9 @@ fn classify(error: &Error) -> (u8, String) {
         if let Some(error) = cause.downcast_ref::<CountsError>() {
             return (USAGE, error.hint().to_owned());
         }
-        #[cfg(feature = "torch")]
         if let Some(error) = cause.downcast_ref::<RuntimeError>() {
             return (runtime(error), error.hint());
         }
-        #[cfg(feature = "torch")]
         if let Some(error) = cause.downcast_ref::<TensorFileError>() {
             return (USAGE, error.hint().to_owned());
         }
@@ -419,7 +416,6 @@ fn store(error: &StoreError) -> u8 {
     }
 }
 
-#[cfg(feature = "torch")]
 fn runtime(error: &RuntimeError) -> u8 {
     use RuntimeError as E;
     match error {

@@ -9,13 +9,9 @@ use super::libtorch::LibtorchArgs;
 pub(super) const GATE: &str = "__gate";
 
 /// The argument of the helper that tries first loads.
-#[cfg(feature = "torch")]
 pub(super) const TRIAL: &str = crate::runtime::command::TRIAL;
-#[cfg(not(feature = "torch"))]
-pub(super) const TRIAL: &str = "__trial";
 
 #[derive(clap::Args)]
-#[cfg_attr(not(feature = "torch"), allow(dead_code))]
 pub(super) struct TrialArgs {
     /// End the process after so many seconds.
     seconds: u64,
@@ -27,7 +23,6 @@ pub(super) struct TrialArgs {
 
 /// How a candidate is checked.
 #[derive(clap::Args)]
-#[cfg_attr(not(feature = "torch"), allow(dead_code))]
 pub(super) struct GateArgs {
     /// The Python whose torch compiled it.
     #[arg(long)]
@@ -42,7 +37,6 @@ pub(super) fn own_program() -> Result<PathBuf> {
 }
 
 /// Answers the question on stdin; the verdict goes to stdout.
-#[cfg(feature = "torch")]
 pub(super) fn gate(args: &GateArgs) -> Result<u8> {
     args.libtorch.open_for(args.python.as_deref())?;
     let question = serde_json::from_reader(std::io::stdin().lock())?;
@@ -51,7 +45,6 @@ pub(super) fn gate(args: &GateArgs) -> Result<u8> {
 }
 
 /// Loads the objects on stdin, which may crash or hang.
-#[cfg(feature = "torch")]
 pub(super) fn try_load(args: &TrialArgs) -> Result<u8> {
     use std::{fs::File, io::Write as _, os::fd::AsFd as _, thread, time};
     let limit = time::Duration::from_secs(args.seconds);
@@ -92,7 +85,6 @@ pub(super) fn try_load(args: &TrialArgs) -> Result<u8> {
 }
 
 /// Returns how first loads are tried: by this program, remembered by the store, or by the user where that is read-only.
-#[cfg(feature = "torch")]
 pub(super) fn trial(
     store: &crate::Store,
     context: &super::Context,

@@ -33,13 +33,11 @@ pub(super) struct LibtorchArgs {
 
 impl LibtorchArgs {
     /// Opens libtorch for this process.
-    #[cfg(feature = "torch")]
     pub(super) fn open(&self) -> anyhow::Result<&'static crate::runtime::Libtorch> {
         self.open_for(None)
     }
 
     /// Opens the libtorch of the Python `named`, if that is named and has one, else as [`Self::open`].
-    #[cfg(feature = "torch")]
     pub(super) fn open_for(
         &self,
         named: Option<&std::path::Path>,

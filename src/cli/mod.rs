@@ -3,7 +3,6 @@
 //! Data goes to stdout, everything else to stderr. `--format json` prints one JSON document with `"schema": 1`, and an error
 //! as another one. Exit codes are decided in one place, `exit`.
 
-#[cfg(feature = "torch")]
 mod bench;
 mod build;
 mod check;
@@ -18,26 +17,21 @@ mod help;
 mod init;
 mod inspect;
 mod internal;
-#[cfg_attr(not(feature = "torch"), allow(dead_code))]
 mod libtorch;
 mod log;
 mod ls;
 mod name;
-#[cfg(feature = "torch")]
 mod phases;
 mod plan;
 mod printer;
 mod program;
 mod progress;
-#[cfg_attr(not(feature = "torch"), allow(dead_code))]
 mod python;
 mod release;
 mod report;
-#[cfg(feature = "torch")]
 mod run;
 #[cfg(test)]
 mod schema;
-#[cfg_attr(not(feature = "torch"), allow(dead_code))]
 mod served;
 mod show;
 mod sizes;
@@ -64,7 +58,6 @@ use anyhow::Result;
 use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use self::printer::Printer;
-#[cfg(feature = "torch")]
 use crate::store::Unpacked;
 use crate::store::{Options, Store, StoreError};
 
@@ -228,7 +221,6 @@ impl Context {
     }
 
     /// Opens the store with this mode for unpacked weights.
-    #[cfg(feature = "torch")]
     fn open_with(&self, unpacked: Unpacked) -> Result<Store, StoreError> {
         let options = Options {
             unpacked,
@@ -290,10 +282,7 @@ impl Context {
 pub fn main() -> ExitCode {
     let code = exit::guarded(|| run(std::env::args_os().collect()));
     // Programs may still be loaded in the background.
-    #[cfg(feature = "torch")]
     crate::runtime::command::exit(code);
-    #[cfg(not(feature = "torch"))]
-    code.into()
 }
 
 /// What a command line asks for.
@@ -370,26 +359,14 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Report(args) => report::run(args, context),
         Command::Completions(args) => help::completions(args),
         Command::Man(args) => help::man(args, context),
-        #[cfg(feature = "torch")]
         Command::Run(args) => run::run(args, context),
-        #[cfg(feature = "torch")]
         Command::Bench(args) => bench::run(args, context),
         Command::Deps(args) => deps::run(args, context),
         Command::Export(args) => export::run(args, context),
         Command::Release(args) => release::run(args, context),
         Command::Verify(args) => verify::run(args, context),
         Command::Gc(args) => gc::run(args, context),
-        #[cfg(feature = "torch")]
         Command::Gate(args) => internal::gate(args),
-        #[cfg(feature = "torch")]
         Command::Trial(args) => internal::try_load(args),
-        #[cfg(not(feature = "torch"))]
-        Command::Run(_) | Command::Bench(_) | Command::Gate(_) | Command::Trial(_) => {
-            Err(exit::Usage {
-                message: "this program was built without what runs artifacts".to_owned(),
-                hint: "build it with the feature `torch`".to_owned(),
-            }
-            .into())
-        }
     }
 }

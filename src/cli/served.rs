@@ -3,14 +3,11 @@
 
 use std::path::PathBuf;
 
-#[cfg(feature = "torch")]
 use anyhow::Result;
 
-#[cfg(feature = "torch")]
 use super::exit::{Missing, Usage};
 use super::libtorch::LibtorchArgs;
 use crate::{Device, record::Sizes};
-#[cfg(feature = "torch")]
 use crate::{Store, record::split_model, store::Unpacked, target::DeviceKind};
 
 #[derive(clap::Args)]
@@ -86,7 +83,6 @@ pub(super) struct WeightArgs {
     copy_weights: bool,
 }
 
-#[cfg(feature = "torch")]
 impl WeightArgs {
     pub(super) fn unpacked(&self) -> Unpacked {
         match (self.trust_unpacked, self.copy_weights) {
@@ -110,7 +106,6 @@ pub(super) enum GraphChoice {
     Never,
 }
 
-#[cfg(feature = "torch")]
 /// Returns the model that was named, or the only one.
 pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
     if let Some(name) = named {
@@ -139,7 +134,6 @@ pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
     }
 }
 
-#[cfg(feature = "torch")]
 /// Returns the device that was named, or the first one of the kind that `model` was built for.
 pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result<Device> {
     if let Some(device) = named {

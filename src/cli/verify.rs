@@ -6,7 +6,6 @@
 //! | 1 | a defect remains, or a gate failed |
 //! | 3 | a damaged file is in `quarantine/`: the next build makes it again |
 
-#[cfg(feature = "torch")]
 mod host;
 
 use std::path::PathBuf;
@@ -33,7 +32,6 @@ pub(super) struct Args {
     /// Make the index again from the files, without looking at their bytes
     #[arg(long, conflicts_with = "repair")]
     reindex: bool,
-    #[cfg(feature = "torch")]
     #[command(flatten)]
     host: host::HostArgs,
 }
@@ -57,7 +55,6 @@ pub(super) enum Document<'a> {
         defects: Vec<DefectReport<'a>>,
     },
     /// With `--host`.
-    #[cfg(feature = "torch")]
     Host { releases: Vec<host::Gated> },
     /// With `--repair`.
     Repaired {
@@ -92,7 +89,6 @@ impl<'a> DefectReport<'a> {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    #[cfg(feature = "torch")]
     if args.host.host {
         return host::run(&args.host, context);
     }

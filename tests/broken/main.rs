@@ -7,7 +7,6 @@
 //! | `project/` | modules that can't be captured, compiled or trusted |
 //! | `worker/` ([`process`]) | modules that take the worker with them: it dies, hangs, eats memory |
 //! | [`entry`] | models that can't be made at all |
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod entry;

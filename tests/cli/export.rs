@@ -4,7 +4,6 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use serde_json::Value;
 
-#[cfg(feature = "torch")]
 use crate::sandbox::wait_until;
 use crate::{
     sandbox::{LIBTORCH, Ran, Sandbox, assert_run},

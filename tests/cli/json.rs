@@ -206,7 +206,6 @@ fn notes_and_warnings_are_documents_too() {
     assert!(!ran.stdout.is_empty());
 }
 
-#[cfg(feature = "torch")]
 #[test]
 fn a_bench_says_what_it_measures() {
     let sandbox = Sandbox::built();

@@ -1,6 +1,5 @@
 //! Releases from the command line: whole or not at all, loaded by name, and back in one command.
 
-#[cfg(feature = "torch")]
 use crate::sandbox::{LIBTORCH, assert_ran, wait_until};
 use crate::sandbox::{Sandbox, assert_run};
 
@@ -37,7 +36,6 @@ fn a_named_release_is_whole_or_not_there() {
     assert_eq!(all["releases"][0]["programs"].as_array().unwrap().len(), 2);
 }
 
-#[cfg(feature = "torch")]
 #[test]
 fn an_earlier_release_is_loaded_by_name_and_rolled_back_to() {
     let sandbox = Sandbox::new();
@@ -165,7 +163,6 @@ fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newes
     assert_eq!(sandbox.run(&["verify"]).code, 0);
 }
 
-#[cfg(feature = "torch")]
 #[test]
 fn a_partial_release_is_loaded_by_its_number_alone() {
     let sandbox = Sandbox::new();
@@ -395,7 +392,6 @@ fn a_release_is_named_by_its_number_wherever_a_model_is() {
     ");
     let back = sandbox.json(&["release", "rollback", "fake@1"]);
     assert_eq!(back["release"]["seq"], 3, "{back}");
-    #[cfg(feature = "torch")]
     {
         sandbox.tensors("x.safetensors", &[("x", &[1, 3], &[0.0, 1.0, 2.0])]);
         for (model, answer) in [("fake@1", 1.0), ("fake@2", 3.0), ("fake", 1.0)] {
@@ -422,7 +418,6 @@ fn a_release_is_named_by_its_number_wherever_a_model_is() {
     }
 }
 
-#[cfg(feature = "torch")]
 #[test]
 fn gc_keeps_what_a_loaded_model_came_from_and_what_a_build_found() {
     use precast::{Device, Runtime, Store};

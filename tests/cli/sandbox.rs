@@ -146,7 +146,6 @@ impl Sandbox {
         serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}:\n{}", ran.text()))
     }
 
-    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
     /// Writes named float32 tensors as a safetensors file.
     pub fn tensors(&self, name: &str, tensors: &[(&str, &[usize], &[f32])]) {
         let bytes: Vec<Vec<u8>> = tensors
@@ -166,7 +165,6 @@ impl Sandbox {
         self.write(name, safetensors::serialize(views, None).unwrap());
     }
 
-    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
     /// Reads the only tensor of a safetensors file, which is float32.
     pub fn tensor(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
         let bytes = fs::read(self.path(name)).unwrap();

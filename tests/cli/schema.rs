@@ -68,7 +68,6 @@ fn plans_builds_and_what_keeps_house() {
     check("gc", &sandbox.json(&gc));
 }
 
-#[cfg(feature = "torch")]
 #[test]
 fn runs_and_measurements() {
     let sandbox = Sandbox::built();

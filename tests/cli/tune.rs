@@ -1,5 +1,4 @@
 //! `build --tune`, and modes that autotune: programs compiled with several option sets, of which the fastest is kept.
-#![cfg(feature = "torch")]
 
 use serde_json::Value;
 

@@ -1,5 +1,4 @@
 //! Real artifacts, made by the real worker, against eager PyTorch. Needs `.venv` (`make`); takes minutes, not seconds.
-#![cfg(feature = "torch")]
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,

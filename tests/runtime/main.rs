@@ -1,5 +1,4 @@
 //! The runtime against fake artifacts: what loads, what is refused, what a call answers.
-#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod calls;

@@ -8,19 +8,6 @@ use std::{
 
 use crate::{actor, crash::Tried, sandbox::Sandbox, scene::Random, spread};
 
-/// Returns a fake model to build. What checks candidates needs libtorch: without it they are published unchecked.
-fn sandbox() -> Sandbox {
-    let sandbox = Sandbox::new();
-    if !cfg!(feature = "torch") {
-        sandbox.edit(
-            "precast.toml",
-            "[[module]]",
-            "[compile]\nhealthcheck = false\n\n[[module]]",
-        );
-    }
-    sandbox
-}
-
 /// Returns `precast build` under the shim. Its gate runs without: that unpacks weights into the store, and a gate that is killed
 /// fails its program, not the build.
 fn build(sandbox: &Sandbox, mode: &str, at: u64) -> Command {
@@ -37,7 +24,7 @@ fn build(sandbox: &Sandbox, mode: &str, at: u64) -> Command {
 
 /// Counts the write-class calls of one build.
 pub fn calls() -> u64 {
-    let sandbox = sandbox();
+    let sandbox = Sandbox::new();
     let mut count = build(&sandbox, "count", 0);
     count.env("SHIM_OUT", sandbox.path("count"));
     assert!(count.status().unwrap().success());
@@ -47,7 +34,7 @@ pub fn calls() -> u64 {
 
 /// Kills a build before its call `at` (`kill`) or in the middle of it (`short`); returns what is wrong afterwards.
 fn killed(mode: &str, at: u64) -> Result<bool, String> {
-    let sandbox = sandbox();
+    let sandbox = Sandbox::new();
     let status = build(&sandbox, mode, at).status().unwrap();
     let killed = status.signal() == Some(9);
     let what = format!("precast build, {mode} at {at}");

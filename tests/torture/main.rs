@@ -229,7 +229,6 @@ fn a_store_that_only_may_be_read_works_and_nothing_tries_to_write() {
     }
 }
 
-#[cfg(feature = "torch")]
 #[test]
 fn a_model_runs_from_a_store_that_only_may_be_read() {
     let sandbox = sandbox::Sandbox::built();

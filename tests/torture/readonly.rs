@@ -163,7 +163,6 @@ pub fn reads(store: &Path, program: &str, how: &'static str) -> Result<(u64, u64
 
 /// Runs a model from a store that can only be read, its artifacts and weights in memory; returns how many write-class
 /// calls that made.
-#[cfg(feature = "torch")]
 pub fn runs(sandbox: &crate::sandbox::Sandbox, how: &'static str) -> Result<u64, String> {
     let ground = Ground::new(&sandbox.path("artifacts"), how);
     let inputs = sandbox.path("x.safetensors");

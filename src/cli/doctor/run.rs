@@ -15,7 +15,6 @@ pub(super) fn checks(libtorch_args: &LibtorchArgs, gpus: &[String]) -> Vec<Check
 }
 
 /// Opens libtorch as `run` does.
-#[cfg(feature = "torch")]
 fn libtorch(args: &LibtorchArgs) -> Check {
     match args.open() {
         Ok(open) => {
@@ -29,12 +28,6 @@ fn libtorch(args: &LibtorchArgs) -> Check {
             "name the folder of the package `torch`: `--libtorch DIR`, or LIBTORCH",
         ),
     }
-}
-
-#[cfg(not(feature = "torch"))]
-fn libtorch(_: &LibtorchArgs) -> Check {
-    let found = "this program was built without what runs artifacts";
-    Check::missing(Run, "libtorch", found, "build it with the feature `torch`")
 }
 
 /// Looks whether the kernel lets a process execute a file in memory: verified objects are loaded from one.

@@ -2,7 +2,6 @@
 
 mod build;
 mod look;
-#[cfg(feature = "torch")]
 mod run;
 mod store;
 
@@ -120,7 +119,6 @@ fn every_error_of_a_look_says_what_to_do() {
     assert_eq!(sampled, all.collect());
 }
 
-#[cfg(feature = "torch")]
 #[test]
 fn every_error_of_a_run_says_what_to_do() {
     insta::assert_snapshot!("runtime", report(run::runtime_errors()));
