@@ -129,7 +129,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let gate_args = gate_args(&launcher);
     let options = build::Options {
         launcher,
-        gate: build::gate::Launcher {
+        gate: build::GateCommand {
             program: match &args.python.gate {
                 Some(gate) => gate.clone(),
                 None => internal::own_program()?,

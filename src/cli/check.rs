@@ -19,12 +19,14 @@ use super::{
     exit::{self, Usage},
     printer::note,
     python::PythonArgs,
-    sizes,
     text::plain,
 };
 use crate::{
     build::{self, CheckOptions, protocol::Severity},
-    inspect::checks::{self, Checks, ModuleChecks, Row, is_about, rows},
+    inspect::{
+        checks::{self, Checks, ModuleChecks, Row, is_about, rows},
+        sizes,
+    },
     spec::{Spec, check::Allow},
     store::Store,
 };
@@ -72,7 +74,7 @@ impl From<FailOn> for Severity {
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let spec = Spec::load(args.file.path())?;
     let padding = match &args.sizes {
-        Some(file) => sizes::padding(&buckets(&spec), &sizes::read(file)?)?,
+        Some(file) => sizes::padding(&buckets(&spec), &sizes::RequestSizes::read(file)?)?,
         None => vec![],
     };
     let options = CheckOptions {

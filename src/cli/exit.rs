@@ -28,7 +28,9 @@ use crate::runtime::{RuntimeError, command::tensors::TensorFileError};
 use crate::{
     Digest,
     build::BuildError,
-    inspect::{external::ExternalError, libraries::LibraryError, stats::CountsError},
+    inspect::{
+        external::ExternalError, libraries::LibraryError, sizes::SizesError, stats::CountsError,
+    },
     plan::PlanError,
     spec::{Problem, SpecError},
     store::StoreError,
@@ -353,6 +355,9 @@ fn classify(error: &Error) -> (u8, String) {
         if let Some(error) = cause.downcast_ref::<RuntimeError>() {
             return (runtime(error), error.hint());
         }
+        if let Some(hint) = (cause.downcast_ref::<SizesError>()).and_then(SizesError::hint) {
+            return (USAGE, hint);
+        }
         if let Some(error) = cause.downcast_ref::<TensorFileError>() {
             return (USAGE, error.hint().to_owned());
         }
@@ -379,7 +384,10 @@ fn io_hint(error: &io::Error) -> &'static str {
 
 fn build(error: &BuildError) -> u8 {
     match error {
-        BuildError::NoPython { .. } | BuildError::BadWeights { .. } | BuildError::Spec(_) => USAGE,
+        BuildError::NoPython { .. }
+        | BuildError::NoGate { .. }
+        | BuildError::BadWeights { .. }
+        | BuildError::Spec(_) => USAGE,
         BuildError::WrongTorch { .. } | BuildError::OtherTorch { .. } => TARGET,
         BuildError::Worker(error) | BuildError::Model { error, .. } => match error.code.as_str() {
             "torch_missing" | "torch_untried" => TARGET,

@@ -14,12 +14,13 @@ use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use self::text::Draft;
-use super::{Context, exit::Usage, printer::note, python::PythonArgs, sizes, text::plain};
+use super::{Context, exit::Usage, printer::note, python::PythonArgs, text::plain};
 use crate::{
     build::{
         self, DescribeOptions,
         protocol::{AskedInput, Axis},
     },
+    inspect::{self, sizes::RequestSizes},
     record::Dtype,
     spec::{self, Spec, is_identifier},
     target::DeviceKind,
@@ -72,7 +73,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         .into());
     }
     let wanted = match &args.sizes {
-        Some(file) => Some(sizes::read(file)?),
+        Some(file) => Some(RequestSizes::read(file)?),
         None => None,
     };
     let root = match args.file.parent() {
@@ -97,7 +98,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         entry: &args.entry,
         samples: args.sample.as_deref(),
         device,
-        buckets: sizes::buckets(&described.sizes, wanted.as_ref())?,
+        buckets: inspect::sizes::buckets(&described.sizes, wanted.as_ref())?,
         from_file: args.sizes.is_some(),
         opened: &opened,
         described: &described,

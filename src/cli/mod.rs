@@ -34,7 +34,6 @@ mod run;
 mod schema;
 mod served;
 mod show;
-mod sizes;
 mod stats;
 mod table;
 mod text;

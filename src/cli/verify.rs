@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     Digest,
+    build::gate::host::GatedRelease,
     store::{Defect, Needs, Store},
 };
 
@@ -55,7 +56,7 @@ pub(super) enum Document<'a> {
         defects: Vec<DefectReport<'a>>,
     },
     /// With `--host`.
-    Host { releases: Vec<host::Gated> },
+    Host { releases: Vec<GatedRelease> },
     /// With `--repair`.
     Repaired {
         found: Vec<DefectReport<'a>>,

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use precast_builder::gate::{GateRequest, Question, Verdict};
+use precast_builder::gate::{GateRequest, Question, Samples, Verdict};
 use precast_runtime::{
     Model, Runtime, Tensor, Trial,
     command::{peak, tensors, trial_memory},
@@ -79,58 +79,99 @@ fn check(request: &GateRequest) -> Verdict {
     }
 }
 
+/// Inputs, and eager's outputs for them.
+struct Sample {
+    inputs: Vec<Tensor>,
+    expected: Vec<Tensor>,
+}
+
 /// A candidate with its runtime, device and samples.
 struct Bench<'a> {
     request: &'a GateRequest,
     runtime: Runtime,
     device: Device,
-    inputs: Vec<Tensor>,
-    /// Eager's outputs.
-    expected: Vec<Tensor>,
-    /// Inputs at smaller sizes, and eager's outputs.
-    smaller: Vec<(Vec<Tensor>, Vec<Tensor>)>,
+    /// At the sizes of the bucket.
+    sample: Sample,
+    smaller: Vec<Sample>,
 }
 
 impl<'a> Bench<'a> {
     fn new(request: &'a GateRequest) -> Fallible<Self> {
         let store = open(&request.store)?;
-        let program = &request.program;
-        let device = first(program.target.device);
-        // First of all: it loads the device's half of libtorch, without which no tensor can go there.
-        // The gate is about the artifact: nothing may answer in its place.
-        // What this process survives needs no other one to try it.
+        let device = first(request.program.target.device);
+        // The runtime comes first: it loads the device's half of libtorch, without which no tensor can be on the device.
+        // The gate is about the artifact, so eager may not answer in its place. This process is the trial of a first load.
         let trial = Trial::here().remember(trial_memory(store.path()));
         let runtime = Runtime::new(&store, device)?
             .eager_fallback(false)
             .trial(trial);
-        let mut samples = tensors::read(&std::fs::read(&request.samples)?)?;
-        let mut take = |prefix: &str| -> Fallible<(Vec<Tensor>, Vec<Tensor>)> {
+        let mut bench = Self {
+            request,
+            runtime,
+            device,
+            sample: Sample {
+                inputs: vec![],
+                expected: vec![],
+            },
+            smaller: vec![],
+        };
+        match &request.samples {
+            Samples::File(file) => bench.read(file)?,
+            Samples::Drawn { any_size, smaller } => bench.draw(any_size.as_deref(), smaller)?,
+        }
+        Ok(bench)
+    }
+
+    /// Reads the samples of a file.
+    fn read(&mut self, file: &Path) -> Fallible<()> {
+        let (program, device) = (&self.request.program, self.device);
+        let mut samples = tensors::read(&std::fs::read(file)?)?;
+        let mut take = |prefix: &str| -> Fallible<Sample> {
             let mut all = |kind: &str, count: usize| -> Fallible<Vec<Tensor>> {
                 let named = (0..count).map(|i| format!("{prefix}{kind}.{i}"));
+                let lacks = |name: &str| format!("the samples lack `{name}`").into();
                 named
-                    .map(|name| {
-                        samples
-                            .remove(&name)
-                            .ok_or_else(|| format!("the samples lack `{name}`").into())
-                    })
+                    .map(|name| samples.remove(&name).ok_or_else(|| lacks(&name)))
                     .collect()
             };
             let inputs = all("in", program.inputs.len())?;
             let inputs = inputs.iter().map(|t| t.to_device(device));
-            let inputs = inputs.collect::<Result<_, _>>()?;
-            Ok((inputs, all("out", program.outputs.len())?))
+            Ok(Sample {
+                inputs: inputs.collect::<Result<_, _>>()?,
+                expected: all("out", program.outputs.len())?,
+            })
         };
-        let (inputs, expected) = take("")?;
+        self.sample = take("")?;
         let smaller = (0..).map_while(|index| take(&format!("smaller.{index}.")).ok());
-        let smaller = smaller.collect();
-        Ok(Self {
-            request,
-            runtime,
-            device,
-            inputs,
-            expected,
-            smaller,
-        })
+        self.smaller = smaller.collect();
+        Ok(())
+    }
+
+    /// Draws inputs from the record, and has the exported graphs answer them.
+    fn draw(&mut self, any_size: Option<&Program>, smaller: &[Sizes]) -> Fallible<()> {
+        let program = &self.request.program;
+        let draw = |graph: &Program, all: &[Sizes]| -> Fallible<Vec<Sample>> {
+            if graph.eager.is_none() {
+                return Err("it has no graph that eager could run: build it again".into());
+            }
+            let eager = self.load(graph, &[])?;
+            let one = |sizes: &Sizes| {
+                let inputs = samples(program, sizes, self.device)?;
+                let expected = self.run(&eager, &inputs)?;
+                Ok(Sample { inputs, expected })
+            };
+            all.iter().map(one).collect()
+        };
+        let own = draw(program, std::slice::from_ref(&program.sizes))?.pop();
+        let smaller = match any_size {
+            Some(any_size) if !smaller.is_empty() => draw(any_size, smaller)?,
+            _ => vec![],
+        };
+        if let Some(own) = own {
+            self.sample = own;
+        }
+        self.smaller = smaller;
+        Ok(())
     }
 
     /// Compares one output with eager's.
@@ -145,11 +186,11 @@ impl<'a> Bench<'a> {
         compare(said, output, got, eager).map_err(|why| format!("output `{}` {why}", output.name))
     }
 
-    /// Loads the program with other steps.
-    fn load(&self, steps: &[Step]) -> Fallible<Model> {
+    /// Loads a program with these steps.
+    fn load(&self, program: &Program, steps: &[Step]) -> Fallible<Model> {
         let program = Program {
             steps: steps.to_vec(),
-            ..self.request.program.clone()
+            ..program.clone()
         };
         let name = program.model.clone();
         let GateRequest {
@@ -178,7 +219,7 @@ impl<'a> Bench<'a> {
     /// Returns the bytes that a call takes at most, where that can be known.
     fn peak(&self, model: &Model) -> Fallible<Option<u64>> {
         let module = &self.request.program.module;
-        let (out, bytes) = peak(self.device, || model.run(module, &self.inputs));
+        let (out, bytes) = peak(self.device, || model.run(module, &self.sample.inputs));
         out?;
         Ok(bytes)
     }
@@ -190,15 +231,19 @@ impl<'a> Bench<'a> {
             steps,
             ..
         } = self.request;
-        let model = self.load(&program.steps)?;
+        if program.steps.is_empty() && matches!(self.request.samples, Samples::Drawn { .. }) {
+            // Eager's own program: it ran, and there is nothing to compare it with.
+            return Ok(Ok(Gate::default()));
+        }
+        let model = self.load(program, &program.steps)?;
         // Twice at least, to see whether it is deterministic.
         let steps = *steps.max(&2);
         let started = Instant::now();
-        let outputs = (0..steps).map(|_| self.run(&model, &self.inputs));
+        let outputs = (0..steps).map(|_| self.run(&model, &self.sample.inputs));
         let outputs = outputs.collect::<Fallible<Vec<_>>>()?;
         let seconds = started.elapsed().as_secs_f64() / f64::from(steps);
         let mut rows = Vec::new();
-        for (index, (got, eager)) in outputs[0].iter().zip(&self.expected).enumerate() {
+        for (index, (got, eager)) in outputs[0].iter().zip(&self.sample.expected).enumerate() {
             match self.compare(index, got, eager) {
                 Ok(row) => rows.push(row),
                 Err(message) => return Ok(Err(message)),
@@ -231,7 +276,7 @@ impl<'a> Bench<'a> {
             eager_peak_bytes: eager_peak.into(),
             ..Gate::default()
         };
-        let others = others.iter().map(|steps| self.load(steps));
+        let others = others.iter().map(|steps| self.load(program, steps));
         let others = others.collect::<Fallible<Vec<_>>>()?;
         let models = [&model].into_iter().chain(&eager).chain(&others);
         let taken = self.latencies(&models.collect::<Vec<_>>())?;
@@ -264,7 +309,7 @@ impl<'a> Bench<'a> {
         let program = &self.request.program;
         let (mut points, mut max_abs) = (Vec::new(), 0.0_f64);
         let mut exact = BTreeMap::new();
-        for (inputs, expected) in &self.smaller {
+        for Sample { inputs, expected } in &self.smaller {
             let sizes = sizes_of(program, inputs);
             let bounded = |(dim, size): (&String, &i64)| {
                 let bounds = program.dynamic.as_ref().and_then(|dims| dims.get(dim));
@@ -315,9 +360,9 @@ impl<'a> Bench<'a> {
         if program.eager.is_none() || program.steps.is_empty() {
             return None;
         }
-        let model = self.load(&[]).ok()?;
-        let got = self.run(&model, &self.inputs).ok()?;
-        let mut rows = got.iter().zip(&self.expected).enumerate();
+        let model = self.load(program, &[]).ok()?;
+        let got = self.run(&model, &self.sample.inputs).ok()?;
+        let mut rows = got.iter().zip(&self.sample.expected).enumerate();
         rows.all(|(index, (got, eager))| self.compare(index, got, eager).is_ok())
             .then_some(model)
     }
@@ -337,7 +382,7 @@ impl<'a> Bench<'a> {
         };
         by_turns(models.len(), more, |index| {
             let started = Instant::now();
-            let out = models[index].run(&self.request.program.module, &self.inputs)?;
+            let out = models[index].run(&self.request.program.module, &self.sample.inputs)?;
             synchronize(self.device)?;
             let taken = started.elapsed();
             drop(out);

@@ -10,7 +10,7 @@ use precast_store::{Digest, record::Sizes};
 
 use super::{
     BuildError,
-    candidates::{Candidate, candidates},
+    gate::candidates::{Candidate, candidates},
     progress::Event,
     protocol::{
         Captured, CapturedStep, Checked, ModuleRequest, Request, Sampled, Segment, Severity,

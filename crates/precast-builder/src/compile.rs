@@ -6,7 +6,9 @@ use precast_store::Digest;
 
 use super::{
     BuildError,
+    progress::Event,
     protocol::{Compiled, Request},
+    shims::{self, CompiledShim},
     task::Compile,
     work::{Action, Slot, Work},
 };
@@ -68,5 +70,26 @@ impl Work<'_> {
             Err(error) if error.ends_build() => Err(error),
             Err(error) => Ok(Some((error, log))),
         }
+    }
+
+    /// Compiles the shim and puts it into the store. Without it nothing could run: an error ends the build.
+    pub(super) fn compile_shim(&self, slot: &mut Slot) -> Result<(), BuildError> {
+        let Some(known) = &self.plan.known else {
+            return Err(BuildError::Protocol {
+                message: "the shim is compiled before the target is known".to_owned(),
+            });
+        };
+        let request = shims::request(&known.target, self.workers.scratch);
+        let what = format!("torch {}", known.target.torch);
+        let (answer, _) =
+            self.ask::<CompiledShim>(slot, (Action::Shim, &what), &request, shims::LIMIT);
+        let answer = answer?;
+        if let Some(why) = &answer.why {
+            let message = format!("no CUDA graphs: {why}");
+            self.progress.event(&Event::Note { message: &message });
+        }
+        let shim = shims::put(self.options.store, &known.target, &answer)?;
+        self.shim.get_or_init(|| shim);
+        Ok(())
     }
 }

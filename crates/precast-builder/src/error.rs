@@ -26,6 +26,14 @@ pub enum BuildError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// The process of a gate can't be started.
+    #[error("can't start the gate `{}`", program.display())]
+    NoGate {
+        /// Path of its program.
+        program: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
     /// The interpreter has a torch that is too old, or newer than what was tried.
     #[error("Python at `{}` has torch {found}, which {why}", program.display())]
     WrongTorch {
@@ -209,6 +217,9 @@ impl BuildError {
             Self::NoPython { .. } => {
                 "name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`"
             }
+            Self::NoGate { .. } => {
+                "a build starts its own program for each gate: leave the file in its place, and see that processes can be started"
+            }
             Self::WrongTorch { why, .. } => {
                 let [(a, b), (c, d)] = TRIED;
                 let all_the_same = match why {
@@ -289,9 +300,11 @@ impl BuildError {
     /// the model does not have.
     pub(super) fn ends_build(&self) -> bool {
         match self {
-            Self::Interrupted | Self::Store(_) | Self::NoPython { .. } | Self::Scratch { .. } => {
-                true
-            }
+            Self::Interrupted
+            | Self::Store(_)
+            | Self::NoPython { .. }
+            | Self::NoGate { .. }
+            | Self::Scratch { .. } => true,
             Self::Worker(error) => matches!(error.code.as_str(), "no_module" | "no_method"),
             _ => false,
         }

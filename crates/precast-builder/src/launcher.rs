@@ -41,6 +41,15 @@ pub struct Launcher {
 /// argument. It imports torch only if that is newer than what was tried.
 pub const WHAT_IS_OFF: &str = include_str!("../worker/torch_private/versions.py");
 
+/// How to start the process of a gate: see [`gate`](super::gate).
+#[derive(Clone, Debug)]
+pub struct GateCommand {
+    /// The program to start.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+}
+
 impl Launcher {
     /// Runs the embedded worker with this interpreter.
     pub fn python(program: impl Into<PathBuf>) -> Self {

@@ -25,10 +25,7 @@
 //! | `lifeline` | the end of child processes when the build is killed |
 //! | `scratch` | a build's private folder, and those of killed builds |
 //! | `gate` | the comparison of a candidate with eager |
-//! | `host` | the gates of a release under another torch |
 //! | `regate` | reuse of an earlier gate |
-//! | `sign_test` | a sign test: the faster one of two programs |
-//! | `candidates` | the option sets that a program can be compiled with |
 //! | `tune` | gating the candidates of a program, and keeping the fastest |
 //!
 //! Not promised: a sandbox. The worker runs the model's own code with the rights of its user.
@@ -38,28 +35,27 @@
 //! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
-//! lifeline, limits, schedule, sign_test, spec
+//! lifeline, limits, schedule, spec
 //! plan
 //! estimate, progress, protocol
 //! error
 //! launcher, scratch
-//! gate, worker
-//! describe
-//! candidates, options
+//! shims, worker
+//! describe, gate
+//! options
 //! task, weights, workers
 //! model
 //! work
 //! capture, compile, regate, tune
 //! check, publish
-//! forecast, shims
-//! host, release
+//! forecast
+//! release
 //! engine
 //! ```
 
 pub mod plan;
 pub mod spec;
 
-mod candidates;
 mod capture;
 mod check;
 mod compile;
@@ -69,7 +65,6 @@ mod error;
 mod estimate;
 mod forecast;
 pub mod gate;
-pub mod host;
 mod launcher;
 mod lifeline;
 mod limits;
@@ -83,7 +78,6 @@ mod release;
 mod schedule;
 pub mod scratch;
 mod shims;
-mod sign_test;
 mod task;
 mod tune;
 mod weights;
@@ -97,7 +91,7 @@ pub use self::{
     engine::build,
     error::BuildError,
     forecast::{Forecast, forecast},
-    launcher::{Launcher, WHAT_IS_OFF},
+    launcher::{GateCommand, Launcher, WHAT_IS_OFF},
     limits::machine_memory,
     options::{Built, Options, Outcome, Summary},
 };

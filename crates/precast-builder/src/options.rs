@@ -8,7 +8,7 @@ use std::{
 
 use precast_store::{Digest, Store, record::Release};
 
-use super::{Launcher, gate, protocol::Finding};
+use super::{GateCommand, Launcher, protocol::Finding};
 use crate::{plan, spec::Spec};
 
 /// What a build is given.
@@ -19,8 +19,8 @@ pub struct Options<'a> {
     pub store: &'a Store,
     /// Starts the Python workers.
     pub launcher: Launcher,
-    /// The command that checks a candidate: see [`gate`].
-    pub gate: gate::Launcher,
+    /// The command that checks a candidate: see [`gate`](super::gate).
+    pub gate: GateCommand,
     /// Where the build's private folder is made; it is removed at the end.
     pub scratch: PathBuf,
     /// The part of the spec to build, and the settings of the command line.

@@ -20,11 +20,11 @@ use precast_store::{
 
 use super::{
     BuildError, Built, Outcome,
-    candidates::Candidate,
-    gate::GateRequest,
+    gate::{GateRequest, Samples, candidates::Candidate, sign_test},
     progress::Event,
     protocol::Compiled,
-    regate, sign_test,
+    regate,
+    shims::harmless,
     task::{CapturedProgram, Compile},
     work::{Action, CompileFailure, Job, Work},
 };
@@ -38,22 +38,6 @@ use crate::{
 struct Layouts {
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
-}
-
-/// Refuses a shared object of an artifact or a shim with hazards. A file of another format passes here and fails at the gate.
-pub(super) fn harmless(of: &'static str, bytes: &[u8]) -> Result<(), BuildError> {
-    if !bytes.starts_with(b"\x7fELF") {
-        return Ok(());
-    }
-    let what = match precast_store::segments::hazards(bytes) {
-        Ok(hazards) if hazards.is_empty() => return Ok(()),
-        Ok(hazards) => {
-            let all: Vec<String> = hazards.iter().map(ToString::to_string).collect();
-            all.join(", ")
-        }
-        Err(error) => format!("it can't be read: {error}"),
-    };
-    Err(BuildError::UnsafeObject { of, what })
 }
 
 impl Work<'_> {
@@ -268,7 +252,7 @@ impl Work<'_> {
                 shim: shim.clone(),
                 weights: weights.object,
                 aliases: weights.aliases.clone(),
-                samples: captured.samples,
+                samples: Samples::File(captured.samples),
                 steps: item.settings.compile.smoketest_steps,
                 rtol: module.gate.rtol,
                 atol: module.gate.atol,

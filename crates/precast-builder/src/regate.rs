@@ -27,8 +27,7 @@ use precast_store::{
 
 use super::{
     BuildError,
-    candidates::Candidate,
-    gate::GateRequest,
+    gate::{GateRequest, Samples, candidates::Candidate},
     work::{Job, Work},
 };
 use crate::plan::{Reason, State};
@@ -43,7 +42,10 @@ pub(super) struct Earlier {
 
 /// Returns what a gate looks at beside the program; none where the samples can't be read, which the gate will say.
 pub(super) fn given(request: &GateRequest) -> Option<Given> {
-    let (samples, _) = Digest::of_file(&request.samples).ok()?;
+    let Samples::File(samples) = &request.samples else {
+        return None;
+    };
+    let (samples, _) = Digest::of_file(samples).ok()?;
     Some(Given {
         precast: env!("CARGO_PKG_VERSION").to_owned(),
         host: host(request.program.target.device),

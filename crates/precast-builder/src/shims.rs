@@ -14,13 +14,7 @@ use precast_store::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{
-    BuildError,
-    progress::Event,
-    protocol::Request,
-    publish::harmless,
-    work::{Action, Slot, Work},
-};
+use super::{BuildError, protocol::Request};
 
 /// How long compiling it may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(1800);
@@ -102,24 +96,18 @@ pub(super) fn put(
     })
 }
 
-impl Work<'_> {
-    /// Compiles the shim and puts it into the store. Without it nothing could run: an error ends the build.
-    pub(super) fn compile_shim(&self, slot: &mut Slot) -> Result<(), BuildError> {
-        let Some(known) = &self.plan.known else {
-            return Err(BuildError::Protocol {
-                message: "the shim is compiled before the target is known".to_owned(),
-            });
-        };
-        let request = request(&known.target, self.workers.scratch);
-        let what = format!("torch {}", known.target.torch);
-        let (answer, _) = self.ask::<CompiledShim>(slot, (Action::Shim, &what), &request, LIMIT);
-        let answer = answer?;
-        if let Some(why) = &answer.why {
-            let message = format!("no CUDA graphs: {why}");
-            self.progress.event(&Event::Note { message: &message });
-        }
-        let shim = put(self.options.store, &known.target, &answer)?;
-        self.shim.get_or_init(|| shim);
-        Ok(())
+/// Refuses a shared object of an artifact or a shim with hazards. A file of another format passes here and fails at the gate.
+pub(super) fn harmless(of: &'static str, bytes: &[u8]) -> Result<(), BuildError> {
+    if !bytes.starts_with(b"\x7fELF") {
+        return Ok(());
     }
+    let what = match precast_store::segments::hazards(bytes) {
+        Ok(hazards) if hazards.is_empty() => return Ok(()),
+        Ok(hazards) => {
+            let all: Vec<String> = hazards.iter().map(ToString::to_string).collect();
+            all.join(", ")
+        }
+        Err(error) => format!("it can't be read: {error}"),
+    };
+    Err(BuildError::UnsafeObject { of, what })
 }

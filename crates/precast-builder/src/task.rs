@@ -4,7 +4,7 @@ use precast_store::Digest;
 use serde_json::Value;
 
 use super::{
-    candidates::{Candidate, OptionSet},
+    gate::candidates::{Candidate, OptionSet},
     protocol::{Captured, Segment},
 };
 

@@ -23,10 +23,8 @@ use precast_store::{
 
 use super::{
     BuildError,
-    candidates::Candidate,
-    gate::{self, GateRequest},
+    gate::{self, GateProcess, GateRequest, candidates::Candidate, sign_test},
     progress::Event,
-    sign_test,
     work::{Action, Work},
 };
 
@@ -160,13 +158,13 @@ impl Work<'_> {
         request: &GateRequest,
     ) -> Result<Gate, BuildError> {
         let check = || {
-            gate::in_child(
-                &self.options.gate,
-                request,
-                &self.workers.limits,
-                self.limit(gate::LIMIT),
-                &self.workers.stop,
-            )
+            let process = GateProcess {
+                command: &self.options.gate,
+                limits: &self.workers.limits,
+                limit: self.limit(gate::LIMIT),
+                stop: &self.workers.stop,
+            };
+            process.ask(request)
         };
         let (verdict, _) = match action {
             Action::Measure => self.exclusive(|| self.timed(number, action, name, check)),

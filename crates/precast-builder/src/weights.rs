@@ -28,7 +28,7 @@ use safetensors::{
 
 use super::{
     BuildError,
-    gate::{self, SmokeRequest, StoredWeights},
+    gate::{self, GateProcess, SmokeRequest, StoredWeights},
     limits::{Limits, Stop},
     options::Options,
     progress::{Event, Progress},
@@ -293,9 +293,13 @@ fn smoke(
         }),
         after,
     };
-    let (limits, stop) = (Limits::new(options.memory), Stop::new(&options.cancel));
-    let limit = options.timeout.unwrap_or(gate::LIMIT);
-    match gate::in_child(&options.gate, &request, &limits, limit, &stop) {
+    let process = GateProcess {
+        command: &options.gate,
+        limits: &Limits::new(options.memory),
+        limit: options.timeout.unwrap_or(gate::LIMIT),
+        stop: &Stop::new(&options.cancel),
+    };
+    match process.ask(&request) {
         Ok(_) => Ok(Ok(())),
         Err(BuildError::Gate { message, .. }) => Ok(Err(message)),
         Err(error) => Err(error),

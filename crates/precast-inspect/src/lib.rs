@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! checks, coverage, external, graph, host, libraries, list, receipt, stats, torches, usage, words
-//! diff, report, why
+//! diff, report, sizes, why
 //! ```
 
 pub mod checks;
@@ -21,6 +21,7 @@ pub mod libraries;
 pub mod list;
 pub mod receipt;
 pub mod report;
+pub mod sizes;
 pub mod stats;
 pub mod torches;
 pub mod usage;

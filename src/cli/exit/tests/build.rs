@@ -81,6 +81,10 @@ pub(super) fn build_errors() -> Vec<BuildError> {
             program: path(),
             source: io(ErrorKind::NotFound),
         },
+        BuildError::NoGate {
+            program: path(),
+            source: io(ErrorKind::NotFound),
+        },
         BuildError::WrongTorch {
             program: path(),
             found: "2.0.0".into(),

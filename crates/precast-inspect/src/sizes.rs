@@ -1,64 +1,118 @@
 //! Sizes of requests, read from a file: buckets for them, and the cost of padding to buckets.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::exit::Usage;
-use crate::inspect::checks::Padding;
+use crate::checks::Padding;
 
-/// How many buckets a dimension gets at most.
+/// The largest number of buckets that a dimension gets.
 const BUCKETS: usize = 4;
-/// Sizes are rounded up to a multiple of this, so that buckets do not hang on one odd request.
+/// Sizes are rounded up to a multiple of this, so that buckets do not depend on one odd request.
 const STEP: u64 = 8;
 
-/// What a file of sizes says.
+/// The content of a file of sizes.
 #[derive(Debug, PartialEq)]
-pub(super) enum Wanted {
-    /// Of the one dimension that is not the batch.
+pub enum RequestSizes {
+    /// Sizes of the one dimension that is not the batch.
     Any(Vec<u64>),
+    /// Sizes of each dimension.
     ByDimension(BTreeMap<String, Vec<u64>>),
 }
 
-/// Reads `[17, 33, …]`, `{"lengths": [17, …]}` or `{"batch": [1, …], "seq": [17, …]}`.
-pub(super) fn read(path: &Path) -> Result<Wanted> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("can't read `{}`", path.display()))?;
-    parse(&text).ok_or_else(|| {
-        Usage {
-            message: format!("`{}` has no sizes", path.display()),
-            hint: "write a JSON list of numbers, or an object with a list for each dimension"
-                .to_owned(),
-        }
-        .into()
-    })
+/// A file of sizes can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SizesError {
+    /// It can't be read.
+    #[error("can't read `{}`", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// It is no JSON of sizes.
+    #[error("`{}` has no sizes", path.display())]
+    NoSizes {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is a list, and the inputs have several dimensions.
+    #[error("the file of sizes does not say of which dimension they are")]
+    WhichDimension {
+        /// The dimensions of the inputs.
+        dims: Vec<String>,
+    },
+    /// It names a dimension that no input has.
+    #[error("no input has the dimension `{dim}` of the file of sizes")]
+    UnknownDimension {
+        /// The dimension.
+        dim: String,
+        /// The dimensions of the inputs.
+        dims: Vec<String>,
+    },
 }
 
-fn parse(text: &str) -> Option<Wanted> {
-    let list = |value: &Value| -> Option<Vec<u64>> {
-        let sizes: Option<Vec<u64>> = value.as_array()?.iter().map(Value::as_u64).collect();
-        sizes.filter(|sizes| !sizes.is_empty() && sizes.iter().all(|size| *size > 0))
-    };
-    match serde_json::from_str(text).ok()? {
-        Value::Object(map) => match map.get("lengths") {
-            Some(lengths) => Some(Wanted::Any(list(lengths)?)),
-            None => {
-                let read = map
-                    .iter()
-                    .map(|(dim, sizes)| Some((dim.clone(), list(sizes)?)));
-                Some(Wanted::ByDimension(read.collect::<Option<_>>()?)).filter(|_| !map.is_empty())
-            }
-        },
-        value => Some(Wanted::Any(list(&value)?)),
+impl SizesError {
+    /// Returns what the user can do; none where the source of the error decides.
+    pub fn hint(&self) -> Option<String> {
+        let known = |dims: &[String]| {
+            let names: Vec<String> = dims.iter().map(|dim| format!("`{dim}`")).collect();
+            format!("the inputs have the dimensions {}", names.join(", "))
+        };
+        match self {
+            Self::Read { .. } => None,
+            Self::NoSizes { .. } => Some(
+                "write a JSON list of numbers, or an object with a list for each dimension".into(),
+            ),
+            Self::WhichDimension { dims } => Some(format!(
+                "write an object with a list for each; {}",
+                known(dims)
+            )),
+            Self::UnknownDimension { dims, .. } => Some(known(dims)),
+        }
+    }
+}
+
+impl RequestSizes {
+    /// Reads `[17, 33, …]`, `{"lengths": [17, …]}` or `{"batch": [1, …], "seq": [17, …]}`.
+    pub fn read(path: &Path) -> Result<Self, SizesError> {
+        let path = path.to_owned();
+        match fs::read_to_string(&path) {
+            Ok(text) => Self::parse(&text).ok_or(SizesError::NoSizes { path }),
+            Err(source) => Err(SizesError::Read { path, source }),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let list = |value: &Value| -> Option<Vec<u64>> {
+            let sizes: Option<Vec<u64>> = value.as_array()?.iter().map(Value::as_u64).collect();
+            sizes.filter(|sizes| !sizes.is_empty() && sizes.iter().all(|size| *size > 0))
+        };
+        match serde_json::from_str(text).ok()? {
+            Value::Object(map) => match map.get("lengths") {
+                Some(lengths) => Some(Self::Any(list(lengths)?)),
+                None => {
+                    let read = map.iter();
+                    let read = read.map(|(dim, sizes)| Some((dim.clone(), list(sizes)?)));
+                    Some(Self::ByDimension(read.collect::<Option<_>>()?))
+                        .filter(|_| !map.is_empty())
+                }
+            },
+            value => Some(Self::Any(list(&value)?)),
+        }
     }
 }
 
 /// Returns the buckets of each dimension: from a file where it has its sizes, else those that were seen.
-pub(super) fn buckets(
+pub fn buckets(
     seen: &BTreeMap<String, Vec<u64>>,
-    wanted: Option<&Wanted>,
-) -> Result<BTreeMap<String, Vec<u64>>, Usage> {
+    wanted: Option<&RequestSizes>,
+) -> Result<BTreeMap<String, Vec<u64>>, SizesError> {
     let own = seen
         .iter()
         .map(|(dim, sizes)| (dim.clone(), choose(sizes, 1)));
@@ -72,10 +126,10 @@ pub(super) fn buckets(
     Ok(buckets)
 }
 
-/// Returns what buckets of a dimension are multiples of. Sizes without a name are lengths, whatever they are called.
-fn step(dim: &str, wanted: &Wanted) -> u64 {
+/// Returns the number that all buckets of a dimension are multiples of. Sizes without a name are lengths, whatever they are called.
+fn step(dim: &str, wanted: &RequestSizes) -> u64 {
     match wanted {
-        Wanted::ByDimension(_) if dim == "batch" => 1,
+        RequestSizes::ByDimension(_) if dim == "batch" => 1,
         _ => STEP,
     }
 }
@@ -83,33 +137,26 @@ fn step(dim: &str, wanted: &Wanted) -> u64 {
 /// Returns the sizes of a file by dimension; `dims` are those of the inputs, in alphabetic order.
 fn by_dimension<'a>(
     dims: &[&'a str],
-    wanted: &'a Wanted,
-) -> Result<BTreeMap<&'a str, &'a [u64]>, Usage> {
-    let known = || {
-        let names: Vec<String> = dims.iter().map(|dim| format!("`{dim}`")).collect();
-        format!("the inputs have the dimensions {}", names.join(", "))
-    };
+    wanted: &'a RequestSizes,
+) -> Result<BTreeMap<&'a str, &'a [u64]>, SizesError> {
+    let known = || dims.iter().map(|dim| (*dim).to_owned()).collect();
     match wanted {
-        Wanted::Any(sizes) => {
+        RequestSizes::Any(sizes) => {
             let others: Vec<&&str> = dims.iter().filter(|dim| **dim != "batch").collect();
             let dim = match (&others[..], dims) {
                 ([dim], _) => **dim,
                 ([], [dim]) => *dim,
                 _ => {
-                    return Err(Usage {
-                        message: "the file of sizes does not say of which dimension they are"
-                            .to_owned(),
-                        hint: format!("write an object with a list for each; {}", known()),
-                    });
+                    return Err(SizesError::WhichDimension { dims: known() });
                 }
             };
             Ok([(dim, &sizes[..])].into())
         }
-        Wanted::ByDimension(all) => {
+        RequestSizes::ByDimension(all) => {
             if let Some(dim) = all.keys().find(|dim| !dims.contains(&dim.as_str())) {
-                return Err(Usage {
-                    message: format!("no input has the dimension `{dim}` of the file of sizes"),
-                    hint: known(),
+                return Err(SizesError::UnknownDimension {
+                    dim: dim.clone(),
+                    dims: known(),
                 });
             }
             Ok(all
@@ -120,11 +167,11 @@ fn by_dimension<'a>(
     }
 }
 
-/// Returns what padding costs in each dimension of a file. `buckets` are those of the spec by dimension.
-pub(super) fn padding(
+/// Returns the cost of padding in each dimension of a file. `buckets` are those of the spec by dimension.
+pub fn padding(
     buckets: &BTreeMap<String, Vec<u64>>,
-    wanted: &Wanted,
-) -> Result<Vec<Padding>, Usage> {
+    wanted: &RequestSizes,
+) -> Result<Vec<Padding>, SizesError> {
     let dims: Vec<&str> = buckets.keys().map(String::as_str).collect();
     let one = |(dim, sizes): (&str, &[u64])| {
         let own = &buckets[dim];
@@ -151,7 +198,7 @@ fn covered(sizes: &[u64], buckets: &[u64]) -> Vec<(u64, u64)> {
     pairs.collect()
 }
 
-/// Returns the part of what is computed that is padding, of pairs of a size and its bucket.
+/// Returns the share of padding in the computed sizes, from pairs of a size and its bucket.
 fn waste(pairs: &[(u64, u64)]) -> Option<f64> {
     let sum = |(asked, computed), (size, bucket): &(u64, u64)| {
         (asked + *size as f64, computed + *bucket as f64)
@@ -164,8 +211,8 @@ fn choose(sizes: &[u64], step: u64) -> Vec<u64> {
     choose_up_to(BUCKETS, sizes, step)
 }
 
-/// Returns the buckets, at most so many, that pad these sizes least. The largest size is always covered.
-fn choose_up_to(most: usize, sizes: &[u64], step: u64) -> Vec<u64> {
+/// Returns the buckets, at most `max`, that pad these sizes least. The largest size is always covered.
+fn choose_up_to(max: usize, sizes: &[u64], step: u64) -> Vec<u64> {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
     for size in sizes {
         *counts
@@ -173,9 +220,9 @@ fn choose_up_to(most: usize, sizes: &[u64], step: u64) -> Vec<u64> {
             .or_default() += 1;
     }
     let distinct: Vec<(u64, u64)> = counts.into_iter().collect();
-    // best[n][end]: the least that requests of the first `end` sizes take in `n` buckets, and where the last one begins.
+    // best[n][end]: the minimum of the computed sizes for the first `end` sizes in `n` buckets, and the start of the last bucket.
     let count = distinct.len();
-    let mut best = vec![vec![(u64::MAX, 0); count + 1]; most.min(count) + 1];
+    let mut best = vec![vec![(u64::MAX, 0); count + 1]; max.min(count) + 1];
     best[0][0] = (0, 0);
     for buckets in 1..best.len() {
         for end in 1..=count {
@@ -204,7 +251,7 @@ fn choose_up_to(most: usize, sizes: &[u64], step: u64) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    /// What padding to buckets adds to the sizes.
+    /// Returns the sum of the sizes after padding.
     fn took(sizes: &[u64], buckets: &[u64]) -> u64 {
         let cover = |size: &u64| buckets.iter().find(|bucket| *bucket >= size).unwrap();
         sizes.iter().map(cover).sum()
@@ -231,14 +278,14 @@ mod tests {
     }
 
     #[test]
-    fn what_padding_costs() {
+    fn padding_is_a_share_of_the_computed_sizes() {
         let buckets = [
             ("batch".to_owned(), vec![1, 8]),
             ("seq".to_owned(), vec![32, 128]),
         ]
         .into();
-        let list = Wanted::Any(vec![16, 32, 64, 200]);
-        let told = padding(&buckets, &list).unwrap();
+        let list = RequestSizes::Any(vec![16, 32, 64, 200]);
+        let costs = padding(&buckets, &list).unwrap();
         let expected = Padding {
             dim: "seq".to_owned(),
             buckets: vec![32, 128],
@@ -248,25 +295,28 @@ mod tests {
             best: vec![64, 200],
             best_waste: 1.0 - 312.0 / 392.0,
         };
-        assert_eq!(told, [expected]);
-        let batch = Wanted::ByDimension([("batch".to_owned(), vec![9])].into());
-        let told = padding(&buckets, &batch).unwrap();
-        assert_eq!((told[0].uncovered, told[0].waste), (1, None));
-        let other = Wanted::ByDimension([("tokens".to_owned(), vec![3])].into());
+        assert_eq!(costs, [expected]);
+        let batch = RequestSizes::ByDimension([("batch".to_owned(), vec![9])].into());
+        let costs = padding(&buckets, &batch).unwrap();
+        assert_eq!((costs[0].uncovered, costs[0].waste), (1, None));
+        let other = RequestSizes::ByDimension([("tokens".to_owned(), vec![3])].into());
         assert!(padding(&buckets, &other).is_err());
     }
 
     #[test]
     fn files_of_sizes() {
-        assert_eq!(parse("[1, 2]"), Some(Wanted::Any(vec![1, 2])));
         assert_eq!(
-            parse("{\"schema\": 1, \"lengths\": [7]}"),
-            Some(Wanted::Any(vec![7]))
+            RequestSizes::parse("[1, 2]"),
+            Some(RequestSizes::Any(vec![1, 2]))
         );
-        let by = Wanted::ByDimension([("seq".to_owned(), vec![3])].into());
-        assert_eq!(parse("{\"seq\": [3]}"), Some(by));
+        assert_eq!(
+            RequestSizes::parse("{\"schema\": 1, \"lengths\": [7]}"),
+            Some(RequestSizes::Any(vec![7]))
+        );
+        let by = RequestSizes::ByDimension([("seq".to_owned(), vec![3])].into());
+        assert_eq!(RequestSizes::parse("{\"seq\": [3]}"), Some(by));
         for wrong in ["", "[]", "{}", "[0]", "[1.5]", "{\"seq\": 3}", "3"] {
-            assert_eq!(parse(wrong), None, "{wrong}");
+            assert_eq!(RequestSizes::parse(wrong), None, "{wrong}");
         }
     }
 
@@ -277,7 +327,7 @@ mod tests {
                 .map(|dim| ((*dim).to_owned(), vec![2]))
                 .collect()
         };
-        let any = Wanted::Any(vec![17]);
+        let any = RequestSizes::Any(vec![17]);
         let chosen = buckets(&seen(&["batch", "seq"]), Some(&any)).unwrap();
         assert_eq!(chosen["seq"], [24]);
         assert_eq!(chosen["batch"], [2]);
@@ -288,8 +338,12 @@ mod tests {
         for wrong in [&["batch", "height", "width"][..], &[]] {
             assert!(buckets(&seen(wrong), Some(&any)).is_err(), "{wrong:?}");
         }
-        let other = Wanted::ByDimension([("tokens".to_owned(), vec![3])].into());
+        let other = RequestSizes::ByDimension([("tokens".to_owned(), vec![3])].into());
         let error = buckets(&seen(&["batch"]), Some(&other)).unwrap_err();
-        assert_eq!(error.hint, "the inputs have the dimensions `batch`");
+        let hint = error.hint();
+        assert_eq!(
+            hint.as_deref(),
+            Some("the inputs have the dimensions `batch`")
+        );
     }
 }

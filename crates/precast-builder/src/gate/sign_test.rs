@@ -24,7 +24,7 @@ const CHANCE: f64 = 0.01;
 const SLOWER: f64 = 1.1;
 
 /// Returns whether chance does not explain `wins` of `rounds`.
-pub(super) fn significant(wins: u64, rounds: u64) -> bool {
+pub(crate) fn significant(wins: u64, rounds: u64) -> bool {
     // The chance of `k` wins of equals, from k = 0 on.
     let mut exactly = 0.5_f64.powi(i32::try_from(rounds).unwrap_or(i32::MAX));
     let mut at_least = 0.0;
@@ -38,14 +38,14 @@ pub(super) fn significant(wins: u64, rounds: u64) -> bool {
 }
 
 /// Returns whether eager was faster than the artifact by more than the margin.
-pub(super) fn in_doubt(report: &Gate) -> bool {
+pub(crate) fn in_doubt(report: &Gate) -> bool {
     let micros = |micros: &Lenient<f64>| micros.get().copied().filter(|micros| *micros > 0.0);
     let both = micros(&report.artifact_us).zip(micros(&report.eager_us));
     both.is_some_and(|(artifact, eager)| artifact > eager * SLOWER)
 }
 
 /// Describes the measurement that is in doubt.
-pub(super) fn describe(report: &Gate) -> String {
+pub(crate) fn describe(report: &Gate) -> String {
     let micros = |micros: &Lenient<f64>| micros.get().copied().unwrap_or_default();
     let (eager, artifact) = (micros(&report.eager_us), micros(&report.artifact_us));
     format!("eager took {eager:.1} µs and the artifact {artifact:.1} µs beside other tasks")
@@ -53,7 +53,7 @@ pub(super) fn describe(report: &Gate) -> String {
 
 /// Puts the measurement of a gate's own program (0), or of another candidate (from 1 on), into the report of that candidate, with
 /// the result of the sign test. `alone`: no other task of the build was running.
-pub(super) fn put(report: &mut Gate, measured: &Gate, of: usize, alone: bool) {
+pub(crate) fn put(report: &mut Gate, measured: &Gate, of: usize, alone: bool) {
     fn at<T: Copy>(list: &Lenient<Vec<T>>, other: usize) -> Option<T> {
         list.get()?.get(other).copied()
     }

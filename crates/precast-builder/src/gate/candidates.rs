@@ -25,9 +25,9 @@
 use precast_store::{Digest, target::DeviceKind};
 use serde_json::Value;
 
-use super::protocol::{Segment, SegmentPasses};
 use crate::{
     plan::{ArtifactKey, Item, Known, Pass},
+    protocol::{Segment, SegmentPasses},
     spec::{
         Compile, Mode,
         compile::{ATTENTION, Options},
@@ -36,7 +36,7 @@ use crate::{
 
 /// An option set that a program can be compiled with.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct OptionSet {
+pub(crate) struct OptionSet {
     pub mode: Mode,
     pub options: Options,
     /// Graph passes that run on segments, in order.
@@ -47,7 +47,7 @@ pub(super) struct OptionSet {
 
 /// An option set for one program, with the keys of its artifacts. `refused` says why it can't be chosen.
 #[derive(Clone, Debug)]
-pub(super) struct Candidate {
+pub(crate) struct Candidate {
     pub set: OptionSet,
     /// Key of each segment's artifact.
     pub keys: Vec<Digest>,
@@ -66,7 +66,7 @@ impl Candidate {
 
 /// What a program has that some options are about.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Has {
+pub(crate) struct Has {
     convolution: bool,
     /// One that torch has several kernels for.
     attention: bool,
@@ -88,7 +88,7 @@ impl Has {
 /// Returns the option sets to compile a program with; the first is kept unless another is faster.
 ///
 /// `all`: as `--tune` says.
-pub(super) fn option_sets(
+pub(crate) fn option_sets(
     settings: &Compile,
     all: bool,
     has: Has,
@@ -225,7 +225,7 @@ impl OptionSet {
 }
 
 /// Returns the candidates of a program; `all`: as with `--tune`.
-pub(super) fn candidates(
+pub(crate) fn candidates(
     item: &Item,
     segments: &[Segment],
     passes: &SegmentPasses,
