@@ -107,7 +107,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             receipt: Default::default(),
             provenance: Default::default(),
         };
-        ids.push(store.put_program(&program).unwrap().id);
+        ids.push(store.records().put_program(&program).unwrap().id);
     }
     let release = Release {
         schema: SCHEMA,
@@ -123,7 +123,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
         entry,
         provenance: Default::default(),
     };
-    store.put_release(&release).unwrap();
+    store.releases().put(&release).unwrap();
     (spec, store)
 }
 

@@ -117,8 +117,8 @@ fn du_adds_up_by_model_module_and_release() {
 fn du_and_the_report_give_one_number_with_the_unpacked_copies() {
     let sample = sample();
     let store = Store::open(&sample.path).unwrap();
-    let object = store.put_bytes(&[7; 300_000]).unwrap();
-    drop(store.map(&object).unwrap());
+    let object = store.objects().put_bytes(&[7; 300_000]).unwrap();
+    drop(store.objects().map(&object).unwrap());
     drop(store);
     let (du, _, _) = precast(&sample, &["du"]);
     let columns = |row: &str| {

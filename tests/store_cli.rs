@@ -47,8 +47,8 @@ fn gc_prints_its_plan_and_then_does_it() {
     let (_dir, store, scene) = store();
     let path = store.path().to_owned();
     let one = scene::release("m", &[scene.programs[1].id], None);
-    store.put_release(&one).unwrap();
-    let loose = store.put_bytes(b"loose").unwrap();
+    store.releases().put(&one).unwrap();
+    let loose = store.objects().put_bytes(b"loose").unwrap();
     // What this process put is leased while it has the store open.
     let args = ["gc", "--unreleased", "--keep-releases", "1", "--dry-run"];
     let held = precast(&path, &args);
@@ -173,8 +173,8 @@ fn a_killed_gc_leaves_litter_alone() {
     ] {
         let (dir, store, scene) = store();
         let one = scene::release("m", &[scene.programs[1].id], None);
-        store.put_release(&one).unwrap();
-        store.put_bytes(b"loose").unwrap();
+        store.releases().put(&one).unwrap();
+        store.objects().put_bytes(b"loose").unwrap();
         let path = store.path().to_owned();
         drop(store);
         let at = |end: &str| dir.path().join(format!("{point}.{end}"));
@@ -210,7 +210,8 @@ fn a_killed_gc_leaves_litter_alone() {
 fn going_back_to_an_earlier_release_is_one_command() {
     let (_dir, store, scene) = store();
     store
-        .put_release(&scene::release("m", &[scene.programs[1].id], None))
+        .releases()
+        .put(&scene::release("m", &[scene.programs[1].id], None))
         .unwrap();
     let path = store.path();
     let output = precast(path, &["release", "rollback", "m"]);

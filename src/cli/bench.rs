@@ -260,7 +260,7 @@ fn eager(
         return Ok(None);
     }
     let (name, release) = split_model(model);
-    let release = store.release(name, release)?;
+    let release = store.releases().get(name, release)?;
     let release = release.with_context(|| format!("the release of `{model}` is gone"))?;
     let loaded = runtime.load_programs(
         name,

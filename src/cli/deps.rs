@@ -218,9 +218,9 @@ fn held_releases(store: &Store, models: &[String]) -> Result<(Vec<Release>, Vec<
         let releases = releases(store, models)?;
         let held = releases
             .iter()
-            .map(|release| Ok(store.hold_found(release)?.0));
+            .map(|release| Ok(store.releases().hold_found(release)?.0));
         let held = held.collect::<Result<Vec<_>>>()?;
-        let there = |release: &Release| store.has_release(&release.model, release.seq);
+        let there = |release: &Release| store.releases().has(&release.model, release.seq);
         if releases.iter().all(there) {
             return Ok((releases, held));
         }
@@ -240,8 +240,8 @@ fn releases(store: &Store, models: &[String]) -> Result<Vec<Release>> {
         }
     }
     if models.is_empty() {
-        for model in store.models()? {
-            match store.release(&model, None)? {
+        for model in store.releases().models()? {
+            match store.releases().get(&model, None)? {
                 Some(release) => found.push(release),
                 None => exit::warning(&format!(
                     "`{model}` has only partial releases: it is left out"

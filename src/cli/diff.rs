@@ -119,7 +119,13 @@ fn side(text: &str, context: &Context) -> Result<Side> {
         Some((model, which)) => (model, Some(which)),
         None => (text, None),
     };
-    if which.is_some() || store.models()?.iter().any(|known| known == model) {
+    if which.is_some()
+        || store
+            .releases()
+            .models()?
+            .iter()
+            .any(|known| known == model)
+    {
         let release = name::release(&store, text)?;
         let programs = diff::of_release(&store, &release)?;
         return Ok(Side::Release(Box::new(release), programs));
@@ -130,11 +136,11 @@ fn side(text: &str, context: &Context) -> Result<Side> {
     };
     Ok(match name::find(&store, text)? {
         Found::Program(id) => {
-            let program = store.program(&id)?.ok_or_else(gone)?;
+            let program = store.records().program(&id)?.ok_or_else(gone)?;
             Side::Key("program", program.request.clone(), Some(Box::new(program)))
         }
         Found::Artifact(id) => {
-            let artifact = store.artifact(&id)?.ok_or_else(gone)?;
+            let artifact = store.records().artifact(&id)?.ok_or_else(gone)?;
             Side::Key("artifact", artifact.key, None)
         }
         Found::Failure(_) | Found::Object(_) => {

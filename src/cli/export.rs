@@ -103,7 +103,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     refuse(&deps)?;
     for release in &deps.releases {
         // Fails where something of it is missing.
-        store.hold_release(release)?;
+        store.releases().hold(release)?;
     }
     let folder = &args.folder;
     empty(folder)?;
@@ -211,11 +211,11 @@ impl<'a> Plan<'a> {
     fn new(store: &'a Store, deps: &'a Deps, folder: &Path) -> Result<Self> {
         let mut objects = BTreeSet::new();
         for release in &deps.releases {
-            objects.extend(store.objects_of_release(release)?);
+            objects.extend(store.releases().manifest(release)?.objects());
         }
         let mut object_bytes = 0;
         for object in &objects {
-            object_bytes += store.object(object)?.map_or(0, |row| row.stored);
+            object_bytes += store.objects().row(object)?.map_or(0, |row| row.stored);
         }
         let program = std::env::current_exe().context("can't find this program's own file")?;
         let mut files = vec![(PathBuf::from("bin/precast"), program)];
@@ -284,11 +284,11 @@ impl<'a> Plan<'a> {
         let store = Store::create(path)?;
         for object in &self.objects {
             interrupted(context)?;
-            store.copy_object(self.store, object)?;
+            store.objects().copy(self.store.objects(), object)?;
         }
         for release in &self.deps.releases {
             interrupted(context)?;
-            store.copy_release(self.store, release)?;
+            store.releases().copy(self.store.releases(), release)?;
         }
         Ok(())
     }

@@ -50,9 +50,9 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     };
     let store = context.open()?;
     let (plan, done) = match args.dry_run {
-        true => (store.plan_gc(&policy)?, None),
+        true => (store.collector().plan(&policy)?, None),
         false => {
-            let (plan, done) = store.gc(&policy)?;
+            let (plan, done) = store.collector().gc(&policy)?;
             (plan, Some(done))
         }
     };

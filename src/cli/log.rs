@@ -50,7 +50,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     }
     let mut read = Vec::new();
     for (title, digest) in logs {
-        let text = store.read(&digest)?;
+        let text = store.objects().read(&digest)?;
         read.push((title, String::from_utf8_lossy(&text).into_owned()));
     }
     if context.out.json() {
@@ -78,13 +78,17 @@ fn logs(store: &Store, what: &str) -> Result<Vec<(String, Digest)>> {
     match found {
         Found::Object(digest) => logs.push((format!("object {}", digest.short()), digest)),
         Found::Failure(id) => {
-            let log = store.failure(&id)?.and_then(|failure| failure.log);
+            let log = store
+                .records()
+                .failure(&id)?
+                .and_then(|failure| failure.log);
             logs.extend(log.map(|log| (format!("failure {}", id.short()), log)));
         }
         Found::Artifact(id) => logs.extend(artifact(store, &id, "")?),
         Found::Program(id) => {
             let mut seen = BTreeSet::new();
             for step in store
+                .records()
                 .program(&id)?
                 .map(|program| program.steps)
                 .unwrap_or_default()
@@ -103,7 +107,10 @@ fn artifact(
     id: &Digest,
     step: &str,
 ) -> Result<Option<(String, Digest)>, StoreError> {
-    let log = store.artifact(id)?.and_then(|artifact| artifact.log);
+    let log = store
+        .records()
+        .artifact(id)?
+        .and_then(|artifact| artifact.log);
     let title = format!("artifact {} {step}", id.short());
     Ok(log.map(|log| (title.trim_end().to_owned(), log)))
 }

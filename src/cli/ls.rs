@@ -203,7 +203,7 @@ fn named(rows: impl Iterator<Item = Row>, store: &Store) -> impl Iterator<Item =
         let beside =
             here.is_some() && (last == here || rows.peek().map(place) == Some(here.clone()));
         last = here;
-        if beside && let Ok(Some(program)) = store.program(&row.id) {
+        if beside && let Ok(Some(program)) = store.records().program(&row.id) {
             row.module = program.title();
         }
         Some(row)
@@ -239,6 +239,7 @@ fn artifacts(args: &Args, store: &Store, context: &Context) -> Result<u8> {
     let mut damage = Damage::default();
     let device = |device: &str| args.device.as_deref().is_none_or(|wanted| wanted == device);
     let rows = store
+        .records()
         .artifacts()
         .filter_map(|row| damage.sound(row))
         .filter(|row| device(&row.device));
@@ -286,7 +287,7 @@ fn artifacts(args: &Args, store: &Store, context: &Context) -> Result<u8> {
 
 fn objects(store: &Store, context: &Context) -> Result<u8> {
     let mut damage = Damage::default();
-    let rows = store.objects().filter_map(|row| damage.sound(row));
+    let rows = store.objects().rows().filter_map(|row| damage.sound(row));
     if context.out.json() {
         let rows = rows.map(|row| {
             Ok(ObjectLine {
@@ -336,7 +337,7 @@ impl Damage {
         if self.0.is_empty() {
             return 0;
         }
-        self.0.extend(store.damaged());
+        self.0.extend(store.audit().damaged());
         for error in &self.0 {
             exit::warn(error);
         }

@@ -233,6 +233,7 @@ impl Context {
         let created = match Store::create_with(&self.store, self.options()) {
             Err(error) if error.is_index() => {
                 self.ready(Store::open_for_repair(&self.store, self.options())?)?
+                    .audit()
                     .reindex()?;
                 exit::warning("the index was damaged: it was made again from the files");
                 Store::create_with(&self.store, self.options())
@@ -268,7 +269,7 @@ impl Context {
         if let Some(error) = damage {
             exit::warn(&error);
             // Readable records are listed; unreadable ones are warnings.
-            for error in store.damaged() {
+            for error in store.audit().damaged() {
                 self.damaged.store(true, Ordering::Relaxed);
                 exit::warning(&error.to_string());
             }

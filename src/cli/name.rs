@@ -31,7 +31,7 @@ impl Named {
 /// Returns what `text` stands for: an ID, or the name of one program. Where several have been built under one name, it
 /// stands for the one in the newest release, else for the newest.
 pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
-    match store.resolve(text) {
+    match store.records().resolve(text) {
         Err(StoreError::BadPrefix(_) | StoreError::Unknown(_)) => {}
         other => return Ok(other?),
     }
@@ -40,7 +40,7 @@ pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
             let (model, programs) = programs_of(store, model)?;
             (programs, format!("{model} {rest}"))
         }
-        _ if text.contains('@') || store.models()?.iter().any(|model| model == text) => {
+        _ if text.contains('@') || store.releases().models()?.iter().any(|model| model == text) => {
             release(store, text)?;
             return Err(Usage {
                 message: format!("`{text}` is a release of many programs"),
@@ -79,7 +79,7 @@ pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
             .into());
         }
     }
-    for failure in store.failures() {
+    for failure in store.records().failures() {
         let (failure, _) = failure?;
         let named = |filter: &Filter| {
             let is = |want: &Option<String>, have| want.as_ref().is_none_or(|want| want == have);
@@ -101,11 +101,11 @@ pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
 /// Returns the release that `MODEL`, `MODEL@7` or `MODEL@NAME` stands for.
 pub(super) fn release(store: &Store, text: &str) -> Result<Release> {
     let (model, which) = split_model(text);
-    if let Some(found) = store.release(model, which)? {
+    if let Some(found) = store.releases().get(model, which)? {
         return Ok(found);
     }
     let hint = match which {
-        None => store.last_release(model)?,
+        None => store.releases().last(model)?,
         Some(_) => None,
     };
     Err(Missing {
@@ -162,11 +162,11 @@ pub(super) fn live_or_all(
     let (mut live, mut others) = (Vec::new(), Vec::new());
     for row in filters
         .iter()
-        .flat_map(|filter| store.programs(filter.clone()))
+        .flat_map(|filter| store.records().programs(filter.clone()))
     {
         let row = row?;
-        let released = store.released(&row.id)?;
-        match released.is_some() && released == store.newest_release(&row.model)? {
+        let released = store.releases().released(&row.id)?;
+        match released.is_some() && released == store.releases().newest(&row.model)? {
             true => live.push(row),
             false => others.push(row),
         }
@@ -182,7 +182,7 @@ pub(super) fn of_programs(
 ) -> Result<Vec<ProgramRow>, StoreError> {
     let all = filters
         .iter()
-        .flat_map(|filter| store.programs(filter.clone()));
+        .flat_map(|filter| store.records().programs(filter.clone()));
     let own = |row: &Result<ProgramRow, StoreError>| {
         row.as_ref().map_or(true, |row| programs.contains(&row.id))
     };

@@ -125,7 +125,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
 
 /// Returns in which dimensions no smaller request can be padded into a program's bucket, and why.
 fn refused(store: &Store, id: &Digest) -> Result<Option<String>> {
-    let program = store.program(id)?;
+    let program = store.records().program(id)?;
     Ok(program.and_then(|program| program.padding.refusal(&program.sizes)))
 }
 
@@ -213,7 +213,7 @@ pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> R
             context.out.line(line)?;
         }
         if let (State::Hit { id }, Some(store)) = (&item.state, &store)
-            && let Some(program) = store.program(id)?
+            && let Some(program) = store.records().program(id)?
             && let Some(dynamic) = &program.dynamic
             && item.form.is_narrowed_by(dynamic)
         {

@@ -36,9 +36,9 @@ pub(super) fn show(
     let artifacts = artifacts(program, store)?;
     out.line(format_args!("{} {}", "program".bold(), program.id))?;
     let name = format!("{} {} {}", program.model, program.module, program.bucket());
-    let release = match store.released(&program.id)? {
+    let release = match store.releases().released(&program.id)? {
         Some(seq) => format!("release {seq}"),
-        None => match store.partly_released(&program.id)? {
+        None => match store.releases().partly_released(&program.id)? {
             Some(seq) => format!("release {seq}, a partial one"),
             None => "in no release".to_owned(),
         },
@@ -108,7 +108,7 @@ fn artifacts(program: &Program, store: &Store) -> Result<Artifacts, StoreError> 
     let mut found = Artifacts::new();
     for step in &program.steps {
         if !found.contains_key(&step.artifact)
-            && let Some(artifact) = store.artifact(&step.artifact)?
+            && let Some(artifact) = store.records().artifact(&step.artifact)?
         {
             found.insert(step.artifact, artifact);
         }
@@ -262,7 +262,8 @@ fn list(program: &Program, artifacts: &Artifacts, store: &Store, context: &Conte
             continue;
         };
         let stored = store
-            .object(&artifact.object)?
+            .objects()
+            .row(&artifact.object)?
             .map_or_else(|| "missing".to_owned(), |row| bytes(row.stored));
         let compile: f64 = artifact.compile_seconds();
         let compile = if compile > 0.0 {
@@ -288,10 +289,11 @@ fn list(program: &Program, artifacts: &Artifacts, store: &Store, context: &Conte
         (program.constants, "(made by code)"),
     ] {
         if let Some(id) = id
-            && let Some(artifact) = store.artifact(&id)?
+            && let Some(artifact) = store.records().artifact(&id)?
         {
             let stored = store
-                .object(&artifact.object)?
+                .objects()
+                .row(&artifact.object)?
                 .map_or_else(|| "missing".to_owned(), |row| bytes(row.stored));
             let (short, object) = (id.short(), artifact.object.short());
             let size = bytes(artifact.size);

@@ -64,7 +64,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         Command::Ls { model } => list(&store, model.as_deref(), context)?,
         Command::Rollback { model, to } => {
             let (model, seq) = name::release_number(&store, model, *to, "--to")?;
-            let (release, new) = store.rollback(&model, seq)?;
+            let (release, new) = store.releases().rollback(&model, seq)?;
             if context.out.json() {
                 let published = new;
                 context.out.document(&Document::RolledBack {
@@ -92,10 +92,10 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
     let mut all: Vec<Release> = Vec::new();
     match model {
         Some(one) if one.contains('@') => all.push(name::release(store, one)?),
-        Some(model) => all.extend(store.releases(model)?.into_iter().rev()),
+        Some(model) => all.extend(store.releases().all(model)?.into_iter().rev()),
         None => {
-            for model in store.models()? {
-                all.extend(store.releases(&model)?.into_iter().rev());
+            for model in store.releases().models()? {
+                all.extend(store.releases().all(&model)?.into_iter().rev());
             }
         }
     }

@@ -44,8 +44,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     };
     if let Some(model) = &named {
         let there = match release {
-            Some(seq) => store.release_at(model, seq)?.is_some(),
-            None => store.models()?.contains(model),
+            Some(seq) => store.releases().at(model, seq)?.is_some(),
+            None => store.releases().models()?.contains(model),
         };
         if !there {
             let release = release

@@ -112,7 +112,7 @@ pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
         super::name::release(store, name)?;
         return Ok(name.to_owned());
     }
-    let models = store.models()?;
+    let models = store.releases().models()?;
     match models.as_slice() {
         [only] => {
             super::name::release(store, only)?;
@@ -140,9 +140,12 @@ pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result
         return Ok(device);
     }
     let (name, release) = split_model(model);
-    let release = store.release(name, release)?;
+    let release = store.releases().get(name, release)?;
     let first = release.and_then(|release| release.programs.first().copied());
-    let program = first.map(|id| store.program(&id)).transpose()?.flatten();
+    let program = first
+        .map(|id| store.records().program(&id))
+        .transpose()?
+        .flatten();
     Ok(match program.map(|program| program.target.device) {
         Some(DeviceKind::Cuda) => Device::Cuda(0),
         _ => Device::Cpu,

@@ -33,14 +33,22 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         hint: AGAIN.to_owned(),
     };
     match name::find(&store, &what)? {
-        Found::Program(id) => {
-            show_program(&store.program(&id)?.ok_or_else(gone)?, &store, context)?
+        Found::Program(id) => show_program(
+            &store.records().program(&id)?.ok_or_else(gone)?,
+            &store,
+            context,
+        )?,
+        Found::Artifact(id) => show_artifact(
+            &store.records().artifact(&id)?.ok_or_else(gone)?,
+            &store,
+            context,
+        )?,
+        Found::Failure(id) => {
+            show_failure(&store.records().failure(&id)?.ok_or_else(gone)?, context)?
         }
-        Found::Artifact(id) => {
-            show_artifact(&store.artifact(&id)?.ok_or_else(gone)?, &store, context)?
+        Found::Object(digest) => {
+            show_object(&store.objects().row(&digest)?.ok_or_else(gone)?, context)?
         }
-        Found::Failure(id) => show_failure(&store.failure(&id)?.ok_or_else(gone)?, context)?,
-        Found::Object(digest) => show_object(&store.object(&digest)?.ok_or_else(gone)?, context)?,
     }
     Ok(0)
 }

@@ -95,7 +95,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     }
     let store = context.ready(Store::open_for_repair(&context.store, context.options())?)?;
     if args.reindex {
-        store.reindex()?;
+        store.audit().reindex()?;
         if context.out.json() {
             let reindexed = true;
             context.out.document(&Document::Reindexed { reindexed })?;
@@ -111,7 +111,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
 }
 
 fn verify(store: &Store, context: &Context) -> Result<u8> {
-    let found = store.verify()?;
+    let found = store.audit().verify()?;
     let out = &context.out;
     let code = match found.needs() {
         None | Some(Needs::Sweep) => 0,
@@ -146,7 +146,7 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
 }
 
 fn repair(store: &Store, context: &Context) -> Result<u8> {
-    let done = store.repair()?;
+    let done = store.audit().repair()?;
     super::build::note_swept(context, false);
     let left = done.left.iter().map(Defect::needs);
     let code = match left.max() {

@@ -131,9 +131,12 @@ fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {
     let found = name::find(store, &what)?;
     let gone = || missing(AGAIN);
     Ok(match found {
-        Found::Program(id) => vec![why::program(store, &store.program(&id)?.ok_or_else(gone)?)?],
+        Found::Program(id) => vec![why::program(
+            store,
+            &store.records().program(&id)?.ok_or_else(gone)?,
+        )?],
         Found::Artifact(id) => {
-            let artifact = store.artifact(&id)?.ok_or_else(gone)?;
+            let artifact = store.records().artifact(&id)?.ok_or_else(gone)?;
             let none = || {
                 missing(
                     "no program calls this artifact, so nothing asked for it; `precast gc` removes it",
@@ -172,7 +175,7 @@ fn of_module(args: &Args, what: &str, store: &Store) -> Result<Vec<Why>> {
     };
     let mut answers = Vec::new();
     for row in rows {
-        if let Some(program) = store.program(&row.id)? {
+        if let Some(program) = store.records().program(&row.id)? {
             answers.push(why::program(store, &program)?);
         }
     }

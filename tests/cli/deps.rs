@@ -166,13 +166,17 @@ fn a_gpu_release_needs_the_cuda_half() {
     let sandbox = Sandbox::built();
     let torch = wheels(&sandbox);
     let store = precast::Store::open(sandbox.path("artifacts")).unwrap();
-    let mut release = store.release("fake", None).unwrap().unwrap();
-    let mut program = store.program(&release.programs[0]).unwrap().unwrap();
+    let mut release = store.releases().get("fake", None).unwrap().unwrap();
+    let mut program = store
+        .records()
+        .program(&release.programs[0])
+        .unwrap()
+        .unwrap();
     program.id = precast::Digest::of(b"on a GPU");
     program.target.device = precast::target::DeviceKind::Cuda;
-    store.put_program(&program).unwrap();
+    store.records().put_program(&program).unwrap();
     release.programs = vec![program.id];
-    store.put_release(&release).unwrap();
+    store.releases().put(&release).unwrap();
     let ran = sandbox.run(&DEPS);
     assert_eq!(ran.code, 1, "{}", ran.text());
     assert!(

@@ -404,7 +404,7 @@ fn a_first_load_is_tried_once_and_what_a_build_gated_is_known() {
     let memory = sandbox.path("artifacts/cache/loads");
     let gated = fs::read_to_string(&memory).unwrap();
     let store = Store::open(sandbox.path("artifacts")).unwrap();
-    let release = store.release("fake", None).unwrap().unwrap();
+    let release = store.releases().get("fake", None).unwrap().unwrap();
     let shim = release.shims[0].object.hex();
     assert!(
         gated.lines().all(|line| line.contains(" loads ")),

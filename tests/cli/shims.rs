@@ -16,7 +16,7 @@ fn built() -> Sandbox {
 
 fn newest(sandbox: &Sandbox) -> Release {
     let store = Store::open(sandbox.path("artifacts")).unwrap();
-    store.release("fake", None).unwrap().unwrap()
+    store.releases().get("fake", None).unwrap().unwrap()
 }
 
 /// Puts another release with other shims, and removes those before it.
@@ -25,7 +25,7 @@ fn with_shims(sandbox: &Sandbox, change: impl Fn(&Store, &mut Release)) {
     let mut release = newest(sandbox);
     change(&store, &mut release);
     release.name = Some("changed".to_owned());
-    assert!(store.put_release(&release).unwrap().1);
+    assert!(store.releases().put(&release).unwrap().1);
     drop(store);
     assert_eq!(sandbox.run(&["gc", "--keep-releases", "1"]).code, 0);
 }
@@ -81,7 +81,10 @@ fn a_shim_of_other_sources_is_not_loaded() {
     let sandbox = built();
     with_shims(&sandbox, |store, release| {
         release.shims[0].source = precast::Digest::of(b"an earlier version's");
-        release.shims[0].object = store.put_bytes(b"an earlier version's shim").unwrap();
+        release.shims[0].object = store
+            .objects()
+            .put_bytes(b"an earlier version's shim")
+            .unwrap();
     });
     refused(&sandbox.run(&RUN), 4, "is of another version of Precast");
     let ran = sandbox.run(&["build"]);
@@ -144,18 +147,23 @@ fn what_is_no_shim_is_refused() {
     let store = Store::open(sandbox.path("artifacts")).unwrap();
     // An artifact is a shared object, but no shim.
     let program = store
+        .records()
         .program(&newest(&sandbox).programs[0])
         .unwrap()
         .unwrap();
-    let artifact = store.artifact(&program.steps[0].artifact).unwrap().unwrap();
-    let library = store.read(&artifact.object).unwrap().to_vec();
+    let artifact = store
+        .records()
+        .artifact(&program.steps[0].artifact)
+        .unwrap()
+        .unwrap();
+    let library = store.objects().read(&artifact.object).unwrap().to_vec();
     drop(store);
     for (other, message) in [
         (&library[..], "it has no function `precast_"),
         (b"no shared object", "it is no shared object"),
     ] {
         with_shims(&sandbox, |store, release| {
-            release.shims[0].object = store.put_bytes(other).unwrap();
+            release.shims[0].object = store.objects().put_bytes(other).unwrap();
         });
         let ran = sandbox.run(&RUN);
         refused(&ran, 1, message);
@@ -225,7 +233,7 @@ fn a_shim_that_crashes_when_it_is_loaded_is_an_error_and_takes_nothing_with_it()
     );
     let crashing = initialiser(&sandbox, &body);
     with_shims(&sandbox, |store, release| {
-        release.shims[0].object = store.put_bytes(&crashing).unwrap();
+        release.shims[0].object = store.objects().put_bytes(&crashing).unwrap();
     });
     // The second time the first is remembered.
     let first = sandbox.run(&RUN);
@@ -252,7 +260,7 @@ fn a_run_that_is_ended_while_it_waits_for_the_helper_ends_at_once_with_all_of_it
     );
     let hanging = initialiser(&sandbox, &body);
     with_shims(&sandbox, |store, release| {
-        release.shims[0].object = store.put_bytes(&hanging).unwrap();
+        release.shims[0].object = store.objects().put_bytes(&hanging).unwrap();
     });
     for (signal, code) in [("-TERM", Some(130)), ("-INT", Some(130)), ("-KILL", None)] {
         let _ = fs::remove_file(&pid);

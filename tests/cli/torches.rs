@@ -181,15 +181,15 @@ fn a_release_says_under_which_torch_it_runs() {
 
     // As `verify --host` leaves it when the gates passed.
     let store = Store::open(sandbox.path("artifacts")).unwrap();
-    let mut release = store.release("fake", None).unwrap().unwrap();
+    let mut release = store.releases().get("fake", None).unwrap().unwrap();
     let mut shim = release.shims[0].clone();
     let least = std::mem::replace(&mut shim.torch, "2.15.0".to_owned());
     shim.torch_git = "of 2.15.0".to_owned();
     release.shims.push(shim);
-    assert!(store.put_release(&release).unwrap().1);
+    assert!(store.releases().put(&release).unwrap().1);
     release.shims.clear();
     release.name = Some("early".to_owned());
-    assert!(store.put_release(&release).unwrap().1);
+    assert!(store.releases().put(&release).unwrap().1);
     let back = sandbox.run(&["release", "rollback", "fake@2"]);
     assert_eq!(back.code, 0, "{}", back.text());
     let hint = planned(&[]).stderr;

@@ -326,18 +326,18 @@ impl Memory {
     /// Publishes everything as the newest release of `model`.
     pub fn publish(&mut self, store: &Store, model: &str) {
         for bytes in self.objects.values() {
-            store.put_bytes(bytes).unwrap();
+            store.objects().put_bytes(bytes).unwrap();
         }
         precast_shim::testing::compiled().put(store);
         for artifact in self.artifacts.values() {
-            store.put_artifact(artifact).unwrap();
+            store.records().put_artifact(artifact).unwrap();
         }
         for program in self.programs.values_mut() {
             program.model = model.to_owned();
-            store.put_program(program).unwrap();
+            store.records().put_program(program).unwrap();
         }
         let release = self.release(model, None).unwrap();
-        store.put_release(&release).unwrap();
+        store.releases().put(&release).unwrap();
     }
 
     /// Returns a source with `fakes` as the buckets of the module `f`, and `scale` = 2, `shift.i` = i + 1.

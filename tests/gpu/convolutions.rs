@@ -18,15 +18,18 @@ fn convolutions_with_what_stands_behind_them_answer_as_eager_does() {
     // In both buckets all but the one that is added to another, and the last, whose kernel hides a NaN. Eager has the sizes
     // between them.
     for id in &release.programs {
-        let program = store.program(id).unwrap().unwrap();
+        let program = store.records().program(id).unwrap().unwrap();
         if program.dynamic.is_some() {
             continue;
         }
         let [step] = program.steps.as_slice() else {
             panic!("one artifact a program: {program:?}");
         };
-        let artifact = store.artifact(&step.artifact).unwrap().unwrap();
-        let calls = store.map(&artifact.proxy.expect("calls by name")).unwrap();
+        let artifact = store.records().artifact(&step.artifact).unwrap().unwrap();
+        let calls = store
+            .objects()
+            .map(&artifact.proxy.expect("calls by name"))
+            .unwrap();
         let calls: Value = serde_json::from_slice(&calls).unwrap();
         let count = |operator: &str| {
             let targets = (calls["nodes"].as_array().unwrap().iter())

@@ -49,7 +49,7 @@ fn store(test: &str) -> Option<Store> {
 /// As [`store`], and the release of a model that only some stores have.
 fn store_with(test: &str, model: &str) -> Option<(Store, Release)> {
     let store = store(test)?;
-    if let Some(release) = store.release(model, None).unwrap() {
+    if let Some(release) = store.releases().get(model, None).unwrap() {
         return Some((store, release));
     }
     let _ = writeln!(
@@ -132,9 +132,10 @@ fn one_copy_of_the_weights_serves_every_bucket() {
     let programs = release
         .programs
         .iter()
-        .map(|id| store.program(id).unwrap().unwrap());
+        .map(|id| store.records().program(id).unwrap().unwrap());
     let steps = programs.flat_map(|program| program.steps);
-    let mut artifacts = steps.map(|step| store.artifact(&step.artifact).unwrap().unwrap());
+    let mut artifacts =
+        steps.map(|step| store.records().artifact(&step.artifact).unwrap().unwrap());
     let joined = |made: &Prepared| made.call.joined().is_some();
     assert!(artifacts.any(|artifact| artifact.prepared.iter().any(joined)));
     assert_eq!(runtime.weights_of("minilm").unwrap().prepared_bytes(), 0);

@@ -23,7 +23,7 @@ fn load(store: &Store, model: &str, graphs: Graphs) -> Model {
 /// The store, where it has `one-block`.
 fn block(test: &str) -> Option<Store> {
     let store = store(test)?;
-    if let Ok(Some(_)) = store.release("one-block", None) {
+    if let Ok(Some(_)) = store.releases().get("one-block", None) {
         return Some(store);
     }
     let _ = writeln!(

@@ -34,7 +34,7 @@ fn random_set(count: usize, bytes: usize) -> (tempfile::TempDir, Store, Digest) 
         (format!("layer.{i:03}"), view)
     });
     let file = safetensors::serialize(views, None).unwrap();
-    let digest = store.put_bytes(&file).unwrap();
+    let digest = store.objects().put_bytes(&file).unwrap();
     (dir, store, digest)
 }
 
@@ -124,7 +124,7 @@ fn an_upload_is_exact_and_as_slow_as_it_is_asked_to_be() {
     // The last slice is let go when all before it had their time.
     assert!(took > 0.98 * least, "{took} s, at least {least} s");
     // Both hold the bytes of the file.
-    let file = store.map(&digest).unwrap();
+    let file = store.objects().map(&digest).unwrap();
     let file = safetensors::SafeTensors::deserialize(&file).unwrap();
     for set in [&quick, &slow] {
         for (name, view) in file.tensors() {
@@ -140,7 +140,7 @@ fn a_bit_that_changed_on_the_disk_is_on_no_device() {
         return;
     }
     let (_dir, store, digest) = random_set(9, 1_000_008);
-    let sound = store.map(&digest).unwrap().to_vec();
+    let sound = store.objects().map(&digest).unwrap().to_vec();
     let hex = digest.hex();
     let path = store.path().join("ready").join(&hex[..2]).join(&hex);
     for at in [sound.len() - 1, sound.len() / 2] {

@@ -61,15 +61,15 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
 
     // What runs in a call is oneDNN on what was laid out before, with the batch norms gone.
     let store = Store::open(&lab.store).unwrap();
-    let release = store.release("convnet", None).unwrap().unwrap();
+    let release = store.releases().get("convnet", None).unwrap().unwrap();
     let packed = |step: &precast::record::Step| {
-        let artifact = store.artifact(&step.artifact).unwrap().unwrap();
+        let artifact = store.records().artifact(&step.artifact).unwrap().unwrap();
         let made = artifact.prepared.iter();
         made.filter(|made| made.stride.is_none()).count()
     };
     let (mut steps, mut odd) = (Vec::new(), Vec::new());
     for id in &release.programs {
-        let program = store.program(id).unwrap().unwrap();
+        let program = store.records().program(id).unwrap().unwrap();
         match &*program.module {
             "classify" => steps.extend(program.steps),
             _ => odd.extend(program.steps.iter().map(packed)),
@@ -78,14 +78,14 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     assert_eq!(odd, [2], "filters of float32 are packed, of float64 not");
     assert_eq!(steps.len(), 2);
     for step in &steps {
-        let artifact = store.artifact(&step.artifact).unwrap().unwrap();
+        let artifact = store.records().artifact(&step.artifact).unwrap().unwrap();
         assert_eq!(
             packed(step),
             6,
             "5 filters and the larger matrix: {:?}",
             artifact.prepared
         );
-        let code = store.read(&artifact.object).unwrap();
+        let code = store.objects().read(&artifact.object).unwrap();
         let calls = |name: &str| memchr::memmem::find(&code, name.as_bytes()).is_some();
         assert!(calls("aoti_torch_cpu_mkldnn__convolution_pointwise"));
         assert!(calls("aoti_torch_cpu__linear_pointwise"));
@@ -126,7 +126,7 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
         floats(&row),
         "a result was written into"
     );
-    let (digest, _) = store.put_file(&weights).unwrap();
+    let (digest, _) = store.objects().put_file(&weights).unwrap();
     let other = runtime.weights(Some(digest)).unwrap();
     model.swap(&other).unwrap();
     let after = run(x);
@@ -164,9 +164,13 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     ));
     assert_eq!(built["compiled"], 1, "{built}");
     let id = serde_json::from_value(built["programs"][0]["id"].clone()).unwrap();
-    let program = store.program(&id).unwrap().unwrap();
-    let artifact = store.artifact(&program.steps[0].artifact).unwrap().unwrap();
+    let program = store.records().program(&id).unwrap().unwrap();
+    let artifact = store
+        .records()
+        .artifact(&program.steps[0].artifact)
+        .unwrap()
+        .unwrap();
     assert_eq!(artifact.prepared, []);
-    let code = store.read(&artifact.object).unwrap();
+    let code = store.objects().read(&artifact.object).unwrap();
     assert!(memchr::memmem::find(&code, b"aoti_torch_cpu_convolution").is_some());
 }

@@ -84,7 +84,7 @@ pub fn real(store: &Store) -> Outcome {
     let mut outcome = Outcome::default();
     let runtime = Runtime::new(store, Device::Cpu).unwrap();
     let whole = runtime.load(real::MODEL).unwrap();
-    let release = store.release(real::MODEL, None).unwrap().unwrap();
+    let release = store.releases().get(real::MODEL, None).unwrap().unwrap();
     let alone = |programs: Vec<Program>| -> Model {
         runtime
             .load_programs(

@@ -264,7 +264,7 @@ impl Source for Attacked {
                 let right = fs::read(&path)?;
                 let canary = fs::read(object_path(store.path(), &Digest::of(&self.canary)))?;
                 self.aim(None, Some(&path), &right, &canary);
-                return Ok(store.memfd(object)?);
+                return store.memfd(object);
             }
         };
         if self.way != Way::OnDisk {
@@ -338,8 +338,8 @@ pub fn child(with: &Value) -> Value {
             let own = |bytes: &[u8]| [bytes, &(seed + i).to_le_bytes()].concat();
             let (right, canary) = (own(&right), own(&canary));
             if way == Way::Stored {
-                store.put_bytes(&right).unwrap();
-                store.put_bytes(&canary).unwrap();
+                store.objects().put_bytes(&right).unwrap();
+                store.objects().put_bytes(&canary).unwrap();
             }
             let loaded = load(way, &right, &canary);
             *attacker.target.lock().unwrap() = None;

@@ -59,7 +59,7 @@ impl Outcome {
 
 /// Returns whether the store of the numerics tests has the model.
 pub fn there(store: &Store) -> bool {
-    matches!(store.release(MODEL, None), Ok(Some(_)))
+    matches!(store.releases().get(MODEL, None), Ok(Some(_)))
 }
 
 /// So many calls are made by one child, which has a limit of time.
@@ -95,7 +95,7 @@ pub fn child(with: &Value) -> Value {
         with["seed"].as_u64().unwrap(),
     );
     let runtime = Runtime::new(&store, Device::Cpu).unwrap().instances(3);
-    let release = store.release(MODEL, None).unwrap().unwrap();
+    let release = store.releases().get(MODEL, None).unwrap().unwrap();
     let alone = |program: &Program| {
         let aliases = release.aliases.clone();
         let programs = vec![program.clone()];
@@ -106,7 +106,7 @@ pub fn child(with: &Value) -> Value {
     let mut random = Random(seed);
     let (mut rungs, mut judges) = (Vec::new(), BTreeMap::new());
     for program in &release.programs {
-        let program = store.program(program).unwrap().unwrap();
+        let program = store.records().program(program).unwrap().unwrap();
         let own: Vec<i64> = program.sizes.values().copied().collect();
         let less: Vec<i64> = own.iter().map(|&size| (size - 1).max(1)).collect();
         let forms = match (&program.dynamic, program.steps.is_empty()) {

@@ -88,7 +88,7 @@ fn artifact(store: &Store, step: &str, batch: i64, seq: i64, place: usize) -> Di
         schema: 1,
         id: Digest::of(name.as_bytes()),
         kind: Default::default(),
-        object: store.put_bytes(content.as_bytes()).unwrap(),
+        object: store.objects().put_bytes(content.as_bytes()).unwrap(),
         size: content.len() as u64,
         target: target(),
         inputs: vec![hidden.clone()],
@@ -99,12 +99,12 @@ fn artifact(store: &Store, step: &str, batch: i64, seq: i64, place: usize) -> Di
         imports: None,
         libraries: vec![],
         graph: None,
-        log: Some(store.put_bytes(log.as_bytes()).unwrap()),
+        log: Some(store.objects().put_bytes(log.as_bytes()).unwrap()),
         key: json!({"kind": "artifact", "format": 1, "graph": Digest::of(name.as_bytes()), "mode": "default"}),
         receipt: read(json!({"seconds": {"lower": 1.5 + place as f64, "cpp": 3.25, "link": 0.4}})),
         provenance: read(json!({"precast": "0.1.0", "created": BUILT + 12 * place as i64})),
     };
-    store.put_artifact(&record).unwrap().id
+    store.records().put_artifact(&record).unwrap().id
 }
 
 /// Returns a part of a record that is written as this JSON.
@@ -203,7 +203,7 @@ pub fn sample() -> Sample {
     let path = dir.path().join("artifacts");
     let store = Store::create(&path).unwrap();
     let grid = [(1, 32), (1, 128), (8, 32)];
-    let weights = store.put_bytes(&[7; 3000]).unwrap();
+    let weights = store.objects().put_bytes(&[7; 3000]).unwrap();
     let mut releases = Vec::new();
     for source in ["first", "second"] {
         let mut programs = Vec::new();
@@ -212,13 +212,14 @@ pub fn sample() -> Sample {
             let source = if seq == 128 { "first" } else { source };
             programs.push(
                 store
+                    .records()
                     .put_program(&program(&store, batch, seq, source, place))
                     .unwrap()
                     .id,
             );
         }
         releases.push(programs.clone());
-        store.put_release(&release(programs, weights)).unwrap();
+        store.releases().put(&release(programs, weights)).unwrap();
     }
     let failed = sizes(8, 128);
     let failure = Failure {
@@ -232,10 +233,15 @@ pub fn sample() -> Sample {
         message: "no kernel for `aten::cumsum` with <script>alert(1)</script>".into(),
         location: Some("model.py:31".into()),
         hint: Some("give the module `enabled = false`, or another backend".into()),
-        log: Some(store.put_bytes(b"Traceback: no kernel\n").unwrap()),
+        log: Some(
+            store
+                .objects()
+                .put_bytes(b"Traceback: no kernel\n")
+                .unwrap(),
+        ),
         provenance: read(json!({"created": BUILT})),
     };
-    store.put_failure(&failure).unwrap();
+    store.records().put_failure(&failure).unwrap();
     drop(store);
     Sample {
         path,

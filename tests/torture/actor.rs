@@ -112,7 +112,9 @@ pub fn act() {
         "gc" => gc(&root),
         "repair" => repair(&root),
         "verify" => verify(&root),
-        "rollback" => Store::open(&root).and_then(|store| store.rollback("m", None).map(drop)),
+        "rollback" => {
+            Store::open(&root).and_then(|store| store.releases().rollback("m", None).map(drop))
+        }
         "read" => read(&root),
         "builder" => crate::many::builder(&root),
         "reader" => crate::many::reader(&root),
@@ -140,10 +142,11 @@ fn build(root: &Path) -> Result<(), precast::StoreError> {
         acks.write_all(format!("{what}\n").as_bytes()).unwrap()
     })?;
     let weights = store
-        .release("m", None)?
+        .releases()
+        .get("m", None)?
         .and_then(|release| release.weights);
     if let Some(weights) = weights {
-        store.map(&weights)?;
+        store.objects().map(&weights)?;
     }
     Ok(())
 }
@@ -155,12 +158,14 @@ fn gc(root: &Path) -> Result<(), precast::StoreError> {
         unreleased: true,
         ..Policy::default()
     };
-    store.gc(&policy).map(drop)
+    store.collector().gc(&policy).map(drop)
 }
 
 /// Repairs. `PRECAST_ACTOR_SOUND` says that nothing is to be found, whatever other processes do meanwhile.
 fn repair(root: &Path) -> Result<(), precast::StoreError> {
-    let done = Store::open_for_repair(root, Options::default())?.repair()?;
+    let done = Store::open_for_repair(root, Options::default())?
+        .audit()
+        .repair()?;
     if std::env::var_os("PRECAST_ACTOR_SOUND").is_some() {
         assert_eq!(harmful(&done.found), [] as [&Defect; 0]);
         assert_eq!(done.left, []);
@@ -173,7 +178,7 @@ fn repair(root: &Path) -> Result<(), precast::StoreError> {
 
 /// Looks at a sound store while other processes change it.
 fn verify(root: &Path) -> Result<(), precast::StoreError> {
-    let found = Store::open(root)?.verify()?;
+    let found = Store::open(root)?.audit().verify()?;
     assert_eq!(harmful(&found.defects), [] as [&Defect; 0]);
     Ok(())
 }
@@ -187,10 +192,16 @@ fn harmful(defects: &[Defect]) -> Vec<&Defect> {
 fn read(root: &Path) -> Result<(), precast::StoreError> {
     let store = Store::open(root)?;
     scene::check(&store).unwrap();
-    assert!(store.programs(precast::store::Filter::default()).count() >= 2);
-    assert!(store.verify()?.needs().is_none());
-    let release = store.release("m", None)?.unwrap();
-    store.resolve(&release.programs[0].hex()[..12])?;
-    store.plan_gc(&Policy::default())?;
+    assert!(
+        store
+            .records()
+            .programs(precast::store::Filter::default())
+            .count()
+            >= 2
+    );
+    assert!(store.audit().verify()?.needs().is_none());
+    let release = store.releases().get("m", None)?.unwrap();
+    store.records().resolve(&release.programs[0].hex()[..12])?;
+    store.collector().plan(&Policy::default())?;
     Ok(())
 }

@@ -36,7 +36,7 @@ pub fn survives(root: &Path, acks: &str, lost: bool) -> Result<(), String> {
     for ack in acks.lines() {
         promised(&store, ack).map_err(|why| format!("promised `{ack}`: {why}"))?;
     }
-    let found = store.verify().map_err(message)?;
+    let found = store.audit().verify().map_err(message)?;
     let harmless = |defect: &Defect| {
         let row = matches!(defect, Defect::Unindexed { .. } | Defect::Dangling { .. });
         let rebuild = lost && defect.needs() == Needs::Rebuild;
@@ -45,15 +45,15 @@ pub fn survives(root: &Path, acks: &str, lost: bool) -> Result<(), String> {
     if let Some(bad) = found.defects.iter().find(|defect| !harmless(defect)) {
         return Err(format!("left {bad:?}"));
     }
-    if !lost && store.release("m", None).map_err(message)?.is_some() {
+    if !lost && store.releases().get("m", None).map_err(message)?.is_some() {
         scene::check(&store).map_err(|why| format!("a release that is not whole: {why}"))?;
     }
     scene::build(&store, &mut |_| {}).map_err(message)?;
     scene::check(&store).map_err(|why| format!("after building again: {why}"))?;
-    store.recover().map_err(message)?;
+    store.collector().recover().map_err(message)?;
     drop(store);
     let store = Store::open(root).map_err(message)?;
-    let left = store.verify().map_err(message)?.defects;
+    let left = store.audit().verify().map_err(message)?.defects;
     // Files that a kill left before they had a lease to belong to are kept for an hour.
     match left
         .iter()
@@ -69,11 +69,17 @@ fn promised(store: &Store, ack: &str) -> Result<(), String> {
     let words: Vec<&str> = ack.split(' ').collect();
     let id = || words[1].parse::<Digest>().map_err(|e| e.to_string());
     let there = match words[0] {
-        "object" => store.read(&id()?).map(|_| true),
-        "artifact" => store.artifact(&id()?).map(|found| found.is_some()),
-        "program" => store.program(&id()?).map(|found| found.is_some()),
-        "failure" => store.failure(&id()?).map(|found| found.is_some()),
-        "release" => store.release(words[1], None).map(|found| found.is_some()),
+        "object" => store.objects().read(&id()?).map(|_| true),
+        "artifact" => store
+            .records()
+            .artifact(&id()?)
+            .map(|found| found.is_some()),
+        "program" => store.records().program(&id()?).map(|found| found.is_some()),
+        "failure" => store.records().failure(&id()?).map(|found| found.is_some()),
+        "release" => store
+            .releases()
+            .get(words[1], None)
+            .map(|found| found.is_some()),
         other => return Err(format!("what is `{other}`")),
     };
     match there.map_err(message)? {
@@ -101,13 +107,14 @@ pub fn prepare(name: &str, root: &Path) {
             let scene = scene::build(&store, &mut |_| {}).unwrap();
             // Another release that needs one program less, and things that nothing needs.
             store
-                .put_release(&scene::release(
+                .releases()
+                .put(&scene::release(
                     "m",
                     &[scene.programs[1].id],
                     Some(scene.weights),
                 ))
                 .unwrap();
-            store.put_bytes(b"loose").unwrap();
+            store.objects().put_bytes(b"loose").unwrap();
         }
         "repair" => {
             actor::run_well("build", root);

@@ -377,7 +377,7 @@ fn sound_ones(report: &mut Report) {
         let message = |e: precast::StoreError| scene::chain(&e);
         let store = Store::create(&path).map_err(message)?;
         scene::fill(&store, &mut Random(SEED + n)).map_err(message)?;
-        let alarms = |store: &Store| match store.verify().map_err(message)?.defects {
+        let alarms = |store: &Store| match store.audit().verify().map_err(message)?.defects {
             none if none.is_empty() => Ok(()),
             some => Err(format!("store {n} is sound: {some:?}")),
         };

@@ -43,7 +43,7 @@ fn sound() -> (TempDir, PathBuf, scene::Scene) {
     let store = Store::create(&path).unwrap();
     let scene = scene::build(&store, &mut |_| {}).unwrap();
     scene::check(&store).unwrap();
-    let found = store.verify().unwrap();
+    let found = store.audit().verify().unwrap();
     assert_eq!(found.defects, [], "a sound store");
     (dir, path, scene)
 }

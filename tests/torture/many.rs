@@ -61,11 +61,11 @@ pub fn builder(root: &Path) -> Result<(), StoreError> {
     for spec in order {
         let name = format!("spec {spec}");
         let key = Digest::of(name.as_bytes());
-        if store.keep_artifact(&key)? {
+        if store.records().keep_artifact(&key)? {
             continue;
         }
-        let claim = store.claim(&key, &mut |_| true)?.unwrap();
-        if !store.keep_artifact(&key)? {
+        let claim = store.leases().claim(&key, &mut |_| true)?.unwrap();
+        if !store.records().keep_artifact(&key)? {
             // A compile of this key that is alive holds this lock: two would be seen.
             let path = logs.join(format!("{spec}"));
             let mut log = File::options()
@@ -83,8 +83,10 @@ pub fn builder(root: &Path) -> Result<(), StoreError> {
             log.write_all(b"begun\n").unwrap();
             thread::sleep(Duration::from_millis(random.below(longest) as u64));
             let content = scene::content(random.draw(), SIZE);
-            let object = store.put_bytes(&content)?;
-            store.put_artifact(&scene::artifact(&name, object, SIZE as u64, None))?;
+            let object = store.objects().put_bytes(&content)?;
+            store
+                .records()
+                .put_artifact(&scene::artifact(&name, object, SIZE as u64, None))?;
             log.write_all(b"finished\n").unwrap();
         }
         drop(claim);
@@ -169,20 +171,22 @@ pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64)
     }
     for spec in 0..specs {
         let key = Digest::of(format!("spec {spec}").as_bytes());
-        match store.artifact(&key).unwrap() {
-            Some(artifact) if store.read(&artifact.object).is_ok() => crowd.artifacts += 1,
+        match store.records().artifact(&key).unwrap() {
+            Some(artifact) if store.objects().read(&artifact.object).is_ok() => {
+                crowd.artifacts += 1
+            }
             _ => crowd.bad.push(format!("spec {spec} has no artifact")),
         }
     }
     // What killed builders left is nobody's: it goes, and one object of each spec stays.
-    store.gc(&Policy::default()).unwrap();
+    store.collector().gc(&Policy::default()).unwrap();
     crowd.objects = scene::files(&root.join("objects")).len() as u64;
     if crowd.objects != specs {
         crowd
             .bad
             .push(format!("{} objects for {specs} specs", crowd.objects));
     }
-    let left = store.verify().unwrap().defects;
+    let left = store.audit().verify().unwrap().defects;
     if !left.is_empty() {
         crowd.bad.push(format!("{left:?}"));
     }
@@ -230,15 +234,15 @@ pub fn reader(root: &Path) -> Result<(), StoreError> {
         let n = random.below(POOL as usize) as u64;
         let content = pool(n);
         let digest = Digest::of(&content);
-        let hold: Hold = store.hold(&[digest])?;
-        if !store.has_object(&digest) {
+        let hold: Hold = store.leases().hold(&[digest])?;
+        if !store.objects().has(&digest) {
             // Another store handle puts it, so that only our lease holds it afterwards.
-            Store::open(root)?.put_bytes(&content)?;
+            Store::open(root)?.objects().put_bytes(&content)?;
             again += 1;
         }
         // As many reads as a request makes; gc runs all the time between them.
         for _ in 0..50 {
-            match store.read(&digest) {
+            match store.objects().read(&digest) {
                 Ok(bytes) if bytes == content => {}
                 _ => missing += 1,
             }
@@ -255,7 +259,7 @@ pub fn collector(root: &Path) -> Result<(), StoreError> {
     let (mut rounds, mut deleted) = (0, 0);
     while !root.with_extension("stop").exists() {
         let store = Store::open(root)?;
-        let (_, done) = store.gc(&Policy::default())?;
+        let (_, done) = store.collector().gc(&Policy::default())?;
         rounds += 1;
         deleted += done.objects;
         if deleted > 10 {
@@ -323,7 +327,7 @@ pub fn reads_under_gc(readers: u64, reads: u64, kills: u64) -> Reads {
     }
     report.seconds = start.elapsed().as_secs_f64();
     let store = Store::open(&root).unwrap();
-    store.gc(&Policy::default()).unwrap();
+    store.collector().gc(&Policy::default()).unwrap();
     drop(store);
     report.leases_left = fs::read_dir(root.join("leases")).unwrap().count() as u64;
     let left = scene::files(&root.join("objects")).len();

@@ -45,8 +45,8 @@ struct MappedWeights {
 fn weights(store: &Store) -> Vec<MappedWeights> {
     let of = |size: &usize| {
         let content = scene::content(*size as u64, *size);
-        let digest = store.put_bytes(&content).unwrap();
-        drop(store.map(&digest).unwrap());
+        let digest = store.objects().put_bytes(&content).unwrap();
+        drop(store.objects().map(&digest).unwrap());
         let hex = digest.hex();
         let path = store.path().join("ready").join(&hex[..2]).join(&hex);
         let sound = fs::read(&path).unwrap();
@@ -119,7 +119,7 @@ fn restore(file: &File, sound: &[u8]) {
 
 /// Starts with this store; returns what was wrong.
 fn start(store: &Store, of: &MappedWeights, sweep: &mut Sweep) -> Option<String> {
-    match store.map(&of.digest) {
+    match store.objects().map(&of.digest) {
         Ok(map) if map[..] == of.content[..] => None,
         Ok(map) => Some(format!("{} bytes, and other ones", map.len())),
         Err(_) => {
@@ -153,7 +153,7 @@ pub fn sweep(seed: u64, count: u64, during: u64) -> Sweep {
         let file = writable(&of.path);
         let what = change(&file, &mut random, &of.sound, &all[(which + 1) % 3].sound);
         sweep.mutations += 1;
-        let (early, checked) = checking.map_checking(&of.digest).unwrap();
+        let (early, checked) = checking.objects().map_checking(&of.digest).unwrap();
         let wrong = match checked.wait() {
             true if early[..] != of.content[..] => Some("accepted as right".to_owned()),
             _ => None,

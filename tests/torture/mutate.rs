@@ -45,21 +45,21 @@ fn targets(root: &Path, scene: &Scene) -> Vec<(PathBuf, Ask)> {
         let ask: Ask = match inside.iter().next().unwrap().to_str().unwrap() {
             "objects" => {
                 let id = id();
-                Box::new(move |store| store.read(&id).is_err())
+                Box::new(move |store| store.objects().read(&id).is_err())
             }
             "artifacts" => {
                 let id = id();
-                Box::new(move |store| store.artifact(&id).is_err())
+                Box::new(move |store| store.records().artifact(&id).is_err())
             }
             "programs" => {
                 let id = id();
-                Box::new(move |store| store.program(&id).is_err())
+                Box::new(move |store| store.records().program(&id).is_err())
             }
             "failures" => {
                 let id = id();
-                Box::new(move |store| store.failure(&id).is_err())
+                Box::new(move |store| store.records().failure(&id).is_err())
             }
-            "releases" => Box::new(|store| store.release("m", None).is_err()),
+            "releases" => Box::new(|store| store.releases().get("m", None).is_err()),
             _ => continue,
         };
         all.push((path, ask));
@@ -161,17 +161,20 @@ pub fn files(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
 /// Everything the index can be asked.
 fn answers(store: &Store, scene: &Scene) -> Result<String, precast::StoreError> {
     let mut all = String::new();
-    for row in store.programs(Filter::default()) {
+    for row in store.records().programs(Filter::default()) {
         all.push_str(&format!("{:?}\n", row?));
     }
-    for row in store.artifacts() {
+    for row in store.records().artifacts() {
         all.push_str(&format!("{:?}\n", row?));
     }
     for artifact in &scene.artifacts {
-        all.push_str(&format!("{:?}\n", store.object(&artifact.object)?));
-        all.push_str(&format!("{:?}\n", store.resolve(&artifact.id.hex()[..12])?));
+        all.push_str(&format!("{:?}\n", store.objects().row(&artifact.object)?));
+        all.push_str(&format!(
+            "{:?}\n",
+            store.records().resolve(&artifact.id.hex()[..12])?
+        ));
     }
-    all.push_str(&format!("{:?}\n", store.models()?));
+    all.push_str(&format!("{:?}\n", store.releases().models()?));
     Ok(all)
 }
 
@@ -188,7 +191,7 @@ pub fn index(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
         let store = Store::open_read_only(root).unwrap();
         (
             answers(&store, scene).unwrap(),
-            store.plan_gc(&policy).unwrap(),
+            store.collector().plan(&policy).unwrap(),
         )
     };
     let mut random = Random(seed);
@@ -228,18 +231,22 @@ pub fn index(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
         };
         for artifact in &scene.artifacts {
             // A look-up that the index can't answer is answered by the files.
-            if store.has_artifact(&artifact.id).is_ok_and(|has| !has) {
+            if store
+                .records()
+                .has_artifact(&artifact.id)
+                .is_ok_and(|has| !has)
+            {
                 bad("an artifact is not found");
             }
         }
-        match store.plan_gc(&policy) {
+        match store.collector().plan(&policy) {
             Ok(plan) if plan != expected.1 => bad("gc would act on it"),
             _ => {}
         }
         match answers(&store, scene) {
             Err(_) => sweep.refused += 1,
             Ok(all) if all == expected.0 => sweep.right += 1,
-            Ok(_) => match store.verify() {
+            Ok(_) => match store.audit().verify() {
                 Ok(found) if found.defects.is_empty() => {
                     bad("a wrong answer that verify does not name")
                 }

@@ -64,21 +64,21 @@ fn fixing(root: &Path) -> Result<Store, StoreError> {
 const STEPS: &[Step] = &[
     ("open", |r, _| Store::open(r).map(drop)),
     ("open read-only", |r, _| Store::open_read_only(r).map(drop)),
-    ("verify", |r, _| fixing(r)?.verify().map(drop)),
-    ("verify read-only", |r, _| Store::open_read_only(r)?.verify().map(drop)),
+    ("verify", |r, _| fixing(r)?.audit().verify().map(drop)),
+    ("verify read-only", |r, _| Store::open_read_only(r)?.audit().verify().map(drop)),
     ("create", |r, _| Store::create(r).map(drop)),
-    ("reindex", |r, _| fixing(r)?.reindex()),
-    ("repair", |r, _| fixing(r)?.repair().map(drop)),
+    ("reindex", |r, _| fixing(r)?.audit().reindex()),
+    ("repair", |r, _| fixing(r)?.audit().repair().map(drop)),
     ("gc", |r, _| {
         let policy = Policy { keep_releases: 1, unreleased: true, ..Policy::default() };
-        Store::open(r)?.gc(&policy).map(drop)
+        Store::open(r)?.collector().gc(&policy).map(drop)
     }),
     ("look at all", |r, s| {
         let store = Store::open(r)?;
-        s.artifacts.iter().try_for_each(|artifact| store.artifact(&artifact.id).map(drop))?;
-        s.programs.iter().try_for_each(|program| store.program(&program.id).map(drop))?;
-        store.failure(&s.failure.id)?;
-        store.release("m", None).map(drop)
+        s.artifacts.iter().try_for_each(|artifact| store.records().artifact(&artifact.id).map(drop))?;
+        s.programs.iter().try_for_each(|program| store.records().program(&program.id).map(drop))?;
+        store.records().failure(&s.failure.id)?;
+        store.releases().get("m", None).map(drop)
     }),
     ("build", |r, _| scene::build(&Store::open(r)?, &mut |_| {}).map(drop)),
 ];

@@ -62,29 +62,29 @@ fn start(root: &Path, files: &[PathBuf], read_only: bool) -> Result<(), StoreErr
         ..Options::default()
     };
     let store = Store::open_with(root, options)?;
-    store.models()?;
+    store.releases().models()?;
     for path in files {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let id = stem.parse::<Digest>();
         let mut names = path.iter().map(|name| name.to_string_lossy());
         match (names.next().as_deref(), id) {
-            (Some("objects"), Ok(id)) => drop(store.read(&id)?),
-            (Some("ready"), Ok(id)) => drop(store.map(&id)?),
-            (Some("artifacts"), Ok(id)) => drop(store.artifact(&id)?),
-            (Some("programs"), Ok(id)) => drop(store.program(&id)?),
-            (Some("failures"), Ok(id)) => drop(store.failure(&id)?),
+            (Some("objects"), Ok(id)) => drop(store.objects().read(&id)?),
+            (Some("ready"), Ok(id)) => drop(store.objects().map(&id)?),
+            (Some("artifacts"), Ok(id)) => drop(store.records().artifact(&id)?),
+            (Some("programs"), Ok(id)) => drop(store.records().program(&id)?),
+            (Some("failures"), Ok(id)) => drop(store.records().failure(&id)?),
             _ => {}
         }
     }
     for model in ["m", "a", "b/c", "\u{fc}"] {
-        if let Some(release) = store.release(model, None)? {
-            drop(store.releases(model)?);
-            drop(store.hold_release(&release)?);
+        if let Some(release) = store.releases().get(model, None)? {
+            drop(store.releases().all(model)?);
+            drop(store.releases().hold(&release)?);
         }
     }
     if !read_only {
-        drop(store.try_claim(&Digest::of(b"key"))?);
-        store.gc(&Policy::default())?;
+        drop(store.leases().try_claim(&Digest::of(b"key"))?);
+        store.collector().gc(&Policy::default())?;
     }
     Ok(())
 }
@@ -106,7 +106,7 @@ fn places(root: &Path) -> Vec<PathBuf> {
 fn used(root: &Path, seed: u64) {
     let store = Store::create(root).unwrap();
     let scene = scene::build(&store, &mut |_| {}).unwrap();
-    drop(store.map(&scene.weights).unwrap());
+    drop(store.objects().map(&scene.weights).unwrap());
     if seed > 0 {
         scene::fill(&store, &mut Random(seed)).unwrap();
     }

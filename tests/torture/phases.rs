@@ -175,8 +175,8 @@ pub fn everything() -> Vec<String> {
 fn read(root: &Path) -> Result<(), String> {
     let message = |e: StoreError| scene::chain(&e);
     let store = Store::open(root).map_err(message)?;
-    for release in store.releases("m").map_err(message)? {
-        let hold = match store.hold_release(&release) {
+    for release in store.releases().all("m").map_err(message)? {
+        let hold = match store.releases().hold(&release) {
             Ok(hold) => hold,
             Err(StoreError::Dangling { .. }) => continue,
             Err(e) => return Err(message(e)),
@@ -184,12 +184,14 @@ fn read(root: &Path) -> Result<(), String> {
         for _ in 0..100 {
             for id in &release.programs {
                 let program = store
+                    .records()
                     .program(id)
                     .map_err(message)?
                     .ok_or("a held program is gone")?;
                 for step in &program.steps {
-                    let artifact = store.artifact(&step.artifact).map_err(message)?;
+                    let artifact = store.records().artifact(&step.artifact).map_err(message)?;
                     store
+                        .objects()
                         .read(&artifact.ok_or("a held artifact is gone")?.object)
                         .map_err(message)?;
                 }
@@ -203,10 +205,15 @@ fn read(root: &Path) -> Result<(), String> {
 }
 
 fn scene_is_whole(store: &Store) -> Result<(), String> {
-    match store.release("m", None).map_err(|e| scene::chain(&e))? {
+    match store
+        .releases()
+        .get("m", None)
+        .map_err(|e| scene::chain(&e))?
+    {
         None => Ok(()),
         Some(release) => store
-            .hold_release(&release)
+            .releases()
+            .hold(&release)
             .map(drop)
             .map_err(|e| scene::chain(&e)),
     }

@@ -179,17 +179,24 @@ pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, Store
         let name = format!("artifact {n}");
         let id = Digest::of(name.as_bytes());
         // As a builder asks: what is there stays there from now on.
-        let whole = match store.keep_artifact(&id)? {
-            true => store.artifact(&id)?,
+        let whole = match store.records().keep_artifact(&id)? {
+            true => store.records().artifact(&id)?,
             false => None,
         };
         artifacts.push(match whole {
             Some(artifact) => artifact,
             None => {
-                let object = store.put_bytes(&content(n, SIZE))?;
+                let object = store.objects().put_bytes(&content(n, SIZE))?;
                 tell(format!("object {object}"));
-                let log = store.put_bytes(format!("log of {n}").as_bytes())?;
-                let put = store.put_artifact(&artifact(&name, object, SIZE as u64, Some(log)))?;
+                let log = store
+                    .objects()
+                    .put_bytes(format!("log of {n}").as_bytes())?;
+                let put = store.records().put_artifact(&artifact(
+                    &name,
+                    object,
+                    SIZE as u64,
+                    Some(log),
+                ))?;
                 tell(format!("artifact {id}"));
                 put
             }
@@ -198,21 +205,24 @@ pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, Store
     let mut programs = Vec::new();
     for batch in 0..2 {
         let of: Vec<_> = artifacts[batch..batch + 2].iter().map(|a| a.id).collect();
-        let put = store.put_program(&program("m", batch as i64, &of))?;
+        let put = store
+            .records()
+            .put_program(&program("m", batch as i64, &of))?;
         tell(format!("program {}", put.id));
         programs.push(put);
     }
-    let weights = store.put_bytes(&content(99, 2 * SIZE))?;
+    let weights = store.objects().put_bytes(&content(99, 2 * SIZE))?;
     tell(format!("object {weights}"));
-    let failed = failure("failed", store.put_bytes(b"why it failed")?);
-    store.put_failure(&failed)?;
+    let failed = failure("failed", store.objects().put_bytes(b"why it failed")?);
+    store.records().put_failure(&failed)?;
     tell(format!("failure {}", failed.id));
     let ids: Vec<_> = programs.iter().map(|program| program.id).collect();
     if store
-        .release("m", None)?
+        .releases()
+        .get("m", None)?
         .is_none_or(|newest| newest.programs != ids)
     {
-        let put = store.put_release(&release("m", &ids, Some(weights)))?;
+        let put = store.releases().put(&release("m", &ids, Some(weights)))?;
         tell(format!("release m {}", put.0.seq));
     }
     Ok(Scene {
@@ -228,28 +238,39 @@ pub fn fill(store: &Store, random: &mut Random) -> Result<(), StoreError> {
     let mut artifacts = Vec::new();
     for n in 0..1 + random.below(12) {
         let bytes = content(random.draw(), 1 + random.below(6000));
-        let object = store.put_bytes(&bytes)?;
+        let object = store.objects().put_bytes(&bytes)?;
         let log = match random.below(2) {
             0 => None,
-            _ => Some(store.put_bytes(format!("log {n}").as_bytes())?),
+            _ => Some(store.objects().put_bytes(format!("log {n}").as_bytes())?),
         };
         let record = artifact(&format!("a{n}"), object, bytes.len() as u64, log);
-        artifacts.push(store.put_artifact(&record)?.id);
+        artifacts.push(store.records().put_artifact(&record)?.id);
     }
     for model in ["a", "b/c", "ü"].into_iter().take(1 + random.below(3)) {
         let mut programs = Vec::new();
         for batch in 0..1 + random.below(8) {
             let of = [artifacts[random.below(artifacts.len())], artifacts[0]];
-            programs.push(store.put_program(&program(model, batch as i64, &of))?.id);
+            programs.push(
+                store
+                    .records()
+                    .put_program(&program(model, batch as i64, &of))?
+                    .id,
+            );
         }
         for last in 0..random.below(4) {
-            let weights = store.put_bytes(&content(last as u64, 500))?;
-            store.put_release(&release(model, &programs, Some(weights)))?;
+            let weights = store.objects().put_bytes(&content(last as u64, 500))?;
+            store
+                .releases()
+                .put(&release(model, &programs, Some(weights)))?;
         }
     }
     for n in 0..random.below(3) {
-        let log = store.put_bytes(format!("failed {n}").as_bytes())?;
-        store.put_failure(&failure(&format!("f{n}"), log))?;
+        let log = store
+            .objects()
+            .put_bytes(format!("failed {n}").as_bytes())?;
+        store
+            .records()
+            .put_failure(&failure(&format!("f{n}"), log))?;
     }
     Ok(())
 }
@@ -258,25 +279,31 @@ pub fn fill(store: &Store, random: &mut Random) -> Result<(), StoreError> {
 pub fn check(store: &Store) -> Result<(), String> {
     let message = |e: StoreError| chain(&e);
     let release = store
-        .release("m", None)
+        .releases()
+        .get("m", None)
         .map_err(message)?
         .ok_or("no release")?;
-    let _hold = store.hold_release(&release).map_err(message)?;
+    let _hold = store.releases().hold(&release).map_err(message)?;
     for id in &release.programs {
-        let program = store.program(id).map_err(message)?.ok_or("no program")?;
+        let program = store
+            .records()
+            .program(id)
+            .map_err(message)?
+            .ok_or("no program")?;
         for step in &program.steps {
             let artifact = store
+                .records()
                 .artifact(&step.artifact)
                 .map_err(message)?
                 .ok_or("no artifact")?;
-            let bytes = store.read(&artifact.object).map_err(message)?;
+            let bytes = store.objects().read(&artifact.object).map_err(message)?;
             if bytes.len() as u64 != artifact.size {
                 return Err("another size".into());
             }
         }
     }
     let weights = release.weights.ok_or("no weights")?;
-    match store.map(&weights).map_err(message)?[..] == content(99, 2 * SIZE) {
+    match store.objects().map(&weights).map_err(message)?[..] == content(99, 2 * SIZE) {
         true => Ok(()),
         false => Err("other weights".into()),
     }

@@ -103,7 +103,7 @@ pub const SEEDS: &[Seed] = &[
     ("object: extra file beside it", &["foreign"], |r, s| fs::write(first(r, s).with_extension("bak"), "x").unwrap()),
     ("object: extra and indexed by nobody", &["unindexed"], |r, s| {
         let all = r.parent().unwrap().join("more");
-        let digest = Store::create(&all).unwrap().put_bytes(b"extra").unwrap();
+        let digest = Store::create(&all).unwrap().objects().put_bytes(b"extra").unwrap();
         let to = object(r, &digest);
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         fs::copy(object(&all, &digest), &to).unwrap();
@@ -254,7 +254,7 @@ pub fn try_seed(sound: &Path, scene: &Scene, seed: &Seed) -> Result<(), String> 
         |what: &str, e: &dyn std::error::Error| format!("{name}: {what}: {}", scene::chain(e));
     // Somebody who may only read finds it too.
     if let Ok(reader) = Store::open_read_only(&root) {
-        let found = reader.verify().map_err(|e| err("reading", &e))?;
+        let found = reader.audit().verify().map_err(|e| err("reading", &e))?;
         let seen: Vec<String> = found.defects.iter().map(kind).collect();
         if !kinds
             .iter()
@@ -265,7 +265,7 @@ pub fn try_seed(sound: &Path, scene: &Scene, seed: &Seed) -> Result<(), String> 
     }
     let store =
         Store::open_for_repair(&root, Options::default()).map_err(|e| err("opening", &e))?;
-    let found = store.verify().map_err(|e| err("verifying", &e))?;
+    let found = store.audit().verify().map_err(|e| err("verifying", &e))?;
     let seen: Vec<String> = found.defects.iter().map(kind).collect();
     let healed = seen.is_empty() && *name == "index: missing";
     if !healed
@@ -275,7 +275,7 @@ pub fn try_seed(sound: &Path, scene: &Scene, seed: &Seed) -> Result<(), String> 
     {
         return Err(format!("{name}: found {seen:?}, not {kinds:?}"));
     }
-    let repaired = store.repair().map_err(|e| err("repairing", &e))?;
+    let repaired = store.audit().repair().map_err(|e| err("repairing", &e))?;
     if name.starts_with("artifact: of a newer version") {
         // It is left as it is: a newer precast knows what to do with it.
         return match repaired.left.iter().any(|d| d.needs() == Needs::Person) {
@@ -285,7 +285,10 @@ pub fn try_seed(sound: &Path, scene: &Scene, seed: &Seed) -> Result<(), String> 
     }
     scene::build(&store, &mut |_| {}).map_err(|e| err("building again", &e))?;
     scene::check(&store).map_err(|e| format!("{name}: after building again: {e}"))?;
-    let after = store.verify().map_err(|e| err("verifying again", &e))?;
+    let after = store
+        .audit()
+        .verify()
+        .map_err(|e| err("verifying again", &e))?;
     match after.defects.is_empty() {
         true => Ok(()),
         false => Err(format!("{name}: still {:?}", after.defects)),

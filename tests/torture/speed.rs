@@ -87,17 +87,17 @@ fn look_up(root: &Path) -> Value {
         opened.push(start.elapsed());
         let id = Digest::of(&(random.draw() % ROWS).to_le_bytes());
         let start = Instant::now();
-        assert!(store.has_program(&id).unwrap());
+        assert!(store.records().has_program(&id).unwrap());
         cold.push(start.elapsed());
         let start = Instant::now();
-        assert!(!store.has_program(&Digest::of(b"none")).unwrap());
+        assert!(!store.records().has_program(&Digest::of(b"none")).unwrap());
         missing.push(start.elapsed());
     }
     let store = Store::open(root).unwrap();
     let start = Instant::now();
     for _ in 0..10_000 {
         let id = Digest::of(&(random.draw() % ROWS).to_le_bytes());
-        black_box(store.has_program(&id).unwrap());
+        black_box(store.records().has_program(&id).unwrap());
     }
     let warm = start.elapsed() / 10_000;
     drop(store);
@@ -200,7 +200,7 @@ fn publish(root: &Path) -> Value {
             hash.push(start.elapsed());
             fsync.push(written(root, &packed));
             let start = Instant::now();
-            store.put_file(&from).unwrap();
+            store.objects().put_file(&from).unwrap();
             total.push(start.elapsed());
         }
         let of = [middle(zstd), middle(hash), middle(fsync), commit];
@@ -224,7 +224,7 @@ fn publish(root: &Path) -> Value {
 fn load(root: &Path) -> Value {
     let store = Store::create(root).unwrap();
     let content = fs::read(std::env::current_exe().unwrap()).unwrap();
-    let digest = store.put_bytes(&content).unwrap();
+    let digest = store.objects().put_bytes(&content).unwrap();
     let packed = fs::read(object(root, &digest)).unwrap();
     let time = |what: &dyn Fn()| {
         let times = (0..11).map(|_| {
@@ -239,7 +239,7 @@ fn load(root: &Path) -> Value {
     let first = (0..5).map(|_| {
         let _ = fs::remove_file(&ready);
         let start = Instant::now();
-        drop(black_box(store.map(&digest).unwrap()));
+        drop(black_box(store.objects().map(&digest).unwrap()));
         start.elapsed()
     });
     let first = median(first.collect());
@@ -255,13 +255,13 @@ fn load(root: &Path) -> Value {
         "bytes": content.len(),
         "stored": packed.len(),
         "unpack_unchecked_ms": time(&|| drop(black_box(zstd::decode_all(&packed[..]).unwrap()))),
-        "read_checked_ms": time(&|| drop(black_box(store.read(&digest).unwrap()))),
+        "read_checked_ms": time(&|| drop(black_box(store.objects().read(&digest).unwrap()))),
         "map_first_ms": first,
-        "map_next_ms": time(&|| drop(black_box(store.map(&digest).unwrap()))),
-        "map_trusted_ms": time(&|| drop(black_box(trusting.map(&digest).unwrap()))),
-        "map_copied_ms": time(&|| drop(black_box(copying.map(&digest).unwrap()))),
+        "map_next_ms": time(&|| drop(black_box(store.objects().map(&digest).unwrap()))),
+        "map_trusted_ms": time(&|| drop(black_box(trusting.objects().map(&digest).unwrap()))),
+        "map_copied_ms": time(&|| drop(black_box(copying.objects().map(&digest).unwrap()))),
         "hash_whole_ms": time(&|| _ = black_box(Digest::of_reader(&mut File::open(&ready).unwrap()).unwrap())),
-        "in_memory_ms": time(&|| drop(black_box(store.memfd(&digest).unwrap()))),
+        "in_memory_ms": time(&|| drop(black_box(store.objects().memfd(&digest).unwrap()))),
     })
 }
 
@@ -280,10 +280,10 @@ fn collect(place: &str, dir: tempfile::TempDir) -> Value {
         );
     }
     let start = Instant::now();
-    store.reindex().unwrap();
+    store.audit().reindex().unwrap();
     let reindex = start.elapsed();
     let start = Instant::now();
-    let (plan, done) = store.gc(&Policy::default()).unwrap();
+    let (plan, done) = store.collector().gc(&Policy::default()).unwrap();
     let gc = start.elapsed();
     assert_eq!(
         (plan.objects.len() as u64, done.objects as u64),

@@ -117,7 +117,7 @@ impl Work<'_> {
             State::Miss {
                 before: Some(before),
                 ..
-            } => store.program(before)?,
+            } => store.records().program(before)?,
             _ => None,
         };
         let Some(before) = before else {
@@ -145,7 +145,7 @@ impl Work<'_> {
             return Ok(None);
         }
         for key in &candidate.keys {
-            if !store.keep_artifact(key)? {
+            if !store.records().keep_artifact(key)? {
                 return Ok(None);
             }
         }
@@ -225,7 +225,8 @@ impl Work<'_> {
             .filter(|candidate| candidate.refused.is_none())
         {
             for (index, (key, segment)) in candidate.keys.iter().zip(segments).enumerate() {
-                if self.options.store.keep_artifact(key)? || compiles.iter().any(|c| c.key == *key)
+                if self.options.store.records().keep_artifact(key)?
+                    || compiles.iter().any(|c| c.key == *key)
                 {
                     continue;
                 }

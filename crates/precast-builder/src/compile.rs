@@ -27,10 +27,10 @@ impl Work<'_> {
         let store = self.options.store;
         // Another process may be at it: then its result is ours.
         let mut waiting = |_: &str| !self.workers.stop.is_set();
-        let Some(claim) = store.claim(&artifact, &mut waiting)? else {
+        let Some(claim) = store.leases().claim(&artifact, &mut waiting)? else {
             return Err(BuildError::Interrupted);
         };
-        if store.keep_artifact(&artifact)? {
+        if store.records().keep_artifact(&artifact)? {
             return Ok(true);
         }
         let failed = self.make(slot, compile)?;

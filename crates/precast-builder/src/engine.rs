@@ -26,7 +26,7 @@ use crate::plan::{self, Plan, State};
 pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
     let built = match build_all(options, progress) {
         Err(error) if error.is_index() => {
-            options.store.reindex()?;
+            options.store.audit().reindex()?;
             let message = "the index was damaged: it was made again from the files";
             progress.event(&Event::Note { message });
             build_all(options, progress)
@@ -45,8 +45,8 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     if let Some(file) = spec.model.weights.file() {
         weights::check(file)?;
     }
-    store.check_index()?;
-    for seq in store.set_damaged_releases_aside(&spec.model.name)? {
+    store.audit().check_index()?;
+    for seq in store.audit().set_damaged_releases_aside(&spec.model.name)? {
         let message = format!("the record of release {seq} was damaged: it is in `quarantine/`");
         progress.event(&Event::Note { message: &message });
     }
@@ -112,7 +112,7 @@ fn make(
     let (mut first, known) = open(workers)?;
     let planned = || plan::plan(spec, Some(store), Some(known.clone()), &options.request);
     // gc leaves what is held until the release has it; what went before that is missing in the second plan.
-    store.keep(&planned()?.hits())?;
+    store.leases().keep(&planned()?.hits())?;
     let plan = planned()?;
     for item in plan.missing() {
         if let State::Miss { reasons, .. } = &item.state {
@@ -179,7 +179,7 @@ fn same_entry(options: &Options<'_>, plan: &Plan) -> Result<Option<Release>, Sto
     let Options { spec, store, .. } = options;
     // Whether weights come from a file is in the key of every program: none is in a release of the other kind.
     let hits: HashSet<Digest> = plan.hits().into_iter().collect();
-    store.find_release(&spec.model.name, |release| {
+    store.releases().find(&spec.model.name, |release| {
         release.entry == known.entry && release.programs.iter().any(|id| hits.contains(id))
     })
 }

@@ -57,7 +57,7 @@ impl Estimate {
     }
 
     fn read(&mut self, id: &Digest, store: &Store) {
-        let Ok(Some(program)) = store.program(id) else {
+        let Ok(Some(program)) = store.records().program(id) else {
             return;
         };
         let phases = program.receipt.phases();
@@ -71,7 +71,7 @@ impl Estimate {
         artifacts.dedup();
         self.artifacts.add(artifacts.len() as f64);
         for artifact in artifacts {
-            if let Ok(Some(artifact)) = store.artifact(&artifact) {
+            if let Ok(Some(artifact)) = store.records().artifact(&artifact) {
                 self.receipts[Kind::Compile as usize].add(artifact.compile_seconds());
             }
         }
@@ -160,10 +160,10 @@ mod tests {
         let mut artifact = testing::artifact(&store, "block");
         artifact.receipt =
             testing::read(serde_json::json!({"seconds": {"lower": 1.0, "cpp": 2.0}}));
-        let artifact = store.put_artifact(&artifact).unwrap();
+        let artifact = store.records().put_artifact(&artifact).unwrap();
         let mut program = testing::program("m", 8, &[artifact.id]);
         program.receipt = testing::read(serde_json::json!({"seconds": {"capture": 4.0}}));
-        let program = store.put_program(&program).unwrap();
+        let program = store.records().put_program(&program).unwrap();
         let mut estimate = Estimate::default();
         estimate.read(&program.id, &store);
         estimate.read(&Digest::of(b"gone"), &store);

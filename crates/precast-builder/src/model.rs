@@ -43,7 +43,7 @@ pub(super) fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> 
         // A refused file of weights leaves nothing in the store.
         Err(BuildError::Worker(error)) if !error.trace.is_empty() && error.code != "weights" => {
             let log = format!("{error}\n\n{}", error.trace);
-            let log = options.store.put_bytes(log.as_bytes())?;
+            let log = options.store.objects().put_bytes(log.as_bytes())?;
             return Err(BuildError::Model { error, log });
         }
         opened => opened?,

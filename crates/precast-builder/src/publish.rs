@@ -43,7 +43,9 @@ struct Layouts {
 impl Work<'_> {
     /// Puts libraries of custom operators, and returns their digests in the same order.
     fn libraries(&self, paths: &[PathBuf]) -> Result<Vec<Digest>, StoreError> {
-        let puts = paths.iter().map(|path| self.options.store.put_file(path));
+        let puts = paths
+            .iter()
+            .map(|path| self.options.store.objects().put_file(path));
         puts.map(|put| put.map(|(object, _)| object)).collect()
     }
 
@@ -57,7 +59,7 @@ impl Work<'_> {
         libraries: Vec<Digest>,
     ) -> Result<Digest, BuildError> {
         let store = self.options.store;
-        let (object, size) = store.put_file(file)?;
+        let (object, size) = store.objects().put_file(file)?;
         let (id, key) = HeldKey {
             kind,
             object: &object,
@@ -65,8 +67,8 @@ impl Work<'_> {
             target: &known.target,
         }
         .explained();
-        if !store.keep_artifact(&id)? {
-            store.put_artifact(&Artifact {
+        if !store.records().keep_artifact(&id)? {
+            store.records().put_artifact(&Artifact {
                 schema: SCHEMA,
                 id,
                 kind,
@@ -103,22 +105,24 @@ impl Work<'_> {
                 message: "compiled before the target was known".to_owned(),
             });
         };
-        let (object, size) = store.put_file(&compiled.library)?;
-        let bytes = store.read(&object)?;
+        let (object, size) = store.objects().put_file(&compiled.library)?;
+        let bytes = store.objects().read(&object)?;
         harmless("artifact", &bytes)?;
         let proxy = match &compiled.proxy {
-            Some(path) => Some(store.put_file(path)?.0),
+            Some(path) => Some(store.objects().put_file(path)?.0),
             None => None,
         };
         let libraries = self.libraries(&compile.segment.libraries)?;
         let log = match log.is_empty() {
             true => None,
-            false => Some(store.put_bytes(log)?),
+            false => Some(store.objects().put_bytes(log)?),
         };
-        let graph = store.put_bytes(compile.segment.graph.as_bytes())?;
+        let graph = store
+            .objects()
+            .put_bytes(compile.segment.graph.as_bytes())?;
         let mut made = Provenance::now();
         made.metadata = compiled.metadata.into();
-        store.put_artifact(&Artifact {
+        store.records().put_artifact(&Artifact {
             schema: SCHEMA,
             id: compile.key,
             kind: ArtifactKind::Library,
@@ -372,7 +376,7 @@ impl Work<'_> {
         let Job { item, id, .. } = &self.jobs[job];
         let module = &self.options.spec.modules[item.module];
         if let Some(before) = chosen_by
-            && let Some(before) = self.options.store.program(&before)?
+            && let Some(before) = self.options.store.records().program(&before)?
         {
             program.receipt.tuned = before.receipt.tuned;
             let first = before.receipt.tuned_by.get().copied();
@@ -381,7 +385,7 @@ impl Work<'_> {
         if let Some(path) = crate::plan::changed_source(&self.options.spec.root, &known.entry) {
             return self.fail(job, BuildError::SourceChanged { path }, &[]);
         }
-        self.options.store.put_program(&program)?;
+        self.options.store.records().put_program(&program)?;
         let bucket = item.form.name();
         self.progress.event(&Event::Published {
             module: &module.name,
@@ -444,8 +448,8 @@ impl Work<'_> {
                 text.extend_from_slice(part);
             }
         }
-        let log = self.options.store.put_bytes(&text)?;
-        self.options.store.put_failure(&Failure {
+        let log = self.options.store.objects().put_bytes(&text)?;
+        self.options.store.records().put_failure(&Failure {
             schema: SCHEMA,
             id: *id,
             model: self.options.spec.model.name.clone(),

@@ -85,7 +85,7 @@ impl Work<'_> {
         if candidate.refused.is_some() || lost {
             return Ok(None);
         }
-        let Some(before) = self.options.store.program(before)? else {
+        let Some(before) = self.options.store.records().program(before)? else {
             return Ok(None);
         };
         if before.receipt.gate_given.get() != Some(given) {

@@ -140,7 +140,7 @@ fn in_spec<'a>(
 ) -> Result<Vec<(usize, Program)>, StoreError> {
     let mut found = Vec::new();
     for id in ids {
-        let Some(program) = store.program(id)? else {
+        let Some(program) = store.records().program(id)? else {
             continue;
         };
         let module = (0..spec.modules.len()).find(|&index| {
@@ -220,7 +220,7 @@ fn publish(
     let wanted = wanted(narrowed, whole, spec, summary);
     let lacks = wanted.iter().filter(|program| program.left_out);
     let lacks: Vec<String> = lacks.map(|program| program.item.name(spec)).collect();
-    let newest = store.release(&spec.model.name, None)?;
+    let newest = store.releases().get(&spec.model.name, None)?;
     let served = || newest.iter().flat_map(|newest| &newest.programs);
     for module in unanswered(&wanted, spec) {
         let title = spec.title(module);
@@ -283,9 +283,9 @@ fn publish(
         provenance: Provenance::now(),
     };
     release.shims = shims::of_release(shim, &release, plan.release.as_ref());
-    let (release, new) = store.put_release(&release)?;
+    let (release, new) = store.releases().put(&release)?;
     if let (true, false, Some(before)) = (new, release.is_partial(), &newest) {
-        summary.lost = store.lost(before, &release)?;
+        summary.lost = store.releases().lost(before, &release)?;
     }
     summary.before = newest.as_ref().map(|before| before.seq);
     let before = newest.and_then(|before| before.weights);

@@ -48,11 +48,13 @@ pub(super) fn known(
     let own = |release: &Release| {
         let mut shims = release.shims.iter();
         // One that can't be read or restored is compiled again.
-        let sound = |object: Digest| store.restore_object(&object).unwrap_or(false);
+        let sound = |object: Digest| store.objects().restore(&object).unwrap_or(false);
         let there = |shim: &&Shim| fits(shim, target) && shim.objects().all(sound);
         shims.find(there).cloned()
     };
-    let release = store.find_release(model, |release| own(release).is_some())?;
+    let release = store
+        .releases()
+        .find(model, |release| own(release).is_some())?;
     Ok(release.as_ref().and_then(own))
 }
 
@@ -82,8 +84,8 @@ pub(super) fn put(
     compiled: &CompiledShim,
 ) -> Result<Shim, BuildError> {
     let put = |file: &PathBuf| {
-        let (object, _) = store.put_file(file)?;
-        harmless("shim", &store.read(&object)?)?;
+        let (object, _) = store.objects().put_file(file)?;
+        harmless("shim", &store.objects().read(&object)?)?;
         Ok::<_, BuildError>(object)
     };
     Ok(Shim {

@@ -236,7 +236,7 @@ fn seconds(store: &Store, keys: &[Digest]) -> Result<Option<f64>, StoreError> {
         if keys[..index].contains(key) {
             continue;
         }
-        let Some(artifact) = store.artifact(key)? else {
+        let Some(artifact) = store.records().artifact(key)? else {
             return Ok(None);
         };
         total += artifact.compile_seconds();

@@ -128,11 +128,11 @@ pub(super) fn put(
 ) -> Result<StoredWeights, BuildError> {
     let named = options.spec.model.weights.file();
     let file = named.or(written.file.as_deref());
-    let put = |file| options.store.put_file_unpacked(file);
+    let put = |file| options.store.objects().put_file_unpacked(file);
     let object = file.map(put).transpose()?;
     if let Some((object, bytes)) = object {
         progress.event(&Event::Weights { object, bytes });
-        options.store.map(&object)?;
+        options.store.objects().map(&object)?;
     }
     Ok(StoredWeights {
         object: object.map(|(object, _)| object),
@@ -147,12 +147,12 @@ pub(super) fn restored(options: &Options<'_>, release: &Release) -> Result<bool,
     let Some(object) = &release.weights else {
         return Ok(true);
     };
-    if store.restore_object(object)? {
+    if store.objects().restore(object)? {
         return Ok(true);
     }
     match spec.model.weights.file() {
         Some(file) if plan::file_digest(file, store)? == *object => {
-            Ok(store.put_file(file)?.0 == *object)
+            Ok(store.objects().put_file(file)?.0 == *object)
         }
         _ => Ok(false),
     }
@@ -188,7 +188,7 @@ fn same_tensors(store: &Store, path: &Path, last: &Release) -> Result<bool, Buil
     let Some(last) = &last.weights else {
         return Ok(false);
     };
-    let last = store.map(last)?;
+    let last = store.objects().map(last)?;
     let Ok((_, last)) = SafeTensors::read_metadata(&last) else {
         return Ok(false);
     };
@@ -215,13 +215,13 @@ pub(super) fn try_file(
     let before = same.or(plan.release.as_ref());
     // With a lease of its own: a refused file is held by nobody.
     let apart = store.reopened()?;
-    let (object, _) = apart.put_file_unpacked(path)?;
+    let (object, _) = apart.objects().put_file_unpacked(path)?;
     if before.is_some_and(|before| before.weights == Some(object)) {
         return Ok(None);
     }
     // Lost weights can't be compared with.
     let before = match before.and_then(|before| before.weights) {
-        Some(before) if store.restore_object(&before)? => Some(before),
+        Some(before) if store.objects().restore(&before)? => Some(before),
         _ => None,
     };
     let same = same.filter(|same| same.weights == before);
@@ -240,12 +240,12 @@ pub(super) fn try_file(
     };
     match tried {
         Ok(()) => {
-            store.keep(&[object])?;
+            store.leases().keep(&[object])?;
             Ok(Some(object))
         }
         Err(message) => {
             drop(apart);
-            store.discard(&object)?;
+            store.collector().discard(&object)?;
             Err(BuildError::Weights {
                 path: path.to_owned(),
                 message,
@@ -277,7 +277,7 @@ fn smoke(
     ids.dedup();
     let mut programs = Vec::new();
     for id in ids {
-        let program = store.program(&id)?;
+        let program = store.records().program(&id)?;
         programs.extend(program.filter(|program| !unchecked(&program.module)));
     }
     if programs.is_empty() {
@@ -309,7 +309,7 @@ fn smoke(
 /// Returns the name of a tensor with NaN or infinity that had only numbers before, as an error: a run with sample inputs may
 /// not read it.
 fn spoilt(store: &Store, before: &Digest, after: &Digest) -> Result<Option<String>, BuildError> {
-    let (before, after) = (store.map(before)?, store.map(after)?);
+    let (before, after) = (store.objects().map(before)?, store.objects().map(after)?);
     let (Ok(before), Ok(after)) = (
         SafeTensors::deserialize(&before),
         SafeTensors::deserialize(&after),

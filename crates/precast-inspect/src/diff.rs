@@ -75,7 +75,7 @@ pub struct Changed {
 pub fn of_release(store: &Store, release: &Release) -> Result<Programs, StoreError> {
     let mut found = Programs::new();
     for id in &release.programs {
-        let name = match store.program_row(id)? {
+        let name = match store.records().program_row(id)? {
             Some(row) => name(&row.model, &row.module, &row.bucket, &row.device),
             None => format!("{} (gone) {}", release.model, id.short()),
         };
@@ -159,7 +159,7 @@ impl Place {
 
 /// Returns the places of a store in the order of its index.
 fn places(store: &Store) -> impl Iterator<Item = Result<Place, StoreError>> + use<> {
-    let mut rows = store.programs(Filter::default()).peekable();
+    let mut rows = store.records().programs(Filter::default()).peekable();
     std::iter::from_fn(move || {
         let mut place = Place::default();
         loop {
@@ -207,7 +207,10 @@ impl Sets {
             self.same += 1;
             return Ok(());
         }
-        let (reasons, graph) = match (old_store.program(&old)?, new_store.program(&new)?) {
+        let (reasons, graph) = match (
+            old_store.records().program(&old)?,
+            new_store.records().program(&new)?,
+        ) {
             (Some(old), Some(new)) => (
                 plan::reasons(&old.request, &new.request),
                 graph::graph((old_store, &old), (new_store, &new))?,
@@ -235,22 +238,27 @@ mod tests {
     #[test]
     fn releases_differ_by_what_was_added_removed_and_changed() {
         let (_dir, store) = testing::store();
-        let artifact = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
+        let artifact = store
+            .records()
+            .put_artifact(&testing::artifact(&store, "a"))
+            .unwrap();
         let put = |batch: i64, source: &str| {
             let mut program = testing::program("m", batch, &[artifact.id]);
             program.request =
                 json!({"common": {"sources": {"model.py": Digest::of(source.as_bytes())}}});
             program.id = Digest::of(format!("{batch} {source}").as_bytes());
-            store.put_program(&program).unwrap().id
+            store.records().put_program(&program).unwrap().id
         };
         let (same, gone, was) = (put(1, "one"), put(2, "one"), put(4, "one"));
         let (is, new) = (put(4, "two"), put(8, "two"));
         let first = store
-            .put_release(&testing::release("m", None, &[same, gone, was]))
+            .releases()
+            .put(&testing::release("m", None, &[same, gone, was]))
             .unwrap()
             .0;
         let second = store
-            .put_release(&testing::release("m", None, &[same, is, new]))
+            .releases()
+            .put(&testing::release("m", None, &[same, is, new]))
             .unwrap()
             .0;
         let (first, second) = (
@@ -277,12 +285,15 @@ mod tests {
     fn stores_are_walked_side_by_side() {
         let filled = |batches: &[(i64, &str)]| {
             let (dir, store) = testing::store();
-            let artifact = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
+            let artifact = store
+                .records()
+                .put_artifact(&testing::artifact(&store, "a"))
+                .unwrap();
             for (batch, source) in batches {
                 let mut program = testing::program("m", *batch, &[artifact.id]);
                 program.id = Digest::of(format!("{batch} {source}").as_bytes());
                 program.request = json!({"sizes": batch, "source": source});
-                store.put_program(&program).unwrap();
+                store.records().put_program(&program).unwrap();
             }
             (dir, store)
         };

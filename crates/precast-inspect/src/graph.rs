@@ -74,7 +74,7 @@ pub fn graph(
 fn graphs(store: &Store, program: &Program) -> Result<Option<Vec<(String, Digest)>>, StoreError> {
     let mut found = Vec::new();
     for step in &program.steps {
-        let artifact = store.artifact(&step.artifact)?;
+        let artifact = store.records().artifact(&step.artifact)?;
         let Some(graph) = artifact.and_then(|artifact| artifact.graph) else {
             return Ok(None);
         };
@@ -93,8 +93,8 @@ mod tests {
         let (_dir, store) = testing::store();
         let program = |artifact: &str, graph: Option<&[u8]>| {
             let mut made = testing::artifact(&store, artifact);
-            made.graph = graph.map(|graph| store.put_bytes(graph).unwrap());
-            testing::program("m", 8, &[store.put_artifact(&made).unwrap().id])
+            made.graph = graph.map(|graph| store.objects().put_bytes(graph).unwrap());
+            testing::program("m", 8, &[store.records().put_artifact(&made).unwrap().id])
         };
         let one = program("a", Some(b"one"));
         let again = program("b", Some(b"one"));

@@ -46,7 +46,7 @@ pub fn open(path: &Path, options: Options) -> Result<(Store, Option<StoreError>)
         }
         other => {
             let store = other?;
-            let damage = store.index_trouble();
+            let damage = store.audit().index_trouble();
             Ok((store, damage))
         }
     }

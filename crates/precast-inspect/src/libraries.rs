@@ -197,6 +197,7 @@ pub fn asked(
         for id in &release.programs {
             let what = format!("release {} of `{}`", release.seq, release.model);
             let program = store
+                .records()
                 .program(id)?
                 .ok_or_else(|| dangling(what, "program", id))?;
             asked.cuda |= program.target.device == DeviceKind::Cuda;
@@ -212,7 +213,7 @@ pub fn asked(
         }
     }
     for id in artifacts {
-        let artifact = store.artifact(&id)?;
+        let artifact = store.records().artifact(&id)?;
         let artifact = artifact.ok_or_else(|| dangling("a program".to_owned(), "artifact", &id))?;
         let operators = artifact
             .libraries
@@ -227,7 +228,7 @@ pub fn asked(
     objects.retain(|(_, id)| seen.insert(*id));
     for (kind, id) in objects {
         let name = format!("{kind} {}", id.short());
-        let bytes = store.read(&id)?;
+        let bytes = store.objects().read(&id)?;
         let dynamic = Dynamic::of_bytes(&bytes, &name)?;
         asked.objects.push(Object { name, dynamic });
     }

@@ -24,8 +24,8 @@ impl Torches {
     /// Returns the versions for a program or an artifact with this ID and target.
     pub fn of(store: &Store, id: &Digest, target: &Target) -> Result<Self, StoreError> {
         let mut also = Vec::new();
-        for (model, seq) in store.releases_with(id)? {
-            let release = store.release_at(&model, seq).ok().flatten();
+        for (model, seq) in store.releases().with(id)? {
+            let release = store.releases().at(&model, seq).ok().flatten();
             let shims = release.into_iter().flat_map(|release| release.shims);
             let own = shims.filter(|shim| shim.arch == target.arch);
             also.extend(own.map(|shim| shim.torch));
@@ -66,7 +66,7 @@ pub fn of_release(store: &Store, release: &Release) -> Vec<String> {
 
 /// Returns the version of torch that a release was built with; none where its first program can't be read.
 fn built_with(store: &Store, release: &Release) -> Option<String> {
-    let program = store.program(release.programs.first()?).ok()??;
+    let program = store.records().program(release.programs.first()?).ok()??;
     Some(program.target.torch)
 }
 
@@ -134,7 +134,7 @@ mod tests {
     fn put(store: &Store, program: &Program, torches: &[&str]) -> Release {
         let mut release = testing::release("m", None, &[program.id]);
         release.shims = torches.iter().map(|torch| shim(store, torch)).collect();
-        store.put_release(&release).unwrap().0
+        store.releases().put(&release).unwrap().0
     }
 
     #[test]

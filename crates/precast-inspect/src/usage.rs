@@ -54,7 +54,7 @@ pub fn usage(store: &Store, by: GroupBy) -> Result<DiskUsage, StoreError> {
     let users = store.object_usage(by)?;
     let (mut total, mut rest) = (Bytes::default(), Bytes::default());
     let mut groups: BTreeMap<String, Bytes> = BTreeMap::new();
-    for row in store.objects() {
+    for row in store.objects().rows() {
         let row = row?;
         let needs = users.needs(&row.digest)?;
         let one = Bytes {
@@ -86,7 +86,7 @@ pub fn usage(store: &Store, by: GroupBy) -> Result<DiskUsage, StoreError> {
         total,
         rest,
         groups: groups.map(|(name, bytes)| Group { name, bytes }).collect(),
-        unpacked: store.unpacked(),
+        unpacked: store.objects().unpacked_bytes(),
     })
 }
 
@@ -109,21 +109,34 @@ mod tests {
     #[test]
     fn shared_objects_count_once_in_total_and_in_each_group() {
         let (_dir, store) = testing::store();
-        let a = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
-        let b = store.put_artifact(&testing::artifact(&store, "b")).unwrap();
+        let a = store
+            .records()
+            .put_artifact(&testing::artifact(&store, "a"))
+            .unwrap();
+        let b = store
+            .records()
+            .put_artifact(&testing::artifact(&store, "b"))
+            .unwrap();
         let one = store
+            .records()
             .put_program(&testing::program("m", 1, &[a.id]))
             .unwrap();
         store
+            .records()
             .put_program(&testing::program("m", 2, &[a.id]))
             .unwrap();
         store
+            .records()
             .put_program(&testing::program("n", 1, &[a.id, b.id]))
             .unwrap();
         store
-            .put_release(&testing::release("m", None, &[one.id]))
+            .releases()
+            .put(&testing::release("m", None, &[one.id]))
             .unwrap();
-        let log = store.put_bytes(b"a log that nobody needs").unwrap();
+        let log = store
+            .objects()
+            .put_bytes(b"a log that nobody needs")
+            .unwrap();
         // What a process added it also holds, until it closes the store.
         let path = store.path().to_owned();
         drop(store);
@@ -132,7 +145,7 @@ mod tests {
         let [m, n] = &usage.groups[..] else {
             panic!("{usage:?}")
         };
-        let stored = |object: &Digest| store.object(object).unwrap().unwrap().stored;
+        let stored = |object: &Digest| store.objects().row(object).unwrap().unwrap().stored;
         assert_eq!(m.bytes.logical, 2 * a.size);
         assert_eq!(
             (m.bytes.stored, m.bytes.shared),

@@ -62,7 +62,7 @@ pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
         Some(old) => reasons(&old.request, &program.request),
         None => vec![Reason::NeverBuilt],
     };
-    let newest = store.release(&program.model, None)?;
+    let newest = store.releases().get(&program.model, None)?;
     Ok(Why {
         graph,
         name: format!("{module} {}", program.bucket()),
@@ -94,7 +94,7 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
         None => None,
     };
     let old = match old {
-        Some(step) => store.artifact(&step.artifact)?,
+        Some(step) => store.records().artifact(&step.artifact)?,
         None => None,
     };
     Ok(Some(Why {
@@ -126,10 +126,11 @@ pub fn without_effect(
         ..Filter::default()
     };
     let mut newest = None;
-    for row in store.programs(filter) {
+    for row in store.records().programs(filter) {
         newest = newest.max(u64::try_from(row?.created).ok());
     }
-    let (Some(newest), Some(release)) = (newest, store.release(&spec.model.name, None)?) else {
+    let (Some(newest), Some(release)) = (newest, store.releases().get(&spec.model.name, None)?)
+    else {
         return Ok(Vec::new());
     };
     // Whole seconds, cut off: what came in the same one may have been before.
@@ -162,17 +163,17 @@ fn before(
     };
     let id = history.previous(&place, Some(&program.id))?;
     match id {
-        Some(id) => store.program(&id),
+        Some(id) => store.records().program(&id),
         None => Ok(None),
     }
 }
 
 /// Returns the program that calls an artifact and is the oldest to do so, and the name of the step that does.
 fn first_caller(store: &Store, artifact: &Digest) -> Result<Option<(Program, String)>, StoreError> {
-    let Some(program) = store.first_caller(artifact)? else {
+    let Some(program) = store.records().first_caller(artifact)? else {
         return Ok(None);
     };
-    Ok(store.program(&program)?.and_then(|program| {
+    Ok(store.records().program(&program)?.and_then(|program| {
         let step = program.steps.iter().find(|step| step.artifact == *artifact);
         let name = step.map(|step| step.name.clone())?;
         Some((program, name))
@@ -189,13 +190,13 @@ mod tests {
     fn put(store: &Store, artifact: &str, key: Value, request: Value) -> Program {
         let mut made = testing::artifact(store, artifact);
         made.key = key;
-        store.put_artifact(&made).unwrap();
+        store.records().put_artifact(&made).unwrap();
         let mut program = testing::program("m", 8, &[made.id]);
         program.id = Digest::of(request.to_string().as_bytes());
         program.request = request;
-        let program = store.put_program(&program).unwrap();
+        let program = store.records().put_program(&program).unwrap();
         let release = testing::release("m", None, &[program.id]);
-        store.put_release(&release).unwrap();
+        store.releases().put(&release).unwrap();
         program
     }
 
@@ -224,7 +225,11 @@ mod tests {
             }]
         );
 
-        let compiled = store.artifact(&new.steps[0].artifact).unwrap().unwrap();
+        let compiled = store
+            .records()
+            .artifact(&new.steps[0].artifact)
+            .unwrap()
+            .unwrap();
         let why = artifact(&store, &compiled).unwrap().unwrap();
         assert_eq!(
             (why.name.as_str(), why.before),

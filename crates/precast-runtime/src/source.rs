@@ -83,15 +83,15 @@ pub trait Source: Send + Sync {
 
 impl Source for Store {
     fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
-        if let Some(found) = Store::release(self, model, name)? {
+        if let Some(found) = self.releases().get(model, name)? {
             return Ok(found);
         }
-        let last = self.last_release(model)?;
+        let last = self.releases().last(model)?;
         Err(Box::new(NoRelease {
             model: model.to_owned(),
             release: name.map(str::to_owned),
             partial: last.map(|last| last.seq),
-            known: self.models().unwrap_or_default(),
+            known: self.releases().models().unwrap_or_default(),
         }))
     }
 
@@ -101,35 +101,39 @@ impl Source for Store {
         is: &dyn Fn(&Release) -> bool,
     ) -> Result<Option<Release>, SourceError> {
         let whole = |release: &Release| !release.is_partial() && is(release);
-        Ok(Store::find_release(self, model, whole)?)
+        Ok(self.releases().find(model, whole)?)
     }
 
     fn hold(&self, release: &Release) -> Result<Option<Hold>, SourceError> {
-        Ok(Some(self.hold_found(release)?.0))
+        Ok(Some(self.releases().hold_found(release)?.0))
     }
 
     fn has_release(&self, release: &Release) -> bool {
-        Store::has_release(self, &release.model, release.seq)
+        self.releases().has(&release.model, release.seq)
     }
 
     fn program(&self, id: &Digest) -> Result<Program, SourceError> {
-        Store::program(self, id)?.ok_or_else(|| "there is no such record".into())
+        self.records()
+            .program(id)?
+            .ok_or_else(|| "there is no such record".into())
     }
 
     fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError> {
-        Store::artifact(self, key)?.ok_or_else(|| "there is no such record".into())
+        self.records()
+            .artifact(key)?
+            .ok_or_else(|| "there is no such record".into())
     }
 
     fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
-        Ok(Store::memfd(self, object)?)
+        Ok(self.objects().memfd(object)?)
     }
 
     fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
-        Ok(Store::map(self, object)?)
+        Ok(self.objects().map(object)?)
     }
 
     fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
-        Ok(Store::map_checking(self, object)?)
+        Ok(self.objects().map_checking(object)?)
     }
 }
 

@@ -28,7 +28,10 @@ impl Compiled {
     /// Puts its objects into a store.
     pub fn put(&self, store: &Store) {
         for file in [&self.file].into_iter().chain(&self.cuda) {
-            store.put_file(file).expect("the store can be written");
+            store
+                .objects()
+                .put_file(file)
+                .expect("the store can be written");
         }
     }
 

@@ -6,17 +6,24 @@
 //! ```
 
 use std::{
+    fs,
     io::{self, Read},
-    path::Path,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
 };
 
+use rusqlite::Connection;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
     error::{At, StoreError},
-    layout::Layout,
+    layout::{Kind, Layout},
+    rows,
 };
-use crate::{Digest, record::SCHEMA};
+use crate::{
+    Digest,
+    record::{Artifact, Failure, Program, Release, SCHEMA},
+};
 
 /// No record is larger; what is, was not written by precast.
 const LIMIT: u64 = 256 << 20;
@@ -37,15 +44,27 @@ pub(crate) fn encode<T: Serialize>(
     Ok((text, checksum))
 }
 
-/// Reads and checks the record at `path`; none when there is no such file.
-pub(crate) fn read<T: DeserializeOwned>(
+/// Reads and checks the record at `path`, which must be the one that belongs there; none when there is no such file.
+pub(crate) fn read<R: Record>(
     layout: &Layout,
     path: &Path,
-) -> Result<Option<(T, Digest)>, StoreError> {
-    match raw(layout, path)? {
-        Some(text) => decode(&text, path).map(Some),
-        None => Ok(None),
+) -> Result<Option<(R, Digest)>, StoreError> {
+    let Some(text) = raw(layout, path)? else {
+        return Ok(None);
+    };
+    let (record, checksum) = decode::<R>(&text, path)?;
+    if record.schema() > SCHEMA {
+        return Err(newer(path, record.schema()));
     }
+    if record.path(layout)? != path {
+        let what = if R::KIND == Kind::Release {
+            "release"
+        } else {
+            "key"
+        };
+        return Err(damaged(path, format!("it is the record of another {what}")));
+    }
+    Ok(Some((record, checksum)))
 }
 
 /// What every record says whatever version it has.
@@ -110,6 +129,81 @@ pub(crate) fn damaged(path: &Path, why: String) -> StoreError {
         path: path.to_owned(),
         why,
     }
+}
+
+/// What all records have in common.
+pub(crate) trait Record: Serialize + DeserializeOwned + PartialEq {
+    const KIND: Kind;
+    fn path(&self, layout: &Layout) -> Result<PathBuf, StoreError>;
+    fn schema(&self) -> u32;
+    /// Puts the row of the record, whose file has this checksum and was published at `created`.
+    fn insert(&self, to: &Connection, checksum: &Digest, created: i64) -> rusqlite::Result<()>;
+}
+
+/// A record that is named by a key.
+pub(crate) trait Keyed: Record {
+    fn id(&self) -> Digest;
+}
+
+macro_rules! record {
+    ($type:ty, $kind:expr, $path:expr, $insert:path) => {
+        impl Record for $type {
+            const KIND: Kind = $kind;
+            fn path(&self, layout: &Layout) -> Result<PathBuf, StoreError> {
+                $path(self, layout)
+            }
+            fn schema(&self) -> u32 {
+                self.schema
+            }
+            fn insert(
+                &self,
+                to: &Connection,
+                checksum: &Digest,
+                created: i64,
+            ) -> rusqlite::Result<()> {
+                $insert(to, self, checksum, created)
+            }
+        }
+    };
+}
+macro_rules! keyed {
+    ($type:ty, $kind:expr, $insert:path) => {
+        record!(
+            $type,
+            $kind,
+            |record: &$type, layout: &Layout| Ok(layout.record($kind, &record.id)),
+            $insert
+        );
+        impl Keyed for $type {
+            fn id(&self) -> Digest {
+                self.id
+            }
+        }
+    };
+}
+keyed!(Artifact, Kind::Artifact, rows::insert_artifact);
+keyed!(Program, Kind::Program, rows::insert_program);
+keyed!(Failure, Kind::Failure, rows::insert_failure);
+record!(
+    Release,
+    Kind::Release,
+    |release: &Release, layout: &Layout| layout.release(&release.model, release.seq),
+    rows::insert_release
+);
+
+/// Reads one record file and checks that it lies where it belongs.
+pub(crate) fn record_file<R: Record>(
+    layout: &Layout,
+    path: &Path,
+) -> Result<(R, Digest, i64), StoreError> {
+    let gone = || damaged(path, "it is gone".into());
+    let (record, checksum) = read::<R>(layout, path)?.ok_or_else(gone)?;
+    Ok((record, checksum, created(path)?))
+}
+
+/// Returns when the file at `path` was published, in seconds since 1970.
+pub(crate) fn created(path: &Path) -> Result<i64, StoreError> {
+    Ok(fs::symlink_metadata(path).at("look at", path)?.mtime())
 }
 
 #[cfg(test)]

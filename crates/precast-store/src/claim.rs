@@ -13,8 +13,8 @@ use std::{
 };
 
 use super::{
-    Store,
     error::{At, StoreError},
+    leases::Leases,
     lock, sync,
 };
 use crate::Digest;
@@ -36,11 +36,11 @@ impl Drop for Claim {
     }
 }
 
-impl Store {
+impl Leases {
     /// Returns the claim on `key`, or who has it (as `pid 7 (build)`, empty when it does not say).
     pub fn try_claim(&self, key: &Digest) -> Result<Result<Claim, String>, StoreError> {
-        self.writable("claim a key")?;
-        let folder = self.path().join("locks").join("keys");
+        self.base.writable("claim a key")?;
+        let folder = self.base.path().join("locks").join("keys");
         match fs::create_dir(&folder) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(e).at("make the folder", &folder);
@@ -49,7 +49,7 @@ impl Store {
         }
         let path = folder.join(key.hex());
         loop {
-            let mut file = lock::open(self.layout(), &path)?;
+            let mut file = lock::open(&self.base.layout, &path)?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(Err(lock::owner(&mut file))),
@@ -85,18 +85,25 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::{super::testing, *};
+    use crate::Store;
 
     #[test]
     fn one_has_it_and_the_next_gets_it() {
         let (_dir, store) = testing::store();
         let key = Digest::of(b"key");
-        let claim = store.try_claim(&key).unwrap().unwrap();
+        let claim = store.leases().try_claim(&key).unwrap().unwrap();
         let other = Store::open(store.path()).unwrap();
-        let owner = other.try_claim(&key).unwrap().unwrap_err();
+        let owner = other.leases().try_claim(&key).unwrap().unwrap_err();
         assert_eq!(owner, format!("pid {} (build)", std::process::id()));
-        assert!(other.claim(&key, &mut |_| false).unwrap().is_none());
+        assert!(
+            other
+                .leases()
+                .claim(&key, &mut |_| false)
+                .unwrap()
+                .is_none()
+        );
         drop(claim);
-        let claim = other.claim(&key, &mut |_| false).unwrap().unwrap();
+        let claim = other.leases().claim(&key, &mut |_| false).unwrap().unwrap();
         drop(claim);
         assert_eq!(
             fs::read_dir(store.path().join("locks/keys"))
@@ -115,7 +122,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..20 {
-                        let _claim = store.claim(&key, &mut |_| true).unwrap().unwrap();
+                        let _claim = store.leases().claim(&key, &mut |_| true).unwrap().unwrap();
                         assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
                         inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
                     }

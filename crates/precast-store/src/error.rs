@@ -125,7 +125,7 @@ pub enum StoreError {
         #[source]
         source: rusqlite::Error,
     },
-    /// The index has an earlier version and can't be migrated here, as in a store that is opened for reading.
+    /// The index has an earlier version.
     #[error("index `{}` has version {found}, this precast uses {known}", path.display())]
     Older {
         /// The index's file.

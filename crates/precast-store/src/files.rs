@@ -1,4 +1,4 @@
-//! The walk over a store's files that `verify` does.
+//! The look at each file of a store that `verify` takes.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,26 +9,25 @@ use std::{
 };
 
 use super::{
-    Store, chunks,
+    checksum::{Keyed, record_file},
+    chunks,
     defect::Defect,
     error::{At, StoreError},
     layout::{Kind, Layout},
-    lease::is_lease,
+    leases::is_lease,
+    manifest::{Links, Missing, Source, Walk},
     object,
     permissions::Distrust,
-    records::Record,
-    records::{record_file, release_file},
     reindex::named,
-    rows::{artifacts_of, objects_of},
 };
 use crate::{
     Digest,
-    record::{Artifact, Failure, Program},
+    record::{Artifact, Failure, Program, Release},
 };
 
-/// One walk, and what it found so far.
-pub(crate) struct Walk<'a> {
-    store: &'a Store,
+/// One look at all files, and what it found so far.
+pub(crate) struct Files<'a> {
+    own: &'a Layout,
     /// Opens also what others could have written: that is a defect of its own.
     layout: Layout,
     uid: u32,
@@ -39,24 +38,28 @@ pub(crate) struct Walk<'a> {
     pub quarantined: u64,
     /// Sound objects and the size of their content.
     sound: HashMap<Digest, u64>,
-    artifacts: HashSet<Digest>,
-    programs: HashSet<Digest>,
+    /// Sound records, and what they refer to.
+    artifacts: HashMap<Digest, Links>,
+    programs: HashMap<Digest, Links>,
+    /// What releases and failures refer to: programs and objects, by file.
+    roots: Vec<(PathBuf, Vec<Digest>, Vec<Digest>)>,
 }
 
-impl<'a> Walk<'a> {
-    pub fn new(store: &'a Store) -> Self {
+impl<'a> Files<'a> {
+    pub fn new(own: &'a Layout) -> Self {
         Self {
-            store,
-            layout: store.layout().unchecked(),
-            uid: fs::metadata(store.path()).map_or(0, |meta| meta.uid()),
+            own,
+            layout: own.unchecked(),
+            uid: fs::metadata(&own.root).map_or(0, |meta| meta.uid()),
             defects: Vec::new(),
             objects: 0,
             bytes: 0,
             records: 0,
             quarantined: 0,
             sound: HashMap::new(),
-            artifacts: HashSet::new(),
-            programs: HashSet::new(),
+            artifacts: HashMap::new(),
+            programs: HashMap::new(),
+            roots: Vec::new(),
         }
     }
 
@@ -69,48 +72,71 @@ impl<'a> Walk<'a> {
         for (path, digest) in self.shards("ready", "")? {
             self.ready(&path, &digest, hash);
         }
-        // What is referred to comes before what refers to it.
         for (path, _) in self.shards("artifacts", ".json")? {
-            self.record::<Artifact>(&path, |walk, by, artifact| {
-                walk.need_objects(by, &objects_of(artifact));
-                if let Some(&is) = walk.sound.get(&artifact.object)
+            self.record::<Artifact>(&path, |files, by, artifact, checksum| {
+                if let Some(&is) = files.sound.get(&artifact.object)
                     && is != artifact.size
                 {
                     let says = artifact.size;
-                    walk.defects.push(Defect::Size {
-                        by: by.to_owned(),
-                        says,
-                        is,
-                    });
+                    files.defects.push(Defect::Size { by, says, is });
                 }
-                walk.artifacts.insert(artifact.id);
+                let to = artifact.objects();
+                files.artifacts.insert(artifact.id, Links { checksum, to });
             });
         }
         for (path, _) in self.shards("programs", ".json")? {
-            self.record::<Program>(&path, |walk, by, program| {
-                for id in artifacts_of(program) {
-                    if !walk.artifacts.contains(&id) {
-                        walk.defects.push(Defect::NoArtifact {
-                            by: by.to_owned(),
-                            id,
-                        });
-                    }
-                }
-                walk.programs.insert(program.id);
+            self.record::<Program>(&path, |files, _, program, checksum| {
+                let to = program.artifacts();
+                files.programs.insert(program.id, Links { checksum, to });
             });
         }
         for (path, _) in self.shards("failures", ".json")? {
-            self.record::<Failure>(&path, |walk, by, failure| {
-                walk.need_objects(by, failure.log.as_slice());
+            self.record::<Failure>(&path, |files, by, failure, _| {
+                files
+                    .roots
+                    .push((by, vec![], failure.log.into_iter().collect()));
             });
         }
         self.releases()?;
+        self.references();
         self.working()
+    }
+
+    /// Reports every reference to something that is not there.
+    fn references(&mut self) {
+        let mut walk = Walk::new(self);
+        let mut defects = Vec::new();
+        let mut report = |missing: Vec<Missing>, root: &Path| {
+            defects.extend(missing.into_iter().map(|missing| {
+                let by = match missing.by {
+                    Some((kind, id)) => Layout::record_name(kind, &id),
+                    None => root.to_owned(),
+                };
+                let id = missing.id;
+                match missing.kind {
+                    None => Defect::NoObject { by, digest: id },
+                    Some(Kind::Artifact) => Defect::NoArtifact { by, id },
+                    Some(_) => Defect::NoProgram { by, id },
+                }
+            }));
+        };
+        for (kind, records) in [
+            (Kind::Artifact, &self.artifacts),
+            (Kind::Program, &self.programs),
+        ] {
+            walk.records(None, kind, &Vec::from_iter(records.keys().copied()));
+        }
+        report(std::mem::take(&mut walk.missing), Path::new(""));
+        for (path, programs, objects) in &self.roots {
+            walk.release(programs, objects);
+            report(std::mem::take(&mut walk.missing), path);
+        }
+        self.defects.extend(defects);
     }
 
     /// Looks once more at one file that had wrong bytes.
     pub fn recheck(mut self, path: &Path) -> Option<Defect> {
-        let full = self.store.path().join(path);
+        let full = self.own.root.join(path);
         if fs::symlink_metadata(&full).is_err() {
             // gc removed it.
             return None;
@@ -128,7 +154,7 @@ impl<'a> Walk<'a> {
     }
 
     fn root(&mut self) -> Result<(), StoreError> {
-        for (path, meta) in self.list(self.store.path())? {
+        for (path, meta) in self.list(&self.own.root)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if Layout::FOLDERS.iter().any(|folder| *folder == name) {
                 if !meta.is_dir() {
@@ -144,7 +170,7 @@ impl<'a> Walk<'a> {
                 self.not_plain(&path, &meta);
             }
         }
-        if !self.store.layout().tag_is_right() {
+        if !self.own.tag_is_right() {
             self.defects.push(Defect::Tag {
                 path: Layout::TAG.into(),
             });
@@ -155,7 +181,7 @@ impl<'a> Walk<'a> {
     /// Lists the files of a folder with two-digit folders in it, and reports everything there that is no such file.
     fn shards(&mut self, folder: &str, suffix: &str) -> Result<Vec<(PathBuf, Digest)>, StoreError> {
         let mut all = Vec::new();
-        let top = self.store.path().join(folder);
+        let top = self.own.root.join(folder);
         for (shard, meta) in self.list(&top)? {
             let prefix = shard
                 .file_name()
@@ -200,7 +226,7 @@ impl<'a> Walk<'a> {
     /// Checks who owns a folder, and who may write it.
     fn folder(&mut self, path: &Path, meta: &Metadata) {
         let path = self.inside(path);
-        match self.store.layout().judge(meta) {
+        match self.own.judge(meta) {
             Some(Distrust::Owner(uid)) => self.defects.push(Defect::Owner { path, uid }),
             Some(_) => self.defects.push(Defect::Mode {
                 path,
@@ -281,18 +307,19 @@ impl<'a> Walk<'a> {
         });
     }
 
-    fn record<R: Record>(&mut self, path: &Path, references: impl FnOnce(&mut Self, &Path, &R)) {
+    fn record<R: Keyed>(&mut self, path: &Path, add: impl FnOnce(&mut Self, PathBuf, R, Digest)) {
         self.records += 1;
         let inside = self.inside(path);
         match record_file::<R>(&self.layout, path) {
-            Ok((record, ..)) => references(self, &inside, &record),
+            Ok((record, checksum, _)) => add(self, inside, record, checksum),
             Err(e) => {
-                // It is there, for those that refer to it; what it needs itself is not known here.
+                // It is there for what refers to it. Its own references are not known here.
                 if let (StoreError::Newer { .. }, Some(id)) = (&e, named(path, ".json")) {
+                    let (checksum, to) = (id, vec![]);
                     match R::KIND {
-                        Kind::Artifact => drop(self.artifacts.insert(id)),
-                        Kind::Program => drop(self.programs.insert(id)),
-                        Kind::Failure => {}
+                        Kind::Artifact => drop(self.artifacts.insert(id, Links { checksum, to })),
+                        Kind::Program => drop(self.programs.insert(id, Links { checksum, to })),
+                        _ => {}
                     }
                 }
                 self.bad_record(inside, &e);
@@ -307,20 +334,8 @@ impl<'a> Walk<'a> {
         });
     }
 
-    fn need_objects(&mut self, by: &Path, objects: &[Digest]) {
-        for digest in objects
-            .iter()
-            .filter(|object| !self.sound.contains_key(object))
-        {
-            self.defects.push(Defect::NoObject {
-                by: by.to_owned(),
-                digest: *digest,
-            });
-        }
-    }
-
     fn releases(&mut self) -> Result<(), StoreError> {
-        for (folder, meta) in self.list(&self.store.path().join("releases"))? {
+        for (folder, meta) in self.list(&self.own.folder(Kind::Release))? {
             if !meta.is_dir() {
                 self.not_plain(&folder, &meta);
                 continue;
@@ -342,27 +357,18 @@ impl<'a> Walk<'a> {
     fn release(&mut self, path: &Path) {
         self.records += 1;
         let inside = self.inside(path);
-        let release = match release_file(&self.layout, path) {
-            Ok((release, ..)) => release,
-            Err(e) => return self.bad_record(inside, &e),
-        };
-        self.need_objects(&inside, release.weights.as_slice());
-        self.need_objects(&inside, &release.shim_objects());
-        for id in release
-            .programs
-            .iter()
-            .filter(|id| !self.programs.contains(id))
-        {
-            self.defects.push(Defect::NoProgram {
-                by: inside.clone(),
-                id: *id,
-            });
+        match record_file::<Release>(&self.layout, path) {
+            Ok((release, ..)) => {
+                let objects = release.objects();
+                self.roots.push((inside, release.programs, objects));
+            }
+            Err(e) => self.bad_record(inside, &e),
         }
     }
 
     /// Looks at the folders of live processes: `tmp`, `leases`, `locks`, and at `quarantine`.
     fn working(&mut self) -> Result<(), StoreError> {
-        let root = self.store.path().to_owned();
+        let root = self.own.root.clone();
         // Before the leases: the lease of a live process is older than its folder.
         let tmp = self.list(&root.join("tmp"))?;
         let mut live = HashSet::new();
@@ -463,9 +469,22 @@ impl<'a> Walk<'a> {
     }
 
     fn inside(&self, path: &Path) -> PathBuf {
-        path.strip_prefix(self.store.path())
-            .unwrap_or(path)
-            .to_owned()
+        path.strip_prefix(&self.own.root).unwrap_or(path).to_owned()
+    }
+}
+
+impl Source for Files<'_> {
+    fn links(&self, kind: Kind, id: &Digest) -> Result<Option<Links>, StoreError> {
+        let records = if kind == Kind::Program {
+            &self.programs
+        } else {
+            &self.artifacts
+        };
+        Ok(records.get(id).cloned())
+    }
+
+    fn has_object(&self, digest: &Digest) -> bool {
+        self.sound.contains_key(digest)
     }
 }
 

@@ -1,22 +1,21 @@
 //! Looking things up: by prefix, by name, one by one.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
-    Store,
+    checksum::{self, Keyed},
     error::StoreError,
-    records::Record,
+    layout::Kind,
+    pages::{PAGE, Pages},
+    records::Records,
     rows::{self, ArtifactRow, ProgramRow},
 };
 use crate::{
     Digest,
-    record::{Artifact, Program},
+    record::{Artifact, Failure, Program},
 };
-
-/// How many rows are read at once: a listing holds no lock between two pages.
-pub(super) const PAGE: usize = 256;
 
 /// What an ID stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +47,9 @@ impl Found {
         }
     }
 }
+
+/// A record and when it was published, in seconds since 1970.
+pub type Dated<T> = Result<(T, i64), StoreError>;
 
 /// Which programs to list; an empty filter lists all.
 #[derive(Clone, Debug, Default)]
@@ -86,7 +88,7 @@ fn links(index: &Connection, program: &Digest) -> rusqlite::Result<Vec<Link>> {
     rows.collect()
 }
 
-impl Store {
+impl Records {
     /// Returns whether there is a program with this request key: one look-up and a `stat`.
     pub fn has_program(&self, id: &Digest) -> Result<bool, StoreError> {
         self.has::<Program>("programs", id)
@@ -99,13 +101,12 @@ impl Store {
 
     /// What the index does not know may still be there: a crash can come between a record and its row. Then it gets one.
     /// A file that changed since it was published is read.
-    fn has<R: Record>(&self, table: &str, id: &Digest) -> Result<bool, StoreError> {
+    fn has<R: Keyed>(&self, table: &str, id: &Digest) -> Result<bool, StoreError> {
         let query = format!(
             "SELECT 1 FROM {table} WHERE id=?1 AND NOT EXISTS \
              (SELECT 1 FROM marked WHERE kind='{table}' AND id=?1)"
         );
-        let indexed = self
-            .index()
+        let indexed = (self.base.index)
             .with(|index| index.prepare_cached(&query)?.exists([id.as_bytes()]))?;
         match indexed {
             true => self.has_sound_record::<R>(id),
@@ -117,7 +118,7 @@ impl Store {
     pub fn known(&self, programs: &[Digest]) -> Result<Known, StoreError> {
         let query = "SELECT 1 FROM programs WHERE id=?1 AND NOT EXISTS \
              (SELECT 1 FROM marked WHERE kind='programs' AND id=?1)";
-        let links = self.index().with(|index| {
+        let links = self.base.index.with(|index| {
             let tx = index.unchecked_transaction()?;
             let mut there = tx.prepare_cached(query)?;
             let mut all = HashMap::with_capacity(programs.len());
@@ -148,7 +149,7 @@ impl Store {
         }
         let links = match known.links.remove(program) {
             Some(links) => links,
-            None => self.index().with(|index| links(index, program))?,
+            None => self.base.index.with(|index| links(index, program))?,
         };
         let seen = &mut known.seen;
         for (artifact, object, indexed) in links {
@@ -162,7 +163,7 @@ impl Store {
             }
             seen.insert(artifact);
             if let Some(object) = object {
-                if !seen.contains(&object) && !self.has_sound_object(&object)? {
+                if !seen.contains(&object) && !self.objects.has_sound(&object)? {
                     return Ok(Some(("object", object)));
                 }
                 seen.insert(object);
@@ -185,7 +186,7 @@ impl Store {
                 .map_err(|_| StoreError::BadPrefix(prefix.to_owned()))
         };
         let (low, high) = (bound("0")?, bound("f")?);
-        let found: Vec<Found> = self.index().with(|index| {
+        let found: Vec<Found> = self.base.index.with(|index| {
             let mut all = Vec::new();
             type Of = fn(Digest) -> Found;
             let tables: [(&str, Of); 4] = [
@@ -241,7 +242,7 @@ impl Store {
              ORDER BY p.model,p.module,p.bucket,p.id LIMIT {PAGE}",
             ProgramRow::COLUMNS
         );
-        let store = self.clone();
+        let base = self.base.clone();
         Pages::new(move |last: Option<&ProgramRow>| {
             let (model, module, bucket, id) = match last {
                 Some(row) => (
@@ -252,7 +253,7 @@ impl Store {
                 ),
                 None => ("", "", "", Vec::new()),
             };
-            store.index().with(|index| {
+            base.index.with(|index| {
                 index
                     .prepare_cached(&query)?
                     .query_map(
@@ -279,10 +280,10 @@ impl Store {
             "SELECT {} FROM artifacts a WHERE a.id>? ORDER BY a.id LIMIT {PAGE}",
             ArtifactRow::COLUMNS
         );
-        let store = self.clone();
+        let base = self.base.clone();
         Pages::new(move |last: Option<&ArtifactRow>| {
             let after = last.map_or(Vec::new(), |row| row.id.as_bytes().to_vec());
-            store.index().with(|index| {
+            base.index.with(|index| {
                 index
                     .prepare_cached(&query)?
                     .query_map([after], ArtifactRow::read)?
@@ -291,56 +292,57 @@ impl Store {
         })
     }
 
-    /// Returns the names of all models that have a program or a release, sorted.
-    pub fn models(&self) -> Result<Vec<String>, StoreError> {
-        self.index().with(|index| {
+    /// Returns a program as the index has it.
+    pub fn program_row(&self, id: &Digest) -> Result<Option<ProgramRow>, StoreError> {
+        let query = format!(
+            "SELECT {} FROM programs p WHERE p.id=?",
+            ProgramRow::COLUMNS
+        );
+        self.base.index.with(|index| {
             index
-                .prepare_cached(
-                    "SELECT model FROM programs UNION SELECT model FROM releases ORDER BY 1",
-                )?
-                .query_map([], |row| row.get(0))?
-                .collect()
+                .prepare_cached(&query)?
+                .query_row([id.as_bytes()], ProgramRow::read)
+                .optional()
         })
     }
-}
 
-/// An iterator over pages: each next page begins after the last row of the one before.
-pub(super) struct Pages<R, F> {
-    next: F,
-    page: VecDeque<R>,
-    last: Option<R>,
-    done: bool,
-}
-
-impl<R, F: FnMut(Option<&R>) -> Result<Vec<R>, StoreError>> Pages<R, F> {
-    pub(super) fn new(next: F) -> Self {
-        Self {
-            next,
-            page: VecDeque::new(),
-            last: None,
-            done: false,
-        }
+    /// Lists what failed and was not built since, with the time of the failure in seconds since 1970. A record that
+    /// can't be read is an error in its place.
+    pub fn failures(&self) -> impl Iterator<Item = Dated<Failure>> + use<> {
+        let base = self.base.clone();
+        let ids = Pages::new(move |last: Option<&(Digest, i64)>| {
+            let after = last.map_or(Vec::new(), |(id, _)| id.as_bytes().to_vec());
+            base.index.with(|index| {
+                index
+                    .prepare_cached(&format!(
+                        "SELECT id,created FROM failures WHERE id>? ORDER BY id LIMIT {PAGE}"
+                    ))?
+                    .query_map([after], |row| Ok((rows::digest(row, 0)?, row.get(1)?)))?
+                    .collect()
+            })
+        });
+        let base = self.base.clone();
+        ids.filter_map(move |found| {
+            let read = |(id, created)| {
+                let path = base.layout.record(Kind::Failure, &id);
+                let found = checksum::read::<Failure>(&base.layout, &path)?;
+                Ok(found.map(|(failure, _)| (failure, created)))
+            };
+            found.and_then(read).transpose()
+        })
     }
-}
 
-impl<R: Clone, F: FnMut(Option<&R>) -> Result<Vec<R>, StoreError>> Iterator for Pages<R, F> {
-    type Item = Result<R, StoreError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.page.is_empty() && !self.done {
-            match (self.next)(self.last.as_ref()) {
-                Ok(page) => {
-                    self.done = page.len() < PAGE;
-                    self.last = page.last().cloned();
-                    self.page = page.into();
-                }
-                Err(e) => {
-                    self.done = true;
-                    return Some(Err(e));
-                }
-            }
-        }
-        self.page.pop_front().map(Ok)
+    /// Returns the program that calls this artifact and was built first.
+    pub fn first_caller(&self, artifact: &Digest) -> Result<Option<Digest>, StoreError> {
+        self.base.index.with(|index| {
+            index
+                .prepare_cached(
+                    "SELECT p.id FROM program_artifacts l JOIN programs p ON p.id=l.program \
+                     WHERE l.artifact=? ORDER BY p.created,p.id LIMIT 1",
+                )?
+                .query_row([artifact.as_bytes()], |row| rows::digest(row, 0))
+                .optional()
+        })
     }
 }
 
@@ -354,30 +356,33 @@ mod tests {
         let hex = artifact.id.hex();
         for length in [5, 12, 63, 64] {
             assert_eq!(
-                store.resolve(&hex[..length]).unwrap(),
+                store.records().resolve(&hex[..length]).unwrap(),
                 Found::Artifact(artifact.id)
             );
         }
         assert_eq!(
-            store.resolve(&program.id.hex()).unwrap(),
+            store.records().resolve(&program.id.hex()).unwrap(),
             Found::Program(program.id)
         );
         assert_eq!(
-            store.resolve(&artifact.object.hex()).unwrap(),
+            store.records().resolve(&artifact.object.hex()).unwrap(),
             Found::Object(artifact.object)
         );
-        assert!(matches!(store.resolve("0000"), Err(StoreError::Unknown(_))));
+        assert!(matches!(
+            store.records().resolve("0000"),
+            Err(StoreError::Unknown(_))
+        ));
         for bad in ["", "abc", "XYZ0", "../..", &"a".repeat(65)] {
             assert!(
-                matches!(store.resolve(bad), Err(StoreError::BadPrefix(_))),
+                matches!(store.records().resolve(bad), Err(StoreError::BadPrefix(_))),
                 "{bad}"
             );
         }
         // An object that has the digest of the artifact's key.
-        let same = store.put_bytes(b"block").unwrap();
+        let same = store.objects().put_bytes(b"block").unwrap();
         assert_eq!(same, artifact.id);
         assert!(matches!(
-            store.resolve(&hex[..12]),
+            store.records().resolve(&hex[..12]),
             Err(StoreError::Ambiguous { .. })
         ));
     }
@@ -386,6 +391,7 @@ mod tests {
     fn listings_go_on_over_pages_and_keep_to_the_filter() {
         let (_dir, store) = testing::store();
         let artifact = store
+            .records()
             .put_artifact(&testing::artifact(&store, "block"))
             .unwrap();
         store
@@ -400,6 +406,7 @@ mod tests {
             })
             .unwrap();
         let all: Vec<_> = store
+            .records()
             .programs(Filter::default())
             .map(Result::unwrap)
             .collect();
@@ -416,12 +423,21 @@ mod tests {
             model: Some("a".into()),
             ..Filter::default()
         };
-        assert_eq!(store.programs(some).count(), 200);
+        assert_eq!(store.records().programs(some).count(), 200);
         let none = Filter {
             device: Some("cuda".into()),
             ..Filter::default()
         };
-        assert_eq!(store.programs(none).count(), 0);
-        assert_eq!(store.artifacts().next().unwrap().unwrap().programs, 600);
+        assert_eq!(store.records().programs(none).count(), 0);
+        assert_eq!(
+            store
+                .records()
+                .artifacts()
+                .next()
+                .unwrap()
+                .unwrap()
+                .programs,
+            600
+        );
     }
 }

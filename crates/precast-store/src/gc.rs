@@ -1,4 +1,4 @@
-//! The plan of a garbage collection. It can be printed and serialised; [`Store::collect`] carries it out.
+//! The plan of a garbage collection. It can be printed and serialised; [`Collector::collect`] carries it out.
 //!
 //! | root | kept because |
 //! |---|---|
@@ -14,18 +14,23 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     fmt,
+    sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Store,
+    base::Base,
     error::StoreError,
-    graph::{Graph, Releases, Unit},
-    now,
-    quarantine::Damaged,
+    graph::{self, Graph, Unit},
+    layout::Kind,
+    leases::Leases,
+    manifest::Walk,
+    quarantine::{self, Damaged},
     reason::Reason,
     reindex,
+    releases::Releases,
+    time::now,
 };
 use crate::Digest;
 
@@ -162,24 +167,33 @@ impl fmt::Display for GcPlan {
     }
 }
 
-impl Store {
+/// Plans what to delete from a store, and deletes it.
+pub struct Collector {
+    pub(crate) base: Arc<Base>,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) releases: Arc<Releases>,
+}
+
+impl Collector {
+    pub(crate) fn new(base: &Arc<Base>, leases: &Arc<Leases>, releases: &Arc<Releases>) -> Self {
+        Self {
+            base: base.clone(),
+            leases: leases.clone(),
+            releases: releases.clone(),
+        }
+    }
+
     /// Returns what `policy` would delete now. Changes nothing. Refused where a newer precast left records: what they
     /// need is not known.
-    pub fn plan_gc(&self, policy: &Policy) -> Result<GcPlan, StoreError> {
-        let newer = self
-            .index()
-            .with(|index| reindex::newer(self.layout(), index))?;
+    pub fn plan(&self, policy: &Policy) -> Result<GcPlan, StoreError> {
+        let newer = (self.base.index).with(|index| reindex::newer(&self.base.layout, index))?;
         if let Some(newer) = newer {
             return Err(newer);
         }
-        let graph = Graph::load(self)?;
-        let leased = if self.is_read_only() {
-            HashSet::new()
-        } else {
-            self.peek_leases()?
-        };
-        let mut plan = Planner::new(&graph, policy, leased).plan(now());
-        plan.quarantine = self.old_damage(now())?;
+        let graph = Graph::load(&self.base)?;
+        let leased = self.leases.all_held()?;
+        let mut plan = Planner::new(&graph, policy, &leased).plan(now());
+        plan.quarantine = quarantine::old(self.base.path(), now())?;
         Ok(plan)
     }
 }
@@ -187,6 +201,7 @@ impl Store {
 struct Planner<'a> {
     graph: &'a Graph,
     policy: &'a Policy,
+    leased: &'a HashSet<Digest>,
     /// Everything that a lease or a kept release protects.
     rooted: HashSet<Digest>,
     /// How many live things refer to this one.
@@ -195,12 +210,13 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(graph: &'a Graph, policy: &'a Policy, leased: HashSet<Digest>) -> Self {
+    fn new(graph: &'a Graph, policy: &'a Policy, leased: &'a HashSet<Digest>) -> Self {
         let before = graph.objects.values().sum();
         Self {
             graph,
             policy,
-            rooted: leased,
+            leased,
+            rooted: HashSet::new(),
             references: HashMap::new(),
             plan: GcPlan {
                 schema: 1,
@@ -242,12 +258,13 @@ impl<'a> Planner<'a> {
         self.plan
     }
 
-    /// Keeps the newest releases of each model, and all they need.
+    /// Keeps the newest releases of each model and what is leased, with the manifests of both.
     fn releases(&mut self) {
         let kept = kept(&self.graph.releases, self.policy.keep_releases);
+        let mut walk = Walk::new(self.graph);
         for ((model, seq), release) in &self.graph.releases {
             if kept.contains(&(model.clone(), *seq)) {
-                self.rooted.extend(&release.needs);
+                walk.release(&release.programs, &release.objects);
             } else {
                 self.plan.releases.push(OldRelease {
                     model: model.clone(),
@@ -256,15 +273,12 @@ impl<'a> Planner<'a> {
                 });
             }
         }
-        // A program protects its artifacts, an artifact its objects, whether a release or a lease protects it.
-        for units in [&self.graph.programs, &self.graph.artifacts] {
-            let below: Vec<Digest> = units
-                .iter()
-                .filter(|(id, _)| self.rooted.contains(id))
-                .flat_map(|(_, unit)| unit.links.iter().copied())
-                .collect();
-            self.rooted.extend(below);
-        }
+        // A lease has IDs of all kinds.
+        let leased: Vec<Digest> = self.leased.iter().copied().collect();
+        walk.records(None, Kind::Program, &leased);
+        walk.records(None, Kind::Artifact, &leased);
+        self.rooted.extend(leased);
+        self.rooted.extend(walk.found.iter().map(|node| node.id));
     }
 
     fn failures(&mut self, now: i64) {
@@ -388,7 +402,7 @@ impl<'a> Planner<'a> {
 
 /// Returns the releases that stay where so many of each model do: the newest ones down to the last that has one of so many
 /// contents, and the newest partial one where nothing whole is newer.
-pub(crate) fn kept(releases: &Releases, keep: usize) -> BTreeSet<(String, u64)> {
+pub(crate) fn kept(releases: &graph::Releases, keep: usize) -> BTreeSet<(String, u64)> {
     let mut kept = BTreeSet::new();
     // What the model at hand has whole so far, and whether it has a partial one.
     let (mut at, mut contents, mut partial) = (None, HashSet::new(), false);
@@ -401,7 +415,7 @@ pub(crate) fn kept(releases: &Releases, keep: usize) -> BTreeSet<(String, u64)> 
         let stays = if release.partial {
             !std::mem::replace(&mut partial, true) && contents.is_empty()
         } else {
-            contents.insert(&release.needs);
+            contents.insert((&release.programs, &release.objects));
             contents.len() <= keep.max(1)
         };
         if stays {

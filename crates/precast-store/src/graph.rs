@@ -8,8 +8,10 @@ use std::{
 use rusqlite::Connection;
 
 use super::{
-    Store,
+    base::Base,
     error::StoreError,
+    layout::Kind,
+    manifest::{Links, Source},
     rows::{self, ArtifactRow, ObjectRow, ProgramRow, links},
     sum::bad_sum,
 };
@@ -18,6 +20,8 @@ use crate::Digest;
 /// A program or an artifact.
 pub(crate) struct Unit {
     pub name: String,
+    /// Checksum of its record.
+    pub checksum: Digest,
     /// When it was last used, or made if it never was.
     pub used: i64,
     /// The artifacts of a program, the objects of an artifact.
@@ -29,8 +33,10 @@ pub(crate) type Releases = BTreeMap<(String, u64), Contents>;
 
 /// What a release has.
 pub(crate) struct Contents {
-    /// Its programs, sorted, then the objects of its shims, sorted, then its weights.
-    pub needs: Vec<Digest>,
+    /// Its programs, sorted.
+    pub programs: Vec<Digest>,
+    /// The objects of its shims, sorted, then its weights.
+    pub objects: Vec<Digest>,
     pub partial: bool,
 }
 
@@ -46,8 +52,8 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    pub fn load(store: &Store) -> Result<Self, StoreError> {
-        let mut graph = store.index().with(|index| {
+    pub fn load(base: &Base) -> Result<Self, StoreError> {
+        let mut graph = base.index.with(|index| {
             // One transaction, so that nothing changes between two queries.
             let tx = index.unchecked_transaction()?;
             // A tree that is damaged can hide rows whose absence would let gc delete what they need.
@@ -59,7 +65,7 @@ impl Graph {
             Self::read(&tx)
         })?;
         for (id, bytes) in &mut graph.objects {
-            *bytes += ready_bytes(store, id);
+            *bytes += ready_bytes(base, id);
         }
         Ok(graph)
     }
@@ -80,6 +86,24 @@ impl Graph {
     }
 }
 
+impl Source for Graph {
+    fn links(&self, kind: Kind, id: &Digest) -> Result<Option<Links>, StoreError> {
+        let units = if kind == Kind::Program {
+            &self.programs
+        } else {
+            &self.artifacts
+        };
+        Ok(units.get(id).map(|unit| Links {
+            checksum: unit.checksum,
+            to: unit.links.clone(),
+        }))
+    }
+
+    fn has_object(&self, digest: &Digest) -> bool {
+        self.objects.contains_key(digest)
+    }
+}
+
 fn programs(from: &Connection) -> rusqlite::Result<HashMap<Digest, Unit>> {
     let mut below = pairs(
         from,
@@ -94,6 +118,7 @@ fn programs(from: &Connection) -> rusqlite::Result<HashMap<Digest, Unit>> {
         let unit = Unit {
             name: format!("{} {} {}", found.model, found.module, found.bucket),
             used: found.used.unwrap_or(0).max(found.created),
+            checksum: rows::digest(row, 1)?,
             links: checked(below.remove(&found.id), row.get(9)?, "programs")?,
         };
         all.insert(found.id, unit);
@@ -115,6 +140,7 @@ fn artifacts(from: &Connection) -> rusqlite::Result<HashMap<Digest, Unit>> {
         let unit = Unit {
             name: found.target.clone(),
             used: found.used.unwrap_or(0).max(found.created),
+            checksum: rows::digest(row, 1)?,
             links: checked(below.remove(&found.id), row.get(6)?, "artifacts")?,
         };
         all.insert(found.id, unit);
@@ -135,7 +161,7 @@ pub(crate) fn releases(from: &Connection) -> rusqlite::Result<Releases> {
         from.prepare("SELECT model,seq,name,seal,weights,created,links,sum,partial FROM releases")?;
     let mut below = from
         .prepare("SELECT program FROM release_programs WHERE model=? AND seq=? ORDER BY program")?;
-    let mut objects =
+    let mut shims =
         from.prepare("SELECT object FROM release_objects WHERE model=? AND seq=? ORDER BY object")?;
     let mut rows = query.query([])?;
     let mut all = BTreeMap::new();
@@ -143,12 +169,12 @@ pub(crate) fn releases(from: &Connection) -> rusqlite::Result<Releases> {
         let (model, seq): (String, i64) = (row.get(0)?, row.get(1)?);
         let name: Option<String> = row.get(2)?;
         let weights = row.get::<_, Option<[u8; 32]>>(4)?.map(Digest::from_bytes);
-        let mut needs = Vec::new();
-        for query in [&mut below, &mut objects] {
-            for id in query.query_map((&model, seq), |row| rows::digest(row, 0))? {
-                needs.push(id?);
-            }
-        }
+        let ids = |query: &mut rusqlite::Statement| -> rusqlite::Result<Vec<Digest>> {
+            query
+                .query_map((&model, seq), |row| rows::digest(row, 0))?
+                .collect()
+        };
+        let (programs, mut objects) = (ids(&mut below)?, ids(&mut shims)?);
         let (links, partial) = (row.get(6)?, row.get(8)?);
         let checksum = rows::digest(row, 3)?;
         let sum = rows::release_sum(
@@ -164,9 +190,14 @@ pub(crate) fn releases(from: &Connection) -> rusqlite::Result<Releases> {
         if sum != row.get::<_, i64>(7)? {
             return Err(bad_sum("releases"));
         }
-        let mut needs = checked(Some(needs), links, "releases")?;
-        needs.extend(weights);
-        all.insert((model, seq as u64), Contents { needs, partial });
+        checked(Some([&programs[..], &objects].concat()), links, "releases")?;
+        objects.extend(weights);
+        let contents = Contents {
+            programs,
+            objects,
+            partial,
+        };
+        all.insert((model, seq as u64), contents);
     }
     Ok(all)
 }
@@ -201,8 +232,8 @@ fn checked(
 }
 
 /// Returns the bytes of the unpacked file of an object.
-fn ready_bytes(store: &Store, id: &Digest) -> u64 {
-    fs::symlink_metadata(store.layout().ready(id)).map_or(0, |meta| meta.len())
+fn ready_bytes(base: &Base, id: &Digest) -> u64 {
+    fs::symlink_metadata(base.layout.ready(id)).map_or(0, |meta| meta.len())
 }
 
 /// Reads rows of two digests as a map from the first to all of the second.

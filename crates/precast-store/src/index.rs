@@ -16,7 +16,7 @@ use std::{
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 use rustix::fs::{Access, access};
 
-use self::schema::{KNOWN, check_schema, failed, finish_replaced, migrate, other_version, version};
+use self::schema::{check_schema, failed, prepare_tables};
 use super::{
     error::{At, StoreError},
     layout::Layout,
@@ -46,7 +46,7 @@ struct Open {
 }
 
 impl Index {
-    /// Opens the index for reading and writing. One that is missing is made from the files, an older one is migrated.
+    /// Opens the index for reading and writing. One that is missing is made from the files.
     pub fn open(layout: &Layout) -> Result<Self, StoreError> {
         Ok(Self {
             layout: layout.clone(),
@@ -83,16 +83,9 @@ impl Index {
         let path = layout.index();
         refuse(layout)?;
         let flags = base(OpenFlags::SQLITE_OPEN_READ_ONLY);
-        let open = || {
-            let connection = prepare(Connection::open_with_flags(&path, flags)?)?;
-            let version = version(&connection)?;
-            Ok((connection, version))
-        };
-        let (connection, version) = open().map_err(|e| failed(&path, e))?;
-        match version {
-            KNOWN => check_schema(&connection, &path)?,
-            found => return Err(other_version(&path, found)),
-        }
+        let open = || prepare(Connection::open_with_flags(&path, flags)?);
+        let connection = open().map_err(|e| failed(&path, e))?;
+        check_schema(&connection, &path)?;
         Ok(Self::other(layout, connection))
     }
 
@@ -218,7 +211,7 @@ fn make_in_memory(layout: &Layout) -> Result<Connection, StoreError> {
     let mut connection = Connection::open_in_memory()
         .and_then(prepare)
         .map_err(|e| failed(&path, e))?;
-    migrate(&mut connection, layout, &path)?;
+    prepare_tables(&mut connection, layout, &path)?;
     Ok(connection)
 }
 
@@ -261,8 +254,7 @@ fn open_own(layout: &Layout) -> Result<Open, StoreError> {
         Ok(connection)
     };
     let mut connection = open().map_err(|e| failed(&path, e))?;
-    migrate(&mut connection, layout, &path)?;
-    finish_replaced(&mut connection, layout).map_err(|e| failed(&path, e))?;
+    prepare_tables(&mut connection, layout, &path)?;
     let inode = inode(&path).unwrap_or(0);
     Ok(Open { connection, inode })
 }
@@ -304,11 +296,8 @@ fn base(flags: OpenFlags) -> OpenFlags {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::testing, schema::own_schema, *};
-    use crate::{
-        Options, Store,
-        rows::{self, ObjectRow},
-    };
+    use super::{super::testing, schema::KNOWN, *};
+    use crate::{Options, Store, rows::ObjectRow};
 
     #[test]
     fn a_newer_index_is_refused_and_left_alone() {
@@ -340,90 +329,37 @@ mod tests {
     }
 
     #[test]
-    fn an_older_index_is_made_again_and_keeps_when_things_were_used() {
+    fn an_index_with_other_tables_or_of_an_older_version_is_refused_and_reindexed() {
         let (_dir, store) = testing::store();
-        let one = store.put_bytes(b"one").unwrap();
-        let uses = own_schema()
-            .iter()
-            .find(|entry| entry[1].as_deref() == Some("uses"));
-        let uses = uses.unwrap()[3].clone().unwrap();
-        for stamps in [uses.as_str(), "CREATE VIEW uses AS SELECT * FROM objects"] {
-            replaced(
+        let one = store.objects().put_bytes(b"one").unwrap();
+        for (tables, version) in [("objects", KNOWN), ("objects", 0), ("other", KNOWN - 1)] {
+            let path = replaced(
                 &store,
-                &format!(
-                    "CREATE TABLE objects (digest TEXT, note TEXT); {stamps}; CREATE TABLE \"a\"\"b\" (x); \
-                     CREATE TRIGGER t AFTER INSERT ON objects BEGIN DELETE FROM objects; END"
-                ),
+                &format!("CREATE TABLE {tables} (digest); PRAGMA user_version={version}"),
             );
-            if stamps == uses {
-                let index = Connection::open(store.layout().index()).unwrap();
-                rows::insert_use(&index, &one, 7).unwrap();
+            let before = fs::read(&path).unwrap();
+            let error = Store::open(store.path()).unwrap_err();
+            match error {
+                StoreError::Schema { .. } => assert_eq!(version, KNOWN),
+                StoreError::Older { found, .. } => assert_eq!(version, found),
+                other => panic!("{other}"),
             }
-            // Who only reads makes one in memory and leaves this one as it is.
-            let before = fs::read(store.layout().index()).unwrap();
+            assert!(error.hint().contains("--reindex"));
+            // A reader makes one in memory and leaves this one as it is.
             let reader = Store::open_read_only(store.path()).unwrap();
-            assert!(reader.object(&one).unwrap().is_some());
-            let trouble = reader.index_trouble().unwrap();
-            assert!(
-                matches!(trouble, StoreError::Older { found: 0, .. }),
-                "{trouble}"
-            );
-            assert_eq!(fs::read(store.layout().index()).unwrap(), before);
+            assert!(reader.objects().row(&one).unwrap().is_some());
+            assert_eq!(fs::read(&path).unwrap(), before);
+            let repairing = Store::open_for_repair(store.path(), Default::default()).unwrap();
+            repairing.audit().reindex().unwrap();
             let again = Store::open(store.path()).unwrap();
-            assert!(again.object(&one).unwrap().is_some());
-            assert_eq!(again.verify().unwrap().defects, []);
-            let used: Option<i64> = again
-                .index()
-                .with(|index| index.query_row("SELECT max(at) FROM uses", [], |row| row.get(0)))
-                .unwrap();
-            assert_eq!(used, (stamps == uses).then_some(7));
+            assert!(again.objects().row(&one).unwrap().is_some());
         }
-    }
-
-    #[test]
-    fn an_index_of_the_first_version_is_taken_on_with_its_rows() {
-        let (_dir, store, _, program) = testing::filled();
-        store
-            .put_release(&testing::release("m", None, &[program.id]))
-            .unwrap();
-        let first = "ALTER TABLE releases DROP COLUMN partial; PRAGMA user_version=1";
-        let index = Connection::open(store.layout().index()).unwrap();
-        index.execute_batch(first).unwrap();
-        // What only the index has shows that it was not made again.
-        rows::insert_use(&index, &program.id, 7).unwrap();
-        drop(index);
-        let store = Store::open(store.path()).unwrap();
-        assert_eq!(store.newest_release("m").unwrap(), Some(1));
-        assert_eq!(store.verify().unwrap().defects, []);
-    }
-
-    #[test]
-    fn an_index_with_other_tables_under_our_version_is_refused_and_reindexed() {
-        let (_dir, store) = testing::store();
-        let one = store.put_bytes(b"one").unwrap();
-        let path = replaced(
-            &store,
-            &format!("CREATE TABLE objects (digest); PRAGMA user_version={KNOWN}"),
-        );
-        let error = Store::open(store.path()).unwrap_err();
-        assert!(matches!(error, StoreError::Schema { .. }), "{error}");
-        assert!(error.hint().contains("--reindex"));
-        let repairing = Store::open_for_repair(store.path(), Default::default()).unwrap();
-        repairing.reindex().unwrap();
-        assert!(
-            Store::open(store.path())
-                .unwrap()
-                .object(&one)
-                .unwrap()
-                .is_some()
-        );
-        assert!(path.exists());
     }
 
     #[test]
     fn a_reader_that_stays_is_waited_for_with_an_end_and_harms_no_load() {
         let (_dir, store) = testing::store();
-        let digest = store.put_bytes(b"x").unwrap();
+        let digest = store.objects().put_bytes(b"x").unwrap();
         let reader = Connection::open(store.layout().index()).unwrap();
         reader
             .execute_batch("BEGIN; SELECT * FROM objects")
@@ -433,24 +369,24 @@ mod tests {
             ..Options::default()
         };
         let waiting = Store::open_with(store.path(), options).unwrap();
-        let error = waiting.put_bytes(b"y").unwrap_err();
+        let error = waiting.objects().put_bytes(b"y").unwrap_err();
         assert!(matches!(error, StoreError::Busy { .. }), "{error}");
         // A load writes nothing that it would have to wait for.
         let begin = std::time::Instant::now();
         let loading = Store::open(store.path()).unwrap();
-        let _hold = loading.hold(&[digest]).unwrap();
-        assert_eq!(&loading.map(&digest).unwrap()[..], b"x");
-        loading.used(&digest);
+        let _hold = loading.leases().hold(&[digest]).unwrap();
+        assert_eq!(&loading.objects().map(&digest).unwrap()[..], b"x");
+        loading.records().uses.add(&digest);
         drop((_hold, loading));
         assert!(begin.elapsed() < PATIENCE / 4);
         reader.execute_batch("COMMIT").unwrap();
-        waiting.put_bytes(b"y").unwrap();
+        waiting.objects().put_bytes(b"y").unwrap();
     }
 
     #[test]
     fn an_index_in_memory_is_made_when_it_is_needed() {
         let (_dir, store) = testing::store();
-        let digest = store.put_bytes(b"x").unwrap();
+        let digest = store.objects().put_bytes(b"x").unwrap();
         let index = Index::when_needed(store.layout());
         assert!(index.lock().is_none());
         let row = index.with(|index| ObjectRow::find(index, &digest));
@@ -460,7 +396,7 @@ mod tests {
     #[test]
     fn a_changed_row_is_an_error() {
         let (_dir, store) = testing::store();
-        let digest = store.put_bytes(b"x").unwrap();
+        let digest = store.objects().put_bytes(b"x").unwrap();
         let find = || store.index().with(|index| ObjectRow::find(index, &digest));
         assert_eq!(find().unwrap().unwrap().size, 1);
         store
@@ -483,10 +419,13 @@ mod tests {
     #[test]
     fn an_index_that_is_removed_under_an_open_store_comes_back() {
         let (_dir, store) = testing::store();
-        let one = store.put_bytes(b"one").unwrap();
+        let one = store.objects().put_bytes(b"one").unwrap();
         fs::remove_file(store.layout().index()).unwrap();
-        let two = store.put_bytes(b"two").unwrap();
+        let two = store.objects().put_bytes(b"two").unwrap();
         let other = Store::open(store.path()).unwrap();
-        assert!(other.object(&one).unwrap().is_some() && other.object(&two).unwrap().is_some());
+        assert!(
+            other.objects().row(&one).unwrap().is_some()
+                && other.objects().row(&two).unwrap().is_some()
+        );
     }
 }

@@ -1,4 +1,4 @@
--- Version 1 of the index. Every `sum` is a check sum over the other columns of its row, every `links` one over what the
+-- The tables of the index. Every `sum` is a check sum over the other columns of its row, every `links` one over what the
 -- row refers to in the table that follows it.
 CREATE TABLE objects (
     digest  BLOB PRIMARY KEY,
@@ -57,6 +57,7 @@ CREATE TABLE releases (
     created INTEGER NOT NULL,
     links   INTEGER NOT NULL,
     sum     INTEGER NOT NULL,
+    partial INTEGER NOT NULL,            -- 1 for a release that is never the newest one
     PRIMARY KEY (model, seq)
 ) WITHOUT ROWID, STRICT;
 
@@ -68,6 +69,16 @@ CREATE TABLE release_programs (
     FOREIGN KEY (model, seq) REFERENCES releases(model, seq) ON DELETE CASCADE
 ) WITHOUT ROWID, STRICT;
 CREATE INDEX release_of_program ON release_programs(program);
+
+-- The objects of a release's shims.
+CREATE TABLE release_objects (
+    model  TEXT NOT NULL,
+    seq    INTEGER NOT NULL,
+    object BLOB NOT NULL,
+    PRIMARY KEY (model, seq, object),
+    FOREIGN KEY (model, seq) REFERENCES releases(model, seq) ON DELETE CASCADE
+) WITHOUT ROWID, STRICT;
+CREATE INDEX release_of_object ON release_objects(object);
 
 CREATE TABLE failures (
     id      BLOB PRIMARY KEY,
@@ -84,14 +95,7 @@ CREATE TABLE uses (
     sum INTEGER NOT NULL
 ) WITHOUT ROWID, STRICT;
 
--- Not used any more; there so that the index has the same version.
-CREATE TABLE ready (
-    digest   BLOB PRIMARY KEY,
-    identity BLOB NOT NULL
-) WITHOUT ROWID, STRICT;
-
--- What gc has decided to delete, until its bytes are gone. A program of the kind `replaced` has the row of two records:
--- who replaced one was cut off.
+-- What gc has decided to delete, until its bytes are gone.
 CREATE TABLE marked (
     kind TEXT NOT NULL,
     id   BLOB NOT NULL,

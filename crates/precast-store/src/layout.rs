@@ -32,12 +32,13 @@ struct Marker {
     layout: i64,
 }
 
-/// The kinds of immutable and mutable JSON files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The kinds of records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Artifact,
     Program,
     Failure,
+    Release,
 }
 
 impl Kind {
@@ -46,6 +47,7 @@ impl Kind {
             Self::Artifact => "artifacts",
             Self::Program => "programs",
             Self::Failure => "failures",
+            Self::Release => "releases",
         }
     }
 }
@@ -273,20 +275,22 @@ impl Layout {
         self.root.join("index.sqlite")
     }
 
-    fn sharded(&self, folder: &str, digest: &Digest, suffix: &str) -> PathBuf {
-        let hex = digest.hex();
-        let mut path = self.root.join(folder);
-        path.push(&hex[..2]);
-        path.push(format!("{hex}{suffix}"));
-        path
-    }
-
     pub fn object(&self, digest: &Digest) -> PathBuf {
-        self.sharded("objects", digest, ".zst")
+        self.root.join(Self::object_name(digest))
     }
 
     pub fn ready(&self, digest: &Digest) -> PathBuf {
-        self.sharded("ready", digest, "")
+        self.root.join(sharded("ready", digest, ""))
+    }
+
+    /// Returns the path of an object's file, relative to the store.
+    pub fn object_name(digest: &Digest) -> PathBuf {
+        sharded("objects", digest, ".zst")
+    }
+
+    /// Returns the path of a record's file, relative to the store.
+    pub fn record_name(kind: Kind, id: &Digest) -> PathBuf {
+        sharded(kind.folder(), id, ".json")
     }
 
     pub fn folder(&self, kind: Kind) -> PathBuf {
@@ -294,16 +298,24 @@ impl Layout {
     }
 
     pub fn record(&self, kind: Kind, id: &Digest) -> PathBuf {
-        self.sharded(kind.folder(), id, ".json")
+        self.root.join(Self::record_name(kind, id))
     }
 
     pub fn releases(&self, model: &str) -> Result<PathBuf, StoreError> {
-        Ok(self.root.join("releases").join(file_name(model)?))
+        Ok(self.folder(Kind::Release).join(file_name(model)?))
     }
 
     pub fn release(&self, model: &str, seq: u64) -> Result<PathBuf, StoreError> {
         Ok(self.releases(model)?.join(format!("{seq:08}.json")))
     }
+}
+
+/// Returns `FOLDER/3f/3f9c…SUFFIX`.
+fn sharded(folder: &str, digest: &Digest, suffix: &str) -> PathBuf {
+    let hex = digest.hex();
+    [folder, &hex[..2], &format!("{hex}{suffix}")]
+        .iter()
+        .collect()
 }
 
 /// Returns `name` as one safe path component: what is not a letter, a digit, `-` or `_` is written as `%` and two hex digits.

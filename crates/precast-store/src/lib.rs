@@ -23,24 +23,26 @@
 //! A file becomes visible in one step (`publish`): temp file → fsync → rename that never replaces → fsync of the
 //! folder; then its row. A file is published after everything it refers to: objects, artifacts, programs, release.
 //!
-//! | topic | module |
-//! |---|---|
-//! | file formats and their checks | `object`; `checksum` for records |
-//! | mapping an object, and the check before | `ready`; by several threads: `chunks` |
-//! | locks between processes | `lock`; one compile per key: `claim` |
-//! | garbage collection | `lease` (in use), `gc` (the plan), `sweep` (the deletion) |
-//! | copies of releases | `copy` |
-//! | damage | `defect`, `verify`, `repair`; the end of damaged files: `quarantine` |
-//! | protection against other users | `permissions` |
-//! | versions | below; `index` |
-//! | records, digests, targets | [`record`], [`digest`], [`target`]; their encoding in keys: [`canon`] |
+//! A [`Store`] hands out its owners. Each has its own fields and uses those above it in this table:
+//!
+//! | owner | has | modules |
+//! |---|---|---|
+//! | [`Leases`] | what live processes hold; one compile per key | `leases`, `claim`; locks: `lock` |
+//! | [`Objects`] | bytes by digest, and their unpacked files | `objects`, `object` (the format), `ready`, `chunks` |
+//! | [`Records`] | artifacts, programs and failures by key | `records`, `find`, `checksum` (the format), `uses` |
+//! | [`Releases`] | releases by number, and their copies | `releases`, `manifest` |
+//! | [`Collector`] | garbage collection | `gc` (the plan), `sweep` (the deletion), `quarantine` |
+//! | [`Audit`] | checks and repairs of a whole store | `verify`, `files`, `defect`, `repair` |
+//!
+//! All of them share paths, index and locks (`base`). Protection against other users is in `permissions`; records, digests
+//! and targets are in [`record`], [`digest`] and [`target`], their encoding in keys in [`canon`].
 //!
 //! A missing folder counts as empty: a copy of a store may lack it, or all of `ready/`. The next process that may write
 //! creates it.
 //!
 //! Three things have a version: the layout (in `precast-store.json`), the index (`user_version`) and each record
 //! (`schema`). A newer version is refused, and its files stay unchanged. gc refuses a store with a newer record, because
-//! the references of that record are unknown. An older index is migrated, or rebuilt from the files.
+//! the references of that record are unknown. An older index is rebuilt from the files.
 //!
 //! **Promised**, and tested by `make torture`:
 //!
@@ -63,18 +65,25 @@
 //! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
-//! digest, imports, mapped, reason, segments, out_of_memory, sync, target
+//! digest, imports, mapped, reason, segments, out_of_memory, sync, target, time
 //! chunks, defect, error, record, sum
-//! canon, object, publish, rows
-//! graph, quarantine, ready
+//! canon, pages, publish, rows
 //! permissions
 //! layout
-//! lock, checksum
-//! claim, records
-//! bytes, find, lease, releases
-//! copy, reindex
-//! files, gc, index
-//! listing, repair, sweep, usage, verify
+//! checksum, lock, manifest, object
+//! reindex
+//! index
+//! base
+//! leases, uses
+//! claim, graph, ready
+//! objects
+//! records
+//! find, releases
+//! quarantine
+//! gc
+//! files, sweep, usage
+//! verify
+//! repair
 //! ```
 
 pub mod canon;
@@ -86,11 +95,10 @@ pub mod record;
 pub mod segments;
 pub mod target;
 
-mod bytes;
+mod base;
 mod checksum;
 mod chunks;
 mod claim;
-mod copy;
 mod defect;
 mod error;
 mod files;
@@ -99,10 +107,12 @@ mod gc;
 mod graph;
 mod index;
 mod layout;
-mod lease;
-mod listing;
+mod leases;
 mod lock;
+mod manifest;
 mod object;
+mod objects;
+mod pages;
 mod permissions;
 mod publish;
 mod quarantine;
@@ -116,66 +126,59 @@ mod rows;
 mod sum;
 mod sweep;
 mod sync;
+mod time;
 mod usage;
+mod uses;
 mod verify;
 
 use std::{
-    collections::BTreeMap,
     fmt, fs,
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
 };
 
 pub use claim::Claim;
 pub use defect::{Defect, Needs};
 pub use digest::Digest;
 pub use error::StoreError;
-pub use find::{Filter, Found, Known};
-pub use gc::{GcPlan, OldRelease, Policy, Victim};
-pub use lease::Hold;
-pub use listing::Dated;
+pub use find::{Dated, Filter, Found, Known};
+pub use gc::{Collector, GcPlan, OldRelease, Policy, Victim};
+pub use leases::{Hold, Leases};
 pub use lock::Waiting;
+pub use manifest::{Manifest, Part};
 pub use mapped::{Mapped, seal};
-pub use permissions::{Options, judge_path};
+pub use objects::Objects;
+pub use permissions::{Options, Unpacked, judge_path};
 pub use quarantine::Damaged;
-pub use ready::{Checking, Unpacked};
+pub use ready::Checking;
 pub use reason::Reason;
-pub use releases::check_release_name;
+pub use records::Records;
+pub use releases::{Releases, check_release_name};
 pub use repair::Repaired;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};
 pub use sweep::Collected;
 pub use target::{Device, Target};
 pub use usage::{GroupBy, Need, ObjectUsage};
-pub use verify::Verified;
+pub use verify::{Audit, Verified};
 
-use error::At;
+use base::Base;
 use index::Index;
 use layout::Layout;
-use lease::Lease;
-use lock::{Guard, Mode};
-use publish::PendingFile;
 
 /// An open store. Cloning is cheap and shares everything.
 #[derive(Clone)]
 pub struct Store(Arc<Inner>);
 
+/// The owners, each with those below it.
 struct Inner {
-    layout: Layout,
-    index: Index,
-    /// As it was opened; `read_only` also where it can't be written.
-    options: Options,
-    /// When things were used, in seconds since 1970: written once, at the end.
-    uses: Mutex<BTreeMap<Digest, i64>>,
-    /// The lease of this process, once it needs one.
-    lease: Mutex<Option<Arc<Lease>>>,
-    /// Called when a lock is not free.
-    waiting: OnceLock<OnWait>,
-    /// Set when the caller wants to wait no longer.
-    stop: OnceLock<Arc<AtomicBool>>,
+    base: Arc<Base>,
+    leases: Arc<Leases>,
+    objects: Arc<Objects>,
+    records: Arc<Records>,
+    releases: Arc<Releases>,
+    collector: Arc<Collector>,
+    audit: Audit,
 }
-
-type OnWait = Box<dyn Fn(&Waiting) + Send + Sync>;
 
 impl Store {
     /// Opens the store at `path`; makes it when `path` is empty or missing. Refuses a folder that holds other things.
@@ -217,7 +220,7 @@ impl Store {
 
     /// Opens the same store once more, with a lease of its own.
     pub fn reopened(&self) -> Result<Self, StoreError> {
-        Self::open_with(self.path(), self.0.options)
+        Self::open_with(self.path(), self.options())
     }
 
     fn at(layout: Layout, mut options: Options) -> Result<Self, StoreError> {
@@ -256,140 +259,115 @@ impl Store {
         }
     }
 
+    /// Opens the store at `path` for reading, with an index made in memory of its files, whatever state its own is in.
+    /// Files that can't be read are left out; [`Audit::damaged`] names them.
+    pub fn open_without_index(
+        path: impl AsRef<Path>,
+        mut options: Options,
+    ) -> Result<Self, StoreError> {
+        let layout = Layout::find(path.as_ref(), options)?;
+        let index = Index::in_memory(&layout)?;
+        options.read_only = true;
+        Ok(Self::with_index(layout, index, options))
+    }
+
     fn with_index(layout: Layout, index: Index, options: Options) -> Self {
+        let base = Arc::new(Base::new(layout, index, options));
+        let leases = Arc::new(Leases::new(&base));
+        let objects = Arc::new(Objects::new(&base, &leases));
+        let records = Arc::new(Records::new(&base, &leases, &objects));
+        let releases = Arc::new(Releases::new(&base, &leases, &records));
+        let collector = Arc::new(Collector::new(&base, &leases, &releases));
+        let audit = Audit::new(&base, &leases, &objects, &collector);
         Self(Arc::new(Inner {
-            layout,
-            index,
-            options,
-            uses: Mutex::default(),
-            lease: Mutex::default(),
-            waiting: OnceLock::new(),
-            stop: OnceLock::new(),
+            base,
+            leases,
+            objects,
+            records,
+            releases,
+            collector,
+            audit,
         }))
+    }
+
+    /// Returns the objects: bytes by their digest.
+    pub fn objects(&self) -> &Objects {
+        &self.0.objects
+    }
+
+    /// Returns the records of artifacts, programs and failures.
+    pub fn records(&self) -> &Records {
+        &self.0.records
+    }
+
+    /// Returns the releases of all models.
+    pub fn releases(&self) -> &Releases {
+        &self.0.releases
+    }
+
+    /// Returns the leases, which keep gc from deleting, and the claims on keys.
+    pub fn leases(&self) -> &Leases {
+        &self.0.leases
+    }
+
+    /// Returns the garbage collector.
+    pub fn collector(&self) -> &Collector {
+        &self.0.collector
+    }
+
+    /// Returns the checks and repairs of the whole store.
+    pub fn audit(&self) -> &Audit {
+        &self.0.audit
+    }
+
+    /// Prepares lookups of the users of objects.
+    pub fn object_usage(&self, by: GroupBy) -> Result<ObjectUsage, StoreError> {
+        ObjectUsage::new(&self.0.base, &self.0.leases, by)
     }
 
     /// Returns the store's folder.
     pub fn path(&self) -> &Path {
-        &self.0.layout.root
+        self.0.base.path()
     }
 
     /// Returns how this store was opened; `read_only` also where it can't be written.
     pub fn options(&self) -> Options {
-        self.0.options
+        self.0.base.options
     }
 
     /// Returns whether nothing can be added to this store.
     pub fn is_read_only(&self) -> bool {
-        self.0.options.read_only
-    }
-
-    /// Has `tell` called whenever this store waits for another process. The first call counts.
-    pub fn on_wait(&self, tell: impl Fn(&Waiting) + Send + Sync + 'static) {
-        let _ = self.0.waiting.set(Box::new(tell));
-    }
-
-    fn tell(&self, waiting: &Waiting) {
-        if let Some(tell) = self.0.waiting.get() {
-            tell(waiting);
-        }
-    }
-
-    /// Begins a file that will be published.
-    fn pending_file(&self) -> Result<PendingFile, StoreError> {
-        match self.lease()? {
-            Some(lease) => PendingFile::new(lease.tmp()),
-            None => self
-                .writable("add to the store")
-                .and_then(|()| PendingFile::new(&self.layout().tmp())),
-        }
-    }
-
-    /// Waits until things may be added, and holds `ids` for as long as this store is open.
-    fn adding(&self, ids: &[Digest]) -> Result<Guard, StoreError> {
-        self.writable("add to the store")?;
-        let lease = self.lease()?;
-        let guard = self.lock(Mode::Add)?;
-        if let Some(lease) = lease {
-            lease.hold(ids)?;
-        }
-        Ok(guard)
-    }
-
-    /// Opens a file of the store for reading, unless others could have changed it.
-    pub fn open_file(&self, path: &Path) -> std::io::Result<fs::File> {
-        self.layout().open(path)
-    }
-
-    fn layout(&self) -> &Layout {
-        &self.0.layout
-    }
-
-    fn index(&self) -> &Index {
-        &self.0.index
+        self.0.base.is_read_only()
     }
 
     /// Fails for a store that can't be written; `what` is to be done, as `add to the store`.
     pub fn writable(&self, what: &'static str) -> Result<(), StoreError> {
-        match self.0.options.read_only {
-            false => Ok(()),
-            true => Err(StoreError::ReadOnly {
-                what,
-                path: self.path().to_owned(),
-            }),
-        }
+        self.0.base.writable(what)
     }
 
-    /// Moves a damaged file into `quarantine/`, under a name that was not used before.
-    fn set_aside(&self, path: &Path) -> Result<(), StoreError> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let to = |n: u32| -> PathBuf {
-            self.path()
-                .join("quarantine")
-                .join(format!("{name}.{}.{n}", now()))
-        };
-        let free = (0..)
-            .map(to)
-            .find(|to| fs::symlink_metadata(to).is_err())
-            .unwrap_or_else(|| to(0));
-        match fs::rename(path, free) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            other => other.at("set aside", path),
-        }
+    /// Calls `tell` whenever this store waits for another process. The first call counts.
+    pub fn on_wait(&self, tell: impl Fn(&Waiting) + Send + Sync + 'static) {
+        self.0.base.locks.on_wait(tell);
     }
 
-    /// Remembers that `id` was used now.
-    fn used(&self, id: &Digest) {
-        if !self.0.options.read_only {
-            let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
-            uses.insert(*id, now());
-        }
+    /// Ends every wait for another process with an error once the flag is set. The first call counts.
+    pub fn stop_waiting_when(&self, stop: Arc<AtomicBool>) {
+        self.0.base.stop_waiting_when(stop);
     }
 
-    /// Writes the last-use stamps. Happens by itself when the last clone of the store goes.
-    pub fn save_uses(&self) -> Result<(), StoreError> {
-        self.0.save_uses(None)
+    /// Opens a file of the store for reading, unless others could have changed it.
+    pub fn open_file(&self, path: &Path) -> std::io::Result<fs::File> {
+        self.0.base.layout.open(path)
     }
-}
 
-impl Inner {
-    fn save_uses(&self, patience: Option<Duration>) -> Result<(), StoreError> {
-        let uses = std::mem::take(&mut *self.uses.lock().unwrap_or_else(PoisonError::into_inner));
-        if uses.is_empty() {
-            return Ok(());
-        }
-        self.index.write_within(patience, |tx| {
-            for (id, at) in &uses {
-                rows::insert_use(tx, id, *at)?;
-            }
-            Ok(())
-        })
+    #[cfg(test)]
+    fn layout(&self) -> &Layout {
+        &self.0.base.layout
     }
-}
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // A stamp that can't be kept costs a later rebuild at most: less than a wait would.
-        let _ = self.save_uses(Some(Duration::from_secs(1)));
+    #[cfg(test)]
+    fn index(&self) -> &Index {
+        &self.0.base.index
     }
 }
 
@@ -397,12 +375,6 @@ impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Store").field(&self.path()).finish()
     }
-}
-
-/// Returns the time in seconds since 1970.
-fn now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs() as i64)
 }
 
 const _: () = {

@@ -16,7 +16,7 @@
 //! index in memory.
 //!
 //! Every wait has a limit ([`Options::patience`](super::Options::patience)) and can be stopped by the caller
-//! ([`Store::stop_waiting_when`]). Its message names the owner of the lock, from `/proc/locks`.
+//! ([`Store::stop_waiting_when`](super::Store::stop_waiting_when)). Its message names the owner of the lock, from `/proc/locks`.
 
 use std::{
     fs::{self, File, Metadata, Permissions, TryLockError},
@@ -32,9 +32,9 @@ use std::{
 };
 
 use super::{
-    Store,
     error::{At, StoreError},
     layout::Layout,
+    permissions::Options,
 };
 
 /// How long to wait between two looks at a lock that another process has.
@@ -157,17 +157,35 @@ impl std::fmt::Display for Waiting {
 }
 
 /// Held until it is dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Guard {
     _files: Vec<File>,
 }
 
-impl Store {
-    /// Waits until `mode` is free. Returns at once, with nothing held, for a store that can't be written.
-    pub(crate) fn lock(&self, mode: Mode) -> Result<Guard, StoreError> {
-        if self.is_read_only() {
-            return Ok(Guard { _files: Vec::new() });
+/// Called when a lock is not free.
+type OnWait = Box<dyn Fn(&Waiting) + Send + Sync>;
+
+/// The lock files of one store.
+pub(crate) struct Locks {
+    layout: Layout,
+    patience: Option<Duration>,
+    on_wait: OnceLock<OnWait>,
+    /// Set when the caller wants to wait no longer.
+    stop: OnceLock<Arc<AtomicBool>>,
+}
+
+impl Locks {
+    pub fn new(layout: &Layout, options: Options) -> Self {
+        Self {
+            layout: layout.clone(),
+            patience: options.patience,
+            on_wait: OnceLock::new(),
+            stop: OnceLock::new(),
         }
+    }
+
+    /// Waits until `mode` is free.
+    pub fn lock(&self, mode: Mode) -> Result<Guard, StoreError> {
         let to = match mode {
             Mode::Use => "take a lease",
             Mode::Add => "add to the store",
@@ -175,12 +193,9 @@ impl Store {
             Mode::Delete => "delete from the store",
         };
         let exclusive = matches!(mode, Mode::Rebuild | Mode::Delete);
-        let usual = match mode {
-            Mode::Use => MOMENT,
-            _ => WORK,
-        };
-        let limit = self.0.options.patience.unwrap_or(usual);
-        let patience = Patience::new(Some(limit), &self.0.stop);
+        let usual = if mode == Mode::Use { MOMENT } else { WORK };
+        let limit = self.patience.unwrap_or(usual);
+        let patience = Patience::new(Some(limit), &self.stop);
         let gate = self.take("gate", exclusive, to, &patience)?;
         let mut files = Vec::with_capacity(2);
         if mode != Mode::Rebuild {
@@ -200,29 +215,29 @@ impl Store {
         to: &'static str,
         patience: &Patience,
     ) -> Result<File, StoreError> {
-        let path = self.path().join("locks").join(name);
-        let mut file = open(self.layout(), &path)?;
-        let attempt = |file: &File| match exclusive {
-            true => file.try_lock(),
-            false => file.try_lock_shared(),
-        };
+        let path = self.layout.root.join("locks").join(name);
+        let mut file = open(&self.layout, &path)?;
         let mut notified = false;
         loop {
-            match attempt(&file) {
+            let attempt = if exclusive {
+                file.try_lock()
+            } else {
+                file.try_lock_shared()
+            };
+            match attempt {
                 Ok(()) => break,
                 Err(TryLockError::Error(e)) => return Err(e).at("lock", &path),
                 Err(TryLockError::WouldBlock) => {}
             }
-            if !notified {
+            if !notified && let Some(on_wait) = self.on_wait.get() {
                 notified = true;
-                let owner = owner(&mut file);
-                self.tell(&Waiting {
+                let mut owner = owner(&mut file);
+                if owner.is_empty() {
+                    owner = holders(&path).unwrap_or_default();
+                }
+                on_wait(&Waiting {
                     to,
-                    owner: if owner.is_empty() {
-                        holders(&path).unwrap_or_default()
-                    } else {
-                        owner
-                    },
+                    owner,
                     path: path.clone(),
                 });
             }
@@ -234,10 +249,14 @@ impl Store {
         Ok(file)
     }
 
-    /// Has every wait for another process end with an error once the flag is set. The first call counts.
+    /// Calls `tell` whenever a lock is not free. The first call counts.
+    pub fn on_wait(&self, tell: impl Fn(&Waiting) + Send + Sync + 'static) {
+        let _ = self.on_wait.set(Box::new(tell));
+    }
+
+    /// Ends every wait with an error once the flag is set. The first call counts.
     pub fn stop_waiting_when(&self, stop: Arc<AtomicBool>) {
-        self.index().stop_waiting_when(stop.clone());
-        let _ = self.0.stop.set(stop);
+        let _ = self.stop.set(stop);
     }
 }
 
@@ -285,6 +304,7 @@ pub(crate) fn owner(file: &mut File) -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::Store;
     use std::{sync::mpsc, thread, time::Duration};
 
     use super::{super::testing, *};
@@ -292,13 +312,13 @@ mod tests {
     #[test]
     fn adding_and_reading_go_together_and_deleting_reports_its_wait() {
         let (_dir, store) = testing::store();
-        let adding = store.lock(Mode::Add).unwrap();
-        let reading = store.lock(Mode::Use).unwrap();
-        drop(store.lock(Mode::Add).unwrap());
+        let adding = store.0.base.lock(Mode::Add).unwrap();
+        let reading = store.0.base.lock(Mode::Use).unwrap();
+        drop(store.0.base.lock(Mode::Add).unwrap());
         let (sender, receiver) = mpsc::channel();
         let other = Store::open(store.path()).unwrap();
         other.on_wait(move |waiting| drop(sender.send(waiting.to_string())));
-        let deleter = thread::spawn(move || drop(other.lock(Mode::Delete).unwrap()));
+        let deleter = thread::spawn(move || drop(other.0.base.lock(Mode::Delete).unwrap()));
         assert_eq!(
             receiver.recv().unwrap(),
             "waiting for another process to delete from the store"
@@ -319,7 +339,7 @@ mod tests {
     #[test]
     fn a_wait_has_an_end_and_names_who_is_in_the_way() {
         let (_dir, store) = testing::store();
-        drop(store.lock(Mode::Add).unwrap());
+        drop(store.0.base.lock(Mode::Add).unwrap());
         let path = store.path().join("locks/use");
         // As `flock` in a shell: another process, that says nothing into the file.
         let mut holder = std::process::Command::new("flock")
@@ -332,42 +352,42 @@ mod tests {
         while holders(&path).is_none() && begin.elapsed() < MOMENT {
             thread::sleep(TICK);
         }
-        let error = impatient(&store).lock(Mode::Delete).unwrap_err();
+        let error = impatient(&store).0.base.lock(Mode::Delete).unwrap_err();
         let pid = format!("pid {}", holder.id());
         assert!(
             matches!(&error, StoreError::Busy { owner, .. } if owner.starts_with(&pid)),
             "{error}"
         );
-        drop(store.lock(Mode::Use).unwrap());
+        drop(store.0.base.lock(Mode::Use).unwrap());
         // The caller can stop a wait.
         let waiting = Store::open(store.path()).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         waiting.stop_waiting_when(stop.clone());
-        let waiter = thread::spawn(move || waiting.lock(Mode::Delete).map(drop));
+        let waiter = thread::spawn(move || waiting.0.base.lock(Mode::Delete).map(drop));
         thread::sleep(Duration::from_millis(50));
         stop.store(true, Relaxed);
         let error = waiter.join().unwrap().unwrap_err();
         assert!(matches!(error, StoreError::Interrupted { .. }), "{error}");
         holder.kill().unwrap();
         holder.wait().unwrap();
-        drop(impatient(&store).lock(Mode::Delete).unwrap());
+        drop(impatient(&store).0.base.lock(Mode::Delete).unwrap());
     }
 
     #[test]
     fn who_may_only_read_can_lock_nothing() {
         let (_dir, store) = testing::store();
-        let kept = store.put_bytes(b"kept").unwrap();
-        store.keep(&[kept]).unwrap();
-        drop(store.try_claim(&kept).unwrap().unwrap());
-        drop(store.lock(Mode::Delete).unwrap());
+        let kept = store.objects().put_bytes(b"kept").unwrap();
+        store.leases().keep(&[kept]).unwrap();
+        drop(store.leases().try_claim(&kept).unwrap().unwrap());
+        drop(store.0.base.lock(Mode::Delete).unwrap());
         // As an older precast left them.
         for name in ["locks/use", "locks/add", "locks/gate", "index.sqlite"] {
             let path = store.path().join(name);
             fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         }
         let store = Store::open(store.path()).unwrap();
-        drop(store.lock(Mode::Delete).unwrap());
-        let _claim = store.try_claim(&kept).unwrap().unwrap();
+        drop(store.0.base.lock(Mode::Delete).unwrap());
+        let _claim = store.leases().try_claim(&kept).unwrap().unwrap();
         let mut lockable = vec![store.layout().index()];
         for folder in ["locks", "locks/keys", "leases"] {
             for entry in fs::read_dir(store.path().join(folder)).unwrap() {
@@ -385,12 +405,12 @@ mod tests {
     #[test]
     fn rebuilding_stops_adders_only() {
         let (_dir, store) = testing::store();
-        let rebuilding = store.lock(Mode::Rebuild).unwrap();
-        drop(store.lock(Mode::Use).unwrap());
+        let rebuilding = store.0.base.lock(Mode::Rebuild).unwrap();
+        drop(store.0.base.lock(Mode::Use).unwrap());
         let (sender, receiver) = mpsc::channel();
         let other = store.clone();
         thread::spawn(move || {
-            drop(other.lock(Mode::Add).unwrap());
+            drop(other.0.base.lock(Mode::Add).unwrap());
             sender.send(()).unwrap();
         });
         assert!(receiver.recv_timeout(Duration::from_millis(50)).is_err());

@@ -14,10 +14,15 @@
 use std::{
     fs::File,
     io::{self, BufReader, Read, Seek, Write},
-    path::Path,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
 };
 
-use super::error::{At, StoreError};
+use super::{
+    error::{At, StoreError},
+    layout::Layout,
+    rows::ObjectRow,
+};
 use crate::{Digest, digest::Hasher};
 
 /// zstd's level: 3 is its own default; higher ones cost more time than the bytes they save are worth here.
@@ -156,6 +161,41 @@ pub(crate) fn decode(
         return corrupt("its content has another digest");
     }
     Ok(head.size)
+}
+
+/// Opens the file of an object.
+pub(crate) fn open(layout: &Layout, digest: &Digest) -> Result<(File, PathBuf), StoreError> {
+    let path = layout.object(digest);
+    match layout.open(&path) {
+        Ok(file) => Ok((file, path)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(StoreError::Missing {
+            digest: *digest,
+            path,
+        }),
+        Err(e) => Err(e).at("read", &path),
+    }
+}
+
+/// Writes the content of an object to `sink`, which must not use it when this fails. Returns its size.
+pub(crate) fn read_into(
+    layout: &Layout,
+    digest: &Digest,
+    sink: &mut impl Write,
+) -> Result<u64, StoreError> {
+    let (mut file, path) = open(layout, digest)?;
+    decode(&mut file, digest, &path, sink)
+}
+
+/// Returns the row that follows from an object's file.
+pub(crate) fn row(layout: &Layout, path: &Path, digest: &Digest) -> Result<ObjectRow, StoreError> {
+    let mut file = layout.open(path).at("read", path)?;
+    let head = head(&mut file, digest, path)?;
+    Ok(ObjectRow {
+        digest: *digest,
+        size: head.size,
+        stored: head.stored,
+        created: file.metadata().at("look at", path)?.mtime(),
+    })
 }
 
 fn damaged(digest: &Digest, path: &Path, why: &str) -> StoreError {

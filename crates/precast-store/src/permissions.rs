@@ -34,10 +34,20 @@ use std::{
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::{
-    error::{At, StoreError},
-    ready::Unpacked,
-};
+use super::error::{At, StoreError};
+
+/// What is done with a file under `ready/` before it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unpacked {
+    /// It is mapped, and hashed once by each process that maps it.
+    #[default]
+    Check,
+    /// It is mapped unread, if it has the size that its object says: a start costs nothing, and a byte that changed on the
+    /// disk is another answer.
+    Trust,
+    /// It is hashed and copied to memory of this process, which no change of the file reaches. Processes share nothing.
+    Copy,
+}
 
 /// How to open a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -353,19 +363,22 @@ mod tests {
         let (artifact, program) = (Digest::of(b"block"), testing::program("m", 8, &[]).id);
         let all: [(PathBuf, Ask); 5] = [
             (layout.object(&digest), |store| {
-                store.read(&Digest::of(b"weights")).map(drop)
+                store.objects().read(&Digest::of(b"weights")).map(drop)
             }),
             (layout.ready(&digest), |store| {
-                store.map(&Digest::of(b"weights")).map(drop)
+                store.objects().map(&Digest::of(b"weights")).map(drop)
             }),
             (layout.release("m", 1).unwrap(), |store| {
-                store.release("m", None).map(drop)
+                store.releases().get("m", None).map(drop)
             }),
             (layout.record(Kind::Artifact, &artifact), |store| {
-                store.artifact(&Digest::of(b"block")).map(drop)
+                store.records().artifact(&Digest::of(b"block")).map(drop)
             }),
             (layout.record(Kind::Program, &program), |store| {
-                store.program(&testing::program("m", 8, &[]).id).map(drop)
+                store
+                    .records()
+                    .program(&testing::program("m", 8, &[]).id)
+                    .map(drop)
             }),
         ];
         all.into_iter()
@@ -376,11 +389,12 @@ mod tests {
     #[test]
     fn every_folder_and_file_is_looked_at_when_it_is_opened() {
         let (dir, store, _, program) = testing::filled();
-        let digest = store.put_bytes(b"weights").unwrap();
+        let digest = store.objects().put_bytes(b"weights").unwrap();
         store
-            .put_release(&testing::release("m", Some("v1"), &[program.id]))
+            .releases()
+            .put(&testing::release("m", Some("v1"), &[program.id]))
             .unwrap();
-        drop(store.map(&digest).unwrap());
+        drop(store.objects().map(&digest).unwrap());
         for (path, ask) in places(&store) {
             let refusal = |store: &Store| {
                 let error = ask(store).unwrap_err();
@@ -392,12 +406,12 @@ mod tests {
             for open in [0o666, 0o777, 0o1777, 0o446] {
                 mode(&path, open);
                 assert!(refusal(&store).contains("everybody can write it"));
-                assert_ne!(store.verify().unwrap().defects, []);
+                assert_ne!(store.audit().verify().unwrap().defects, []);
                 fs::set_permissions(&path, sound.clone()).unwrap();
             }
             if give(&path, 12345) {
                 assert!(refusal(&store).contains("user 12345"));
-                assert_ne!(store.verify().unwrap().defects, []);
+                assert_ne!(store.audit().verify().unwrap().defects, []);
                 give(&path, 0);
             }
             let away = dir.path().join("away");
@@ -408,7 +422,7 @@ mod tests {
             fs::rename(&away, &path).unwrap();
             ask(&store).unwrap();
         }
-        assert_eq!(store.verify().unwrap().defects, []);
+        assert_eq!(store.audit().verify().unwrap().defects, []);
     }
 
     #[test]
@@ -435,10 +449,10 @@ mod tests {
             ..Options::default()
         };
         let store = Store::open_with(&path, trusted).unwrap();
-        store.read(&artifact.object).unwrap();
+        store.objects().read(&artifact.object).unwrap();
         // The one user, and no other.
         give(&store.layout().object(&artifact.object), 12346);
-        store.read(&artifact.object).unwrap_err();
+        store.objects().read(&artifact.object).unwrap_err();
     }
 
     #[test]

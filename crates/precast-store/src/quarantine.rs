@@ -1,7 +1,7 @@
 //! Limits of `quarantine/`: damaged files are removed when they are old, or when there are many.
 //!
 //! A damaged file is kept so that a person can look for the cause. `precast gc` removes files that are older than [`DAYS`],
-//! then the oldest ones until [`BYTES`] remain: a disk with many errors must not fill up. `plan_gc` lists them. Nothing else
+//! then the oldest ones until [`BYTES`] remain: a disk with many errors must not fill up. the plan of gc lists them. Nothing else
 //! removes files here.
 
 use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use walkdir::WalkDir;
 
 use super::{
-    Store,
     error::{At, StoreError},
     publish::remove_all,
     reason::Reason,
@@ -33,62 +32,62 @@ pub struct Damaged {
     pub reason: Reason,
 }
 
-impl Store {
-    /// Returns what is to be removed from `quarantine/`, oldest first.
-    pub(super) fn old_damage(&self, now: i64) -> Result<Vec<Damaged>, StoreError> {
-        let folder = self.path().join("quarantine");
-        let entries = match fs::read_dir(&folder) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
-            other => other.at("list", &folder)?,
+/// Returns what is to be removed from the quarantine of the store at `root`, oldest first.
+pub(crate) fn old(root: &Path, now: i64) -> Result<Vec<Damaged>, StoreError> {
+    let folder = root.join("quarantine");
+    let entries = match fs::read_dir(&folder) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        other => other.at("list", &folder)?,
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let entry = entry.at("list", &folder)?;
+        // The store gives no name that is not text.
+        if let Ok(name) = entry.file_name().into_string() {
+            let at = set_aside_at(&name, &entry.path());
+            all.push((at, name, size(&entry.path())));
+        }
+    }
+    all.sort();
+    let mut left: u64 = all.iter().map(|(_, _, bytes)| bytes).sum();
+    let mut old = Vec::new();
+    for (at, name, bytes) in all {
+        let days = (now - at) / (24 * 60 * 60);
+        let reason = if days >= DAYS {
+            Reason::Age { days }
+        } else if left > BYTES {
+            Reason::Size
+        } else {
+            break;
         };
-        let mut all = Vec::new();
-        for entry in entries {
-            let entry = entry.at("list", &folder)?;
-            // A name that is no text is none of ours.
-            if let Ok(name) = entry.file_name().into_string() {
-                let at = set_aside_at(&name, &entry.path());
-                all.push((at, name, size(&entry.path())));
-            }
-        }
-        all.sort();
-        let mut left: u64 = all.iter().map(|(_, _, bytes)| bytes).sum();
-        let mut old = Vec::new();
-        for (at, name, bytes) in all {
-            let days = (now - at) / (24 * 60 * 60);
-            let reason = match days >= DAYS {
-                true => Reason::Age { days },
-                false if left > BYTES => Reason::Size,
-                false => break,
-            };
-            left -= bytes;
-            old.push(Damaged {
-                name,
-                bytes,
-                reason,
-            });
-        }
-        Ok(old)
+        left -= bytes;
+        old.push(Damaged {
+            name,
+            bytes,
+            reason,
+        });
     }
-
-    /// Removes these files; returns how many were there, and their bytes.
-    pub(super) fn drop_damage(&self, damaged: &[Damaged]) -> Result<(usize, u64), StoreError> {
-        let mut done = (0, 0);
-        for one in damaged {
-            let path = self.path().join("quarantine").join(&one.name);
-            // A plan may come from elsewhere: it names files of this folder only.
-            if Path::new(&one.name).file_name() != Some(one.name.as_ref())
-                || fs::symlink_metadata(&path).is_err()
-            {
-                continue;
-            }
-            remove_all(&path)?;
-            done = (done.0 + 1, done.1 + one.bytes);
-        }
-        Ok(done)
-    }
+    Ok(old)
 }
 
-/// Returns when something was set aside: its name ends with the second and a number (`Store::set_aside`); what was put there
+/// Removes these files; returns how many were there, and their bytes.
+pub(crate) fn remove(root: &Path, damaged: &[Damaged]) -> Result<(usize, u64), StoreError> {
+    let mut done = (0, 0);
+    for one in damaged {
+        let path = root.join("quarantine").join(&one.name);
+        // A plan may come from elsewhere: it names files of this folder only.
+        if Path::new(&one.name).file_name() != Some(one.name.as_ref())
+            || fs::symlink_metadata(&path).is_err()
+        {
+            continue;
+        }
+        remove_all(&path)?;
+        done = (done.0 + 1, done.1 + one.bytes);
+    }
+    Ok(done)
+}
+
+/// Returns when something was set aside: its name ends with the second and a number (`Base::set_aside`); what was put there
 /// otherwise, when it was.
 fn set_aside_at(name: &str, path: &Path) -> i64 {
     let mut parts = name.rsplit('.');
@@ -112,7 +111,7 @@ mod tests {
     use std::fs::File;
 
     use super::{
-        super::{Policy, now, testing},
+        super::{Policy, testing, time::now},
         *,
     };
 
@@ -135,7 +134,7 @@ mod tests {
         put(format!("d.zst.{}.0", days(2)), 7);
         put("put here by hand".to_owned(), 7);
 
-        let plan = store.plan_gc(&Policy::default()).unwrap();
+        let plan = store.collector().plan(&Policy::default()).unwrap();
         let names: Vec<&str> = plan.quarantine.iter().map(|one| &*one.name).collect();
         assert_eq!(names, [&whole, &old, &large]);
         assert_eq!(plan.quarantine[1].reason, Reason::Age { days: 31 });
@@ -145,7 +144,7 @@ mod tests {
         assert!(plan.to_string().contains(&line), "{plan}");
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 5);
 
-        let (_, done) = store.gc(&Policy::default()).unwrap();
+        let (_, done) = store.collector().gc(&Policy::default()).unwrap();
         assert_eq!(done.damaged, 3);
         assert!(done.damaged_bytes >= BYTES + 9);
         assert_eq!(done.bytes, plan.before - plan.after);
@@ -160,7 +159,7 @@ mod tests {
             bytes: 1,
             reason: Reason::Size,
         };
-        assert_eq!(store.drop_damage(&[outside]).unwrap(), (0, 0));
+        assert_eq!(remove(store.path(), &[outside]).unwrap(), (0, 0));
         assert!(store.path().join("precast-store.json").exists());
     }
 }

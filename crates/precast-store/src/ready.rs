@@ -24,33 +24,23 @@ use std::{
     fs::File,
     io,
     path::Path,
+    sync::Arc,
     thread::{self, JoinHandle},
 };
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
-    Store,
+    base::Base,
     chunks::{self, Summing},
     error::{At, StoreError},
+    leases::Leases,
     mapped::seal,
     object::{self, Tee},
+    permissions::Unpacked,
     publish::PendingFile,
 };
 use crate::{Digest, Mapped};
-
-/// What is done with a file under `ready/` before it is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unpacked {
-    /// It is mapped, and hashed once by each process that maps it.
-    #[default]
-    Check,
-    /// It is mapped unread, if it has the size that its object says: a start costs nothing, and a byte that changed on the
-    /// disk is another answer.
-    Trust,
-    /// It is hashed and copied to memory of this process, which no change of the file reaches. Processes share nothing.
-    Copy,
-}
 
 /// Whether bytes that were handed out are right, which is still being looked at.
 pub struct Checking(Option<JoinHandle<bool>>);
@@ -68,20 +58,33 @@ impl Checking {
     }
 }
 
-impl Store {
+/// The unpacked files of a store.
+pub(crate) struct Ready {
+    base: Arc<Base>,
+    leases: Arc<Leases>,
+}
+
+impl Ready {
+    pub fn new(base: &Arc<Base>, leases: &Arc<Leases>) -> Self {
+        Self {
+            base: base.clone(),
+            leases: leases.clone(),
+        }
+    }
+
     /// Returns the content of an object, checked, as a read-only map.
     ///
     /// The first call unpacks it under `ready/`; the next ones hash that file. On a read-only store, or when there is no
     /// room for the file, the bytes are in memory that this process alone has.
     pub fn map(&self, digest: &Digest) -> Result<Mapped, StoreError> {
-        let path = self.layout().ready(digest);
-        if self.0.options.unpacked == Unpacked::Copy {
+        let path = self.base.layout.ready(digest);
+        if self.base.options.unpacked == Unpacked::Copy {
             return self.copied(digest, &path);
         }
-        if let Some((file, size)) = self.ready(digest, &path)? {
+        if let Some((file, size)) = self.checked(digest, &path)? {
             return Mapped::new(&file, size).at("map", &path);
         }
-        if !self.is_read_only() {
+        if !self.base.is_read_only() {
             match self.unpack(digest, &path) {
                 Ok((file, size)) => return Mapped::new(&file, size).at("map", &path),
                 Err(e) if no_room(&e) => {}
@@ -94,9 +97,9 @@ impl Store {
     /// As [`Self::map`], but the bytes are looked at by other threads meanwhile: what is made of them may be used when
     /// [`Checking::wait`] has returned true. When it returns false, [`Self::map`] has the right ones.
     pub fn map_checking(&self, digest: &Digest) -> Result<(Mapped, Checking), StoreError> {
-        let path = self.layout().ready(digest);
-        let there = match self.0.options.unpacked {
-            Unpacked::Check => self.open_ready(&path)?,
+        let path = self.base.layout.ready(digest);
+        let there = match self.base.options.unpacked {
+            Unpacked::Check => self.open(&path)?,
             _ => None,
         };
         if let Some(file) = there {
@@ -117,9 +120,9 @@ impl Store {
 
     /// Returns the checked content of an object as a sealed file in memory, which can't change any more.
     pub fn memfd(&self, digest: &Digest) -> Result<File, StoreError> {
-        let path = self.layout().object(digest);
+        let path = self.base.layout.object(digest);
         let mut file = memory(digest, &path)?;
-        self.read_into(digest, &mut file)?;
+        object::read_into(&self.base.layout, digest, &mut file)?;
         seal(&file).at("seal the memory of", &path)?;
         Ok(file)
     }
@@ -132,7 +135,7 @@ impl Store {
 
     /// Returns the content in memory that this process alone has.
     fn copied(&self, digest: &Digest, path: &Path) -> Result<Mapped, StoreError> {
-        if let Some(file) = self.open_ready(path)? {
+        if let Some(file) = self.open(path)? {
             let copy = memory(digest, path)?;
             if let Some(size) = chunks::check(&file, digest, Some(&copy)).at("copy", path)? {
                 seal(&copy).at("seal the memory of", path)?;
@@ -144,8 +147,8 @@ impl Store {
     }
 
     /// Opens the unpacked file if there is one.
-    fn open_ready(&self, path: &Path) -> Result<Option<File>, StoreError> {
-        match self.layout().open(path) {
+    fn open(&self, path: &Path) -> Result<Option<File>, StoreError> {
+        match self.base.layout.open(path) {
             Ok(file) => Ok(Some(file)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e).at("read", path),
@@ -153,9 +156,9 @@ impl Store {
     }
 
     /// Opens the unpacked file if there is one and every byte of it is sound; returns the size of its content too.
-    pub(super) fn sound_ready(&self, digest: &Digest) -> Result<Option<(File, u64)>, StoreError> {
-        let path = self.layout().ready(digest);
-        let Ok(Some(file)) = self.open_ready(&path) else {
+    pub fn sound(&self, digest: &Digest) -> Result<Option<(File, u64)>, StoreError> {
+        let path = self.base.layout.ready(digest);
+        let Ok(Some(file)) = self.open(&path) else {
             return Ok(None);
         };
         let size = chunks::check(&file, digest, None).at("read", &path)?;
@@ -163,14 +166,14 @@ impl Store {
     }
 
     /// Opens the unpacked file if there is one and it is sound; returns the size of its content too.
-    fn ready(&self, digest: &Digest, path: &Path) -> Result<Option<(File, u64)>, StoreError> {
-        let Some(file) = self.open_ready(path)? else {
+    fn checked(&self, digest: &Digest, path: &Path) -> Result<Option<(File, u64)>, StoreError> {
+        let Some(file) = self.open(path)? else {
             return Ok(None);
         };
-        let size = match self.0.options.unpacked {
+        let size = match self.base.options.unpacked {
             Unpacked::Trust => {
                 let size = chunks::size(&file, digest).at("read", path)?;
-                let (mut object, path) = self.open_object(digest)?;
+                let (mut object, path) = object::open(&self.base.layout, digest)?;
                 let head = object::head(&mut object, digest, &path)?;
                 (head.size == size).then_some(size)
             }
@@ -183,25 +186,21 @@ impl Store {
     }
 
     fn set_aside_ready(&self, path: &Path) -> Result<(), StoreError> {
-        match self.is_read_only() {
-            true => Ok(()),
-            false => self.set_aside(path),
+        if self.base.is_read_only() {
+            return Ok(());
         }
+        self.base.set_aside(path)
     }
 
     /// Returns what will be the unpacked file of an object, as a copy of what the object is made from; none where there is
     /// one already, or no room for it.
-    pub(super) fn copy_for_ready(
-        &self,
-        digest: &Digest,
-        from: &Path,
-    ) -> Result<Option<PendingFile>, StoreError> {
-        let path = self.layout().ready(digest);
-        if self.ready(digest, &path)?.is_some() {
+    pub fn copy_of(&self, digest: &Digest, from: &Path) -> Result<Option<PendingFile>, StoreError> {
+        let path = self.base.layout.ready(digest);
+        if self.checked(digest, &path)?.is_some() {
             return Ok(None);
         }
         let copy = || {
-            let mut pending = self.pending_file()?;
+            let mut pending = self.leases.pending_file()?;
             let mut source = Tee::new(File::open(from).at("read", from)?);
             let mut to = Summing::new(pending.file());
             io::copy(&mut source, &mut to).at("unpack", &path)?;
@@ -221,15 +220,15 @@ impl Store {
 
     /// Unpacks an object to `path`.
     fn unpack(&self, digest: &Digest, path: &Path) -> Result<(File, u64), StoreError> {
-        let mut pending = self.pending_file()?;
+        let mut pending = self.leases.pending_file()?;
         let mut to = Summing::new(pending.file());
-        self.read_into(digest, &mut to)?;
+        object::read_into(&self.base.layout, digest, &mut to)?;
         to.finish(digest).at("unpack", path)?;
-        self.publish_unpacked(pending, digest, path)
+        self.publish(pending, digest, path)
     }
 
     /// Puts in its place what has every byte of an object.
-    pub(super) fn publish_unpacked(
+    pub fn publish(
         &self,
         pending: PendingFile,
         digest: &Digest,
@@ -238,12 +237,12 @@ impl Store {
         let opened = match pending.publish(path)? {
             // Every byte of it was checked as it was written.
             true => {
-                let file = self.layout().open(path).at("read", path)?;
+                let file = self.base.layout.open(path).at("read", path)?;
                 let size = chunks::size(&file, digest).at("read", path)?;
                 Some((file, size))
             }
             // Another process was faster: what lies there is opened and hashed.
-            false => self.ready(digest, path)?,
+            false => self.checked(digest, path)?,
         };
         match opened {
             Some(opened) => Ok(opened),
@@ -270,6 +269,7 @@ pub(super) fn no_room(error: &StoreError) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use crate::Store;
     use std::{
         fs,
         os::unix::fs::{MetadataExt, PermissionsExt},
@@ -301,22 +301,22 @@ mod tests {
     fn a_map_is_unpacked_once_and_again_when_it_changed() {
         let (_dir, store) = testing::store();
         for content in contents() {
-            let digest = store.put_bytes(&content).unwrap();
-            let first = store.map(&digest).unwrap();
+            let digest = store.objects().put_bytes(&content).unwrap();
+            let first = store.objects().map(&digest).unwrap();
             assert_eq!(&first[..], &content[..]);
             assert_eq!(first.as_ptr() as usize % 4096, 0);
             let path = store.layout().ready(&digest);
             let inode = fs::metadata(&path).unwrap().ino();
-            drop(store.map(&digest).unwrap());
+            drop(store.objects().map(&digest).unwrap());
             assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
             testing::damage(&path, |bytes| bytes[0] ^= 8);
-            assert!(store.map(&digest).unwrap()[..] == content[..]);
+            assert!(store.objects().map(&digest).unwrap()[..] == content[..]);
             assert_eq!(&first[1..], &content[1..]);
             assert_ne!(fs::metadata(&path).unwrap().ino(), inode);
-            assert_eq!(store.verify().unwrap().defects, []);
+            assert_eq!(store.audit().verify().unwrap().defects, []);
         }
-        let empty = store.put_bytes(b"").unwrap();
-        assert_eq!(store.map(&empty).unwrap().len(), 0);
+        let empty = store.objects().put_bytes(b"").unwrap();
+        assert_eq!(store.objects().map(&empty).unwrap().len(), 0);
     }
 
     /// Simulates a disk that returns wrong bytes without an error: size, times and inode do not change.
@@ -337,24 +337,33 @@ mod tests {
     fn a_bit_that_changed_on_the_disk_is_in_no_map_unless_the_file_is_trusted() {
         let (_dir, store) = testing::store();
         for content in contents() {
-            let digest = store.put_bytes(&content).unwrap();
-            drop(store.map(&digest).unwrap());
+            let digest = store.objects().put_bytes(&content).unwrap();
+            drop(store.objects().map(&digest).unwrap());
             let path = store.layout().ready(&digest);
             for at in [0, 4321, content.len() as u64 - 1] {
                 flip_below(&path, at);
-                let trusting = opened(&store, Unpacked::Trust).map(&digest).unwrap();
+                let trusting = opened(&store, Unpacked::Trust)
+                    .objects()
+                    .map(&digest)
+                    .unwrap();
                 assert!(trusting.len() == content.len() && trusting[..] != content[..]);
                 let reader = Options {
                     read_only: true,
                     ..Options::default()
                 };
                 let reader = Store::open_with(store.path(), reader).unwrap();
-                assert!(reader.map(&digest).unwrap()[..] == content[..]);
-                let (map, checking) = reader.map_checking(&digest).unwrap();
+                assert!(reader.objects().map(&digest).unwrap()[..] == content[..]);
+                let (map, checking) = reader.objects().map_checking(&digest).unwrap();
                 assert!(!checking.wait() && map[..] != content[..]);
-                assert!(opened(&store, Unpacked::Copy).map(&digest).unwrap()[..] == content[..]);
-                assert!(store.map(&digest).unwrap()[..] == content[..]);
-                let (map, checking) = store.map_checking(&digest).unwrap();
+                assert!(
+                    opened(&store, Unpacked::Copy)
+                        .objects()
+                        .map(&digest)
+                        .unwrap()[..]
+                        == content[..]
+                );
+                assert!(store.objects().map(&digest).unwrap()[..] == content[..]);
+                let (map, checking) = store.objects().map_checking(&digest).unwrap();
                 assert!(checking.wait() && map[..] == content[..]);
             }
         }
@@ -364,15 +373,18 @@ mod tests {
     fn what_was_copied_stays_when_its_file_is_cut() {
         let (_dir, store) = testing::store();
         for content in contents() {
-            let digest = store.put_bytes(&content).unwrap();
-            drop(store.map(&digest).unwrap());
-            let copy = opened(&store, Unpacked::Copy).map(&digest).unwrap();
+            let digest = store.objects().put_bytes(&content).unwrap();
+            drop(store.objects().map(&digest).unwrap());
+            let copy = opened(&store, Unpacked::Copy)
+                .objects()
+                .map(&digest)
+                .unwrap();
             let path = store.layout().ready(&digest);
             testing::damage(&path, |bytes| bytes.truncate(1));
             assert!(copy[..] == content[..]);
             // A file of another size than the object says is not mapped by those who trust it either.
             let trusting = opened(&store, Unpacked::Trust);
-            assert!(trusting.map(&digest).unwrap()[..] == content[..]);
+            assert!(trusting.objects().map(&digest).unwrap()[..] == content[..]);
         }
     }
 
@@ -380,8 +392,8 @@ mod tests {
     fn memory_that_was_handed_out_is_sealed() {
         use std::io::Write;
         let (_dir, store) = testing::store();
-        let digest = store.put_bytes(b"code").unwrap();
-        let mut file = store.memfd(&digest).unwrap();
+        let digest = store.objects().put_bytes(b"code").unwrap();
+        let mut file = store.objects().memfd(&digest).unwrap();
         assert!(file.write(b"x").is_err() && file.set_len(0).is_err());
     }
 }

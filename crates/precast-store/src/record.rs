@@ -315,6 +315,13 @@ pub struct Program {
 }
 
 impl Program {
+    /// Returns every artifact that it calls, sorted.
+    pub fn artifacts(&self) -> Vec<Digest> {
+        let steps = self.steps.iter().map(|step| step.artifact);
+        let eager = self.eager.iter().map(|eager| eager.artifact);
+        sorted(steps.chain(eager).chain(self.constants))
+    }
+
     /// Returns the module and the names of its inputs, which tell it from its variants: `answer(ids, image)`.
     pub fn title(&self) -> String {
         let names: Vec<&str> = self
@@ -439,7 +446,19 @@ pub struct Artifact {
     pub provenance: Provenance,
 }
 
+/// Returns these digests sorted, each once.
+pub(crate) fn sorted(all: impl IntoIterator<Item = Digest>) -> Vec<Digest> {
+    BTreeSet::from_iter(all).into_iter().collect()
+}
+
 impl Artifact {
+    /// Returns every object that it needs, sorted.
+    pub fn objects(&self) -> Vec<Digest> {
+        let own = [Some(self.object), self.proxy, self.graph, self.log];
+        let own = own.into_iter().flatten();
+        sorted(own.chain(self.libraries.iter().copied()))
+    }
+
     /// Returns the seconds that all phases of its compile took together.
     pub fn compile_seconds(&self) -> f64 {
         self.receipt.phases().values().sum()
@@ -564,7 +583,12 @@ impl Release {
         !self.lacks.is_empty()
     }
 
-    /// Returns the objects that it needs beside its programs and weights.
+    /// Returns the objects that it refers to itself, sorted: its weight set and its shims.
+    pub fn objects(&self) -> Vec<Digest> {
+        sorted(self.shim_objects().into_iter().chain(self.weights))
+    }
+
+    /// Returns the objects of its shims.
     pub fn shim_objects(&self) -> Vec<Digest> {
         self.shims.iter().flat_map(Shim::objects).collect()
     }

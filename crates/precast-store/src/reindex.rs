@@ -6,15 +6,14 @@ use rusqlite::Connection;
 use walkdir::WalkDir;
 
 use super::{
-    bytes,
+    checksum::{Record, record_file},
     error::StoreError,
-    layout::Layout,
-    records::{Record, record_file, release_file},
-    rows,
+    layout::{Kind, Layout},
+    object,
 };
 use crate::{
     Digest,
-    record::{Artifact, Failure, Program},
+    record::{Artifact, Failure, Program, Release},
 };
 
 /// Puts a row for every sound file that has none. Files that can't be read get no row; `verify` names them.
@@ -25,7 +24,7 @@ pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
         };
         if path == layout.object(&digest)
             && !known(to, "SELECT 1 FROM objects WHERE digest=?", &digest)?
-            && let Ok(row) = bytes::object_row(layout, &path, &digest)
+            && let Ok(row) = object::row(layout, &path, &digest)
         {
             row.insert(to)?;
         }
@@ -33,9 +32,9 @@ pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     record_files::<Artifact>(layout, to, "SELECT 1 FROM artifacts WHERE id=?")?;
     record_files::<Program>(layout, to, "SELECT 1 FROM programs WHERE id=?")?;
     record_files::<Failure>(layout, to, "SELECT 1 FROM failures WHERE id=?")?;
-    for path in files(&layout.root.join("releases"), ".json") {
-        if let Ok((release, checksum, created)) = release_file(layout, &path) {
-            rows::insert_release(to, &release, &checksum, created)?;
+    for path in files(&layout.folder(Kind::Release), ".json") {
+        if let Ok((release, checksum, created)) = record_file::<Release>(layout, &path) {
+            release.insert(to, &checksum, created)?;
         }
     }
     Ok(())
@@ -47,8 +46,8 @@ pub(crate) fn newer(layout: &Layout, index: &Connection) -> rusqlite::Result<Opt
     let mut found = newer_of::<Artifact>(layout, index, "artifacts")?;
     found = found.or(newer_of::<Program>(layout, index, "programs")?);
     found = found.or(newer_of::<Failure>(layout, index, "failures")?);
-    let newer_release = files(&layout.root.join("releases"), ".json")
-        .filter_map(|path| release_file(layout, &path).err())
+    let newer_release = files(&layout.folder(Kind::Release), ".json")
+        .filter_map(|path| record_file::<Release>(layout, &path).err())
         .find(is_newer);
     Ok(found.or(newer_release))
 }
@@ -146,9 +145,11 @@ mod tests {
     fn a_deleted_index_comes_back_the_same() {
         let (_dir, store, _, program) = testing::filled();
         store
-            .put_release(&testing::release("m", Some("v1"), &[program.id]))
+            .releases()
+            .put(&testing::release("m", Some("v1"), &[program.id]))
             .unwrap();
         store
+            .records()
             .put_failure(&testing::failure(Digest::of(b"f"), "why"))
             .unwrap();
         let before = dump(&store);

@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Store,
+    checksum::record_file,
     defect::{Defect, Needs},
     error::{At, StoreError},
     graph::Graph,
@@ -19,13 +19,13 @@ use super::{
     layout::Layout,
     lock::Mode,
     publish::{self, as_published, settle_time},
-    records::release_file,
     reindex::{self, named},
     rows,
     sum::bad_sum,
     sync,
+    verify::Audit,
 };
-use crate::Digest;
+use crate::{Digest, record::Release};
 
 /// What `repair` did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,19 +64,19 @@ impl Repaired {
     }
 }
 
-impl Store {
+impl Audit {
     /// Repairs defects. Files that can't be repaired are set aside.
     ///
     /// Bytes are hashed first, without a lock. Then one exclusive lock covers the second look and the repair: no other process
     /// adds, deletes or takes a lease between the two.
     pub fn repair(&self) -> Result<Repaired, StoreError> {
-        self.writable("repair the store")?;
+        self.base.writable("repair the store")?;
         let mut first = self.plain_folders(&["quarantine", "locks"])?;
         let looked = self.look(true)?;
         sync::point("repair:looked");
-        let _alone = self.lock(Mode::Delete)?;
+        let _alone = self.base.lock(Mode::Delete)?;
         first.extend(self.plain_folders(&Layout::FOLDERS)?);
-        self.layout().complete()?;
+        self.base.layout.complete()?;
         let mut found = self.again(looked)?.defects;
         found.extend(first);
         if found
@@ -92,7 +92,7 @@ impl Store {
             sync::point("repair:found");
             let more = self.repair_some(&left, &mut done)?;
             sync::point("repair:set-aside");
-            self.recover_alone()?;
+            self.collector.recover_alone()?;
             self.reindex_alone()?;
             left = self.look(false)?.defects;
             if !more {
@@ -111,8 +111,8 @@ impl Store {
     /// Sets aside the damaged releases of a model, and returns their numbers. Costs a `stat` of each release.
     pub fn set_damaged_releases_aside(&self, model: &str) -> Result<Vec<u64>, StoreError> {
         let mut damaged = Vec::new();
-        for seq in self.sequences(model)? {
-            let path = self.layout().release(model, seq)?;
+        for seq in self.collector.releases.sequences(model)? {
+            let path = self.base.layout.release(model, seq)?;
             if !as_published(&path) && self.is_damaged_release(&path)? {
                 damaged.push(seq);
             }
@@ -120,23 +120,24 @@ impl Store {
         if damaged.is_empty() {
             return Ok(damaged);
         }
-        self.writable("set damaged releases aside")?;
-        let _alone = self.lock(Mode::Delete)?;
+        self.base.writable("set damaged releases aside")?;
+        let _alone = self.base.lock(Mode::Delete)?;
         for &seq in &damaged {
-            let path = self.layout().release(model, seq)?;
+            let path = self.base.layout.release(model, seq)?;
             if self.is_damaged_release(&path)? {
-                self.set_aside(&path)?;
+                self.base.set_aside(&path)?;
             }
         }
-        self.index()
-            .write(|tx| reindex::drop_gone_releases(self.layout(), tx))?;
+        self.base
+            .index
+            .write(|tx| reindex::drop_gone_releases(&self.base.layout, tx))?;
         Ok(damaged)
     }
 
     fn is_damaged_release(&self, path: &Path) -> Result<bool, StoreError> {
-        match release_file(self.layout(), path) {
+        match record_file::<Release>(&self.base.layout, path) {
             Ok(_) => {
-                settle_time(&self.layout().open(path).at("read", path)?);
+                settle_time(&self.base.layout.open(path).at("read", path)?);
                 Ok(false)
             }
             Err(StoreError::Record { .. }) => Ok(fs::symlink_metadata(path).is_ok()),
@@ -147,7 +148,7 @@ impl Store {
 
     /// Fails where the index is damaged: its pages, or the check sum of a row.
     pub fn check_index(&self) -> Result<(), StoreError> {
-        self.index().with(|index| {
+        self.base.index.with(|index| {
             let checked: String = index.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
             match checked == "ok" {
                 // One transaction: each query costs locks of the index.
@@ -159,14 +160,14 @@ impl Store {
 
     /// Makes the index again from the files.
     pub fn reindex(&self) -> Result<(), StoreError> {
-        self.writable("rebuild the index")?;
-        let _alone = self.lock(Mode::Rebuild)?;
+        self.base.writable("rebuild the index")?;
+        let _alone = self.base.lock(Mode::Rebuild)?;
         self.reindex_alone()
     }
 
     /// As [`Self::reindex`]. The caller has `Mode::Rebuild` or `Mode::Delete`.
     fn reindex_alone(&self) -> Result<(), StoreError> {
-        let sound = Index::open_read_only(self.layout()).and_then(|own| {
+        let sound = Index::open_read_only(&self.base.layout).and_then(|own| {
             own.with(|index| {
                 let checked: String =
                     index.query_row("PRAGMA integrity_check(1)", [], |r| r.get(0))?;
@@ -177,20 +178,21 @@ impl Store {
             return Err(e);
         }
         if !sound.unwrap_or(false) {
-            let path = self.layout().index();
-            self.set_aside(&path)?;
-            self.set_aside(&path.with_extension("sqlite-journal"))?;
+            let path = self.base.layout.index();
+            self.base.set_aside(&path)?;
+            self.base
+                .set_aside(&path.with_extension("sqlite-journal"))?;
         }
-        self.index().write(|tx| {
+        self.base.index.write(|tx| {
             tx.execute_batch(
                 "DELETE FROM objects; DELETE FROM artifacts; DELETE FROM programs; DELETE FROM releases; \
                  DELETE FROM artifact_objects; DELETE FROM program_artifacts; DELETE FROM release_programs; \
-                 DELETE FROM release_objects; DELETE FROM failures; DELETE FROM ready;",
+                 DELETE FROM release_objects; DELETE FROM failures;",
             )?;
             for id in rows::bad_uses(tx)? {
                 tx.execute("DELETE FROM uses WHERE id=?", [id])?;
             }
-            reindex::fill(self.layout(), tx)
+            reindex::fill(&self.base.layout, tx)
         })
     }
 
@@ -198,7 +200,7 @@ impl Store {
     fn plain_folders(&self, folders: &[&str]) -> Result<Vec<Defect>, StoreError> {
         let mut found = Vec::new();
         for &folder in folders {
-            let path = self.path().join(folder);
+            let path = self.base.path().join(folder);
             if fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_dir()) {
                 let what = "file or a link".to_owned();
                 found.push(Defect::NotPlain {
@@ -211,7 +213,7 @@ impl Store {
                         let to = path.with_extension("old");
                         fs::rename(&path, to).at("set aside", &path)?;
                     }
-                    _ => self.set_aside(&path)?,
+                    _ => self.base.set_aside(&path)?,
                 }
             }
             publish::folder(&path)?;
@@ -224,7 +226,7 @@ impl Store {
     fn repair_some(&self, defects: &[Defect], done: &mut Done) -> Result<bool, StoreError> {
         let mut more = false;
         for defect in defects {
-            let away = |path: &Path| self.set_aside(&self.path().join(path));
+            let away = |path: &Path| self.base.set_aside(&self.base.path().join(path));
             match defect {
                 // A record has no other witness than itself of what others wrote into it.
                 Defect::Mode { path, mode }
@@ -255,7 +257,7 @@ impl Store {
                 Defect::NoObject { by, .. } if by.starts_with("releases") => {}
                 Defect::Ready { path, .. }
                     if let Some(digest) = named(path, "")
-                        && !self.has_object(&digest)
+                        && !self.objects.has(&digest)
                         && self.restored(&digest, done)? =>
                 {
                     more = true;
@@ -276,25 +278,25 @@ impl Store {
                 _ => {}
             }
         }
-        self.layout().complete()?;
+        self.base.layout.complete()?;
         Ok(more)
     }
 
     /// Returns whether an object is there, after making it again from its unpacked file where that is sound. The caller has
     /// `Mode::Delete`.
     fn restored(&self, digest: &Digest, done: &mut Done) -> Result<bool, StoreError> {
-        if !self.has_object(digest) {
-            let Some((pending, written)) = self.encode_unpacked(digest)? else {
+        if !self.objects.has(digest) {
+            let Some((pending, written)) = self.objects.encode_unpacked(digest)? else {
                 return Ok(false);
             };
-            self.publish_written(pending, &written)?;
+            self.objects.publish_written(pending, &written)?;
             done.restored.insert(*digest);
         }
         Ok(true)
     }
 
     fn reset_mode(&self, inside: &Path) -> Result<(), StoreError> {
-        let path = self.path().join(inside);
+        let path = self.base.path().join(inside);
         let meta = fs::symlink_metadata(&path).at("look at", &path)?;
         if meta.is_file() && meta.nlink() > 1 {
             // The mode belongs to all names of a file: only a copy of our own may be changed.
@@ -309,8 +311,8 @@ impl Store {
 
     /// Gives a file that has other names a copy of its own.
     fn unlink_others(&self, path: &Path) -> Result<(), StoreError> {
-        let path = self.path().join(path);
-        let mut pending = self.pending_file()?;
+        let path = self.base.path().join(path);
+        let mut pending = self.leases.pending_file()?;
         let mut file = publish::open_plain(&path).at("read", &path)?;
         std::io::copy(&mut file, pending.file()).at("copy", &path)?;
         pending.replace(&path)

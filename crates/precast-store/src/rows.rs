@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::sum::{self, Sum};
 use crate::{
     Digest,
-    record::{Artifact, Failure, Program, Release},
+    record::{Artifact, Failure, Program, Release, sorted},
 };
 
 /// An object, as the index has it.
@@ -115,29 +115,6 @@ pub(crate) fn links(of: &[Digest]) -> i64 {
     sum.finish()
 }
 
-fn sorted(mut all: Vec<Digest>) -> Vec<Digest> {
-    all.sort_unstable();
-    all.dedup();
-    all
-}
-
-/// Returns every object an artifact needs, sorted.
-pub(crate) fn objects_of(artifact: &Artifact) -> Vec<Digest> {
-    let mut all = vec![artifact.object];
-    all.extend(artifact.proxy);
-    all.extend(&artifact.libraries);
-    all.extend(artifact.graph);
-    all.extend(artifact.log);
-    sorted(all)
-}
-
-/// Returns every artifact a program calls, sorted.
-pub(crate) fn artifacts_of(program: &Program) -> Vec<Digest> {
-    let steps = program.steps.iter().map(|step| step.artifact);
-    let eager = program.eager.iter().map(|eager| eager.artifact);
-    sorted(steps.chain(eager).chain(program.constants).collect())
-}
-
 impl ObjectRow {
     fn sum(&self) -> Sum {
         Sum::new("objects")
@@ -188,7 +165,7 @@ pub(crate) fn insert_artifact(
 ) -> rusqlite::Result<()> {
     unmark(to, "artifacts", &artifact.id)?;
     let (target, device) = (artifact.target.name(), artifact.target.device.to_string());
-    let objects = objects_of(artifact);
+    let objects = artifact.objects();
     let links = links(&objects);
     let size = artifact.size as i64;
     let sum = artifact_sum(
@@ -279,7 +256,7 @@ pub(crate) fn insert_program(
     created: i64,
 ) -> rusqlite::Result<()> {
     unmark(to, "programs", &program.id)?;
-    let artifacts = artifacts_of(program);
+    let artifacts = program.artifacts();
     let row = ProgramRow {
         id: program.id,
         model: program.model.clone(),
@@ -365,7 +342,7 @@ pub(crate) fn insert_release(
     checksum: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
-    let programs = sorted(release.programs.clone());
+    let programs = sorted(release.programs.iter().copied());
     let objects = sorted(release.shim_objects());
     let links = links(&[&programs[..], &objects].concat());
     let sum = release_sum(
@@ -414,7 +391,7 @@ pub(crate) fn release_sum(
     links: i64,
     partial: bool,
 ) -> i64 {
-    let sum = Sum::new("releases")
+    Sum::new("releases")
         .text(model)
         .int(seq as i64)
         .int(name.is_some().into())
@@ -422,12 +399,9 @@ pub(crate) fn release_sum(
         .field(checksum.as_bytes())
         .field(weights.map_or(&[][..], |w| w.as_bytes()))
         .int(created)
-        .int(links);
-    // A whole release has the sum that it had before there were others.
-    match partial {
-        true => sum.int(1).finish(),
-        false => sum.finish(),
-    }
+        .int(links)
+        .int(partial.into())
+        .finish()
 }
 
 /// Inserts the row of a failure.

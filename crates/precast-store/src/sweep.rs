@@ -15,12 +15,12 @@ use rusqlite::{Connection, params};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Store,
     error::{At, StoreError},
-    gc::{GcPlan, Victim},
+    gc::{Collector, GcPlan, Policy, Victim},
     layout::Kind,
     lock::Mode,
     publish::{plain_folder, remove_all, sync_folder},
+    quarantine,
     reason::Reason,
     reindex, sync,
 };
@@ -94,32 +94,33 @@ const FAILURES: Table = Table {
     delete: "DELETE FROM failures WHERE id=?1",
 };
 
-impl Store {
+impl Collector {
     /// Brings the index up to date, then returns what `policy` deletes and deletes it.
-    pub fn gc(&self, policy: &super::Policy) -> Result<(GcPlan, Collected), StoreError> {
+    pub fn gc(&self, policy: &Policy) -> Result<(GcPlan, Collected), StoreError> {
         self.recover()?;
-        let plan = self.plan_gc(policy)?;
+        let plan = self.plan(policy)?;
         let done = self.collect(&plan)?;
         Ok((plan, done))
     }
 
     /// Carries out `plan`, but for what is held or needed by now.
     pub fn collect(&self, plan: &GcPlan) -> Result<Collected, StoreError> {
-        self.writable("delete from the store")?;
+        self.base.writable("delete from the store")?;
         let mut done = Collected::default();
         self.drop_releases(plan, &mut done)?;
         done.programs = self.batches(&PROGRAMS, &plan.programs, &mut done)?;
         done.artifacts = self.batches(&ARTIFACTS, &plan.artifacts, &mut done)?;
         done.failures = self.batches(&FAILURES, &plan.failures, &mut done)?;
         done.objects = self.batches(&OBJECTS, &plan.objects, &mut done)?;
-        (done.damaged, done.damaged_bytes) = self.drop_damage(&plan.quarantine)?;
+        (done.damaged, done.damaged_bytes) =
+            quarantine::remove(self.base.path(), &plan.quarantine)?;
         self.forget_uses()?;
         Ok(done)
     }
 
     /// Deletes an object, unless something refers to it or a process holds it.
     pub fn discard(&self, object: &Digest) -> Result<(), StoreError> {
-        self.writable("delete from the store")?;
+        self.base.writable("delete from the store")?;
         let victim = Victim {
             id: *object,
             name: String::new(),
@@ -132,10 +133,10 @@ impl Store {
 
     fn drop_releases(&self, plan: &GcPlan, done: &mut Collected) -> Result<(), StoreError> {
         for release in &plan.releases {
-            let _deleting = self.lock(Mode::Delete)?;
-            let path = self.layout().release(&release.model, release.seq)?;
-            let last = self.sequences(&release.model)?.last() == Some(&release.seq);
-            if last || self.newest_release(&release.model)? == Some(release.seq) {
+            let _deleting = self.base.lock(Mode::Delete)?;
+            let path = self.base.layout.release(&release.model, release.seq)?;
+            let last = self.releases.sequences(&release.model)?.last() == Some(&release.seq);
+            if last || self.releases.newest(&release.model)? == Some(release.seq) {
                 done.skipped += 1;
                 continue;
             }
@@ -145,7 +146,7 @@ impl Store {
                 sync_folder(folder)?;
             }
             sync::point("gc:release-removed");
-            self.index().write(|tx| {
+            self.base.index.write(|tx| {
                 tx.prepare_cached("DELETE FROM releases WHERE model=? AND seq=?")?
                     .execute(params![release.model, release.seq as i64])
             })?;
@@ -164,9 +165,9 @@ impl Store {
         for batch in victims.chunks(BATCH) {
             let ids: Vec<Digest> = batch.iter().map(|victim| victim.id).collect();
             sync::point("gc:before-batch");
-            let _deleting = self.lock(Mode::Delete)?;
-            let leased = self.leased()?;
-            let going = self.index().write(|tx| mark(tx, table, &ids, &leased))?;
+            let _deleting = self.base.lock(Mode::Delete)?;
+            let leased = self.leases.held_by_live()?;
+            let going = self.base.index.write(|tx| mark(tx, table, &ids, &leased))?;
             sync::point("gc:marked");
             let bytes = self.finish(table, &going)?;
             done.bytes += if table.refers { 0 } else { bytes };
@@ -193,13 +194,11 @@ impl Store {
             folders.iter().try_for_each(|folder| sync_folder(folder))?;
         }
         sync::point("gc:bytes-deleted");
-        self.index().write(|tx| {
+        self.base.index.write(|tx| {
             let mut delete = tx.prepare_cached(table.delete)?;
-            let mut unready = tx.prepare_cached("DELETE FROM ready WHERE digest=?")?;
             let mut unmark = tx.prepare_cached("DELETE FROM marked WHERE kind=? AND id=?")?;
             for id in ids {
                 delete.execute([id.as_bytes()])?;
-                unready.execute([id.as_bytes()])?;
                 unmark.execute(params![table.name, id.as_bytes()])?;
             }
             Ok(())
@@ -209,7 +208,7 @@ impl Store {
     }
 
     fn paths(&self, table: &Table, id: &Digest) -> Vec<PathBuf> {
-        let layout = self.layout();
+        let layout = &self.base.layout;
         match table.name {
             "programs" => vec![layout.record(Kind::Program, id)],
             "artifacts" => vec![layout.record(Kind::Artifact, id)],
@@ -221,16 +220,16 @@ impl Store {
     /// Finishes what a crash left: indexes files without a row, finishes marked deletions, removes what
     /// dead processes were writing.
     pub fn recover(&self) -> Result<(), StoreError> {
-        self.writable("recover the store")?;
-        let _deleting = self.lock(Mode::Delete)?;
+        self.base.writable("recover the store")?;
+        let _deleting = self.base.lock(Mode::Delete)?;
         self.recover_alone()
     }
 
     /// As [`Self::recover`]. The caller has `Mode::Delete`.
-    pub(super) fn recover_alone(&self) -> Result<(), StoreError> {
-        let leased = self.leased()?;
+    pub(crate) fn recover_alone(&self) -> Result<(), StoreError> {
+        let leased = self.leases.held_by_live()?;
         for table in [&PROGRAMS, &ARTIFACTS, &FAILURES, &OBJECTS] {
-            let going = self.index().write(|tx| {
+            let going = self.base.index.write(|tx| {
                 let marked = marked(tx, table)?;
                 unmark_all(tx, table)?;
                 mark(tx, table, &marked, &leased)
@@ -238,20 +237,20 @@ impl Store {
             self.finish(table, &going)?;
         }
         self.sweep_tmp()?;
-        self.index().write(|tx| {
-            reindex::drop_gone_releases(self.layout(), tx)?;
-            reindex::fill(self.layout(), tx)
+        self.base.index.write(|tx| {
+            reindex::drop_gone_releases(&self.base.layout, tx)?;
+            reindex::fill(&self.base.layout, tx)
         })
     }
 
     /// Removes temporary files of dead processes. The caller has `Mode::Delete`.
     fn sweep_tmp(&self) -> Result<(), StoreError> {
-        let tmp = self.layout().tmp();
+        let tmp = self.base.layout.tmp();
         for entry in fs::read_dir(&tmp).at("list", &tmp)? {
             let path = entry.at("list", &tmp)?.path();
             let lease = path.file_name().map(|name| {
                 let name = format!("{}.lease", name.to_string_lossy());
-                self.path().join("leases").join(name)
+                self.base.path().join("leases").join(name)
             });
             if lease.is_some_and(|lease| lease.exists()) {
                 continue;
@@ -270,7 +269,7 @@ impl Store {
 
     /// Forgets when things were used that are gone.
     fn forget_uses(&self) -> Result<(), StoreError> {
-        self.index().write(|tx| {
+        self.base.index.write(|tx| {
             tx.execute_batch(
                 "DELETE FROM uses WHERE id NOT IN (SELECT id FROM programs) \
                  AND id NOT IN (SELECT id FROM artifacts) AND id NOT IN (SELECT id FROM failures)",

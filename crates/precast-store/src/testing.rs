@@ -34,8 +34,14 @@ pub fn store() -> (TempDir, Store) {
 /// Returns a store with an artifact and a program that calls it.
 pub fn filled() -> (TempDir, Store, Artifact, Program) {
     let (dir, store) = store();
-    let artifact = store.put_artifact(&artifact(&store, "block")).unwrap();
-    let program = store.put_program(&program("m", 8, &[artifact.id])).unwrap();
+    let artifact = store
+        .records()
+        .put_artifact(&artifact(&store, "block"))
+        .unwrap();
+    let program = store
+        .records()
+        .put_program(&program("m", 8, &[artifact.id]))
+        .unwrap();
     (dir, store, artifact, program)
 }
 
@@ -89,7 +95,7 @@ pub fn artifact(store: &Store, name: &str) -> Artifact {
     Artifact {
         schema: 1,
         id: Digest::of(name.as_bytes()),
-        object: store.put_bytes(content.as_bytes()).unwrap(),
+        object: store.objects().put_bytes(content.as_bytes()).unwrap(),
         size: content.len() as u64,
         target: target(),
         inputs: vec![layout()],
@@ -178,6 +184,7 @@ pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release 
 pub fn shim(store: &Store, torch: &str) -> Shim {
     let put = |half: &str| {
         store
+            .objects()
             .put_bytes(format!("{half} {torch}").as_bytes())
             .unwrap()
     };

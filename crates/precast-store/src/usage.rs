@@ -5,16 +5,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    fs,
+    sync::Arc,
 };
 
 use super::{
-    Store,
+    base::Base,
     error::StoreError,
     gc::{self, Policy},
     graph,
-    reindex::{self, files},
-    rows,
+    leases::Leases,
+    reindex, rows,
 };
 use crate::Digest;
 
@@ -40,7 +40,7 @@ pub struct Need {
 
 /// Looks up the users of one object at a time.
 pub struct ObjectUsage {
-    store: Store,
+    base: Arc<Base>,
     query: String,
     /// The groups that need an object as their weights or their shim.
     direct: HashMap<Digest, BTreeMap<String, u64>>,
@@ -51,9 +51,9 @@ pub struct ObjectUsage {
     held: Option<HashSet<Digest>>,
 }
 
-impl Store {
+impl ObjectUsage {
     /// Prepares lookups of an object's users. Weights and shims count for models and releases.
-    pub fn object_usage(&self, by: GroupBy) -> Result<ObjectUsage, StoreError> {
+    pub(crate) fn new(base: &Arc<Base>, leases: &Leases, by: GroupBy) -> Result<Self, StoreError> {
         let (group, of) = match by {
             GroupBy::Model => ("g.model", "programs g ON g.id=l.program"),
             GroupBy::Module => ("g.model||' '||g.module", "programs g ON g.id=l.program"),
@@ -66,61 +66,44 @@ impl Store {
             "SELECT {group},count(*) FROM artifact_objects o \
              JOIN program_artifacts l ON l.artifact=o.artifact JOIN {of} WHERE o.object=? GROUP BY 1"
         );
-        let newer = (self.index()).with(|index| reindex::newer(self.layout(), index))?;
-        let mut usage = ObjectUsage {
-            store: self.clone(),
-            query,
-            direct: HashMap::new(),
-            kept: BTreeSet::new(),
-            held: None,
-        };
-        let mut held = match self.is_read_only() {
-            true => HashSet::new(),
-            false => self.peek_leases()?,
-        };
-        let releases = self.index().with(graph::releases)?;
-        usage.kept = gc::kept(&releases, Policy::default().keep_releases);
-        self.index().with(|index| {
+        let newer = base
+            .index
+            .with(|index| reindex::newer(&base.layout, index))?;
+        let releases = base.index.with(graph::releases)?;
+        let kept = gc::kept(&releases, Policy::default().keep_releases);
+        let mut held = leases.all_held()?;
+        let mut direct: HashMap<Digest, BTreeMap<String, u64>> = HashMap::new();
+        for (place, release) in &releases {
+            if kept.contains(place) {
+                held.extend(&release.objects);
+            }
+            let group = match by {
+                GroupBy::Model => place.0.clone(),
+                GroupBy::Module => continue,
+                GroupBy::Release => format!("{} {}", place.0, place.1),
+            };
+            for object in &release.objects {
+                let groups = direct.entry(*object).or_default();
+                *groups.entry(group.clone()).or_default() += 1;
+            }
+        }
+        base.index.with(|index| {
             let mut logs = index.prepare("SELECT log FROM failures WHERE log IS NOT NULL")?;
             for log in logs.query_map([], |row| rows::digest(row, 0))? {
                 held.insert(log?);
             }
-            let mut direct = index.prepare(
-                "SELECT model,seq,weights FROM releases WHERE weights IS NOT NULL \
-                 UNION ALL SELECT model,seq,object FROM release_objects",
-            )?;
-            let mut rows = direct.query([])?;
-            while let Some(row) = rows.next()? {
-                let (model, seq): (String, i64) = (row.get(0)?, row.get(1)?);
-                let object = rows::digest(row, 2)?;
-                if usage.keeps(&model, seq) {
-                    held.insert(object);
-                }
-                let group = match by {
-                    GroupBy::Model => model,
-                    GroupBy::Module => continue,
-                    GroupBy::Release => format!("{model} {seq}"),
-                };
-                let groups = usage.direct.entry(object).or_default();
-                *groups.entry(group).or_default() += 1;
-            }
             Ok(())
         })?;
-        // Records of a newer precast may need any object.
-        usage.held = newer.is_none().then_some(held);
-        Ok(usage)
+        Ok(Self {
+            base: base.clone(),
+            query,
+            direct,
+            kept,
+            // Records of a newer precast may need any object.
+            held: newer.is_none().then_some(held),
+        })
     }
 
-    /// Returns the bytes of the unpacked copies that loading made.
-    pub fn unpacked(&self) -> u64 {
-        files(&self.path().join("ready"), "")
-            .filter_map(|path| fs::symlink_metadata(path).ok())
-            .map(|meta| meta.len())
-            .sum()
-    }
-}
-
-impl ObjectUsage {
     fn keeps(&self, model: &str, seq: i64) -> bool {
         self.kept.contains(&(model.to_owned(), seq as u64))
     }
@@ -128,7 +111,7 @@ impl ObjectUsage {
     /// Returns the groups that need an object, sorted by name.
     pub fn needs(&self, object: &Digest) -> Result<Vec<Need>, StoreError> {
         let mut groups = self.direct.get(object).cloned().unwrap_or_default();
-        self.store.index().with(|index| {
+        self.base.index.with(|index| {
             let mut query = index.prepare_cached(&self.query)?;
             let mut rows = query.query([object.as_bytes()])?;
             while let Some(row) = rows.next()? {
@@ -148,7 +131,7 @@ impl ObjectUsage {
         if held.contains(object) {
             return Ok(true);
         }
-        self.store.index().with(|index| {
+        self.base.index.with(|index| {
             let mut query = index.prepare_cached(
                 "SELECT o.artifact,l.program,r.model,r.seq FROM artifact_objects o \
                  LEFT JOIN program_artifacts l ON l.artifact=o.artifact \
@@ -171,6 +154,7 @@ impl ObjectUsage {
 
 #[cfg(test)]
 mod tests {
+    use crate::Store;
     use proptest::prelude::*;
 
     use super::{super::testing, *};
@@ -178,18 +162,24 @@ mod tests {
     #[test]
     fn needs_are_counted_by_group_and_weights_belong_to_releases() {
         let (_dir, store) = testing::store();
-        let a = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
-        let b = store.put_artifact(&testing::artifact(&store, "b")).unwrap();
+        let a = store
+            .records()
+            .put_artifact(&testing::artifact(&store, "a"))
+            .unwrap();
+        let b = store
+            .records()
+            .put_artifact(&testing::artifact(&store, "b"))
+            .unwrap();
         let put = |model: &str, batch, artifacts: &[Digest]| {
             let program = testing::program(model, batch, artifacts);
-            store.put_program(&program).unwrap()
+            store.records().put_program(&program).unwrap()
         };
         let one = put("m", 1, &[a.id]);
         let two = put("m", 2, &[a.id, b.id]);
         put("other", 1, &[a.id]);
         let mut release = testing::release("m", None, &[one.id, two.id]);
-        release.weights = Some(store.put_bytes(b"weights").unwrap());
-        store.put_release(&release).unwrap();
+        release.weights = Some(store.objects().put_bytes(b"weights").unwrap());
+        store.releases().put(&release).unwrap();
         let times = |by, group: &str, object: &Digest| {
             let needs = store.object_usage(by).unwrap().needs(object).unwrap();
             needs
@@ -220,13 +210,13 @@ mod tests {
         ) {
             let (_dir, store) = testing::store();
             let artifacts: Vec<_> = (0..6)
-                .map(|n| store.put_artifact(&testing::artifact(&store, &format!("a{n}"))).unwrap())
+                .map(|n| store.records().put_artifact(&testing::artifact(&store, &format!("a{n}"))).unwrap())
                 .collect();
             let models = ["m", "n"];
             let put: Vec<_> = (programs.iter().zip(1..))
                 .map(|((model, calls), batch)| {
                     let calls: Vec<_> = calls.iter().map(|call| artifacts[*call].id).collect();
-                    (*model, store.put_program(&testing::program(models[*model], batch, &calls)).unwrap().id)
+                    (*model, store.records().put_program(&testing::program(models[*model], batch, &calls)).unwrap().id)
                 })
                 .collect();
             for (n, (model, of)) in releases.iter().enumerate() {
@@ -235,17 +225,17 @@ mod tests {
                     .map(|(_, id)| *id)
                     .collect();
                 let mut release = testing::release(models[*model], None, &of);
-                release.weights = Some(store.put_bytes(format!("weights {n}").as_bytes()).unwrap());
-                store.put_release(&release).unwrap();
+                release.weights = Some(store.objects().put_bytes(format!("weights {n}").as_bytes()).unwrap());
+                store.releases().put(&release).unwrap();
             }
-            store.put_bytes(b"nobody needs this").unwrap();
+            store.objects().put_bytes(b"nobody needs this").unwrap();
             let path = store.path().to_owned();
             drop(store);
             let store = Store::open(path).unwrap();
             let policy = Policy { unreleased: true, ..Policy::default() };
-            let goes: HashSet<_> = store.plan_gc(&policy).unwrap().objects.iter().map(|v| v.id).collect();
+            let goes: HashSet<_> = store.collector().plan(&policy).unwrap().objects.iter().map(|v| v.id).collect();
             let usage = store.object_usage(GroupBy::Model).unwrap();
-            for row in store.objects() {
+            for row in store.objects().rows() {
                 let object = row.unwrap().digest;
                 prop_assert_eq!(usage.is_kept(&object).unwrap(), !goes.contains(&object));
             }

@@ -4,21 +4,30 @@
 //! under an exclusive lock, and reported only if it is still there. A read-only store gets no second check and is not
 //! written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Store,
+    base::Base,
+    checksum::{Record, record_file},
     defect::{Defect, Needs},
     error::StoreError,
-    files::Walk,
+    files::Files,
+    gc::Collector,
     graph::Graph,
     index::Index,
+    layout::Layout,
+    leases::Leases,
     lock::Mode,
-    rows, sync,
+    objects::Objects,
+    reindex, rows, sync,
 };
+use crate::record::{Artifact, Failure, Program, Release};
 
 /// What `verify` found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,15 +54,37 @@ impl Verified {
     }
 }
 
-impl Store {
+/// Checks a store, and repairs it.
+pub struct Audit {
+    pub(crate) base: Arc<Base>,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) objects: Arc<Objects>,
+    pub(crate) collector: Arc<Collector>,
+}
+
+impl Audit {
+    pub(crate) fn new(
+        base: &Arc<Base>,
+        leases: &Arc<Leases>,
+        objects: &Arc<Objects>,
+        collector: &Arc<Collector>,
+    ) -> Self {
+        Self {
+            base: base.clone(),
+            leases: leases.clone(),
+            objects: objects.clone(),
+            collector: collector.clone(),
+        }
+    }
+
     /// Checks every file, byte, reference and row.
     pub fn verify(&self) -> Result<Verified, StoreError> {
         let first = self.look(true)?;
-        if first.defects.is_empty() || self.is_read_only() {
+        if first.defects.is_empty() || self.base.is_read_only() {
             return Ok(first);
         }
         sync::point("verify:looked");
-        let _alone = self.lock(Mode::Delete)?;
+        let _alone = self.base.lock(Mode::Delete)?;
         sync::point("verify:again");
         self.again(first)
     }
@@ -63,7 +94,7 @@ impl Store {
         let mut second = self.look(false)?;
         for defect in first.defects {
             if let Defect::Object { path, .. } | Defect::Ready { path, .. } = &defect
-                && let Some(still) = Walk::new(self).recheck(path)
+                && let Some(still) = Files::new(&self.base.layout).recheck(path)
             {
                 second.defects.push(still);
             }
@@ -78,34 +109,52 @@ impl Store {
     }
 
     pub(super) fn look(&self, hash: bool) -> Result<Verified, StoreError> {
-        let mut walk = Walk::new(self);
-        walk.everything(hash)?;
-        let mut defects = walk.defects;
+        let mut files = Files::new(&self.base.layout);
+        files.everything(hash)?;
+        let mut defects = files.defects;
         self.compare_rows(&mut defects)?;
         defects.sort();
         defects.dedup();
         Ok(Verified {
             schema: 1,
-            objects: walk.objects,
-            bytes: walk.bytes,
-            records: walk.records,
-            quarantined: walk.quarantined,
+            objects: files.objects,
+            bytes: files.bytes,
+            records: files.records,
+            quarantined: files.quarantined,
             defects,
         })
+    }
+
+    /// Returns why the store's own index can't be used, if it can't: a read-only store then works with one in memory.
+    pub fn index_trouble(&self) -> Option<StoreError> {
+        if !Index::may_be_read(&self.base.layout) {
+            return None;
+        }
+        Index::open_read_only(&self.base.layout).err()
+    }
+
+    /// Reads every record and release, and returns the errors of those that can't be read.
+    pub fn damaged(&self) -> Vec<StoreError> {
+        let (layout, mut errors) = (&self.base.layout, Vec::new());
+        unreadable::<Artifact>(layout, &mut errors);
+        unreadable::<Program>(layout, &mut errors);
+        unreadable::<Failure>(layout, &mut errors);
+        unreadable::<Release>(layout, &mut errors);
+        errors
     }
 
     /// Compares the index with one that is made from the files now.
     fn compare_rows(&self, defects: &mut Vec<Defect>) -> Result<(), StoreError> {
         let damaged = |why: String| Defect::Index { why };
-        if !self.layout().index().exists() {
+        if !self.base.layout.index().exists() {
             defects.push(damaged("it is missing".into()));
             return Ok(());
         }
-        if !Index::may_be_read(self.layout()) {
+        if !Index::may_be_read(&self.base.layout) {
             // Only those may who may write the store: it is theirs to look at.
             return Ok(());
         }
-        let own = match Index::open_read_only(self.layout()) {
+        let own = match Index::open_read_only(&self.base.layout) {
             Ok(own) => own,
             Err(e @ StoreError::Newer { .. }) => return Err(e),
             Err(e) => {
@@ -143,7 +192,7 @@ impl Store {
         defects.extend(uses.iter().map(|id| Defect::Row {
             row: format!("uses {}", hex::encode(id)),
         }));
-        let expected = Index::in_memory(self.layout())?.with(dump)?;
+        let expected = Index::in_memory(&self.base.layout)?.with(dump)?;
         let names: BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
         for row in names {
             match (found.get(row), expected.get(row)) {
@@ -157,6 +206,13 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Adds the error of each record of one kind that can't be read.
+fn unreadable<R: Record>(layout: &Layout, errors: &mut Vec<StoreError>) {
+    let folder = layout.folder(R::KIND);
+    let files = reindex::files(&folder, ".json");
+    errors.extend(files.filter_map(|path| record_file::<R>(layout, &path).err()));
 }
 
 fn reason(error: &StoreError) -> String {
@@ -211,22 +267,21 @@ pub(crate) fn dump(from: &Connection) -> rusqlite::Result<BTreeMap<String, Strin
 
 #[cfg(test)]
 mod tests {
+    use crate::Store;
     use std::fs;
 
-    use super::{
-        super::{layout::Layout, testing},
-        *,
-    };
+    use super::super::{layout::Layout, testing};
 
     #[test]
     fn a_copy_without_what_was_unpacked_and_without_empty_folders_is_sound_and_works() {
         for read_only in [false, true] {
             let (_dir, store, artifact, program) = testing::filled();
-            let digest = store.put_bytes(b"weights").unwrap();
+            let digest = store.objects().put_bytes(b"weights").unwrap();
             store
-                .put_release(&testing::release("m", Some("v1"), &[program.id]))
+                .releases()
+                .put(&testing::release("m", Some("v1"), &[program.id]))
                 .unwrap();
-            drop(store.map(&digest).unwrap());
+            drop(store.objects().map(&digest).unwrap());
             let path = store.path().to_owned();
             drop(store);
             // What `git` and many copies do not keep.
@@ -241,16 +296,23 @@ mod tests {
                 false => Store::open(&path).unwrap(),
             };
             let store = open();
-            assert_eq!(store.verify().unwrap().defects, []);
-            assert_eq!(store.plan_gc(&Default::default()).unwrap().releases, []);
-            let release = store.release("m", None).unwrap().unwrap();
-            let _hold = store.hold_release(&release).unwrap();
-            assert_eq!(&store.map(&digest).unwrap()[..], b"weights");
-            store.read(&artifact.object).unwrap();
-            assert_eq!(store.unpacked() > 0, !read_only);
-            assert_eq!(open().verify().unwrap().defects, []);
+            assert_eq!(store.audit().verify().unwrap().defects, []);
+            assert_eq!(
+                store
+                    .collector()
+                    .plan(&Default::default())
+                    .unwrap()
+                    .releases,
+                []
+            );
+            let release = store.releases().get("m", None).unwrap().unwrap();
+            let _hold = store.releases().hold(&release).unwrap();
+            assert_eq!(&store.objects().map(&digest).unwrap()[..], b"weights");
+            store.objects().read(&artifact.object).unwrap();
+            assert_eq!(store.objects().unpacked_bytes() > 0, !read_only);
+            assert_eq!(open().audit().verify().unwrap().defects, []);
             if !read_only {
-                store.put_bytes(b"more").unwrap();
+                store.objects().put_bytes(b"more").unwrap();
             }
         }
     }

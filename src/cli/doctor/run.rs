@@ -146,7 +146,7 @@ pub(super) fn store(context: &Context) -> Vec<Check> {
             "`precast verify --repair` makes it anew from the records",
         )),
         None => {
-            let models = opened.models().map_or(0, |models| models.len());
+            let models = opened.releases().models().map_or(0, |models| models.len());
             let found = format!("`{shown}`, {}", count(models as u64, "model"));
             checks.push(Check::ok(Store, name, found));
         }

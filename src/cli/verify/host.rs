@@ -42,7 +42,7 @@ pub(in crate::cli) struct HostArgs {
 pub(super) fn run(args: &HostArgs, context: &Context) -> Result<u8> {
     let store = context.open()?;
     let models = match args.models.is_empty() {
-        true => store.models()?,
+        true => store.releases().models()?,
         false => args.models.clone(),
     };
     if models.is_empty() {
@@ -90,7 +90,7 @@ fn gate_release(model: &str, options: &HostOptions<'_>, context: &Context) -> Re
     let store = options.store;
     super::super::name::release(store, model)?;
     let (name, which) = split_model(model);
-    let release = store.release(name, which)?;
+    let release = store.releases().get(name, which)?;
     let release = release.with_context(|| format!("the release of `{model}` is gone"))?;
     let seq = release.seq;
     let gates = HostGates::of(store, release)?;

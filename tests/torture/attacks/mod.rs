@@ -255,13 +255,13 @@ fn use_it(root: &Path, scene: &Scene) -> String {
         };
         let mut text = String::new();
         for artifact in &artifacts {
-            text.push_str(&format!("{:?}", store.artifact(&artifact.id)));
+            text.push_str(&format!("{:?}", store.records().artifact(&artifact.id)));
             // What is read is compared, not kept: the text must not hold gigabytes.
-            text.push_str(&match store.read(&artifact.object) {
+            text.push_str(&match store.objects().read(&artifact.object) {
                 Ok(bytes) => String::from_utf8_lossy(&bytes[..bytes.len().min(100)]).into_owned(),
                 Err(e) => scene::chain(&e),
             });
-            text.push_str(&match store.map(&artifact.object) {
+            text.push_str(&match store.objects().map(&artifact.object) {
                 Ok(bytes) => String::from_utf8_lossy(&bytes[..bytes.len().min(100)]).into_owned(),
                 Err(e) => scene::chain(&e),
             });
@@ -269,12 +269,14 @@ fn use_it(root: &Path, scene: &Scene) -> String {
         for program in &programs {
             text.push_str(
                 &store
+                    .records()
                     .program(&program.id)
                     .map_or_else(|e| scene::chain(&e), |_| String::new()),
             );
         }
-        text.push_str(&format!("{:?}", store.models()));
+        text.push_str(&format!("{:?}", store.releases().models()));
         let rows = store
+            .records()
             .programs(Filter::default())
             .take(100)
             .map(|row| row.map(|row| row.model));
@@ -282,7 +284,8 @@ fn use_it(root: &Path, scene: &Scene) -> String {
         text.push_str(&format!(
             "{:?}",
             store
-                .release("m", None)
+                .releases()
+                .get("m", None)
                 .map(|release| release.map(|r| r.seq))
         ));
         text
@@ -295,15 +298,18 @@ fn use_it(root: &Path, scene: &Scene) -> String {
                 unreleased: true,
                 ..Policy::default()
             };
-            let done = match step {
-                "build" => {
-                    Store::open(&root).and_then(|store| scene::build(&store, &mut |_| {}).map(drop))
-                }
-                "gc" => Store::open(&root).and_then(|store| store.gc(&policy).map(drop)),
-                "verify" => Store::open_read_only(&root).and_then(|store| store.verify().map(drop)),
-                _ => Store::open_for_repair(&root, Options::default())
-                    .and_then(|store| store.repair().map(drop)),
-            };
+            let done =
+                match step {
+                    "build" => Store::open(&root)
+                        .and_then(|store| scene::build(&store, &mut |_| {}).map(drop)),
+                    "gc" => {
+                        Store::open(&root).and_then(|store| store.collector().gc(&policy).map(drop))
+                    }
+                    "verify" => Store::open_read_only(&root)
+                        .and_then(|store| store.audit().verify().map(drop)),
+                    _ => Store::open_for_repair(&root, Options::default())
+                        .and_then(|store| store.audit().repair().map(drop)),
+                };
             done.map_or_else(
                 |e| format!("{step}: {}\n", scene::chain(&e)),
                 |()| String::new(),

@@ -85,7 +85,10 @@ pub struct HostGates {
 impl HostGates {
     /// Reads the programs of a release.
     pub fn of(store: &Store, release: Release) -> Result<Self, StoreError> {
-        let programs = release.programs.iter().map(|id| store.program(id));
+        let programs = release
+            .programs
+            .iter()
+            .map(|id| store.records().program(id));
         let programs = programs
             .filter_map(Result::transpose)
             .collect::<Result<_, _>>()?;
@@ -261,5 +264,5 @@ fn shim(options: &HostOptions<'_>, model: &str, host: &Target) -> Result<Shim, B
 fn publish(store: &Store, mut release: Release, shim: Shim) -> Result<(Release, bool), StoreError> {
     release.shims.retain(|other| !other.same_subject(&shim));
     release.shims.push(shim);
-    store.put_release(&release)
+    store.releases().put(&release)
 }

@@ -37,7 +37,7 @@ pub struct History<'a> {
 impl<'a> History<'a> {
     /// Starts at the model's newest release.
     pub fn new(store: &'a Store, model: &'a str) -> Result<Self, StoreError> {
-        let newest = store.release(model, None)?;
+        let newest = store.releases().get(model, None)?;
         Ok(Self {
             store,
             model,
@@ -62,7 +62,11 @@ impl<'a> History<'a> {
             bucket: Some(place.bucket.to_owned()),
             device: Some(place.device.to_owned()),
         };
-        let mut rows = self.store.programs(filter).collect::<Result<Vec<_>, _>>()?;
+        let mut rows = self
+            .store
+            .records()
+            .programs(filter)
+            .collect::<Result<Vec<_>, _>>()?;
         rows.retain(|row| Some(&row.id) != than);
         if let Some(inputs) = &place.inputs
             && !place.siblings.is_empty()
@@ -86,8 +90,8 @@ impl<'a> History<'a> {
 
     /// Returns the names of the inputs of other variants that a release has beside `program`.
     pub fn siblings(&self, program: &Program) -> Result<Vec<BTreeSet<String>>, StoreError> {
-        let release = match self.store.released(&program.id)? {
-            Some(seq) => self.store.release_at(self.model, seq)?,
+        let release = match self.store.releases().released(&program.id)? {
+            Some(seq) => self.store.releases().at(self.model, seq)?,
             None => None,
         };
         let filter = Filter {
@@ -98,12 +102,12 @@ impl<'a> History<'a> {
         };
         let own = names(program);
         let mut found = Vec::new();
-        for row in self.store.programs(filter) {
+        for row in self.store.records().programs(filter) {
             let id = row?.id;
             let beside = release
                 .as_ref()
                 .is_some_and(|release| release.programs.contains(&id));
-            if beside && let Some(other) = self.store.program(&id)? {
+            if beside && let Some(other) = self.store.records().program(&id)? {
                 found.push(names(&other));
             }
         }
@@ -148,7 +152,7 @@ impl<'a> History<'a> {
     fn release(&mut self, position: usize) -> Result<Option<&HashSet<Digest>>, StoreError> {
         while self.read.len() <= position && self.next > 0 {
             // A number may be missing: releases can be deleted.
-            if let Some(release) = self.store.release_at(self.model, self.next)? {
+            if let Some(release) = self.store.releases().at(self.model, self.next)? {
                 self.read.push(release.programs.into_iter().collect());
             }
             self.next -= 1;
@@ -176,7 +180,7 @@ mod tests {
     fn put(store: &Store, key: &str) -> Digest {
         let mut program = testing::program("m", 8, &[]);
         program.id = Digest::of(key.as_bytes());
-        store.put_program(&program).unwrap().id
+        store.records().put_program(&program).unwrap().id
     }
 
     #[test]
@@ -198,14 +202,17 @@ mod tests {
         let a = put(&store, "a");
         assert_eq!((ask(None), ask(Some(&a))), (Some(a), None));
         store
-            .put_release(&testing::release("m", None, &[a]))
+            .releases()
+            .put(&testing::release("m", None, &[a]))
             .unwrap();
         let (b, c) = (put(&store, "b"), put(&store, "c"));
         store
-            .put_release(&testing::release("m", None, &[b]))
+            .releases()
+            .put(&testing::release("m", None, &[b]))
             .unwrap();
         store
-            .put_release(&testing::release("m", None, &[]))
+            .releases()
+            .put(&testing::release("m", None, &[]))
             .unwrap();
         assert_eq!(
             (ask(None), ask(Some(&a)), ask(Some(&b))),
@@ -218,7 +225,8 @@ mod tests {
         );
         // Back to an older state: what was before it is what was before its first release.
         store
-            .put_release(&testing::release("m", None, &[a]))
+            .releases()
+            .put(&testing::release("m", None, &[a]))
             .unwrap();
         assert_eq!(
             (ask(None), ask(Some(&a)), ask(Some(&b))),
@@ -242,12 +250,13 @@ mod tests {
                 ..first.clone()
             };
             program.inputs = inputs.iter().map(named).collect();
-            store.put_program(&program).unwrap()
+            store.records().put_program(&program).unwrap()
         };
         let release = |programs: &[&Program]| {
             let ids: Vec<Digest> = programs.iter().map(|program| program.id).collect();
             store
-                .put_release(&testing::release("m", None, &ids))
+                .releases()
+                .put(&testing::release("m", None, &ids))
                 .unwrap();
         };
         let set = |names: &[&str]| names.iter().map(ToString::to_string).collect();

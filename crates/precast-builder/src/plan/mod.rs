@@ -218,7 +218,7 @@ pub fn plan(
     request: &Request,
 ) -> Result<Plan, PlanError> {
     let release = match store {
-        Some(store) => store.release(&spec.model.name, None)?,
+        Some(store) => store.releases().get(&spec.model.name, None)?,
         None => None,
     };
     let common = known.as_ref().map(|known| {
@@ -240,7 +240,9 @@ pub fn plan(
             device: spec.target.device.to_string(),
             known: {
                 let programs = release.iter().flat_map(|release| &release.programs);
-                store.known(&programs.copied().collect::<Vec<_>>())?
+                store
+                    .records()
+                    .known(&programs.copied().collect::<Vec<_>>())?
             },
         }),
         None => None,
@@ -293,7 +295,7 @@ pub fn plan(
                     let plain = key.digest();
                     let there = match (can && !request.tune, store) {
                         (true, Some(store)) if !current.contains(&plain) => {
-                            store.has_program(&tuned.digest())?
+                            store.records().has_program(&tuned.digest())?
                         }
                         _ => false,
                     };
@@ -361,7 +363,7 @@ fn siblings(spec: &Spec, module: &Module) -> Vec<BTreeSet<String>> {
 /// Returns whether the store has everything that a program calls.
 fn has_artifacts(store: &Store, program: &Program) -> Result<bool, StoreError> {
     for step in &program.steps {
-        if !store.has_artifact(&step.artifact)? {
+        if !store.records().has_artifact(&step.artifact)? {
             return Ok(false);
         }
     }
@@ -370,7 +372,7 @@ fn has_artifacts(store: &Store, program: &Program) -> Result<bool, StoreError> {
 
 /// Returns a program. One with a damaged record is treated as missing: the build makes it again.
 fn readable(store: &Store, id: &Digest) -> Result<Option<Program>, StoreError> {
-    undamaged(store.program(id))
+    undamaged(store.records().program(id))
 }
 
 fn undamaged<T>(read: Result<Option<T>, StoreError>) -> Result<Option<T>, StoreError> {
@@ -392,9 +394,9 @@ impl Past<'_> {
     /// Returns the kind and the ID of the first file that a program lacks. A program that was never built lacks nothing but
     /// itself, and is none of these.
     fn lacks(&mut self, id: &Digest) -> Result<Lacks, StoreError> {
-        Ok(match self.store.lacks(id, &mut self.known)? {
+        Ok(match self.store.records().lacks(id, &mut self.known)? {
             None => Lacks::Nothing,
-            Some(("program", _)) if self.store.program_row(id)?.is_none() => Lacks::All,
+            Some(("program", _)) if self.store.records().program_row(id)?.is_none() => Lacks::All,
             Some((what, object)) => Lacks::File(Reason::ObjectMissing {
                 what: what.to_owned(),
                 object,
@@ -434,9 +436,9 @@ fn look_up(
         Lacks::File(reason) => Some(reason),
         Lacks::All => None,
     };
-    let failure = undamaged(past.store.failure(&id))?;
+    let failure = undamaged(past.store.records().failure(&id))?;
     if let Some(log) = failure.as_ref().and_then(|failure| failure.log)
-        && !past.store.has_sound_object(&log)?
+        && !past.store.objects().has_sound(&log)?
     {
         lost.get_or_insert(Reason::ObjectMissing {
             what: "log".to_owned(),

@@ -138,13 +138,15 @@ fn nanoseconds(time: SystemTime) -> i128 {
 pub fn known(spec: &Spec, store: &Store, torch: Option<&Path>) -> Result<Option<Known>, PlanError> {
     let model = &spec.model.name;
     let with_torch = match torch {
-        Some(torch) => store.find_release(model, |release| uses(&release.entry, torch))?,
+        Some(torch) => store
+            .releases()
+            .find(model, |release| uses(&release.entry, torch))?,
         None => None,
     };
     let other = with_torch.is_none().then_some(torch).flatten();
     let release = match with_torch {
         Some(release) => Some(release),
-        None => store.last_release(model)?,
+        None => store.releases().last(model)?,
     };
     let Some(mut entry) = release
         .map(|release| release.entry)

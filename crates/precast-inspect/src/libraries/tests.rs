@@ -270,14 +270,14 @@ fn a_release_asks_for_what_its_objects_need() {
     let object = |name: &str, needed: &[&str]| {
         let path = dir.path().join(name);
         link(&path, needed, &[]);
-        store.put_file(&path).unwrap().0
+        store.objects().put_file(&path).unwrap().0
     };
     let mut artifact = testing::artifact(&store, "block");
     artifact.object = object("artifact.so", &["libgomp.so.1"]);
     artifact.libraries = vec![object("operators.so", &["libops.so"])];
-    let artifact = store.put_artifact(&artifact).unwrap();
+    let artifact = store.records().put_artifact(&artifact).unwrap();
     let program = testing::program("m", 1, &[artifact.id]);
-    let program = store.put_program(&program).unwrap();
+    let program = store.records().put_program(&program).unwrap();
     let mut release = testing::release("m", None, &[program.id]);
     for torch in ["2.11.0", "2.15.0"] {
         release.shims.push(precast_store::record::Shim {
@@ -303,9 +303,10 @@ fn a_release_asks_for_what_its_objects_need() {
     // An object that is no library has a name in the error.
     let mut broken = artifact.clone();
     broken.id = Digest::of(b"broken");
-    broken.object = store.put_bytes(b"text").unwrap();
-    store.put_artifact(&broken).unwrap();
+    broken.object = store.objects().put_bytes(b"text").unwrap();
+    store.records().put_artifact(&broken).unwrap();
     let program = store
+        .records()
         .put_program(&testing::program("m", 2, &[broken.id]))
         .unwrap();
     let release = testing::release("m", None, &[program.id]);

@@ -15,14 +15,17 @@ pub(super) fn rows(
         ..Filter::default()
     };
     let built = Built {
-        rows: Box::new(store.programs(filter.clone())),
+        rows: Box::new(store.records().programs(filter.clone())),
         reader: Reader::new(store),
         filter,
         last: None,
         from_files: false,
     };
     let failures = matches!(query.state, None | Some(State::Failed));
-    let failures = failures.then(|| store.failures()).into_iter().flatten();
+    let failures = failures
+        .then(|| store.records().failures())
+        .into_iter()
+        .flatten();
     let there = store.clone();
     let failed = failures.filter_map(move |failure| failed(&there, failure).transpose());
     let query = query.clone();
@@ -34,7 +37,7 @@ pub(super) fn rows(
 /// Returns the row of a failure; none for one that was built since.
 fn failed(store: &Store, failure: Dated<Failure>) -> Result<Option<Row>, StoreError> {
     let (failure, created) = failure?;
-    if store.has_program(&failure.id)? {
+    if store.records().has_program(&failure.id)? {
         return Ok(None);
     }
     Ok(Some(Row {
@@ -76,7 +79,7 @@ impl Iterator for Built {
                             let store = &self.reader.store;
                             Store::open_without_index(store.path(), store.options())
                         } {
-                            self.rows = Box::new(store.programs(self.filter.clone()));
+                            self.rows = Box::new(store.records().programs(self.filter.clone()));
                             self.reader = Reader::new(&store);
                         }
                     }
@@ -115,13 +118,13 @@ impl Reader {
         let newest = match &self.newest {
             Some((model, newest)) if *model == row.model => *newest,
             _ => {
-                let newest = self.store.newest_release(&row.model)?;
+                let newest = self.store.releases().newest(&row.model)?;
                 self.newest = Some((row.model.clone(), newest));
                 newest
             }
         };
-        let state = match self.store.released(&row.id)? {
-            None => match self.store.partly_released(&row.id)? {
+        let state = match self.store.releases().released(&row.id)? {
+            None => match self.store.releases().partly_released(&row.id)? {
                 Some(_) => State::Partial,
                 None => State::Loose,
             },

@@ -4,28 +4,37 @@ use super::*;
 
 fn filled() -> (tempfile::TempDir, Store) {
     let (dir, store) = testing::store();
-    let a = store.put_artifact(&testing::artifact(&store, "a")).unwrap();
+    let a = store
+        .records()
+        .put_artifact(&testing::artifact(&store, "a"))
+        .unwrap();
     let b = store
+        .records()
         .put_artifact(&testing::artifact(&store, "bbbb"))
         .unwrap();
     let one = store
+        .records()
         .put_program(&testing::program("m", 1, &[a.id]))
         .unwrap();
     let two = store
+        .records()
         .put_program(&testing::program("m", 16, &[a.id, b.id]))
         .unwrap();
     store
+        .records()
         .put_program(&testing::program("m", 8, &[b.id]))
         .unwrap();
     store
-        .put_release(&testing::release("m", None, &[one.id, two.id]))
+        .releases()
+        .put(&testing::release("m", None, &[one.id, two.id]))
         .unwrap();
     store
-        .put_release(&testing::release("m", None, &[two.id]))
+        .releases()
+        .put(&testing::release("m", None, &[two.id]))
         .unwrap();
     let mut failure = testing::failure(Digest::of(b"failed"), "no kernel");
     failure.bucket = "batch=32".into();
-    store.put_failure(&failure).unwrap();
+    store.records().put_failure(&failure).unwrap();
     (dir, store)
 }
 
@@ -61,7 +70,7 @@ fn states_follow_from_releases_and_failures() {
     let three = testing::program("m", 8, &[]).id;
     let mut partial = testing::release("m", None, &[three]);
     partial.lacks = vec!["encode batch=16".to_owned()];
-    store.put_release(&partial).unwrap();
+    store.releases().put(&partial).unwrap();
     let all = listing(&store, &Query::default());
     assert_eq!(all[1..3], ["batch=16 live", "batch=8 partial"]);
 }

@@ -61,7 +61,7 @@ impl Page {
     pub fn read(store: &Store, choice: &Choice, made: i64) -> Result<Self, StoreError> {
         let mut damage = Vec::new();
         let mut failures = Vec::new();
-        for failure in store.failures() {
+        for failure in store.records().failures() {
             match failure {
                 Ok((failure, at)) if choice.model.as_ref().is_none_or(|m| *m == failure.model) => {
                     failures.push(FailureLine::new(failure, at));
@@ -71,7 +71,7 @@ impl Page {
             }
         }
         let mut models = Vec::new();
-        for name in store.models()? {
+        for name in store.releases().models()? {
             if choice.model.as_ref().is_none_or(|model| *model == name) {
                 let release = choice.release.filter(|_| choice.model.is_some());
                 models.push(ModelPart::read(

@@ -160,8 +160,8 @@ impl ModelPart {
         damage: &mut Vec<String>,
     ) -> Result<Self, StoreError> {
         let release = match seq {
-            Some(seq) => store.release_at(model, seq),
-            None => store.release(model, None),
+            Some(seq) => store.releases().at(model, seq),
+            None => store.releases().get(model, None),
         };
         let release = release.unwrap_or_else(|error| {
             damage.push(error.to_string());
@@ -185,8 +185,8 @@ impl ModelPart {
         };
         if let Some(release) = &release {
             let whole = |before: &Release| before.seq < release.seq && !before.is_partial();
-            let lost = match store.find_release(model, whole) {
-                Ok(Some(before)) => store.lost(&before, release),
+            let lost = match store.releases().find(model, whole) {
+                Ok(Some(before)) => store.releases().lost(&before, release),
                 Ok(None) => Ok(vec![]),
                 Err(error) => Err(error),
             };
@@ -196,17 +196,17 @@ impl ModelPart {
             });
         }
         if let Some(weights) = release.and_then(|release| release.weights) {
-            part.weights = store.object(&weights)?.map(|object| object.size);
+            part.weights = store.objects().row(&weights)?.map(|object| object.size);
         }
         let mut sizes: HashMap<Digest, u64> = HashMap::new();
         let mut modules: BTreeMap<String, Vec<ProgramLine>> = BTreeMap::new();
         let mut targets = BTreeSet::new();
         for id in ids {
-            match store.program(&id) {
+            match store.records().program(&id) {
                 Ok(Some(program)) => {
                     targets.insert(program.target.name());
                     part.count(store, &program, &mut sizes, damage);
-                    let bytes = store.program_row(&id)?.map_or(0, |row| row.bytes);
+                    let bytes = store.records().program_row(&id)?.map_or(0, |row| row.bytes);
                     let line = line(&program, bytes);
                     modules.entry(program.module).or_default().push(line);
                 }
@@ -246,7 +246,7 @@ impl ModelPart {
         for step in &program.steps {
             self.calls += 1;
             if !sizes.contains_key(&step.artifact) {
-                match store.artifact(&step.artifact) {
+                match store.records().artifact(&step.artifact) {
                     Ok(Some(artifact)) => {
                         sizes.insert(artifact.id, artifact.size);
                         self.artifacts.push(ArtifactLine {
@@ -323,5 +323,9 @@ fn of_model(store: &Store, model: &str) -> Result<Vec<Digest>, StoreError> {
         model: Some(model.to_owned()),
         ..Filter::default()
     };
-    store.programs(filter).map(|row| Ok(row?.id)).collect()
+    store
+        .records()
+        .programs(filter)
+        .map(|row| Ok(row?.id))
+        .collect()
 }

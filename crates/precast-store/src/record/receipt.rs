@@ -472,7 +472,7 @@ impl Provenance {
     pub fn now() -> Self {
         Self {
             precast: env!("CARGO_PKG_VERSION").to_owned().into(),
-            created: crate::now().into(),
+            created: crate::time::now().into(),
             ..Self::default()
         }
     }

@@ -2,6 +2,7 @@ use super::{
     super::{Policy, Reason, testing},
     *,
 };
+use crate::Store;
 use crate::record::{Artifact, Program, Release};
 
 struct Scene {
@@ -18,6 +19,7 @@ fn scene() -> Scene {
     let (dir, store) = testing::store();
     let put = |name| {
         store
+            .records()
             .put_artifact(&testing::artifact(&store, name))
             .unwrap()
     };
@@ -27,6 +29,7 @@ fn scene() -> Scene {
         .map(|(batch, of)| {
             let ids: Vec<_> = of.iter().map(|artifact| artifact.id).collect();
             store
+                .records()
                 .put_program(&testing::program("m", batch, &ids))
                 .unwrap()
         })
@@ -35,12 +38,13 @@ fn scene() -> Scene {
         .iter()
         .map(|program| {
             store
-                .put_release(&testing::release("m", None, &[program.id]))
+                .releases()
+                .put(&testing::release("m", None, &[program.id]))
                 .unwrap()
                 .0
         })
         .collect();
-    let loose = store.put_bytes(b"loose").unwrap();
+    let loose = store.objects().put_bytes(b"loose").unwrap();
     Scene {
         path: store.path().to_owned(),
         _dir: dir,
@@ -59,14 +63,21 @@ fn counts(done: &Collected) -> [usize; 4] {
 fn without_a_policy_only_what_nothing_refers_to_goes() {
     let scene = scene();
     let store = Store::open(&scene.path).unwrap();
-    let dry = store.plan_gc(&Policy::default()).unwrap();
-    let (plan, done) = store.gc(&Policy::default()).unwrap();
+    let dry = store.collector().plan(&Policy::default()).unwrap();
+    let (plan, done) = store.collector().gc(&Policy::default()).unwrap();
     assert_eq!(dry, plan);
     assert_eq!(counts(&done), [0, 0, 0, 1]);
     assert_eq!(plan.objects[0].id, scene.loose);
     assert_eq!(done.bytes, plan.before - plan.after);
-    assert!(!store.has_object(&scene.loose));
-    assert!(store.gc(&Policy::default()).unwrap().0.is_empty());
+    assert!(!store.objects().has(&scene.loose));
+    assert!(
+        store
+            .collector()
+            .gc(&Policy::default())
+            .unwrap()
+            .0
+            .is_empty()
+    );
 }
 
 #[test]
@@ -78,13 +89,23 @@ fn an_older_release_goes_and_what_the_newer_one_needs_stays() {
         unreleased: true,
         ..Policy::default()
     };
-    let (plan, done) = store.gc(&policy).unwrap();
+    let (plan, done) = store.collector().gc(&policy).unwrap();
     assert_eq!(counts(&done), [1, 1, 2, 3]);
     assert_eq!(plan.releases[0].reason, Reason::Superseded);
-    assert_eq!(store.releases("m").unwrap(), &scene.releases[1..]);
-    store.hold_release(&scene.releases[1]).unwrap();
-    assert!(!store.has_artifact(&scene.artifacts[0].id).unwrap());
-    assert!(store.has_artifact(&scene.artifacts[1].id).unwrap());
+    assert_eq!(store.releases().all("m").unwrap(), &scene.releases[1..]);
+    store.releases().hold(&scene.releases[1]).unwrap();
+    assert!(
+        !store
+            .records()
+            .has_artifact(&scene.artifacts[0].id)
+            .unwrap()
+    );
+    assert!(
+        store
+            .records()
+            .has_artifact(&scene.artifacts[1].id)
+            .unwrap()
+    );
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<GcPlan>(&json).unwrap(), plan);
 }
@@ -93,10 +114,12 @@ fn an_older_release_goes_and_what_the_newer_one_needs_stays() {
 fn releases_are_counted_by_content_and_partial_ones_not_at_all() {
     let (_dir, store) = testing::store();
     let put = |batch, name: Option<&str>, lacks: &[&str]| {
-        let program = store.put_program(&testing::program("m", batch, &[]));
+        let program = store
+            .records()
+            .put_program(&testing::program("m", batch, &[]));
         let mut release = testing::release("m", name, &[program.unwrap().id]);
         release.lacks = lacks.iter().map(ToString::to_string).collect();
-        store.put_release(&release).unwrap().0.seq
+        store.releases().put(&release).unwrap().0.seq
     };
     // As four builders left it that did not know of each other: names stand for other releases of the same content.
     put(1, None, &[]);
@@ -111,7 +134,7 @@ fn releases_are_counted_by_content_and_partial_ones_not_at_all() {
             keep_releases,
             ..Policy::default()
         };
-        let plan = store.plan_gc(&policy).unwrap();
+        let plan = store.collector().plan(&policy).unwrap();
         plan.releases.iter().map(|old| old.seq).collect::<Vec<_>>()
     };
     assert_eq!(gone(2), [6]);
@@ -124,8 +147,8 @@ fn releases_are_counted_by_content_and_partial_ones_not_at_all() {
         keep_releases: 1,
         ..Policy::default()
     };
-    store.gc(&policy).unwrap();
-    assert_eq!(store.releases("m").unwrap().len(), 1);
+    store.collector().gc(&policy).unwrap();
+    assert_eq!(store.releases().all("m").unwrap().len(), 1);
 }
 
 #[test]
@@ -135,8 +158,8 @@ fn what_another_process_holds_stays_until_it_is_let_go() {
         Store::open(&scene.path).unwrap(),
         Store::open(&scene.path).unwrap(),
     );
-    let hold = reader.hold_release(&scene.releases[0]).unwrap();
-    let loose = reader.hold(&[scene.loose]).unwrap();
+    let hold = reader.releases().hold(&scene.releases[0]).unwrap();
+    let loose = reader.leases().hold(&[scene.loose]).unwrap();
     let policy = Policy {
         keep_releases: 1,
         unreleased: true,
@@ -145,14 +168,17 @@ fn what_another_process_holds_stays_until_it_is_let_go() {
     // A plan that was made without knowing of the reader is carried out knowing of it.
     let stale = Planned::blind(&store, &policy);
     assert!(!stale.programs.is_empty());
-    let done = store.collect(&stale).unwrap();
+    let done = store.collector().collect(&stale).unwrap();
     assert_eq!(counts(&done), [1, 0, 1, 1], "{done:?}");
     for artifact in &scene.artifacts[..2] {
-        assert!(reader.read(&artifact.object).is_ok());
+        assert!(reader.objects().read(&artifact.object).is_ok());
     }
-    assert!(reader.read(&scene.loose).is_ok());
+    assert!(reader.objects().read(&scene.loose).is_ok());
     drop((hold, loose));
-    assert_eq!(counts(&store.gc(&policy).unwrap().1), [0, 1, 1, 2]);
+    assert_eq!(
+        counts(&store.collector().gc(&policy).unwrap().1),
+        [0, 1, 1, 2]
+    );
 }
 
 struct Planned;
@@ -162,7 +188,8 @@ impl Planned {
         // A store that is opened for reading only does not look at leases.
         Store::open_read_only(store.path())
             .unwrap()
-            .plan_gc(policy)
+            .collector()
+            .plan(policy)
             .unwrap()
     }
 }
@@ -174,7 +201,7 @@ fn age_and_size_take_the_longest_unused_first() {
     store
         .index()
         .write(|tx| {
-            let old = super::super::now() - 40 * 24 * 60 * 60;
+            let old = crate::time::now() - 40 * 24 * 60 * 60;
             tx.execute("DELETE FROM uses", [])?;
             tx.execute("DELETE FROM releases", [])?;
             // What was made can't be younger than what was used.
@@ -192,23 +219,24 @@ fn age_and_size_take_the_longest_unused_first() {
         keep_days: Some(30),
         ..Policy::default()
     };
-    assert_eq!(store.plan_gc(&age).unwrap().programs.len(), 2);
+    assert_eq!(store.collector().plan(&age).unwrap().programs.len(), 2);
     let age = Policy {
         keep_days: Some(50),
         ..Policy::default()
     };
-    assert_eq!(store.plan_gc(&age).unwrap().programs.len(), 0);
-    let all = store.plan_gc(&Policy::default()).unwrap().after;
+    assert_eq!(store.collector().plan(&age).unwrap().programs.len(), 0);
+    let all = store.collector().plan(&Policy::default()).unwrap().after;
     let size = Policy {
         max_size: Some(all - 1),
         ..Policy::default()
     };
-    let plan = store.plan_gc(&size).unwrap();
+    let plan = store.collector().plan(&size).unwrap();
     // Artifact d, which no program calls, and program 0 are of the same age; one of them is enough.
     assert_eq!(plan.programs.len() + plan.artifacts.len(), 1, "{plan}");
     assert_eq!(
         store
-            .plan_gc(&Policy {
+            .collector()
+            .plan(&Policy {
                 max_size: Some(0),
                 ..size
             })
@@ -226,12 +254,17 @@ fn a_marked_thing_counts_as_gone_and_is_finished_later() {
     let mark_it = |tx: &rusqlite::Transaction| mark(tx, &ARTIFACTS, &[victim.id], &HashSet::new());
     assert_eq!(store.index().write(mark_it).unwrap(), [victim.id]);
     fs::remove_file(store.layout().record(Kind::Artifact, &victim.id)).unwrap();
-    assert!(!store.has_artifact(&victim.id).unwrap());
-    store.recover().unwrap();
-    assert!(store.artifacts().all(|row| row.unwrap().id != victim.id));
+    assert!(!store.records().has_artifact(&victim.id).unwrap());
+    store.collector().recover().unwrap();
+    assert!(
+        store
+            .records()
+            .artifacts()
+            .all(|row| row.unwrap().id != victim.id)
+    );
     // Putting it again takes a mark back.
-    store.put_artifact(victim).unwrap();
+    store.records().put_artifact(victim).unwrap();
     store.index().write(mark_it).unwrap();
-    store.put_artifact(victim).unwrap();
-    assert!(store.has_artifact(&victim.id).unwrap());
+    store.records().put_artifact(victim).unwrap();
+    assert!(store.records().has_artifact(&victim.id).unwrap());
 }

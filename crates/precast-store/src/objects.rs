@@ -3,25 +3,42 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Seek},
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    path::Path,
+    sync::Arc,
     thread,
 };
 
 use super::{
-    Store,
+    base::Base,
+    checksum::created,
     error::{At, StoreError},
-    layout::Layout,
+    leases::Leases,
     object::{self, Written},
+    pages::{PAGE, Pages},
     publish::{PendingFile, as_published, settle_time},
-    ready::no_room,
-    records::created,
+    ready::{Checking, Ready, no_room},
+    reindex::files,
     rows::ObjectRow,
     sync,
 };
-use crate::Digest;
+use crate::{Digest, Mapped};
 
-impl Store {
+/// The objects of a store, and their unpacked files.
+pub struct Objects {
+    pub(crate) base: Arc<Base>,
+    pub(crate) leases: Arc<Leases>,
+    ready: Ready,
+}
+
+impl Objects {
+    pub(crate) fn new(base: &Arc<Base>, leases: &Arc<Leases>) -> Self {
+        Self {
+            base: base.clone(),
+            leases: leases.clone(),
+            ready: Ready::new(base, leases),
+        }
+    }
+
     /// Keeps `bytes` and returns the digest that names them.
     pub fn put_bytes(&self, bytes: &[u8]) -> Result<Digest, StoreError> {
         let digest = Digest::of(bytes);
@@ -45,7 +62,7 @@ impl Store {
         let mut file = File::open(path).at("read", path)?;
         let (digest, size) = Digest::of_reader(&mut file).at("read", path)?;
         let (put, unpacked) = thread::scope(|scope| {
-            let unpacked = scope.spawn(|| self.copy_for_ready(&digest, path));
+            let unpacked = scope.spawn(|| self.ready.copy_of(&digest, path));
             let put = self.put_hashed(&mut file, digest, size, path);
             match unpacked.join() {
                 Ok(unpacked) => (put, unpacked),
@@ -55,7 +72,10 @@ impl Store {
         let put = put?;
         // Not before the object is there: without one it would be a defect, also after a crash.
         if let Some(unpacked) = unpacked? {
-            match self.publish_unpacked(unpacked, &digest, &self.layout().ready(&digest)) {
+            match self
+                .ready
+                .publish(unpacked, &digest, &self.base.layout.ready(&digest))
+            {
                 Err(e) if !no_room(&e) => return Err(e),
                 _ => {}
             }
@@ -80,30 +100,30 @@ impl Store {
     }
 
     /// Keeps a copy of an object of another store. It is copied as it lies there, compressed, and checked in the copy.
-    pub fn copy_object(&self, from: &Self, digest: &Digest) -> Result<(), StoreError> {
+    pub fn copy(&self, from: &Self, digest: &Digest) -> Result<(), StoreError> {
         if self.present(digest)? {
             return Ok(());
         }
-        let (mut file, path) = from.open_object(digest)?;
-        let mut pending = self.pending_file()?;
+        let (mut file, path) = object::open(&from.base.layout, digest)?;
+        let mut pending = self.leases.pending_file()?;
         let stored = io::copy(&mut file, pending.file());
-        let stored = stored.at("write an object into", self.path())?;
+        let stored = stored.at("write an object into", self.base.path())?;
         pending.file().rewind().at("read", pending.path())?;
         // An error names the file that was copied.
         let size = object::decode(pending.file(), digest, &path, &mut io::sink())?;
-        let _adding = self.adding(&[*digest])?;
-        pending.publish(&self.layout().object(digest))?;
+        let _adding = self.leases.adding(&[*digest])?;
+        pending.publish(&self.base.layout.object(digest))?;
         self.index_object(digest, size, stored)
     }
 
     /// Returns whether the object is in the store: a look at its file, not at its bytes.
-    pub fn has_object(&self, digest: &Digest) -> bool {
-        fs::symlink_metadata(self.layout().object(digest)).is_ok_and(|meta| meta.is_file())
+    pub fn has(&self, digest: &Digest) -> bool {
+        fs::symlink_metadata(self.base.layout.object(digest)).is_ok_and(|meta| meta.is_file())
     }
 
     /// Returns whether the object is in the store and undamaged. Costs a `stat`; a file that changed is read whole, once.
-    pub fn has_sound_object(&self, digest: &Digest) -> Result<bool, StoreError> {
-        match as_published(&self.layout().object(digest)) {
+    pub fn has_sound(&self, digest: &Digest) -> Result<bool, StoreError> {
+        match as_published(&self.base.layout.object(digest)) {
             true => Ok(true),
             false => Ok(self.sound_size(digest)?.is_some()),
         }
@@ -111,7 +131,7 @@ impl Store {
 
     /// Reads an object whole; returns the size of its content if it is there and sound.
     fn sound_size(&self, digest: &Digest) -> Result<Option<u64>, StoreError> {
-        let read = self.open_object(digest).and_then(|(mut file, path)| {
+        let read = object::open(&self.base.layout, digest).and_then(|(mut file, path)| {
             let size = object::decode(&mut file, digest, &path, &mut io::sink())?;
             settle_time(&file);
             Ok(size)
@@ -120,21 +140,21 @@ impl Store {
             Ok(size) => Ok(Some(size)),
             Err(StoreError::Missing { .. } | StoreError::Corrupt { .. }) => Ok(None),
             // A link or a folder in its place.
-            Err(_) if !self.has_object(digest) => Ok(None),
+            Err(_) if !self.has(digest) => Ok(None),
             Err(e) => Err(e),
         }
     }
 
     /// Returns whether the object is in the store and undamaged, after restoring it from its unpacked file where it is not.
     /// A damaged file is set aside.
-    pub fn restore_object(&self, digest: &Digest) -> Result<bool, StoreError> {
-        if self.has_sound_object(digest)? || self.present(digest)? {
+    pub fn restore(&self, digest: &Digest) -> Result<bool, StoreError> {
+        if self.has_sound(digest)? || self.present(digest)? {
             return Ok(true);
         }
         let Some((pending, written)) = self.encode_unpacked(digest)? else {
             return Ok(false);
         };
-        let _adding = self.adding(&[*digest])?;
+        let _adding = self.leases.adding(&[*digest])?;
         self.publish_written(pending, &written)?;
         Ok(true)
     }
@@ -144,12 +164,12 @@ impl Store {
         &self,
         digest: &Digest,
     ) -> Result<Option<(PendingFile, Written)>, StoreError> {
-        let Some((file, size)) = self.sound_ready(digest)? else {
+        let Some((file, size)) = self.ready.sound(digest)? else {
             return Ok(None);
         };
-        let mut pending = self.pending_file()?;
+        let mut pending = self.leases.pending_file()?;
         let written = object::encode(&mut (&file).take(size), size, pending.file());
-        let written = written.at("write an object into", self.path())?;
+        let written = written.at("write an object into", self.base.path())?;
         let same = written.filter(|written| written.digest == *digest);
         Ok(same.map(|written| (pending, written)))
     }
@@ -163,33 +183,64 @@ impl Store {
 
     /// Writes the content of an object to `sink`, which must not use it when this fails. Returns its size.
     pub fn read_into(&self, digest: &Digest, sink: &mut impl io::Write) -> Result<u64, StoreError> {
-        let (mut file, path) = self.open_object(digest)?;
-        object::decode(&mut file, digest, &path, sink)
+        object::read_into(&self.base.layout, digest, sink)
+    }
+
+    /// Returns the content of an object, checked, as a read-only map.
+    ///
+    /// The first call unpacks it under `ready/`; the next ones hash that file. On a read-only store, or when there is no
+    /// room for the file, the bytes are in memory that this process alone has.
+    pub fn map(&self, digest: &Digest) -> Result<Mapped, StoreError> {
+        self.ready.map(digest)
+    }
+
+    /// As [`Self::map`], while other threads check the bytes: what is made of them may be used when [`Checking::wait`] has
+    /// returned true. When it returns false, [`Self::map`] has the right ones.
+    pub fn map_checking(&self, digest: &Digest) -> Result<(Mapped, Checking), StoreError> {
+        self.ready.map_checking(digest)
+    }
+
+    /// Returns the checked content of an object as a sealed file in memory, which can't change any more.
+    pub fn memfd(&self, digest: &Digest) -> Result<File, StoreError> {
+        self.ready.memfd(digest)
+    }
+
+    /// Returns the bytes of all unpacked files.
+    pub fn unpacked_bytes(&self) -> u64 {
+        files(&self.base.path().join("ready"), "")
+            .filter_map(|path| fs::symlink_metadata(path).ok())
+            .map(|meta| meta.len())
+            .sum()
+    }
+
+    /// Lists objects by digest. Rows are read as they are asked for.
+    pub fn rows(&self) -> impl Iterator<Item = Result<ObjectRow, StoreError>> + use<> {
+        let query = format!(
+            "SELECT digest,size,stored,created,sum FROM objects WHERE digest>? ORDER BY digest LIMIT {PAGE}"
+        );
+        let base = self.base.clone();
+        Pages::new(move |last: Option<&ObjectRow>| {
+            let after = last.map_or(Vec::new(), |row| row.digest.as_bytes().to_vec());
+            base.index.with(|index| {
+                index
+                    .prepare_cached(&query)?
+                    .query_map([after], ObjectRow::read)?
+                    .collect()
+            })
+        })
     }
 
     /// Returns the row of an object, if the index has one.
-    pub fn object(&self, digest: &Digest) -> Result<Option<ObjectRow>, StoreError> {
-        self.index().with(|index| ObjectRow::find(index, digest))
-    }
-
-    pub(super) fn open_object(&self, digest: &Digest) -> Result<(File, PathBuf), StoreError> {
-        let path = self.layout().object(digest);
-        match self.layout().open(&path) {
-            Ok(file) => Ok((file, path)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(StoreError::Missing {
-                digest: *digest,
-                path,
-            }),
-            Err(e) => Err(e).at("read", &path),
-        }
+    pub fn row(&self, digest: &Digest) -> Result<Option<ObjectRow>, StoreError> {
+        self.base.index.with(|index| ObjectRow::find(index, digest))
     }
 
     /// Returns whether the object exists and needs no writing. A damaged file is set aside. A file without a row in the
     /// index (after a crash) is indexed, a row without a file removed.
     fn present(&self, digest: &Digest) -> Result<bool, StoreError> {
-        let _adding = self.adding(&[*digest])?;
-        let path = self.layout().object(digest);
-        let row = self.object(digest)?;
+        let _adding = self.leases.adding(&[*digest])?;
+        let path = self.base.layout.object(digest);
+        let row = self.row(digest)?;
         let stored = fs::symlink_metadata(&path).map_or(0, |meta| meta.len());
         let known = row.as_ref().is_some_and(|row| row.stored == stored);
         if known && as_published(&path) {
@@ -198,11 +249,11 @@ impl Store {
         if let Some(size) = self.sound_size(digest)? {
             return self.index_object(digest, size, stored).map(|()| true);
         }
-        self.set_aside(&path)?;
+        self.base.set_aside(&path)?;
         if row.is_some() {
             let forget = "DELETE FROM objects WHERE digest=?";
             let digest = [digest.as_bytes()];
-            (self.index()).write(|tx| tx.prepare_cached(forget)?.execute(digest))?;
+            (self.base.index).write(|tx| tx.prepare_cached(forget)?.execute(digest))?;
         }
         Ok(false)
     }
@@ -214,7 +265,7 @@ impl Store {
         size: u64,
         from: &Path,
     ) -> Result<Written, StoreError> {
-        let mut pending = self.pending_file()?;
+        let mut pending = self.leases.pending_file()?;
         let written = match object::encode(content, size, pending.file()) {
             Ok(Some(written)) => written,
             Ok(None) => {
@@ -222,9 +273,9 @@ impl Store {
                     path: from.to_owned(),
                 });
             }
-            Err(e) => return Err(e).at("write an object into", self.path()),
+            Err(e) => return Err(e).at("write an object into", self.base.path()),
         };
-        let _adding = self.adding(&[written.digest])?;
+        let _adding = self.leases.adding(&[written.digest])?;
         self.publish_written(pending, &written)?;
         Ok(written)
     }
@@ -235,56 +286,42 @@ impl Store {
         pending: PendingFile,
         written: &Written,
     ) -> Result<(), StoreError> {
-        pending.publish(&self.layout().object(&written.digest))?;
+        pending.publish(&self.base.layout.object(&written.digest))?;
         sync::point("put:object-published");
         self.index_object(&written.digest, written.size, written.stored)
     }
 
     /// Puts the row of an object that lies in its place.
     fn index_object(&self, digest: &Digest, size: u64, stored: u64) -> Result<(), StoreError> {
-        let created = created(&self.layout().object(digest))?;
+        let created = created(&self.base.layout.object(digest))?;
         let row = ObjectRow {
             digest: *digest,
             size,
             stored,
             created,
         };
-        self.index().write(|tx| row.insert(tx))
+        self.base.index.write(|tx| row.insert(tx))
     }
-}
-
-/// Returns the row that follows from an object's file.
-pub(super) fn object_row(
-    layout: &Layout,
-    path: &Path,
-    digest: &Digest,
-) -> Result<ObjectRow, StoreError> {
-    let mut file = layout.open(path).at("read", path)?;
-    let head = object::head(&mut file, digest, path)?;
-    Ok(ObjectRow {
-        digest: *digest,
-        size: head.size,
-        stored: head.stored,
-        created: file.metadata().at("look at", path)?.mtime(),
-    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::{super::testing, *};
 
     #[test]
     fn bytes_come_back_and_are_kept_once() {
         let (dir, store) = testing::store();
         let content = b"kernel".repeat(1000);
-        let digest = store.put_bytes(&content).unwrap();
+        let digest = store.objects().put_bytes(&content).unwrap();
         assert_eq!(digest, Digest::of(&content));
-        assert_eq!(store.put_bytes(&content).unwrap(), digest);
-        assert_eq!(store.read(&digest).unwrap(), content);
+        assert_eq!(store.objects().put_bytes(&content).unwrap(), digest);
+        assert_eq!(store.objects().read(&digest).unwrap(), content);
         let source = dir.path().join("lib.so");
         fs::write(&source, &content).unwrap();
-        assert_eq!(store.put_file(&source).unwrap(), (digest, 6000));
-        let row = store.object(&digest).unwrap().unwrap();
+        assert_eq!(store.objects().put_file(&source).unwrap(), (digest, 6000));
+        let row = store.objects().row(&digest).unwrap().unwrap();
         assert!(row.size == 6000 && row.stored < 200, "{row:?}");
         let meta = fs::metadata(store.layout().object(&digest)).unwrap();
         assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, row.stored));
@@ -298,22 +335,31 @@ mod tests {
         let (dir, store) = testing::store();
         let source = dir.path().join("weights");
         fs::write(&source, b"weights".repeat(1000)).unwrap();
-        let (digest, size) = store.put_file_unpacked(&source).unwrap();
+        let (digest, size) = store.objects().put_file_unpacked(&source).unwrap();
         assert_eq!((digest, size), (Digest::of(&b"weights".repeat(1000)), 7000));
-        assert_eq!(store.read(&digest).unwrap(), b"weights".repeat(1000));
+        assert_eq!(
+            store.objects().read(&digest).unwrap(),
+            b"weights".repeat(1000)
+        );
         let ready = store.layout().ready(&digest);
         let meta = fs::metadata(&ready).unwrap();
         assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, 7000));
-        assert_eq!(&store.map(&digest).unwrap()[..], b"weights".repeat(1000));
+        assert_eq!(
+            &store.objects().map(&digest).unwrap()[..],
+            b"weights".repeat(1000)
+        );
         assert_eq!(fs::metadata(&ready).unwrap().ino(), meta.ino());
         // Again, where either is there already.
         fs::remove_file(&ready).unwrap();
-        assert_eq!(store.put_file_unpacked(&source).unwrap(), (digest, 7000));
+        assert_eq!(
+            store.objects().put_file_unpacked(&source).unwrap(),
+            (digest, 7000)
+        );
         assert!(ready.exists());
         // What is unpacked is what the digest names.
         fs::remove_file(&ready).unwrap();
         fs::write(&source, b"others").unwrap();
-        let result = store.copy_for_ready(&digest, &source);
+        let result = store.objects().ready.copy_of(&digest, &source);
         assert!(matches!(result, Err(StoreError::Changed { .. })));
         assert!(!ready.exists());
         let tmp = store.layout().tmp();
@@ -327,24 +373,27 @@ mod tests {
         let source = dir.path().join("lib.so");
         fs::write(&source, b"compiled").unwrap();
         let mut late = File::options().write(true).open(&source).unwrap();
-        let (digest, _) = store.put_file(&source).unwrap();
-        let map = store.map(&digest).unwrap();
+        let (digest, _) = store.objects().put_file(&source).unwrap();
+        let map = store.objects().map(&digest).unwrap();
         io::Write::write_all(&mut late, b"swapped!!").unwrap();
         assert_eq!(
-            (store.read(&digest).unwrap(), &map[..]),
+            (store.objects().read(&digest).unwrap(), &map[..]),
             (b"compiled".to_vec(), &b"compiled"[..])
         );
         let inode = |path: &Path| fs::metadata(path).unwrap().ino();
         assert_ne!(inode(&store.layout().object(&digest)), inode(&source));
         // Changed between the look and the copy: it is named by what was kept, or refused.
-        let (now, size) = store.put_file(&source).unwrap();
+        let (now, size) = store.objects().put_file(&source).unwrap();
         assert_eq!((now, size), (Digest::of(b"swapped!!"), 9));
         let written = store
+            .objects()
             .publish_object(&mut &b"other"[..], 5, &source)
             .unwrap();
-        assert_eq!(store.read(&written.digest).unwrap(), b"other");
+        assert_eq!(store.objects().read(&written.digest).unwrap(), b"other");
         for length in [4, 6] {
-            let result = store.publish_object(&mut &b"other"[..], length, &source);
+            let result = store
+                .objects()
+                .publish_object(&mut &b"other"[..], length, &source);
             assert!(matches!(result, Err(StoreError::Changed { .. })));
         }
     }
@@ -352,24 +401,24 @@ mod tests {
     #[test]
     fn a_flipped_byte_is_named_and_put_again() {
         let (_dir, store) = testing::store();
-        let digest = store.put_bytes(b"some content").unwrap();
+        let digest = store.objects().put_bytes(b"some content").unwrap();
         let path = store.layout().object(&digest);
         testing::damage(&path, |bytes| bytes[12] ^= 1);
-        let error = store.read(&digest).unwrap_err();
+        let error = store.objects().read(&digest).unwrap_err();
         assert!(error.to_string().contains(&digest.hex()) && error.to_string().contains(".zst"));
-        assert!(store.map(&digest).is_err());
+        assert!(store.objects().map(&digest).is_err());
         testing::damage(&path, |bytes| bytes.truncate(20));
-        assert_eq!(store.put_bytes(b"some content").unwrap(), digest);
-        assert_eq!(store.read(&digest).unwrap(), b"some content");
+        assert_eq!(store.objects().put_bytes(b"some content").unwrap(), digest);
+        assert_eq!(store.objects().read(&digest).unwrap(), b"some content");
     }
 
     #[test]
     fn what_is_not_there_is_missing() {
         let (_dir, store) = testing::store();
         let digest = Digest::of(b"nothing");
-        assert!(!store.has_object(&digest));
+        assert!(!store.objects().has(&digest));
         assert!(matches!(
-            store.read(&digest),
+            store.objects().read(&digest),
             Err(StoreError::Missing { .. })
         ));
         std::os::unix::fs::symlink(
@@ -377,7 +426,7 @@ mod tests {
             testing::shard(&store.layout().object(&digest)),
         )
         .unwrap();
-        assert!(!store.has_object(&digest));
-        assert!(store.read(&digest).is_err());
+        assert!(!store.objects().has(&digest));
+        assert!(store.objects().read(&digest).is_err());
     }
 }

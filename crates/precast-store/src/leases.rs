@@ -17,15 +17,13 @@ use std::{
 };
 
 use super::{
-    Store,
+    base::Base,
     error::{At, StoreError},
-    lock::{Mode, private},
-    publish::remove_all,
-    records::dangling,
-    rows::{artifacts_of, objects_of},
+    lock::{Guard, Mode, private},
+    publish::{PendingFile, remove_all},
     sync,
 };
-use crate::{Digest, record::Release};
+use crate::Digest;
 
 /// When a lease's file gets so much longer than what is held needs it is written anew.
 const COMPACT: u64 = 1 << 20;
@@ -172,7 +170,20 @@ impl Drop for Hold {
     }
 }
 
-impl Store {
+/// The leases on a store, and the one that this process takes when it first needs one.
+pub struct Leases {
+    pub(crate) base: Arc<Base>,
+    own: Mutex<Option<Arc<Lease>>>,
+}
+
+impl Leases {
+    pub(crate) fn new(base: &Arc<Base>) -> Self {
+        Self {
+            base: base.clone(),
+            own: Mutex::default(),
+        }
+    }
+
     /// Keeps everything with these IDs (programs, artifacts, objects) from being collected while the answer lives.
     ///
     /// Check *after* this call that they exist: gc may have deleted them before. In a read-only store nothing is recorded,
@@ -181,7 +192,7 @@ impl Store {
         let lease = self.lease()?;
         sync::point("lease:before-hold");
         if let Some(lease) = &lease {
-            let _using = self.lock(Mode::Use)?;
+            let _using = self.base.lock(Mode::Use)?;
             lease.hold(ids)?;
         }
         Ok(Hold {
@@ -193,62 +204,22 @@ impl Store {
     /// Keeps everything with these IDs from being collected for as long as this store is open.
     pub fn keep(&self, ids: &[Digest]) -> Result<(), StoreError> {
         if let Some(lease) = self.lease()? {
-            let _using = self.lock(Mode::Use)?;
+            let _using = self.base.lock(Mode::Use)?;
             lease.hold(ids)?;
         }
         Ok(())
     }
 
-    /// Holds a release with all that it needs: its weights, programs, their artifacts and objects; checks that all of it
-    /// is there.
-    pub fn hold_release(&self, release: &Release) -> Result<Hold, StoreError> {
-        match self.hold_found(release)? {
-            (hold, None) => Ok(hold),
-            (_, Some(missing)) => Err(missing),
-        }
-    }
-
-    /// Holds the existing part of a release, and returns the error for the first missing part: a reader may not need it.
-    pub fn hold_found(&self, release: &Release) -> Result<(Hold, Option<StoreError>), StoreError> {
-        let mut ids = Vec::new();
-        let mut objects = release.shim_objects();
-        objects.extend(release.weights);
-        let mut artifacts = HashSet::new();
-        let what = format!("release {} of `{}`", release.seq, release.model);
-        let mut missing = None;
-        // What a record refers to is not collected while the record is held.
-        let first = self.hold(&release.programs)?;
-        for id in &release.programs {
-            match self.program(id) {
-                Ok(Some(program)) => artifacts.extend(artifacts_of(&program)),
-                Ok(None) => missing = missing.or(Some(dangling(&what, "program", id))),
-                Err(error) => missing = missing.or(Some(error)),
-            }
-        }
-        for id in &artifacts {
-            match self.artifact(id) {
-                Ok(Some(artifact)) => objects.extend(objects_of(&artifact)),
-                Ok(None) => missing = missing.or(Some(dangling(&what, "artifact", id))),
-                Err(error) => missing = missing.or(Some(error)),
-            }
-        }
-        ids.extend(&release.programs);
-        ids.extend(artifacts);
-        ids.extend(&objects);
-        let all = self.hold(&ids)?;
-        drop(first);
-        let gone = objects.iter().find(|object| !self.has_object(object));
-        let missing = missing.or(gone.map(|object| dangling(&what, "object", object)));
-        Ok((all, missing))
-    }
-
     /// Returns everything that live processes hold, and removes the leases of dead ones. Call with `Mode::Delete`.
-    pub(crate) fn leased(&self) -> Result<HashSet<Digest>, StoreError> {
+    pub(crate) fn held_by_live(&self) -> Result<HashSet<Digest>, StoreError> {
         self.each_lease(|path| self.bury(path))
     }
 
-    /// Returns everything that live processes hold; changes nothing.
-    pub(crate) fn peek_leases(&self) -> Result<HashSet<Digest>, StoreError> {
+    /// Returns everything that live processes hold; changes nothing. A read-only store can't know of its readers.
+    pub(crate) fn all_held(&self) -> Result<HashSet<Digest>, StoreError> {
+        if self.base.is_read_only() {
+            return Ok(HashSet::new());
+        }
         self.each_lease(|_| Ok(()))
     }
 
@@ -256,7 +227,7 @@ impl Store {
         &self,
         dead: impl Fn(&Path) -> Result<(), StoreError>,
     ) -> Result<HashSet<Digest>, StoreError> {
-        let folder = self.path().join("leases");
+        let folder = self.base.path().join("leases");
         let mut held = HashSet::new();
         let entries = match fs::read_dir(&folder) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(held),
@@ -268,7 +239,7 @@ impl Store {
                 continue;
             }
             loop {
-                let file = match self.layout().open(&path) {
+                let file = match self.base.layout.open(&path) {
                     Ok(file) => file,
                     Err(e) if e.kind() == io::ErrorKind::NotFound => break,
                     Err(e) => return Err(e).at("read", &path),
@@ -289,23 +260,45 @@ impl Store {
     /// Removes what a dead process left. The caller has its lock.
     fn bury(&self, lease: &Path) -> Result<(), StoreError> {
         if let Some(name) = lease.file_stem() {
-            remove_all(&self.path().join("tmp").join(name))?;
+            remove_all(&self.base.path().join("tmp").join(name))?;
         }
         remove_all(lease)
     }
 
     /// Returns the lease of this process, made by the first call; none for a store that can't be written.
     pub(crate) fn lease(&self) -> Result<Option<Arc<Lease>>, StoreError> {
-        if self.is_read_only() {
+        if self.base.is_read_only() {
             return Ok(None);
         }
-        let mut lease = self.0.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lease = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         if lease.is_none() {
             // What killed processes left goes when the next one comes.
             self.each_lease(|path| self.bury(path))?;
-            *lease = Some(Arc::new(Lease::new(self.path())?));
+            *lease = Some(Arc::new(Lease::new(self.base.path())?));
         }
         Ok(lease.clone())
+    }
+
+    /// Begins a file that will be published.
+    pub(crate) fn pending_file(&self) -> Result<PendingFile, StoreError> {
+        match self.lease()? {
+            Some(lease) => PendingFile::new(lease.tmp()),
+            None => self
+                .base
+                .writable("add to the store")
+                .and_then(|()| PendingFile::new(&self.base.layout.tmp())),
+        }
+    }
+
+    /// Waits until things may be added, and holds `ids` for as long as this store is open.
+    pub(crate) fn adding(&self, ids: &[Digest]) -> Result<Guard, StoreError> {
+        self.base.writable("add to the store")?;
+        let lease = self.lease()?;
+        let guard = self.base.lock(Mode::Add)?;
+        if let Some(lease) = lease {
+            lease.hold(ids)?;
+        }
+        Ok(guard)
     }
 }
 
@@ -361,18 +354,19 @@ fn read(file: &File, held: &mut HashSet<Digest>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{super::testing, *};
+    use crate::Store;
 
     #[test]
     fn what_is_held_is_seen_by_others_until_it_is_let_go() {
         let (_dir, store) = testing::store();
         let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
         let other = Store::open(store.path()).unwrap();
-        let one = store.hold(&[a, b]).unwrap();
-        let two = store.hold(&[a]).unwrap();
+        let one = store.leases().hold(&[a, b]).unwrap();
+        let two = store.leases().hold(&[a]).unwrap();
         drop(one);
-        assert_eq!(other.leased().unwrap(), HashSet::from([a]));
+        assert_eq!(other.leases().held_by_live().unwrap(), HashSet::from([a]));
         drop(two);
-        assert_eq!(other.leased().unwrap(), HashSet::new());
+        assert_eq!(other.leases().held_by_live().unwrap(), HashSet::new());
     }
 
     #[test]
@@ -380,32 +374,35 @@ mod tests {
         let (_dir, store) = testing::store();
         let other = Store::open(store.path()).unwrap();
         let kept: Vec<Digest> = (0..9u8).map(|n| Digest::of(&[n])).collect();
-        let _hold = store.hold(&kept).unwrap();
-        let lease = store.lease().unwrap().unwrap();
+        let _hold = store.leases().hold(&kept).unwrap();
+        let lease = store.leases().lease().unwrap().unwrap();
         let passing: Vec<Digest> = (0..=255u8).map(|n| Digest::of(&[n, n])).collect();
         let over = std::sync::atomic::AtomicBool::new(false);
         let longest = std::thread::scope(|scope| {
             // A reader meanwhile sees the held IDs, and takes no live process for dead.
             scope.spawn(|| {
                 while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                    let held = other.leased().unwrap();
+                    let held = other.leases().held_by_live().unwrap();
                     assert!(kept.iter().all(|id| held.contains(id)));
                 }
             });
             let mut longest = 0;
             for _ in 0..200 {
-                drop(store.hold(&passing).unwrap());
+                drop(store.leases().hold(&passing).unwrap());
                 longest = longest.max(fs::metadata(&lease.path).unwrap().len());
             }
             over.store(true, std::sync::atomic::Ordering::Relaxed);
             longest
         });
         assert!(longest < 2 * COMPACT, "{longest} bytes");
-        assert_eq!(other.leased().unwrap(), kept.into_iter().collect());
-        let last = store.hold(&passing).unwrap();
-        assert_eq!(other.leased().unwrap().len(), 9 + 256);
+        assert_eq!(
+            other.leases().held_by_live().unwrap(),
+            kept.into_iter().collect()
+        );
+        let last = store.leases().hold(&passing).unwrap();
+        assert_eq!(other.leases().held_by_live().unwrap().len(), 9 + 256);
         drop(last);
-        assert!(other.leased().unwrap().len() == 9 && lease.tmp.exists());
+        assert!(other.leases().held_by_live().unwrap().len() == 9 && lease.tmp.exists());
     }
 
     #[test]
@@ -416,7 +413,7 @@ mod tests {
         let tmp = store.path().join("tmp/1-dead");
         fs::create_dir(&tmp).unwrap();
         fs::write(tmp.join("half"), "x").unwrap();
-        assert_eq!(store.leased().unwrap(), HashSet::new());
+        assert_eq!(store.leases().held_by_live().unwrap(), HashSet::new());
         assert!(!lease.exists() && !tmp.exists());
     }
 
@@ -424,21 +421,22 @@ mod tests {
     fn a_release_is_held_whole() {
         let (_dir, store, artifact, program) = testing::filled();
         let release = store
-            .put_release(&testing::release("m", None, &[program.id]))
+            .releases()
+            .put(&testing::release("m", None, &[program.id]))
             .unwrap()
             .0;
         let path = store.path().to_owned();
         drop(store);
         let (reader, other) = (Store::open(&path).unwrap(), Store::open(&path).unwrap());
-        let hold = reader.hold_release(&release).unwrap();
+        let hold = reader.releases().hold(&release).unwrap();
         let all = HashSet::from([program.id, artifact.id, artifact.object]);
-        assert_eq!(other.leased().unwrap(), all);
+        assert_eq!(other.leases().held_by_live().unwrap(), all);
         drop(hold);
         fs::remove_file(other.layout().object(&artifact.object)).unwrap();
         assert!(matches!(
-            reader.hold_release(&release),
+            reader.releases().hold(&release),
             Err(StoreError::Dangling { .. })
         ));
-        assert_eq!(other.leased().unwrap(), HashSet::new());
+        assert_eq!(other.leases().held_by_live().unwrap(), HashSet::new());
     }
 }
