@@ -1,4 +1,4 @@
-"""The models, and what their `precast.toml` says about them."""
+"""The models, and their `precast.toml`."""
 
 import tomllib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Case:
     matrices; small ones it makes slower."""
     freezing: tuple[str, ...] = ()
     stem: str = "precast"
-    """What its specs are called, before `.toml` and `.cuda.toml`."""
+    """The name of its specs, before `.toml` and `.cuda.toml`."""
 
     def spec(self, device: str) -> Path:
         return ROOT / self.folder / (f"{self.stem}.cuda.toml" if device == "cuda" else f"{self.stem}.toml")
@@ -78,7 +78,7 @@ class Spec:
         return model.get_submodule(path) if path else model
 
     def tensors(self, sizes: Sizes, device: str) -> list[Any]:
-        """Returns inputs of these sizes, the same for everyone who asks."""
+        """Returns inputs of these sizes, the same for every caller."""
         import torch
 
         random = torch.Generator().manual_seed(0)

@@ -1,10 +1,10 @@
-"""What a first build costs: `precast build` against the plain script, both with nothing cached, in one run.
+"""The cost of a first build: `precast build` against the plain script, both with nothing cached, in one run.
 
     .venv/bin/python benches/cold_build.py [--precast PATH] [--spec PATH] [--plain] [-j N] [--trace FILE]
                                            | python -m benches.results build-cpu.json cold_build
 
 Needs Python 3.11 with torch, and a C++ compiler; of this project only the two binaries and the spec with its model.
-`precast` gets a new store and a new cache folder. The plain script is what people do without it: for each bucket a
+`precast` gets a new store and a new cache folder. The plain script is the way without it: for each bucket a
 fresh process with empty caches that makes the model, exports it and compiles it whole, one after the other. Without
 `--plain` only `precast` is measured.
 """
@@ -68,7 +68,7 @@ def cold(folder: Path) -> dict[str, str]:
 
 
 def run(command: list, env: dict[str, str], log: Path) -> tuple[str, float]:
-    """Runs a command; returns what it printed and its seconds."""
+    """Runs a command; returns its output and its seconds."""
     started = time.perf_counter()
     with log.open("w") as stderr:
         done = subprocess.run(
@@ -131,7 +131,7 @@ def plain(args: argparse.Namespace, spec: dict, folder: Path) -> dict:
 
 
 def machine() -> dict:
-    """Says what this runs on."""
+    """Returns the machine."""
     import torch
 
     cpu = next(

@@ -24,11 +24,11 @@ def ways(device: str) -> list[str]:
 
 
 class Failed(Exception):
-    """A contender could not do what it was asked; the message says why."""
+    """A contender failed; the message has the reason."""
 
 
 class Host:
-    """What all contenders of a run share: the device, threads, binaries, and a folder for stores and caches."""
+    """The shared settings of a run's contenders: the device, threads, binaries, and a folder for stores and caches."""
 
     def __init__(self, device: str, threads: int, work: Path, binaries: Path) -> None:
         self.device, self.threads, self.work, self.binaries = device, threads, work, binaries
@@ -37,7 +37,7 @@ class Host:
         self.logs.mkdir(parents=True, exist_ok=True)
 
     def saved(self, case: Case) -> Path:
-        """Returns where contenders keep what a start can begin with."""
+        """Returns the folder of files that later starts of contenders use."""
         return self.work / "saved" / case.name
 
     def environment(self, threads: int | None = None, caches: str = "caches") -> dict[str, str]:
@@ -68,7 +68,7 @@ class Host:
         return environment
 
     def precast(self, *arguments: Any, threads: int | None = None, limit: float = 600) -> tuple[Any, "Ran"]:
-        """Runs `precast` and returns its JSON (a list, where it prints one document a line), and what it took."""
+        """Runs `precast` and returns its JSON (a list, where it prints one document a line), and its seconds."""
         command = [self.binaries / "precast", *arguments, "--store", self.store, "--format", "json"]
         log = self.logs / f"precast-{arguments[0]}.log"
         ran = once([str(part) for part in command], self.environment(threads), log, limit)
@@ -172,7 +172,7 @@ class Peer:
             raise Failed(f"{self.name} ended: {tail(self.log)}") from error
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """Returns the next answer; one that does not come by the deadline (of `time.time()`) ends the peer."""
+        """Returns the next answer; a peer without one by the deadline (of `time.time()`) is ended."""
         assert self.process.stdout
         while b"\n" not in self.received:
             if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.time()))[0]:
@@ -225,7 +225,7 @@ class Precast:
         self.name = "precast, no graphs" if graphs == "never" else "precast"
         self.memory: dict[str, Any] = {}
         self.rungs: dict[str, str] = {}
-        """What answered at each bucket: a build may have found eager to be faster."""
+        """The rung of each bucket: a build may have found eager to be faster."""
 
     def bench(self, seconds: float, buckets: list[Sizes], *arguments: Any) -> dict[str, dict[str, Any]]:
         """Returns a row for each bucket."""

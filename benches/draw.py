@@ -14,7 +14,7 @@ THEMES = {
     "dark": {"ground": "#0d1117", "text": "#e6edf3", "quiet": "#9198a1", "rule": "#30363d"},
 }
 PHASES = ("#0a7d55", "#1f6feb", "#bc4c00", "#8250df", "#137c8b", "#bf3989", "#6e7781")
-# What contenders call the parts of a start -> what a picture shows, in the order of the colours.
+# A contender's name of a part of a start -> its name in the picture, in the order of the colours.
 PARTS = {
     "process": ("process", "python"),
     "libraries": ("import", "libtorch_cuda"),

@@ -1,4 +1,4 @@
-"""Where the first compile of a process goes: torch as it is, and Precast's worker.
+"""The time of a process's first compile by its parts: plain torch, and Precast's worker.
 
     .venv/bin/python benches/first_compile.py | python -m benches.results build-cpu.json first_compile
 
@@ -34,21 +34,21 @@ def cpu() -> float:
 
 
 def timed(body: Callable[[], Any]) -> tuple[dict[str, Any], Any]:
-    """Runs something; returns what it cost, and its result."""
+    """Runs a function; returns its cost and its result."""
     clock, before = time.perf_counter(), cpu()
     result = body()
     return {"cpu_seconds": round(cpu() - before, 2), "seconds": round(time.perf_counter() - clock, 2)}, result
 
 
 class Profile:
-    """CPU seconds of functions of one thread; what one of them calls counts for the outermost."""
+    """CPU seconds of functions of one thread; a nested call counts for the outermost."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
         self._inside = False
 
     def watch(self, owner: Any, name: str, label: str) -> None:
-        """Counts what a function costs."""
+        """Counts the cost of a function."""
         original = getattr(owner, name)
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ class Profile:
         setattr(owner, name, counted)
 
     def take(self) -> dict[str, float]:
-        """Returns what was spent since the last time."""
+        """Returns the cost since the last call."""
         spent, self.spent = self.spent, {}
         return {name: round(seconds, 2) for name, seconds in spent.items()}
 
@@ -78,7 +78,7 @@ def model(width: int) -> Any:
 
 
 def imports() -> dict[str, Any]:
-    """Imports torch and its compiler, which every way must; returns what that cost."""
+    """Imports torch and its compiler, as every way must; returns the cost."""
 
     return timed(lambda: importlib.import_module("torch._inductor.compile_fx"))[0]
 

@@ -2,7 +2,7 @@
 
     python -m benches.lengths > benches/lengths.json
 
-The recorded file is what is measured with, so that it is the same everywhere.
+Measurements use the recorded file, so that they are the same everywhere.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The machine of a run: what it is, and how fast it multiplies and moves bytes (the floor of everything else)."""
+"""The machine of a run, and how fast it multiplies and moves bytes (the floor of everything else)."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def last_cache() -> int:
 
 
 def commit() -> str | None:
-    """Returns the commit that was measured: of the checkout, or what was packed."""
+    """Returns the measured commit: of the checkout, or of the packed files."""
     packed = ROOT / "COMMIT"
     return packed.read_text().strip() if packed.exists() else first_line(["git", "-C", ROOT, "rev-parse", "HEAD"])
 
@@ -95,7 +95,7 @@ def rates(device: str) -> dict[str, Any]:
         target = torch.empty_like(source)
         result["bytes"] = 2 * size / best(lambda: target.copy_(source), 10)
         if not cuda:
-            # What packed weights are worth: a linear layer of MiniLM, with its weights as they are and packed once.
+            # The gain of packed weights: a linear layer of MiniLM, with its weights as they are and packed once.
             weight, bias = torch.randn(1536, 384), torch.randn(1536)
             result["linear"] = {}
             for rows in (32, 1024):

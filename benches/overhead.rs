@@ -1,8 +1,8 @@
-//! What a call through the runtime costs over the artifact's own C function: `make bench-overhead`.
+//! The overhead of a call through the runtime over the artifact's own C function: `make bench-overhead`.
 //!
 //! The artifact is a fake whose work takes a fraction of a microsecond, so that the difference shows. `raw` is the C
 //! call with new input handles and its outputs freed, as every caller must do; `run` is `Model::run`; `eight inputs`
-//! shows what the validation of more inputs adds, and `refused` what a bad call of each kind costs.
+//! shows the cost of validating more inputs, and `refused` the cost of a bad call of each kind.
 #![allow(
     clippy::unwrap_used,
     unsafe_code,
@@ -90,7 +90,7 @@ impl Raw {
     fn call(&self, inputs: &[Tensor]) {
         let mut handles = [std::ptr::null_mut(); 8];
         let mut output = std::ptr::null_mut();
-        // SAFETY: inputs are what the fake was compiled for; it steals the handles, and the output is freed here.
+        // SAFETY: the inputs fit the fake's layouts; it steals the handles, and the output is freed here.
         unsafe {
             for (handle, input) in handles.iter_mut().zip(inputs) {
                 aoti_torch_new_tensor_handle(input.as_ptr().cast_mut().cast(), handle);
@@ -135,7 +135,7 @@ fn overhead(criterion: &mut Criterion) {
     }
 }
 
-/// What the look at 1,000 values of an input costs: a call of a program with bounds, and of one without.
+/// The cost of checking 1,000 values of an input: a call of a program with bounds, and of one without.
 fn values(criterion: &mut Criterion) {
     let fake = Fake {
         inputs: 2,
@@ -156,8 +156,8 @@ fn values(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What a call costs that is refused, by what is wrong with it. `the last of eight` is what the checks of eight inputs
-/// take, seven of them right.
+/// The cost of a refused call, by its mistake. `the last of eight` is the time of the checks of eight inputs, seven of
+/// them right.
 fn refused(criterion: &mut Criterion) {
     let model = load(Memory::with(&[Fake {
         inputs: 8,
@@ -265,7 +265,7 @@ fn main() {
     }
 }
 
-/// Keeps what criterion measured, in nanoseconds, with what it was measured on.
+/// Keeps criterion's measurements, in nanoseconds, with the machine.
 fn save(path: &Path) {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let home = std::env::var_os("CRITERION_HOME")

@@ -59,7 +59,7 @@ class Peer:
         return {"seconds": first, "sample": self.sample(answer)}
 
     def folder(self, sizes: Sizes) -> Path:
-        """Returns a folder for files of a bucket: one that a start finds again, where `--saved` names its place."""
+        """Returns a folder for files of a bucket; `--saved` names a lasting one, for a later start."""
         folder = (self.saved or Path(tempfile.mkdtemp())) / label(sizes)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -127,7 +127,7 @@ class Peer:
         return {"throughput": sum(counts) / took}
 
     def work(self, sizes: Sizes) -> dict[str, Any]:
-        """Returns what a call must do at least: floating point operations, and bytes of weights, inputs and outputs.
+        """Returns the minimum work of a call: floating point operations, and bytes of weights, inputs and outputs.
         Of an embedding only some rows are read: its bytes are left out."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.utils.flop_counter import FlopCounterMode

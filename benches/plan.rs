@@ -1,4 +1,4 @@
-//! How long it takes to find that nothing has to be built: what a warm `precast build` does before it answers.
+//! The time to find that nothing has to be built: the work of a warm `precast build` before it answers.
 #![allow(clippy::unwrap_used, reason = "a benchmark panics where it fails")]
 
 use std::{collections::BTreeMap, fs, hint::black_box, path::Path};

@@ -1,4 +1,4 @@
-"""What regions save: builds examples/blocks with its layers cut out, and whole, in one run, into new stores.
+"""The gain of regions: builds examples/blocks with its layers cut out, and whole, in one run, into new stores.
 
     .venv/bin/python benches/regions.py [--precast target/release/precast] [--spec examples/blocks/precast.toml]
                                         [--plain] | python -m benches.results build-cpu.json regions
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def build(precast: Path, spec: Path, store: Path) -> dict:
-    """Builds with one worker and returns seconds, and what was compiled, by name of step."""
+    """Builds with one worker and returns seconds, and the compiled artifacts by name of step."""
     started = time.perf_counter()
     command = [precast, "build", "-f", spec, "--store", store, "-j", "1", "--format", "json"]
     run = subprocess.run(

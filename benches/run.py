@@ -1,4 +1,4 @@
-"""One run of the harness: its options, the result so far, and what was skipped."""
+"""One run of the harness: its options, the result so far, and the skipped parts."""
 
 import json
 import statistics
@@ -26,7 +26,7 @@ class Run:
     prepare: float
     """How long the contenders of a case may take to get ready."""
     tune: bool
-    """Whether the cases are built with `--tune`; a store of an earlier run may have what was tuned then."""
+    """Whether the cases are built with `--tune`; a store of an earlier run may have tuned programs."""
     kernels: bool
     """Whether the cases are built with the graph passes of kernels/."""
     together: bool
@@ -96,12 +96,12 @@ def ratio(theirs: list[float], ours: list[float]) -> dict[str, float]:
 
 
 IDENTITY = ("case", "bucket", "requests", "callers", "contender", "page_cache", "what")
-"""The fields that say what a row is about."""
+"""The fields that identify a row."""
 
 
 def merged(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns one result with the rows of several, which must be of one machine and one commit. Of rows about the same
-    the last one counts, so that what was disturbed can be measured again."""
+    the last one counts, so that disturbed rows can be measured again."""
     first = results[0]
     for other in results[1:]:
         for key in ("schema", "commit", "device"):

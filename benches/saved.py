@@ -1,4 +1,4 @@
-"""A start from what was saved, with no model and no compiler: `python -m benches.saved WAY FOLDER INPUTS NAME…`.
+"""A start from saved files, with no model and no compiler: `python -m benches.saved WAY FOLDER INPUTS NAME…`.
 
 INPUTS is a file of safetensors, and the names are its tensors in the order of the module's inputs. FOLDER has the
 AOTInductor package or the ONNX file that `ways.py` kept. ONNX Runtime starts without torch.

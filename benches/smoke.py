@@ -1,7 +1,7 @@
 """A guard against getting slower, by hand before a release: ratios of a short run against the stored ones.
 
 Ratios, not times, so that it may run on another machine than the stored result came from; the bound is generous. A
-case counts as slower when eager takes fewer times as long as `precast` than half of what is stored.
+case counts as slower when its ratio of eager to `precast` is less than half of the stored one.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from .run import main_kind
 
 BOUND = 0.5
 CASES = ["mlp", "minilm", "blocks"]
-"""What is measured unless the command says otherwise: what builds in a minute."""
+"""The cases measured by default: they build in a minute."""
 
 
 def check(args: argparse.Namespace, work: Path) -> int:

@@ -158,7 +158,7 @@ def cause(device: str, case: str, peer: str) -> str:
 
 
 def sentences(result: Row) -> list[str]:
-    """Returns what the other parts found, a line each."""
+    """Returns the results of the other parts, a line each."""
     lines = []
     for case in dict.fromkeys(row["case"] for row in result.get("start", [])):
         rows = [

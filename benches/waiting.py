@@ -46,7 +46,7 @@ def beside(processes: int) -> Iterator[None]:
 
 
 def variants(cores: int) -> dict[str, dict[str, str]]:
-    """Returns what is tried, by how it is written in a shell."""
+    """Returns the trials by their spelling in a shell."""
     half = str(max(cores // 2, 1))
     tried = [
         {},

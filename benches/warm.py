@@ -76,7 +76,7 @@ def measure(precast: Path, programs: int, runs: int) -> dict:
         project(folder, programs)
         build = [precast, "build", "--format", "json"]
         cold, _ = seconds(build, folder)
-        # What was written a moment ago is read again; after that, a file's time is trusted.
+        # Fresh files are hashed again; later a file's time stamp is trusted.
         time.sleep(3)
         for _ in range(3):
             _, out = seconds(build, folder)

@@ -3,7 +3,7 @@
 They get their best settings: inference mode, the same inputs on the device already, `dynamic=False` (a bucket is a
 static shape), frozen weights where that pays, and bound inputs and outputs with ONNX Runtime.
 
-AOTInductor and ONNX Runtime leave what they made in the folder they are given: a start from it needs no model
+AOTInductor and ONNX Runtime leave their files in the given folder: a start from it needs no model
 (`saved.py`).
 """
 
@@ -116,5 +116,5 @@ WAYS: dict[str, Callable[[torch.nn.Module, bool], Prepare]] = {
 
 
 def threads() -> int:
-    """Returns how many threads an operator may use: what OMP_NUM_THREADS says."""
+    """Returns the number of threads of an operator: OMP_NUM_THREADS."""
     return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)

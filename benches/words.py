@@ -4,9 +4,9 @@ import re
 from typing import Any
 
 AHEAD = 0.97
-"""A peer that takes less than this part of Precast's time is ahead; what is between is noise."""
+"""A peer that takes less than this part of Precast's time is ahead; differences between are noise."""
 
-# Contender: what it is called, its colour on light and on dark, its mark.
+# Contender: its label, its colour on light and on dark, its mark.
 CONTENDERS = {
     "precast": ("Precast", "#0a7d55", "#3fca93", "bar"),
     "precast, no graphs": ("Precast, no graphs", "#0a7d55", "#3fca93", "ring"),
@@ -20,7 +20,7 @@ CONTENDERS = {
 
 
 def named(contender: str) -> str:
-    """Returns what a contender is called: `onnxruntime, saved` -> `ONNX Runtime, saved`."""
+    """Returns a contender's label: `onnxruntime, saved` -> `ONNX Runtime, saved`."""
     if contender in CONTENDERS:
         return CONTENDERS[contender][0]
     way, comma, state = contender.partition(", ")

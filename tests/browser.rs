@@ -5,7 +5,7 @@ mod sample;
 
 use std::{fs, path::Path, process::Command};
 
-/// What the page is made to do, as a person would; the answers go to its title.
+/// A user's actions on the page; the answers go to its title.
 const ACTIONS: &str = r##"<script>
 addEventListener("load", () => {
   const facts = [];

@@ -8,7 +8,7 @@ use std::{fs, process::Command};
 use precast::Store;
 use sample::{Sample, sample};
 
-/// Runs precast over the sample's store and returns what it printed, with what changes from run to run made equal.
+/// Runs precast over the sample's store and returns stdout, stderr and exit code, with the folder's name replaced.
 fn precast(sample: &Sample, args: &[&str]) -> (String, String, i32) {
     run(sample, args, None)
 }
@@ -74,7 +74,7 @@ fn colour_is_only_there_when_asked_for() {
 }
 
 #[test]
-fn ls_filters_by_everything_it_says() {
+fn ls_filters_by_every_column() {
     let sample = sample();
     let ids = |args: &[&str]| {
         let (out, _, code) = precast(&sample, &[&["ls", "--ids"], args].concat());
@@ -148,7 +148,7 @@ fn du_and_the_report_give_one_number_with_the_unpacked_copies() {
 }
 
 #[test]
-fn show_draws_a_program_with_its_receipt_and_what_was_tried() {
+fn show_draws_a_program_with_its_receipt_and_tuning() {
     let sample = sample();
     let (program, _, code) = precast(&sample, &["show", &sample.program.short()]);
     assert_eq!(code, 0);
@@ -163,7 +163,7 @@ fn show_draws_a_program_with_its_receipt_and_what_was_tried() {
 }
 
 #[test]
-fn why_and_diff_name_what_changed() {
+fn why_and_diff_name_changes() {
     let sample = sample();
     let (why, _, code) = precast(&sample, &["why", &sample.program.short()]);
     assert_eq!(code, 0);
@@ -261,7 +261,7 @@ fn looking_changes_nothing() {
 }
 
 #[test]
-fn stats_add_up_what_services_counted() {
+fn stats_add_up_counts_of_services() {
     let sample = sample();
     let counts = sample::counts(sample.dir.path()).display().to_string();
     let (out, _, code) = precast(&sample, &["stats", &counts, &counts]);
@@ -388,7 +388,7 @@ fn programs_go_by_their_names() {
         assert_eq!(code, 0, "{words}: {errors}");
         serde_json::from_str::<serde_json::Value>(&out).unwrap()
     };
-    // What the newest release has goes before what was built under the same name.
+    // A program of the newest release comes before others of its name.
     let live = json("ls --state live");
     let ids: Vec<_> = (live["programs"].as_array().unwrap().iter())
         .filter(|row| row["bucket"] == "batch=1 seq=32")

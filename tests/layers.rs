@@ -1,5 +1,5 @@
-//! The modules of each crate form layers: the first page of the crate (`lib.rs`) lists them under `## Layers`, and a module uses
-//! those of earlier lines only.
+//! The modules of each crate form layers: the first page of the crate (`lib.rs`) lists them under `## Layers`, and a
+//! module uses modules of earlier lines only.
 //!
 //! Items of `lib.rs` itself, such as `Store`, may be used by all modules; tests may use everything.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
@@ -97,7 +97,7 @@ fn public_names_are_found() {
 }
 
 #[test]
-fn what_is_used_is_found() {
+fn used_paths_are_found() {
     let code = "use super::{\n    gc::{Plan, Reason},\n    now,\n};\nuse crate::record::*;\n// crate::comment\n\
                 fn f() { super::rows::g(); }\n#[cfg(test)]\nmod tests {\n    use crate::testing;\n}\n";
     let found = paths(code, &["sweep".to_owned()]);

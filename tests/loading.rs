@@ -106,7 +106,7 @@ fn runners(model: &Model) -> Vec<(i64, &'static str)> {
 }
 
 #[test]
-fn on_demand_loads_what_a_request_needs_and_nothing_else() {
+fn on_demand_loads_only_the_program_of_a_request() {
     let source = Watched::new(Memory::with(&[
         salted(100, 2),
         salted(101, 4),
@@ -149,7 +149,7 @@ fn wait(until: impl Fn() -> bool) {
 }
 
 #[test]
-fn what_was_read_ahead_is_not_read_again() {
+fn prefetched_objects_are_not_read_again() {
     let source = Watched::new(Memory::with(&[salted(160, 2), salted(161, 4)]));
     let runtime = prefetched(&source);
     wait(|| source.reads() == 2);
@@ -161,7 +161,7 @@ fn what_was_read_ahead_is_not_read_again() {
 }
 
 #[test]
-fn a_request_waits_for_what_is_being_read_and_ends_reading_ahead_with_what_is_not() {
+fn a_request_waits_for_a_read_under_way_and_ends_the_prefetch() {
     let memory = Memory::with(&[
         salted(123, 2),
         salted(124, 4),
@@ -198,7 +198,7 @@ fn a_request_waits_for_what_is_being_read_and_ends_reading_ahead_with_what_is_no
 }
 
 #[test]
-fn what_can_not_be_read_ahead_is_an_error_when_it_is_needed() {
+fn a_failed_prefetch_is_an_error_on_use() {
     let mut memory = Memory::with(&[salted(127, 2), salted(128, 4)]);
     memory.objects.clear();
     let source = Watched::new(memory);
@@ -244,7 +244,7 @@ fn in_the_background_one_is_there_at_once_and_the_rest_by_priority() {
 }
 
 #[test]
-fn a_call_does_not_wait_for_what_it_does_not_need_and_a_model_ends_while_it_loads() {
+fn a_call_waits_for_no_other_program_and_a_model_ends_while_it_loads() {
     let source = Watched::new(Memory::with(&[
         salted(120, 2),
         salted(121, 4),
@@ -290,7 +290,7 @@ fn a_program_loaded_after_a_swap_has_the_new_weights() {
 }
 
 #[test]
-fn what_does_not_load_is_set_aside_once_and_the_ladder_answers() {
+fn broken_programs_are_quarantined_once_and_the_ladder_answers() {
     let mut memory = Memory::with(&[salted(140, 8)]);
     let mut small = salted(141, 2);
     small.behaviour = "NO_SYMBOL";
@@ -311,7 +311,7 @@ fn what_does_not_load_is_set_aside_once_and_the_ladder_answers() {
         assert_eq!(model.quarantined().len(), 2);
         assert_eq!(runners(&model)[..2], [(2, "none"), (4, "none")]);
     }
-    // What lacks a function will always lack it: the second model did not read it again. Damage may be repaired.
+    // A missing function stays missing, so the second model did not read that object again. Damage may be repaired.
     let program = source
         .memory
         .programs
@@ -388,7 +388,7 @@ fn an_artifact_slower_than_eager_is_marked_and_eager_answers() {
     };
     assert_eq!(rung(&with_receipt("eager")), (Rung::Eager, 1));
     assert_eq!(rung(&with_receipt("artifact")), (Rung::Exact, 0));
-    // What was measured is no reason where it decided nothing.
+    // An undecided measurement changes nothing.
     assert_eq!(rung(&with_receipt("neither")), (Rung::Exact, 0));
     let strict = with_receipt("eager").runtime().eager_fallback(false);
     let out = strict.load("fake").unwrap().run("f", &[x(4, 4)]).unwrap();
@@ -427,7 +427,7 @@ fn a_larger_bucket_that_runs_comes_before_eager_in_place_of_one_that_does_not() 
 }
 
 #[test]
-fn what_is_measured_while_running_chooses_between_buckets() {
+fn measurements_of_calls_choose_between_buckets() {
     // The receipts say that the tall one is slow; here it is not, and it is the only one with calls of its own.
     let mut memory = Memory::with(&[
         Fake {
@@ -458,8 +458,8 @@ fn what_is_measured_while_running_chooses_between_buckets() {
             .unwrap()["batch"]
     };
     assert_eq!(bucket(), 2);
-    // Both are measured; the tall one has a sixteenth of the elements. What is measured while the machine does something else
-    // may say otherwise for a while.
+    // Both are measured; the tall one has a sixteenth of the elements. On a busy machine the first measurements may say
+    // otherwise.
     let patience = Instant::now();
     while bucket() != 64 {
         assert!(patience.elapsed() < Duration::from_secs(600));

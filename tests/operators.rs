@@ -1,6 +1,6 @@
 //! Libraries of custom operators at load: verified, once per process, and never two that register the same.
 //!
-//! What a test loads stays in the process. Numbers are in `tests/numerics/operators.rs`.
+//! Loaded libraries stay in the process. `tests/numerics/operators.rs` has the numbers.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;

@@ -38,7 +38,7 @@ fn square(plus: i64) -> Recipe {
     )
 }
 
-/// A weight set with `scale` = 3 for artifacts that take what `call` makes of it in its place.
+/// A weight set with `scale` = 3, and artifacts that take the result of `call` in its place.
 fn memory(fakes: &[Fake], call: &Recipe) -> Memory {
     let mut memory = Memory::with(fakes);
     for artifact in memory.artifacts.values_mut() {
@@ -102,7 +102,7 @@ fn buckets_that_want_the_same_share_it() {
 }
 
 #[test]
-fn a_result_that_is_what_a_recipe_gave_is_the_callers_alone() {
+fn a_result_of_a_recipe_is_the_callers_alone() {
     let fake = Fake {
         rows: 1,
         cols: 1,
@@ -129,7 +129,7 @@ fn a_view_takes_no_memory_of_its_own() {
 }
 
 #[test]
-fn what_can_not_be_made_sets_the_program_aside_and_says_why() {
+fn a_constant_that_can_not_be_made_is_an_error_with_its_reason() {
     let message = |call: &Recipe| {
         let error = load(memory(&[Fake::sized(2, 2)], call)).err();
         error.map(|error| error.to_string()).unwrap()
@@ -141,7 +141,7 @@ fn what_can_not_be_made_sets_the_program_aside_and_says_why() {
         insta::assert_snapshot!(message(&recipe("aten::zero_", [scale.clone()])), @"constant `scale` of artifact `[id]` can't be made of its weights: operator `aten::zero_`: it writes into what it is given");
         insta::assert_snapshot!(message(&recipe("aten::t", [("self", constant("filter"))])), @"constant `scale` of artifact `[id]` can't be made of its weights: `filter`: the artifact's record does not have it");
         insta::assert_snapshot!(message(&recipe("aten::unsqueeze", [scale.clone(), ("dim", Operand::Int(7))])), @"constant `scale` of artifact `[id]` can't be made of its weights: operator `aten::unsqueeze`: Dimension out of range (expected to be in range of [-2, 1], but got 7)");
-        // Not what the artifact was compiled for.
+        // The artifact was compiled for another layout.
         insta::assert_snapshot!(message(&recipe("aten::unsqueeze", [scale, ("dim", Operand::Int(0))])), @"constant `scale` of artifact `[id]` can't be made of its weights: its recipe does not give float32 [1] in the order it was compiled for");
     });
 }

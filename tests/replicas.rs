@@ -47,7 +47,7 @@ fn one_caller_has_them_in_turns_and_counts_are_by_device() {
     };
     assert_eq!(model.devices()[0], first);
     assert_eq!(model.stats().len(), 3, "a row by module and device");
-    // What was asked for is counted together, whoever answered.
+    // Requests are counted over all replicas.
     let counts = model.counts().calls;
     let counts: Vec<_> = counts.iter().map(|row| (&*row.rung, row.count)).collect();
     assert_eq!(counts.len(), 2, "{counts:?}");
@@ -59,7 +59,7 @@ fn one_caller_has_them_in_turns_and_counts_are_by_device() {
 
 #[test]
 fn a_call_goes_where_the_fewest_are_under_way() {
-    // A call with numbers below 0 takes a second; those that are made meanwhile find the other replica.
+    // A call with numbers below 0 takes a second; other calls meanwhile go to the other replica.
     let fake = Fake {
         behaviour: "HANGS",
         ..Fake::sized(2, 2)

@@ -26,7 +26,7 @@ fn printed(sample: &Sample, args: &[&str]) -> Value {
 }
 
 #[test]
-fn every_command_prints_what_its_schema_says() {
+fn every_commands_json_matches_its_schema() {
     let sample = sample();
     let (program, artifact, failure) = (
         sample.program.short(),
@@ -80,7 +80,7 @@ fn every_command_prints_what_its_schema_says() {
 }
 
 #[test]
-fn foreign_files_print_what_the_schema_says() {
+fn external_files_print_documents_of_the_schema() {
     let sample = sample();
     let file = |name: &str, bytes: &[u8]| {
         let path = sample.dir.path().join(name);

@@ -49,7 +49,7 @@ fn gc_prints_its_plan_and_then_does_it() {
     let one = scene::release("m", &[scene.programs[1].id], None);
     store.releases().put(&one).unwrap();
     let loose = store.objects().put_bytes(b"loose").unwrap();
-    // What this process put is leased while it has the store open.
+    // Objects that this process put are leased while the store is open.
     let args = ["gc", "--unreleased", "--keep-releases", "1", "--dry-run"];
     let held = precast(&path, &args);
     assert!(
@@ -110,19 +110,19 @@ fn gc_prints_its_plan_and_then_does_it() {
 }
 
 #[test]
-fn verify_says_what_is_wrong_and_its_code_says_what_is_left() {
+fn verify_names_defects_and_its_code_the_remaining_ones() {
     let (_dir, store, scene) = store();
     let path = store.path().to_owned();
     drop(store);
     let sound = precast(&path, &["verify"]);
     assert_eq!((sound.code, sound.err.as_str()), (0, ""));
     assert!(sound.out.contains("sound"), "{}", sound.out);
-    // What a repair puts right loses nothing: 0.
+    // A repair that loses nothing: 0.
     fs::remove_file(path.join("CACHEDIR.TAG")).unwrap();
     assert_eq!(precast(&path, &["verify"]).code, 1);
     assert_eq!(precast(&path, &["verify", "--repair"]).code, 0);
     assert_eq!(precast(&path, &["verify"]).code, 0);
-    // What is lost has to be built again: 3.
+    // A lost object has to be built again: 3.
     let object = scene.artifacts[0].object.hex();
     scene::damage(
         &path.join(format!("objects/{}/{object}.zst", &object[..2])),
@@ -146,7 +146,7 @@ fn verify_says_what_is_wrong_and_its_code_says_what_is_left() {
 }
 
 #[test]
-fn what_killed_processes_left_is_no_failure() {
+fn leftovers_of_killed_processes_are_no_failure() {
     let (_dir, store, _) = store();
     let path = store.path().to_owned();
     drop(store);

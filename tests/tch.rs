@@ -49,7 +49,7 @@ fn alike(theirs: &tch::Tensor, ours: &Tensor) {
 }
 
 #[test]
-fn what_one_writes_the_other_reads() {
+fn writes_of_one_are_read_by_the_other() {
     let mut theirs = numbers(6);
     let mut ours = Tensor::from(theirs.shallow_clone());
     alike(&theirs, &ours);
@@ -123,7 +123,7 @@ fn every_dtype_of_a_module_goes_both_ways() {
 }
 
 #[test]
-fn what_no_module_takes_goes_through_and_is_refused_where_it_is_used() {
+fn unsupported_tensors_convert_and_are_refused_as_inputs() {
     let complex = tch::Tensor::zeros([2, 2], (Kind::ComplexFloat, CPU));
     let sparse = tch::Tensor::eye(2, (Kind::Float, CPU)).to_sparse(None, None::<i64>, None::<i64>);
     let quantised =

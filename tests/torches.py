@@ -8,7 +8,7 @@
 With `--store`, the gates of these models' releases, which an older torch has built, are run in a copy of the store
 with each version too: `precast verify --host`.
 
-An environment that is not there is made for the run (`make torch`), and removed after it. What tests say is in
+A missing environment is made for the run (`make torch`), and removed after it. The output of tests is in
 target/torches/VERSION.log.
 """
 
@@ -95,7 +95,7 @@ def outside(version: str, files: list[str], keep: bool, store: Path | None, mode
 def tests(python: Path, files: list[str], log: TextIO) -> dict[str, Any]:
     """Runs tests with an interpreter; returns a row of the table."""
     command = [str(python), str(Path(__file__).resolve()), "--inside", "--only", *files]
-    # What tests print goes to the log as well; the row is the last line.
+    # The output of tests goes to the log; the row is the last line.
     ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, check=False)
     *printed, last = ran.stdout.splitlines() or [""]
     log.writelines(f"{line}\n" for line in printed)
@@ -105,7 +105,7 @@ def tests(python: Path, files: list[str], log: TextIO) -> dict[str, Any]:
 
 
 def gates(python: Path, store: Path, models: list[str], log: TextIO) -> list[dict[str, Any]]:
-    """Runs the gates of releases in a copy of a store, with the torch of an interpreter; returns what came of each."""
+    """Runs the gates of releases in a copy of a store, with the torch of an interpreter; returns the result of each."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "store"
         shutil.copytree(store, copy, symlinks=True)
@@ -128,7 +128,7 @@ def gates(python: Path, store: Path, models: list[str], log: TextIO) -> list[dic
 
 
 def of_gates(row: dict[str, Any]) -> str:
-    """Returns what the gates of releases found, for the table."""
+    """Returns the results of the gates of releases, for the table."""
     releases = row.get("gates")
     if releases is None:
         return "not run"

@@ -1,4 +1,4 @@
-"""What is measured, one module each. A part is a function of a `Run` that adds to the result."""
+"""The parts of a measurement, one module each. A part is a function of a `Run` that adds to the result."""
 
 from collections.abc import Callable
 

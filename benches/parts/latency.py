@@ -1,4 +1,4 @@
-"""What a call takes, per bucket and contender, in turns."""
+"""The latency of a call, per bucket and contender, in turns."""
 
 import contextlib
 import time
@@ -56,11 +56,11 @@ def compare(run: Run, case: Case, peers: list[Any], facts: dict[str, Any]) -> No
 
 
 Made = dict[str, tuple[list[Any], dict[str, Any]]]
-"""Case -> its contenders that are ready, and what is known of them."""
+"""Case -> its ready contenders, and their properties."""
 
 
 def prepare(run: Run, cases: list[Case], made: Made) -> None:
-    """Prepares all contenders of some cases side by side, then those that choose by measuring, one at a time.
+    """Prepares all contenders of some cases side by side, then the autotuning ones, one at a time.
 
     A contender that fails is skipped, and the run says why."""
     host, began = run.host, time.time()
@@ -88,16 +88,16 @@ def prepare(run: Run, cases: list[Case], made: Made) -> None:
 
 
 def patience(run: Run, cases: list[Case]) -> float:
-    """Returns for how many seconds contenders may still get ready, so that who is ready can be measured."""
+    """Returns for how many seconds contenders may still get ready, so that time for the measurements is left."""
     contenders = len(run.ways) + 2
     buckets = sum(len(case.measured(run.host.device)) for case in cases)
-    # Pipelined and synchronous, and a second for what is around them.
+    # Pipelined and synchronous, and a second of overhead.
     rounds = run.rounds * contenders * buckets * (2 * run.seconds + 1)
     return max(1.0, min(run.prepare, run.left - rounds))
 
 
 def ask(run: Run, case: Case, peer: Peer) -> None:
-    """Lets a contender begin to get ready. One that has ended already says so when it is waited for."""
+    """Lets a contender begin to get ready. A contender that ended already reports it when it is waited for."""
     with contextlib.suppress(Failed):
         for sizes in case.measured(run.host.device):
             peer.send("prepare", sizes=sizes)

@@ -1,4 +1,4 @@
-"""What `Model::run` adds to the artifact's own C call: `cargo bench -p precast-benches --bench overhead`."""
+"""The overhead of `Model::run` over the artifact's own C call: `cargo bench -p precast-benches --bench overhead`."""
 
 import os
 import re

@@ -1,7 +1,7 @@
-"""What padding wastes on real lengths, with the bucket that is smallest and the one that is measured to be cheapest.
+"""The waste of padding on real lengths, with the smallest bucket and with the measured cheapest one.
 
 The requests are the recorded lengths of `benches/lengths.json`, one at a time and in groups that arrive together. The
-cost of a bucket is what `precast bench` measures in this run; the work of a request is its bucket's cost.
+cost of a bucket is measured by `precast bench` in this run; the work of a request is its bucket's cost.
 """
 
 import json

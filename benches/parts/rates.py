@@ -1,4 +1,4 @@
-"""How fast the machine multiplies and moves bytes; and how far calls are from what that allows."""
+"""The machine's rates of multiplication and memory, and the share of them that calls reach."""
 
 import json
 import sys

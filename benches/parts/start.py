@@ -95,7 +95,7 @@ def starts(run: Run, case: Case) -> None:
         if not seen["precast"]:
             return run.skip(f"start {case.name}", "nothing to compare with")
         report(run, case, cache, seen, seen["precast"])
-    # Once each: they are long. What part `latency` compiled fills a cache; else the cold start does.
+    # Once each: they are long. The compiles of part `latency` fill a cache; else the cold start does.
     filled = {way: folder for way in compiled if (host.work / (folder := f"caches/{case.name}-{way}")).exists()}
     first = {way: f"start-{case.name}-{way}" for way in compiled}
     order = [(way, "warm", folder) for way, folder in filled.items()]

@@ -1,6 +1,6 @@
 """Answers a second of 1 to 16 callers, each operator on one thread: how a service that has many requests runs.
 
-On the CPU there are no more callers than cores: more of them share what there is.
+On the CPU there are no more callers than cores: more callers share the same cores.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""What the profile of a first compile counts."""
+"""The counts of the profile of a first compile."""
 
 from __future__ import annotations
 

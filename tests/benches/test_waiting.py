@@ -1,4 +1,4 @@
-"""What `benches/waiting.py` tries, adds up, and leaves behind."""
+"""The trials, sums and leftovers of `benches/waiting.py`."""
 
 from __future__ import annotations
 

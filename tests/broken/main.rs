@@ -25,7 +25,7 @@ use serde_json::Value;
 struct Built {
     store: PathBuf,
     code: Option<i32>,
-    /// Module -> what became of its program.
+    /// Module -> the state of its program.
     programs: BTreeMap<String, Value>,
 }
 
@@ -44,11 +44,11 @@ fn precast(store: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Builds the broken project once, with one worker: what one program did to it must not harm the next.
+/// Builds the broken project once, with one worker: a broken program must not harm the next one.
 fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
-        // The other build mostly waits for what hangs.
+        // The other build mostly waits for hangs.
         std::thread::spawn(process::built);
         let store = Path::new(env!("CARGO_TARGET_TMPDIR")).join("broken");
         let _ = fs::remove_dir_all(&store);
@@ -124,7 +124,7 @@ fn shown(module: &str) -> Value {
 }
 
 #[test]
-fn what_is_sound_is_built_among_the_broken() {
+fn sound_modules_are_built_among_broken_ones() {
     is_built("good");
     assert_eq!(built().code, Some(1), "nothing answers for what failed");
 }

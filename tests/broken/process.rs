@@ -98,7 +98,7 @@ fn a_module_that_eats_memory() {
 }
 
 #[test]
-fn what_is_sound_is_built_by_a_worker_that_is_left() {
+fn sound_modules_are_built_by_a_remaining_worker() {
     let program = &built()["good"].program;
     assert_eq!(program["state"], "built", "{program}");
 }

@@ -42,7 +42,7 @@ fn rows(sandbox: &Sandbox, more: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn a_row_says_what_answered_and_what_was_padding() {
+fn a_row_has_the_rung_and_the_padding() {
     let sandbox = sandbox(false);
     let summary = |row: &Value| {
         assert!(

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::sandbox::{Sandbox, assert_run, wait_until};
 
-/// Returns what became of each program, by a build's last JSON line.
+/// Returns the state of each program, from a build's last JSON line.
 fn states(ran: &str) -> Vec<(String, String)> {
     let last: Value = serde_json::from_str(ran.lines().last().unwrap()).unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -27,7 +27,7 @@ fn compiled(sandbox: &Sandbox) -> u64 {
 }
 
 #[test]
-fn a_build_makes_what_is_missing_and_the_next_one_nothing() {
+fn a_build_makes_the_missing_programs_and_the_next_one_nothing() {
     let sandbox = Sandbox::new();
     assert_run!(sandbox, ["plan"], @r#"
     exit code 0
@@ -221,7 +221,7 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
         "{}",
         log.text()
     );
-    // The next build tries only what failed.
+    // The next build retries the failed program alone.
     sandbox.edit("model.py", "# fake: compile fails batch=4", "");
     assert_eq!(compiled(&sandbox), 1);
 }
@@ -304,7 +304,7 @@ fn a_source_that_changes_in_a_build_leaves_nothing_under_a_key_that_lies() {
             .stdout
             .contains("`model.py` changed")
     );
-    // What it is now was never built; what it was then is there where it was published before the change.
+    // The new source was never built; the old one is in the store for the program that was published before the change.
     let plan = sandbox.json(&["plan"]);
     let reason = |program: usize| plan["programs"][program]["why"][0]["reason"].clone();
     assert_eq!(
@@ -320,7 +320,7 @@ fn a_source_that_changes_in_a_build_leaves_nothing_under_a_key_that_lies() {
 }
 
 #[test]
-fn what_answers_wrong_is_not_published() {
+fn artifacts_with_wrong_answers_are_not_published() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: answers wrong batch=1");
     sandbox.append("model.py", "# fake: answers nan batch=4");
@@ -355,7 +355,7 @@ fn what_answers_wrong_is_not_published() {
 }
 
 #[test]
-fn an_interrupted_build_keeps_what_is_finished() {
+fn an_interrupted_build_keeps_finished_programs() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: compile hangs batch=1");
     let mut command = sandbox.command(&["build", "-j", "1", "--format", "json"]);
@@ -386,7 +386,7 @@ fn an_interrupted_build_keeps_what_is_finished() {
 }
 
 #[test]
-fn sizes_that_nothing_answers_are_said() {
+fn unanswered_sizes_are_reported() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "\n# fake: takes 2 to 40\n");
     sandbox.append("precast.toml", "\n[compile]\nhealthcheck = false\n");

@@ -1,5 +1,5 @@
-//! `precast check`: what it prints, what it ends with, and what a spec allows. The findings themselves are tested on real
-//! torch, in tests/check.
+//! `precast check`: its output, its exit codes, and the findings that a spec allows. tests/check has the findings
+//! themselves, on real torch.
 
 use crate::{
     sandbox::{Sandbox, assert_run},
@@ -72,7 +72,7 @@ fn the_spec_is_named_by_its_place_or_by_an_option() {
 }
 
 #[test]
-fn of_a_build_only_what_can_be_captured_is_foretold() {
+fn a_build_is_predicted_for_capturable_modules_only() {
     let sandbox = crate::control::two();
     sandbox.append("model.py", "# fake: finds control-flow high");
     let ran = sandbox.run(&["check"]);
@@ -134,7 +134,7 @@ fn an_allowed_finding_is_listed_with_its_reason() {
             &format!("[[check.allow]]\nfinding = \"{finding}\"\nfunction = \"{function}\"\nreason = \"it is known\""),
         );
     }
-    // What stops a build would stop it all the same.
+    // An allowed finding that stops builds is reported still.
     assert_run!(sandbox, ["check"], @r#"
     exit code 1
     ----- stdout
@@ -173,7 +173,7 @@ fn an_allowed_finding_is_listed_with_its_reason() {
 }
 
 #[test]
-fn json_is_what_its_schema_says() {
+fn json_matches_its_schema() {
     let document = faulty().json(&["check"]);
     check("check", &document);
     assert_eq!(document["failed"], true);
@@ -203,7 +203,7 @@ fn a_model_that_can_not_be_made_is_an_error() {
 }
 
 #[test]
-fn what_torch_compile_does_and_what_a_call_costs_where_asked() {
+fn recompiles_and_costs_on_request() {
     let sandbox = Sandbox::new();
     sandbox.write("sizes.json", "[1, 1, 2, 3, 9]");
     let args = ["check", "--recompiles", "--cost", "--sizes", "sizes.json"];
@@ -233,7 +233,7 @@ fn what_torch_compile_does_and_what_a_call_costs_where_asked() {
 }
 
 #[test]
-fn sizes_of_no_dimension_are_refused() {
+fn sizes_of_an_unknown_dimension_are_refused() {
     let sandbox = Sandbox::new();
     sandbox.write("sizes.json", "{\"seq\": [3]}");
     let ran = sandbox.run(&["check", "--sizes", "sizes.json"]);
@@ -246,7 +246,7 @@ fn sizes_of_no_dimension_are_refused() {
 }
 
 #[test]
-fn a_build_is_foretold_by_earlier_ones() {
+fn a_build_is_predicted_from_earlier_ones() {
     let sandbox = Sandbox::built();
     let document = sandbox.json(&["check"]);
     check("check", &document);
@@ -261,7 +261,7 @@ fn a_build_is_foretold_by_earlier_ones() {
 }
 
 #[test]
-fn a_build_that_fails_prints_what_stops_it() {
+fn a_failed_build_prints_the_finding_that_stops_it() {
     let sandbox = faulty();
     sandbox.append("model.py", "# fake: capture fails");
     assert_run!(sandbox, ["build", "-j", "1"], @"
@@ -307,7 +307,7 @@ fn a_build_that_fails_prints_what_stops_it() {
 }
 
 #[test]
-fn a_report_has_what_a_check_found() {
+fn a_report_has_the_findings_of_a_check() {
     let sandbox = faulty();
     let reason = "it is known & meant";
     sandbox.append(

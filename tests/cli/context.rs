@@ -29,7 +29,7 @@ impl Driver {
         Self { sandbox, log }
     }
 
-    /// Runs a command where this is the driver; returns what the driver was asked, and what the command printed.
+    /// Runs a command with this driver; returns the driver's calls and the command's output.
     fn asked(&self, command: &mut Command) -> (String, String) {
         let _ = fs::remove_file(&self.log);
         command
@@ -47,7 +47,7 @@ const RUN: [&str; 4] = ["run", "affine", "--inputs", "x.safetensors"];
 const ONCE: &str = "init 0\ndevice 3\ncontext 103\n";
 
 #[test]
-fn what_runs_on_the_cpu_asks_no_driver() {
+fn a_run_on_the_cpu_calls_no_driver() {
     let driver = Driver::new();
     let (asked, text) = driver.asked(&mut driver.sandbox.command(&RUN));
     assert_eq!(asked, "", "{text}");

@@ -50,7 +50,7 @@ fn default_and_first(line: &str) -> [Sandbox; 2] {
     [default, first]
 }
 
-/// Builds, and returns what became of the programs that are no optional rung: `first batch=2` -> state.
+/// Builds, and returns the states of all programs but the eager ones: `first batch=2` -> state.
 fn built(sandbox: &Sandbox) -> (Ran, Vec<(String, String)>) {
     let ran = sandbox.run(&["build", "-j", "1", "--format", "json"]);
     let last: Value = serde_json::from_str(ran.stdout.lines().last().unwrap_or("null")).unwrap();
@@ -65,7 +65,7 @@ fn built(sandbox: &Sandbox) -> (Ran, Vec<(String, String)>) {
     (ran, states)
 }
 
-/// Returns what the worker was asked to compile with, of the program of this module.
+/// Returns mode and options of the compile of a module's program.
 pub fn compiled_with(sandbox: &Sandbox, module: &str) -> String {
     let shown = sandbox.json(&["show", &id(sandbox, module)]);
     let artifact = shown["steps"][0]["artifact"].as_str().unwrap();
@@ -84,7 +84,7 @@ pub fn id(sandbox: &Sandbox, module: &str) -> String {
     programs[0]["id"].as_str().unwrap().to_owned()
 }
 
-/// Returns the plan's programs as `first batch=2`, with `*` behind those that eager runs.
+/// Returns the plan's programs as `first batch=2`, with a `*` after eager ones.
 fn planned(sandbox: &Sandbox, more: &[&str]) -> String {
     let plan = sandbox.json(&[&["plan"], more].concat());
     let programs = plan["programs"].as_array().unwrap().iter().map(|program| {
@@ -135,7 +135,7 @@ fn a_pattern_that_matches_nothing_is_a_mistake() {
 }
 
 #[test]
-fn what_leaves_a_module_to_eager() {
+fn settings_that_leave_a_module_to_eager() {
     assert_eq!(planned(&two(), &[]), COMPILED);
     for line in [
         "enabled = false",
@@ -154,7 +154,7 @@ fn what_leaves_a_module_to_eager() {
     let [some, _] = default_and_first("allowlist = [\"**.1\"]");
     assert_eq!(planned(&some, &[]), FIRST_EAGER);
     assert_eq!(planned(&some, &["--set", "allowlist=['*']"]), COMPILED);
-    // What is left to eager is not compiled.
+    // Eager programs are not compiled.
     let [default, _] = default_and_first("enabled = false");
     let (ran, _) = built(&default);
     assert!(
@@ -181,7 +181,7 @@ fn rungs_of_the_ladder() {
         planned(&first, &[]),
         "first batch=2, second batch=2, second eager*"
     );
-    // It is also what a failure means.
+    // The policy decides the exit code too.
     let (code, policy) = (
         |line: &str| {
             let [default, first] = default_and_first(line);
@@ -275,7 +275,7 @@ fn healthcheck_and_smoke_steps() {
 }
 
 #[test]
-fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
+fn modules_without_a_whole_capture_are_left_out_where_the_spec_allows_it() {
     let sandbox = two();
     sandbox.append("model.py", "# fake: capture fails");
     sandbox.edit(
@@ -343,7 +343,7 @@ fn what_cannot_be_captured_whole_is_left_out_where_the_spec_says_so() {
     left out first batch=2, second batch=2: the fake model can't be captured
     fresh 1 of 3 programs are in the store, nothing to compile ([TIME])
     ");
-    // What was answered before is not left out without a word.
+    // A program of the newest release is not left out silently.
     sandbox.edit("model.py", "capture fails batch=2", "capture fails");
     let (ran, _) = built(&sandbox);
     assert_eq!(ran.code, 1, "{}", ran.text());

@@ -98,7 +98,7 @@ fn a_torch_that_the_release_is_not_for_is_a_warning() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn missing_releases_and_libraries_are_errors() {
     let sandbox = Sandbox::built();
     wheels(&sandbox);
     let ran = sandbox.run(&["deps", "other", "--libtorch", "site-packages/torch"]);

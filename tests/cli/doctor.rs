@@ -1,4 +1,4 @@
-//! `precast doctor`: every check with what it looks for there, and not there. Interpreters and compilers are scripts.
+//! `precast doctor`: every check, passing and failing. Interpreters and compilers are scripts.
 
 use std::{fs, os::unix::fs::PermissionsExt, process::Command};
 
@@ -12,7 +12,7 @@ use crate::{
 /// A torch that was tried.
 const TORCH: &str = "2.13.0+cpu";
 
-/// Returns the command, with an interpreter that says what `python` says and has a torch of this version.
+/// Returns the command, with a scripted interpreter that has a torch of this version.
 fn doctor(sandbox: &Sandbox, version: &str) -> Command {
     let site = sandbox.path("site");
     fs::create_dir_all(site.join("torch")).unwrap();
@@ -125,7 +125,7 @@ fn the_compiler_is_named_with_the_cpp_library_of_its_objects() {
 }
 
 #[test]
-fn what_a_build_lacks_is_missing_and_named() {
+fn missing_requirements_of_a_build_are_named() {
     let sandbox = Sandbox::new();
     let ran = sandbox.output(&mut doctor(&sandbox, "1.13.0"));
     assert_eq!(ran.code, 1, "{}", ran.text());
@@ -202,7 +202,7 @@ fn a_store_is_opened_and_not_changed() {
 }
 
 #[test]
-fn people_read_lines_with_what_to_do_under_them() {
+fn text_output_has_a_hint_under_each_problem() {
     let sandbox = Sandbox::new();
     let command = doctor(&sandbox, "1.13.0");
     let args = command

@@ -157,7 +157,7 @@ fn only_a_new_or_an_empty_folder_is_written() {
 }
 
 #[test]
-fn what_could_not_run_is_refused_and_nothing_is_left() {
+fn an_export_that_could_not_run_is_refused_and_leaves_nothing() {
     let sandbox = Sandbox::built();
     let torch = wheels(&sandbox);
     let before = names(&sandbox);

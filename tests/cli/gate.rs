@@ -131,8 +131,8 @@ fn an_artifact_that_minds_padding_is_for_its_exact_size() {
     );
 }
 
-/// Has every gate answer with figures of ours for artifact and eager: what it measures while other work may go on, and what it
-/// measures alone. Everything else of its answer is its own. Returns the command to build with.
+/// Returns a build command whose gates report these figures: `beside` while other tasks run, `alone` in an exclusive
+/// run.
 fn timed(sandbox: &Sandbox, beside: &Value, alone: &Value) -> Command {
     timed_by("2", sandbox, beside, alone)
 }
@@ -170,10 +170,10 @@ pub fn built_with_gate(jobs: &str, sandbox: &Sandbox, script: &str) -> Command {
 }
 
 #[test]
-fn a_gate_that_memory_is_short_for_is_passed_alone() {
+fn a_gate_out_of_memory_is_retried_exclusively() {
     let sandbox = Sandbox::new();
     let mut build = timed(&sandbox, &Value::Null, &Value::Null);
-    // Whoever is first finds none.
+    // The first gate finds none.
     let full = r#"{"verdict": "failed", "message": "CUDA out of memory"}"#;
     let script = format!(
         "if mkdir {} 2>/dev/null; then cat > {}; echo '{full}'; else exec {} \"$@\"; fi",
@@ -194,7 +194,7 @@ fn a_gate_that_memory_is_short_for_is_passed_alone() {
     );
 }
 
-/// What a gate measures: microseconds of the artifact and of eager, and in how many of 20 rounds eager was faster.
+/// The figures of a gate: microseconds of artifact and eager, and how many of 20 rounds eager won.
 fn took(artifact: f64, eager: f64, wins: u64) -> Value {
     serde_json::json!({
         "artifact_us": artifact, "artifact_runs": 20, "eager_us": eager, "eager_runs": 20, "eager_wins": wins,
@@ -202,7 +202,7 @@ fn took(artifact: f64, eager: f64, wins: u64) -> Value {
 }
 
 #[test]
-fn only_what_is_slower_alone_is_marked() {
+fn only_a_slower_artifact_of_an_exclusive_run_is_marked() {
     let fast = took(100.0, 300.0, 0);
     let slow = took(300.0, 100.0, 20);
     let close = took(300.0, 200.0, 13);
@@ -275,7 +275,7 @@ fn only_what_is_slower_alone_is_marked() {
 }
 
 #[test]
-fn what_is_measured_waits_for_no_model_that_nothing_needs() {
+fn a_measurement_waits_for_no_unneeded_model() {
     let sandbox = Sandbox::new();
     sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [1, 2, 3, 4]");
     sandbox.append(
@@ -301,7 +301,7 @@ fn a_program_with_other_weights_is_measured_again() {
         sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["turns"]["faster"].clone()
     };
     assert_eq!(faster(), "eager");
-    // The same graph: its artifact is there, and what was measured holds.
+    // The same graph: the artifact is in the store, and its figures hold.
     sandbox.append("model.py", "# one more line");
     assert_eq!(gated_before(&sandbox, &[]), [true, true]);
     assert_eq!(faster(), "eager");
@@ -317,7 +317,7 @@ fn a_program_with_other_weights_is_measured_again() {
     assert_eq!(faster(), "artifact");
 }
 
-/// Returns who is the faster one by the record of a program.
+/// Returns the faster side by a program's record.
 fn faster(sandbox: &Sandbox) -> Value {
     sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["turns"]["faster"].clone()
 }
@@ -388,7 +388,7 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
     assert_eq!(gated_before(&sandbox, &[]), [true, true]);
     let third = sandbox.json(&["show", FOUR]);
     assert_eq!(third["receipt"]["gated_by"], first["id"]);
-    // Whatever it looks at counts: weights, what eager answers, tolerances, smoke steps, artifacts.
+    // Each input of a gate counts: weights, eager's answers, tolerances, smoke steps, artifacts.
     let comment = || sandbox.append("model.py", "# one more");
     sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 5.0");
     assert_eq!(gated_before(&sandbox, &[]), [false, false], "weights");
@@ -456,7 +456,7 @@ fn the_change_of_the_graph_is_reported() {
         let diff = sandbox.json(&[&["diff"], &sides[..]].concat());
         crate::schemas::check("diff", &diff);
     }
-    // What can't move an artifact is captured only, and the plan knows.
+    // A change that can't affect an artifact needs a capture alone, and the plan says so.
     sandbox.edit("precast.toml", "pad = 0", "pad = 7");
     assert_run!(sandbox, ["plan"], @r#"
     exit code 0

@@ -1,6 +1,6 @@
 //! Small files that would need gigabytes or minutes to inspect: each is refused by name, with little memory and time.
 //!
-//! `ulimit` limits the process: one that exceeds a limit is killed, which the test reports as a missing error message.
+//! `ulimit` kills a process over its limit; the test then reports a missing error message.
 
 use std::{fs, process::Command};
 
@@ -50,7 +50,7 @@ fn limited(sandbox: &Sandbox, args: &[&str]) -> Ran {
 }
 
 #[test]
-fn what_would_take_gigabytes_or_minutes_is_refused_by_its_limit() {
+fn files_that_would_take_gigabytes_or_minutes_are_refused() {
     let sandbox = Sandbox::new();
     sandbox.write("files.py", FILES);
     let python = concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/bin/python");

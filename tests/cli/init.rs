@@ -1,5 +1,4 @@
-//! `precast init`: the spec that it writes, and what it refuses. What it finds out about models is tested on real torch, in
-//! tests/check.
+//! `precast init`: the written spec, and refusals. tests/check has the descriptions of models, on real torch.
 
 use std::fs;
 

@@ -207,7 +207,7 @@ fn notes_and_warnings_are_documents_too() {
 }
 
 #[test]
-fn a_bench_says_what_it_measures() {
+fn a_bench_prints_its_buckets() {
     let sandbox = Sandbox::built();
     let bench = ["bench", "affine", "--seconds", "0.02"];
     let said = [

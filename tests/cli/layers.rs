@@ -6,7 +6,7 @@ use crate::{
 };
 
 #[test]
-fn every_layer_decides_what_no_stronger_one_does() {
+fn every_layer_decides_unless_a_stronger_one_does() {
     let sandbox = two();
     sandbox.append(
         "model.py",
@@ -62,7 +62,7 @@ fn every_layer_decides_what_no_stronger_one_does() {
 }
 
 #[test]
-fn what_the_command_line_sets_is_built_and_what_the_spec_says_comes_back() {
+fn settings_of_the_command_line_are_built_and_the_spec_comes_back() {
     let sandbox = two();
     assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
     let plain = id(&sandbox, "first");
@@ -91,7 +91,7 @@ fn what_the_command_line_sets_is_built_and_what_the_spec_says_comes_back() {
         compiled_with(&sandbox, "second"),
         "default, options {\"freezing\": true}"
     );
-    // Nothing is missing, and what is released is another thing: Python is not needed to say so.
+    // Nothing is missing, but the release differs: it is published without Python.
     sandbox.script("worker", "exit 1");
     assert_run!(sandbox, ["build"], @"
     exit code 0

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use crate::sandbox::{Sandbox, alive, wait_until};
 
 #[test]
-fn a_worker_that_eats_memory_fails_one_program() {
+fn a_worker_over_its_memory_limit_fails_one_program() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: compile eats batch=1");
     let ran = sandbox.run(&["build", "-j", "1", "--memory", "300MiB"]);
@@ -48,7 +48,7 @@ fn a_worker_that_hangs_fails_one_program() {
 }
 
 #[test]
-fn what_a_worker_started_ends_with_the_build() {
+fn processes_of_a_worker_end_with_the_build() {
     let sandbox = Sandbox::new();
     // A child in a session of its own, which no signal to the worker's group reaches.
     sandbox.append("model.py", "# fake: compile spawns batch=4");
@@ -71,7 +71,7 @@ fn what_a_worker_started_ends_with_the_build() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// Returns the processes that this one started, and those that they did.
+/// Returns all descendants of a process.
 fn descendants(of: &str) -> Vec<String> {
     let mut found = vec![of.to_owned()];
     let mut at = 0;

@@ -179,7 +179,7 @@ fn lost_weights_come_back_without_python_where_they_are_somewhere() {
 }
 
 #[test]
-fn what_a_repair_set_aside_is_made_by_the_next_build() {
+fn parts_that_a_repair_set_aside_are_rebuilt() {
     let sandbox = built();
     for path in weights(&sandbox) {
         fs::remove_file(path).unwrap();

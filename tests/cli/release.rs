@@ -20,7 +20,7 @@ fn a_named_release_is_whole_or_not_there() {
         sandbox.json(&["release", "ls"])["releases"],
         serde_json::json!([])
     );
-    // What was finished is kept, but a part of it is no release either.
+    // Finished programs are kept, but a part of them makes no named release.
     let sandbox = Sandbox::new();
     let part = sandbox.run(&["build", "-q", "--only", "affine batch=1", "--release", "v1"]);
     assert_eq!(part.code, 1, "{}", part.text());
@@ -146,7 +146,7 @@ fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newes
         "{}",
         gc.text()
     );
-    // The rest makes a whole release, which carries over what the partial one had.
+    // The rest makes a whole release with the programs of the partial one.
     let (code, rest) = finished(&sandbox, &["--only", "affine batch=1"]);
     assert_eq!((code, &rest["release"]["seq"]), (0, &3.into()), "{rest}");
     assert_eq!(
@@ -256,7 +256,7 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
             .len()
     };
     assert_eq!(releases(), 1);
-    // Another one that answers is no reason to go without it.
+    // A narrowed build of another module publishes nothing either.
     let (code, document) = finished(&sandbox, &["--only", "affine*"]);
     assert_eq!((code, releases()), (1, 1), "{document}");
     assert_run!(sandbox, ["build", "--without", "other"], @"
@@ -419,7 +419,7 @@ fn a_release_is_named_by_its_number_wherever_a_model_is() {
 }
 
 #[test]
-fn gc_keeps_what_a_loaded_model_came_from_and_what_a_build_found() {
+fn gc_keeps_the_release_of_a_loaded_model_and_programs_of_a_running_build() {
     use precast::{Device, Runtime, Store};
     let sandbox = Sandbox::built();
     let model = {

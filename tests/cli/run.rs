@@ -41,7 +41,7 @@ fn an_exact_bucket() {
 }
 
 #[test]
-fn what_libtorch_warns_of_is_printed_when_it_is_asked_for() {
+fn warnings_of_libtorch_are_printed_on_request() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: run warns");
     let built = sandbox.run(&["build"]);
@@ -124,7 +124,7 @@ fn a_file_of_weights_alone_makes_another_release_without_python() {
     ] {
         assert!(ran.stderr.contains(line), "{}", ran.stderr);
     }
-    // Other tensors are for the model to judge.
+    // The model refuses other tensors.
     sandbox.script("worker", worker.trim_start_matches("#!/bin/sh\n"));
     weights("scale", &[3.0, 4.0]);
     assert_run!(sandbox, ["build", "-q"], @"
@@ -281,7 +281,7 @@ fn inputs_that_are_not_safetensors() {
 fn an_object_with_a_flipped_byte_is_never_run() {
     let sandbox = Sandbox::built();
     rows(&sandbox, 1);
-    // What is unpacked already was checked then; without it every object is read again. Each in turn, in its middle.
+    // Without unpacked files every object is read again. Each is damaged in turn, in its middle.
     let objects = sandbox.files("artifacts/objects");
     assert!(!objects.is_empty());
     let (mut refused, mut set_aside) = (0, 0);
@@ -398,7 +398,7 @@ fn a_bit_of_the_unpacked_weights_that_changed_on_the_disk_is_noticed_unless_they
 }
 
 #[test]
-fn a_first_load_is_tried_once_and_what_a_build_gated_is_known() {
+fn a_first_load_is_tried_once_and_gated_objects_are_known() {
     let sandbox = Sandbox::built();
     rows(&sandbox, 4);
     let memory = sandbox.path("artifacts/cache/loads");
@@ -494,7 +494,7 @@ fn a_load_that_meets_gc_takes_the_release_that_is_the_newest_then() {
 }
 
 #[test]
-fn a_lease_that_can_not_be_made_is_said() {
+fn a_missing_lease_is_reported() {
     let sandbox = Sandbox::built();
     rows(&sandbox, 1);
     let lock = sandbox.path("artifacts/locks/use");

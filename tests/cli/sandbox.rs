@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! <temp>/
-//!   model.py  precast.toml   what the test edits
+//!   model.py  precast.toml   edited by the test
 //!   worker                   starts tests/fake/worker.py
 //!   artifacts/               the store
-//!   tmp/                     TMPDIR, to see what is left behind
+//!   tmp/                     TMPDIR, to find files left there
 //! ```
 
 use std::{
@@ -88,8 +88,8 @@ impl Sandbox {
 
     /// Writes an executable shell script.
     ///
-    /// By a process of its own: while this one has it open for writing, what another test starts may inherit that, and until
-    /// that one is another program nobody can run the script.
+    /// A process of its own writes it: a child of another test could inherit this process's open handle, and a script
+    /// that is open for writing can't be run.
     pub fn script(&self, name: &str, body: &str) {
         let mut writer = Command::new("sh")
             .args(["-c", "rm -f \"$0\" && cat > \"$0\" && chmod 755 \"$0\""])
@@ -205,7 +205,7 @@ pub fn wait_until(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// Returns whether a process is there and not a dead one that nobody has asked after.
+/// Returns whether a process runs; a zombie does not.
 #[allow(dead_code, reason = "each test target uses a part of it")]
 pub fn alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -213,7 +213,7 @@ pub fn alive(pid: &str) -> bool {
         .is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
-/// What a command did.
+/// Exit code and output of a command.
 pub struct Ran {
     pub code: i32,
     pub stdout: String,
@@ -257,9 +257,9 @@ impl Ran {
     }
 }
 
-/// What differs between two runs of the same command.
+/// Patterns of the values that differ between two runs of a command, with their placeholders.
 pub const FILTERS: &[(&str, &str)] = &[
-    // What follows differs in width, which moves the columns of a table.
+    // Values of other widths move the columns of a table.
     (r"(\S) {2,}", "$1  "),
     (r"(?m) +$", ""),
     (r"\b[0-9a-f]{64}\b", "[DIGEST]"),
@@ -281,7 +281,7 @@ pub const FILTERS: &[(&str, &str)] = &[
     (r"Python 3\.\d+\.\d+", "Python [PYTHON]"),
 ];
 
-/// Compares exit code, stdout and stderr of what ran with an inline snapshot.
+/// Compares exit code, stdout and stderr with an inline snapshot.
 macro_rules! assert_ran {
     ($ran:expr, @$snapshot:literal) => {
         insta::with_settings!({ filters => $crate::sandbox::FILTERS.to_vec() }, {
@@ -291,7 +291,7 @@ macro_rules! assert_ran {
 }
 pub(crate) use assert_ran;
 
-/// Runs a command in a sandbox and compares what it did with an inline snapshot.
+/// Runs a command in a sandbox and compares exit code, stdout and stderr with an inline snapshot.
 macro_rules! assert_run {
     ($sandbox:expr, $args:expr, @$snapshot:literal) => {{
         let ran = $sandbox.run(&$args);

@@ -8,7 +8,7 @@ use crate::{
 };
 
 #[test]
-fn plans_builds_and_what_keeps_house() {
+fn plans_builds_and_maintenance() {
     let sandbox = Sandbox::new();
     check("plan", &sandbox.json(&["plan"]));
     sandbox.append("model.py", "# fake: compile fails batch=4");
@@ -42,7 +42,7 @@ fn plans_builds_and_what_keeps_house() {
         assert!(seen.iter().any(|seen| seen == event), "{event}: {seen:?}");
     }
     assert_eq!(seen.last().unwrap(), "finished");
-    // One hit and one that failed.
+    // One hit and one failure.
     check("plan", &sandbox.json(&["plan"]));
     sandbox.edit("model.py", "# fake: compile fails batch=4", "SCALE = 4.0");
     assert_eq!(events(&[]).last().unwrap(), "finished");

@@ -1,4 +1,4 @@
-//! The shim of a release: made once, named by the release, and refused where it is not what the release says.
+//! The shim of a release: compiled once, named by the release, and refused unless it is the named one.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
@@ -132,7 +132,7 @@ fn a_damaged_shim_is_refused_and_found() {
         assert_eq!(sandbox.run(&["verify"]).code, 1);
         fs::remove_file(&file).unwrap();
         refused(&sandbox.run(&RUN), 1, "shim `");
-        // A build makes it again: what a repair can't.
+        // A build compiles it again; a repair can't.
         assert_eq!(sandbox.run(&["verify", "--repair"]).code, 3);
         let ran = sandbox.run(&["build"]);
         assert_eq!(ran.code, 0, "{}", ran.text());
@@ -142,7 +142,7 @@ fn a_damaged_shim_is_refused_and_found() {
 }
 
 #[test]
-fn what_is_no_shim_is_refused() {
+fn other_objects_are_refused_as_shims() {
     let sandbox = built();
     let store = Store::open(sandbox.path("artifacts")).unwrap();
     // An artifact is a shared object, but no shim.
@@ -170,7 +170,7 @@ fn what_is_no_shim_is_refused() {
     }
 }
 
-/// What the fake model computes, as eager runs it: `2 * x + 1`.
+/// The graph that eager runs for the fake model: `2 * x + 1`.
 const EAGER: &str = r#"{"format": 1, "inputs": 1, "outputs": [2], "calls": [
   {"op": "aten::mul.Scalar", "args": {"self": {"value": 0}, "other": {"float": "2.0"}}, "results": [1]},
   {"op": "aten::add.Scalar", "args": {"self": {"value": 1}, "other": {"float": "1.0"}, "alpha": 1}, "results": [2]}

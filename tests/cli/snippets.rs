@@ -135,7 +135,7 @@ fn the_readmes_program_answers() {
 }
 
 #[test]
-fn the_first_models_program_prints_what_the_page_says() {
+fn the_first_models_program_prints_the_output_of_its_page() {
     let printed = answer(&built(FIRST), "first-model-0");
     assert!(
         page(FIRST).contains(&format!("The program prints `{}`", printed.trim())),

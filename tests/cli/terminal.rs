@@ -27,7 +27,7 @@ macro_rules! assert_screen {
     };
 }
 
-/// Makes the model one that fails at one of its buckets.
+/// Lets the compile of one bucket fail.
 fn failing(sandbox: &Sandbox) {
     sandbox.append("model.py", "# fake: compile fails batch=4");
 }
@@ -86,7 +86,7 @@ fn a_build_draws_bars_and_leaves_only_what_it_did() {
 }
 
 #[test]
-fn a_build_says_what_it_does_and_how_long_it_will_take() {
+fn a_build_shows_its_tasks_and_the_remaining_time() {
     // Most of it is waiting for a compile that is slow.
     std::thread::scope(|scope| {
         for columns in [40, 60, 80, 120] {
@@ -106,13 +106,13 @@ fn says_what_it_does(columns: u16) {
         &[("NO_COLOR", "1")],
     );
     assert_eq!(build.code, 0, "{}", build.text);
-    // Every line that stood on the screen at some time, without what turns and counts.
+    // Every line that the screen showed, without spinners and counters.
     let mut screen = vt100::Parser::new(cells(200), cells(columns), 0);
     let mut seen = BTreeSet::new();
     for part in build.text.replace('\n', "\r\n").split_inclusive('m') {
         screen.process(part.as_bytes());
         for row in screen.screen().rows(0, columns) {
-            // What does not fit would stand in the next row.
+            // A wrapped line would continue in the next row.
             let (row, whole) = (row.trim(), row.trim_start().starts_with("Building "));
             assert!(
                 whole || !row.ends_with(" left"),

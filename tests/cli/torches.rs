@@ -26,13 +26,13 @@ fn environment(sandbox: &Sandbox, version: &str) -> PathBuf {
     root.join("bin/python")
 }
 
-/// Returns the Python of the checkout, whose torch is the one that runs here.
+/// Returns the Python of the checkout.
 fn own() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python")
 }
 
-/// Returns a sandbox that was built with the torch of the checkout. What its gates said is kept for builds with a torch that
-/// can't run here.
+/// Returns a sandbox built with the torch of the checkout. Its gates' verdicts are kept for builds with environments
+/// that have no code.
 fn built() -> Sandbox {
     let sandbox = Sandbox::new();
     let keep = format!(
@@ -89,7 +89,7 @@ fn one_store_holds_what_was_built_with_each() {
         ran.text()
     );
 
-    // What runs here is the newest release for this torch.
+    // The newest release for this torch runs here.
     sandbox.tensors("x.safetensors", &[("x", &[1, 3], &[0.0, 1.0, 2.0])]);
     let run = ["run", "affine", "--inputs", "x.safetensors", "--model"];
     let ran = sandbox.run(&[&run[..], &["fake"]].concat());
@@ -140,7 +140,7 @@ fn one_store_holds_what_was_built_with_each() {
     }
     assert_eq!(sandbox.run(&["verify"]).code, 0);
 
-    // The last build was with the older one: that release is what could run under the newer torch.
+    // The last build was with the older torch: its release could run under the newer one.
     let of_newer = |(_, _, target): &&(String, String, String)| target.starts_with("torch215-");
     let (id, _, _) = both.iter().find(of_newer).unwrap();
     let why = sandbox.run(&["why", id]);
@@ -231,13 +231,13 @@ fn a_release_says_under_which_torch_it_runs() {
             serde_json::json!({"least": &least, "also": ["2.15.0"]})
         );
     }
-    // What changed itself needs a build.
+    // A changed model needs a build.
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
     assert_eq!(planned(&[]).stderr, "");
 }
 
 #[test]
-fn a_torch_that_is_newer_than_what_was_tried_is_asked_for() {
+fn a_torch_newer_than_the_tried_ones_needs_a_flag() {
     let sandbox = built();
     let newer = environment(&sandbox, "2.16.0");
     assert_ran!(build(&sandbox, &newer, &[], &[]), @"

@@ -10,8 +10,8 @@ use crate::{
 /// The bucket that these tests look at.
 const ONE: &str = "affine batch=1";
 
-/// Returns a sandbox whose default artifact takes milliseconds a run, and what else the model's file says. What is faster is
-/// so by more than what else the machine does adds to a run.
+/// Returns a sandbox whose default artifact takes 4 ms a run, with more `# fake:` lines in the model's file. Faster
+/// option sets win by more than the noise of a busy machine.
 fn slow(lines: &[&str]) -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: mode=default takes 4000");
@@ -175,7 +175,7 @@ fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
         2,
         "the other program stays in the release: {live:?}"
     );
-    // Who goes back stays there.
+    // A rollback stays.
     let built = || {
         (
             sandbox.run(&["build", "-q"]).code,
@@ -216,7 +216,7 @@ fn a_choice_outlives_a_change_that_leaves_the_graph_as_it_was() {
 }
 
 #[test]
-fn what_crashes_or_fails_with_one_option_set_leaves_the_others() {
+fn a_crash_or_failure_with_one_option_set_leaves_the_others() {
     let sandbox = slow(&[
         "coordinate_descent_tuning=true crashes",
         "epilogue_fusion=false takes 200",
@@ -251,7 +251,7 @@ fn a_compile_that_dies_or_hangs_with_one_option_set_leaves_the_others_and_the_bu
         "epilogue_fusion=false hangs",
         "max_autotune=true takes 200",
     ]);
-    // Two programs by two workers, each of which loses them twice.
+    // Two programs; each loses two workers.
     let ran = sandbox.run(&["build", "-j", "2", "--tune", "--timeout", "15"]);
     assert_eq!(ran.code, 0, "{}", ran.text());
     assert!(
@@ -320,7 +320,7 @@ fn a_mode_that_autotunes_must_beat_the_default() {
 }
 
 #[test]
-fn what_is_not_compared_with_eager_is_not_tuned() {
+fn modules_without_a_healthcheck_are_not_tuned() {
     let sandbox = slow(&[]);
     sandbox.edit(
         "precast.toml",
@@ -355,7 +355,7 @@ fn passes_that_packages_offer_are_tried_and_name_their_artifacts() {
             .map(|pass| pass["callable"].as_str().unwrap().to_owned())
             .collect::<Vec<_>>()
     };
-    // A module's own pass for segments is in the key; what is offered only waits to be tried.
+    // A module's own pass for segments is in the key; offered passes are tried by tuning alone.
     let own = ["build", "-q", "--only", ONE, "--set", "passes=['own:pass']"];
     assert_eq!(sandbox.run(&own).code, 0);
     let plain = record(&sandbox);

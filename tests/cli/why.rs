@@ -80,7 +80,7 @@ fn every_kind_of_change_is_named() {
       the target changed: CPU features [FEATURES]
     ");
 
-    // What is no source had no effect.
+    // A change of another file had no effect.
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
     sandbox.write("README.md", "about the model");
     let readme = std::fs::File::options()
@@ -186,7 +186,7 @@ fn variants_are_compared_with_themselves() {
         reasons,
         expected.map(|name| format!("{name}: source-changed"))
     );
-    // An input has another name: it is compared with what it was before, not with the other variant.
+    // A variant with a renamed input is compared with its predecessor, not with the other variant.
     sandbox.edit("precast.toml", "y = {", "z = {");
     assert_run!(sandbox, ["plan"], @r#"
     exit code 0

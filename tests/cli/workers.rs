@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::sandbox::{Sandbox, wait_until};
 
-/// Returns the events of a build that ends well.
+/// Returns the events of a successful build.
 pub fn events(sandbox: &Sandbox, args: &[&str]) -> Vec<Value> {
     let ran = sandbox.run(&[&["build", "--format", "json"], args].concat());
     assert_eq!(ran.code, 0, "{}", ran.text());
@@ -24,8 +24,7 @@ pub fn events(sandbox: &Sandbox, args: &[&str]) -> Vec<Value> {
         .collect()
 }
 
-/// Returns the events of a build that ends well, in which something waits for a file `go`: it is made as soon as what has
-/// happened is enough.
+/// Returns the events of a successful build that waits for a file `go`: the file is written as soon as `enough` holds.
 pub fn events_until(
     sandbox: &Sandbox,
     args: &[&str],
@@ -52,14 +51,14 @@ fn workers(events: &[Value]) -> BTreeSet<u64> {
         .collect()
 }
 
-/// Returns how often a job was done, and of what.
+/// Returns the subjects of the finished tasks of this kind.
 pub fn done<'a>(events: &'a [Value], job: &str) -> Vec<&'a str> {
     let ended = events.iter();
     let ended = ended.filter(|event| event["event"] == "end" && event["job"] == job);
     ended.map(|event| event["what"].as_str().unwrap()).collect()
 }
 
-/// Returns what became of each program.
+/// Returns the state of each program.
 fn states(events: &[Value]) -> Vec<&str> {
     let programs = events.last().unwrap()["programs"].as_array().unwrap();
     let states = programs.iter().map(|program| program["state"].as_str());
@@ -110,7 +109,7 @@ fn compiles_run_beside_captures() {
 }
 
 #[test]
-fn what_only_a_failed_capture_wanted_is_not_compiled() {
+fn artifacts_for_a_failed_capture_alone_are_not_compiled() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: eager fails batch=4");
     let built = events(&sandbox, &["-j", "1"]);
@@ -141,7 +140,7 @@ fn a_compile_that_fails_before_the_capture_is_over_fails_once() {
 }
 
 #[test]
-fn what_memory_is_short_for_is_done_again_alone() {
+fn a_task_out_of_memory_is_retried_exclusively() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: device is small");
     let built = events(&sandbox, &["-j", "6"]);
@@ -175,7 +174,7 @@ fn what_memory_is_short_for_is_done_again_alone() {
 }
 
 #[test]
-fn what_memory_is_short_for_ends_the_loads_of_further_models() {
+fn a_task_out_of_memory_ends_the_loads_of_further_models() {
     let sandbox = Sandbox::new();
     sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [1, 2, 3, 4]");
     sandbox.append(
@@ -199,9 +198,9 @@ fn what_memory_is_short_for_ends_the_loads_of_further_models() {
 }
 
 #[test]
-fn what_memory_is_short_for_alone_too_fails_and_is_tried_by_the_next_build() {
+fn a_retry_out_of_memory_fails_and_the_next_build_tries_again() {
     let sandbox = Sandbox::new();
-    // Which says nothing of the model: it is not left out.
+    // Out of memory is no property of the model: it is not left out.
     sandbox.append("precast.toml", "[compile]\nfullgraph = false\n");
     sandbox.write("steer", "# fake: device is full batch=4\n");
     for jobs in ["1", "3"] {
@@ -288,7 +287,7 @@ fn two_builds_of_one_spec_compile_each_artifact_once() {
 }
 
 #[test]
-fn what_workers_write_is_private_and_of_each_alone() {
+fn folders_of_workers_are_private_and_not_shared() {
     let sandbox = Sandbox::new();
     sandbox.append("model.py", "# fake: compile waits");
     let mut command = sandbox.command(&["build", "-q", "-j", "3"]);
@@ -351,7 +350,7 @@ fn much_to_capture() -> Sandbox {
 }
 
 #[test]
-fn who_has_nothing_to_compile_captures() {
+fn a_worker_without_a_compile_captures() {
     let sandbox = much_to_capture();
     let built = events(&sandbox, &["-j", "3"]);
     assert!(by(&built, "capture").len() > 1, "{built:?}");

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::sandbox::{Sandbox, assert_ran, assert_run};
 
-/// What the fake model computes, as eager runs it: `2 * x + 1`.
+/// The graph that eager runs for the fake model: `2 * x + 1`.
 const EAGER: &str = r#"{"format": 1, "inputs": 1, "outputs": [2], "calls": [
   {"op": "aten::mul.Scalar", "args": {"self": {"value": 0}, "other": {"float": "2.0"}}, "results": [1]},
   {"op": "aten::add.Scalar", "args": {"self": {"value": 1}, "other": {"float": "1.0"}, "alpha": 1}, "results": [2]}
@@ -50,7 +50,7 @@ fn a_release_without_a_program_of_the_newest_one_needs_a_word() {
         (&false.into(), &serde_json::json!(["affine batch=4"])),
         "{last}"
     );
-    // What the hint says.
+    // The command of the hint.
     let ran = sandbox.run(&["build", "--allow-lost"]);
     assert_eq!(ran.code, 0, "{}", ran.text());
     assert!(
@@ -59,7 +59,7 @@ fn a_release_without_a_program_of_the_newest_one_needs_a_word() {
         ran.text()
     );
     assert_eq!((releases(&sandbox), sandbox.run(&["build"]).code), (2, 0));
-    // Or what failed is mended.
+    // Or the model is fixed.
     sandbox.edit("model.py", "# fake: compile fails batch=4", "");
     assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
     assert_eq!((releases(&sandbox), answer(&sandbox)), (3, 7.0));
@@ -185,7 +185,7 @@ fn content(sandbox: &Sandbox) -> Vec<PathBuf> {
     files
 }
 
-/// Builds with a file of weights that is refused, and returns what is said.
+/// Builds with a refused file of weights, and returns stderr.
 fn refused(sandbox: &Sandbox) -> String {
     let before = (content(sandbox), releases(sandbox));
     let ran = sandbox.run(&["build", "-q"]);
@@ -251,7 +251,7 @@ fn weights_that_are_no_numbers_are_refused() {
     sandbox.append("model.py", "# a comment");
     refused(&sandbox);
     sandbox.edit("model.py", "# a comment\n", "");
-    // With a program to build beside those that are there.
+    // With another program to build.
     weights(&sandbox, &[("scale", &[1], &[f32::MAX])]);
     sandbox.edit("precast.toml", "[1, 4]", "[1, 4, 8]");
     refused(&sandbox);

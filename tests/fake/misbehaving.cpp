@@ -9,7 +9,7 @@
 // and, with a second output (OUTPUTS=2), float32 [ROWS]: the sum of each row. Like a real artifact it checks nothing
 // about its inputs, steals their handles, and prints the text of an exception on std::cerr.
 //
-// Choose what it does wrong with -DBEHAVIOUR=…; build it with
+// Choose its behaviour with -DBEHAVIOUR=…; build it with
 //     g++ -std=c++17 -O1 -shared -fPIC -o fake.so misbehaving.cpp -DROWS=8 -DCOLS=4
 
 #include <cstdint>
@@ -97,7 +97,7 @@ __attribute__((constructor)) void loaded() {
   if (BEHAVIOUR == INIT_CRASHES) std::abort();
   if (BEHAVIOUR == INIT_HANGS) sleep(600);
   if (BEHAVIOUR == INIT_EXITS) {
-    // What the helper of a trial was given, and with it the word that it is to say.
+    // The request of a trial's helper has the word that the answer must repeat.
     char given[4096] = "";
     if (pread(0, given, sizeof given - 1, 0) < 0) given[0] = 0;
     const char* word = std::strstr(given, "\"word\":\"");

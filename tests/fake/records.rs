@@ -36,7 +36,7 @@ fn checkout() -> PathBuf {
         .to_owned()
 }
 
-/// What to compile.
+/// The options of a fake artifact.
 #[derive(Clone, Debug)]
 pub struct Fake {
     pub rows: i64,

@@ -6,7 +6,7 @@ Every module of a fake model computes `scale * (input 0 + input 1 + …) + OFFSE
 submodules, FQN -> class name, and its globals `SCALE` and `OFFSET` are the weight and the number that is folded into
 the graph.
 
-What goes wrong is steered by comments in the model's file, or in a file `steer` beside it, which is no source,
+Faults are steered by comments in the model's file, or in a file `steer` beside it, which is no source,
 each for one request or, with a bucket, for that bucket:
 
     # fake: capture fails              # fake: capture fails batch=8
@@ -18,7 +18,7 @@ each for one request or, with a bucket, for that bucket:
     # fake: has eager                  for every size: with FAKE_EAGER
     # fake: takes 2 to 40              rows, in eager
     # fake: seq is exact               any dimension: no smaller request is padded in it
-    # fake: eager fails                when it is known what is to be compiled
+    # fake: eager fails                after the capture listed its segments
     # fake: eager is slow              takes a second
     # fake: open fails again           no worker but the first can make the model
     # fake: open hangs again           others make it for ever
@@ -44,7 +44,7 @@ each for one request or, with a bucket, for that bucket:
                                        refused, which makes a file `refused` beside the model
     # fake: device is full             memory for none
 
-What a comment says of the mode or of an option is for artifacts that are compiled with it; the last line counts:
+A comment that begins with a mode or an option is for artifacts compiled with it; the last line counts:
 
     # fake: mode=default takes 900               microseconds a run
     # fake: epilogue_fusion=false takes 300
@@ -53,21 +53,21 @@ What a comment says of the mode or of an option is for artifacts that are compil
     # fake: pass=kernels:fast takes 100          for artifacts that this pass runs on
 
     # fake: offers kernels:fast epilogue_fusion=false    an installed package does so, to --tune: a pass and options
-    # fake: segments of kernels:fast                     are what this pass is for, not whole graphs
+    # fake: segments of kernels:fast                     this pass is for segments, not for whole graphs
 
-What `check` finds of every module comes from comments too, each at its own line:
+The findings of `check` come from comments too, each at its own line:
 
     # fake: finds print medium
 
     # fake: inputs are nested          so that `init` can't write them
 
-A global `DECLARED` of the model's file is what its submodules say of themselves: FQN -> method -> keys of [compile]. A
+A global `DECLARED` of the model's file has the submodules' own settings: FQN -> method -> keys of [compile]. A
 graph pass is a function that changes the segment (a dict with `offset`) in place. The log of a compile has the mode and
 the options it was asked for.
 
 The environment variable FAKE_TORCH changes the torch version that the worker claims; FAKE_TORCH=none claims to lack it.
 FAKE_SITE is the folder of the packages that it claims to have, with a torch. FAKE_OFF is a feature that is off there.
-FAKE_SHIM is a file with what it answers about the shim; without it the shim is a line of text.
+FAKE_SHIM is a file with its answer about the shim; without it the shim is a line of text.
 FAKE_EAGER is the text of the graph that eager runs; without it there is none.
 """
 
@@ -275,7 +275,7 @@ class Worker:
         return {"inputs": request["inputs"], "structure": {"args": args, "kwargs": {}}}
 
     def check(self, request: Json) -> Json:
-        """Finds what comments of the model's file say."""
+        """Returns the findings of the comments in the model's file."""
         self.regions(request["module"])
         text = Path(self.model.__file__).read_text()
         findings = [

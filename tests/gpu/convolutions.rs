@@ -15,8 +15,8 @@ fn convolutions_with_what_stands_behind_them_answer_as_eager_does() {
     ) else {
         return;
     };
-    // In both buckets all but the one that is added to another, and the last, whose kernel hides a NaN. Eager has the sizes
-    // between them.
+    // In both buckets all but the convolution added to another, and the last, whose kernel hides a NaN. Eager has the
+    // sizes between them.
     for id in &release.programs {
         let program = store.records().program(id).unwrap().unwrap();
         if program.dynamic.is_some() {

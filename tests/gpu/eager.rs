@@ -28,7 +28,7 @@ fn padded_calls_of_two_streams_do_not_meet() {
     for round in 0..50 {
         let (one, other) = (round % 8, (round + 3) % 8);
         {
-            // What comes behind this on its stream is still to do when the other stream's calls are.
+            // Later work on this stream is not done yet when the other stream's calls are.
             let _scope = late.enter().unwrap();
             drop(big.matmul(&big));
             answers.push((one, run(&inputs[one])));

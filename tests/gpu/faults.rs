@@ -1,4 +1,4 @@
-//! What goes wrong on a device: no memory, an error that stays, another device chosen by the caller.
+//! Faults of a device: out of memory, a sticky error, another device chosen by the caller.
 
 use std::{env, process::Command, time::Duration};
 
@@ -26,7 +26,7 @@ fn memory() -> DeviceMemory {
     device_memory(Device::Cuda(0)).unwrap()
 }
 
-/// Takes all memory of the device, also what torch's allocator keeps.
+/// Takes all memory of the device, also the cache of torch's allocator.
 fn take_all() -> Vec<Tensor> {
     let mut held = Vec::new();
     let mut size = 8_i64 << 30;
@@ -68,7 +68,7 @@ fn out_of_memory_is_an_error_and_memory_returns() {
         assert!(model.is_ready());
         drop(all);
         assert_eq!(memory().allocated, before.allocated, "round {round}");
-        // The allocator has the whole card still, and who loads code finds no room.
+        // The allocator holds the whole card, so that a load of code finds no room.
         assert!(
             memory().free < 1 << 30,
             "round {round}: nothing was taken: {:?}",
@@ -94,7 +94,7 @@ fn a_graph_is_captured_where_the_allocator_keeps_the_whole_card() {
     let wanted = encode(&load(&store, Graphs::Always), &ids, &mask);
     drop(take_all());
     assert!(memory().free < 1 << 30, "nothing was taken: {:?}", memory());
-    // Weights find room in what the allocator keeps, code and graphs do not: they come from the driver.
+    // Weights fit into the allocator's cache; code and graphs do not: their memory comes from the driver.
     let model = load(&store, Graphs::Always);
     for (program, reason) in model.without_graph() {
         assert!(program.dynamic.is_some(), "{}: {reason}", program.bucket());
@@ -120,7 +120,7 @@ fn a_child_with_a_sticky_error() {
     let table = Tensor::zeros([4, 4], (Kind::Float, tch::Device::Cuda(0)));
     let index = Tensor::full([1], 1_000_000, (Kind::Int64, tch::Device::Cuda(0)));
     let _ = table.f_index_select(0, &index);
-    // Whoever reads something of the device learns of it; no call was made yet.
+    // Any read from the device reports it; no call was made yet.
     assert!(table.f_to(tch::Device::Cpu).is_err());
     for model in &models {
         let call = || model.run_named("encode", &[("input_ids", &ids), ("attention_mask", &mask)]);
@@ -133,7 +133,7 @@ fn a_child_with_a_sticky_error() {
         println!("first: {first}; then: {}", call().unwrap_err());
     }
     drop(models);
-    // What tch holds can't be freed any more.
+    // Tensors of tch can't be freed any more.
     std::process::exit(17);
 }
 

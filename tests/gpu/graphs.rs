@@ -121,7 +121,7 @@ fn producer_and_consumer_may_use_different_streams() {
         for _ in 0..50 {
             let made = {
                 let _scope = producer.enter().unwrap();
-                // Long enough that a consumer that did not wait would read what is not there yet.
+                // Long enough that a consumer without a wait would read unwritten memory.
                 let big = Tensor::rand([4096, 4096], (Kind::Float, tch::Device::Cuda(0)));
                 let zero = big
                     .matmul(&big)

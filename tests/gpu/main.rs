@@ -1,4 +1,4 @@
-//! What only a CUDA device shows. `tests/gpu/run.sh` builds the example's store there and starts this with
+//! Tests of a CUDA device. `tests/gpu/run.sh` builds the example's store there and starts this with
 //! `PRECAST_STORE`; anywhere else it says that it was skipped, and why.
 #![cfg(feature = "tch")]
 #![allow(
@@ -30,7 +30,8 @@ mod traced;
 mod upload;
 mod values;
 
-/// Returns the store to test with, with CUDA ready in the process, or says what is missing. Written past libtest's capture: a skip is never silent.
+/// Returns the store of the tests, with CUDA ready in the process, or prints the missing part. Written past libtest's
+/// capture: a skip is never silent.
 fn store(test: &str) -> Option<Store> {
     let missing = match env::var_os("PRECAST_STORE") {
         _ if !PathBuf::from("/dev/nvidiactl").exists() => "no CUDA device",

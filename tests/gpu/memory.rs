@@ -1,4 +1,4 @@
-//! What eight buckets take together and what they would take apart, with the store's `one-block` model.
+//! The memory of eight buckets in one pool and in pools of their own, with the store's `one-block` model.
 
 use precast::{
     Device, Model, Runtime,
@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 
 use super::store_with;
 
-/// What tensors take, what torch's allocator took from the device, and what the device lacks.
+/// The bytes of tensors, of torch's allocator, and the used bytes of the device.
 fn memory() -> [i64; 3] {
     tch::Cuda::synchronize(0);
     let memory = device_memory(Device::Cuda(0)).unwrap();

@@ -27,7 +27,7 @@ fn calls_are_spread_over_two_devices() {
         assert!(f64::try_from(error).unwrap() < 2e-2);
     };
     let want = encode(&model, &ids, &mask).to_device(tch::Device::Cpu);
-    // What is on a device is answered there.
+    // A device's tensors are answered there.
     for ordinal in 0..2 {
         let place = tch::Device::Cuda(ordinal);
         let (ids, mask) = on(place);
@@ -35,7 +35,7 @@ fn calls_are_spread_over_two_devices() {
         assert_eq!(answer.device(), place);
         near(&answer, &want);
     }
-    // What is on the host goes to each in turns.
+    // Tensors of the host go to each in turns.
     let before: Vec<u64> = model.devices().iter().map(|d| d.answered).collect();
     let (ids, mask) = on(tch::Device::Cpu);
     for _ in 0..20 {

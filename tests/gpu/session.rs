@@ -164,8 +164,8 @@ fn inputs_may_be_dropped_while_a_graph_reads_them() {
 }
 
 #[test]
-fn what_a_session_gave_out_may_be_an_input() {
-    let Some(store) = block("what_a_session_gave_out_may_be_an_input") else {
+fn an_output_of_a_session_may_be_an_input() {
+    let Some(store) = block("an_output_of_a_session_may_be_an_input") else {
         return;
     };
     let graphs = load(&store, "one-block", Graphs::Always);

@@ -62,7 +62,7 @@ fn a_capsule_on_a_device_goes_both_ways_and_the_consumers_stream_waits() {
     let mut made = Tensor::zeros(&[count], Dtype::Float32, cuda).unwrap();
     let zeros = made.contiguous().unwrap();
     let consumer = Stream::new(0).unwrap();
-    // What the default stream is busy with comes before the consumer's work.
+    // Pending work of the default stream comes before the consumer's work.
     for _ in 0..100 {
         made.copy_from(&zeros).unwrap();
     }

@@ -38,7 +38,7 @@ fn random_set(count: usize, bytes: usize) -> (tempfile::TempDir, Store, Digest) 
     (dir, store, digest)
 }
 
-/// Prints what an upload of one weight set reaches: alone, as part of `Runtime::weights`, and a plain pinned copy.
+/// Prints the rate of an upload of one weight set: alone, as part of `Runtime::weights`, and a plain pinned copy.
 fn figure(store: &Store, digest: Digest) {
     let runtime = Runtime::new(store, Device::Cuda(0)).unwrap();
     let begin = Instant::now();
@@ -174,7 +174,7 @@ fn loading_and_uploading_have_spans() {
     });
     let made = spans.made.lock().unwrap();
     let at = |name: &str| made.iter().position(|span| span.starts_with(name));
-    // What the process has already it does not load again: `libtorch_cuda`, and an artifact that another test used.
+    // Loaded libraries are not loaded again: `libtorch_cuda`, and an artifact that another test used.
     let order = [
         "context",
         "weights",

@@ -74,7 +74,7 @@ fn good(batch: i64, seq: i64, seed: i64) -> Tensor {
     Tensor::from_slice(&ids).view([batch, seq])
 }
 
-/// Returns what the model answers.
+/// Returns the model's answer.
 fn answer(ids: &Tensor) -> Tensor {
     let column = Tensor::arange(8, (Kind::Float, tch::Device::Cpu)) / 128;
     let group = ids.narrow(1, 0, 1).divide_scalar_mode(64, "floor") * 1000;
@@ -116,7 +116,7 @@ fn a_value_out_of_bounds_is_an_error_of_its_call() {
             let at = [batch - 1, seq - 1];
             for value in [ROWS, -1, -5, ROWS + 1, i64::MAX, i64::MIN, 1 << 31, 1 << 32] {
                 let ids = with(batch, seq, at, value);
-                // On the device already: the call is answered, and what is read is an error.
+                // On the device already: the call is answered, and a read is an error.
                 let out = under.run(&on_device(&ids));
                 assert_value(out.array::<f32>(0).unwrap_err(), at, value);
                 assert_value(out.check().unwrap_err(), at, value);
@@ -269,7 +269,7 @@ fn minilm_refuses_what_its_vocabulary_lacks() {
     }
 }
 
-/// What looking at values costs: calls of a graph, and of one with the check behind it.
+/// The cost of checks of values: calls of a graph, and of a graph followed by the check.
 #[test]
 fn figures_of_a_check() {
     let Some(store) = store("figures_of_a_check") else {

@@ -1,7 +1,7 @@
-"""Writes inputs and eager's answers as safetensors, for tests to compare what an artifact answers.
+"""Writes inputs and eager's answers as safetensors, for comparisons with the answers of artifacts.
 
 For every case `DIM=SIZE,…` two files appear in the output folder: `CASE.inputs.safetensors`, which `precast run` takes,
-and `CASE.eager.safetensors` with what the model itself answers to them, as `out.0`, `out.1`, …
+and `CASE.eager.safetensors` with the model's answers to them, as `out.0`, `out.1`, …
 
 Without arguments it reads them from stdin, one JSON list a line, and answers each line with the exit status. Every list
 is worked off by a process forked from this one, so that no model sees modules of another and torch is imported once.
@@ -33,7 +33,7 @@ def sample(declared: dict[str, Any], sizes: dict[str, int], generator: torch.Gen
 
 
 def serve() -> None:
-    # Nothing is computed in this process: threads of OpenMP would be missing in what is forked from it.
+    # Nothing is computed in this process: a forked child would lack its OpenMP threads.
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

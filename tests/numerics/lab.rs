@@ -51,7 +51,7 @@ pub fn runtime(store: &Store) -> Runtime {
     Runtime::new(store, Device::Cpu).unwrap()
 }
 
-/// Returns the shared store with MiniLM, the small model and the one that asks something of values; the first caller builds them.
+/// Returns the shared store with MiniLM, the small model and the model with value checks; the first caller builds them.
 pub fn lab() -> &'static Lab {
     static BUILT: OnceLock<&Lab> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -71,7 +71,7 @@ pub fn vlm() -> &'static Lab {
     })
 }
 
-/// Returns the shared store, whatever is in it.
+/// Returns the shared store.
 fn empty() -> &'static Lab {
     static LAB: OnceLock<Lab> = OnceLock::new();
     LAB.get_or_init(|| {
@@ -146,7 +146,7 @@ pub fn json(command: &mut Command) -> Value {
         .unwrap()
 }
 
-/// Returns what became of each program in a build's last document, as `(program, state)`.
+/// Returns the programs of a build's last document, as `(program, state)`.
 pub fn states(built: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     built["programs"]

@@ -21,7 +21,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use lab::{MINILM, SMALL, checkout, json, lab, precast, states};
 
-/// What issue and spec promise for float32 on the CPU.
+/// The tolerance for float32 on the CPU.
 const RTOL: f64 = 1e-4;
 const ATOL: f64 = 1e-5;
 
@@ -109,7 +109,7 @@ fn one_byte_of_the_models_source_compiles_again() {
 }
 
 #[test]
-fn mistakes_are_told_by_the_real_worker() {
+fn mistakes_are_reported_by_the_real_worker() {
     let root = tempfile::tempdir().unwrap();
     let small = checkout().join("tests/numerics/small");
     fs::copy(small.join("model.py"), root.path().join("model.py")).unwrap();

@@ -95,7 +95,7 @@ fn alone(store: &Path) {
         mapped <= weights + slack,
         "{mapped} bytes are resident of {weights}"
     );
-    // Besides what was read of the map for the first time.
+    // Without pages of the map that were first read meanwhile.
     let first = first - before.values().sum::<u64>();
     let added = (last - mapped).saturating_sub(first);
     println!(

@@ -14,7 +14,7 @@ use crate::{
 
 const CONVNET: &str = "tests/numerics/convnet/precast.toml";
 
-/// Writes another model's weights, an input, and what that model answers to it.
+/// Writes another model's weights, an input, and that model's answer to it.
 const OTHER: &str = "
 import sys, torch
 sys.path.insert(0, 'tests/numerics/convnet')
@@ -48,7 +48,7 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     let lab = Lab::at(root.path());
     let built = lab.json(&["build", "-f", CONVNET]);
     assert_eq!(built["compiled"], 3, "{built}");
-    // What the passes for weights can't take is compiled all the same.
+    // Weights that the passes can't transform are compiled all the same.
     lab.agrees(CONVNET, "convnet", "odd", "batch=2", RTOL, ATOL);
     for (case, bucket) in [
         ("batch=1", "batch=1"),
@@ -59,7 +59,7 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
         assert_eq!(served.0, bucket);
     }
 
-    // What runs in a call is oneDNN on what was laid out before, with the batch norms gone.
+    // A call runs oneDNN on prepacked weights, without batch norms.
     let store = Store::open(&lab.store).unwrap();
     let release = store.releases().get("convnet", None).unwrap().unwrap();
     let packed = |step: &precast::record::Step| {
@@ -115,7 +115,7 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     let (x, logits, scaled) = (&case["x"], &case["logits"], &case["row"]);
     let run = |x: &Tensor| model.run("classify", &[x]).unwrap().into_vec();
     let mut before = run(x);
-    // A result is the caller's, also one that is made of weights alone.
+    // A result is the caller's, also a result computed from weights alone.
     let row = before[1].contiguous().unwrap();
     let seven = Tensor::from_slice(&[7.0_f32], &[1]).unwrap();
     before[1].copy_from(&seven).unwrap();
@@ -147,7 +147,7 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     );
     assert!(made > 0 && made < other.bytes() * 3 / 2);
 
-    // Without it nothing is made, and what was compiled is something else.
+    // Without freezing nothing is prepacked, and another artifact is compiled.
     let plain = [
         "build",
         "-j1",

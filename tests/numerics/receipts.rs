@@ -1,4 +1,4 @@
-//! What a build measured, read from the records it left.
+//! The measurements of a build, read from its records.
 
 use serde_json::Value;
 
@@ -62,7 +62,7 @@ fn tuning_tries_real_option_sets_and_keeps_one_that_is_right() {
         .iter()
         .map(|row| row["options"].as_str().unwrap())
         .collect();
-    // What installed packages offer comes last.
+    // Offers of installed packages come last.
     let (own, offered) = names.split_at(5);
     assert_eq!(
         own,

@@ -1,7 +1,7 @@
-//! Eager in the place of a real artifact that is slower: one that its spec has compiled for one thread and without vectors.
+//! Eager in place of a slower artifact. The spec has it compiled for one thread and without vectors.
 //!
-//! Eager has one thread here too. With several it waits, at the end of every operation, for a thread that a busy machine has
-//! put off, and what it is to be faster by are vectors.
+//! Eager has one thread here too: with several it waits at the end of every operation for a thread that a busy machine
+//! delays. Its advantage is vectors.
 
 use serde_json::Value;
 

@@ -21,7 +21,7 @@ fn with<T: Element>(tensor: &Tensor, [row, column]: [i64; 2], value: T) -> Tenso
     Tensor::from_slice(&data, &shape).unwrap()
 }
 
-/// Returns what is in outputs, bit for bit.
+/// Returns the bytes of outputs.
 fn bytes(outputs: &Outputs) -> Vec<Vec<u8>> {
     outputs
         .iter()

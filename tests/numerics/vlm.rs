@@ -68,7 +68,7 @@ fn one_artifact_serves_every_length() {
 }
 
 #[test]
-fn what_is_left_to_eager_is_served() {
+fn modules_left_to_eager_are_served() {
     for (module, case) in [
         ("patches", "batch=1"),
         ("patches", "batch=3"),

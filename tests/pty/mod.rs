@@ -14,12 +14,12 @@ use rustix::{
     termios::{Winsize, tcsetwinsize},
 };
 
-/// What a command wrote to its terminal.
+/// The output of a command in a terminal.
 pub struct Shown {
     pub code: i32,
     /// With all escapes.
     pub text: String,
-    /// What is left on the screen at the end, without empty lines below.
+    /// The screen at the end, without empty lines below.
     #[allow(dead_code, reason = "each test target uses a part of it")]
     pub screen: String,
 }

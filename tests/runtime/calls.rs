@@ -1,4 +1,4 @@
-//! What a call answers, and what it refuses.
+//! Answers of calls, and refusals.
 
 use std::sync::Arc;
 
@@ -179,7 +179,7 @@ fn padding_that_is_refused_is_an_error_that_says_so() {
 }
 
 #[test]
-fn what_goes_wrong_in_an_artifact_is_an_error_with_its_own_words() {
+fn a_failure_in_an_artifact_is_an_error_with_its_message() {
     let told = |behaviour| {
         ok(&[Fake::of(behaviour)])
             .run("f", &[x(8, 4)])
@@ -325,7 +325,7 @@ fn a_value_out_of_bounds_is_refused_by_name_and_the_next_call_is_answered() {
             let mut values: Vec<i64> = ids.to_vec().unwrap();
             values[((rows - 1) * cols + 2) as usize] = wrong;
             let plain = tensor(&values, [rows, cols]);
-            // A kernel would get a copy of it; what is looked at is what the caller has.
+            // A kernel would get a copy of it; the check looks at the caller's tensor.
             let turn = |tensor: &Tensor| tensor.transpose(0, 1).unwrap();
             let turned = turn(&turn(&plain).contiguous().unwrap());
             for bad in [plain, turned] {

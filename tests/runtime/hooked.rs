@@ -12,7 +12,7 @@ use crate::fake::Memory;
 
 type Hook = dyn Fn(&Digest) -> Result<(), SourceError> + Send + Sync;
 
-/// A memory with what is asked before a shared object or an exported graph is read.
+/// A memory with a hook that is called before a shared object or an exported graph is read.
 pub struct Hooked {
     memory: Memory,
     hook: Box<Hook>,

@@ -1,4 +1,4 @@
-//! Who answers: a bucket, the dynamic program, eager; and how that is counted.
+//! The rungs of the ladder: a bucket, the dynamic program, eager; and their counts.
 
 use precast::{
     Device, Runtime,
@@ -170,7 +170,7 @@ fn a_program_that_was_never_compiled_runs_as_its_exported_graph() {
 }
 
 #[test]
-fn what_takes_every_size_answers_with_no_bucket_and_no_padding() {
+fn programs_for_every_size_answer_without_bucket_and_padding() {
     let mut memory = Memory::with(&[]);
     for (salt, steps) in [(190, true), (191, false)] {
         let fake = Fake {

@@ -1,4 +1,4 @@
-//! What loads, and what is refused before anything runs.
+//! Loads, and refusals before anything runs.
 
 use precast::{
     Device, Digest, Runtime,
@@ -13,7 +13,7 @@ use crate::{
 };
 
 #[test]
-fn what_does_not_load_is_an_error_with_its_name() {
+fn artifacts_that_do_not_load_are_errors_with_their_names() {
     let told = |memory: Memory| {
         let text = load(memory).unwrap_err().to_string();
         regex_lite(&text)
@@ -163,7 +163,7 @@ fn an_artifact_that_imports_what_libtorch_lacks_is_refused_by_name() {
     );
     assert!(error.hint().contains("or a newer one"), "{}", error.hint());
 
-    // The ladder answers where it can, and what was refused stays so.
+    // The ladder answers where it can, and a refusal stays.
     for _ in 0..2 {
         let mut memory = Memory::with(&[Fake::sized(4, 4)]);
         let lacking = Fake {

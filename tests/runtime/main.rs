@@ -1,4 +1,4 @@
-//! The runtime against fake artifacts: what loads, what is refused, what a call answers.
+//! The runtime against fake artifacts: loads, refusals, answers.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod calls;
@@ -45,7 +45,7 @@ fn full<T: Element>(shape: [i64; 2], value: T) -> Tensor {
     tensor(&vec![value; (shape[0] * shape[1]) as usize], shape)
 }
 
-/// Returns what `f` makes of each element.
+/// Returns the tensor with `f` applied to each element.
 fn map(tensor: &Tensor, f: impl FnMut(f32) -> f32) -> Tensor {
     let data: Vec<f32> = flat(tensor).into_iter().map(f).collect();
     Tensor::from_slice(&data, &tensor.shape()).unwrap()

@@ -1,4 +1,4 @@
-//! What a host lacks for a moment sets nothing aside for good.
+//! A temporary lack of a host's resource sets no program aside for good.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! What only another user of libtorch does: kinds of tensors that the runtime does not make, and resizing one.
+//! Tensors of another user of libtorch: kinds that the runtime does not make, and resized ones.
 
 use std::{
     sync::{

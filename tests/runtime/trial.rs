@@ -78,7 +78,7 @@ fn memory() -> (TempDir, PathBuf) {
 }
 
 #[test]
-fn what_crashes_or_hangs_when_it_is_loaded_is_set_aside_and_remembered() {
+fn objects_that_crash_or_hang_at_load_are_set_aside_and_remembered() {
     let (_folder, memory) = memory();
     let trial = || Trial::with(HELPER).remember(&memory);
     let crashes = load("INIT_CRASHES", 55, trial()).unwrap();
@@ -153,7 +153,7 @@ fn whatever_else_ends_the_helper_is_tried_again_and_written_nowhere() {
         ("exit 77", "ended with exit code 77"),
         ("kill -KILL $$", "ended with signal 9"),
         ("kill -TERM $$", "ended with signal 15"),
-        // Before it loads anything, it is no fault of what it would load.
+        // A failure before the load is no fault of the object.
         ("kill -SEGV $$", "ended with signal 11"),
         ("echo loading; echo loaded; kill -ABRT $$", "signal 6"),
         (
@@ -172,7 +172,7 @@ fn whatever_else_ends_the_helper_is_tried_again_and_written_nowhere() {
         assert!(!memory.exists() || lines(&memory) == 0, "{ending}");
         last = Some(model);
     }
-    // The shortage is over.
+    // The limit is lifted.
     fs::write(&enough, "").unwrap();
     let model = last.unwrap();
     let begun = Instant::now();

@@ -16,11 +16,11 @@ const WITH: &str = "PRECAST_TORTURE_WITH";
 /// An answer's line begins with it.
 const MARK: &str = "answer: ";
 
-/// Does what the parent asked for; nothing in a process that is no child.
+/// Runs the parent's task; does nothing in a process that is no child.
 pub fn act() {
     let Ok(task) = env::var(TASK) else { return };
     let with: Value = serde_json::from_str(&env::var(WITH).unwrap()).unwrap();
-    // Where the kernel makes huge pages by itself, what is resident grows by 2 MiB at moments of its own.
+    // Transparent huge pages make the resident memory grow by 2 MiB at arbitrary moments.
     // SAFETY: it changes nothing but how memory that is still to come is mapped.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     let answer = match task.as_str() {
@@ -35,7 +35,7 @@ pub fn act() {
     println!("\n{MARK}{answer}");
 }
 
-/// What became of a child.
+/// The end of a child.
 pub struct Done {
     pub status: ExitStatus,
     pub answer: Option<Value>,
@@ -59,7 +59,7 @@ pub fn start(task: &str, with: &Value) -> Child {
         .unwrap()
 }
 
-/// Waits for a child; one that takes longer than `limit` is killed, which shows in its status.
+/// Waits for a child, and kills it after `limit`, which shows in its status.
 pub fn finish(mut child: Child, limit: Duration) -> Done {
     let begin = Instant::now();
     let mut out = child.stdout.take().unwrap();
@@ -87,7 +87,7 @@ pub fn finish(mut child: Child, limit: Duration) -> Done {
     }
 }
 
-/// Runs a child to its end and returns its answer; what went wrong when there is none.
+/// Runs a child to its end and returns its answer, or its status and output.
 pub fn ask(task: &str, with: &Value) -> Result<Value, String> {
     let done = finish(start(task, with), Duration::from_secs(600));
     done.answer

@@ -372,7 +372,7 @@ impl Maker {
                 }
             }
             22 => {
-                // Everything wrong at once: whatever is named, it is refused.
+                // Everything wrong at once: it is refused, by any of the names.
                 let wrong = *self.random.of(&KINDS);
                 let sizes = [
                     self.random.below(20) as i64 + 9,

@@ -1,4 +1,4 @@
-//! Many callers at once: half of them failing, on fresh containers, while weights change, and what they keep.
+//! Many callers at once: half of them failing, on fresh containers, while weights change, and their kept outputs.
 
 use std::sync::{
     Barrier,
@@ -113,7 +113,7 @@ pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Mixed {
 
 fn caller(model: &Model, calls: u64, mut random: Random, steps: &AtomicU64) -> Mixed {
     const SIZES: [(i64, i64); 6] = [(8, 4), (2, 3), (7, 4), (1, 1), (2, 2), (5, 3)];
-    // Made once: what is measured is the runtime, and the answers are compared bit for bit.
+    // Made once; the answers are compared bit for bit.
     let good: Vec<(Tensor, Vec<f32>, Vec<f32>)> = SIZES
         .iter()
         .map(|&(rows, cols)| {

@@ -128,7 +128,7 @@ void life(const Library& library, const std::string& behaviour) {
     const bool fails = behaviour == "THROWS" || behaviour == "FAILS" || behaviour == "FAILS_HALF";
     MUST((code != 0) == fails);
     if (fails) MUST(std::strlen(precast_last_error()) > 0);
-    // What the callee left is ours; what it wrote too, also before it failed.
+    // Inputs that the callee left are ours, and its outputs too, also before a failure.
     if (in[0]) drop(in[0]);
     if (out[0]) {
       Meta meta;
@@ -176,7 +176,7 @@ void metas() {
     Ptr other = share(&tensor);
     Meta again;
     MUST(precast_tensor_meta(other, &again) == 0 && again.sizes == meta.sizes && again.data == meta.data);
-    // Reading all of what the sizes and strides point to.
+    // Reads all elements that the sizes and strides point to.
     int64_t sum = 0;
     for (uint32_t axis = 0; axis < meta.rank; axis++) sum += meta.sizes[axis] + meta.strides[axis];
     MUST(sum >= 0);

@@ -32,7 +32,7 @@ pub struct Outcome {
 
 const CODES: [i32; 7] = [0, 1, 3, 42, 101, 130, 255];
 
-/// Starts `count` processes, `parallel` at a time, each of which ends with a code in mid-work.
+/// Starts `count` processes, `parallel` at a time. Each ends with a code in mid-work.
 pub fn run(count: u64, parallel: u64, seed: u64) -> Outcome {
     let mut outcome = Outcome::default();
     let mut random = Random(seed);
@@ -111,7 +111,7 @@ pub fn child(with: &Value) -> Value {
     let tuned = memory.put(fake::weights(&[("scale", &[5.0])]));
     let runtime = Arc::new(runtime(memory.source()).instances(2));
     let model = Arc::new(runtime.load("fake").unwrap());
-    // Made before: what a caller does with tch itself when the process is ending is no call of the runtime's.
+    // Made before: a caller's own use of tch while the process ends is no call of the runtime.
     let negative = x(8, 4) - 2;
     for thread in 0..3u64 {
         let (model, runtime) = (model.clone(), runtime.clone());

@@ -1,7 +1,7 @@
 //! The whole figures of PROMISES 15 to 25, written to `benches/results/torture-runtime.json`. `make torture-runtime` runs this.
 //!
 //! `PRECAST_TORTURE_SCALE` (1 by default) scales every count; the file says which it was. With `PRECAST_TORTURE_ONLY` only
-//! the parts whose names begin with its words are run, and replace what the file says of them.
+//! the parts whose names begin with its words are run, and replace their rows in the file.
 
 use std::{collections::BTreeMap, process::Command, time::Instant};
 
@@ -22,7 +22,7 @@ struct Report {
     scale: f64,
     only: Only,
     parts: BTreeMap<String, Value>,
-    /// What went wrong in the parts that ran.
+    /// The number of failures in the parts that ran.
     bad: usize,
 }
 
@@ -31,7 +31,7 @@ impl Report {
         ((whole as f64 * self.scale) as u64).max(1)
     }
 
-    /// Runs one part and keeps what it tells; `bad` is what went wrong.
+    /// Runs one part and keeps its outcome and its failures.
     fn part<T: Serialize>(
         &mut self,
         name: &str,
@@ -71,7 +71,7 @@ impl Report {
         self.save();
     }
 
-    /// Saved after every part, so that what ran is there when a later part is cut off.
+    /// Saved after every part, so that an interrupted run keeps its finished parts.
     fn save(&self) {
         let bad = |part: &Value| part["bad"].as_u64().unwrap_or(0);
         let document = json!({
@@ -107,7 +107,7 @@ fn cpu() -> Option<String> {
     Some(line.trim_start_matches([':', ' ', '\t']).to_owned())
 }
 
-/// Takes what went wrong out of what a part tells.
+/// Splits an outcome from its failures.
 macro_rules! outcome {
     ($outcome:expr) => {{
         let mut outcome = $outcome;

@@ -78,7 +78,7 @@ CUDAStream stream(c10::StreamId id) {
   return CUDAStream(CUDAStream::UNCHECKED, c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, 0), id));
 }
 
-// What both of torch's allocators do for captures.
+// The behaviour of both of torch's allocators in captures.
 template <class Stream>
 struct Pools {
   std::map<MempoolId_t, int> uses;
@@ -101,7 +101,7 @@ struct Pools {
     throw std::runtime_error("not currently recording to mempool_id");
   }
   void release(MempoolId_t pool) { MUST(--uses.at(pool) >= 0); }
-  // Whoever allocates anything asks every filter.
+  // Every allocation asks every filter.
   void allocate(Stream stream) const {
     for (const auto& one : underway) (void)one.second(stream);
   }
@@ -399,7 +399,7 @@ int64_t each(bool (*body)()) {
 int main(int, char** arguments) {
   at::setHostAllocator(at::kCUDA, &on_host, 255);
   if (std::strcmp(arguments[1], "dangles") == 0) {
-    // What the control is about: a filter that is asked after its graph is gone.
+    // The control: a filter that is asked after its graph was destroyed.
     auto made = std::make_unique<at::cuda::CUDAGraph>();
     made->capture_begin({0, 7}, cudaStreamCaptureModeThreadLocal);
     made.reset();

@@ -89,7 +89,7 @@ pub fn hosts() -> Hosts {
             target.device = DeviceKind::Cuda;
         }
         if has("torch") {
-            // A newer one than this host has: it is refused whatever passed here.
+            // Newer than this host's torch: refused, whatever gates passed here.
             target.torch = "2.99.0+cu126".into();
         }
         if has("torch_git") {

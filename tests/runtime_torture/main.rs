@@ -1,10 +1,10 @@
-//! Tries to break the runtime: what `make torture-runtime` runs at full size and `cargo test` as a small seeded sample.
+//! Tries to break the runtime: `make torture-runtime` runs it at full size, `cargo test` a small seeded sample.
 //!
 //! | file | PROMISES |
 //! |---|---|
 //! | `bad_calls`, `values` | 15: no input crashes or gives silently wrong numbers |
 //! | `crowds` | 16, 21, 25: callers never harm each other, outputs stay, weights are swapped under load |
-//! | `padding` | 17: padding and what an earlier call left never reach an answer |
+//! | `padding` | 17: padding and earlier calls never reach an answer |
 //! | `loading` | 18, 20: wrong hosts, artifacts that don't load |
 //! | `races` | 19: only verified bytes execute |
 //! | `memory` | 22, 23, 24: weights once, no memory is an error, nothing leaks |
@@ -75,7 +75,7 @@ fn flat<'a>(tensor: impl Into<TensorRef<'a>>) -> Vec<f32> {
     Vec::<f32>::try_from(tensor.contiguous().view(-1)).unwrap()
 }
 
-/// Not a test: what this binary does when it is run as a child of one.
+/// Not a test: the entry of this binary's children.
 #[test]
 fn actor() {
     act::act();
@@ -148,7 +148,7 @@ fn wrong_hosts_are_refused_before_anything_is_loaded() {
 }
 
 #[test]
-fn what_does_not_load_is_set_aside_and_the_ladder_answers() {
+fn artifacts_that_do_not_load_are_set_aside_and_the_ladder_answers() {
     let outcome = loading::broken(40, SEED);
     assert_eq!(outcome.bad, [] as [String; 0]);
     assert!(outcome.loads == 40, "{outcome:?}");

@@ -1,4 +1,4 @@
-//! What a process's memory shows: weights held once, no memory as an error, nothing lost call by call.
+//! The memory of a process: weights held once, out of memory as an error, no leak.
 
 use precast::{Device, Runtime, runtime::RuntimeError};
 use serde::Serialize;
@@ -27,7 +27,7 @@ fn status(field: &str) -> i64 {
     kib << 10
 }
 
-/// Resident bytes, with what the C allocator keeps for later given back first.
+/// Resident bytes, after the C allocator's unused memory was given back.
 fn resident() -> i64 {
     // SAFETY: it only gives free memory back.
     unsafe { libc::malloc_trim(0) };
@@ -38,7 +38,7 @@ fn resident() -> i64 {
 pub struct Sharing {
     pub buckets: u64,
     pub weights_mib: f64,
-    /// What each bucket after the first added, and its part of the weights.
+    /// The bytes that each bucket after the first added, and their share of the weights.
     pub added_mib: f64,
     pub share: f64,
     #[serde(skip)]
@@ -117,7 +117,7 @@ pub fn sharing_child(with: &Value) -> Value {
     touch(&all);
     answers(&kept, &fakes);
     let with_weights = resident() - begin;
-    // What remains of the growth when the weights themselves are taken off.
+    // The growth without the weights themselves.
     let added = with_weights - bytes as i64;
     let copy = {
         let begin = resident();
@@ -237,7 +237,7 @@ pub struct Exhausted {
     pub bad: Vec<String>,
 }
 
-/// Calls a bucket whose output and padding buffer do not fit into what the process may have, `rounds` times.
+/// Calls a bucket whose output and padding buffer exceed the process's limit, `rounds` times.
 pub fn exhaustion(rounds: u64) -> Exhausted {
     let mut outcome = Exhausted {
         rounds,
@@ -259,7 +259,7 @@ pub fn exhaustion(rounds: u64) -> Exhausted {
 }
 
 pub fn exhaustion_child(with: &Value) -> Value {
-    // 100 MiB: more than what the C allocator has set aside for a thread.
+    // 100 MiB: more than the C allocator's arena of a thread.
     const SIDE: i64 = 5120;
     let model = load(&[Fake::sized(SIDE, SIDE)]);
     let small = load(&[Fake::sized(2, 3)]);

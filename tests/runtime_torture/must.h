@@ -1,4 +1,4 @@
-// What a driver for the sanitizers ends at when something is not as it must be: exit code 3, with the place and the words.
+// Ends a driver of the sanitizers with exit code 3, the place and the words when a condition does not hold.
 #pragma once
 
 #include <cstdio>

@@ -74,7 +74,7 @@ TORCH_LIBRARY(precast_driver, m) {
   m.def("maybe(Tensor x, bool there) -> Tensor?", maybe);
 }
 
-// What was given, with the memory that it points to.
+// The arguments, with the memory that they point to.
 struct Given {
   const char* name;
   Kind kind;
@@ -103,7 +103,7 @@ Ptr executor() {
 
 bool last_error_has(const char* words) { return std::string(precast_last_error()).find(words) != std::string::npos; }
 
-// As an artifact calls: it throws what the shim catches around a run.
+// As an artifact calls: it throws, and the shim catches around a run.
 std::string call(Ptr executor, int index, std::vector<int64_t> ints, std::vector<at::Tensor*> tensors) {
   try {
     static_cast<torch::aot_inductor::ProxyExecutor*>(executor)->call_function(
@@ -128,7 +128,7 @@ const std::vector<Given>& whole() {
 void right(Ptr shared) {
   at::Tensor one = at::ones({1}), out;
   // x, many, some without the missing one: 5 times 1; 1000 for that; i, list: 1 + 2 + 3 + 4; 0.5 and 0.5; 1; 2; 4 letters; 8;
-  // and the numbers of what is left to its defaults.
+  // and the numbers of arguments with defaults.
   MUST(call(shared, 0, {1, 2, 3, 4, 3, 4, 5}, {&one, &one, &one, &one, &one, &out}).empty());
   MUST(out.item<double>() == 5 + 1000 + 10 + 1 + 1 + 2 + 4 + 8 + 12);
   at::Tensor first, second, third;
@@ -138,7 +138,7 @@ void right(Ptr shared) {
   MUST(call(shared, 2, {}, {&changed}).empty() && changed.item<float>() == 2);
   MUST(call(shared, 3, {}, {&one, &out}).empty() && out.item<float>() == 1);
   MUST(call(shared, 4, {}, {&one}).empty());
-  // Too few, too many, and what nothing describes.
+  // Too few, too many, and without a description.
   MUST(call(shared, 0, {1}, {&one, &one, &one, &one, &one, &out}).find("too few numbers") != std::string::npos);
   MUST(call(shared, 0, {1, 2, 3, 4, 3, 4, 5}, {&one, &one}).find("too few tensors") != std::string::npos);
   MUST(call(shared, 1, {}, {&one, &first, &second}).find("too few tensors") != std::string::npos);
@@ -159,7 +159,7 @@ void wrong() {
     for (int kind = NONE; kind <= DEVICE; kind++) {
       auto given = whole();
       given[at].kind = static_cast<Kind>(kind);
-      // What each kind may read.
+      // The memory that each kind may read.
       given[at].ints = {1, 1};
       given[at].floats = {1, 1};
       given[at].text = "cpu";
@@ -204,7 +204,7 @@ void prepared() {
 
 }  // namespace
 
-// A read past the end of what a description holds: the sanitizer's control.
+// A read past the end of a description: the sanitizer's control.
 void overread() {
   Ptr with = executor();
   std::vector<PrecastArgument> raw = pointers(whole());
@@ -213,7 +213,7 @@ void overread() {
   precast_operators_delete(with);
 }
 
-// What many lanes do at once: they share an executor.
+// Many slots at once: they share an executor.
 Ptr shared_executor() {
   Ptr made = executor();
   MUST(add(made, "precast_driver::all", whole()) == 0);

@@ -16,7 +16,7 @@ pub struct Outcome {
     /// Sizes tried, of all buckets together.
     pub sizes: u64,
     pub calls: u64,
-    /// Of the sizes, those that eager answered too.
+    /// The number of sizes that eager answered too.
     #[serde(skip_serializing_if = "is_none")]
     pub with_eager: u64,
     /// The largest difference from eager at the request's own size, of real artifacts.

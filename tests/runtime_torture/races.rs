@@ -101,14 +101,14 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Outcome {
     outcome
 }
 
-/// How the bytes come to the runtime, and what the attacker does to them.
+/// The way of the bytes to the runtime, and the attack on them.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Way {
     /// In a sealed memory file, which the attacker tries to write to.
     Sealed,
     /// In one without seals, written to all the time.
     Unsealed,
-    /// In one that may not grow or shrink, but be written to.
+    /// In a memory file that may be written to, but not grow or shrink.
     HalfSealed,
     /// On disk, renamed over and written in place.
     OnDisk,
@@ -127,12 +127,12 @@ const WAYS: [Way; 6] = [
     Way::Stored,
 ];
 
-/// What the attacker works on now.
+/// The current target of the attacker.
 struct Target {
     way: Way,
     file: Option<File>,
     path: Option<PathBuf>,
-    /// Two files of one length: what lies there now and what shall.
+    /// Two files of one length: the right one and the canary.
     right: Vec<u8>,
     canary: Vec<u8>,
 }

@@ -19,7 +19,7 @@ use crate::Random;
 
 pub const MODEL: &str = "small";
 
-/// Returns the store of the numerics tests, if it is there and this host can run what is in it.
+/// Returns the store of the numerics tests, if it exists and this host can run its small model.
 pub fn store() -> Option<Store> {
     let left = Path::new(env!("CARGO_TARGET_TMPDIR")).join("numerics/store");
     let path = std::env::var_os("PRECAST_TEST_STORE").map_or(left, PathBuf::from);
@@ -82,7 +82,7 @@ pub fn bits(outputs: &Outputs) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Races the first runs of `containers` fresh containers. Returns how many there were and what went wrong.
+/// Races the first runs of `containers` fresh containers. Returns their number and the failures.
 pub fn race(store: &Store, containers: u64, steps: &AtomicU64) -> (u64, Vec<String>) {
     const THREADS: usize = 4;
     let runtime = Runtime::new(store, Device::Cpu).unwrap().instances(THREADS);

@@ -1,6 +1,6 @@
 //! The C++ shim and fake artifacts under AddressSanitizer, its leak checker and UndefinedBehaviorSanitizer.
 //!
-//! `driver.cpp` and `operators.cpp` do what `runtime/ffi` does, with the shim's own sources compiled beside them. Three
+//! `driver.cpp` and `operators.cpp` call the shim as `runtime/ffi` does, with the shim's own sources compiled in. Three
 //! controls show that a leak, a use after free and a read past an end would be seen.
 //!
 //! `uploads.cpp` uploads with the CUDA half's own source to a device that is a thread, also under ThreadSanitizer. Its
@@ -46,7 +46,7 @@ const SANITIZE: [&str; 4] = [
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
-    // The lines of the reports, and no more: what describes torch's types took a third of these compiles.
+    // Only the lines of the reports: descriptions of torch's types took a third of these compiles.
     "-g1",
 ];
 
@@ -167,7 +167,7 @@ fn in_its_place(command: &mut Command) {
         unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) };
         Ok(())
     };
-    // SAFETY: what is called there allocates nothing and takes no lock.
+    // SAFETY: the closure allocates nothing and takes no lock.
     unsafe { command.pre_exec(fixed) };
 }
 
@@ -223,7 +223,7 @@ fn cuda_headers() -> Option<Vec<PathBuf>> {
 }
 
 /// Makes, uses and drops graphs and streams as `runtime/ffi` does, with every call that can fail failing once. How often
-/// one was called, or what went wrong; none where CUDA's headers are missing.
+/// one was called, or the failure; none without CUDA's headers.
 pub fn graphs() -> Option<Result<u64, String>> {
     let headers = cuda_headers()?;
     Some(build_graphs(&headers).and_then(|driver| {
@@ -255,7 +255,7 @@ pub fn graphs() -> Option<Result<u64, String>> {
     }))
 }
 
-/// Returns the digest of what files hold, one after the other.
+/// Returns the digest of the files' contents in order.
 fn digest(files: &[PathBuf]) -> Digest {
     let texts: Vec<u8> = (files.iter())
         .flat_map(|path| fs::read(path).unwrap())

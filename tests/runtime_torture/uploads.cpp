@@ -2,7 +2,7 @@
 // through rings that go round many times, with calls of CUDA that fail and files that end too early.
 //
 //   uploads all|early|overflow ROUNDS       `early` and `overflow` are controls: a device that says too early that it has
-//                                           copied, and a block that ends before what is copied to it
+//                                           copied, and a block that is shorter than the copy into it
 
 #include "must.h"
 #include "upload.h"

@@ -1,7 +1,7 @@
 //! Inputs of the right shape with hostile values: indices at and beyond their bounds, divisors of zero, NaN, infinities.
 //!
 //! Real artifacts, where `cargo test --test numerics` has left its model `values`, on every rung: the bucket's artifact at
-//! its own size and padded, the artifact for every size, and eager. Eager is the judge: where it answers, an artifact must
+//! its own size and padded, the artifact for every size, and eager. Eager decides: where it answers, an artifact must
 //! give the same; where it raises, the artifact must give a typed error. After each refusal a right call must be
 //! answered as ever, and callers with right inputs on other threads must never notice anything.
 //!
@@ -78,7 +78,7 @@ pub fn run(store: &Store, calls: u64, seed: u64) -> Outcome {
     outcome
 }
 
-/// One program, alone in a model, and what answers in its place in eager.
+/// One program, alone in a model, with good inputs and their answer.
 struct Rung {
     name: &'static str,
     model: Model,
@@ -194,7 +194,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Makes one call with hostile values, judges it, and makes a right one where it was refused.
+/// Makes one call with hostile values, compares it with eager, and makes a right call after a refusal.
 fn hostile(rung: &Rung, judge: &Model, random: &mut Random, outcome: &mut Outcome) {
     let program = &rung.program;
     let given = inputs(program, &rung.sizes, random);
@@ -323,7 +323,7 @@ fn integer(input: &Input, random: &mut Random) -> i64 {
             1 << 31,
         ]),
         // Of `divided`, whose divisor is five less. The least integer divided by -1 ends a process in torch's own
-        // kernel, so that eager can't be the judge of it.
+        // kernel, so that eager gives no answer to compare with.
         None => *random.of(&[5, 6, 0, -1, 1 << 31, least + 6, most]),
     };
     value.clamp(least, most)
@@ -347,7 +347,7 @@ fn inputs(program: &Program, sizes: &[i64], random: &mut Random) -> Vec<Tensor> 
     program.inputs.iter().map(make).collect()
 }
 
-/// Returns what is in outputs, bit for bit.
+/// Returns the bytes of outputs.
 fn bits(outputs: &Outputs) -> Vec<Vec<u8>> {
     real::bits(outputs)
 }

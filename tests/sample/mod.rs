@@ -27,7 +27,7 @@ pub struct Sample {
     pub path: PathBuf,
     /// The first program of the newest release.
     pub program: Digest,
-    /// What stood in its place in the release before.
+    /// Its predecessor in the release before.
     pub before: Digest,
     /// The artifact that its six blocks share.
     pub artifact: Digest,
@@ -208,7 +208,7 @@ pub fn sample() -> Sample {
     for source in ["first", "second"] {
         let mut programs = Vec::new();
         for (place, (batch, seq)) in grid.into_iter().enumerate() {
-            // One bucket stays what it was.
+            // One bucket stays the same.
             let source = if seq == 128 { "first" } else { source };
             programs.push(
                 store

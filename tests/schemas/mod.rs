@@ -11,7 +11,7 @@ pub fn schema(name: &str) -> jsonschema::Validator {
     jsonschema::validator_for(&schema).unwrap()
 }
 
-/// Fails with every place where the document is not what its schema says.
+/// Fails with every place where the document does not match its schema.
 pub fn check(name: &str, document: &Value) {
     let wrong: Vec<String> = schema(name)
         .iter_errors(document)

@@ -147,7 +147,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def sweep(name: str, precast: str) -> tuple[str | None, float]:
-    """Returns what is wrong with an architecture, if something is, and how far its answer is from eager's."""
+    """Returns the failure of an architecture, if any, and the error of its answer against eager."""
     _, text, given = ARCHITECTURES[name]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -202,7 +202,7 @@ def points(given: str, buckets: dict[str, list[int]]) -> list[dict[str, int]]:
 
 
 def compare(at: int, folder: Path, command: list[str]) -> tuple[str | None, float]:
-    """Runs one request; returns what is wrong with the answer, if something is, and how far it is from eager's."""
+    """Runs one request; returns the failure, if any, and the error of the answer against eager."""
     import safetensors.torch
     import torch
 

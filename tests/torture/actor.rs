@@ -101,7 +101,7 @@ pub fn killed(status: ExitStatus) -> bool {
     std::os::unix::process::ExitStatusExt::signal(&status) == Some(9)
 }
 
-/// What this process is when it was started as an actor.
+/// Runs the actor that the environment names; returns in any other process.
 pub fn act() {
     let Some(name) = std::env::var_os("PRECAST_ACTOR") else {
         return;
@@ -130,7 +130,7 @@ pub fn act() {
     }
 }
 
-/// Makes the store and builds the scene, and writes down what is promised as soon as it is.
+/// Makes the store and builds the scene, and writes each promise down as soon as it holds.
 fn build(root: &Path) -> Result<(), precast::StoreError> {
     let store = Store::create(root)?;
     let mut acks = File::options()
@@ -161,7 +161,7 @@ fn gc(root: &Path) -> Result<(), precast::StoreError> {
     store.collector().gc(&policy).map(drop)
 }
 
-/// Repairs. `PRECAST_ACTOR_SOUND` says that nothing is to be found, whatever other processes do meanwhile.
+/// Repairs. With `PRECAST_ACTOR_SOUND` it must find nothing, while other processes work.
 fn repair(root: &Path) -> Result<(), precast::StoreError> {
     let done = Store::open_for_repair(root, Options::default())?
         .audit()

@@ -32,7 +32,8 @@ pub fn calls() -> u64 {
     text.trim().parse().unwrap()
 }
 
-/// Kills a build before its call `at` (`kill`) or in the middle of it (`short`); returns what is wrong afterwards.
+/// Kills a build before its call `at` (`kill`) or in the middle of it (`short`); returns the failure of a later
+/// command.
 fn killed(mode: &str, at: u64) -> Result<bool, String> {
     let sandbox = Sandbox::new();
     let status = build(&sandbox, mode, at).status().unwrap();

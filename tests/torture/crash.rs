@@ -18,7 +18,7 @@ use crate::{
     scene, spread,
 };
 
-/// What was tried.
+/// The trials and their failures.
 #[derive(Default, Debug, serde::Serialize)]
 pub struct Tried {
     pub points: u64,
@@ -27,7 +27,7 @@ pub struct Tried {
     pub bad: Vec<String>,
 }
 
-/// Checks a store after a crash: it opens, keeps what it promised, holds nothing half, and the next build finishes.
+/// Checks a store after a crash: it opens, keeps its promises, holds nothing half, and the next build finishes.
 ///
 /// With `lost` something was damaged before the crash, so that the release can't be whole before the build.
 pub fn survives(root: &Path, acks: &str, lost: bool) -> Result<(), String> {
@@ -97,7 +97,7 @@ pub fn damage_first(root: &Path) {
     file.set_modified(std::time::SystemTime::now()).unwrap();
 }
 
-/// What an actor starts from.
+/// Makes the store that an actor starts from.
 pub fn prepare(name: &str, root: &Path) {
     match name {
         "build" => {}
@@ -153,7 +153,7 @@ impl Start {
         (dir, to.join("store"))
     }
 
-    /// Runs the actor with something happening at call `at`; returns what is wrong afterwards.
+    /// Runs the actor with a kill or a failure at call `at`; returns the defect that is left.
     pub fn at(&self, mode: &str, at: u64, errno: i32) -> Result<(), String> {
         let (_dir, root) = self.copy();
         let shim = vec![
@@ -204,7 +204,7 @@ impl Start {
         survives(&root, acks, self.name == "repair").map_err(|why| format!("{what}: {why}"))
     }
 
-    /// Delays call `at` while another process builds or collects; returns what is wrong afterwards.
+    /// Delays call `at` while another process builds or collects; returns the defect that is left.
     pub fn delayed(&self, at: u64, other: &str) -> Result<(), String> {
         let (_dir, root) = self.copy();
         let what = format!("{} delayed at {at} against {other}", self.name);

@@ -55,7 +55,7 @@ impl Report {
         parts.filter_map(|part| part[field].as_u64()).sum()
     }
 
-    /// Saved after every part, so that what ran is there when a later part is cut off.
+    /// Saved after every part, so that an interrupted run keeps its finished parts.
     fn save(&self) {
         let document = json!({
             "schema": 1,
@@ -124,7 +124,7 @@ fn first_line(command: &str, args: &[&str]) -> String {
 
 type Part = (&'static str, fn(&mut Report));
 
-/// The parts: what their names in the file begin with, the promise first.
+/// The parts by the beginnings of their names in the file, the promise first.
 const PARTS: &[Part] = &[
     ("1 kill at every", kills),
     ("1 power", power),
@@ -144,7 +144,8 @@ const PARTS: &[Part] = &[
     ("hostile", hostile),
 ];
 
-/// Runs all parts, or those whose names begin with the words of `PRECAST_TORTURE_ONLY`: they replace what the file says of them.
+/// Runs all parts, or the parts whose names begin with the words of `PRECAST_TORTURE_ONLY`, which replace their rows in
+/// the file.
 pub fn run() {
     let scale = std::env::var("PRECAST_TORTURE_SCALE").ok();
     let only = Only::asked_for();
@@ -349,7 +350,7 @@ fn seeded(report: &mut Report) {
     );
 }
 
-/// Stores made to do harm. One at a time: what each costs is measured.
+/// Hostile stores, one at a time: the cost of each is measured.
 fn hostile(report: &mut Report) {
     let (_dir, path, scene) = sound();
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! Tries to break the store: what `make torture` runs at full size and `cargo test` as a small seeded sample.
+//! Tries to break the store: `make torture` runs it at full size, `cargo test` a small seeded sample.
 #![allow(
     clippy::exit,
     clippy::print_stderr,
@@ -36,7 +36,7 @@ use std::path::PathBuf;
 use precast::Store;
 use tempfile::TempDir;
 
-/// Makes a sound store; returns where it is and what is in it.
+/// Makes a sound store; returns its path and its content.
 fn sound() -> (TempDir, PathBuf, scene::Scene) {
     let dir = scene::scratch();
     let path = dir.path().join("store");
@@ -80,7 +80,7 @@ fn changed_weights_are_never_mapped() {
 }
 
 #[test]
-fn what_others_could_have_changed_is_not_started_with() {
+fn files_that_others_could_have_changed_stop_a_start() {
     let tried = permissions::one(0, 2);
     assert_eq!(tried.bad, [] as [String; 0]);
     assert!(tried.places > 20 && tried.starts > 150, "{tried:?}");
@@ -100,7 +100,7 @@ fn speed() {
     speed::run();
 }
 
-/// Not a test: what this binary does when it is run as a child of one.
+/// Not a test: the entry of this binary's children.
 #[test]
 fn actor() {
     actor::act();
@@ -168,7 +168,7 @@ fn a_full_or_failing_disk_is_an_error_and_harms_nothing() {
 }
 
 #[test]
-fn a_power_loss_at_any_moment_keeps_what_was_promised() {
+fn a_power_loss_at_any_moment_keeps_promises() {
     for name in ["build", "gc"] {
         let record = replay::Record::of(name);
         let (published, written) = record.writes_after_publishing();
@@ -188,7 +188,7 @@ fn many_builders_of_one_spec_make_one_artifact() {
 }
 
 #[test]
-fn gc_never_removes_what_a_reader_holds_and_forgets_dead_ones() {
+fn gc_never_removes_objects_of_readers_and_forgets_dead_ones() {
     let reads = many::reads_under_gc(4, 2_000, 3);
     assert!(reads.bad.is_empty(), "{reads:#?}");
     assert!(reads.deleted > 10 && reads.put_again > 10, "{reads:#?}");

@@ -19,13 +19,13 @@ use crate::{
     scene::{self, Random},
 };
 
-/// What came of it.
+/// The outcome.
 #[derive(Default, Debug, serde::Serialize)]
 pub struct Crowd {
     pub processes: u64,
     pub specs: u64,
     pub kills: u64,
-    /// Compiles that were begun; the owner of each that was not finished was killed, and replaced.
+    /// Compiles that were begun; the owner of each unfinished one was killed, and replaced.
     pub begun: u64,
     pub finished: u64,
     /// Artifacts and objects in the store at the end.
@@ -38,7 +38,7 @@ pub struct Crowd {
     pub bad: Vec<String>,
 }
 
-/// What each spec's artifact holds: two compiles of it never give the same bytes.
+/// The size of each spec's artifact: two compiles of it never give the same bytes.
 const SIZE: usize = 2000;
 
 /// One builder: makes every spec that is not there, in an order of its own.
@@ -178,7 +178,7 @@ pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64)
             _ => crowd.bad.push(format!("spec {spec} has no artifact")),
         }
     }
-    // What killed builders left is nobody's: it goes, and one object of each spec stays.
+    // Leftovers of killed builders go, and one object of each spec stays.
     store.collector().gc(&Policy::default()).unwrap();
     crowd.objects = scene::files(&root.join("objects")).len() as u64;
     if crowd.objects != specs {
@@ -193,7 +193,7 @@ pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64)
     crowd
 }
 
-/// Reads under gc: what came of it.
+/// The outcome of reads under gc.
 #[derive(Default, Debug, serde::Serialize)]
 pub struct Reads {
     pub readers: u64,
@@ -254,7 +254,7 @@ pub fn reader(root: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// One process that collects whatever nobody holds until a file says stop.
+/// One process that runs gc until a file says stop.
 pub fn collector(root: &Path) -> Result<(), StoreError> {
     let (mut rounds, mut deleted) = (0, 0);
     while !root.with_extension("stop").exists() {

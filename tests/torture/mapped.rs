@@ -18,7 +18,7 @@ use crate::{
     spread,
 };
 
-/// What a sweep did.
+/// The outcome of a sweep.
 #[derive(Default, Debug, serde::Serialize)]
 pub struct Sweep {
     /// Changes between two starts.
@@ -61,7 +61,7 @@ fn weights(store: &Store) -> Vec<MappedWeights> {
     SIZES.iter().map(of).collect()
 }
 
-/// Changes a file in place; returns what was done.
+/// Changes a file in place; returns the name of the change.
 fn change(file: &File, random: &mut Random, sound: &[u8], other: &[u8]) -> String {
     let length = sound.len();
     let at = random.below(length);
@@ -117,7 +117,7 @@ fn restore(file: &File, sound: &[u8]) {
     file.set_len(sound.len() as u64).unwrap();
 }
 
-/// Starts with this store; returns what was wrong.
+/// Starts with this store; returns the failure.
 fn start(store: &Store, of: &MappedWeights, sweep: &mut Sweep) -> Option<String> {
     match store.objects().map(&of.digest) {
         Ok(map) if map[..] == of.content[..] => None,
@@ -161,7 +161,7 @@ pub fn sweep(seed: u64, count: u64, during: u64) -> Sweep {
         let used = if n % 2 == 0 { &checking } else { &copying };
         let wrong = wrong.or_else(|| start(used, of, &mut sweep));
         restore(&file, &of.sound);
-        // One that may write unpacks it again, and sets the other aside.
+        // A writer unpacks it again, and sets the other aside.
         let wrong = wrong.or_else(|| {
             if n % 50 != 0 {
                 return None;

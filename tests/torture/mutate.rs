@@ -20,7 +20,7 @@ use crate::{
     spread,
 };
 
-/// What a sweep did.
+/// The outcome of a sweep.
 #[derive(Default, Debug, serde::Serialize)]
 pub struct Sweep {
     pub mutations: u64,

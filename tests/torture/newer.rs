@@ -17,10 +17,10 @@ use crate::{
     seeds::{record, write_record},
 };
 
-/// What is newer: its name, how it is made, and whether the whole store is refused because of it.
+/// A newer part: its name, its maker, and whether the whole store is refused because of it.
 type Kind = (&'static str, fn(&Path, &Scene), bool);
 
-/// Writes a record of version 99 over one that is there: of the same fields, or of others.
+/// Writes a record of version 99 over another: with the same fields, or others.
 fn record_of_99(path: &Path, other_fields: bool) {
     let text = fs::read_to_string(path).unwrap();
     let mut record: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
@@ -35,7 +35,7 @@ fn record_of_99(path: &Path, other_fields: bool) {
 #[rustfmt::skip]
 pub const KINDS: &[Kind] = &[
     ("the layout", |r, _| {
-        // Nobody but root may write it as it is.
+        // Only root may write it.
         fs::remove_file(r.join("precast-store.json")).unwrap();
         fs::write(r.join("precast-store.json"), "{\"schema\":2,\"layout\":99}\n").unwrap();
     }, true),
@@ -86,7 +86,7 @@ const STEPS: &[Step] = &[
 /// How many things are tried with each kind.
 pub const TRIED: usize = STEPS.len();
 
-/// Makes one thing newer and does everything to the store, each step after the ones before; returns what is wrong.
+/// Makes one part newer and runs every operation on the store, in order; returns the failures.
 pub fn tried(sound: &Path, scene: &Scene, kind: &Kind) -> Vec<String> {
     let (name, make, whole) = kind;
     let dir = scene::scratch();
@@ -121,7 +121,7 @@ pub fn tried(sound: &Path, scene: &Scene, kind: &Kind) -> Vec<String> {
     bad
 }
 
-/// Returns every file that no step may change: all of them, or what was published.
+/// Returns every file that no step may change: all of them, or all published ones.
 fn state(root: &Path, whole: bool) -> BTreeMap<PathBuf, Vec<u8>> {
     let published = ["objects", "artifacts", "programs", "releases", "failures"];
     scene::files(root)

@@ -17,7 +17,7 @@ use crate::{
     spread,
 };
 
-/// What was tried.
+/// The trials and their failures.
 #[derive(Default, Debug, serde::Serialize)]
 pub struct Tried {
     /// Folders and files that were changed, each in every way.
@@ -132,7 +132,7 @@ pub fn one(seed: u64, stride: usize) -> Tried {
             let path = root.join(place);
             if make(&path, &trial) {
                 for read_only in [true, false] {
-                    // Who only reads takes no lock.
+                    // A reader takes no lock.
                     if read_only && place.starts_with("locks/") {
                         continue;
                     }

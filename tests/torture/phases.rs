@@ -125,7 +125,7 @@ fn against(first: &str, point: &str, second: &str, damaged: bool) -> Vec<String>
         ended(two, &what, &mut bad);
     }
     ended(one, &format!("{first} with {second} at {point}"), &mut bad);
-    // What a build has made again stays.
+    // Rebuilt parts stay.
     let built = second == "build";
     bad.extend(
         crash::survives(&root, "", damaged && !built)
@@ -135,7 +135,7 @@ fn against(first: &str, point: &str, second: &str, damaged: bool) -> Vec<String>
     bad
 }
 
-/// Stops every process that can be stopped, at every phase it has, against every other one; returns what is wrong.
+/// Stops every process at every phase it has, against every other one; returns the failures.
 pub fn everything() -> Vec<String> {
     let mut trials: Vec<(&str, &str, &str, bool)> = Vec::new();
     for (first, points) in [("gc", &GC[..]), ("verify", &VERIFY), ("repair", &REPAIR)] {
@@ -171,7 +171,7 @@ pub fn everything() -> Vec<String> {
     spread::over(spread::jobs().max(3), &trials, tried)
 }
 
-/// A reader never loses what it got hold of; it may get an error at once when something is gone.
+/// A reader never loses held objects; it may get an error at once when one is gone.
 fn read(root: &Path) -> Result<(), String> {
     let message = |e: StoreError| scene::chain(&e);
     let store = Store::open(root).map_err(message)?;

@@ -18,7 +18,7 @@ pub const WAYS: [&str; 3] = ["another user", "read-only mount", "no write permis
 
 const NOBODY: u32 = 65534;
 
-/// What only reads, of the command line. `PROGRAM` and `RELEASED` stand for an ID and a model of the store.
+/// The commands that only read. `PROGRAM` and `RELEASED` stand for an ID and a model of the store.
 pub const COMMANDS: &[&[&str]] = &[
     &["ls"],
     &["ls", "--format", "json", "--sort", "size-"],
@@ -74,7 +74,7 @@ impl Ground {
         to
     }
 
-    /// Runs a program, which must succeed; returns how many write-class calls on the store it made, and what it printed.
+    /// Runs a program, which must succeed; returns its number of write-class calls on the store, and its output.
     pub fn run(
         &self,
         program: &Path,

@@ -67,7 +67,7 @@ enum Op {
     },
 }
 
-/// A run of an actor: where it began and what it did.
+/// A run of an actor: its start and its calls.
 pub struct Record {
     /// Files that were there before: path -> number of the file.
     names: BTreeMap<PathBuf, usize>,
@@ -254,7 +254,7 @@ impl Record {
         self.ops.len() + 1
     }
 
-    /// Makes the state of a moment and a seed, and checks what the next process finds.
+    /// Makes the state of a moment and a seed, and checks the next process's view.
     pub fn state(&self, moment: usize, seed: u64) -> Result<(), String> {
         let dir = scene::scratch();
         let root = dir.path().join("store");
@@ -294,7 +294,7 @@ impl Record {
         }
     }
 
-    /// Returns what each file holds: synced writes, and what the seed says of the others.
+    /// Returns the content of each file: synced writes, and a seeded choice of the others.
     fn contents(&self, ops: &[Op], random: &mut Random) -> Vec<Vec<u8>> {
         let mut all = self.bytes.clone();
         let mut synced: HashMap<usize, usize> = HashMap::new();
@@ -333,7 +333,7 @@ impl Record {
         all
     }
 
-    /// Returns which names there are: synced ones, and what the seed says of the others.
+    /// Returns the names: synced ones, and a seeded choice of the others.
     fn tree(&self, ops: &[Op], random: &mut Random) -> (BTreeMap<PathBuf, usize>, Vec<PathBuf>) {
         let journal = random.below(2) == 0;
         let mut last: HashMap<&Path, usize> = HashMap::new();

@@ -161,7 +161,7 @@ pub fn failure(name: &str, log: Digest) -> Failure {
     }
 }
 
-/// What a build of the scene put in.
+/// The records of a scene.
 pub struct Scene {
     pub artifacts: Vec<Artifact>,
     pub programs: Vec<Program>,
@@ -172,13 +172,13 @@ pub struct Scene {
 /// How many bytes each object of the scene has.
 const SIZE: usize = 3000;
 
-/// Does what a build does: everything that is missing is put, the rest is left. `tell` hears what is durable.
+/// Puts all missing parts, as a build does. `tell` gets each part that is durable.
 pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, StoreError> {
     let mut artifacts = Vec::new();
     for n in 0..3u64 {
         let name = format!("artifact {n}");
         let id = Digest::of(name.as_bytes());
-        // As a builder asks: what is there stays there from now on.
+        // As a builder asks: a present artifact stays from now on.
         let whole = match store.records().keep_artifact(&id)? {
             true => store.records().artifact(&id)?,
             false => None,
@@ -322,7 +322,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 
 /// Makes an empty folder, in memory where there is one: an fsync costs nothing there and means as much to these tests.
 pub fn scratch() -> tempfile::TempDir {
-    // What containers are given of it is often less than what some stores here unpack to.
+    // Containers often have less of it than some stores here unpack to.
     const ENOUGH: u64 = 2 << 30;
     let room = rustix::fs::statvfs("/dev/shm").map_or(0, |fs| fs.f_bavail * fs.f_frsize);
     let memory = (room > ENOUGH).then(|| tempfile::tempdir_in("/dev/shm").ok());
@@ -342,7 +342,7 @@ pub fn copy(from: &Path, to: &Path) {
             copy(&path, &to);
             continue;
         }
-        // With its mode, which may be one that nothing can be written in.
+        // With its mode, which may be read-only.
         fs::copy(&path, &to).unwrap();
         let times =
             fs::FileTimes::new().set_modified(fs::metadata(&path).unwrap().modified().unwrap());

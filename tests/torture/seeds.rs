@@ -243,7 +243,7 @@ fn rows(root: &Path) -> Vec<String> {
     all
 }
 
-/// Makes one defect in a copy of a sound store; returns what went wrong with finding and fixing it.
+/// Makes one defect in a copy of a sound store; returns the failure to find or fix it.
 pub fn try_seed(sound: &Path, scene: &Scene, seed: &Seed) -> Result<(), String> {
     let (name, kinds, make) = seed;
     let dir = scene::scratch();
@@ -252,7 +252,7 @@ pub fn try_seed(sound: &Path, scene: &Scene, seed: &Seed) -> Result<(), String> 
     make(&root, scene);
     let err =
         |what: &str, e: &dyn std::error::Error| format!("{name}: {what}: {}", scene::chain(e));
-    // Somebody who may only read finds it too.
+    // A reader finds it too.
     if let Ok(reader) = Store::open_read_only(&root) {
         let found = reader.audit().verify().map_err(|e| err("reading", &e))?;
         let seen: Vec<String> = found.defects.iter().map(kind).collect();
@@ -277,7 +277,7 @@ pub fn try_seed(sound: &Path, scene: &Scene, seed: &Seed) -> Result<(), String> 
     }
     let repaired = store.audit().repair().map_err(|e| err("repairing", &e))?;
     if name.starts_with("artifact: of a newer version") {
-        // It is left as it is: a newer precast knows what to do with it.
+        // It is left as it is, for a newer Precast.
         return match repaired.left.iter().any(|d| d.needs() == Needs::Person) {
             true => Ok(()),
             false => Err(format!("{name}: was touched")),

@@ -66,7 +66,7 @@ fn median(times: Vec<Duration>) -> f64 {
     ms(middle(times))
 }
 
-/// Forgets what the kernel keeps of a file in memory.
+/// Drops a file's pages from the kernel's cache.
 fn cool(path: &Path) {
     let file = File::open(path).unwrap();
     file.sync_all().unwrap();
@@ -112,7 +112,7 @@ fn look_up(root: &Path) -> Value {
     })
 }
 
-/// What the program takes to list the rows that [`look_up`] made.
+/// The cost of listing the rows that [`look_up`] made.
 fn listing(root: &Path) -> Value {
     let cases = [
         &["ls"][..],
@@ -191,7 +191,7 @@ fn publish(root: &Path) -> Value {
             zstd.push(start.elapsed());
             stored = packed.len();
             let start = Instant::now();
-            // Once to see whether it is there, once while it is packed, and what is stored.
+            // Once for the look-up, once while it is packed, and once for the stored bytes.
             black_box((
                 Digest::of(&content),
                 Digest::of(&content),
@@ -220,7 +220,7 @@ fn publish(root: &Path) -> Value {
     json!(cases)
 }
 
-/// What a load costs: unpacking without any check, with all of them, and once the unpacked file is there and known.
+/// The cost of a load: unpacking without checks, with all checks, and of a known unpacked file.
 fn load(root: &Path) -> Value {
     let store = Store::create(root).unwrap();
     let content = fs::read(std::env::current_exe().unwrap()).unwrap();

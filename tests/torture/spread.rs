@@ -14,7 +14,7 @@ pub fn jobs() -> usize {
     jobs.and_then(|text| text.parse().ok()).unwrap_or(1).max(1)
 }
 
-/// Tries every item, and returns what was wrong, in the order of the items.
+/// Tries every item, and returns the failures in the order of the items.
 pub fn each<T: Sync>(
     items: &[T],
     attempt: impl Fn(&T) -> Result<(), String> + Sync,

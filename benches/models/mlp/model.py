@@ -1,4 +1,4 @@
-"""Two small linear layers: a model whose own work is so little that what is around it shows."""
+"""Two small linear layers: a model with so little work that the overhead shows."""
 
 import torch
 from torch import nn

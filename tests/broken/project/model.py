@@ -155,12 +155,12 @@ def pass_that_raises(graph: torch.fx.GraphModule) -> None:
 
 
 def wrong_numbers(graph: torch.fx.GraphModule) -> None:
-    """Doubles what the module answers."""
+    """Doubles the module's answer."""
     _replace(graph, lambda g, value: g.call_function(torch.ops.aten.mul.Tensor, (value, 2)))
 
 
 def not_a_number(graph: torch.fx.GraphModule) -> None:
-    """Takes the logarithm of what is negative."""
+    """Takes the logarithm of negative numbers."""
 
     def wrong(g: torch.fx.Graph, value: torch.fx.Node) -> torch.fx.Node:
         negative = g.call_function(torch.ops.aten.sub.Tensor, (value, 10))

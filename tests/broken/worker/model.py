@@ -1,4 +1,4 @@
-"""Modules that do to the process they run in what no module should."""
+"""Modules that harm the process they run in."""
 
 import ctypes
 import itertools

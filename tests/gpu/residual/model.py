@@ -1,4 +1,4 @@
-"""A small residual network in float16, whose convolutions and what stands behind them are one kernel each on CUDA."""
+"""A small residual network in float16. Each convolution and its epilogue are one kernel on CUDA."""
 
 import torch
 from torch import nn

@@ -1,5 +1,5 @@
-"""What freezing makes of weights: convolutions with batch norms, several shapes of filters, products with and without a
-bias, weights whose values a compiler likes to fold, and what its passes can't take."""
+"""Weights that freezing transforms: convolutions with batch norms, several shapes of filters, products with and without
+a bias, weights with values that compilers fold, and weights that the passes can't transform."""
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ class Block(nn.Module):
 
 
 class Odd(nn.Module):
-    """`[batch, 3, 16, 16]` through what oneDNN has no kernels for, and numbers beside filters and integers."""
+    """`[batch, 3, 16, 16]` through filters without kernels in oneDNN, and numbers beside filters and integers."""
 
     def __init__(self) -> None:
         super().__init__()

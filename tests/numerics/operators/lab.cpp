@@ -1,4 +1,5 @@
-// Operators of the kinds that a schema has: fixed and counted numbers, lists, what may be missing, several results.
+// Operators with all kinds of arguments of a schema: fixed and counted numbers, lists, optional values, several
+// results.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>

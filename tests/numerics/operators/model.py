@@ -43,7 +43,7 @@ class Mixer(nn.Module):
         return sums, lab.mix(halves, self.bias, "mean") + lab.mix(halves, dtype=torch.float64).float()
 
     def shifted(self, x: Tensor) -> Tensor:
-        """`[batch, 6]`, by an operator that writes to what it is given."""
+        """`[batch, 6]`, by an operator that writes to its argument."""
         rows = torch.cos(self.mix(x))
         lab.add_in_place(rows, 3)
         return torch.relu(rows)

@@ -36,7 +36,7 @@ class Values(torch.nn.Module):
         return rows, counted, first, padded, chosen, added
 
     def divided(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Divides integers by what is five less than `b`."""
+        """Divides integers by `b - 5`."""
         b = b - 5
         small = (a.to(torch.int32) // b.to(torch.int32)).to(torch.int64)
         return a // b, a % b, torch.div(a, b, rounding_mode="trunc"), small

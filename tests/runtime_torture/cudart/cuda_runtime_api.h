@@ -1,5 +1,5 @@
-// What uploads use of the CUDA runtime, without a device: a thread for each stream copies what it is given, in order and
-// later, as a device does. A copy that reads what is being written, or too late, is a race that ThreadSanitizer sees.
+// The functions of the CUDA runtime that uploads use, without a device: a thread for each stream copies in order and
+// later, as a device does. A copy that reads during a write, or too late, is a race that ThreadSanitizer sees.
 #pragma once
 
 #include <atomic>
@@ -68,7 +68,7 @@ struct Stream {
 using cudaStream_t = fake::Stream*;
 using cudaEvent_t = fake::Event*;
 
-// Streams and events are never destroyed, as in what is tested.
+// Streams and events are never destroyed, as in the shim.
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned) {
   if (fake::failed()) return cudaErrorUnknown;
   *made = new fake::Stream;

@@ -21,7 +21,7 @@ use crate::{
 
 type Attack = (&'static str, fn(&Path, &Scene, &Path));
 
-/// What takes long takes for ever; a busy machine takes a minute where another takes a second.
+/// The limit of an endless operation; a busy machine takes a minute where another takes a second.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 fn fifo(path: &Path) {
@@ -50,7 +50,7 @@ fn release_json(scene: &Scene, model: &str, seq: u64) -> String {
     serde_json::to_string(&release).unwrap()
 }
 
-/// Every attack: its name, and how it changes a sound store. The last path is what must stay as it is.
+/// Every attack: its name, and its change of a sound store. The file of the last path must not change.
 #[rustfmt::skip]
 pub const ATTACKS: &[Attack] = &[
     ("an object is a link to a secret", |r, s, out| {
@@ -200,7 +200,7 @@ fn zstd_header(frame: &[u8]) -> usize {
     5 + usize::from(!single) + size
 }
 
-/// Does everything a user would do with such a store, and looks at what is outside.
+/// Runs a user's operations on such a store, and looks for changes outside of it.
 pub fn try_attack(sound: &Path, scene: &Scene, attack: &Attack) -> Result<(), String> {
     let (name, make) = attack;
     let dir = scene::scratch();
@@ -233,7 +233,7 @@ pub fn try_attack(sound: &Path, scene: &Scene, attack: &Attack) -> Result<(), St
         return Err(format!("{name}: took {took:?}"));
     }
     match peak().saturating_sub(memory) {
-        // The honest bomb is read whole when it is asked for: that is what its header says.
+        // The honest bomb is read whole on request, as its header says.
         grown if grown < 600 << 20 => Ok(()),
         grown => Err(format!("{name}: took {} MiB", grown >> 20)),
     }
@@ -256,7 +256,7 @@ fn use_it(root: &Path, scene: &Scene) -> String {
         let mut text = String::new();
         for artifact in &artifacts {
             text.push_str(&format!("{:?}", store.records().artifact(&artifact.id)));
-            // What is read is compared, not kept: the text must not hold gigabytes.
+            // Reads are compared, not kept: the text must not hold gigabytes.
             text.push_str(&match store.objects().read(&artifact.object) {
                 Ok(bytes) => String::from_utf8_lossy(&bytes[..bytes.len().min(100)]).into_owned(),
                 Err(e) => scene::chain(&e),
@@ -319,7 +319,7 @@ fn use_it(root: &Path, scene: &Scene) -> String {
     all
 }
 
-/// Returns what is in a folder: names, modes, links and bytes.
+/// Returns a folder's content: names, modes, links and bytes.
 fn state(folder: &Path) -> Vec<String> {
     scene::files(folder)
         .iter()
